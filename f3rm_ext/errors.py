@@ -1,0 +1,63 @@
+"""Errors a user can mend, and how they reach the terminal: one sentence, exit code 2, no traceback."""
+
+import sys
+from types import TracebackType
+
+EXIT_CODE = 2
+
+
+class UserError(Exception):
+    """Something the user can put right.
+
+    The message is one sentence that says what is wrong, why, and what to do about it.
+    """
+
+
+class ConfigError(UserError):
+    """An option has a value that cannot work."""
+
+
+class CaptureError(UserError):
+    """The capture (images, poses, transforms.json) cannot be used as it is."""
+
+
+class ExtractorError(UserError):
+    """A 2D feature extractor is unknown, broken or cannot be set up."""
+
+
+class WeightsNotFoundError(ExtractorError):
+    """The weights of an extractor are not on this machine and cannot be fetched."""
+
+
+class FeatureStoreError(UserError):
+    """A feature shard or its manifest is damaged, or belongs to another model or to other images."""
+
+
+class CheckpointError(UserError):
+    """No usable checkpoint where one was asked for."""
+
+
+def report(error: UserError) -> None:
+    """Prints an error the way users see it: one line on stderr."""
+    print(f"Error: {error}", file=sys.stderr, flush=True)
+
+
+def install_excepthook() -> None:
+    """Makes an uncaught :class:`UserError` print its sentence and end the process with exit code 2.
+
+    Nerfstudio's commands (``ns-train``, ``ns-eval`` ...) do not know our errors; without this they would show
+    a traceback. Every other exception goes to the hook that was installed before. Safe to call twice.
+    """
+    previous = sys.excepthook
+    if getattr(previous, "handles_user_errors", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, UserError):
+            report(error)
+            # CPython honours a SystemExit raised by the hook: handlers at exit still run.
+            raise SystemExit(EXIT_CODE)
+        previous(kind, error, trace)
+
+    hook.handles_user_errors = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

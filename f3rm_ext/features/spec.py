@@ -1,0 +1,38 @@
+"""What a feature field has to know about the features it distils."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DisplayBasis:
+    """A fixed projection of features to RGB, so that colours do not flicker between frames."""
+
+    mean: Float[Tensor, "feat"]
+    """Subtracted first."""
+    components: Float[Tensor, "3 feat"]
+    """First three principal directions, unit rows."""
+    low: Float[Tensor, "3"]
+    """Projection value shown as 0 (1 % quantile)."""
+    high: Float[Tensor, "3"]
+    """Projection value shown as 1 (99 % quantile)."""
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """One distilled feature: the contract between store, datamanager, field and queries."""
+
+    name: str
+    """Name of the head, e.g. ``clip``; unique within a run."""
+    dim: int
+    """Dimension that is distilled: K with PCA codes, else the extractor's D."""
+    extractor: str
+    """The extractor as the user asked for it, e.g. ``clip:model=ViT-B-16``."""
+    identity: dict[str, str]
+    """Fields of the :class:`~f3rm_ext.features.base.ExtractorIdentity`."""
+    display: DisplayBasis
+    """Projection to RGB in the distilled space."""
+    code_basis: Float[Tensor, "code feat"] | None = None
+    """With PCA codes: orthonormal rows; full feature ≈ code @ code_basis."""
