@@ -1,0 +1,45 @@
+"""From world coordinates to the unit cube in which the hash grids live."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def contract_to_unit_cube(positions: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
+    """Maps all of space into [0, 1]³: identity inside the ±1 box, contraction outside, then (x + 2) / 4.
+
+    The contraction is that of mip-NeRF 360 (Barron et al. 2022, eq. 10) in the maximum norm: x ↦ (2 − 1/‖x‖) x/‖x‖
+    for ‖x‖ > 1.
+
+    Args:
+        positions: in the scene frame, in which the cameras lie within about ±1.
+    """
+    norm = positions.abs().amax(dim=-1, keepdim=True).clamp(min=1.0)
+    inverse = norm.reciprocal()
+    return positions * ((2.0 - inverse) * inverse * 0.25) + 0.5
+
+
+def box_to_unit_cube(
+    positions: Float[Tensor, "*batch 3"], aabb: Float[Tensor, "2 3"]
+) -> tuple[Float[Tensor, "*batch 3"], Float[Tensor, "*batch 1"]]:
+    """Maps a box linearly to [0, 1]³, for bounded scenes.
+
+    Args:
+        positions: in the scene frame.
+        aabb: corners (minimum, maximum) of the box.
+
+    Returns:
+        Positions clamped to the cube, and 1 for those that lay inside the box, else 0.
+    """
+    unit = (positions - aabb[0]) / (aabb[1] - aabb[0])
+    inside = ((unit >= 0.0) & (unit <= 1.0)).all(dim=-1, keepdim=True)
+    return unit.clamp(0.0, 1.0), inside.to(positions.dtype)
+
+
+def ray_points(
+    origins: Float[Tensor, "rays samples 3"],
+    directions: Float[Tensor, "rays samples 3"],
+    distances: Float[Tensor, "rays samples 1"],
+) -> Float[Tensor, "rays samples 3"]:
+    """Points at the given distances along rays, scene frame."""
+    return torch.addcmul(origins, directions, distances)

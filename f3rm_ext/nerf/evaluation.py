@@ -1,0 +1,122 @@
+"""What evaluation adds to rendering: feature metrics at the patch centres, normals, and pictures."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.utils import colormaps
+from torch import Tensor
+from torch.nn import functional
+
+from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.nerf.chunked import default_chunk
+from f3rm_ext.nerf.fields import SceneField
+from f3rm_ext.nerf.losses import cosine
+
+if TYPE_CHECKING:
+    from f3rm_ext.nerf.model import F3rmModel
+
+
+def feature_metrics(model: "F3rmModel", batch: dict[str, Any]) -> dict[str, float]:
+    """Cosine similarity and mean squared error of rendered features, by head.
+
+    The truth lives at patch centres, so that is where rays are cast; their features are compared chunk by chunk and
+    never kept, whatever the image size.
+
+    Args:
+        model: the model.
+        batch: of an evaluation image; without ``camera`` and ``feature_maps`` there is nothing to compare.
+
+    Returns:
+        ``feature_cosine_NAME`` and ``feature_mse_NAME``, means over the patches.
+    """
+    maps: dict[str, FeatureMap] = batch.get("feature_maps") or {}
+    metrics: dict[str, float] = {}
+    for name in model.feature_field.names:
+        if name not in maps:
+            continue
+        truth = torch.from_numpy(maps[name].values.astype("float32")).flatten(0, 1)
+        centres = torch.from_numpy(maps[name].grid.centres_px()).flatten(0, 1)
+        chunk = model.chunked.chunk or default_chunk(model.device)
+        similarity, squared = 0.0, 0.0
+        for start in range(0, len(truth), chunk):
+            wanted = truth[start : start + chunk].to(model.device)
+            rendered = render_at(model, batch["camera"], centres[start : start + chunk])[name]
+            similarity += float(cosine(rendered, wanted).sum())
+            squared += float((rendered - wanted).square().mean(dim=-1).sum())
+        metrics[f"feature_cosine_{name}"] = similarity / len(truth)
+        metrics[f"feature_mse_{name}"] = squared / len(truth)
+    return metrics
+
+
+@torch.inference_mode()
+def render_at(model: "F3rmModel", camera: Cameras, yx_px: Float[Tensor, "rays 2"]) -> dict[str, Tensor]:
+    """Features at image positions.
+
+    Args:
+        model: the model.
+        camera: one camera.
+        yx_px: continuous pixel coordinates (y, x); centres of pixels lie at + ½.
+
+    Returns:
+        (rays, D) features by head.
+    """
+    indices = torch.zeros(len(yx_px), 1, dtype=torch.long, device=camera.device)
+    rays = camera.generate_rays(camera_indices=indices, coords=yx_px.to(camera.device))
+    return model.render_features(rays.to(model.device))
+
+
+def render_normals(
+    field: SceneField, positions: Float[Tensor, "rays samples 3"], weights: Float[Tensor, "rays samples 1"]
+) -> Float[Tensor, "rays 3"]:
+    """Normals (minus the direction in which density grows), rendered and mapped from ±1 to 0–1.
+
+    Args:
+        field: the scene field.
+        positions: sample positions, scene frame.
+        weights: volume-rendering weights.
+    """
+    with torch.enable_grad():
+        points = positions.detach().requires_grad_(True)
+        density, _ = field.density(points)
+        (gradient,) = torch.autograd.grad(density.clamp(min=1e-10).log().sum(), points)
+    normals = functional.normalize((weights.detach() * -functional.normalize(gradient, dim=-1)).sum(dim=-2), dim=-1)
+    return (normals + 1.0) / 2.0
+
+
+def comparison_images(
+    model: "F3rmModel", outputs: dict[str, Tensor], truth: Float[Tensor, "h w 3"], batch: dict[str, Any]
+) -> dict[str, Tensor]:
+    """Pictures for TensorBoard and for `ns-eval --render-output-path`, in [0, 1].
+
+    Args:
+        model: the model.
+        outputs: of the rendered image.
+        truth: the true image.
+        batch: of the evaluation image.
+    """
+    images = {
+        "img": torch.cat([truth, outputs["rgb"]], dim=1),
+        "accumulation": colormaps.apply_colormap(outputs["accumulation"]),
+        "depth": colormaps.apply_depth_colormap(outputs["depth"], accumulation=outputs["accumulation"]),
+    }
+    for name, feature_map in (batch.get("feature_maps") or {}).items():
+        index = model.feature_field.names.index(name) if name in model.feature_field.names else -1
+        key = f"feature_pca_{name}" if index > 0 else "feature_pca"
+        if index >= 0 and key in outputs:
+            wanted = display_map(model, name, feature_map, outputs[key].shape[0], outputs[key].shape[1])
+            images[key] = torch.cat([wanted, outputs[key]], dim=1)
+    return images
+
+
+def display_map(
+    model: "F3rmModel", name: str, feature_map: FeatureMap, height_px: int, width_px: int
+) -> Float[Tensor, "h w 3"]:
+    """A 2D feature map in the colours of ``feature_pca``, at image size."""
+    head = model.feature_field.head(name)
+    values = torch.from_numpy(feature_map.values.astype("float32")).to(model.device)
+    shown = (values - head.display_mean) @ head.display_components.T
+    shown = ((shown - head.display_low) / (head.display_high - head.display_low)).clamp(0.0, 1.0)
+    resized = functional.interpolate(shown.permute(2, 0, 1)[None], (height_px, width_px), mode="bilinear")
+    return resized[0].permute(1, 2, 0)

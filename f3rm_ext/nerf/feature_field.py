@@ -1,0 +1,189 @@
+"""The feature field: what CLIP, DINO and the like see, as a function of position."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
+from f3rm_ext.nerf.fields import GridOptions, UnitCube
+from f3rm_ext.nerf.hash_grid import Backend
+from f3rm_ext.nerf.mlp import Mlp, frequency_encoding
+
+
+class FeatureHead(nn.Module):
+    """One distilled feature: a trunk per sample and a linear map per ray.
+
+    The last layer is linear and without bias, so rendering commutes with it: Σ wᵢ W hᵢ = W Σ wᵢ hᵢ. Hidden values
+    are rendered instead of D-dimensional features, which makes memory and time per sample independent of D.
+
+    Args:
+        spec: what is distilled.
+        in_dim: dimension of the shared encoding.
+        hidden_dim: width of the trunk.
+        num_hidden: number of its layers.
+    """
+
+    display_mean: Tensor
+    display_components: Tensor
+    display_low: Tensor
+    display_high: Tensor
+    code_basis: Tensor
+
+    def __init__(self, spec: FeatureSpec, in_dim: int, hidden_dim: int, num_hidden: int) -> None:
+        super().__init__()
+        self.name, self.dim = spec.name, spec.dim
+        self.extractor, self.identity = spec.extractor, dict(spec.identity)
+        self.trunk = Mlp(in_dim, hidden_dim, num_hidden, out_dim=None)
+        self.decoder = nn.Linear(hidden_dim, spec.dim, bias=False)
+        self.register_buffer("display_mean", spec.display.mean.float().clone())
+        self.register_buffer("display_components", spec.display.components.float().clone())
+        self.register_buffer("display_low", spec.display.low.float().clone())
+        self.register_buffer("display_high", spec.display.high.float().clone())
+        self.register_buffer("code_basis", torch.empty(0) if spec.code_basis is None else spec.code_basis.clone())
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The spec this head was built from."""
+        display = DisplayBasis(self.display_mean, self.display_components, self.display_low, self.display_high)
+        return FeatureSpec(
+            name=self.name,
+            dim=self.dim,
+            extractor=self.extractor,
+            identity=self.identity,
+            display=display,
+            code_basis=self.code_basis if self.code_basis.numel() else None,
+        )
+
+    def decode(self, hidden: Float[Tensor, "rays hidden"]) -> Float[Tensor, "rays feat"]:
+        """Rendered features from rendered hidden values, float32."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.decoder(hidden.float())
+
+    def display(self, hidden: Float[Tensor, "rays hidden"]) -> Float[Tensor, "rays 3"]:
+        """RGB in [0, 1] in the stored basis, from rendered hidden values; D-dimensional features are never formed."""
+        to_rgb = self.display_components @ self.decoder.weight.float()
+        value = hidden.float() @ to_rgb.T - self.display_components @ self.display_mean
+        return ((value - self.display_low) / (self.display_high - self.display_low)).clamp(0.0, 1.0)
+
+
+class FeatureField(nn.Module):
+    """A hash grid with one head per distilled feature.
+
+    A checkpoint describes its own heads, so a field built without specs (as for ``ns-viewer``, where neither
+    extractor nor store need exist) grows them when a state dict is loaded.
+
+    Args:
+        specs: what is distilled, in order; the first is the primary one.
+        cube: map to the unit cube.
+        grid: the shared hash grid.
+        hidden_dim: width of each head's trunk.
+        num_hidden: number of layers of each trunk.
+        pe_frequencies: frequencies of an additional positional encoding; 0 for none.
+        backend: of the hash grid.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[FeatureSpec],
+        cube: UnitCube,
+        grid: GridOptions,
+        *,
+        hidden_dim: int,
+        num_hidden: int,
+        pe_frequencies: int,
+        backend: Backend,
+    ) -> None:
+        super().__init__()
+        self.cube = cube
+        self.grid = grid.build(backend)
+        self.hidden_dim, self.num_hidden, self.pe_frequencies = hidden_dim, num_hidden, pe_frequencies
+        self.heads = nn.ModuleDict()
+        for spec in specs:
+            self._add_head(spec)
+
+    def _add_head(self, spec: FeatureSpec) -> None:
+        in_dim = self.grid.out_dim + 6 * self.pe_frequencies
+        self.heads[spec.name] = FeatureHead(spec, in_dim, self.hidden_dim, self.num_hidden)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the heads, primary first."""
+        return tuple(self.heads)
+
+    def head(self, name: str) -> FeatureHead:
+        """The head of this name."""
+        head = self.heads[name]
+        assert isinstance(head, FeatureHead)
+        return head
+
+    def render_hidden(
+        self, positions: Float[Tensor, "rays samples 3"], weights: Float[Tensor, "rays samples 1"]
+    ) -> dict[str, Float[Tensor, "rays hidden"]]:
+        """Hidden values of every head, accumulated along rays with the given weights, float32.
+
+        Args:
+            positions: sample positions, scene frame; no gradient flows to them.
+            weights: volume-rendering weights.
+        """
+        rays, samples = positions.shape[:2]
+        unit, _ = self.cube(positions.detach())
+        unit = unit.reshape(-1, 3)
+        encoded = self.grid(unit)
+        if self.pe_frequencies:
+            encoded = torch.cat([encoded, frequency_encoding(unit, self.pe_frequencies).to(encoded.dtype)], dim=-1)
+        rendered = {}
+        for name in self.names:
+            hidden = self.head(name).trunk(encoded).view(rays, samples, -1).float()
+            rendered[name] = torch.einsum("rsh,rs->rh", hidden, weights[..., 0].float())
+        return rendered
+
+    def get_extra_state(self) -> str:
+        """Names, extractors and identities of the heads as JSON; stored in the checkpoint."""
+        heads = [
+            {"name": h.name, "dim": h.dim, "extractor": h.extractor, "identity": h.identity}
+            for h in (self.head(name) for name in self.names)
+        ]
+        return json.dumps({"heads": heads})
+
+    def set_extra_state(self, state: str) -> None:
+        """Nothing is left to do: heads were grown before the parameters were loaded."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        self.grow_heads(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def grow_heads(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+        """Adds the heads that a checkpoint has and this field lacks, with the checkpoint's display bases.
+
+        Args:
+            state_dict: a state dict that contains this field's entries.
+            prefix: of those entries.
+        """
+        described = state_dict.get(prefix + "_extra_state")
+        device = self.grid.table.device
+        for head in json.loads(described)["heads"] if described else []:
+            if head["name"] in self.heads:
+                continue
+            at = f"{prefix}heads.{head['name']}."
+            basis = state_dict[at + "code_basis"]
+            display = DisplayBasis(
+                mean=state_dict[at + "display_mean"],
+                components=state_dict[at + "display_components"],
+                low=state_dict[at + "display_low"],
+                high=state_dict[at + "display_high"],
+            )
+            self._add_head(
+                FeatureSpec(
+                    name=head["name"],
+                    dim=head["dim"],
+                    extractor=head["extractor"],
+                    identity=head["identity"],
+                    display=display,
+                    code_basis=basis if basis.numel() else None,
+                )
+            )
+            self.heads[head["name"]].to(device)

@@ -1,0 +1,166 @@
+"""Density and colour: the proposal field and the scene field."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from nerfstudio.field_components.activations import trunc_exp
+from nerfstudio.utils.math import components_from_spherical_harmonics
+from torch import Tensor, nn
+
+from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube
+from f3rm_ext.nerf.hash_grid import Backend, HashGrid
+from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp
+
+SH_LEVELS = 4
+"""Spherical-harmonic bands of the view direction: 16 values."""
+
+
+@dataclass
+class GridOptions:
+    """Size of one hash grid."""
+
+    num_levels: int = 16
+    """Number of resolutions, 1 to 32."""
+    features_per_level: int = 2
+    """Values stored per vertex: 1, 2, 4 or 8."""
+    base_res: int = 16
+    """Vertices per axis of the coarsest level, over the contracted scene."""
+    max_res: int = 2048
+    """Vertices per axis of the finest level."""
+    log2_hashmap_size: int = 19
+    """A level has at most 2 to this power rows; 14 to 22. Memory doubles with every step."""
+
+    def build(self, backend: Backend) -> HashGrid:
+        """The grid itself."""
+        return HashGrid(
+            num_levels=self.num_levels,
+            features_per_level=self.features_per_level,
+            base_res=self.base_res,
+            max_res=self.max_res,
+            log2_hashmap_size=self.log2_hashmap_size,
+            backend=backend,
+        )
+
+
+class UnitCube(nn.Module):
+    """The map from the scene frame to the grids' cube, and which points may have density.
+
+    Args:
+        aabb: the scene box.
+        contract: whether space outside the box is contracted into the cube, or empty.
+    """
+
+    aabb: Tensor
+
+    def __init__(self, aabb: Float[Tensor, "2 3"], contract: bool) -> None:
+        super().__init__()
+        self.register_buffer("aabb", aabb, persistent=False)
+        self.contract = contract
+
+    def forward(
+        self, positions: Float[Tensor, "*batch 3"]
+    ) -> tuple[Float[Tensor, "*batch 3"], Float[Tensor, "*batch 1"] | None]:
+        """Positions in [0, 1]³ and, for bounded scenes, a 0/1 mask of those inside."""
+        if self.contract:
+            return contract_to_unit_cube(positions), None
+        return box_to_unit_cube(positions, self.aabb)
+
+
+class ProposalField(nn.Module):
+    """A small density field that tells where along a ray to sample (mip-NeRF 360, section 3).
+
+    Args:
+        cube: map to the unit cube.
+        grid: its hash grid.
+        hidden_dim: width of the one hidden layer.
+        init_density: density everywhere before training, per scene unit.
+        backend: of the hash grid.
+    """
+
+    def __init__(
+        self, cube: UnitCube, grid: GridOptions, hidden_dim: int, init_density: float, backend: Backend
+    ) -> None:
+        super().__init__()
+        self.cube = cube
+        self.grid = grid.build(backend)
+        self.mlp = Mlp(self.grid.out_dim, hidden_dim, num_hidden=1, out_dim=1)
+        self.init_density = init_density
+
+    def density(self, positions: Float[Tensor, "rays samples 3"]) -> Float[Tensor, "rays samples 1"]:
+        """Volume density at positions in the scene frame, float32."""
+        unit, inside = self.cube(positions)
+        raw = self.mlp(self.grid(unit.reshape(-1, 3))).view(*positions.shape[:-1], 1)
+        density = self.init_density * trunc_exp(raw.float())
+        return density if inside is None else density * inside
+
+
+class SceneField(nn.Module):
+    """Density and view-dependent colour, as nerfacto: hash grid → MLP → density and 15 values → MLP → RGB.
+
+    Args:
+        cube: map to the unit cube.
+        grid: its hash grid.
+        hidden_dim: width of the density network.
+        color_hidden_dim: width of the colour network.
+        appearance_dim: length of the per-image appearance code; 0 for none.
+        num_images: number of training images.
+        init_density: density everywhere before training, per scene unit.
+        backend: of the hash grid.
+    """
+
+    GEOMETRY_DIM = 15
+
+    def __init__(
+        self,
+        cube: UnitCube,
+        grid: GridOptions,
+        *,
+        hidden_dim: int,
+        color_hidden_dim: int,
+        appearance_dim: int,
+        num_images: int,
+        init_density: float,
+        backend: Backend,
+    ) -> None:
+        super().__init__()
+        self.cube = cube
+        self.grid = grid.build(backend)
+        self.density_mlp = Mlp(self.grid.out_dim, hidden_dim, num_hidden=1, out_dim=1 + self.GEOMETRY_DIM)
+        self.color_mlp = RaySplitMlp(
+            SH_LEVELS**2 + appearance_dim, self.GEOMETRY_DIM, color_hidden_dim, num_hidden=2, out_dim=3
+        )
+        self.appearance = nn.Embedding(num_images, appearance_dim) if appearance_dim else None
+        self.init_density = init_density
+
+    def density(
+        self, positions: Float[Tensor, "rays samples 3"]
+    ) -> tuple[Float[Tensor, "rays samples 1"], Float[Tensor, "rays samples geometry"]]:
+        """Volume density (float32) at positions in the scene frame, and the geometry code that colours need."""
+        unit, inside = self.cube(positions)
+        out = self.density_mlp(self.grid(unit.reshape(-1, 3))).view(*positions.shape[:-1], -1)
+        raw, geometry = out.split([1, self.GEOMETRY_DIM], dim=-1)
+        density = self.init_density * trunc_exp(raw.float())
+        return (density if inside is None else density * inside), geometry
+
+    def color(
+        self,
+        directions: Float[Tensor, "rays 3"],
+        geometry: Float[Tensor, "rays samples geometry"],
+        camera_indices: Int[Tensor, "rays"] | None,
+    ) -> Float[Tensor, "rays samples 3"]:
+        """Colours in [0, 1].
+
+        Args:
+            directions: unit view directions, scene frame.
+            geometry: codes from :meth:`density`.
+            camera_indices: training image of each ray, for its appearance code; None takes the mean code.
+        """
+        per_ray = components_from_spherical_harmonics(levels=SH_LEVELS, directions=directions)
+        if self.appearance is not None:
+            if camera_indices is None:
+                code = self.appearance.weight.mean(dim=0).expand(directions.shape[0], -1)
+            else:
+                code = self.appearance(camera_indices)
+            per_ray = torch.cat([per_ray, code], dim=-1)
+        return self.color_mlp(per_ray.to(geometry.dtype), geometry).float().sigmoid()

@@ -1,0 +1,40 @@
+"""Optional outputs must not take the picture down with them.
+
+Nerfstudio's render thread dies of any exception but its own interrupt, and the page stays frozen; so whatever is
+not essential is computed behind this guard.
+"""
+
+from collections.abc import Callable
+
+from nerfstudio.utils.rich_utils import CONSOLE
+from torch import Tensor
+
+from f3rm_ext.compat import viewer_interrupts
+from f3rm_ext.nerf.chunked import is_out_of_memory
+
+
+class OutputGuard:
+    """Runs functions that may fail; reports each failing output once."""
+
+    def __init__(self) -> None:
+        self._reported: set[str] = set()
+
+    def add(self, outputs: dict[str, Tensor], name: str, compute: Callable[[], Tensor]) -> None:
+        """Sets ``outputs[name]``, or leaves it out and says why.
+
+        The viewer's own interrupts pass through, and so does running out of memory, which is mended elsewhere.
+        """
+        try:
+            outputs[name] = compute()
+        except viewer_interrupts():
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            self.report(name, error)
+
+    def report(self, name: str, error: Exception) -> None:
+        """Says once per output why it is missing."""
+        if name not in self._reported:
+            self._reported.add(name)
+            CONSOLE.log(f"[yellow]Output '{name}' is left out: {type(error).__name__}: {error}")

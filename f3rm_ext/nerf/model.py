@@ -1,0 +1,428 @@
+"""The feature-distillation radiance field: nerfacto's geometry and colour with a feature field beside them."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from nerfstudio.cameras.camera_optimizers import CameraOptimizer, CameraOptimizerConfig
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.cameras.rays import RayBundle, RaySamples
+from nerfstudio.data.scene_box import OrientedBox
+from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
+from nerfstudio.model_components.losses import distortion_loss, interlevel_loss
+from nerfstudio.model_components.ray_samplers import ProposalNetworkSampler
+from nerfstudio.model_components.renderers import AccumulationRenderer, DepthRenderer, RGBRenderer
+from nerfstudio.model_components.scene_colliders import NearFarCollider
+from nerfstudio.models.base_model import Model, ModelConfig
+from nerfstudio.utils.rich_utils import CONSOLE
+from torch import Tensor, nn
+from torch.nn import functional
+
+from f3rm_ext import compat
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.nerf import evaluation, memory
+from f3rm_ext.nerf.chunked import ChunkedRenderer
+from f3rm_ext.nerf.contraction import ray_points
+from f3rm_ext.nerf.feature_field import FeatureField
+from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube
+from f3rm_ext.nerf.guard import OutputGuard
+from f3rm_ext.nerf.hash_grid import Backend
+from f3rm_ext.nerf.image_metrics import ImageMetrics
+from f3rm_ext.nerf.losses import FeatureLoss, feature_loss, heaviest_samples
+
+
+@dataclass
+class ProposalOptions:
+    """One proposal network and how many samples it judges."""
+
+    num_samples: int = 256
+    """Samples per ray that this network sees, 8 to 1024."""
+    hidden_dim: int = 16
+    """Width of its one hidden layer."""
+    grid: GridOptions = field(
+        default_factory=lambda: GridOptions(
+            num_levels=5, features_per_level=2, base_res=16, max_res=128, log2_hashmap_size=17
+        )
+    )
+    """Its hash grid."""
+
+
+@dataclass
+class F3rmModelConfig(ModelConfig):
+    """Feature-distillation radiance field."""
+
+    _target: type = field(default_factory=lambda: F3rmModel)
+    backend: Backend = "auto"
+    """What evaluates the hash grids: tcnn (tiny-cuda-nn, CUDA), numba (CPU), torch (anywhere, slow), or auto, the
+    fastest one here. All compute the same function of the same parameters."""
+    near_plane: float = 0.05
+    """Where rays start, in scene units (cameras lie within about ±1), > 0."""
+    far_plane: float = 1000.0
+    """Where rays end, in scene units; space beyond the ±1 box is contracted."""
+    background_color: Literal["random", "last_sample", "black", "white"] = "last_sample"
+    """Colour behind everything; random suits images with an alpha channel."""
+    contract_scene: bool = True
+    """Contract space outside the scene box (unbounded captures) instead of leaving it empty."""
+
+    grid: GridOptions = field(default_factory=GridOptions)
+    """Hash grid of density and colour."""
+    hidden_dim: int = 64
+    """Width of the density network."""
+    color_hidden_dim: int = 64
+    """Width of the colour network."""
+    appearance_dim: int = 32
+    """Length of the per-image appearance code that absorbs exposure changes; 0 for none."""
+    init_density: float = 0.01
+    """Density everywhere before training, per scene unit, > 0."""
+    num_samples: int = 48
+    """Samples per ray of the scene field, 8 to 512."""
+    proposals: tuple[ProposalOptions, ...] = field(
+        default_factory=lambda: (
+            ProposalOptions(num_samples=256, grid=GridOptions(5, 2, 16, 128, 17)),
+            ProposalOptions(num_samples=96, grid=GridOptions(5, 2, 16, 256, 17)),
+        )
+    )
+    """Proposal networks in the order in which they refine the samples; at least one."""
+    proposal_update_every: int = 5
+    """After warm-up the proposal networks learn in every n-th step."""
+    proposal_warmup: int = 5000
+    """Steps over which n grows from 1 to that."""
+    proposal_anneal_steps: int = 1000
+    """Steps over which sampling sharpens from uniform to the proposals' weights."""
+    interlevel_loss_mult: float = 1.0
+    """Weight of the proposal loss."""
+    distortion_loss_mult: float = 0.002
+    """Weight of the distortion loss, which draws weight along a ray together; 0 turns it off."""
+    camera_optimizer: CameraOptimizerConfig = field(default_factory=lambda: CameraOptimizerConfig(mode="SO3xR3"))
+    """Pose refinement; only colours pull at the poses, features do not."""
+    render_normals: bool = False
+    """Also render normals, from the gradient of the density; needs more memory and time."""
+
+    feature_grid: GridOptions = field(
+        default_factory=lambda: GridOptions(
+            num_levels=12, features_per_level=8, base_res=16, max_res=128, log2_hashmap_size=19
+        )
+    )
+    """Hash grid of the feature field, shared by all heads."""
+    feature_hidden_dim: int = 64
+    """Width of each head's network; what is rendered per ray has this many values."""
+    feature_num_hidden: int = 2
+    """Hidden layers of each head's network."""
+    feature_pe_frequencies: int = 6
+    """Frequencies of an additional positional encoding; 0 for none."""
+    feature_loss: FeatureLoss = "mse"
+    """How rendered features are compared with the images' features."""
+    feature_loss_mult: float = 1e-3
+    """Weight of each feature loss."""
+    feature_samples_per_ray: int = 0
+    """Render features at the heaviest K samples of a ray only; 0 takes all."""
+    detach_weights: bool = True
+    """Keep the feature loss from shaping the density (LERF's choice; F3RM lets it)."""
+    output_features: bool = False
+    """Also output `feature` (and `feature_NAME`) with all D channels; an image then takes h × w × D × 4 bytes."""
+
+    eval_num_rays_per_chunk: int = 0
+    """Rays rendered at once outside training; 0 means 32768 on CUDA and 4096 on the CPU. Halved by itself when memory
+    runs out."""
+    lpips_weights: Path | None = None
+    """LPIPS weights file for evaluation off-line; by default torchvision's AlexNet, from TORCH_HOME or the network."""
+
+    def __post_init__(self) -> None:
+        if not self.proposals:
+            raise ConfigError("There is no proposal network: give at least one in `proposals`.")
+        if self.num_samples < 1 or any(proposal.num_samples < 1 for proposal in self.proposals):
+            raise ConfigError("A number of samples per ray is below 1: use 24 to 256.")
+        if self.eval_num_rays_per_chunk < 0:
+            raise ConfigError(
+                f"eval-num-rays-per-chunk is {self.eval_num_rays_per_chunk}: use 0 for the default, or 512 and more."
+            )
+
+
+class F3rmModel(Model):
+    """Density, colour and distilled features along rays.
+
+    Args:
+        config: the options.
+        scene_box: the ±1 box of the dataparser.
+        num_train_data: number of training images.
+        metadata: of the training set; ``feature_specs`` says what to distil and ``feature_ray_fraction`` on which
+            fraction of the rays. Without specs the model has no heads until a checkpoint brings them.
+    """
+
+    config: F3rmModelConfig
+
+    def populate_modules(self) -> None:
+        """Builds fields, sampler, renderers and metrics."""
+        config = self.config
+        metadata = self.kwargs.get("metadata") or {}
+        self.feature_ray_fraction = float(metadata.get("feature_ray_fraction", 1.0))
+        cube = UnitCube(self.scene_box.aabb, contract=config.contract_scene)
+        self.field = SceneField(
+            cube,
+            config.grid,
+            hidden_dim=config.hidden_dim,
+            color_hidden_dim=config.color_hidden_dim,
+            appearance_dim=config.appearance_dim,
+            num_images=self.num_train_data,
+            init_density=config.init_density,
+            backend=config.backend,
+        )
+        self.proposal_networks = nn.ModuleList(
+            ProposalField(cube, proposal.grid, proposal.hidden_dim, config.init_density, config.backend)
+            for proposal in config.proposals
+        )
+        self.feature_field = FeatureField(
+            metadata.get("feature_specs", ()),
+            cube,
+            config.feature_grid,
+            hidden_dim=config.feature_hidden_dim,
+            num_hidden=config.feature_num_hidden,
+            pe_frequencies=config.feature_pe_frequencies,
+            backend=config.backend,
+        )
+        self.camera_optimizer: CameraOptimizer = config.camera_optimizer.setup(
+            num_cameras=self.num_train_data, device="cpu"
+        )
+        self.density_fns = [cast(ProposalField, network).density for network in self.proposal_networks]
+        self.proposal_sampler = ProposalNetworkSampler(
+            num_proposal_samples_per_ray=tuple(proposal.num_samples for proposal in config.proposals),
+            num_nerf_samples_per_ray=config.num_samples,
+            num_proposal_network_iterations=len(config.proposals),
+            single_jitter=True,
+            update_sched=self._proposal_update_interval,
+        )
+        self.collider = NearFarCollider(near_plane=config.near_plane, far_plane=config.far_plane)
+        self.renderer_rgb = RGBRenderer(background_color=config.background_color)
+        self.renderer_accumulation = AccumulationRenderer()
+        self.renderer_depth = DepthRenderer(method="median")
+        self.renderer_expected_depth = DepthRenderer(method="expected")
+        self.image_metrics = ImageMetrics(config.lpips_weights)
+        self.chunked = ChunkedRenderer(config.eval_num_rays_per_chunk)
+        self.guard = OutputGuard()
+        self.train_peak_mib = 0.0
+
+    def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by optimiser: proposal_networks, fields, feature_field, camera_opt."""
+        groups = {
+            "proposal_networks": list(self.proposal_networks.parameters()),
+            "fields": list(self.field.parameters()),
+            "feature_field": list(self.feature_field.parameters()),
+        }
+        self.camera_optimizer.get_param_groups(param_groups=groups)
+        return groups
+
+    def _proposal_update_interval(self, step: int) -> float:
+        every = self.config.proposal_update_every
+        return float(np.clip(np.interp(step, [0, self.config.proposal_warmup], [0, every]), 1, every))
+
+    def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
+        """Annealing of the proposal weights (mip-NeRF 360, eq. 18), its schedule, and the peak of memory."""
+
+        def anneal(step: int) -> None:
+            progress = min(1.0, step / max(1, self.config.proposal_anneal_steps))
+            slope = 10.0
+            self.proposal_sampler.set_anneal(slope * progress / ((slope - 1.0) * progress + 1.0))
+
+        def after(step: int) -> None:
+            self.proposal_sampler.step_cb(step)
+            self.train_peak_mib = memory.peak_mib(self.device)
+
+        return [
+            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], anneal, update_every_num_iters=1),
+            TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after, update_every_num_iters=1),
+        ]
+
+    def get_extra_state(self) -> str:
+        """What the checkpoint keeps beside parameters, as JSON."""
+        sampler = self.proposal_sampler
+        return json.dumps(
+            {"train_peak_mib": self.train_peak_mib, "steps_since_proposal_update": sampler._steps_since_update}
+        )
+
+    def set_extra_state(self, state: str) -> None:
+        """Restores :meth:`get_extra_state`."""
+        values = json.loads(state)
+        self.train_peak_mib = float(values["train_peak_mib"])
+        self.proposal_sampler._steps_since_update = int(values["steps_since_proposal_update"])
+
+    def get_outputs(self, ray_bundle: RayBundle | Cameras) -> dict[str, Any]:
+        """Renders rays.
+
+        Args:
+            ray_bundle: n rays, scene frame.
+
+        Returns:
+            ``rgb`` (n, 3), ``accumulation``, ``depth`` (median, along the ray, scene units) and ``expected_depth``
+            (n, 1); in training also ``features`` by head for the first rays and the samples the losses need;
+            otherwise ``feature_pca``, ``prop_depth_i`` and what the options ask for.
+        """
+        assert isinstance(ray_bundle, RayBundle)
+        if self.training:
+            self.camera_optimizer.apply_to_raybundle(ray_bundle)
+        ray_samples: RaySamples
+        ray_samples, weights_list, samples_list = self.proposal_sampler(ray_bundle, density_fns=self.density_fns)
+        frustums = ray_samples.frustums
+        positions = ray_points(frustums.origins, frustums.directions, (frustums.starts + frustums.ends) / 2)
+        density, geometry = self.field.density(positions)
+        weights = ray_samples.get_weights(density)
+        directions = functional.normalize(ray_bundle.directions, dim=-1)
+        cameras = ray_bundle.camera_indices if self.training else None
+        colors = self.field.color(directions, geometry, None if cameras is None else cameras.view(-1))
+        outputs: dict[str, Any] = {
+            "rgb": self.renderer_rgb(rgb=colors, weights=weights),
+            "accumulation": self.renderer_accumulation(weights=weights),
+        }
+        with torch.no_grad():
+            outputs["depth"] = self.renderer_depth(weights=weights, ray_samples=ray_samples)
+            outputs["expected_depth"] = self.renderer_expected_depth(weights=weights, ray_samples=ray_samples)
+        if self.training:
+            outputs["weights_list"] = [*weights_list, weights]
+            outputs["ray_samples_list"] = [*samples_list, ray_samples]
+            count = -(-int(self.feature_ray_fraction * 1_000_000 * len(weights)) // 1_000_000)
+            outputs["features"] = {
+                name: self.feature_field.head(name).decode(hidden)
+                for name, hidden in self._render_hidden(positions[:count], weights[:count]).items()
+            }
+        else:
+            self._add_optional_outputs(outputs, positions, weights)
+            for index, (samples, level_weights) in enumerate(zip(samples_list, weights_list, strict=True)):
+                outputs[f"prop_depth_{index}"] = self.renderer_depth(weights=level_weights, ray_samples=samples)
+        return outputs
+
+    def _render_hidden(self, positions: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        if not self.feature_field.names:
+            return {}
+        if self.config.detach_weights:
+            weights = weights.detach()
+        keep = self.config.feature_samples_per_ray or weights.shape[1]
+        weights, positions = heaviest_samples(weights, positions, keep)
+        return self.feature_field.render_hidden(positions, weights)
+
+    def _add_optional_outputs(self, outputs: dict[str, Tensor], positions: Tensor, weights: Tensor) -> None:
+        hidden: dict[str, Tensor] = {}
+
+        def hidden_of(name: str) -> Tensor:
+            if not hidden:
+                hidden.update(self._render_hidden(positions, weights))
+            return hidden[name]
+
+        for index, name in enumerate(self.feature_field.names):
+            head = self.feature_field.head(name)
+            suffix = f"_{name}" if index else ""
+            self.guard.add(outputs, f"feature_pca{suffix}", lambda name=name, head=head: head.display(hidden_of(name)))
+            if self.config.output_features:
+                self.guard.add(outputs, f"feature{suffix}", lambda name=name, head=head: head.decode(hidden_of(name)))
+        if self.config.render_normals:
+            self.guard.add(outputs, "normals", lambda: evaluation.render_normals(self.field, positions, weights))
+
+    def render_features(self, ray_bundle: RayBundle) -> dict[str, Tensor]:
+        """Features of n rays by head, (n, D) float32; for metrics and queries, outside training."""
+        if self.collider is not None:
+            ray_bundle = self.collider(ray_bundle)
+        ray_samples, _, _ = self.proposal_sampler(ray_bundle, density_fns=self.density_fns)
+        positions = ray_samples.frustums.get_positions()
+        density, _ = self.field.density(positions)
+        hidden = self._render_hidden(positions, ray_samples.get_weights(density))
+        return {name: self.feature_field.head(name).decode(value) for name, value in hidden.items()}
+
+    def get_metrics_dict(self, outputs: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Training metrics: psnr, distortion, and the mean cosine similarity of each feature."""
+        target = self.renderer_rgb.blend_background(batch["image"].to(self.device))
+        metrics: dict[str, Any] = {"psnr": -10.0 * functional.mse_loss(outputs["rgb"].detach(), target).log10()}
+        if self.training and self.config.distortion_loss_mult:
+            metrics["distortion"] = distortion_loss(outputs["weights_list"], outputs["ray_samples_list"])
+        self.camera_optimizer.get_metrics_dict(metrics)
+        for name, value, wanted in self._feature_pairs(outputs, batch):
+            metrics[f"feature_cosine_{name}"] = functional.cosine_similarity(value.detach(), wanted, dim=-1).mean()
+        return metrics
+
+    def get_loss_dict(
+        self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
+    ) -> dict[str, Tensor]:
+        """Losses: rgb, interlevel, distortion, one per feature, and the pose regulariser."""
+        predicted, target = self.renderer_rgb.blend_background_for_loss_computation(
+            pred_image=outputs["rgb"],
+            pred_accumulation=outputs["accumulation"],
+            gt_image=batch["image"].to(self.device),
+        )
+        losses = {"rgb_loss": functional.mse_loss(predicted, target)}
+        if not self.training:
+            return losses
+        losses["interlevel_loss"] = self.config.interlevel_loss_mult * interlevel_loss(
+            outputs["weights_list"], outputs["ray_samples_list"]
+        )
+        if metrics_dict is not None and "distortion" in metrics_dict:
+            losses["distortion_loss"] = self.config.distortion_loss_mult * metrics_dict["distortion"]
+        for name, value, wanted in self._feature_pairs(outputs, batch):
+            losses[f"feature_loss_{name}"] = self.config.feature_loss_mult * feature_loss(
+                value, wanted, self.config.feature_loss
+            )
+        self.camera_optimizer.get_loss_dict(losses)
+        return losses
+
+    def _feature_pairs(self, outputs: dict[str, Any], batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """(head, rendered, wanted) for the rays that have both."""
+        targets = batch.get("features") or {}
+        for name, value in outputs.get("features", {}).items():
+            if name in targets:
+                wanted = targets[name].to(value.device, torch.float32)
+                count = min(len(value), len(wanted))
+                yield name, value[:count], wanted[:count]
+
+    @contextmanager
+    def _without_gradients(self) -> Iterator[None]:
+        # Normals are gradients, which inference mode rules out for good.
+        with torch.no_grad() if self.config.render_normals else torch.inference_mode():
+            yield
+
+    def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
+        """Renders an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
+        memory.reset_peak(self.device)
+        try:
+            with self._without_gradients():
+                rays = camera.generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
+                return self.get_outputs_for_camera_ray_bundle(rays)
+        except compat.viewer_interrupts():
+            raise
+        except Exception as error:
+            if not compat.is_viewer_thread():
+                raise
+            self.guard.report("rgb", error)
+            shape = (int(camera.height.item()), int(camera.width.item()))
+            black = torch.zeros(*shape, 1, device=self.device)
+            return {"rgb": black.expand(*shape, 3), "accumulation": black, "depth": black}
+
+    def get_outputs_for_camera_ray_bundle(self, camera_ray_bundle: RayBundle) -> dict[str, Tensor]:
+        """Renders an (h, w) bundle of rays in chunks; see :class:`~f3rm_ext.nerf.chunked.ChunkedRenderer`."""
+        with self._without_gradients():
+            return self.chunked.render(camera_ray_bundle, self.forward, self.device)
+
+    def get_image_metrics_and_images(
+        self, outputs: dict[str, Tensor], batch: dict[str, Any]
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Metrics of a rendered image against the true one, and pictures to look at.
+
+        Returns:
+            psnr, ssim, lpips (where its weights can be had), l1, feature_cosine_NAME and feature_mse_NAME (at the
+            patch centres, in the distilled space), train_peak_memory_mib and eval_peak_memory_mib; and the images
+            img (truth | prediction), accumulation, depth and feature_pca (truth | prediction).
+        """
+        truth = self.renderer_rgb.blend_background(batch["image"].to(self.device))
+        metrics = self.image_metrics(outputs["rgb"].clone(), truth)
+        metrics.update(evaluation.feature_metrics(self, batch))
+        metrics["train_peak_memory_mib"] = self.train_peak_mib
+        metrics["eval_peak_memory_mib"] = memory.peak_mib(self.device)
+        return metrics, evaluation.comparison_images(self, outputs, truth, batch)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Loads parameters, and says which head a checkpoint lacks (its training would start anew)."""
+        self.feature_field.grow_heads(state_dict, "feature_field.")
+        for name in self.feature_field.names:
+            if f"feature_field.heads.{name}.decoder.weight" not in state_dict:
+                CONSOLE.log(f"[yellow]The checkpoint has no feature '{name}': it starts from scratch.")
+        return super().load_state_dict(state_dict, *args, **kwargs)
