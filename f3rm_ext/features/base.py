@@ -74,6 +74,7 @@ class FeatureMap:
     """With PCA codes: norm of what the codes leave out, per patch."""
 
 
+@runtime_checkable
 class Extractor(Protocol):
     """Turns images into dense patch features.
 
