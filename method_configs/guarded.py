@@ -1,0 +1,50 @@
+"""Registration that cannot break another method.
+
+Nerfstudio loads every registered method in every `ns-*` command, unguarded. If ours cannot be built here, its place is
+taken by a method of the same name that says why as soon as it is used.
+"""
+
+from dataclasses import dataclass, field
+
+from nerfstudio.engine.trainer import TrainerConfig
+from nerfstudio.plugins.types import MethodSpecification
+
+from f3rm_ext.errors import ConfigError
+
+
+@dataclass
+class BrokenMethodConfig(TrainerConfig):
+    """Stands in for a method whose parts cannot be imported."""
+
+    _target: type = field(default_factory=lambda: object)
+    reason: str = ""
+    """Why the method cannot be used."""
+
+    def setup(self, **kwargs: object) -> object:
+        """Says why, instead of training.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"The method {self.method_name} cannot be used here, because {self.reason}: "
+            "run `f3rm-ext doctor` to see what is missing."
+        )
+
+
+def guarded_method(name: str, description: str) -> MethodSpecification:
+    """The method's specification, or a stand-in that explains itself.
+
+    Args:
+        name: of the method.
+        description: one sentence for `ns-train -h`.
+    """
+    try:
+        from f3rm_ext.method_configs.presets import make_config
+
+        return MethodSpecification(config=make_config(name), description=description)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return MethodSpecification(
+            config=BrokenMethodConfig(method_name=name, reason=reason), description=f"(not usable: {reason})"
+        )
