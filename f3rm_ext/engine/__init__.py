@@ -1,0 +1,6 @@
+"""Training: nerfstudio's loop with checkpoints that survive anything and resume exactly."""
+
+from f3rm_ext import compat
+
+# Nerfstudio's trainer imports the viewer, the viewer splatfacto, and splatfacto gsplat.
+compat.tolerate_missing_gsplat()

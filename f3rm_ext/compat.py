@@ -1,0 +1,199 @@
+"""The one place that knows versions: what torch, numpy, viser, gsplat and nerfstudio 1.1.5 need from us.
+
+Nothing heavier than the standard library is imported when this module is.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from f3rm_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nerfstudio.configs.base_config import ViewerConfig
+
+LOCAL_HOST = "127.0.0.1"
+_ANY_HOST = "0.0.0.0"
+_VIEWER_MODULES = ("nerfstudio.viewer.render_state_machine", "nerfstudio.viewer_legacy.server.render_state_machine")
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def register_safe_globals() -> None:
+    """Lets ``torch.load(weights_only=True)`` read the checkpoints nerfstudio itself writes.
+
+    Nerfstudio's schedulers compute learning rates with numpy, so its checkpoints hold numpy scalars, which torch ≥ 2.6
+    refuses by default. Just those types are allowed; ``weights_only`` stays on. Safe to call twice.
+    """
+    import numpy as np
+    import torch
+
+    if not hasattr(torch.serialization, "add_safe_globals"):
+        return  # torch < 2.4 has no list of safe globals and loads with weights_only=False by default
+    try:
+        from numpy._core import multiarray  # numpy 2
+    except ImportError:
+        from numpy.core import multiarray
+    scalar = multiarray.scalar  # type: ignore[attr-defined]
+    allowed: list[Any] = [np.dtype, np.dtypes.Float64DType, np.dtypes.Float32DType, np.dtypes.Int64DType]
+    # A checkpoint written under numpy 1 is read under numpy 2 and the other way round, hence both names.
+    allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
+    try:
+        torch.serialization.add_safe_globals(allowed)
+    except (AttributeError, TypeError):  # torch 2.4 and 2.5 take no (object, name) pairs
+        torch.serialization.add_safe_globals([*allowed[:-2], scalar])
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def has_cuda() -> bool:
+    """Whether torch sees a CUDA GPU; does not start the CUDA runtime where that can be avoided."""
+    import torch
+
+    with _environment("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
+        return torch.cuda.is_available()
+
+
+def default_device_type() -> str:
+    """``cuda`` where there is a CUDA GPU, else ``cpu``.
+
+    Apple's ``mps`` has to be asked for: its kernels do not cover everything nerfstudio uses.
+    """
+    return "cuda" if has_cuda() else "cpu"
+
+
+def check_device(device_type: str, num_devices: int = 1) -> None:
+    """Checks that this machine has the device that was asked for.
+
+    Args:
+        device_type: ``cpu``, ``cuda`` or ``mps``.
+        num_devices: How many of them.
+
+    Raises:
+        ConfigError: It has not, or not that many.
+    """
+    import torch
+
+    if num_devices < 1:
+        raise ConfigError(
+            f"The number of devices is {num_devices}, but training needs one: use --machine.num-devices 1."
+        )
+    if device_type == "cuda":
+        if not has_cuda():
+            why = "this PyTorch is built without it" if torch.version.cuda is None else "PyTorch sees no such GPU here"
+            raise ConfigError(
+                f"The device cuda was asked for, but {why}: use --machine.device-type cpu, "
+                "or run `f3rm-ext doctor` to see what is missing."
+            )
+        if num_devices > torch.cuda.device_count():
+            raise ConfigError(
+                f"{num_devices} CUDA devices were asked for, but there are {torch.cuda.device_count()}: "
+                f"use --machine.num-devices {torch.cuda.device_count()}."
+            )
+    elif device_type == "mps":
+        if not torch.backends.mps.is_available():
+            raise ConfigError(
+                "The device mps was asked for, but this machine has no Apple GPU that PyTorch can use: "
+                "use --machine.device-type cpu."
+            )
+    elif num_devices > 1:
+        raise ConfigError(
+            f"{num_devices} devices of type {device_type} were asked for, but nerfstudio trains on several devices "
+            "with CUDA only: use --machine.num-devices 1."
+        )
+
+
+# --- viewer ----------------------------------------------------------------------------------------------------------
+
+
+def is_viewer_thread() -> bool:
+    """Whether the caller runs in a render thread of nerfstudio's viewer, where an exception freezes the page."""
+    thread = threading.current_thread()
+    modules = (sys.modules.get(name) for name in _VIEWER_MODULES)
+    return any(isinstance(thread, module.RenderStateMachine) for module in modules if module is not None)
+
+
+def viewer_interrupts() -> tuple[type[BaseException], ...]:
+    """Exceptions by which the viewer stops a render that is out of date; they must always be raised again."""
+    module = sys.modules.get("nerfstudio.viewer_legacy.server.viewer_utils")
+    return () if module is None else (module.IOChangeException,)
+
+
+def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerConfig":
+    """Keeps the viewer on this machine unless the command line says otherwise.
+
+    ``ns-viewer`` replaces a run's viewer settings by its own, whose default is to listen on every interface.
+
+    Args:
+        viewer: Settings about to be used; changed in place.
+        argv: Command line of the process; an explicit ``--viewer.websocket-host`` is left alone.
+
+    Returns:
+        The same settings.
+    """
+    names = {argument.split("=", 1)[0].replace("_", "-") for argument in argv}
+    if viewer.websocket_host == _ANY_HOST and "--viewer.websocket-host" not in names:
+        viewer.websocket_host = LOCAL_HOST
+    return viewer
+
+
+# --- gsplat ----------------------------------------------------------------------------------------------------------
+
+
+def _gsplat_stand_in(reason: str) -> dict[str, types.ModuleType]:
+    """The modules nerfstudio's splatfacto imports names from, with names that say what is wrong when used."""
+
+    class DefaultStrategy:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise ImportError(f"gsplat cannot be imported ({reason}): `pip install gsplat==1.4.0` and try again.")
+
+    package, strategy, rendering = (types.ModuleType(f"gsplat{part}") for part in ("", ".strategy", ".rendering"))
+    package.__path__ = []
+    strategy.DefaultStrategy = DefaultStrategy  # type: ignore[attr-defined]
+    rendering.rasterization = DefaultStrategy  # type: ignore[attr-defined]
+    return {module.__name__: module for module in (package, strategy, rendering)}
+
+
+def tolerate_missing_gsplat() -> None:
+    """Lets every method but splatfacto run where gsplat is missing or broken.
+
+    Nerfstudio 1.1.5 imports gsplat at the top of splatfacto, and splatfacto wherever a trainer or a viewer is imported,
+    so without gsplat no ``ns-*`` command starts. Where its import fails, splatfacto is imported here over a stand-in
+    that is taken away again at once: for everybody else gsplat stays as missing as it is. Must be called before
+    nerfstudio reaches splatfacto; costs nothing where gsplat is fine.
+    """
+    if "nerfstudio.models.splatfacto" in sys.modules:
+        return
+    try:
+        import gsplat.strategy  # noqa: F401
+
+        return
+    except Exception as error:  # a broken build can raise anything: OSError, RuntimeError ...
+        stand_in = _gsplat_stand_in(f"{type(error).__name__}: {error}")
+    before = {name: sys.modules[name] for name in stand_in if name in sys.modules}
+    sys.modules.update(stand_in)
+    try:
+        import nerfstudio.models.splatfacto  # noqa: F401
+    finally:
+        for name in stand_in:
+            del sys.modules[name]
+        sys.modules.update(before)

@@ -1,0 +1,218 @@
+"""Checkpoint files: written atomically, checked before use, free of anything but tensors and plain Python values.
+
+Files are named as nerfstudio names them, ``step-000000123.ckpt``. Nerfstudio's loader parses every name in the folder,
+so nothing else is ever put there: temporary files lie in the run folder, next to it.
+"""
+
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from f3rm_ext.errors import CheckpointError
+
+SPARES = 1
+"""Checkpoints kept besides the newest with ``save_only_latest_checkpoint``: a damaged newest one loses little."""
+
+_NAME = re.compile(r"step-(\d+)\.ckpt")
+
+
+def plain(value: Any) -> Any:
+    """A copy of nested containers with numpy values turned into Python numbers and tensors.
+
+    Nerfstudio's schedulers leave numpy scalars behind, which ``torch.load(weights_only=True)`` refuses.
+    """
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [plain(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    return value
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return folder / f"step-{step:09d}.ckpt"
+
+
+def step_of(path: Path) -> int | None:
+    """The step in a checkpoint's name; None where it has another name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def newest_first(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and files of a checkpoint folder, whatever their condition; empty where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return sorted(found, reverse=True)
+
+
+def is_intact(path: Path, read_all: bool = True) -> bool:
+    """Whether a checkpoint file is complete.
+
+    Args:
+        path: The file.
+        read_all: Compare the checksum of every part; otherwise look for the table of contents at the end only, which
+            a truncated file lacks.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            return bool(names) and (not read_all or archive.testzip() is None)
+    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError):
+        return False
+
+
+def write(state: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint so that at any moment the file is either absent or complete.
+
+    Raises:
+        CheckpointError: The disk refuses it; what was there before is untouched.
+    """
+    folder = path.parent
+    temporary = folder.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in _stale_files(folder.parent):
+            stale.unlink(missing_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(plain(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(folder)
+    except (OSError, RuntimeError) as error:  # torch reports a short write as RuntimeError
+        if isinstance(error, RuntimeError) and not _is_write_failure(error):
+            raise
+        raise CheckpointError(
+            f"The checkpoint {path} could not be written ({_first_line(error)}): earlier checkpoints are untouched, "
+            "make room or choose another --output-dir and resume."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def prune(folder: Path, spares: int = SPARES) -> None:
+    """Deletes all but the newest intact checkpoint and `spares` intact ones before it."""
+    kept = 0
+    for _, path in newest_first(folder):
+        if kept <= spares and is_intact(path, read_all=False):
+            kept += 1
+        else:
+            path.unlink(missing_ok=True)
+
+
+def newest_intact(folder: Path) -> tuple[Path, list[Path]]:
+    """The newest complete checkpoint of a folder, and the damaged newer ones that were passed over.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    skipped: list[Path] = []
+    for _, path in newest_first(folder):
+        if is_intact(path):
+            return path, skipped
+        skipped.append(path)
+    if skipped:
+        raise CheckpointError(
+            f"Every checkpoint in {folder} is damaged ({_names(skipped)}): restore one from a copy, or train again."
+        )
+    raise CheckpointError(
+        f"There is no checkpoint in {folder}: give --load-dir the folder of a run, or its nerfstudio_models folder, "
+        "in which a file step-*.ckpt lies."
+    )
+
+
+def warning_about(skipped: list[Path], used: Path) -> str:
+    """One sentence for the user about damaged checkpoints that were passed over."""
+    return f"Skipping damaged {_names(skipped)} in {used.parent}: using {used.name} instead."
+
+
+def find_folder(given: Path, relative_model_dir: Path) -> Path:
+    """The checkpoint folder meant by ``--load-dir``, which may name the run folder or the checkpoint folder in it.
+
+    Raises:
+        CheckpointError: There is no such folder, or it is a file.
+    """
+    if given.is_file():
+        option = "--load-config" if given.name == "config.yml" else "--load-checkpoint"
+        raise CheckpointError(f"--load-dir names the file {given}, but takes a folder: use {option} for a file.")
+    if not given.is_dir():
+        raise CheckpointError(f"The folder {given} given by --load-dir does not exist: name the folder of a run.")
+    inside = given / relative_model_dir
+    return inside if not newest_first(given) and inside.is_dir() else given
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint to the CPU, without ever running code from it.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or not a nerfstudio checkpoint.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"The checkpoint {path} does not exist: name a file step-*.ckpt of a run.")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # zip, pickle and I/O errors of many types
+        raise CheckpointError(
+            f"The checkpoint {path} cannot be read ({_first_line(error)}): it is damaged or of another program, "
+            "use an earlier one with --load-step."
+        ) from error
+    if not isinstance(state, dict) or not {"step", "pipeline", "optimizers"} <= state.keys():
+        raise CheckpointError(f"The file {path} is not a checkpoint of a nerfstudio run: name a file step-*.ckpt.")
+    return state
+
+
+def _names(paths: list[Path]) -> str:
+    return ", ".join(path.name for path in paths)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _is_write_failure(error: RuntimeError) -> bool:
+    return "PytorchStreamWriter" in str(error) or "unexpected pos" in str(error)
+
+
+def _stale_files(run: Path) -> Iterator[Path]:
+    """Temporary files left by processes that were killed while writing."""
+    for path in run.glob(".step-*.ckpt.*.tmp"):
+        pid = path.name.split(".")[-2]
+        if pid.isdigit() and not _is_running(int(pid)):
+            yield path
+
+
+def _is_running(pid: int) -> bool:
+    if os.name == "nt":  # there, os.kill would end the process
+        return pid != os.getpid()
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename durable; a no-op where folders cannot be opened (Windows)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,372 @@
+"""Nerfstudio's trainer with safe checkpoints, exact resume and clean interruption; nerfstudio still runs the loop."""
+
+import shlex
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NoReturn
+
+import torch
+from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
+from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
+from nerfstudio.engine.trainer import Trainer, TrainerConfig
+from nerfstudio.utils import comms, writer
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from f3rm_ext import compat
+from f3rm_ext.engine import checkpoint, random_state
+from f3rm_ext.errors import CheckpointError, ConfigError
+
+EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
+
+
+@dataclass
+class F3rmTrainerConfig(TrainerConfig):
+    """Nerfstudio's training options with defaults that work on this machine and keep the viewer on it.
+
+    With `save_only_latest_checkpoint` one checkpoint before the newest is kept too, so that a damaged newest one
+    costs `steps_per_save` steps and not the run.
+    """
+
+    _target: type = field(default_factory=lambda: F3rmTrainer)
+    machine: MachineConfig = field(
+        default_factory=lambda: MachineConfig(device_type=compat.default_device_type())  # type: ignore[arg-type]
+    )
+    """Machine configuration; the device is cuda where there is one, else cpu."""
+    viewer: ViewerConfig = field(default_factory=lambda: ViewerConfig(websocket_host=compat.LOCAL_HOST))
+    """Viewer configuration; listens on this machine only unless --viewer.websocket-host says otherwise."""
+
+    # Set on the instance while a trainer is being built; never a field, so never in config.yml.
+    _writing: ClassVar[bool] = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "viewer" and "viewer" in self.__dict__ and isinstance(value, ViewerConfig):
+            # Only `ns-viewer` replaces the viewer of a finished config.
+            value = compat.local_viewer_host(value, sys.argv)
+        super().__setattr__(name, value)
+
+    def check(self) -> None:
+        """Checks what can be checked before anything is written or loaded; resolves where to resume from.
+
+        Raises:
+            ConfigError: The machine lacks the device, or a number of steps makes no sense.
+            CheckpointError: There is no checkpoint where one was asked for.
+        """
+        compat.check_device(self.machine.device_type, self.machine.num_devices)
+        for name in ("max_num_iterations", "steps_per_save"):
+            if getattr(self, name) < 1:
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(f"{option} is {getattr(self, name)}, but has to be at least 1.")
+        if self.load_dir is not None:
+            self.load_dir = checkpoint.find_folder(self.load_dir, self.relative_model_dir)
+            path = self.resume_path()
+            self.load_step = checkpoint.step_of(path) if path else None
+        elif self.load_checkpoint is not None and not self.load_checkpoint.is_file():
+            raise CheckpointError(f"The checkpoint {self.load_checkpoint} given by --load-checkpoint does not exist.")
+
+    def resume_path(self) -> Path | None:
+        """The checkpoint to continue from; None to train from scratch.
+
+        Raises:
+            CheckpointError: One was asked for that is not there or not intact.
+        """
+        if self.load_dir is None:
+            return self.load_checkpoint
+        folder = checkpoint.find_folder(self.load_dir, self.relative_model_dir)
+        if self.load_step is None:
+            path, skipped = checkpoint.newest_intact(folder)
+            if skipped:
+                CONSOLE.print(f"[bold yellow]Warning: {checkpoint.warning_about(skipped, path)}")
+            return path
+        path = checkpoint.path_of(folder, self.load_step)
+        if not checkpoint.is_intact(path, read_all=False):
+            there = ", ".join(str(step) for step, _ in checkpoint.newest_first(folder)) or "none"
+            state = "is damaged" if path.exists() else "does not exist"
+            raise CheckpointError(f"The checkpoint {path} {state}: choose --load-step from the steps there ({there}).")
+        return path
+
+    def save_config(self) -> None:
+        """Checks the options, then writes ``config.yml``: a command that cannot work leaves no run folder behind.
+
+        Raises:
+            SystemExit: With code 0, where the run to resume is finished already.
+        """
+        self.check()
+        path = self.resume_path()
+        step = checkpoint.step_of(path) if path else None
+        if path and step is not None and step + 1 >= self.max_num_iterations:
+            CONSOLE.print(self.nothing_left(step + 1, path))
+            raise SystemExit(0)
+        super().save_config()
+
+    def nothing_left(self, steps: int, path: Path) -> str:
+        """One sentence for the user whose run is finished already."""
+        return (
+            f"Nothing left to do: {path} has {steps} steps and --max-num-iterations is {self.max_num_iterations}; "
+            "ask for more iterations to train on."
+        )
+
+    def get_checkpoint_dir(self) -> Path:
+        """The checkpoint folder of this run.
+
+        Nerfstudio's loader for evaluation asks for it just before it takes the newest file by name. That is where the
+        newest *intact* one is chosen instead.
+
+        Raises:
+            CheckpointError: The run is about to be loaded and none of its checkpoints is intact.
+        """
+        folder = super().get_checkpoint_dir()
+        if not self._writing:
+            if not folder.is_dir():
+                raise CheckpointError(
+                    f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "
+                    "started in another folder than the training (paths in config.yml are relative to that)."
+                )
+            path, skipped = checkpoint.newest_intact(folder)
+            if skipped:
+                CONSOLE.print(f"[bold yellow]Warning: {checkpoint.warning_about(skipped, path)}")
+            self.load_step = checkpoint.step_of(path)
+        return folder
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """While a trainer is built, :meth:`get_checkpoint_dir` names the folder to write to and looks for nothing."""
+        self._writing = True  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            del self._writing  # type: ignore[misc]
+
+
+class F3rmTrainer(Trainer):
+    """Nerfstudio's trainer with checkpoints that survive being killed, exact resume and clean interruption.
+
+    A resumed run goes on with the same images, pixels and random numbers as one that was never interrupted, and stops
+    at `max_num_iterations`. Ctrl-C ends the current step, saves, says how to go on and exits with code 130.
+
+    Models and datamanagers can have their own part of the state: a datamanager with ``cycle_state()`` and
+    ``load_cycle_state(state)``, a model with ``training_state()`` and ``load_training_state(state)``, both giving
+    nested dicts, lists, numbers, strings and tensors.
+    """
+
+    config: F3rmTrainerConfig
+
+    def __init__(self, config: F3rmTrainerConfig, local_rank: int = 0, world_size: int = 1) -> None:
+        compat.check_device(config.machine.device_type)
+        if config.machine.device_type != "cuda":
+            # Half precision is for CUDA; asking for a gradient scaler elsewhere only brings warnings.
+            config.mixed_precision = config.use_grad_scaler = False
+        with config.writing(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*torch.cuda.amp.GradScaler.*", category=FutureWarning)
+            super().__init__(config, local_rank=local_rank, world_size=world_size)
+        self._completed_step: int | None = None
+        self._saved_step: int | None = None
+        self._random_state: dict[str, Any] | None = None
+        self._stop_signal: int | None = None
+        self._save_lock = threading.RLock()
+
+    # --- set-up ------------------------------------------------------------------------------------------------------
+
+    def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
+        """Builds pipeline, optimizers, viewer and writers; see nerfstudio's trainer.
+
+        Raises:
+            CheckpointError: The checkpoint to resume from is not there or does not fit.
+        """
+        self.config.check()
+        try:
+            super().setup(test_mode)
+        except KeyboardInterrupt:
+            self._leave("Stopped before training began: the same command goes on where preparation stopped.", 130)
+        self.callbacks = [
+            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], self._before_step),
+            *self.callbacks,
+        ]
+
+    def _load_checkpoint(self) -> None:
+        path = self.config.resume_path()
+        if path is None:
+            CONSOLE.print("No checkpoint to load: training from scratch.")
+            return
+        state = checkpoint.load(path)
+        self._check_fit(state, path)
+        try:
+            self.pipeline.load_pipeline(state["pipeline"], state["step"])
+            self.optimizers.load_optimizers(state["optimizers"])
+            if "schedulers" in state and self.config.load_scheduler:
+                self.optimizers.load_schedulers(state["schedulers"])
+            self.grad_scaler.load_state_dict(state.get("scalers", {}))
+        except (KeyError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
+            raise CheckpointError(
+                f"The checkpoint {path} does not fit this model ({reason}): resume with the options of the run it is "
+                "from, they are in its config.yml."
+            ) from error
+        self._start_step = state["step"] + 1
+        self._completed_step = state["step"]
+        extra = state.get(EXTRA_KEY, {})
+        if "datamanager" in extra and hasattr(self.pipeline.datamanager, "load_cycle_state"):
+            self.pipeline.datamanager.load_cycle_state(extra["datamanager"])  # type: ignore[operator]
+        if "model" in extra and hasattr(self.pipeline.model, "load_training_state"):
+            self.pipeline.model.load_training_state(extra["model"])  # type: ignore[operator]
+        self._random_state = extra.get("random")
+        CONSOLE.print(f"Resuming after step {state['step']} from {path}")
+
+    def _check_fit(self, state: dict[str, Any], path: Path) -> None:
+        """Names parameters the checkpoint lacks: nerfstudio would silently leave them at their random start."""
+        expected = {key.replace("_model.module.", "_model.") for key in self.pipeline.state_dict()}
+        found = {key.removeprefix("module.").replace("_model.module.", "_model.") for key in state["pipeline"]}
+        missing = sorted(key for key in expected - found if "lpips" not in key)
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CheckpointError(
+                f"The checkpoint {path} does not fit this model (it lacks {missing[0]}{more}): resume with the options "
+                "of the run it is from, they are in its config.yml."
+            )
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Trains up to `max_num_iterations`, counted from the start of the first run, not from where it resumes."""
+        end = self.config.max_num_iterations
+        if self._start_step >= end:
+            CONSOLE.print(self.config.nothing_left(self._start_step, self.config.resume_path() or self.base_dir))
+            self.shutdown()
+            return
+        # Nerfstudio counts max_num_iterations steps from the one it starts at, and reads the number once, before the
+        # first step: it is the true one again as soon as that step begins (_before_step).
+        self.config.max_num_iterations = end - self._start_step
+        self._end_step = end
+        with self._catch_signals():
+            try:
+                super().train()
+            finally:
+                self.config.max_num_iterations = end
+
+    def _before_step(self, step: int) -> None:
+        """First of all callbacks of a step: the safe point between two steps."""
+        self.config.max_num_iterations = self._end_step
+        if self._random_state is not None:
+            # Here and not earlier: setting up the viewer and the writers may draw random numbers.
+            random_state.restore(self._random_state, torch.device(self.device))
+            self._random_state = None
+        if self._stop_signal is not None:
+            self._stop(self._stop_signal)
+
+    def _train_complete_viewer(self) -> None:
+        if self._stop_signal is None:  # else it came in the very last step: nobody waits for the viewer
+            super()._train_complete_viewer()
+
+    def train_iteration(self, step: int) -> Any:
+        """One optimisation step; remembers that it is done."""
+        result = super().train_iteration(step)
+        self._completed_step = step
+        return result
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, step: int) -> None:
+        """Writes ``step-*.ckpt`` of the last step that is complete, unless it is there already.
+
+        Args:
+            step: Step nerfstudio believes to be at; one too many where it was stopped between two steps.
+
+        Raises:
+            CheckpointError: The disk refuses it; earlier checkpoints are untouched.
+        """
+        if not comms.is_main_process() or self._completed_step is None:
+            return
+        with self._save_lock:
+            step = min(step, self._completed_step)
+            if step in (self._saved_step, self._start_step - 1):
+                return
+            path = checkpoint.path_of(self.checkpoint_dir, step)
+            checkpoint.write(self._state(step), path)
+            self._saved_step = step
+            if self.config.save_only_latest_checkpoint:
+                checkpoint.prune(self.checkpoint_dir)
+
+    def _state(self, step: int) -> dict[str, Any]:
+        extra: dict[str, Any] = {"format": EXTRA_FORMAT, "random": random_state.capture(torch.device(self.device))}
+        if hasattr(self.pipeline.datamanager, "cycle_state"):
+            extra["datamanager"] = self.pipeline.datamanager.cycle_state()  # type: ignore[operator]
+        if hasattr(self.pipeline.model, "training_state"):
+            extra["model"] = self.pipeline.model.training_state()  # type: ignore[operator]
+        return {
+            "step": step,
+            "pipeline": self.pipeline.state_dict(),
+            "optimizers": {name: item.state_dict() for name, item in self.optimizers.optimizers.items()},
+            "schedulers": {name: item.state_dict() for name, item in self.optimizers.schedulers.items()},
+            "scalers": self.grad_scaler.state_dict(),
+            EXTRA_KEY: extra,
+        }
+
+    # --- interruption ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _catch_signals(self) -> Iterator[None]:
+        """Turns the first Ctrl-C (or SIGTERM) into a stop between two steps; a second Ctrl-C stops at once."""
+        if self.world_size > 1 or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            signal.signal(number, self._on_signal)
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._leave(f"Stopped within a step, which is lost. {self._how_to_resume()}", 130)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        if self.training_state == "completed":  # saved; only the viewer is still up
+            self._leave("Training was finished and saved.", 0)
+        if self._stop_signal is not None:
+            raise KeyboardInterrupt
+        self._stop_signal = number
+        self.training_state = "training"  # a paused run waits before the next step, where it is to stop
+        print("\nStopping after this step ... (Ctrl-C again stops at once)", file=sys.stderr, flush=True)
+
+    def _stop(self, number: int) -> NoReturn:
+        if self._completed_step is not None:
+            self.save_checkpoint(self._completed_step)
+        writer.write_out_storage()
+        self._leave(f"Stopped. {self._how_to_resume()}", 128 + number)
+
+    def _leave(self, message: str, code: int) -> NoReturn:
+        print(f"\n{message}", file=sys.stderr, flush=True)
+        raise SystemExit(code)
+
+    def _how_to_resume(self) -> str:
+        newest = checkpoint.newest_first(self.checkpoint_dir)
+        if not newest:
+            return "Nothing was saved yet: the same command starts again."
+        return f"Saved up to step {newest[0][0]}; go on with: {resume_command(sys.argv, self.checkpoint_dir)}"
+
+
+def resume_command(argv: list[str], folder: Path) -> str:
+    """The command line that continues a run.
+
+    Args:
+        argv: Command line of the process that trains.
+        folder: Checkpoint folder to continue from.
+    """
+    program, *arguments = [Path(argv[0]).name, *argv[1:]] if argv else ["ns-train"]
+    if program != "ns-train" or not arguments or arguments[0].startswith("-"):
+        return f"the same command and --load-dir {shlex.quote(str(folder))}"
+    method, *rest = arguments
+    kept: list[str] = []
+    skip = False
+    for argument in rest:
+        name = argument.split("=", 1)[0].replace("_", "-")
+        if not skip and name not in ("--load-dir", "--load-step", "--load-checkpoint"):
+            kept.append(argument)
+        skip = not skip and name in ("--load-dir", "--load-step", "--load-checkpoint") and "=" not in argument
+    return shlex.join(["ns-train", method, "--load-dir", str(folder), *kept])
