@@ -1,0 +1,173 @@
+"""nerfstudio's dataparser with checks: a capture that cannot be used is refused with one clear sentence."""
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from nerfstudio.cameras.cameras import CAMERA_MODEL_TO_TYPE
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
+from nerfstudio.data.dataparsers.nerfstudio_dataparser import Nerfstudio, NerfstudioDataParserConfig
+from nerfstudio.plugins.registry_dataparser import DataParserSpecification
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from f3rm_ext.capture import checks
+from f3rm_ext.capture.images import image_size, image_sizes, name_some
+from f3rm_ext.errors import CaptureError, ConfigError
+
+
+@dataclass
+class CaptureDataParserConfig(NerfstudioDataParserConfig):
+    """Options of :class:`CaptureDataParser`."""
+
+    _target: type = field(default_factory=lambda: CaptureDataParser)
+    """Class to build."""
+    train_split_fraction: float = 0.9
+    """Part of the images used for training, (0, 1], where transforms.json has no split lists and eval-mode is
+    fraction. The rest is for evaluation."""
+    drop_missing_frames: bool = False
+    """Go on without the frames whose image files are not there."""
+
+    def __post_init__(self) -> None:
+        """Checks the values.
+
+        Raises:
+            ConfigError: one of them cannot work.
+        """
+        if not 0 < self.train_split_fraction <= 1:
+            raise ConfigError(
+                f"--train-split-fraction is {self.train_split_fraction}, "
+                "outside (0, 1]: give 0.9 to evaluate on a tenth."
+            )
+        if self.eval_interval < 1:
+            raise ConfigError(f"--eval-interval is {self.eval_interval}, but it has to be 1 or more.")
+        if self.downscale_factor is not None and self.downscale_factor < 1:
+            raise ConfigError(f"--downscale-factor is {self.downscale_factor}, but it has to be 1 or more.")
+
+
+class CaptureDataParser(Nerfstudio):
+    """Reads a capture in nerfstudio's format after checking it; never changes its files.
+
+    Every frame may have intrinsics and size of its own, and missing lists of evaluation images are no error.
+    """
+
+    config: CaptureDataParserConfig
+
+    def __init__(self, config: CaptureDataParserConfig) -> None:
+        """Reads nothing yet."""
+        super().__init__(config)
+        self._checked: tuple[checks.Meta, Path] | None = None
+
+    def _generate_dataparser_outputs(self, split: str = "train") -> DataparserOutputs:
+        """Cameras and files of a split.
+
+        Raises:
+            CaptureError: the capture cannot be used.
+        """
+        # nerfstudio sets a factor beforehand when it needs cameras only and images may be absent.
+        opens_images = self.downscale_factor is None or self._checked is not None
+        if self._checked is None:
+            self._checked = self._check(opens_images)
+        meta, _ = self._checked
+        meta = checks.check_splits(meta, split, drop_unknown=self.config.drop_missing_frames)
+        try:
+            outputs = _with_transforms(Nerfstudio._generate_dataparser_outputs, meta)(self, split)
+        except ValueError as error:
+            if self.config.eval_mode != "filename":
+                raise
+            raise CaptureError(f"Images cannot be split by file name: {error}.") from error
+        if opens_images:
+            self._fit_cameras(outputs)
+        return outputs
+
+    def _check(self, opens_images: bool) -> tuple[checks.Meta, Path]:
+        """The transforms, checked, without frames that are to be dropped."""
+        meta, folder = checks.read_transforms(Path(self.config.data))
+        checks.require_images(min(len(meta["frames"]), 2), self.config.data)
+        if opens_images or self.config.drop_missing_frames:
+            meta = self._without_missing(meta, folder)
+        checks.check_frame_poses(meta["frames"])
+        meta = checks.per_frame_intrinsics(meta)
+        checks.check_intrinsics(meta, list(CAMERA_MODEL_TO_TYPE))
+        for key in ("mask_path", "depth_file_path"):
+            checks.check_same_keys(meta["frames"], key)
+        return meta, folder
+
+    def _without_missing(self, meta: checks.Meta, folder: Path) -> checks.Meta:
+        """Refuses or drops frames whose files are not there; settles the downscale factor."""
+        if self.downscale_factor is None and self.config.downscale_factor is None:
+            # nerfstudio looks at the first original image to choose a factor.
+            meta = self._keep_present(meta, lambda path: folder / path)
+            image_size(folder / meta["frames"][0]["file_path"])
+        return self._keep_present(meta, lambda path: self._get_fname(Path(path), folder))
+
+    def _keep_present(self, meta: checks.Meta, locate: Callable[[str], Path]) -> checks.Meta:
+        kept, missing = [], []
+        for frame in meta["frames"]:
+            path = locate(frame["file_path"])
+            if path.is_file():
+                kept.append(frame)
+            else:
+                missing.append(path)
+        if not missing:
+            return meta
+        listed = (
+            f"{len(missing)} of {len(meta['frames'])} images in transforms.json are not there ({name_some(missing)})"
+        )
+        if not self.config.drop_missing_frames:
+            raise CaptureError(
+                f"{listed}: copy them back, or go on without them by adding "
+                "f3rm-ext-data --drop-missing-frames True at the end of the command."
+            )
+        checks.require_images(min(len(kept), 2), f"{self.config.data} without its missing frames")
+        CONSOLE.log(f"Going on without missing frames: {listed}.", markup=False)
+        return {**meta, "frames": kept}
+
+    def _fit_cameras(self, outputs: DataparserOutputs) -> None:
+        """Compares files with cameras; takes a size that rounding has made one pixel different from the file."""
+        sizes = image_sizes(outputs.image_filenames)
+        cameras = outputs.cameras
+        slack = 0 if self.downscale_factor == 1 else 1
+        for i, ((width, height), path) in enumerate(zip(sizes, outputs.image_filenames, strict=True)):
+            stated = int(cameras.width[i]), int(cameras.height[i])
+            if abs(width - stated[0]) > slack or abs(height - stated[1]) > slack:
+                halved = "" if slack == 0 else f" after downscaling by {self.downscale_factor}"
+                raise CaptureError(
+                    f"The image {path} has {width} x {height} pixels, but transforms.json says "
+                    f"{stated[0]} x {stated[1]}"
+                    f"{halved}: give this frame its own w, h, fl_x, fl_y, cx and cy, or resize the image."
+                )
+        if sizes:
+            cameras.width = torch.tensor([[size[0]] for size in sizes], dtype=cameras.width.dtype)
+            cameras.height = torch.tensor([[size[1]] for size in sizes], dtype=cameras.height.dtype)
+        if outputs.mask_filenames:
+            self._check_masks(outputs.mask_filenames, outputs.image_filenames, sizes)
+
+    def _check_masks(self, masks: list[Path], images: list[Path], sizes: list[tuple[int, int]]) -> None:
+        for mask, image, size, mask_size in zip(masks, images, sizes, image_sizes(masks, masks=True), strict=True):
+            if mask_size != size:
+                raise CaptureError(
+                    f"The mask {mask} has {mask_size[0]} x {mask_size[1]} pixels, but its image {image} has "
+                    f"{size[0]} x {size[1]}: make them equal."
+                )
+
+
+def _with_transforms(generate: Callable[..., Any], meta: checks.Meta) -> Callable[..., Any]:
+    """nerfstudio's method, made to see these transforms instead of the file.
+
+    It reads the file through the name ``load_from_json`` of its module. A copy of the function with its own globals
+    is given another one, so that neither the file nor nerfstudio's module is touched.
+    """
+    if "load_from_json" not in generate.__code__.co_names:
+        raise RuntimeError("nerfstudio's dataparser no longer reads transforms.json by load_from_json.")
+    names = {**generate.__globals__, "load_from_json": lambda path: meta}
+    return types.FunctionType(generate.__code__, names, generate.__name__, generate.__defaults__, generate.__closure__)
+
+
+capture_dataparser = DataParserSpecification(
+    config=CaptureDataParserConfig(),
+    description="Capture in nerfstudio's format (images and transforms.json), checked before use.",
+)
+"""What nerfstudio's registry of dataparsers loads."""

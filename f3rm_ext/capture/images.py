@@ -1,0 +1,70 @@
+"""Checks of image files: present, readable, of the size the cameras say."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from f3rm_ext.errors import CaptureError
+
+USABLE_MODES = ("L", "RGB", "RGBA")
+_TAIL_BYTES = 1 << 16
+_END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
+_THREADS = 8
+_NAMED = 5
+
+
+def name_some(names: Sequence[object]) -> str:
+    """Up to five names, and how many more there are."""
+    listed = ", ".join(str(name) for name in names[:_NAMED])
+    more = len(names) - _NAMED
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
+def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:
+    """Width and height of an image file, px, after checks that need not decode it.
+
+    The file is decoded only where its end is not that of a complete JPEG or PNG file.
+
+    Args:
+        path: image file.
+        mask: whether it is a mask (one channel) and not a picture.
+
+    Raises:
+        CaptureError: it is missing, unreadable, cut short, or of a kind that cannot be trained on.
+    """
+    try:
+        with Image.open(path) as image:
+            if not mask and image.mode not in USABLE_MODES:
+                raise CaptureError(
+                    f"The image {path} has colour mode {image.mode}, which would be misread: "
+                    "convert it to 8-bit RGB, RGBA or grey."
+                )
+            size = image.size
+            end_mark = _END_MARKS.get(image.format or "")
+            if end_mark is None or not _ends_with(path, end_mark):
+                image.load()
+    except FileNotFoundError as error:
+        raise CaptureError(f"The image {path} is not there: copy it back, or take its frame out.") from error
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        reason = str(error).replace(f" {str(path)!r}", "").rstrip(".") or type(error).__name__
+        raise CaptureError(
+            f"The image {path} is damaged or not an image ({reason}): "
+            "export it again, or take its frame out of transforms.json."
+        ) from error
+    return size
+
+
+def image_sizes(paths: Sequence[Path], *, masks: bool = False) -> list[tuple[int, int]]:
+    """:func:`image_size` of many files, in threads."""
+    with ThreadPoolExecutor(max_workers=min(_THREADS, 2 * (os.cpu_count() or 1))) as pool:
+        return list(pool.map(lambda path: image_size(path, mask=masks), paths))
+
+
+def _ends_with(path: Path, mark: bytes) -> bool:
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        return mark in file.read()

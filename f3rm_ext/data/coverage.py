@@ -1,0 +1,100 @@
+"""What training has seen of each image, for logs and the run folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from f3rm_ext.features.atomic import write_atomic
+
+
+class Coverage:
+    """Counts per image: windows it was in, steps it was in memory, rays drawn from it.
+
+    With several processes, windows and steps are those of all of them (every process knows them), rays those of this
+    process.
+    """
+
+    def __init__(self, pixels: Int64[np.ndarray, "cams"], num_processes: int = 1) -> None:
+        """Starts at zero.
+
+        Args:
+            pixels: number of pixels of each image.
+            num_processes: processes that train together.
+        """
+        self.pixels = pixels
+        self.num_processes = num_processes
+        self.appearances = np.zeros_like(pixels)
+        self.steps = np.zeros_like(pixels)
+        self.rays = np.zeros_like(pixels)
+
+    def add_windows(self, windows: Sequence[Sequence[int]]) -> None:
+        """Counts new windows, one of each process."""
+        for window in windows:
+            self.appearances[list(window)] += 1
+
+    def add_steps(self, windows: Sequence[Sequence[int]], steps: int) -> None:
+        """Counts steps for which windows were in use."""
+        for window in windows:
+            self.steps[list(window)] += steps
+
+    def add_rays(self, images: Sequence[int], rays: Int64[np.ndarray, "slots"]) -> None:
+        """Counts rays drawn from the images of a window."""
+        np.add.at(self.rays, list(images), rays)
+
+    def summary(self) -> dict[str, float]:
+        """Figures for the log.
+
+        ``effective_epochs`` is rays of all processes over pixels of the data set.
+        """
+        rays = float(self.rays.sum()) * self.num_processes
+        return {
+            "images": float(len(self.pixels)),
+            "images_seen": float((self.appearances > 0).sum()),
+            "appearances_min": float(self.appearances.min()),
+            "appearances_max": float(self.appearances.max()),
+            "rays": rays,
+            "effective_epochs": rays / max(1.0, float(self.pixels.sum())),
+        }
+
+    def describe(self) -> str:
+        """One line for the console."""
+        s = self.summary()
+        return (
+            f"{s['images_seen']:.0f} of {s['images']:.0f} images seen, each in {s['appearances_min']:.0f} to "
+            f"{s['appearances_max']:.0f} windows; {s['rays']:.3g} rays, {s['effective_epochs']:.3g} effective epochs"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Small tensors from which :meth:`load_state` goes on."""
+        return {name: torch.from_numpy(getattr(self, name).copy()) for name in ("appearances", "steps", "rays")}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on counting where :meth:`state` was taken; a state of another number of images is not used."""
+        loaded = {name: np.asarray(state[name], dtype=np.int64) for name in ("appearances", "steps", "rays")}
+        if all(values.shape == self.pixels.shape for values in loaded.values()):
+            for name, values in loaded.items():
+                setattr(self, name, values.copy())
+
+    def write(self, path: Path, *, step: int, names: Sequence[str]) -> None:
+        """Writes everything as JSON, whole or not at all.
+
+        Args:
+            path: file to write.
+            step: training step, for the record.
+            names: file name of each image.
+        """
+        record = {
+            "step": step,
+            **self.summary(),
+            "num_processes": self.num_processes,
+            "per_image": [
+                {"image": name, "pixels": int(p), "appearances": int(a), "steps": int(s), "rays": int(r)}
+                for name, p, a, s, r in zip(names, self.pixels, self.appearances, self.steps, self.rays, strict=True)
+            ],
+        }
+        write_atomic(path, json.dumps(record, indent=1).encode())

@@ -1,0 +1,238 @@
+"""Batches of pixels and features from a cycling window of images."""
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from nerfstudio.data.datasets.base_dataset import InputDataset
+from torch import Tensor
+
+from f3rm_ext.data.coverage import Coverage
+from f3rm_ext.data.pixels import ImagePixels, PackedPixels, batch_seed
+from f3rm_ext.data.prefetch import LoadCancelled, Prefetcher
+from f3rm_ext.data.reading import read_pixels
+from f3rm_ext.data.windows import WindowCycle
+from f3rm_ext.features.base import FeatureMap
+
+DECODE_THREADS = 4
+
+
+class MapSource(Protocol):
+    """Where feature maps come from, see :mod:`f3rm_ext.features.source`."""
+
+    def load(self, image_idx: int) -> dict[str, FeatureMap]:
+        """The feature maps of one image, by name."""
+        ...
+
+
+class MapSampler(Protocol):
+    """Feature maps of a window's images, see :mod:`f3rm_ext.features.sampling`."""
+
+    def sample(self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]) -> Float[Tensor, "rays feat"]:
+        """Features at pixels."""
+        ...
+
+    def to(self, device: torch.device | str) -> "MapSampler":
+        """The same on a device."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoadedWindow:
+    """What is in memory of a window."""
+
+    pixels: PackedPixels
+    features: dict[str, MapSampler]
+
+    def to(self, device: torch.device) -> "LoadedWindow":
+        """The same on a device."""
+        return LoadedWindow(self.pixels.to(device), {name: maps.to(device) for name, maps in self.features.items()})
+
+
+def load_window(
+    dataset: InputDataset, source: MapSource | None, images: tuple[int, ...], stopped: Callable[[], bool]
+) -> LoadedWindow:
+    """Reads images and features of a window.
+
+    Raises:
+        LoadCancelled: ``stopped`` began to return True.
+        UserError: an image or a feature shard cannot be read.
+    """
+
+    def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
+        if stopped():
+            raise LoadCancelled
+        return read_pixels(dataset, image), {} if source is None else source.load(image)
+
+    if len(images) == 1:
+        parts = [read(images[0])]
+    else:
+        with ThreadPoolExecutor(max_workers=min(DECODE_THREADS, len(images))) as pool:
+            parts = list(pool.map(read, images))
+    pixels = PackedPixels.pack(images, [part[0] for part in parts])
+    maps = [part[1] for part in parts]
+    features: dict[str, MapSampler] = {}
+    if source is not None:
+        from f3rm_ext.features.sampling import PackedMaps
+
+        features = {name: PackedMaps.pack([one[name] for one in maps]) for name in maps[0]}
+    return LoadedWindow(pixels=pixels, features=features)
+
+
+class PixelStream:
+    """Endless batches from one data set; nothing is loaded before the first.
+
+    A batch depends on the window and on (seed, name of the split, rank, number of the batch) alone. So after a resume
+    the same batches follow, whatever else has drawn random numbers.
+    """
+
+    def __init__(
+        self,
+        dataset: InputDataset,
+        cycle: WindowCycle,
+        *,
+        num_rays: int,
+        split: str,
+        device: torch.device | str = "cpu",
+        pixels_on_device: bool = False,
+        source: MapSource | None = None,
+        feature_ray_fraction: float = 1.0,
+    ) -> None:
+        """Sets up.
+
+        Args:
+            dataset: images and cameras.
+            cycle: which images are in memory when.
+            num_rays: rays per batch of this process.
+            split: name of the split, tells streams of one run apart.
+            device: where batches are wanted.
+            pixels_on_device: keep the window's pixels and features there, too.
+            source: feature maps of the data set's images, if any.
+            feature_ray_fraction: part of each batch's rays that get features, (0, 1].
+        """
+        self.dataset = dataset
+        self.cycle = cycle
+        self.num_rays_per_batch = num_rays
+        self.split = split
+        self.device = torch.device(device)
+        self.pixels_on_device = pixels_on_device
+        self.source = source
+        self.feature_ray_fraction = feature_ray_fraction
+        self.batches = 0
+        sizes = (dataset.cameras.height * dataset.cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
+        self._coverage = Coverage(sizes, cycle.shards)
+        self._prefetcher: Prefetcher[LoadedWindow] = Prefetcher(self._load)
+        self._window: LoadedWindow | None = None
+        self._window_rays: Tensor | None = None
+        self._window_steps = 0
+        self._round: tuple[tuple[int, ...], ...] = ()
+        self._upcoming_requested = False
+        self._generator: torch.Generator | None = None
+
+    @property
+    def coverage(self) -> Coverage:
+        """What has been seen up to now."""
+        self._flush()
+        return self._coverage
+
+    def set_num_rays_per_batch(self, num_rays_per_batch: int) -> None:
+        """Changes the batch size, as nerfstudio's pixel samplers allow."""
+        self.num_rays_per_batch = num_rays_per_batch
+
+    def next(self) -> dict[str, Any]:
+        """The next batch.
+
+        Returns:
+            ``image`` Float[rays channels] in [0, 1], ``indices`` Int[rays 3] (image, row, column) and, where there are
+            features, ``features``: by name, Float[feat_rays feat] of the first rays.
+
+        Raises:
+            UserError: an image or a feature shard of the window cannot be read.
+        """
+        window = self._current()
+        generator = self._generator
+        assert generator is not None and self._window_rays is not None
+        generator.manual_seed(batch_seed(self.cycle.seed, self.split, self.cycle.shard, self.batches))
+        self.batches += 1
+        self._window_steps += 1
+        sample = window.pixels.sample(self.num_rays_per_batch, generator)
+        self._window_rays.index_add_(0, sample.slots, torch.ones_like(sample.slots))
+        batch: dict[str, Any] = {
+            "image": sample.colours.to(self.device),
+            "indices": sample.indices.to(self.device),
+        }
+        if window.features:
+            count = math.ceil(self.feature_ray_fraction * self.num_rays_per_batch)
+            slots = sample.slots[:count]
+            yx_px = sample.indices[:count, 1:].float() + 0.5
+            batch["features"] = {
+                name: maps.sample(slots, yx_px).to(self.device) for name, maps in window.features.items()
+            }
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`load_state` needs to go on with the same windows and the same pixels."""
+        return {"cycle": self.cycle.state(), "batches": self.batches, "coverage": self.coverage.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> bool:
+        """Goes on where :meth:`state` was taken.
+
+        Returns:
+            Whether it could; not if the data set has another number of images now.
+        """
+        if not self.cycle.load_state(state["cycle"]):
+            return False
+        self._coverage.load_state(state["coverage"])
+        self.batches = int(state["batches"])
+        self._window, self._window_rays, self._window_steps = None, None, 0
+        self._round, self._upcoming_requested = self.cycle.round, False
+        return True
+
+    def close(self) -> None:
+        """Stops loading in the background and lets go of the window."""
+        self._flush()
+        self._prefetcher.close()
+        self._window = self._window_rays = None
+
+    def _current(self) -> LoadedWindow:
+        """The window for the coming step, new if the cycle says so."""
+        images = self.cycle.step()
+        begins = self.cycle.uses == 1
+        if begins:
+            self._flush()
+        if self._window is None or self._window.pixels.images != images:
+            self._flush()
+            self._window = self._window_rays = None  # before the new one is moved to the device
+            window = self._prefetcher.take(images)
+            if self.pixels_on_device:
+                window = window.to(self.device)
+            device = window.pixels.device
+            if self._generator is None:
+                self._generator = torch.Generator(device=device)
+            self._window_rays = torch.zeros(len(images), dtype=torch.int64, device=device)
+            self._window = window
+        if begins or not self._upcoming_requested:
+            upcoming = self.cycle.upcoming()
+            if upcoming is not None and upcoming != images:
+                self._prefetcher.request(upcoming)
+            self._upcoming_requested = True
+        if begins:
+            self._round = self.cycle.round
+            self._coverage.add_windows(self._round)
+        return self._window
+
+    def _flush(self) -> None:
+        """Moves what was counted on the device to the coverage."""
+        if self._window is not None and self._window_rays is not None and self._window_steps:
+            self._coverage.add_steps(self._round, self._window_steps)
+            self._coverage.add_rays(self._window.pixels.images, self._window_rays.cpu().numpy())
+            self._window_rays.zero_()
+        self._window_steps = 0
+
+    def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
+        return load_window(self.dataset, self.source, images, stopped)
