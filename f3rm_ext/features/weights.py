@@ -1,0 +1,223 @@
+"""Where the weights of an extractor come from, what they hash to, and how they are read."""
+
+import hashlib
+import os
+import pickle
+import urllib.request
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from f3rm_ext.errors import ExtractorError, WeightsNotFoundError
+
+CONNECT_TIMEOUT_S = 5.0
+_HASH_CHUNK_BYTES = 1 << 22
+_hashes: dict[tuple[str, int, int], str] = {}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One weights file and the places it may come from, in the order in which they are tried."""
+
+    model: str
+    """What it is, for messages, e.g. ``DINOv2 vits14``."""
+    option: str
+    """The extractor's option that takes a local path, e.g. ``weights``."""
+    local: Path | None = None
+    """Path given by the user; where there is one, no other place is tried."""
+    hub_files: tuple[tuple[str, str], ...] = ()
+    """(repository, file name) on the Hugging Face hub; alternatives, best first."""
+    urls: tuple[str, ...] = ()
+    """Plain downloads, kept in torch hub's cache; alternatives, best first."""
+
+
+@dataclass(frozen=True)
+class WeightsStatus:
+    """Whether the weights are on this machine, for ``doctor``: neither loaded nor fetched."""
+
+    path: Path | None
+    """The file; None where it is missing, or where there are no weights to have."""
+    advice: str
+    """One sentence: where it was found, or what to do."""
+    missing: bool = False
+    """True where weights are needed and not on this machine."""
+
+
+NO_WEIGHTS = WeightsStatus(path=None, advice="Needs no weights.")
+
+
+def locate(weights: Weights) -> Path | None:
+    """The weights file on this machine, or None. Never goes on-line."""
+    if weights.local is not None:
+        return weights.local if weights.local.is_file() else None
+    for repository, name in weights.hub_files:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(repository, name)
+        if isinstance(cached, str) and Path(cached).is_file():
+            return Path(cached)
+    for folder in _plain_download_folders():
+        for url in weights.urls:
+            path = folder / Path(url).name
+            if path.is_file():
+                return path
+    return None
+
+
+def status(weights: Weights) -> WeightsStatus:
+    """What ``doctor`` says about these weights."""
+    path = locate(weights)
+    if path is not None:
+        return WeightsStatus(path=path, advice=f"Weights found: {path}.")
+    return WeightsStatus(path=None, advice=_how_to_place(weights), missing=True)
+
+
+def resolve(weights: Weights) -> Path:
+    """The weights file: found on this machine, else downloaded by the hub's library.
+
+    Raises:
+        WeightsNotFoundError: The file is not here and cannot be fetched.
+    """
+    path = locate(weights)
+    if path is not None:
+        return path
+    if weights.local is not None:
+        raise WeightsNotFoundError(
+            f"The weights file {weights.local} of {weights.model} does not exist: correct {weights.option}=."
+        )
+    reason = "HF_HUB_OFFLINE is set"
+    if not _offline():
+        failures = []
+        for fetch in (_fetch_from_hub, _fetch_by_url):
+            try:
+                return fetch(weights)
+            except pickle.UnpicklingError as error:
+        raise _unreadable(path, "it is damaged or holds more than tensors") from error
+    except (OSError, ValueError, RuntimeError) as error:
+                failures.append(first_line(error))
+        reason = "; ".join(dict.fromkeys(failures))
+    raise WeightsNotFoundError(f"{_how_to_place(weights).rstrip('.')} (download failed: {reason}).")
+
+
+def file_hash(path: Path) -> str:
+    """First 16 hex digits of the file's SHA-256; kept for the life of the process while size and time stay."""
+    facts = path.stat()
+    key = (str(path.resolve()), facts.st_size, facts.st_mtime_ns)
+    if key not in _hashes:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(_HASH_CHUNK_BYTES):
+                digest.update(chunk)
+        _hashes[key] = digest.hexdigest()[:16]
+    return _hashes[key]
+
+
+def load_state_dict(path: Path) -> dict[str, Tensor]:
+    """Tensors of a weights file (safetensors, or a torch file read with ``weights_only``), by parameter name.
+
+    Wrappers that training scripts put around a state dict (``state_dict``, ``model``, ``teacher``) and the prefixes
+    ``module.`` and ``backbone.`` are taken off.
+
+    Raises:
+        ExtractorError: The file is damaged or holds something else than tensors.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise _unreadable(path, first_line(error)) from error
+    except Exception as error:
+        if type(error).__module__.startswith("safetensors"):
+            raise _unreadable(path, first_line(error)) from error
+        raise
+    for wrapper in ("state_dict", "teacher", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise _unreadable(path, "it is not a table of tensors")
+    state = {str(name): tensor for name, tensor in content.items()}
+    for prefix in ("module.", "backbone."):
+        if any(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return state
+
+
+def _unreadable(path: Path, reason: str) -> ExtractorError:
+    return ExtractorError(
+        f"The weights file {path} cannot be read as a state dict ({reason}): fetch it again or give another file."
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, to be quoted inside a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE) or os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def _plain_download_folders() -> tuple[Path, ...]:
+    """Torch hub's folder of checkpoints, and the one in which OpenAI's own CLIP package keeps its files."""
+    return Path(torch.hub.get_dir()) / "checkpoints", Path("~/.cache/clip").expanduser()
+
+
+def _how_to_place(weights: Weights) -> str:
+    if weights.local is not None:
+        return f"The weights file {weights.local} of {weights.model} does not exist: correct {weights.option}=."
+    names, places = [], []
+    if weights.hub_files:
+        from huggingface_hub import constants
+
+        repository, name = weights.hub_files[0]
+        names.append(f"{name} of huggingface.co/{repository}")
+        places.append(f"the Hugging Face cache {constants.HF_HUB_CACHE}")
+    if weights.urls:
+        names.append(Path(weights.urls[0]).name)
+        places.append(f"torch hub's cache {_plain_download_folders()[0]}")
+    return (
+        f"The weights of {weights.model} ({' or '.join(names)}) are not in {' nor in '.join(places)}: "
+        f"download the file where there is a network and give its path by {weights.option}=PATH."
+    )
+
+
+def _fetch_from_hub(weights: Weights) -> Path:
+    from huggingface_hub import errors, hf_hub_download
+
+    reason = "no file on the hub"
+    for repository, name in weights.hub_files:
+        try:
+            return Path(hf_hub_download(repository, name, etag_timeout=CONNECT_TIMEOUT_S))
+        except errors.LocalEntryNotFoundError as error:
+            # The hub cannot be reached: the other names would fail the same way.
+            raise OSError(first_line(error)) from error
+        except errors.EntryNotFoundError as error:
+            reason = first_line(error)
+    raise FileNotFoundError(reason)
+
+
+def _fetch_by_url(weights: Weights) -> Path:
+    folder = _plain_download_folders()[0]
+    reason: OSError = FileNotFoundError("no plain download")
+    for url in weights.urls:
+        path = folder / Path(url).name
+        try:
+            # torch's downloader has no time limit of its own.
+            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S):
+                pass
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(url, str(path))
+            return path
+        except OSError as error:
+            reason = error
+    raise reason
