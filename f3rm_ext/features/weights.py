@@ -95,9 +95,7 @@ def resolve(weights: Weights) -> Path:
         for fetch in (_fetch_from_hub, _fetch_by_url):
             try:
                 return fetch(weights)
-            except pickle.UnpicklingError as error:
-        raise _unreadable(path, "it is damaged or holds more than tensors") from error
-    except (OSError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 failures.append(first_line(error))
         reason = "; ".join(dict.fromkeys(failures))
     raise WeightsNotFoundError(f"{_how_to_place(weights).rstrip('.')} (download failed: {reason}).")
@@ -132,6 +130,8 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
             content = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise _unreadable(path, "it is damaged or holds more than tensors") from error
     except (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise _unreadable(path, first_line(error)) from error
     except Exception as error:
