@@ -134,7 +134,7 @@ class DaisyExtractor:
             normalization="off",
         )
         rows, cols = grey.shape[0] // step, grey.shape[1] // step
-        found = found[:rows, :cols].astype(np.float32)
+        found = np.asarray(found)[:rows, :cols].astype(np.float32)
         return found / (np.linalg.norm(found, axis=-1, keepdims=True) + SOFT_CONTRAST)
 
     def _colour(self, lab: Float32[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "rows cols colour"]:
@@ -145,7 +145,8 @@ class DaisyExtractor:
         middle = slice(step // 2, None, step)
         parts = []
         for blur in BLUR_STEPS:
-            blurred: np.ndarray = np.asarray(gaussian_filter(lab, (blur * step, blur * step, 0), mode="reflect"))
+            blurred = np.empty_like(lab)
+            gaussian_filter(lab, (blur * step, blur * step, 0), mode="reflect", output=blurred)
             smooth = blurred[middle, middle] / 100
             for channel, frequencies in enumerate(COLOUR_FREQUENCIES):
                 for frequency in frequencies:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Mapping
@@ -86,9 +87,7 @@ def resolve(weights: Weights) -> Path:
     if path is not None:
         return path
     if weights.local is not None:
-        raise WeightsNotFoundError(
-            f"The weights file {weights.local} of {weights.model} does not exist: correct {weights.option}=."
-        )
+        raise WeightsNotFoundError(_how_to_place(weights))
     reason = "HF_HUB_OFFLINE is set"
     if not _offline():
         failures = []
@@ -191,10 +190,21 @@ def _how_to_place(weights: Weights) -> str:
     )
 
 
+def _check_reachable(url: str) -> None:
+    """Raises OSError soon where there is no network: the hub's libraries retry for long or have no time limit."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S):
+            pass
+    except urllib.error.HTTPError as answer:
+        # Any answer means that the server is there; whether it has the file is found out by the download.
+        answer.close()
+
+
 def _fetch_from_hub(weights: Weights) -> Path:
-    from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub import constants, errors, hf_hub_download
 
     reason = "no file on the hub"
+    _check_reachable(constants.ENDPOINT)
     for repository, name in weights.hub_files:
         try:
             return Path(hf_hub_download(repository, name, etag_timeout=CONNECT_TIMEOUT_S))
@@ -212,9 +222,7 @@ def _fetch_by_url(weights: Weights) -> Path:
     for url in weights.urls:
         path = folder / Path(url).name
         try:
-            # torch's downloader has no time limit of its own.
-            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S):
-                pass
+            _check_reachable(url)
             folder.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(url, str(path))
             return path
