@@ -1,0 +1,108 @@
+"""Trains one registered method in this process and prints what it cost, as one line of JSON.
+
+Used by the other benchmarks, each run in a process of its own so that neither memory nor threads carry over.
+"""
+
+import json
+import resource
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+
+@dataclass
+class TrainOnce:
+    """Trains one method for a number of steps or seconds."""
+
+    method: str
+    """Registered name, e.g. `nerfacto` or `f3rm-ext-lite`."""
+    data: Path
+    """A capture with a transforms.json."""
+    output_dir: Path
+    """Where the run folder goes."""
+    steps: int = 800
+    """Steps at most."""
+    max_seconds: float = 0.0
+    """Stop after this much training time; 0 for no limit."""
+    rays: int = 0
+    """Rays per step; 0 keeps the method's default."""
+    scale: float = 0.25
+    """Factor on the image size."""
+    seed: int = 42
+    """Random seed."""
+    extractors: tuple[str, ...] | None = None
+    """Features to distil, for our methods; none given keeps the method's default."""
+
+    def main(self) -> None:
+        """Trains, and prints the result."""
+        from nerfstudio.configs.method_configs import all_methods
+        from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
+        from nerfstudio.scripts.train import _set_random_seed
+
+        config = all_methods[self.method]
+        ours = self.method.startswith("f3rm-ext")
+        config.output_dir, config.timestamp, config.data = self.output_dir, "run", self.data
+        config.max_num_iterations, config.vis = self.steps, "tensorboard"
+        config.machine.device_type, config.machine.seed = "cpu", self.seed
+        config.logging.local_writer.enable = False
+        config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
+        config.steps_per_save = 10**9
+        config.pipeline.datamanager.camera_res_scale_factor = self.scale
+        if self.rays:
+            config.pipeline.datamanager.train_num_rays_per_batch = self.rays
+        if not ours:
+            config.pipeline.datamanager.dataparser = NerfstudioDataParserConfig()
+            config.pipeline.model.implementation = "torch"
+        elif self.extractors is not None:
+            config.pipeline.datamanager.features.extractors = self.extractors
+        config.pipeline.datamanager.data = self.data
+        config.set_timestamp()
+        config.save_config()
+        _set_random_seed(self.seed)
+        trainer = config.setup(local_rank=0, world_size=1)
+        trainer.setup()
+
+        durations: list[float] = []
+        inner, started = trainer.train_iteration, time.perf_counter()
+
+        def timed(step: int):
+            begin = time.perf_counter()
+            result = inner(step)
+            durations.append(time.perf_counter() - begin)
+            if self.max_seconds and time.perf_counter() - started > self.max_seconds:
+                trainer.stop_training = True
+            return result
+
+        trainer.train_iteration = timed
+        started = time.perf_counter()
+        trainer.train()
+        wall = time.perf_counter() - started
+        rays = trainer.pipeline.datamanager.get_train_rays_per_batch()
+        warm = durations[min(20, len(durations) // 2) :]
+        q1, median, q3 = statistics.quantiles(warm, n=4)
+        print(
+            "RESULT "
+            + json.dumps(
+                {
+                    "method": self.method,
+                    "steps": len(durations),
+                    "rays_per_step": rays,
+                    "train_s": round(wall, 2),
+                    "step_ms_median": round(1e3 * median, 2),
+                    "step_ms_q1": round(1e3 * q1, 2),
+                    "step_ms_q3": round(1e3 * q3, 2),
+                    "rays_per_s": round(rays / median, 1),
+                    "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+                    "threads": torch.get_num_threads(),
+                    "config": str(config.get_base_dir() / "config.yml"),
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    tyro.cli(TrainOnce).main()

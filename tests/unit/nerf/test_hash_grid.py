@@ -1,0 +1,103 @@
+"""The hash grid: geometry, the reference's gradients, and numba against the reference."""
+
+import pytest
+import torch
+
+from f3rm_ext.nerf.hash_grid import HashGrid, grid_levels, hash_grid_reference
+from f3rm_ext.nerf.hash_kernels import BLOCK, hash_grid_numba
+
+SHAPES = [(1, 2, 4, 4, 12), (5, 2, 16, 128, 12), (4, 1, 3, 40, 9), (6, 4, 8, 256, 14), (3, 8, 16, 64, 11)]
+
+
+def _grid(shape: tuple[int, int, int, int, int]) -> HashGrid:
+    levels, width, base, top, log2 = shape
+    grid = HashGrid(levels, width, base, top, log2, backend="torch")
+    torch.nn.init.normal_(grid.table, generator=torch.Generator().manual_seed(1))
+    return grid
+
+
+def _points(count: int) -> torch.Tensor:
+    points = torch.rand(count, 3, generator=torch.Generator().manual_seed(2))
+    points[0], points[1] = 0.0, 1.0  # the corners of the cube
+    return points
+
+
+def test_levels_grow_geometrically_and_stop_at_the_table_size() -> None:
+    levels = grid_levels(num_levels=5, base_res=16, max_res=256, log2_hashmap_size=15)
+    assert [level.resolution for level in levels] == [16, 32, 64, 128, 256]
+    assert [level.hashed for level in levels] == [False, False, True, True, True]
+    assert [level.size for level in levels] == [4096, 32768, 32768, 32768, 32768]
+    for before, after in zip(levels[:-1], levels[1:], strict=True):
+        assert after.offset == before.offset + before.size
+
+
+def test_dense_sizes_are_padded_to_eight() -> None:
+    (level,) = grid_levels(num_levels=1, base_res=3, max_res=3, log2_hashmap_size=19)
+    assert level.size == 32  # 27 vertices
+
+
+def test_a_vertex_returns_its_row() -> None:
+    grid = _grid((1, 2, 4, 4, 12))
+    (level,) = grid.levels
+    vertex = torch.tensor([1, 2, 3])
+    point = ((vertex - 0.5) / level.scale)[None]
+    row = 1 + 4 * (2 + 4 * 3)
+    torch.testing.assert_close(hash_grid_reference(point, grid.table, grid.levels)[0], grid.table[row])
+
+
+def test_reference_passes_gradcheck() -> None:
+    grid = _grid((3, 2, 3, 9, 7))
+    points = (_points(6)[2:].double() * 0.98 + 0.01).requires_grad_(True)
+    table = grid.table.detach().double().requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda p, t: hash_grid_reference(p, t, grid.levels), (points, table), eps=1e-7)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("count", [2, 257, BLOCK + 3])
+def test_numba_equals_reference_in_value_and_gradient(shape: tuple[int, int, int, int, int], count: int) -> None:
+    grid, points = _grid(shape), _points(count)
+    results = []
+    for function in (hash_grid_reference, hash_grid_numba):
+        leaf_points, leaf_table = points.clone().requires_grad_(True), grid.table.detach().clone().requires_grad_(True)
+        out = function(leaf_points, leaf_table, grid.levels)
+        upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+        results.append((out.detach(), *torch.autograd.grad(out, (leaf_points, leaf_table), upstream)))
+    (value, by_point, by_table), (fast_value, fast_by_point, fast_by_table) = results
+    # A coordinate times a scale of hundreds, in float32, carries an error of about 1e-5 cells.
+    torch.testing.assert_close(fast_value, value, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(fast_by_table, by_table, atol=2e-3, rtol=1e-3)
+    scale = by_point.abs().max()
+    torch.testing.assert_close(fast_by_point / scale, by_point / scale, atol=1e-3, rtol=1e-3)
+
+
+def test_gradient_is_only_computed_where_needed() -> None:
+    grid = _grid(SHAPES[1])
+    points = _points(10)
+    out = hash_grid_numba(points, grid.table, grid.levels)
+    out.sum().backward()
+    assert grid.table.grad is not None and points.grad is None
+    # Eight corners with weights summing to one, per point, level and feature.
+    torch.testing.assert_close(grid.table.grad.sum(), torch.tensor(10.0 * out.shape[1]))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -7.0, 1e9])
+def test_points_outside_the_cube_never_leave_the_table(bad: float) -> None:
+    grid = _grid(SHAPES[1])
+    points = _points(4)
+    points[2] = bad
+    out = hash_grid_numba(points, grid.table, grid.levels)
+    torch.testing.assert_close(out[:2], hash_grid_reference(points[:2], grid.table, grid.levels), atol=1e-4, rtol=1e-4)
+
+
+def test_auto_takes_numba_on_the_cpu_and_named_backends_are_kept() -> None:
+    cpu = torch.device("cpu")
+    assert HashGrid(2, 2, 4, 8, 8, backend="auto").resolve_backend(cpu) == "numba"
+    assert HashGrid(2, 2, 4, 8, 8, backend="tcnn").resolve_backend(cpu) == "numba"
+    assert HashGrid(2, 2, 4, 8, 8, backend="torch").resolve_backend(cpu) == "torch"
+
+
+def test_backends_share_one_state_dict() -> None:
+    ours, theirs = HashGrid(3, 2, 4, 16, 9, backend="numba"), HashGrid(3, 2, 4, 16, 9, backend="torch")
+    theirs.load_state_dict(ours.state_dict())
+    points = _points(50)
+    torch.testing.assert_close(ours(points), theirs(points), atol=1e-6, rtol=1e-3)

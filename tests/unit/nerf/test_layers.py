@@ -1,0 +1,93 @@
+"""Perceptrons, encodings, contraction, and the losses on features."""
+
+import math
+
+import pytest
+import torch
+from nerfstudio.field_components.spatial_distortions import SceneContraction
+
+from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube, ray_points
+from f3rm_ext.nerf.losses import cosine, feature_loss, heaviest_samples
+from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp, frequency_encoding
+
+
+def test_split_first_layer_equals_concatenation() -> None:
+    mlp = RaySplitMlp(ray_dim=5, sample_dim=3, hidden_dim=8, num_hidden=2, out_dim=4)
+    per_ray, per_sample = torch.randn(7, 5), torch.randn(7, 6, 3)
+    joined = torch.cat([per_ray[:, None].expand(-1, 6, -1), per_sample], dim=-1)
+    expected = mlp.rest(torch.relu(mlp.first(joined)))
+    torch.testing.assert_close(mlp(per_ray, per_sample), expected)
+
+
+def test_mlp_without_output_layer_ends_in_relu() -> None:
+    out = Mlp(4, 16, num_hidden=2, out_dim=None)(torch.randn(50, 4))
+    assert out.shape == (50, 16) and (out >= 0).all() and (out > 0).any()
+
+
+def test_mlp_has_no_bias() -> None:
+    assert not Mlp(4, 8, 1, 3)(torch.zeros(2, 4)).any()
+
+
+def test_frequency_encoding_at_known_points() -> None:
+    encoded = frequency_encoding(torch.tensor([[0.5, 0.0, 0.25]]), num_frequencies=1)
+    half = math.sqrt(0.5)
+    torch.testing.assert_close(encoded[0], torch.tensor([1.0, 0.0, half, 0.0, 1.0, half]), atol=1e-6, rtol=0)
+
+
+def test_contraction_is_that_of_mip_nerf_360() -> None:
+    positions = torch.randn(500, 3) * torch.logspace(-2, 3, 500)[:, None]
+    expected = (SceneContraction(order=float("inf"))(positions) + 2) / 4
+    torch.testing.assert_close(contract_to_unit_cube(positions), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_contraction_stays_in_the_cube_at_any_distance() -> None:
+    unit = contract_to_unit_cube(torch.tensor([[1e30, -1e30, 0.0], [0.0, 0.0, 0.0]]))
+    assert (unit >= 0).all() and (unit <= 1).all()
+    torch.testing.assert_close(unit[1], torch.full((3,), 0.5))
+
+
+def test_box_marks_what_lies_outside() -> None:
+    aabb = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 3.0]])
+    unit, inside = box_to_unit_cube(torch.tensor([[0.0, 0.0, 1.0], [2.0, 0.0, 0.0]]), aabb)
+    torch.testing.assert_close(unit[0], torch.full((3,), 0.5))
+    assert inside.flatten().tolist() == [1.0, 0.0]
+
+
+def test_ray_points() -> None:
+    points = ray_points(torch.ones(1, 2, 3), torch.tensor([[[1.0, 0, 0]] * 2]), torch.tensor([[[2.0], [3.0]]]))
+    assert points[0].tolist() == [[3.0, 1.0, 1.0], [4.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("mse", (9 + 0) / 2), ("cosine", 1.0), ("huber", (1.25 * (3 - 0.625) + 0) / 2)]
+)
+def test_feature_loss_by_hand(kind: str, expected: float) -> None:
+    value = feature_loss(torch.tensor([[3.0, 1.0]]), torch.tensor([[0.0, 1.0]]), kind)  # type: ignore[arg-type]
+    if kind == "cosine":
+        expected = 1 - 1 / math.sqrt(10)
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_are_float32_whatever_comes_in() -> None:
+    big = torch.full((4, 8), 300.0, dtype=torch.float16)  # its squared norm is beyond float16
+    assert feature_loss(big, -big, "mse").item() == pytest.approx(360000.0)
+    torch.testing.assert_close(cosine(big, big), torch.ones(4))
+
+
+def test_cosine_of_a_zero_vector_is_zero() -> None:
+    assert cosine(torch.zeros(2, 3), torch.ones(2, 3)).tolist() == [0.0, 0.0]
+
+
+def test_heaviest_samples_keep_the_total_weight() -> None:
+    weights = torch.tensor([[[0.1], [0.5], [0.05], [0.2]], [[0.0], [0.0], [0.0], [0.0]]])
+    positions = torch.arange(24.0).reshape(2, 4, 3)
+    kept, at = heaviest_samples(weights, positions, 2)
+    torch.testing.assert_close(kept.sum(dim=1), weights.sum(dim=1))
+    torch.testing.assert_close(kept[0, :, 0], torch.tensor([0.5, 0.2]) * 0.85 / 0.7)
+    torch.testing.assert_close(at[0], positions[0, [1, 3]])
+    assert torch.isfinite(kept).all()
+
+
+def test_keeping_all_samples_changes_nothing() -> None:
+    weights, positions = torch.rand(3, 4, 1), torch.rand(3, 4, 3)
+    assert heaviest_samples(weights, positions, 4)[0] is weights

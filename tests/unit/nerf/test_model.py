@@ -1,0 +1,229 @@
+"""The model: outputs, losses, where gradients go, and evaluation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nerfstudio.cameras.camera_optimizers import CameraOptimizerConfig
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.cameras.rays import RayBundle
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.base import FeatureMap, PatchGrid
+from f3rm_ext.features.spec import FeatureSpec
+from f3rm_ext.nerf import evaluation
+from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig
+
+MakeModel = Callable[..., F3rmModel]
+MakeRays = Callable[[int], RayBundle]
+MakeSpec = Callable[..., FeatureSpec]
+
+
+@pytest.fixture
+def camera() -> Cameras:
+    pose = torch.eye(4)[None, :3]
+    pose[0, 2, 3] = 0.8
+    return Cameras(pose, fx=20.0, fy=20.0, cx=10.0, cy=6.0, width=20, height=12)
+
+
+def _losses(model: F3rmModel, rays: RayBundle, features: dict[str, torch.Tensor]) -> dict[str, Any]:
+    outputs = model(rays)
+    batch = {"image": torch.rand(len(rays), 3), "features": features}
+    return model.get_loss_dict(outputs, batch, model.get_metrics_dict(outputs, batch))
+
+
+def test_training_renders_features_for_the_first_rays_only(
+    make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec
+) -> None:
+    outputs = make_model((make_spec("a", 12),), fraction=0.3)(make_rays(20))
+    assert outputs["features"]["a"].shape == (6, 12)
+    assert outputs["rgb"].shape == (20, 3) and outputs["depth"].shape == (20, 1)
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(1.0, 10), (0.5, 5), (0.25, 3), (0.1, 1)])
+def test_fraction_is_rounded_up(
+    make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec, fraction: float, count: int
+) -> None:
+    outputs = make_model((make_spec("a"),), fraction=fraction)(make_rays(10))
+    assert len(outputs["features"]["a"]) == count
+
+
+def test_each_head_has_its_loss(make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec) -> None:
+    model = make_model((make_spec("a", 12), make_spec("b", 4)))
+    losses = _losses(model, make_rays(8), {"a": torch.randn(4, 12), "b": torch.randn(4, 4)})
+    expected = {"rgb_loss", "interlevel_loss", "distortion_loss", "feature_loss_a", "feature_loss_b"}
+    assert set(losses) == expected | {"camera_opt_regularizer"}
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_detached_weights_keep_features_from_shaping_density(
+    make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec, detach: bool
+) -> None:
+    model = make_model((make_spec("a"),), fraction=1.0, detach_weights=detach)
+    losses = _losses(model, make_rays(16), {"a": torch.randn(16, 12)})
+    losses["feature_loss_a"].backward()
+    shaped = any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.field.parameters())
+    assert shaped is not detach
+    assert model.feature_field.grid.table.grad is not None
+
+
+def test_camera_optimiser_is_applied(make_model: MakeModel, make_rays: MakeRays) -> None:
+    model = make_model()
+    torch.nn.init.normal_(model.field.grid.table)
+    (_losses(model, make_rays(32), {})["rgb_loss"]).backward()
+    gradient = model.camera_optimizer.pose_adjustment.grad
+    assert gradient is not None and gradient.abs().sum() > 0
+    before = model(make_rays(32))["rgb"]
+    with torch.no_grad():
+        model.camera_optimizer.pose_adjustment.add_(0.3)
+    assert not torch.allclose(model(make_rays(32))["rgb"], before)
+    model.eval()
+    with torch.no_grad():
+        moved = model(make_rays(32))["rgb"]
+        model.camera_optimizer.pose_adjustment.zero_()
+        torch.testing.assert_close(model(make_rays(32))["rgb"], moved)
+
+
+def test_pruned_features_approach_the_full_ones(
+    make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec
+) -> None:
+    rays = make_rays(16)
+    full = make_model((make_spec("a"),), num_samples=6).eval()
+    pruned = make_model((make_spec("a"),), num_samples=6, feature_samples_per_ray=6).eval()
+    few = make_model((make_spec("a"),), num_samples=6, feature_samples_per_ray=5).eval()
+    with torch.no_grad():
+        wanted = full.render_features(rays)["a"]
+        torch.testing.assert_close(pruned.render_features(rays)["a"], wanted)
+        assert torch.nn.functional.cosine_similarity(few.render_features(rays)["a"], wanted).min() > 0.5
+
+
+def test_image_outputs_suit_the_viewer(make_model: MakeModel, make_spec: MakeSpec, camera: Cameras) -> None:
+    model = make_model((make_spec("a", 12), make_spec("b", 4)), eval_num_rays_per_chunk=50).eval()
+    outputs = model.get_outputs_for_camera(camera)
+    assert {"rgb", "depth", "accumulation", "feature_pca", "feature_pca_b"} <= set(outputs)
+    assert "feature" not in outputs
+    for value in outputs.values():
+        assert value.shape[:2] == (12, 20)
+        assert value.shape[2] in (1, 3) and value.is_floating_point()
+    assert 0.0 <= float(outputs["feature_pca"].min()) and float(outputs["feature_pca"].max()) <= 1.0
+
+
+def test_features_are_output_when_asked(make_model: MakeModel, make_spec: MakeSpec, camera: Cameras) -> None:
+    model = make_model((make_spec("a", 12),), output_features=True).eval()
+    assert model.get_outputs_for_camera(camera)["feature"].shape == (12, 20, 12)
+
+
+def test_chunk_size_does_not_change_the_image(make_model: MakeModel, make_spec: MakeSpec, camera: Cameras) -> None:
+    images = []
+    for chunk in (7, 1000):
+        model = make_model((make_spec("a"),), eval_num_rays_per_chunk=chunk).eval()
+        images.append(model.get_outputs_for_camera(camera))
+    for name in images[0]:
+        torch.testing.assert_close(images[0][name], images[1][name])
+
+
+def test_normals_are_unit_vectors_mapped_to_colours(make_model: MakeModel, camera: Cameras) -> None:
+    model = make_model(render_normals=True).eval()
+    torch.nn.init.normal_(model.field.grid.table)
+    normals = model.get_outputs_for_camera(camera)["normals"] * 2 - 1
+    torch.testing.assert_close(normals.norm(dim=-1), torch.ones(12, 20), atol=1e-4, rtol=0)
+
+
+def test_a_failing_output_is_dropped(
+    make_model: MakeModel, make_spec: MakeSpec, camera: Cameras, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model((make_spec("a"),), eval_num_rays_per_chunk=50).eval()
+    model.feature_field.head("a").display_components = torch.zeros(3, 5)
+    outputs = model.get_outputs_for_camera(camera)
+    assert "feature_pca" not in outputs and "rgb" in outputs
+    assert capsys.readouterr().out.count("feature_pca") == 1
+
+
+def test_only_the_viewer_gets_a_black_image(
+    make_model: MakeModel, camera: Cameras, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model().eval()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no field")
+
+    monkeypatch.setattr(model.field, "density", broken)
+    with pytest.raises(RuntimeError, match="no field"):
+        model.get_outputs_for_camera(camera)
+    monkeypatch.setattr("f3rm_ext.compat.is_viewer_thread", lambda: True)
+    outputs = model.get_outputs_for_camera(camera)
+    assert outputs["rgb"].shape == (12, 20, 3) and not outputs["rgb"].any()
+    assert outputs["depth"].shape == (12, 20, 1)
+
+
+def _feature_map(values: np.ndarray, height: int = 12, width: int = 20) -> FeatureMap:
+    rows, cols = values.shape[:2]
+    return FeatureMap(values.astype(np.float16), PatchGrid.covering(rows, cols, height, width))
+
+
+def test_feature_metrics_compare_at_patch_centres(
+    make_model: MakeModel, make_spec: MakeSpec, camera: Cameras
+) -> None:
+    model = make_model((make_spec("a", 12),), output_features=True, eval_num_rays_per_chunk=16).eval()
+    # 4×4 px patches: centres lie between pixels, so compare with what the field itself renders there.
+    grid = PatchGrid.covering(3, 5, 12, 20)
+    rendered = evaluation.render_at(model, camera, torch.from_numpy(grid.centres_px()).flatten(0, 1))["a"]
+    same = rendered.view(3, 5, 12).numpy()
+    batch = {"camera": camera, "feature_maps": {"a": _feature_map(same)}}
+    metrics = evaluation.feature_metrics(model, batch)
+    assert metrics["feature_cosine_a"] == pytest.approx(1.0, abs=1e-3)
+    batch["feature_maps"]["a"] = _feature_map(-same)
+    metrics = evaluation.feature_metrics(model, batch)
+    assert metrics["feature_cosine_a"] == pytest.approx(-1.0, abs=1e-3)
+    assert metrics["feature_mse_a"] == pytest.approx(4 * float(np.square(same).mean()), rel=2e-2)
+
+
+def test_image_metrics_without_features(make_model: MakeModel, camera: Cameras) -> None:
+    model = make_model().eval()
+    outputs = model.get_outputs_for_camera(camera)
+    metrics, images = model.get_image_metrics_and_images(outputs, {"image": outputs["rgb"].clone()})
+    assert metrics["l1"] == 0.0
+    assert {"psnr", "ssim", "train_peak_memory_mib", "eval_peak_memory_mib"} <= set(metrics)
+    assert metrics["eval_peak_memory_mib"] > 0
+    assert all(isinstance(value, float) for value in metrics.values())
+    assert images["img"].shape == (12, 40, 3)
+
+
+def test_a_checkpoint_restores_heads_and_counters(
+    make_model: MakeModel, make_spec: MakeSpec, camera: Cameras
+) -> None:
+    trained = make_model((make_spec("a"),)).eval()
+    trained.train_peak_mib = 123.0
+    bare = make_model(()).eval()
+    bare.load_state_dict(trained.state_dict())
+    assert bare.train_peak_mib == 123.0
+    torch.testing.assert_close(
+        bare.get_outputs_for_camera(camera)["feature_pca"], trained.get_outputs_for_camera(camera)["feature_pca"]
+    )
+
+
+def test_metrics_are_not_part_of_the_checkpoint(make_model: MakeModel) -> None:
+    assert not [key for key in make_model().state_dict() if "lpips" in key.lower()]
+
+
+def test_parameter_groups_cover_every_parameter_once(make_model: MakeModel, make_spec: MakeSpec) -> None:
+    model = make_model((make_spec("a"),))
+    grouped = [id(p) for group in model.get_param_groups().values() for p in group]
+    everything = [id(p) for name, p in model.named_parameters() if name != "device_indicator_param"]
+    assert sorted(grouped) == sorted(everything)
+    off = make_model(camera_optimizer=CameraOptimizerConfig(mode="off"))
+    assert "camera_opt" not in off.get_param_groups()
+
+
+def test_bad_options_say_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        F3rmModelConfig(proposals=())
+    with pytest.raises(ConfigError, match="eval-num-rays-per-chunk is -1"):
+        F3rmModelConfig(eval_num_rays_per_chunk=-1)
+
+
+def test_wrong_shapes_are_refused(make_model: MakeModel) -> None:
+    with pytest.raises(Exception, match="positions"):
+        make_model().field.density(torch.zeros(4, 3))
