@@ -3,8 +3,10 @@
 import contextlib
 import functools
 import importlib.resources
+import os
 import socket
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,14 +176,19 @@ def _fetch(target: Path) -> None:
     """Downloads AlexNet to torchvision's cache; gives up within seconds where there is no network.
 
     Raises:
-        WeightsNotFoundError: It could not be had.
+        WeightsNotFoundError: It could not be had, or HF_HUB_OFFLINE forbids to try.
     """
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "ON", "YES", "TRUE"}:
+        raise WeightsNotFoundError(_missing(f"{target} is not there and HF_HUB_OFFLINE is set"))
     problem: list[str] = ["no answer"]
 
     def probe() -> None:
         try:
             request = urllib.request.Request(ALEXNET_URL, method="HEAD")
             urllib.request.urlopen(request, timeout=_PROBE_S).close()
+            problem.clear()
+        except urllib.error.HTTPError as answer:  # the server is there, whatever it thinks of HEAD
+            answer.close()
             problem.clear()
         except (OSError, ValueError) as error:
             problem[:] = [str(getattr(error, "reason", error))]

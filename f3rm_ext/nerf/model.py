@@ -1,6 +1,7 @@
 """The feature-distillation radiance field: nerfacto's geometry and colour with a feature field beside them."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -283,7 +284,7 @@ class F3rmModel(Model):
         if self.training:
             outputs["weights_list"] = [*weights_list, weights]
             outputs["ray_samples_list"] = [*samples_list, ray_samples]
-            count = -(-int(self.feature_ray_fraction * 1_000_000 * len(weights)) // 1_000_000)
+            count = math.ceil(self.feature_ray_fraction * len(weights))
             outputs["features"] = {
                 name: self.feature_field.head(name).decode(hidden)
                 for name, hidden in self._render_hidden(positions[:count], weights[:count]).items()
