@@ -15,13 +15,13 @@ from nerfstudio.data.datamanagers.base_datamanager import VanillaDataManager, Va
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
-from nerfstudio.model_components.ray_generators import RayGenerator
 from nerfstudio.utils import comms, writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.eval_loading import EvalLoader, RandomEvalLoader
+from f3rm_ext.data.rays import make_ray_generator
 from f3rm_ext.data.stream import MapSource, PixelStream
 from f3rm_ext.data.windows import WindowCycle, parse_count
 from f3rm_ext.errors import ConfigError, UserError
@@ -171,7 +171,7 @@ class F3rmDataManager(VanillaDataManager[InputDataset]):
         self.train_pixel_sampler = self._stream(
             "train", self.train_dataset, cycle, rays, None if self._sources is None else self._sources[0]
         )
-        self.train_ray_generator = RayGenerator(self.train_dataset.cameras.to(self.device)).to(self.device)
+        self.train_ray_generator = make_ray_generator(self.train_dataset.cameras, self.device)
         if self.test_mode == "val":
             self._log_setup(cycle, rays)
 
@@ -184,7 +184,7 @@ class F3rmDataManager(VanillaDataManager[InputDataset]):
         self.eval_pixel_sampler = self._stream(
             "eval", dataset, cycle, rays, None if self._sources is None else self._sources[-1]
         )
-        self.eval_ray_generator = RayGenerator(dataset.cameras.to(self.device)).to(self.device)
+        self.eval_ray_generator = make_ray_generator(dataset.cameras, self.device)
         self.fixed_indices_eval_dataloader = EvalLoader(dataset, self.device, self.eval_feature_source)
         self.eval_dataloader = RandomEvalLoader(dataset, self.device, self.eval_feature_source, self._draw_eval_image)
 

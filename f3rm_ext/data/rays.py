@@ -1,0 +1,94 @@
+"""Rays through pixels, quickly where all cameras share one set of intrinsics."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from nerfstudio.cameras.camera_utils import radial_and_tangential_undistort
+from nerfstudio.cameras.cameras import Cameras, CameraType
+from nerfstudio.cameras.rays import RayBundle
+from nerfstudio.model_components.ray_generators import RayGenerator
+from torch import Tensor
+
+RayMaker = Callable[[Int[Tensor, "rays 3"]], RayBundle]
+_ROWS_AT_A_TIME = 64
+
+
+def make_ray_generator(cameras: Cameras, device: torch.device | str) -> RayMaker:
+    """What turns (image, row, column) into rays on a device.
+
+    Cameras of one size, one focal length and one distortion get a table; all others nerfstudio's generator, which
+    undoes the lens distortion of every ray anew (most of the time a small batch takes on a CPU).
+    """
+    cameras = cameras.to(device)
+    if shares_intrinsics(cameras):
+        return TableRayGenerator(cameras)
+    return RayGenerator(cameras).to(device)
+
+
+def shares_intrinsics(cameras: Cameras) -> bool:
+    """Whether all cameras are pinhole cameras (with or without distortion) that differ in their poses only."""
+    if cameras.times is not None or len(cameras.shape) != 1 or not len(cameras):
+        return False
+    if any(isinstance(value, Tensor) for value in (cameras.metadata or {}).values()):
+        return False
+    if not bool((cameras.camera_type == CameraType.PERSPECTIVE.value).all()):
+        return False
+    tensors = [cameras.fx, cameras.fy, cameras.cx, cameras.cy, cameras.width, cameras.height]
+    if cameras.distortion_params is not None:
+        tensors.append(cameras.distortion_params)
+    return all(bool((tensor == tensor[:1]).all()) for tensor in tensors)
+
+
+class TableRayGenerator:
+    """nerfstudio's rays, with the lens distortion of every pixel undone once.
+
+    Not a torch module, so that the datamanager has no buffers.
+    """
+
+    def __init__(self, cameras: Cameras) -> None:
+        """Makes the table, 8 bytes per pixel on the cameras' device.
+
+        Args:
+            cameras: for which :func:`shares_intrinsics` holds.
+        """
+        self.cameras = cameras
+        # One row and column more, because a pixel's area is measured to its neighbours below and to the right.
+        height, width = int(cameras.height[0]) + 1, int(cameras.width[0]) + 1
+        self.columns = width
+        columns = torch.arange(width, device=cameras.device) + 0.5
+        x = (columns - cameras.cx[0]) / cameras.fx[0]
+        distortion = cameras.distortion_params
+        self.table: Float[Tensor, "points 2"] = torch.empty((height * width, 2), device=cameras.device)
+        for first in range(0, height, _ROWS_AT_A_TIME):
+            rows = torch.arange(first, min(first + _ROWS_AT_A_TIME, height), device=cameras.device) + 0.5
+            y = (rows - cameras.cy[0]) / cameras.fy[0]
+            grid = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], dim=-1).reshape(-1, 2)
+            if distortion is not None and bool((distortion[0] != 0).any()):
+                grid = radial_and_tangential_undistort(grid, distortion[0].expand(len(grid), -1))
+            self.table[first * width : first * width + len(grid)] = grid
+
+    def __call__(self, ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
+        """Rays of pixels, as nerfstudio's ``RayGenerator`` gives them.
+
+        Args:
+            ray_indices: image, row and column.
+        """
+        ray_indices = ray_indices.to(self.table.device)
+        image = ray_indices[:, 0]
+        place = ray_indices[:, 1] * self.columns + ray_indices[:, 2]
+        seen = self.table[torch.stack([place, place + 1, place + self.columns])]
+        # OpenCV to OpenGL: y up, looking along -z.
+        local = torch.cat([seen[..., :1], -seen[..., 1:], torch.full_like(seen[..., :1], -1.0)], dim=-1)
+        pose = self.cameras.camera_to_worlds[image]
+        directions = torch.einsum("nij,knj->kni", pose[:, :, :3], local)
+        norm = directions.norm(dim=-1, keepdim=True)
+        directions = directions / norm
+        sides = (directions[1:] - directions[:1]).norm(dim=-1)
+        return RayBundle(
+            origins=pose[:, :, 3],
+            directions=directions[0],
+            pixel_area=(sides[0] * sides[1])[:, None],
+            camera_indices=image[:, None],
+            metadata={"directions_norm": norm[0]},
+        )
