@@ -1,0 +1,275 @@
+"""``f3rm-ext doctor``: what is installed and found, and what to do about the rest. Off-line, in a few seconds."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+
+import rich.box
+import rich.markup
+from rich.console import Console
+from rich.table import Table
+
+from f3rm_ext import __version__, compat
+
+_GIB = 1 << 30
+_MIN_FREE_GIB = 5
+_PACKAGES = {  # distribution: (module, whether nothing works without it, what it is for)
+    "torch": ("torch", True, "everything"),
+    "nerfstudio": ("nerfstudio", True, "everything"),
+    "viser": ("viser", True, "the viewer"),
+    "numba": ("numba", True, "training on the CPU"),
+    "open_clip_torch": ("open_clip", False, "CLIP features"),
+    "transformers": ("transformers", False, "DINO features from the hub (local weights need nothing)"),
+    "gsplat": ("gsplat", False, "splatfacto"),
+    "tinycudann": ("tinycudann", False, "the fastest hash grid on CUDA (torch's is used otherwise)"),
+}
+
+
+class Verdict(str, Enum):
+    """How a check went."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    """Something optional is not there."""
+    BROKEN = "broken"
+    """Something essential is not there or does not work."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    topic: str
+    """Group of checks."""
+    name: str
+    """What was looked at."""
+    verdict: Verdict
+    """How it went."""
+    found: str
+    """What was found."""
+    advice: str = ""
+    """What to do; empty where there is nothing to do."""
+
+
+def _reason(error: BaseException) -> str:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return f"{type(error).__name__}: {text}"
+
+
+def check_packages() -> Iterator[Finding]:
+    """Versions, and whether what matters can be imported."""
+    yield Finding("packages", "f3rm_ext", Verdict.OK, __version__)
+    python = platform.python_version()
+    if python.split(".")[:2] in (["3", "10"], ["3", "11"]):
+        yield Finding("packages", "python", Verdict.OK, python)
+    else:
+        yield Finding("packages", "python", Verdict.ABSENT, python, "Nerfstudio 1.1.5 is safe with 3.10 and 3.11.")
+    for distribution, (module, essential, purpose) in _PACKAGES.items():
+        verdict = Verdict.BROKEN if essential else Verdict.ABSENT
+        install = f"`pip install {distribution}`; needed for {purpose}."
+        if distribution == "tinycudann":
+            install = f"For {purpose}: see github.com/NVlabs/tiny-cuda-nn."
+        try:
+            version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding("packages", distribution, verdict, "not installed", install)
+            continue
+        try:
+            findable = importlib.util.find_spec(module) is not None
+        except (ImportError, ValueError):
+            findable = False
+        if findable:
+            yield Finding("packages", distribution, Verdict.OK, version)
+        else:
+            yield Finding("packages", distribution, verdict, f"{version}, but it cannot be imported", install)
+
+
+def check_devices() -> Iterator[Finding]:
+    """CPU, GPUs and their memory."""
+    yield Finding("devices", "cpu", Verdict.OK, f"{os.cpu_count()} cores, {platform.machine()}")
+    import torch
+
+    if not compat.has_cuda():
+        if torch.version.cuda is None:
+            found = "none: this PyTorch is built without CUDA"
+            advice = "Training runs on the CPU; with an NVIDIA GPU, install a CUDA build of PyTorch."
+        else:
+            found = f"none seen by PyTorch (built for CUDA {torch.version.cuda})"
+            advice = "Training runs on the CPU; with an NVIDIA GPU, check its driver with `nvidia-smi`."
+        yield Finding("devices", "cuda", Verdict.ABSENT, found, advice)
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free = torch.cuda.mem_get_info(index)[0] / _GIB
+        memory = f"{properties.total_memory / _GIB:.1f} GiB, {free:.1f} GiB free"
+        yield Finding("devices", f"cuda:{index}", Verdict.OK, f"{properties.name}, {memory}")
+
+
+def check_backends() -> Iterator[Finding]:
+    """Which implementation of the hash grid trains here, and gsplat."""
+    try:
+        importlib.import_module("f3rm_ext.nerf.hash_grid")
+        yield Finding("backends", "hash grid (torch, numba)", Verdict.OK, "works on CPU and CUDA")
+    except Exception as error:
+        yield Finding("backends", "hash grid (torch, numba)", Verdict.BROKEN, _reason(error), "Install f3rm_ext again.")
+    try:
+        importlib.import_module("tinycudann")
+        yield Finding("backends", "hash grid (tcnn)", Verdict.OK, "used where asked for, or by `auto`")
+    except Exception as error:
+        found = "not installed" if isinstance(error, ModuleNotFoundError) else _reason(error)
+        yield Finding("backends", "hash grid (tcnn)", Verdict.ABSENT, found, "Not needed: the torch grid is used.")
+    try:
+        importlib.import_module("gsplat.strategy")
+        cuda = compat.has_cuda() and importlib.util.find_spec("gsplat.csrc") is not None
+        found = "with CUDA kernels" if cuda else "importable; its CUDA kernels are compiled at first use"
+        yield Finding("backends", "gsplat", Verdict.OK, found)
+    except Exception as error:
+        advice = "`pip install gsplat==1.4.0`; only splatfacto needs it."
+        yield Finding("backends", "gsplat", Verdict.ABSENT, _reason(error), advice)
+
+
+def check_weights() -> Iterator[Finding]:
+    """Extractors and whether their weights are on this machine, and those of LPIPS."""
+    try:
+        from f3rm_ext.features.registry import available_extractors
+
+        extractors = available_extractors()
+    except Exception as error:
+        yield Finding("weights", "extractors", Verdict.BROKEN, _reason(error), "Install f3rm_ext again.")
+        extractors = {}
+    for name, info in extractors.items():
+        try:
+            status = info.weights_status()
+        except Exception as error:
+            advice = f"Mend or remove the package that provides it ({info.provider})."
+            yield Finding("weights", name, Verdict.ABSENT, _reason(error), advice)
+            continue
+        if status.missing:
+            yield Finding("weights", name, Verdict.ABSENT, "weights not on this machine", status.advice)
+        else:
+            yield Finding("weights", name, Verdict.OK, str(status.path) if status.path else status.advice)
+    from f3rm_ext.nerf.image_metrics import cached_alexnet
+
+    path = cached_alexnet()
+    if path.is_file():
+        yield Finding("weights", "LPIPS (AlexNet)", Verdict.OK, str(path))
+    else:
+        advice = f"Fetched at the first evaluation; off-line, place the file at {path}. All other metrics work without."
+        yield Finding("weights", "LPIPS (AlexNet)", Verdict.ABSENT, "not on this machine", advice)
+
+
+def check_storage() -> Iterator[Finding]:
+    """The feature store's folder and its disk."""
+    given = os.environ.get("F3RM_EXT_CACHE")
+    folder = Path(given).expanduser() if given else Path.home() / ".cache" / "f3rm_ext"
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free / _GIB
+    found = f"{folder} ({free:.1f} GiB free)"
+    if not os.access(existing, os.W_OK):
+        yield Finding("storage", "feature store", Verdict.ABSENT, f"{folder} cannot be written", "Set F3RM_EXT_CACHE.")
+    elif free < _MIN_FREE_GIB:
+        yield Finding("storage", "feature store", Verdict.ABSENT, found, "Make room, or set F3RM_EXT_CACHE elsewhere.")
+    else:
+        yield Finding("storage", "feature store", Verdict.OK, found)
+
+
+def check_methods() -> Iterator[Finding]:
+    """Whether every method registered with nerfstudio can be loaded: one that cannot stops every ``ns-*`` command."""
+    compat.tolerate_missing_gsplat()
+    for group in ("nerfstudio.method_configs", "nerfstudio.dataparser_configs"):
+        for point in importlib.metadata.entry_points(group=group):
+            name = f"{point.name} ({group.split('.')[1].removesuffix('_configs')})"
+            package = point.dist.name if point.dist else point.value.partition(":")[0]
+            try:
+                loaded = point.load()
+            except Exception as error:
+                advice = f"Mend or uninstall {package}: until then no ns-* command works."
+                yield Finding("methods", name, Verdict.BROKEN, _reason(error), advice)
+                continue
+            broken = getattr(getattr(loaded, "config", None), "reason", "")
+            if broken and package.replace("-", "_") == "f3rm_ext":
+                yield Finding("methods", name, Verdict.BROKEN, broken, "Install what is missing, see above.")
+            else:
+                yield Finding("methods", name, Verdict.OK, f"registered by {package}")
+
+
+def check_programs() -> Iterator[Finding]:
+    """Programs other commands call."""
+    path = shutil.which("ffmpeg")
+    if path:
+        yield Finding("programs", "ffmpeg", Verdict.OK, path)
+    else:
+        advice = "Install ffmpeg for videos by `ns-render`; images work without."
+        yield Finding("programs", "ffmpeg", Verdict.ABSENT, "not on the PATH", advice)
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    check_packages,
+    check_devices,
+    check_backends,
+    check_weights,
+    check_storage,
+    check_methods,
+    check_programs,
+)
+
+
+def examine() -> list[Finding]:
+    """All findings; a check that fails is a finding, too."""
+    findings: list[Finding] = []
+    for check in CHECKS:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # other packages' deprecations are no news here
+                findings.extend(check())
+        except Exception as error:
+            name = check.__name__.removeprefix("check_")
+            findings.append(Finding(name, name, Verdict.BROKEN, _reason(error), "Install f3rm_ext again."))
+    return findings
+
+
+_STYLES = {Verdict.OK: "green", Verdict.ABSENT: "yellow", Verdict.BROKEN: "bold red"}
+
+
+@dataclass
+class Doctor:
+    """Say what is installed and found, and what to do about the rest."""
+
+    json: bool = False
+    """Print JSON for programs instead of a table."""
+
+    def main(self) -> int:
+        """Prints the report; exit code 1 where something essential is broken."""
+        findings = examine()
+        broken = any(finding.verdict is Verdict.BROKEN for finding in findings)
+        if self.json:
+            print(json.dumps({"ok": not broken, "findings": [asdict(finding) for finding in findings]}, indent=2))
+            return int(broken)
+        console = Console()
+        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        for column in ("", "what", "", "found"):
+            table.add_column(column, overflow="fold")
+        topic = ""
+        for finding in findings:
+            mark = f"[{_STYLES[finding.verdict]}]{finding.verdict.value}"
+            name, found = rich.markup.escape(finding.name), rich.markup.escape(finding.found)
+            table.add_row(f"[bold]{finding.topic}" if finding.topic != topic else "", name, mark, found)
+            topic = finding.topic
+        console.print(table)
+        for finding in findings:
+            if finding.advice:
+                console.print(f"[{_STYLES[finding.verdict]}]{rich.markup.escape(finding.name)}[/]:", end=" ")
+                console.print(finding.advice, markup=False, highlight=False, soft_wrap=True)
+        print("\nSomething essential is broken, see above." if broken else "\nEverything essential works.")
+        return int(broken)
