@@ -1,0 +1,45 @@
+"""Cameras that orbit the table. Poses are camera to world in the OpenGL convention: x right, y up, looking along −z."""
+
+import numpy as np
+from jaxtyping import Float
+
+HEIGHTS = (1.22, 1.5, 1.82)
+"""Heights of the orbit's cameras in turn, metres."""
+RADII = (1.62, 1.66, 1.56)
+"""Their distances from the axis of the room, metres."""
+
+
+def look_at(
+    eye: Float[np.ndarray, "3"], target: Float[np.ndarray, "3"], up: tuple[float, float, float] = (0.0, 0.0, 1.0)
+) -> Float[np.ndarray, "4 4"]:
+    """The pose of a camera at ``eye`` whose optical axis passes through ``target``."""
+    back = eye - target
+    back = back / np.linalg.norm(back)
+    right = np.cross(up, back)
+    right = right / np.linalg.norm(right)
+    pose = np.eye(4)
+    pose[:3, 0], pose[:3, 1], pose[:3, 2], pose[:3, 3] = right, np.cross(back, right), back, eye
+    return pose
+
+
+def orbit(number: int, target: Float[np.ndarray, "3"], seed: int) -> Float[np.ndarray, "cams 4 4"]:
+    """Poses once around the room's axis, heights in turn, each a little off the regular place."""
+    rng = np.random.default_rng([seed, 2])
+    start = rng.uniform(0, 2 * np.pi)
+    poses = []
+    for k in range(number):
+        angle = start + 2 * np.pi * (k + rng.uniform(-0.3, 0.3)) / number
+        radius = RADII[k % 3] + rng.uniform(-0.08, 0.08)
+        height = HEIGHTS[k % 3] + rng.uniform(-0.06, 0.06)
+        poses.append(look_at(np.array([radius * np.cos(angle), radius * np.sin(angle), height]), target))
+    return np.stack(poses)
+
+
+def focal_length_px(fov_deg: float, width_px: int) -> float:
+    """Focal length in pixels of a horizontal field of view."""
+    return width_px / 2 / np.tan(np.deg2rad(fov_deg) / 2)
+
+
+def held_out(number: int, every: int) -> list[int]:
+    """Indices of the views kept from training: the middle one of every ``every``; at least one of two or more."""
+    return list(range(every // 2, number, every)) or [number - 1]

@@ -1,0 +1,64 @@
+"""Materials: a pattern, how shiny it is and whether it glows; packed into arrays for the kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from f3rm_ext.scene.patterns import Pattern
+
+Colour = tuple[float, float, float]
+
+
+def srgb(code: int) -> Colour:
+    """Linear RGB of an sRGB colour given as 0xRRGGBB."""
+    channels = np.array([(code >> shift) & 255 for shift in (16, 8, 0)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return (float(linear[0]), float(linear[1]), float(linear[2]))
+
+
+@dataclass(frozen=True)
+class Material:
+    """How a surface looks. Colours are linear RGB in 0–1."""
+
+    pattern: Pattern = Pattern.PLAIN
+    a: Colour = (0.5, 0.5, 0.5)
+    b: Colour = (0.5, 0.5, 0.5)
+    c: Colour = (0.5, 0.5, 0.5)
+    params: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
+    """p0 … p3 of the pattern."""
+    gloss: float = 0.0
+    """Mirror reflectance seen straight on, 0–1: 0.04 for varnish or glaze, 0 for matt; grazing light reflects more."""
+    metal: bool = False
+    """The reflection takes the colour of the pattern and nothing is scattered."""
+    roughness: float = 0.0
+    """Spread of the reflection, 0 (mirror) – 0.3."""
+    emission: float = 0.0
+    """Radiance of the pattern's colour that the surface gives off by itself; such a surface is not lit."""
+
+
+class MaterialTable(NamedTuple):
+    """Materials as arrays, one row each."""
+
+    pattern: np.ndarray
+    """(materials,) int32."""
+    colours: np.ndarray
+    """(materials, 3, 3) float64: a, b, c."""
+    params: np.ndarray
+    """(materials, 4) float64."""
+    surface: np.ndarray
+    """(materials, 4) float64: gloss, metal (0 or 1), roughness, emission."""
+
+
+def pack(materials: Sequence[Material], shiny: bool) -> MaterialTable:
+    """The table of some materials; without ``shiny`` every gloss is 0 and metals scatter light like paint."""
+    surface = [
+        (m.gloss, float(m.metal), m.roughness, m.emission) if shiny else (0.0, 0.0, 0.0, m.emission) for m in materials
+    ]
+    return MaterialTable(
+        pattern=np.array([int(m.pattern) for m in materials], np.int32),
+        colours=np.array([[m.a, m.b, m.c] for m in materials], np.float64),
+        params=np.array([(*m.params, 0.0, 0.0, 0.0, 0.0)[:4] for m in materials], np.float64),
+        surface=np.array(surface, np.float64),
+    )

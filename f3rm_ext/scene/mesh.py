@@ -1,0 +1,76 @@
+"""Triangle meshes of the scene: one small class and how meshes are moved and joined."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A triangle mesh with smooth normals; vertices are doubled where the surface has a sharp edge."""
+
+    vertices: Float[np.ndarray, "verts 3"]
+    """Metres, z up."""
+    normals: Float[np.ndarray, "verts 3"]
+    """Unit normals of the smooth surface that the mesh stands for, outwards."""
+    faces: Int[np.ndarray, "faces 3"]
+    """Vertex indices, counter-clockwise seen from outside."""
+    coords: Float[np.ndarray, "verts 3"]
+    """Texture coordinates: what the patterns of :mod:`f3rm_ext.scene.patterns` are functions of."""
+    material: Int[np.ndarray, "faces"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Material index of each face; empty until the mesh is given a material."""
+    label: Int[np.ndarray, "faces"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Object id of each face; empty until the mesh becomes part of an object."""
+
+    def moved(self, transform: Float[np.ndarray, "4 4"]) -> "Mesh":
+        """The mesh under a similarity transform; texture coordinates stay with the surface."""
+        normals = self.normals @ transform[:3, :3].T
+        return replace(
+            self,
+            vertices=self.vertices @ transform[:3, :3].T + transform[:3, 3],
+            normals=normals / np.linalg.norm(normals, axis=1, keepdims=True),
+        )
+
+    def at(
+        self, x: float = 0.0, y: float = 0.0, z: float = 0.0, turn_deg: float = 0.0, tilt_deg: float = 0.0
+    ) -> "Mesh":
+        """The mesh tilted about x, then turned about z, then shifted by (x, y, z) metres."""
+        return self.moved(placement(x, y, z, turn_deg, tilt_deg))
+
+    def textured(self, coords: np.ndarray) -> "Mesh":
+        """The mesh with other texture coordinates."""
+        return replace(self, coords=np.asarray(coords, np.float64))
+
+    def of(self, material: int) -> "Mesh":
+        """The mesh with every face of one material."""
+        return replace(self, material=np.full(len(self.faces), material, np.int32))
+
+    def labelled(self, label: int) -> "Mesh":
+        """The mesh with every face belonging to one object."""
+        return replace(self, label=np.full(len(self.faces), label, np.int32))
+
+
+def placement(x: float, y: float, z: float, turn_deg: float = 0.0, tilt_deg: float = 0.0) -> Float[np.ndarray, "4 4"]:
+    """The rigid transform that tilts about x, then turns about z, then shifts."""
+    turn, tilt = np.deg2rad(turn_deg), np.deg2rad(tilt_deg)
+    about_z = np.array([[np.cos(turn), -np.sin(turn), 0], [np.sin(turn), np.cos(turn), 0], [0, 0, 1]])
+    about_x = np.array([[1, 0, 0], [0, np.cos(tilt), -np.sin(tilt)], [0, np.sin(tilt), np.cos(tilt)]])
+    transform = np.eye(4)
+    transform[:3, :3] = about_z @ about_x
+    transform[:3, 3] = (x, y, z)
+    return transform
+
+
+def joined(meshes: Sequence[Mesh]) -> Mesh:
+    """One mesh out of several, in order."""
+    offsets = np.cumsum([0] + [len(mesh.vertices) for mesh in meshes[:-1]])
+    return Mesh(
+        vertices=np.concatenate([mesh.vertices for mesh in meshes]),
+        normals=np.concatenate([mesh.normals for mesh in meshes]),
+        faces=np.concatenate([mesh.faces + offset for mesh, offset in zip(meshes, offsets, strict=True)]),
+        coords=np.concatenate([mesh.coords for mesh in meshes]),
+        material=np.concatenate([mesh.material for mesh in meshes]),
+        label=np.concatenate([mesh.label for mesh in meshes]),
+    )
