@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -26,6 +26,7 @@ _BUILT_IN = {
 }
 
 
+@runtime_checkable
 class ExtractorFactory(Protocol):
     """What an entry point of the group ``f3rm_ext.extractors`` names; usually the extractor's class itself.
 
