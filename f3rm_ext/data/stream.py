@@ -4,11 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from torch import Tensor
 
@@ -18,10 +17,12 @@ from f3rm_ext.data.prefetch import LoadCancelled, Prefetcher
 from f3rm_ext.data.reading import read_pixels
 from f3rm_ext.data.windows import WindowCycle
 from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.features.sampling import PackedMaps
 
 DECODE_THREADS = 4
 
 
+@runtime_checkable
 class MapSource(Protocol):
     """Where feature maps come from, see :mod:`f3rm_ext.features.source`."""
 
@@ -30,24 +31,12 @@ class MapSource(Protocol):
         ...
 
 
-class MapSampler(Protocol):
-    """Feature maps of a window's images, see :mod:`f3rm_ext.features.sampling`."""
-
-    def sample(self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]) -> Float[Tensor, "rays feat"]:
-        """Features at pixels."""
-        ...
-
-    def to(self, device: torch.device | str) -> "MapSampler":
-        """The same on a device."""
-        ...
-
-
 @dataclass(frozen=True)
 class LoadedWindow:
     """What is in memory of a window."""
 
     pixels: PackedPixels
-    features: dict[str, MapSampler]
+    features: dict[str, PackedMaps]
 
     def to(self, device: torch.device) -> "LoadedWindow":
         """The same on a device."""
@@ -76,10 +65,8 @@ def load_window(
             parts = list(pool.map(read, images))
     pixels = PackedPixels.pack(images, [part[0] for part in parts])
     maps = [part[1] for part in parts]
-    features: dict[str, MapSampler] = {}
+    features: dict[str, PackedMaps] = {}
     if source is not None:
-        from f3rm_ext.features.sampling import PackedMaps
-
         features = {name: PackedMaps.pack([one[name] for one in maps]) for name in maps[0]}
     return LoadedWindow(pixels=pixels, features=features)
 

@@ -1,0 +1,70 @@
+"""Reading images through the data set."""
+
+import numpy as np
+import pytest
+import torch
+from nerfstudio.data.datasets.base_dataset import InputDataset
+
+from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.data.reading import read_eval_batch, read_pixels
+from f3rm_ext.errors import CaptureError
+
+
+def dataset_of(folder, **options) -> InputDataset:
+    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0, **options)
+    return InputDataset(config.setup().get_dataparser_outputs("train"))
+
+
+def test_pixels_and_masks(make_capture):
+    def masks(i, height, width):
+        return np.arange(width)[None, :].repeat(height, 0) >= i
+
+    dataset = dataset_of(make_capture(3, alpha=(1,), masks=masks, val=None))
+    for i, channels in enumerate((3, 4, 3)):
+        part = read_pixels(dataset, i)
+        assert part.pixels.shape == (12, 16, channels) and int(part.pixels[5, 7, 0]) == 10 * i
+        assert part.valid is not None and part.valid[3].tolist() == [x >= i for x in range(16)]
+
+
+def test_mask_colour_is_in_the_range_of_the_pixels(make_capture):
+    folder = make_capture(2, masks=lambda i, height, width: np.zeros((height, width), dtype=bool), val=None)
+    dataset = dataset_of(folder, mask_color=(1.0, 0.5, 0.0))
+    assert read_pixels(dataset, 0).pixels[0, 0].tolist() == [255, 128, 0]
+
+
+def test_images_may_be_one_pixel_larger_than_their_cameras(make_capture):
+    dataset = dataset_of(make_capture(2, val=None))
+    dataset.cameras.height -= 1
+    assert read_pixels(dataset, 1).pixels.shape == (11, 16, 3)
+    assert read_eval_batch(dataset, 1)["image"].shape == (11, 16, 3)
+
+
+def test_other_sizes_are_refused(make_capture):
+    dataset = dataset_of(make_capture(2, val=None))
+    dataset.cameras.width += 1
+    for read in (read_pixels, read_eval_batch):
+        with pytest.raises(CaptureError, match=r"001\.png has 16 x 12 pixels, but its camera says 17 x 12"):
+            read(dataset, 1)
+
+
+def test_damage_names_the_file(make_capture):
+    dataset = dataset_of(make_capture(2, val=None))
+    path = dataset.image_filenames[1]
+    path.write_bytes(path.read_bytes()[:50])
+    for read in (read_pixels, read_eval_batch):
+        with pytest.raises(CaptureError, match=r"001\.png .* cannot be read"):
+            read(dataset, 1)
+
+
+def test_fisheye_circle(make_capture):
+    dataset = dataset_of(make_capture(2, val=None, extra={"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 4}))
+    valid = read_pixels(dataset, 0).valid
+    assert valid is not None and bool(valid[6, 8]) and not bool(valid[0, 0])
+    rows, columns = torch.nonzero(valid, as_tuple=True)
+    assert int(rows.min()) == 2 and int(rows.max()) == 10 and int(columns.min()) == 4 and int(columns.max()) == 12
+
+
+def test_eval_batch_is_float(make_capture):
+    batch = read_eval_batch(dataset_of(make_capture(3, val=None)), 2)
+    assert batch["image"].dtype == torch.float32 and batch["image_idx"] == 2
+    assert float(batch["image"][0, 0, 0]) == pytest.approx(20 / 255)
