@@ -1,4 +1,4 @@
-"""Cameras that orbit the table. Poses are camera to world in the OpenGL convention: x right, y up, looking along −z."""
+"""Cameras that orbit the table. Poses are camera to world in the OpenGL convention: x right, y up, looking along -z."""
 
 import numpy as np
 from jaxtyping import Float

@@ -37,7 +37,7 @@ class Tree(NamedTuple):
 @no_type_check
 @njit(cache=True)
 def _split(lo, hi, centres, order, begin, end):
-    """Best (axis, centre value) to split order[begin:end] at; axis −1 where a leaf is cheaper."""
+    """Best (axis, centre value) to split order[begin:end] at; axis -1 where a leaf is cheaper."""
     best_cost = np.inf
     best_axis = -1
     best_value = 0.0
@@ -239,8 +239,8 @@ def _entry(bounds, node, ox, oy, oz, ix, iy, iz, best):
     by = (bounds[node, 4] - oy) * iy
     az = (bounds[node, 2] - oz) * iz
     bz = (bounds[node, 5] - oz) * iz
-    enter = max(max(min(ax, bx), min(ay, by)), max(min(az, bz), 0.0))
-    leave = min(min(max(ax, bx), max(ay, by)), min(max(az, bz), best))
+    enter = max(min(ax, bx), min(ay, by), min(az, bz), 0.0)
+    leave = min(max(ax, bx), max(ay, by), max(az, bz), best)
     if enter <= leave:
         return enter
     return np.inf
@@ -267,7 +267,7 @@ def cast_many(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """First hits of many rays, origins and directions (rays, 3).
 
-    Returns t (rays,), infinite or ``far`` where nothing is hit; face index of the mesh (rays,), −1 where nothing is
+    Returns t (rays,), infinite or ``far`` where nothing is hit; face index of the mesh (rays,), -1 where nothing is
     hit; barycentric weights (rays, 2) of corners 1 and 2.
     """
     t = np.empty(len(origins), np.float64)

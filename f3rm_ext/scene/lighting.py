@@ -2,7 +2,7 @@
 
 Direct light comes from points on the area lights and from the sun through the window, each with a shadow ray; light
 that bounced off other surfaces is gathered over the hemisphere, twice. What is stored is irradiance / π, so that a
-matt surface of albedo ρ sends out ρ times it. Since the pictures only look these values up, they are free of noise and
+matt surface of albedo a sends out a times it. Since the pictures only look these values up, they are free of noise and
 a surface has the same colour in every view.
 """
 
@@ -28,7 +28,7 @@ class Lights(NamedTuple):
     normals: np.ndarray
     """(lights, 3) float64: each point shines into the half-space its normal points to."""
     power: np.ndarray
-    """(lights, 3) float64: radiance × area that the point stands for, linear RGB."""
+    """(lights, 3) float64: radiance x area that the point stands for, linear RGB."""
     sun: np.ndarray
     """(5, 3) float64: unit direction to the sun, irradiance / π facing it, and the pane it shines through as centre and
     two half-sides. Irradiance 0 means there is no sun."""
@@ -170,7 +170,7 @@ def _smoothed(values: np.ndarray, faces: np.ndarray, times: int) -> np.ndarray:
     size = len(values)
     links = coo_matrix((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(size, size)).tocsr()
     links.data[:] = 1.0
-    mean = diags(1.0 / np.maximum(links.sum(axis=1).A1, 1.0)) @ links
+    mean = diags(1.0 / np.maximum(np.asarray(links.sum(axis=1)).ravel(), 1.0)) @ links
     for _ in range(times):
         values = 0.5 * values + 0.5 * (mean @ values)
     return values

@@ -20,7 +20,7 @@ def srgb(code: int) -> Colour:
 
 @dataclass(frozen=True)
 class Material:
-    """How a surface looks. Colours are linear RGB in 0–1."""
+    """How a surface looks. Colours are linear RGB in 0-1."""
 
     pattern: Pattern = Pattern.PLAIN
     a: Colour = (0.5, 0.5, 0.5)
@@ -29,11 +29,11 @@ class Material:
     params: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
     """p0 … p3 of the pattern."""
     gloss: float = 0.0
-    """Mirror reflectance seen straight on, 0–1: 0.04 for varnish or glaze, 0 for matt; grazing light reflects more."""
+    """Mirror reflectance seen straight on, 0-1: 0.04 for varnish or glaze, 0 for matt; grazing light reflects more."""
     metal: bool = False
     """The reflection takes the colour of the pattern and nothing is scattered."""
     roughness: float = 0.0
-    """Spread of the reflection, 0 (mirror) – 0.3."""
+    """Spread of the reflection, 0 (mirror) to 0.3."""
     emission: float = 0.0
     """Radiance of the pattern's colour that the surface gives off by itself; such a surface is not lit."""
 

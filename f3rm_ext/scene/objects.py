@@ -10,7 +10,6 @@ from f3rm_ext.scene.materials import Colour, Material, srgb
 from f3rm_ext.scene.mesh import Mesh, joined
 from f3rm_ext.scene.patterns import Pattern
 
-
 GREY: Colour = (0.5, 0.5, 0.5)
 
 
@@ -237,7 +236,7 @@ def picture_frame(shop: Workshop) -> Mesh:
 
 
 def painted(shop: Workshop, width: float, height: float, gloss: float = 0.0, spacing: float = 0.02) -> Mesh:
-    """A landscape in the x–z plane, facing −y, centred on the origin."""
+    """A landscape in the x-z plane, facing -y, centred on the origin."""
     paint = shop.material(Pattern.PAINTING, GREY, params=(float(shop.rng.uniform(0, 50)),), gloss=gloss)
     sheet = shapes.rectangle(width, height, spacing)
     sheet = sheet.textured(sheet.vertices / [width, height, 1.0] + [0.5, 0.5, 0.0])
@@ -340,7 +339,9 @@ def rubber_duck(shop: Workshop) -> Mesh:
         return b + (a - b) * h - k * h * (1 - h)
 
     def body(p: np.ndarray) -> np.ndarray:
-        d = merged(blob(p, (0, 0, 0.038), (0.068, 0.052, 0.040)), blob(p, (0.030, 0, 0.100), (0.036,) * 3), 0.022)
+        d = merged(
+            blob(p, (0, 0, 0.038), (0.068, 0.052, 0.040)), blob(p, (0.030, 0, 0.100), (0.036, 0.036, 0.036)), 0.022
+        )
         d = merged(d, blob(p, (-0.068, 0, 0.066), (0.020, 0.022, 0.014)), 0.03)
         for side in (-1, 1):
             d = merged(d, blob(p, (-0.012, 0.047 * side, 0.046), (0.036, 0.012, 0.020)), 0.008)

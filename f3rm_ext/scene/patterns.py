@@ -35,9 +35,9 @@ class Pattern(enum.IntEnum):
     PLANKS = 7
     """Floor boards along x, from a to b; p0 long and p1 wide."""
     CUBE = 8
-    """3×3 coloured stickers on each side of the cube ±1; p0 shuffles them."""
+    """3x3 coloured stickers on each side of the cube ±1; p0 shuffles them."""
     PAINTING = 9
-    """Hills under a sun, on x, y in 0–1; p0 changes the picture."""
+    """Hills under a sun, on x, y in 0-1; p0 changes the picture."""
     DOUGHNUT = 10
     """Dough a, icing b with sprinkles, on (turn around, turn across)."""
     RUG = 11
@@ -49,7 +49,7 @@ class Pattern(enum.IntEnum):
     BANDS = 14
     """a with a zigzag of b between z = p0 and p1 and rims of c; x is the turn around, p2 zigzags."""
     SKY = 15
-    """From a below to b above with clouds of c, on x, y in 0–1."""
+    """From a below to b above with clouds of c, on x, y in 0-1."""
     SPOTS = 16
     """Dots of b, p0 apart, in a."""
     PANEL = 17
@@ -138,7 +138,7 @@ def _rainbow(h):
 @njit(cache=True)
 def _cell(x, y, z):
     """Distance to, and identity of, the nearest of one jittered point per unit cell."""
-    fx, fy, fz = int(math.floor(x)), int(math.floor(y)), int(math.floor(z))
+    fx, fy, fz = math.floor(x), math.floor(y), math.floor(z)
     best, identity = 1e9, 0.0
     for dx in range(-1, 2):
         for dy in range(-1, 2):
@@ -157,7 +157,7 @@ def _cell(x, y, z):
 @no_type_check
 @njit(cache=True)
 def _cube_face(x, y, z):
-    """Side of the cube ±1 a point is on (0–5) and its two coordinates there."""
+    """Side of the cube ±1 a point is on (0-5) and its two coordinates there."""
     ax, ay, az = abs(x), abs(y), abs(z)
     if az >= ax and az >= ay:
         return (4 if z > 0 else 5), x, y
@@ -189,7 +189,7 @@ def _doughnut(x, y, a, b):
     colour = _blend(_times(a, 0.8 + 0.4 * fractal(x * 40, y * 14, 0.0, 3)), b, icing)
     if icing > 0.5:
         u, v = x * 44.0, y * 14.0
-        iu, iv = int(math.floor(u)), int(math.floor(v))
+        iu, iv = math.floor(u), math.floor(v)
         turn = 6.283 * _hash(iu, iv, 1)
         du, dv = u - iu - 0.5, v - iv - 0.5
         along = du * math.cos(turn) + dv * math.sin(turn)
@@ -231,11 +231,11 @@ def _rug(x, y, a, b, c, radius):
 def colour_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
     """Linear RGB albedo (or emitted colour) of a pattern at texture coordinates (x, y, z)."""
     if pattern == 1:
-        odd = (int(math.floor(x / p0)) + int(math.floor(y / p0))) & 1
+        odd = (math.floor(x / p0) + math.floor(y / p0)) & 1
         return b if odd else a
     if pattern == 2:
         t = (p1 * x + p2 * y + p3 * z) / p0
-        return b if int(math.floor(t)) & 1 else a
+        return b if math.floor(t) & 1 else a
     if pattern == 3:
         bend = 5.0 * (fractal(x * 1.6, y * 5.0, z * 5.0, 3) - 0.5)
         ring = math.hypot(y + 0.13, z - 0.31) / p0 + bend
@@ -255,7 +255,7 @@ def colour_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
         return b if identity < 0.4 else (c if identity < 0.75 else (0.16, 0.15, 0.15))
     if pattern == 6:
         u, v = x / p0, y / p0
-        over = (int(math.floor(u)) + int(math.floor(v))) & 1
+        over = (math.floor(u) + math.floor(v)) & 1
         thread = u - math.floor(u) if over else v - math.floor(v)
         shade = 0.75 + 0.5 * math.sin(3.1416 * thread) * (0.8 + 0.4 * noise(x * 31, y * 31, z * 31))
         return _times(b if over else a, shade)
@@ -306,7 +306,7 @@ def colour_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
         d, _ = _cell(x / p0, y / p0, z / p0)
         return b if d < 0.3 else a
     if pattern == 17:
-        stripe = int(math.floor((x + y) / p1)) & 1
+        stripe = math.floor((x + y) / p1) & 1
         colour = _times(a, 1.0 if stripe else 0.93) if z > p0 else b
         return _times(colour, 0.96 + 0.08 * noise(x * 45, y * 45, z * 45))
     return _times(a, 1.0 + p1 * (2.0 * fractal(x / p0, y / p0, z / p0, 3) - 1.0))

@@ -1,4 +1,4 @@
-"""The ray caster as plain numpy, every ray against every triangle: slow, short, and what the kernels are tested against."""
+"""The ray caster in plain numpy, every ray against every triangle: what the kernels are tested against."""
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -10,11 +10,11 @@ def cast_brute_force(
     origins: Float[np.ndarray, "rays 3"],
     directions: Float[np.ndarray, "rays 3"],
 ) -> tuple[Float[np.ndarray, "rays"], Int[np.ndarray, "rays"]]:
-    """Nearest hit of each ray: distance in units of the direction's length (∞ for a miss) and face index (−1)."""
+    """Nearest hit of each ray: distance in units of the direction's length (∞ for a miss) and face index (-1)."""
     corners = vertices.astype(np.float64)[faces]
     distances = np.full((len(origins), len(faces)), np.inf)
     for r, (origin, direction) in enumerate(zip(origins, directions, strict=True)):
-        # origin + t·direction = corner0 + u·edge1 + v·edge2, one 3×3 system per triangle.
+        # origin + t·direction = corner0 + u·edge1 + v·edge2, one 3x3 system per triangle.
         edge1, edge2 = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
         systems = np.stack([np.broadcast_to(-direction, edge1.shape), edge1, edge2], axis=-1)
         solvable = np.abs(np.linalg.det(systems)) > 1e-18

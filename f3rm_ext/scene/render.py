@@ -166,7 +166,7 @@ def _radiance(
             g += tg * (1.0 - fg) * cg * eg
             b += tb * (1.0 - fb) * cb * eb
         tr, tg, tb = tr * fr, tg * fg, tb * fb
-        if max(tr, max(tg, tb)) < 0.01:
+        if max(tr, tg, tb) < 0.01:
             break
         turned = 2.0 * (dx * nx + dy * ny + dz * nz)
         dx, dy, dz = dx - turned * nx, dy - turned * ny, dz - turned * nz
@@ -182,14 +182,14 @@ def _radiance(
 @no_type_check
 @njit(cache=True, fastmath=FAST)
 def _film(x):
-    """Narkowicz's fit (2015) of the ACES film curve: linear radiance to linear display value in 0–1."""
+    """Narkowicz's fit (2015) of the ACES film curve: linear radiance to linear display value in 0-1."""
     return min(1.0, max(0.0, x * (2.51 * x + 0.03) / (x * (2.43 * x + 0.59) + 0.14)))
 
 
 @no_type_check
 @njit(cache=True, fastmath=FAST)
 def _encode(x):
-    """Linear display value to sRGB, 0–255."""
+    """Linear display value to sRGB, 0-255."""
     x = 12.92 * x if x <= 0.0031308 else 1.055 * x ** (1.0 / 2.4) - 0.055
     return int(255.0 * x + 0.5)
 
@@ -210,7 +210,7 @@ def _render(
                 if not centre:
                     x = col + (sample % side + 0.5) / side
                     y = row + (sample // side + 0.5) / side
-                # OpenGL camera: x right, y up, looking along −z.
+                # OpenGL camera: x right, y up, looking along -z.
                 px, py = (x - 0.5 * width) / focal, -(y - 0.5 * height) / focal
                 scale = 1.0 if centre else 1.0 / math.sqrt(px * px + py * py + 1.0)
                 dx = scale * (c2w[0, 0] * px + c2w[0, 1] * py - c2w[0, 2])

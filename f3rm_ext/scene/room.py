@@ -24,7 +24,7 @@ def floor(shop: Workshop) -> Mesh:
     oak = shop.material(
         Pattern.PLANKS, shop.pick(0xC79A66, 0xB98A5A), srgb(0x8A5F38), params=(0.95, 0.14), gloss=0.02, roughness=0.03
     )
-    return shapes.rectangle(2 * HALF, 2 * HALF, 0.045).of(oak)
+    return shapes.rectangle(2 * HALF, 2 * HALF, 0.06).of(oak)
 
 
 def ceiling(shop: Workshop) -> Mesh:
@@ -87,7 +87,7 @@ def curtains(shop: Workshop) -> Mesh:
 
 
 def painting(shop: Workshop, width: float, height: float) -> Mesh:
-    """A framed landscape to hang in the x–z plane, facing −y."""
+    """A framed landscape to hang in the x-z plane, facing -y."""
     wood = shop.material(Pattern.WOOD, srgb(0x5A3B24), srgb(0x2E1D12), params=(0.02,), gloss=0.03, roughness=0.1)
     rails = [shapes.box(width + 0.1, 0.035, 0.05, 0.05).at(z=z) for z in (-height / 2 - 0.05, height / 2)]
     stiles = [shapes.box(0.05, 0.035, height, 0.05).at(x=s * (width / 2 + 0.025), z=-height / 2) for s in (-1, 1)]
@@ -95,7 +95,7 @@ def painting(shop: Workshop, width: float, height: float) -> Mesh:
 
 
 def bookshelf(shop: Workshop) -> Mesh:
-    """Shelves full of books, against y = 0 and facing −y, two metres wide."""
+    """Shelves full of books, against y = 0 and facing -y, two metres wide."""
     wood = shop.material(Pattern.WOOD, srgb(0xA8794C), srgb(0x7A5230), params=(0.05,))
     width, depth, height, board = 2.0, 0.3, 1.9, 0.03
     shelves = 5

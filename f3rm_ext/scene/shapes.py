@@ -4,6 +4,7 @@ Texture coordinates are positions in metres in that frame unless said otherwise.
 from a metre away and to carry soft shadows at their vertices.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from f3rm_ext.scene.mesh import Mesh, joined, placement
 
 
 def patch(points: Float[np.ndarray, "us vs 3"], closed_v: bool = False) -> Mesh:
-    """A surface through a grid of points; ∂u × ∂v points outwards. With ``closed_v`` the last column meets the first.
+    """A surface through a grid of points; ∂u x ∂v points outwards. With ``closed_v`` the last column meets the first.
 
     A row may shrink to a point (a pole): its empty triangles are left out.
     """
@@ -52,15 +53,14 @@ def rectangle(width: float, depth: float, spacing: float) -> Mesh:
 def resampled(profile: Sequence[tuple[float, float]], spacing: float) -> Float[np.ndarray, "n 2"]:
     """Points along a polyline, about ``spacing`` apart, all corners kept."""
     points = [np.asarray(profile[0], float)]
-    for start, end in zip(profile[:-1], profile[1:], strict=True):
-        start, end = np.asarray(start, float), np.asarray(end, float)
+    for start, end in itertools.pairwise(np.asarray(profile, float)):
         steps = max(1, int(np.ceil(np.linalg.norm(end - start) / spacing)))
         points.extend(start + (end - start) * i / steps for i in range(1, steps + 1))
     return np.array(points)
 
 
 def smooth_curve(profile: Sequence[tuple[float, float]], points: int) -> Float[np.ndarray, "points 2"]:
-    """A Catmull–Rom-like cubic through the given points, evenly sampled in its parameter."""
+    """A Catmull-Rom-like cubic through the given points, evenly sampled in its parameter."""
     from scipy.interpolate import CubicSpline
 
     knots = np.asarray(profile, float)
@@ -78,7 +78,7 @@ def revolve(profile: np.ndarray, around: int = 64) -> Mesh:
     angle = np.linspace(0, 2 * np.pi, around + 1)
     radius, height = profile[:, 0, None], profile[:, 1, None]
     points = np.stack([radius * np.cos(angle), radius * np.sin(angle), height + 0 * angle], axis=-1)
-    # ∂u goes up the profile and ∂v around, so that the outward normal is ∂v × ∂u: mirror the angle.
+    # ∂u goes up the profile and ∂v around, so that the outward normal is ∂v x ∂u: mirror the angle.
     mesh = patch(points[:, ::-1], closed_v=True)
     length = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(profile, axis=0), axis=1))])
     turns = np.broadcast_to(angle[::-1] / (2 * np.pi), points.shape[:2])
@@ -195,7 +195,7 @@ def rounded_box(width: float, depth: float, height: float, bevel: float, spacing
 
 
 def thick_sheet(points: Float[np.ndarray, "us vs 3"], thickness: float) -> Mesh:
-    """A sheet with two sides, ``thickness`` apart; texture coordinates (u, v, 0) in 0–1. Its rim stays open."""
+    """A sheet with two sides, ``thickness`` apart; texture coordinates (u, v, 0) in 0-1. Its rim stays open."""
     front = patch(points)
     u, v = np.meshgrid(*(np.linspace(0, 1, n) for n in points.shape[:2]), indexing="ij")
     front = front.textured(np.stack([u, v, 0 * u], axis=-1).reshape(-1, 3))

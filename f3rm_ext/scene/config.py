@@ -1,0 +1,54 @@
+"""What a synthetic capture is to be like."""
+
+from dataclasses import dataclass
+
+from f3rm_ext.errors import ConfigError
+
+
+@dataclass
+class SynthConfig:
+    """Options of the synthetic capture."""
+
+    num_images: int = 60
+    """Number of views around the table, ≥ 2."""
+    width: int = 480
+    """Image width in pixels, 8-8192."""
+    height: int = 360
+    """Image height in pixels, 8-8192."""
+    fov: float = 56.0
+    """Horizontal field of view in degrees, 10-120."""
+    seed: int = 0
+    """Which scene: places, colours, pictures, sun and cameras follow from it, ≥ 0."""
+    samples: int = 2
+    """Colour samples along each side of a pixel, 1-8: 2 means four rays per pixel, for smooth edges."""
+    shiny: bool = True
+    """Glaze, varnish and metal reflect the room; otherwise every surface is matt."""
+    bounces: int = 2
+    """How many mirror-like reflections a ray is followed through, 0-8."""
+    light_rays: int = 32
+    """Rays per mesh vertex that gather the light between surfaces, 1-1024: fewer is faster and blotchier."""
+    holdout_every: int = 8
+    """One of this many views is held out for evaluation (val and test), ≥ 2."""
+    overwrite: bool = False
+    """Replace the synthetic capture that is already in the folder; other files there are kept."""
+
+    def check(self) -> None:
+        """Raises :class:`~f3rm_ext.errors.ConfigError` for the first option that cannot work."""
+        limits = {
+            "num_images": (2, 99_999),
+            "width": (8, 8192),
+            "height": (8, 8192),
+            "fov": (10, 120),
+            "seed": (0, 2**63 - 1),
+            "samples": (1, 8),
+            "bounces": (0, 8),
+            "light_rays": (1, 1024),
+            "holdout_every": (2, 99_999),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(
+                    f"{option} is {value}, but it must lie between {low} and {high}: choose such a value."
+                )
