@@ -18,7 +18,7 @@ from f3rm_ext.features.weights import NO_WEIGHTS, WeightsStatus
 
 RINGS, HISTOGRAMS, ORIENTATIONS = 2, 6, 8
 TEXTURE_DIM = (RINGS * HISTOGRAMS + 1) * ORIENTATIONS
-COLOUR_FREQUENCIES = ((1.0, 2.0), (2.0, 4.0), (2.0, 4.0))
+COLOUR_FREQUENCIES = ((0.5, 1.0), (1.0, 2.0), (1.0, 2.0))
 """Half turns per 100 units of L, a and b."""
 BLUR_STEPS = (0.5, 1.5)
 """Standard deviations of the two colour blurs, in steps."""
