@@ -1,0 +1,134 @@
+"""Files that are there whole or not at all, and a lock between processes."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+TEMP_SUFFIX = ".tmp"
+_LOCK_POLL_S = 0.2
+
+
+def write_atomic(path: Path, data: bytes, *, sync_parent: bool = True) -> None:
+    """Writes a file so that, whatever happens, either the old content or the new is found under its name.
+
+    The bytes go to a temporary name in the same folder, are flushed to the disk, and the file is renamed.
+
+    Args:
+        path: File to write; its folder must exist.
+        data: The whole content.
+        sync_parent: Also flush the folder, so that the new name survives a power cut. A caller who writes many
+            files does this once with :func:`sync_folder`.
+
+    Raises:
+        OSError: When the disk is full or read-only; the temporary file is gone then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMP_SUFFIX}")
+    try:
+        with open(temporary, "xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    if sync_parent:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes the names in a folder to the disk, where the platform can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_temporaries(folder: Path) -> int:
+    """Deletes what killed writers left in a folder. Only for who holds the lock on it.
+
+    Returns:
+        How many files were deleted.
+    """
+    leftovers = list(folder.glob(f".*{TEMP_SUFFIX}"))
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+    return len(leftovers)
+
+
+def digest_of(data: bytes) -> str:
+    """BLAKE2b of bytes, 32 hex digits."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """BLAKE2b of a file's content, 32 hex digits, read in pieces."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether a write failed for want of space (or of quota)."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class FolderLock:
+    """An advisory lock between processes; the kernel drops it when its holder dies, however it dies.
+
+    On platforms without ``fcntl`` nothing is locked: writes stay atomic, but two processes may repeat work.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def _try(self, descriptor: int) -> bool:
+        try:
+            import fcntl
+        except ImportError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def is_held(self) -> bool:
+        """Whether some process holds the lock right now."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            return not self._try(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def hold(self, on_wait: Callable[[float], None] = lambda waited_s: None) -> Iterator[None]:
+        """Holds the lock for the length of a ``with`` block, waiting for it as long as it takes.
+
+        Args:
+            on_wait: Called again and again with the seconds waited so far.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            start = time.monotonic()
+            while not self._try(descriptor):
+                on_wait(time.monotonic() - start)
+                time.sleep(_LOCK_POLL_S)
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,146 @@
+"""Bilinear sampling of patch features at pixel positions, for one map and for a window of maps of any sizes.
+
+Positions are continuous pixel coordinates (y, x) with pixel centres at +0.5, as in
+:class:`~f3rm_ext.features.base.PatchGrid`. Between patch centres features are interpolated; outside the outermost
+centres they are those of the border.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float16, Float32, Int, Int64
+from torch import Tensor
+
+from f3rm_ext.features.base import FeatureMap
+
+
+def sample_map(feature_map: FeatureMap, yx_px: Float[np.ndarray, "points 2"]) -> Float32[np.ndarray, "points feat"]:
+    """Samples one map, one point after the other: the readable reference for :class:`PackedMaps`."""
+    grid = feature_map.grid
+    values = np.asarray(feature_map.values, dtype=np.float32)
+    out = np.empty((len(yx_px), values.shape[2]), dtype=np.float32)
+    for i, (y_px, x_px) in enumerate(yx_px):
+        row = min(max((y_px - grid.origin_px[0]) / grid.stride_px[0], 0.0), grid.rows - 1.0)
+        col = min(max((x_px - grid.origin_px[1]) / grid.stride_px[1], 0.0), grid.cols - 1.0)
+        r0, c0 = int(row), int(col)
+        r1, c1 = min(r0 + 1, grid.rows - 1), min(c0 + 1, grid.cols - 1)
+        down, right = row - r0, col - c0
+        above = (1 - right) * values[r0, c0] + right * values[r0, c1]
+        below = (1 - right) * values[r1, c0] + right * values[r1, c1]
+        out[i] = (1 - down) * above + down * below
+    return out
+
+
+@dataclass(frozen=True)
+class PackedMaps:
+    """The feature maps of a window of images in one flat tensor, on any device.
+
+    An image is named by its slot: its position in the sequence given to :meth:`pack`.
+    """
+
+    values: Float16[Tensor, "patches feat"]
+    """All patches, image after image, each row by row."""
+    residual_norm: Float16[Tensor, "patches"] | None
+    """With PCA codes: norm of what they leave out."""
+    offset: Int64[Tensor, "cams"]
+    """First patch of each image."""
+    shape: Int64[Tensor, "cams 2"]
+    """Rows and columns."""
+    origin_px: Float32[Tensor, "cams 2"]
+    """Centre (y, x) of the first patch."""
+    stride_px: Float32[Tensor, "cams 2"]
+    """Distance (y, x) between patch centres."""
+
+    @classmethod
+    def pack(cls, maps: Sequence[FeatureMap], device: torch.device | str = "cpu") -> "PackedMaps":
+        """Copies maps (of one dimension, of any sizes) into one tensor.
+
+        Args:
+            maps: At least one; those of PCA codes must all have residual norms.
+            device: Where the tensors are to be.
+        """
+        grids = [feature_map.grid for feature_map in maps]
+        sizes = [grid.rows * grid.cols for grid in grids]
+        ends = np.cumsum(sizes)
+        values = torch.empty((int(ends[-1]), maps[0].values.shape[2]), dtype=torch.float16)
+        with_residual = all(feature_map.residual_norm is not None for feature_map in maps)
+        residual = torch.empty(int(ends[-1]), dtype=torch.float16) if with_residual else None
+        for feature_map, end, size in zip(maps, ends, sizes, strict=True):
+            part = slice(int(end) - size, int(end))
+            values[part].numpy().reshape(feature_map.values.shape)[...] = feature_map.values
+            if residual is not None and feature_map.residual_norm is not None:
+                residual[part].numpy()[...] = feature_map.residual_norm.reshape(-1)
+        return cls(
+            values=values,
+            residual_norm=residual,
+            offset=torch.as_tensor(ends - np.asarray(sizes), dtype=torch.int64),
+            shape=torch.tensor([[grid.rows, grid.cols] for grid in grids], dtype=torch.int64),
+            origin_px=torch.tensor([grid.origin_px for grid in grids], dtype=torch.float32),
+            stride_px=torch.tensor([grid.stride_px for grid in grids], dtype=torch.float32),
+        ).to(device)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PackedMaps":
+        """The same maps on another device."""
+        moved = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+    def pin_memory(self) -> "PackedMaps":
+        """The same maps in page-locked memory, for copies to a GPU in the background."""
+        return replace(self, **{name: v.pin_memory() for name, v in vars(self).items() if isinstance(v, Tensor)})
+
+    @property
+    def nbytes(self) -> int:
+        """Memory taken by the features."""
+        tensors = [self.values] if self.residual_norm is None else [self.values, self.residual_norm]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def sample(self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]) -> Float32[Tensor, "rays feat"]:
+        """Features at pixel positions.
+
+        Args:
+            image_slot: Which image each position is in.
+            yx_px: Positions (y, x) in pixels of that image.
+        """
+        out: Tensor | None = None
+        for patch, weight in self._corners(image_slot, yx_px):
+            term = self.values.index_select(0, patch).float().mul_(weight[:, None])
+            out = term if out is None else out.add_(term)
+        assert out is not None
+        return out
+
+    def sample_residual(
+        self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]
+    ) -> Float32[Tensor, "rays"]:
+        """Residual norms at pixel positions; ValueError where the maps have none."""
+        if self.residual_norm is None:
+            raise ValueError("these maps have no residual norms: they are not PCA codes")
+        corners = self._corners(image_slot, yx_px)
+        return torch.stack([self.residual_norm[patch].float() * weight for patch, weight in corners]).sum(0)
+
+    def _corners(
+        self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]
+    ) -> list[tuple[Int64[Tensor, "rays"], Float32[Tensor, "rays"]]]:
+        """The four patches around each position and their weights."""
+        slot = image_slot.long()
+        last = self.shape[slot] - 1
+        position = (yx_px.float() - self.origin_px[slot]) / self.stride_px[slot]
+        position = torch.minimum(position.clamp_min_(0.0), last.float())
+        first = position.long()
+        step = torch.minimum(first + 1, last) - first
+        fraction = position - first
+        cols = self.shape[slot, 1]
+        corner = self.offset[slot] + first[:, 0] * cols + first[:, 1]
+        down, right = step[:, 0] * cols, step[:, 1]
+        (v, u) = fraction.unbind(1)
+        return [
+            (corner, (1 - v) * (1 - u)),
+            (corner + right, (1 - v) * u),
+            (corner + down, v * (1 - u)),
+            (corner + down + right, v * u),
+        ]
