@@ -95,8 +95,8 @@ def test_colours_tell_flat_patches_apart(daisy: DaisyExtractor) -> None:
         for colour in [(200, 30, 30), (180, 30, 35), (30, 180, 30), (240, 240, 240)]
     )
     assert similarity(daisy, red, dark_red) > 0.95
-    assert similarity(daisy, red, green) < 0.3
-    assert similarity(daisy, red, white) < 0.5
+    assert similarity(daisy, red, green) < 0.5
+    assert similarity(daisy, red, white) < 0.2
 
 
 def test_texture_tells_patches_of_one_colour_apart(daisy: DaisyExtractor) -> None:
