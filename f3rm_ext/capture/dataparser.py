@@ -58,7 +58,8 @@ class CaptureDataParser(Nerfstudio):
     def __init__(self, config: CaptureDataParserConfig) -> None:
         """Reads nothing yet."""
         super().__init__(config)
-        self._checked: tuple[checks.Meta, Path] | None = None
+        self._checked: checks.Meta | None = None
+        self._opens_images = True
 
     def _generate_dataparser_outputs(self, split: str = "train") -> DataparserOutputs:
         """Cameras and files of a split.
@@ -66,11 +67,11 @@ class CaptureDataParser(Nerfstudio):
         Raises:
             CaptureError: the capture cannot be used.
         """
-        # nerfstudio sets a factor beforehand when it needs cameras only and images may be absent.
-        opens_images = self.downscale_factor is None or self._checked is not None
         if self._checked is None:
-            self._checked = self._check(opens_images)
-        meta, _ = self._checked
+            # nerfstudio sets a factor beforehand when it needs cameras only and images may be absent.
+            self._opens_images = self.downscale_factor is None
+            self._checked = self._check()
+        meta = self._checked
         meta = checks.check_splits(meta, split, drop_unknown=self.config.drop_missing_frames)
         try:
             outputs = _with_transforms(Nerfstudio._generate_dataparser_outputs, meta)(self, split)
@@ -78,22 +79,22 @@ class CaptureDataParser(Nerfstudio):
             if self.config.eval_mode != "filename":
                 raise
             raise CaptureError(f"Images cannot be split by file name: {error}.") from error
-        if opens_images:
+        if self._opens_images:
             self._fit_cameras(outputs)
         return outputs
 
-    def _check(self, opens_images: bool) -> tuple[checks.Meta, Path]:
+    def _check(self) -> checks.Meta:
         """The transforms, checked, without frames that are to be dropped."""
         meta, folder = checks.read_transforms(Path(self.config.data))
         checks.require_images(min(len(meta["frames"]), 2), self.config.data)
-        if opens_images or self.config.drop_missing_frames:
+        if self._opens_images or self.config.drop_missing_frames:
             meta = self._without_missing(meta, folder)
         checks.check_frame_poses(meta["frames"])
         meta = checks.per_frame_intrinsics(meta)
         checks.check_intrinsics(meta, list(CAMERA_MODEL_TO_TYPE))
         for key in ("mask_path", "depth_file_path"):
             checks.check_same_keys(meta["frames"], key)
-        return meta, folder
+        return meta
 
     def _without_missing(self, meta: checks.Meta, folder: Path) -> checks.Meta:
         """Refuses or drops frames whose files are not there; settles the downscale factor."""

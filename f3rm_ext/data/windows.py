@@ -40,7 +40,8 @@ class WindowCycle:
     """Deals images into windows, each used for a fixed number of steps.
 
     With several processes all of them deal the same sequence and each takes every ``shards``-th window of it, so that
-    appearances are balanced over the processes together. Everything follows from ``seed``; the global random state is
+    appearances are balanced over the processes together; no two of them have the same image at a time, if there are
+    enough images. Everything follows from ``seed``; the global random state is
     neither used nor changed.
     """
 
@@ -165,13 +166,19 @@ class WindowCycle:
     def _dealt(self) -> tuple[list[list[int]], int, list[int], int]:
         """The next window of every process, and epoch, order and position after them."""
         epoch, order, position = self._epoch, self._order, self._position
-        windows = []
-        for _ in range(self.shards):
+        windows: list[list[int]] = []
+        per_round = self.shards * self.window_size
+        for number in range(self.shards):
             window = order[position : position + self.window_size]
             position += len(window)
             missing = self.window_size - len(window)
             if missing:
-                epoch, order, position = epoch + 1, self._shuffled(epoch + 1, window, missing), missing
+                if per_round <= self.num_images:  # no image twice in the windows of all processes
+                    avoid = [image for dealt in windows for image in dealt] + window
+                    first = per_round - number * self.window_size - len(window)
+                else:
+                    avoid, first = window, missing
+                epoch, order, position = epoch + 1, self._shuffled(epoch + 1, avoid, first), missing
                 window = window + order[:missing]
             windows.append(window)
         return windows, epoch, order, position

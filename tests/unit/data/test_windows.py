@@ -48,7 +48,7 @@ def test_appearances_stay_exact_in_random_large_cycles():
 
 
 @pytest.mark.parametrize("shards", [2, 3, 5])
-@pytest.mark.parametrize(("num_images", "window"), [(5, 2), (7, 3), (7, 7), (4, 3), (11, 4)])
+@pytest.mark.parametrize(("num_images", "window"), [(5, 2), (7, 3), (7, 7), (4, 3), (11, 2), (16, 3), (15, 3)])
 def test_appearances_are_exact_over_all_processes_together(num_images: int, window: int, shards: int):
     cycles = [WindowCycle(num_images, window, 2, seed=4, shards=shards, shard=shard) for shard in range(shards)]
     counts = [0] * num_images
@@ -59,6 +59,8 @@ def test_appearances_are_exact_over_all_processes_together(num_images: int, wind
                 for image in images:
                     counts[image] += 1
         assert tuple(dealt) == cycles[0].round
+        if shards * window <= num_images:
+            assert len({image for images in dealt for image in images}) == shards * window
         assert spread(counts) <= 1
         assert cycles[-1].appearances() == counts
 
