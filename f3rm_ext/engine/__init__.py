@@ -4,3 +4,5 @@ from f3rm_ext import compat
 
 # Nerfstudio's trainer imports the viewer, the viewer splatfacto, and splatfacto gsplat.
 compat.tolerate_missing_gsplat()
+# Every ns-* command imports this package through our methods, and then loads checkpoints in its own way.
+compat.register_safe_globals()

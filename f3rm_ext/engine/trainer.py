@@ -285,14 +285,17 @@ class F3rmTrainer(Trainer):
             step = min(step, self._completed_step)
             if step in (self._saved_step, self._start_step - 1):
                 return
-            path = checkpoint.path_of(self.checkpoint_dir, step)
-            checkpoint.write(self._state(step), path)
+            # How often a run is saved must not change it, even where saving draws random numbers.
+            state = random_state.capture(torch.device(self.device))
+            checkpoint.write(self._state(step, state), checkpoint.path_of(self.checkpoint_dir, step))
             self._saved_step = step
             if self.config.save_only_latest_checkpoint:
                 checkpoint.prune(self.checkpoint_dir)
+            if threading.current_thread() is threading.main_thread():
+                random_state.restore(state, torch.device(self.device))
 
-    def _state(self, step: int) -> dict[str, Any]:
-        extra: dict[str, Any] = {"format": EXTRA_FORMAT, "random": random_state.capture(torch.device(self.device))}
+    def _state(self, step: int, random: dict[str, Any]) -> dict[str, Any]:
+        extra: dict[str, Any] = {"format": EXTRA_FORMAT, "random": random}
         if hasattr(self.pipeline.datamanager, "cycle_state"):
             extra["datamanager"] = self.pipeline.datamanager.cycle_state()  # type: ignore[operator]
         if hasattr(self.pipeline.model, "training_state"):

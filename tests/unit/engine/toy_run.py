@@ -1,7 +1,6 @@
 """A training run small enough for unit tests: nerfstudio's loop over one linear layer.
 
-Imported by the fixtures of this folder, and run as a program by tests that need a process to kill:
-``python toy_run.py OUTPUT_DIR STEPS [--load-dir DIR] [--slow-write] [--announce]``.
+Imported by the fixtures of this folder, and run as a program (its ``main``) by tests that need a process to kill.
 """
 
 import argparse
@@ -76,7 +75,7 @@ class ToyPipeline(nn.Module):
         self.config.on_step(step)
         self.model.momentum = 0.5 * self.model.momentum + step
         value = self.model.layer(self.datamanager.next_train()).pow(2).mean() * (1 + 1e-3 * self.model.momentum)
-        self.losses[step] = float(value)
+        self.losses[step] = float(value.detach())
         return {}, {"loss": value}, {}
 
     def load_pipeline(self, state: dict[str, Any], step: int) -> None:
@@ -87,13 +86,10 @@ class ToyPipeline(nn.Module):
 class ToyPipelineConfig(InstantiateConfig):
     _target: type = field(default_factory=lambda: ToyPipeline)
     width: int = 2
-    announce: bool = False
     datamanager: Any = field(default_factory=lambda: SimpleNamespace(data=None))
 
     def on_step(self, step: int) -> None:
-        if self.announce:
-            print(f"step {step}", flush=True)
-            time.sleep(0.02)
+        """For tests to put something in."""
 
 
 def make_config(output: Path, steps: int, **options: Any) -> F3rmTrainerConfig:
@@ -138,9 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("steps", type=int)
-    parser.add_argument("--load-dir", type=Path)
     parser.add_argument("--slow-write", action="store_true", help="announce the write of a checkpoint, then hang in it")
-    parser.add_argument("--announce", action="store_true", help="print each step as it begins")
     options = parser.parse_args()
     if options.slow_write:
         save, saved = torch.save, []
@@ -155,13 +149,4 @@ def main() -> None:
                 time.sleep(60)
 
         torch.save = save_half
-    pipeline = ToyPipelineConfig(announce=options.announce)
-    config = make_config(
-        options.output, options.steps, load_dir=options.load_dir, pipeline=pipeline, timestamp=f"steps{options.steps}"
-    )
-    trainer = run(config)
-    print("finished at", trainer.step, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    run(make_config(options.output, options.steps, timestamp="killed"))

@@ -1,0 +1,41 @@
+"""The toy run, as a module and as a program."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOY = Path(__file__).with_name("toy_run.py")
+
+
+@pytest.fixture(scope="session")
+def toy() -> ModuleType:
+    """``toy_run`` under a name that config.yml can refer to."""
+    if "toy_run" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("toy_run", TOY)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["toy_run"] = module
+        spec.loader.exec_module(module)
+    return sys.modules["toy_run"]
+
+
+@pytest.fixture
+def start_toy() -> Callable[..., subprocess.Popen]:
+    """Starts ``toy_run.py`` as a process with pipes."""
+
+    def start(*arguments: object) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-u", "-c", "import toy_run; toy_run.main()", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TOY.parent)},
+        )
+
+    return start

@@ -1,0 +1,406 @@
+"""Training, resuming and being stopped, on a toy model under nerfstudio's own loop."""
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from nerfstudio.configs.base_config import ViewerConfig
+from nerfstudio.engine.trainer import Trainer
+from nerfstudio.utils.eval_utils import eval_load_checkpoint
+from nerfstudio.utils.writer import GLOBAL_BUFFER
+
+from f3rm_ext.engine import checkpoint
+from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig, resume_command
+from f3rm_ext.errors import CheckpointError, ConfigError
+
+LAST = 10
+
+
+@pytest.fixture
+def whole(toy: ModuleType, tmp_path: Path) -> F3rmTrainer:
+    """Eleven steps at a stretch; checkpoints after steps 4, 8 and 10."""
+    return toy.run(toy.make_config(tmp_path, LAST + 1, save_only_latest_checkpoint=False))
+
+
+def steps(trainer: F3rmTrainer) -> list[int]:
+    return [step for step, _ in checkpoint.newest_first(trainer.checkpoint_dir)]
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    one, two = checkpoint.load(first)["pipeline"], checkpoint.load(second)["pipeline"]
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+class TestResume:
+    @pytest.mark.parametrize("step", [4, 8])
+    def test_goes_on_exactly_as_if_never_interrupted(
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, step: int
+    ) -> None:
+        config = toy.make_config(tmp_path, LAST + 1, load_dir=whole.checkpoint_dir, load_step=step)
+        resumed = toy.run(config, seed=7)
+        assert resumed.pipeline.losses == {done: loss for done, loss in whole.pipeline.losses.items() if done > step}
+        last = checkpoint.path_of(resumed.checkpoint_dir, LAST)
+        assert same_weights(last, checkpoint.path_of(whole.checkpoint_dir, LAST))
+
+    def test_random_numbers_matter_to_the_toy(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
+        # Guards the test above: without the saved state the losses do differ.
+        other = toy.run(toy.make_config(tmp_path, LAST + 1), seed=7)
+        assert other.pipeline.losses != whole.pipeline.losses
+
+    def test_stops_at_max_num_iterations(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
+        resumed = toy.run(toy.make_config(tmp_path, 15, load_dir=whole.checkpoint_dir))
+        assert list(resumed.pipeline.losses) == [11, 12, 13, 14]
+        assert steps(resumed) == [14, 12]
+        assert resumed.config.max_num_iterations == 15 == GLOBAL_BUFFER["max_iter"]
+
+    def test_callbacks_see_the_true_number_of_iterations(
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[int] = []
+        config = toy.make_config(tmp_path, 13, load_dir=whole.checkpoint_dir)
+        monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", lambda *_: seen.append(config.max_num_iterations))
+        toy.run(config)
+        assert seen == [13, 13]
+
+    def test_accepts_the_run_folder(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
+        resumed = toy.run(toy.make_config(tmp_path, 12, load_dir=whole.base_dir))
+        assert list(resumed.pipeline.losses) == [11]
+
+    def test_accepts_a_checkpoint_file(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
+        path = checkpoint.path_of(whole.checkpoint_dir, 8)
+        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_checkpoint=path), seed=7)
+        assert list(resumed.pipeline.losses) == [9, 10]
+
+    def test_passes_over_a_truncated_newest_checkpoint(
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, capsys: pytest.CaptureFixture
+    ) -> None:
+        truncate(checkpoint.path_of(whole.checkpoint_dir, LAST))
+        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=whole.base_dir), seed=7)
+        assert list(resumed.pipeline.losses) == [9, 10]
+        printed = " ".join(capsys.readouterr().out.split())
+        assert printed.count("Skipping damaged step-000000010.ckpt") == 1
+
+    def test_finished_run_is_left_alone(
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, capsys: pytest.CaptureFixture
+    ) -> None:
+        config = toy.make_config(tmp_path, LAST + 1, load_dir=whole.base_dir, timestamp="again")
+        with pytest.raises(SystemExit) as leaving:
+            toy.run(config)
+        assert leaving.value.code == 0
+        assert "Nothing left to do" in capsys.readouterr().out
+        assert not config.get_base_dir().exists()
+
+    def test_finished_run_is_not_trained_by_the_trainer_either(
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(F3rmTrainerConfig, "save_config", lambda self: None)
+        resumed = toy.run(toy.make_config(tmp_path, 8, load_dir=whole.base_dir))
+        assert resumed.pipeline.losses == {} and steps(resumed) == []
+
+    def test_other_model_is_one_sentence(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
+        config = toy.make_config(tmp_path, 20, load_dir=whole.base_dir, pipeline=toy.ToyPipelineConfig(width=3))
+        with pytest.raises(CheckpointError, match=r"does not fit this model \(size mismatch for .*config.yml"):
+            toy.run(config)
+
+    def test_missing_parameters_are_not_left_at_random(
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer
+    ) -> None:
+        path = checkpoint.path_of(whole.checkpoint_dir, LAST)
+        state = checkpoint.load(path)
+        del state["pipeline"]["model.layer.bias"]
+        checkpoint.write(state, path)
+        with pytest.raises(CheckpointError, match=r"lacks model.layer.bias"):
+            toy.run(toy.make_config(tmp_path, 20, load_dir=whole.base_dir))
+
+    def test_checkpoint_of_nerfstudio_itself(
+        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(F3rmTrainer, "save_checkpoint", Trainer.save_checkpoint)
+        plain = toy.run(toy.make_config(tmp_path, 6))
+        monkeypatch.undo()
+        resumed = toy.run(toy.make_config(tmp_path, 8, load_dir=plain.base_dir))
+        assert list(resumed.pipeline.losses) == [6, 7]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"load_dir": Path("nowhere")}, "nowhere given by --load-dir does not exist"),
+            ({"load_checkpoint": Path("nowhere.ckpt")}, "nowhere.ckpt given by --load-checkpoint does not exist"),
+        ],
+    )
+    def test_nothing_there_is_one_sentence_and_leaves_no_run_folder(
+        self, toy: ModuleType, tmp_path: Path, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(CheckpointError, match=message):
+            toy.run(toy.make_config(tmp_path / "out", 5, **options))
+        assert not (tmp_path / "out").exists()
+
+    def test_absent_step_names_those_there(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
+        config = toy.make_config(tmp_path, 20, load_dir=whole.base_dir, load_step=5)
+        with pytest.raises(CheckpointError, match=r"step-000000005.ckpt does not exist: .* \(10, 8, 4\)"):
+            config.check()
+
+
+class TestCheckpoints:
+    def test_newest_and_one_spare_are_kept(self, toy: ModuleType, tmp_path: Path) -> None:
+        assert steps(toy.run(toy.make_config(tmp_path, 14))) == [13, 12]
+
+    def test_all_are_kept_where_asked_for(self, whole: F3rmTrainer) -> None:
+        assert steps(whole) == [10, 8, 4]
+
+    def test_final_step_is_not_written_twice(
+        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        written: list[str] = []
+        write = checkpoint.write
+        monkeypatch.setattr(checkpoint, "write", lambda state, path: (written.append(path.name), write(state, path)))
+        toy.run(toy.make_config(tmp_path, 9))
+        assert written == ["step-000000004.ckpt", "step-000000008.ckpt"]
+
+    def test_stop_between_steps_is_saved_under_the_step_that_is_done(
+        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = toy.make_config(tmp_path, 9)
+        config.save_config()
+        trainer = config.setup(local_rank=0, world_size=1)
+        trainer.setup()
+        monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", lambda _, step: trainer.shutdown() if step == 5 else None)
+        trainer.train()
+        assert trainer.step == 6  # what nerfstudio would have named the checkpoint
+        assert steps(trainer) == [5, 4]
+
+    def test_loads_in_plain_torch_with_nothing_allowed(self, whole: F3rmTrainer) -> None:
+        code = (
+            "import sys, torch; state = torch.load(sys.argv[1], weights_only=True);"
+            "print(state['step'], state['f3rm_ext']['format'], state['f3rm_ext']['datamanager']['position'],"
+            "type(state['schedulers']['fields']['_last_lr'][0]).__name__)"
+        )
+        path = checkpoint.path_of(whole.checkpoint_dir, LAST)
+        result = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        position = whole.pipeline.datamanager.position
+        assert result.stdout.split() == ["10", "1", str(position), "float"]
+
+    def test_nothing_else_lies_in_the_folder_nerfstudio_parses(self, whole: F3rmTrainer) -> None:
+        assert {path.suffix for path in whole.checkpoint_dir.iterdir()} == {".ckpt"}
+
+
+class TestEvaluationLoading:
+    """The steps of nerfstudio's ``eval_setup`` that concern us."""
+
+    @staticmethod
+    def load(trainer: F3rmTrainer) -> tuple[Path, int]:
+        config = yaml.load((trainer.base_dir / "config.yml").read_text(), Loader=yaml.Loader)
+        config.load_dir = config.get_checkpoint_dir()
+        return eval_load_checkpoint(config, config.pipeline.setup())
+
+    def test_takes_the_newest(self, whole: F3rmTrainer) -> None:
+        assert self.load(whole) == (checkpoint.path_of(whole.checkpoint_dir, LAST), LAST)
+
+    def test_passes_over_truncated_ones(self, whole: F3rmTrainer, capsys: pytest.CaptureFixture) -> None:
+        for step in (LAST, 8):
+            truncate(checkpoint.path_of(whole.checkpoint_dir, step))
+        assert self.load(whole)[1] == 4
+        assert "Skipping damaged step-000000010.ckpt" in " ".join(capsys.readouterr().out.split())
+
+    def test_load_step_of_the_run_it_was_resumed_from_does_not_matter(
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer
+    ) -> None:
+        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=whole.checkpoint_dir, load_step=4))
+        for path in resumed.checkpoint_dir.glob("*-000000004.ckpt"):
+            path.unlink()
+        assert self.load(resumed)[1] == LAST
+
+    def test_none_intact_is_one_sentence(self, whole: F3rmTrainer) -> None:
+        for _, path in checkpoint.newest_first(whole.checkpoint_dir):
+            truncate(path)
+        with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is damaged"):
+            self.load(whole)
+
+    def test_run_without_checkpoints_is_one_sentence(self, toy: ModuleType, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="the run was stopped before its first one"):
+            toy.make_config(tmp_path, 5).get_checkpoint_dir()
+
+
+class TestConfig:
+    def test_config_file_gives_back_the_same_options(self, toy: ModuleType, tmp_path: Path) -> None:
+        config = toy.make_config(tmp_path, 5)
+        config.save_config()
+        loaded = yaml.load((config.get_base_dir() / "config.yml").read_text(), Loader=yaml.Loader)
+        assert type(loaded) is F3rmTrainerConfig
+        assert loaded == config
+        assert vars(loaded).keys() == vars(config).keys()
+
+    def test_device_that_is_not_there_leaves_no_run_folder(
+        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("f3rm_ext.compat.has_cuda", lambda: False)
+        config = toy.make_config(tmp_path / "out", 5)
+        config.machine.device_type = "cuda"
+        with pytest.raises(ConfigError, match=r"--machine.device-type cpu"):
+            config.save_config()
+        with pytest.raises(ConfigError, match=r"--machine.device-type cpu"):
+            config.setup(local_rank=0, world_size=1)
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("name", ["max_num_iterations", "steps_per_save"])
+    def test_non_positive_steps(self, toy: ModuleType, tmp_path: Path, name: str) -> None:
+        config = toy.make_config(tmp_path, 5)
+        setattr(config, name, 0)
+        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is 0"):
+            config.check()
+
+    def test_defaults_keep_to_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("f3rm_ext.compat.has_cuda", lambda: False)
+        config = F3rmTrainerConfig()
+        assert config.machine.device_type == "cpu"
+        assert config.viewer.websocket_host == "127.0.0.1"
+
+    def test_viewer_of_ns_viewer_stays_local(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = yaml.load(yaml.dump(F3rmTrainerConfig()), Loader=yaml.Loader)
+        monkeypatch.setattr(sys, "argv", ["ns-viewer", "--load-config", "config.yml"])
+        config.viewer = ViewerConfig()  # what ns-viewer does
+        assert config.viewer.websocket_host == "127.0.0.1"
+
+    def test_viewer_opens_up_when_asked_to(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = F3rmTrainerConfig()
+        monkeypatch.setattr(sys, "argv", ["ns-viewer", "--viewer.websocket-host", "0.0.0.0"])
+        config.viewer = ViewerConfig(websocket_host="0.0.0.0")
+        assert config.viewer.websocket_host == "0.0.0.0"
+
+    def test_host_given_at_construction_is_kept(self) -> None:
+        assert F3rmTrainerConfig(viewer=ViewerConfig(websocket_host="0.0.0.0")).viewer.websocket_host == "0.0.0.0"
+
+    def test_no_warnings_about_half_precision_on_the_cpu(self, toy: ModuleType, tmp_path: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainer = toy.make_config(tmp_path, 5, mixed_precision=True).setup(local_rank=0, world_size=1)
+        assert not trainer.mixed_precision and not trainer.grad_scaler.is_enabled()
+
+
+class TestSignals:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_stop_saves_says_how_to_go_on_and_loses_nothing(
+        self,
+        toy: ModuleType,
+        tmp_path: Path,
+        whole: F3rmTrainer,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture,
+        number: int,
+        code: int,
+    ) -> None:
+        config = toy.make_config(tmp_path, LAST + 1)
+        monkeypatch.setattr(
+            toy.ToyPipelineConfig, "on_step", lambda _, step: os.kill(os.getpid(), number) if step == 6 else None
+        )
+        with pytest.raises(SystemExit) as leaving:
+            toy.run(config)
+        monkeypatch.undo()
+        assert leaving.value.code == code
+        folder = config.get_base_dir() / "nerfstudio_models"
+        assert [step for step, _ in checkpoint.newest_first(folder)] == [6, 4]
+        error = capsys.readouterr().err
+        assert "Saved up to step 6" in error and f"--load-dir {folder}" in error
+
+        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=folder), seed=7)
+        assert resumed.pipeline.losses == {step: loss for step, loss in whole.pipeline.losses.items() if step > 6}
+
+    def test_stop_in_the_last_step_is_a_finished_run(
+        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = toy.make_config(tmp_path, 3)
+        monkeypatch.setattr(
+            toy.ToyPipelineConfig, "on_step", lambda _, step: os.kill(os.getpid(), signal.SIGINT) if step == 2 else None
+        )
+        assert steps(toy.run(config)) == [2]
+
+    def test_second_signal_stops_at_once(self, toy: ModuleType, tmp_path: Path) -> None:
+        trainer = toy.make_config(tmp_path, 5).setup(local_rank=0, world_size=1)
+        trainer._on_signal(signal.SIGINT, None)
+        with pytest.raises(KeyboardInterrupt):
+            trainer._on_signal(signal.SIGINT, None)
+
+    def test_paused_run_is_woken_to_stop(self, toy: ModuleType, tmp_path: Path) -> None:
+        trainer = toy.make_config(tmp_path, 5, start_paused=True).setup(local_rank=0, world_size=1)
+        trainer._on_signal(signal.SIGINT, None)
+        assert trainer.training_state == "training"
+
+    def test_leaving_the_viewer_after_training_is_no_failure(self, toy: ModuleType, tmp_path: Path) -> None:
+        trainer = toy.make_config(tmp_path, 5).setup(local_rank=0, world_size=1)
+        trainer.training_state = "completed"
+        with pytest.raises(SystemExit) as leaving:
+            trainer._on_signal(signal.SIGINT, None)
+        assert leaving.value.code == 0
+
+    def test_handlers_are_put_back(self, toy: ModuleType, tmp_path: Path) -> None:
+        before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+        toy.run(toy.make_config(tmp_path, 2))
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+    def test_interrupt_while_preparing(self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(toy.ToyPipelineConfig, "setup", interrupt)
+        trainer = toy.make_config(tmp_path, 5).setup(local_rank=0, world_size=1)
+        with pytest.raises(SystemExit) as leaving:
+            trainer.setup()
+        assert leaving.value.code == 130
+
+
+def test_kill_while_writing_leaves_the_run_usable(
+    toy: ModuleType, tmp_path: Path, start_toy: Callable[..., subprocess.Popen]
+) -> None:
+    process = start_toy(tmp_path, 400, "--slow-write")
+    assert any(line == "writing\n" for line in process.stdout)
+    process.kill()
+    process.communicate(timeout=60)
+    run = tmp_path / "unnamed" / "toy" / "killed"
+    assert list(run.glob(".*.tmp")), "the kill came too late to test anything"
+    folder = run / "nerfstudio_models"
+    assert [step for step, _ in checkpoint.newest_first(folder)] == [4]
+    # Nerfstudio's loader parses every name in the folder, and takes the newest.
+    config = yaml.load((run / "config.yml").read_text(), Loader=yaml.Loader)
+    config.load_dir = config.get_checkpoint_dir()
+    assert eval_load_checkpoint(config, config.pipeline.setup())[1] == 4
+
+    resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=run), seed=7)
+    whole = toy.run(toy.make_config(tmp_path, LAST + 1))
+    assert same_weights(
+        checkpoint.path_of(resumed.checkpoint_dir, LAST), checkpoint.path_of(whole.checkpoint_dir, LAST)
+    )
+
+
+class TestResumeCommand:
+    folder = Path("outputs/my run/nerfstudio_models")
+
+    def test_puts_the_option_after_the_method(self) -> None:
+        argv = ["/env/bin/ns-train", "f3rm-ext", "--data", "x", "f3rm-ext-data", "--eval-mode", "all"]
+        assert resume_command(argv, self.folder) == (
+            "ns-train f3rm-ext --load-dir 'outputs/my run/nerfstudio_models' --data x f3rm-ext-data --eval-mode all"
+        )
+
+    @pytest.mark.parametrize(
+        "old", [["--load-dir", "a"], ["--load_dir=a"], ["--load-step", "3", "--load-dir", "a"], ["--load-checkpoint=a"]]
+    )
+    def test_replaces_what_was_resumed_before(self, old: list[str]) -> None:
+        argv = ["ns-train", "f3rm-ext", *old, "--data", "x"]
+        assert resume_command(argv, Path("run")) == "ns-train f3rm-ext --load-dir run --data x"
+
+    @pytest.mark.parametrize("argv", [[], ["python"], ["script.py", "a"], ["ns-train", "-h"]])
+    def test_other_programs_get_the_option_only(self, argv: list[str]) -> None:
+        assert resume_command(argv, Path("run")) == "the same command and --load-dir run"
