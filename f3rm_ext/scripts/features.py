@@ -1,0 +1,222 @@
+"""``f3rm-ext features extract|info|verify``: makes 2D features ahead of training, shows and checks what is stored."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Union
+
+import tyro
+
+from f3rm_ext.errors import ConfigError, FeatureStoreError
+from f3rm_ext.features.options import FeatureOptions
+
+if TYPE_CHECKING:
+    from nerfstudio.data.datasets.base_dataset import InputDataset
+
+    from f3rm_ext.features.store import FeatureStore
+
+EXIT_DAMAGED = 2
+
+
+@dataclass
+class Extract:
+    """Extracts the 2D features of a capture into the feature store, and makes their PCA codes.
+
+    ns-train does this by itself; do it ahead to see how long it takes, on another machine that shares the cache
+    folder, or to mend damaged features: every stored shard is read and checked, and damaged ones are made again.
+    It may be stopped at any time (Ctrl-C); the same command goes on where it was.
+
+    Typical calls:
+      f3rm-ext features extract --data photos/room
+      f3rm-ext features extract --data photos/room --features.extractors clip dinov2 --features.codes 96
+      f3rm-ext features extract --data photos/room --features.extractors dense-daisy --camera-res-scale-factor 0.5
+    """
+
+    data: Path
+    """Capture in nerfstudio's format: a folder with transforms.json, or the file itself."""
+    features: FeatureOptions = field(default_factory=FeatureOptions)
+    """What to extract and where to; the same options as ns-train's --pipeline.datamanager.features."""
+    camera_res_scale_factor: float = 1.0
+    """Factor the images are scaled by first, (0, 1]; as in ns-train, where it must be the same."""
+    downscale_factor: int | None = None
+    """Use the copies in images_2, images_4 ... (1 for the images themselves); by default what ns-train would use."""
+    drop_missing_frames: bool = False
+    """Go on without the frames whose image files are not there."""
+    device: str = "auto"
+    """Where extractors run: auto (CUDA where there is one), cpu, cuda, cuda:1 ..."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.camera_res_scale_factor <= 1:
+            raise ConfigError(
+                f"--camera-res-scale-factor is {self.camera_res_scale_factor}, outside (0, 1]: 1 keeps the size."
+            )
+
+    def main(self) -> int:
+        """Extracts. Returns the exit code."""
+        import torch
+
+        from f3rm_ext.features.extraction import console
+        from f3rm_ext.features.source import cache_root, prepare_features
+
+        if not self.features.extractors:
+            raise ConfigError("No extractor is asked for: name one, e.g. --features.extractors clip.")
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        try:
+            target = torch.device(device)
+        except RuntimeError as error:
+            raise ConfigError(f"--device {device} is not a device: use auto, cpu, cuda or cuda:N.") from error
+        sources = prepare_features(self._datasets(), self.features, device=target, repair=True)
+        for spec in sources[0].specs:
+            kind = f"{spec.dim} PCA codes" if spec.code_basis is not None else f"{spec.dim} dimensions"
+            images = len({key for source in sources for key in source.keys})
+            console().print(f"{spec.name}: {images} images, {kind}.", highlight=False)
+        console().print(f"Features are in {cache_root(self.features.cache_dir)}.", highlight=False, soft_wrap=True)
+        return 0
+
+    def _datasets(self) -> "list[InputDataset]":
+        """Training images, then those of the other splits."""
+        from nerfstudio.data.datasets.base_dataset import InputDataset
+
+        from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+
+        parser = CaptureDataParserConfig(
+            data=self.data, downscale_factor=self.downscale_factor, drop_missing_frames=self.drop_missing_frames
+        ).setup()
+        outputs = [parser.get_dataparser_outputs(split) for split in ("train", "val", "test")]
+        used = [output for number, output in enumerate(outputs) if number == 0 or output.image_filenames]
+        return [InputDataset(output, self.camera_res_scale_factor) for output in used]
+
+
+@dataclass
+class Info:
+    """Shows what is in the feature store: images, dimension, size on disk, and what PCA codes keep.
+
+    Explained is the share of the features' energy that the K codes keep; 90 % or more is plenty for queries.
+
+    Typical calls:
+      f3rm-ext features info
+      f3rm-ext features info --cache-dir /data/features
+    """
+
+    cache_dir: Path | None = None
+    """Folder of the feature store; default $F3RM_EXT_CACHE, else ~/.cache/f3rm_ext."""
+
+    def main(self) -> int:
+        """Prints a table. Returns the exit code."""
+        from rich.table import Table
+
+        from f3rm_ext.features.extraction import console
+        from f3rm_ext.features.source import cache_root
+
+        cache = cache_root(self.cache_dir)
+        table = Table(title=f"Features in {cache}", title_justify="left")
+        for name in ("extractor", "model", "resolution"):
+            table.add_column(name, overflow="fold")
+        for name in ("images", "dim", "MiB", "explained"):
+            table.add_column(name, justify="right", no_wrap=True)
+        total, broken = 0, []
+        for root in _store_roots(cache):
+            try:
+                store = _open(root)
+            except FeatureStoreError as error:
+                broken.append(str(error))
+                continue
+            identity, size = store.manifest.identity, store.bytes_on_disk()
+            total += size
+            images, mib = str(len(store.manifest.images)), f"{size / (1 << 20):.1f}"
+            if store.manifest.residual:
+                table.add_row(f"  codes, K = {store.dim}", "", "", images, str(store.dim), mib, _explained(root))
+            else:
+                cells = (identity.get(name, "?") for name in ("extractor", "model", "resolution"))
+                table.add_row(*cells, images, str(store.dim), mib, "")
+        if table.row_count:
+            console().print(table)
+            console().print(f"{total / (1 << 20):.1f} MiB in all.", highlight=False)
+        elif not broken:
+            console().print(f"There are no features in {cache} yet.", highlight=False, soft_wrap=True)
+        for message in broken:
+            console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+        return EXIT_DAMAGED if broken else 0
+
+
+@dataclass
+class Verify:
+    """Reads every stored feature again and names the files that are not what they were (exit code 2 then).
+
+    Mend them with `f3rm-ext features extract`, or delete the files named: what is missing is made again.
+
+    Typical calls:
+      f3rm-ext features verify
+      f3rm-ext features verify --cache-dir /data/features
+    """
+
+    cache_dir: Path | None = None
+    """Folder of the feature store; default $F3RM_EXT_CACHE, else ~/.cache/f3rm_ext."""
+
+    def main(self) -> int:
+        """Reads everything. Returns the exit code."""
+        from f3rm_ext.features.codes import load_basis
+        from f3rm_ext.features.extraction import console, image_progress
+        from f3rm_ext.features.source import cache_root
+
+        cache = cache_root(self.cache_dir)
+        found: list[str] = []
+        checked = 0
+        with image_progress() as progress:
+            for root in _store_roots(cache):
+                try:
+                    store = _open(root)
+                    if store.manifest.residual and load_basis(root) is None:
+                        found.append(f"{root / 'basis.npy'} or its spectrum.json is missing")
+                except FeatureStoreError as error:
+                    found.append(str(error))
+                    continue
+                keys = list(store.manifest.images)
+                for key in progress.track(keys, description=str(root.relative_to(cache))):
+                    damage = store.damage(key)
+                    if damage is not None:
+                        found.append(f"{damage.path} {damage.reason}")
+                checked += len(keys)
+        for message in found:
+            console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+        if found:
+            console().print(
+                f"{len(found)} of {checked} files are damaged: run `f3rm-ext features extract` on the captures they "
+                "belong to, or delete them.",
+                highlight=False,
+            )
+            return EXIT_DAMAGED
+        console().print(f"All {checked} shards in {cache} are intact.", highlight=False, soft_wrap=True)
+        return 0
+
+
+FeaturesCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members
+    Annotated[Extract, tyro.conf.subcommand("extract")],
+    Annotated[Info, tyro.conf.subcommand("info")],
+    Annotated[Verify, tyro.conf.subcommand("verify")],
+]
+
+
+def _store_roots(cache: Path) -> Iterator[Path]:
+    """Folders of all stores, each followed by those of its codes."""
+    for root in sorted(cache.glob("*/manifest.json")):
+        yield root.parent
+        for codes in sorted(root.parent.glob("codes/*/manifest.json")):
+            yield codes.parent
+
+
+def _open(root: Path) -> "FeatureStore":
+    from f3rm_ext.features.store import FeatureStore
+
+    store = FeatureStore.at(root)
+    if store is None:
+        raise FeatureStoreError(f"The manifest of {root} was deleted just now: run the same command again.")
+    return store
+
+
+def _explained(root: Path) -> str:
+    try:
+        return f"{float(json.loads((root / 'spectrum.json').read_bytes())['explained']):.1%}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "?"
