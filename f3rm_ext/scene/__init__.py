@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from f3rm_ext.scene.config import SynthConfig
+from f3rm_ext.scene.config import PictureConfig, SynthConfig
 
-__all__ = ["SynthConfig", "synthesize"]
+__all__ = ["PictureConfig", "SynthConfig", "synthesize", "take_picture"]
 
 
 def synthesize(out: Path, config: SynthConfig, progress: bool = True) -> Path:
@@ -28,3 +28,22 @@ def synthesize(out: Path, config: SynthConfig, progress: bool = True) -> Path:
     from f3rm_ext.scene.capture import write_capture  # numba and the kernels
 
     return write_capture(out, config, progress)
+
+
+def take_picture(out: Path, config: PictureConfig) -> Path:
+    """Writes one picture of the room to an image file.
+
+    Args:
+        out: File to write; its ending, .jpg or .png, says the format.
+        config: What to show.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        f3rm_ext.errors.ConfigError: An option cannot work.
+        f3rm_ext.errors.CaptureError: ``out`` exists or cannot be written.
+    """
+    from f3rm_ext.scene.picture import write_picture
+
+    return write_picture(out, config)

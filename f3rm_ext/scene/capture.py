@@ -36,7 +36,7 @@ def write_capture(out: Path, config: SynthConfig, progress: bool = True) -> Path
 def _write(folder: Path, config: SynthConfig, progress: bool) -> None:
     for name in files.IMAGE_FOLDERS:
         (folder / name).mkdir()
-    world = build_world(config.seed, config.shiny)
+    world = build_world(config.seed, config.shiny, config.light_rays)
     poses = orbit(config.num_images, np.array(LOOK_AT), config.seed)
     focal_px = focal_length_px(config.fov, config.width)
     steps = _steps(config.num_images, progress)

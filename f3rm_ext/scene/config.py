@@ -26,7 +26,7 @@ class SynthConfig:
     bounces: int = 2
     """How many mirror-like reflections a ray is followed through, 0-8."""
     light_rays: int = 32
-    """Rays per mesh vertex that gather the light between surfaces, 1-1024: fewer is faster and blotchier."""
+    """Rays per mesh vertex that gather the light between surfaces, 1-1024: fewer is faster, blotchier in the shadows."""
     holdout_every: int = 8
     """One of this many views is held out for evaluation (val and test), ≥ 2."""
     overwrite: bool = False
@@ -34,21 +34,64 @@ class SynthConfig:
 
     def check(self) -> None:
         """Raises :class:`~f3rm_ext.errors.ConfigError` for the first option that cannot work."""
-        limits = {
-            "num_images": (2, 99_999),
-            "width": (8, 8192),
-            "height": (8, 8192),
-            "fov": (10, 120),
-            "seed": (0, 2**63 - 1),
-            "samples": (1, 8),
-            "bounces": (0, 8),
-            "light_rays": (1, 1024),
-            "holdout_every": (2, 99_999),
-        }
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                option = "--" + name.replace("_", "-")
-                raise ConfigError(
-                    f"{option} is {value}, but it must lie between {low} and {high}: choose such a value."
-                )
+        _check_limits(self)
+
+
+@dataclass
+class PictureConfig:
+    """Options of a single picture of the room."""
+
+    width: int = 1200
+    """Width in pixels, 8-8192."""
+    height: int = 800
+    """Height in pixels, 8-8192."""
+    fov: float = 52.0
+    """Horizontal field of view in degrees, 10-120."""
+    seed: int = 0
+    """Which scene, ≥ 0."""
+    samples: int = 3
+    """Colour samples along each side of a pixel, 1-8."""
+    shiny: bool = True
+    """Glaze, varnish and metal reflect the room; otherwise every surface is matt."""
+    bounces: int = 3
+    """How many mirror-like reflections a ray is followed through, 0-8."""
+    light_rays: int = 64
+    """Rays per mesh vertex that gather the light between surfaces, 1-1024."""
+    azimuth: float = 115.0
+    """Where the camera stands: degrees around the table, anticlockwise from the x axis, -360 to 360."""
+    eye_height: float = 1.42
+    """Height of the camera in metres, 0.9-2.5."""
+    distance: float = 1.62
+    """Distance of the camera from the middle of the table in metres, 0.9-2.2."""
+    maps: bool = False
+    """Add a strip below with depth, normals and labels."""
+    overwrite: bool = False
+    """Replace the file if it is there."""
+
+    def check(self) -> None:
+        """Raises :class:`~f3rm_ext.errors.ConfigError` for the first option that cannot work."""
+        _check_limits(self)
+
+
+_LIMITS = {
+    "num_images": (2, 99_999),
+    "width": (8, 8192),
+    "height": (8, 8192),
+    "fov": (10, 120),
+    "seed": (0, 2**63 - 1),
+    "samples": (1, 8),
+    "bounces": (0, 8),
+    "light_rays": (1, 1024),
+    "holdout_every": (2, 99_999),
+    "azimuth": (-360, 360),
+    "eye_height": (0.9, 2.5),
+    "distance": (0.9, 2.2),
+}
+
+
+def _check_limits(config: SynthConfig | PictureConfig) -> None:
+    for name, (low, high) in _LIMITS.items():
+        value = getattr(config, name, low)
+        if not low <= value <= high:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} is {value}, but it must lie between {low} and {high}: choose such a value.")

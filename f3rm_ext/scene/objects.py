@@ -44,7 +44,7 @@ def table(shop: Workshop, radius: float = 0.66, height: float = 0.74) -> Mesh:
         srgb(0x94653E),
         params=(0.06,),
         gloss=0.03,
-        roughness=0.02,
+        roughness=0.006,
     )
     top = shapes.cylinder(radius, 0.035, spacing=0.014, bevel=0.012, around=176).at(z=height - 0.035)
     column = shapes.smooth_curve([(0.16, 0.0), (0.13, 0.04), (0.05, 0.12), (0.04, 0.4), (0.06, 0.6), (0.2, 0.705)], 40)
@@ -72,8 +72,8 @@ def mug(shop: Workshop) -> Mesh:
     foot = np.array([(0.0, 0.0), (0.044, 0.0), (0.050, 0.006)])
     lip = np.array([(0.055 - 0.0025 * (1 - np.cos(a)), 0.121 + 0.0025 * np.sin(a)) for a in np.linspace(0, np.pi, 9)])
     inner = shapes.resampled([(0.050, 0.121), (0.049, 0.018), (0.040, 0.010), (0.0, 0.009)], 0.008)
-    angle = np.linspace(-0.62 * np.pi, 0.62 * np.pi, 28)
-    path = np.stack([0.047 + 0.038 * np.cos(angle), 0 * angle, 0.064 + 0.036 * np.sin(angle)], axis=-1)
+    angle = np.linspace(-0.5 * np.pi, 0.5 * np.pi, 28)
+    path = np.stack([0.052 + 0.036 * np.cos(angle), 0 * angle, 0.064 + 0.036 * np.sin(angle)], axis=-1)
     return joined(
         [
             shapes.revolve(foot).of(plain),

@@ -22,7 +22,7 @@ _SHADE = np.array([1.9, 1.25, 0.7])
 def floor(shop: Workshop) -> Mesh:
     """Oak boards."""
     oak = shop.material(
-        Pattern.PLANKS, shop.pick(0xC79A66, 0xB98A5A), srgb(0x8A5F38), params=(0.95, 0.14), gloss=0.02, roughness=0.03
+        Pattern.PLANKS, shop.pick(0xC79A66, 0xB98A5A), srgb(0x8A5F38), params=(0.95, 0.14), gloss=0.02, roughness=0.01
     )
     return shapes.rectangle(2 * HALF, 2 * HALF, 0.06).of(oak)
 

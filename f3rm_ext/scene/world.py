@@ -1,5 +1,6 @@
 """The whole scene for one seed: which thing stands where, as one mesh with labels, and its light."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,13 +65,13 @@ def _per_vertex(mesh: Mesh, per_face: np.ndarray) -> np.ndarray:
     return out
 
 
-def build_world(seed: int, shiny: bool = True, light_fineness: int = 6) -> World:
+def build_world(seed: int, shiny: bool = True, light_rays: int = 32) -> World:
     """The scene of a seed: same seed, same scene.
 
     Args:
         seed: Which scene.
         shiny: Whether glaze, varnish and metal reflect; otherwise everything is matt.
-        light_fineness: Points along the window's grid of lights, see :func:`f3rm_ext.scene.room.lights`.
+        light_rays: Like the option of that name; here it sets how many points stand for the window and the lamp.
     """
     rng = np.random.default_rng([seed, 1])
     shop = objects.Workshop(rng)
@@ -123,7 +124,7 @@ def build_world(seed: int, shiny: bool = True, light_fineness: int = 6) -> World
     mesh = joined(meshes)
     materials = pack(shop.materials, shiny)
     rgb = vertex_colours(materials, _per_vertex(mesh, mesh.material), mesh.coords)
-    return World(mesh, materials, things, rgb, room.lights(rng, lamp_pose, light_fineness))
+    return World(mesh, materials, things, rgb, room.lights(rng, lamp_pose, max(2, min(6, math.isqrt(light_rays)))))
 
 
 def _on_table(angle_deg: float, radius: float, z: float, turn_deg: float) -> np.ndarray:

@@ -1,31 +1,55 @@
-"""``f3rm-ext scene``: captures made by the package itself."""
+"""``f3rm-ext scene``: captures and pictures of a made-up room."""
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from f3rm_ext.scene import SynthConfig, synthesize
+from f3rm_ext.scene import PictureConfig, SynthConfig, synthesize, take_picture
+
+
+@contextmanager
+def _interruptible(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"Interrupted: {out} was not written.", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 @dataclass
-class Synth(SynthConfig):
-    """Makes a synthetic capture: a ray-traced room with exact depth, normals, labels and mesh."""
+class Synth:
+    """Make a synthetic capture: a ray-traced room with exact depth, normals, labels and mesh."""
 
-    out: tyro.conf.Positional[Path] = Path("synthetic-room")
-    """Folder to write the capture to."""
+    out: tyro.conf.Positional[Path]
+    """Folder to write the capture to; it must be new or empty."""
+    config: Annotated[SynthConfig, tyro.conf.arg(name="")] = field(default_factory=SynthConfig)
+    """What to make."""
 
     def main(self) -> None:
         """Writes the capture and says where it is."""
-        options = {name: getattr(self, name) for name in SynthConfig.__dataclass_fields__}
-        try:
-            out = synthesize(self.out, SynthConfig(**options))
-        except KeyboardInterrupt:
-            print(f"Interrupted: {self.out} was not written.", file=sys.stderr)
-            raise SystemExit(130) from None
-        print(f"Wrote {self.num_images} views to {out}. Train on it: ns-train f3rm-ext-lite --data {out}")
+        with _interruptible(self.out):
+            out = synthesize(self.out, self.config)
+        print(f"Wrote {self.config.num_images} views to {out}. To train on them: ns-train f3rm-ext-lite --data {out}")
 
 
-SceneCommand = Annotated[Synth, tyro.conf.subcommand("synth")]
+@dataclass
+class Picture:
+    """Take one large picture of the room, to look at."""
+
+    out: tyro.conf.Positional[Path]
+    """Image file to write, .jpg or .png; it must be new."""
+    config: Annotated[PictureConfig, tyro.conf.arg(name="")] = field(default_factory=PictureConfig)
+    """What to show."""
+
+    def main(self) -> None:
+        """Writes the picture and says where it is."""
+        with _interruptible(self.out):
+            print(f"Wrote {take_picture(self.out, self.config)}.")
+
+
+SceneCommand = Annotated[Synth, tyro.conf.subcommand("synth")] | Annotated[Picture, tyro.conf.subcommand("picture")]

@@ -1,0 +1,85 @@
+"""One large picture of the room. Import it late: it pulls in numba."""
+
+import colorsys
+import os
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.scene.cameras import focal_length_px, look_at
+from f3rm_ext.scene.config import PictureConfig
+from f3rm_ext.scene.files import encode_normals, sync
+from f3rm_ext.scene.render import View, render
+from f3rm_ext.scene.world import LOOK_AT, build_world, light_world
+
+_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
+
+
+def write_picture(out: Path, config: PictureConfig) -> Path:
+    """See :func:`f3rm_ext.scene.take_picture`."""
+    config.check()
+    if out.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"{out} does not end in .jpg or .png, so its format is unclear: give it such a name.")
+    if out.is_dir() or (out.exists() and not config.overwrite):
+        raise CaptureError(f"{out} is there already and would be lost: choose another name, or give --overwrite.")
+    scene = light_world(build_world(config.seed, config.shiny, config.light_rays), config.light_rays)
+    angle = np.deg2rad(config.azimuth)
+    eye = np.array([config.distance * np.cos(angle), config.distance * np.sin(angle), config.eye_height])
+    view = render(
+        scene,
+        look_at(eye, np.array(LOOK_AT)),
+        config.width,
+        config.height,
+        focal_length_px(config.fov, config.width),
+        samples=config.samples,
+        bounces=config.bounces,
+    )
+    picture = Image.fromarray(view.rgb)
+    if config.maps:
+        picture = _with_maps(picture, view)
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(partial, _FORMATS[out.suffix.lower()], quality=88, optimize=True)
+        sync(partial)
+        os.replace(partial, out)
+    except OSError as error:
+        raise CaptureError(
+            f"Cannot write {out}: {error.strerror or error}; choose a place you may write to."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return out
+
+
+def _with_maps(picture: Image.Image, view: View) -> Image.Image:
+    """The picture with depth, normals and labels side by side below it."""
+    width = picture.width // 3
+    height = round(picture.height * width / picture.width)
+    sheet = Image.new("RGB", (picture.width, picture.height + height))
+    sheet.paste(picture)
+    panels = (_grey(view.depth), encode_normals(view.normals), label_colours(int(view.labels.max()) + 1)[view.labels])
+    for k, pixels in enumerate(panels):
+        sheet.paste(Image.fromarray(pixels).resize((width, height), Image.Resampling.BOX), (k * width, picture.height))
+    return sheet
+
+
+def _grey(depth: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
+    """Near is bright; evenly spread in inverse depth."""
+    inverse = 1 / np.maximum(depth, 1e-3)
+    low, high = inverse.min(), inverse.max()
+    return np.repeat((255 * (inverse - low) / max(high - low, 1e-9)).astype(np.uint8)[..., None], 3, axis=2)
+
+
+def label_colours(number: int) -> UInt8[np.ndarray, "number 3"]:
+    """Distinct colours for labels 0 … number - 1; 0 is black."""
+    colours = [
+        colorsys.hsv_to_rgb((0.618034 * k) % 1.0, (0.55, 0.85, 0.7)[k % 3], (0.95, 0.75, 0.6)[(k // 3) % 3])
+        for k in range(number)
+    ]
+    table = np.rint(255 * np.array(colours)).astype(np.uint8)
+    table[:1] = 0
+    return table
