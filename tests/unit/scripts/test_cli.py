@@ -1,0 +1,144 @@
+"""The command f3rm-ext: hands over, fails in one sentence, and helps at once."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+
+import f3rm_ext
+from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.scripts import cli
+
+
+@dataclass
+class Greet:
+    """Says hello."""
+
+    name: str = "you"
+    """Whom to greet."""
+    code: int = 0
+    """Exit code."""
+
+    def main(self) -> int:
+        if self.name == "nobody":
+            raise CaptureError("There is nobody: name somebody.")
+        if self.name == "impatient":
+            raise KeyboardInterrupt
+        print(f"hello {self.name}")
+        return self.code
+
+
+@dataclass
+class Part:
+    """Says bye."""
+
+    def main(self) -> None:
+        print("bye")
+
+
+@pytest.fixture(autouse=True)
+def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, cli.Group]]:
+    """Small groups in place of the real ones: one command, two commands, one that cannot be imported."""
+    module = ModuleType("greetings")
+    module.Greet = Greet  # type: ignore[attr-defined]
+    module.Both = Greet | Part  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "greetings", module)
+    made = {
+        "greet": cli.Group("greetings", "Greet", "Say hello."),
+        "both": cli.Group("greetings", "Both", "Say things."),
+        "broken": cli.Group("no_such_module_at_all", "X", "Cannot work."),
+    }
+    monkeypatch.setattr(cli, "GROUPS", made)
+    yield made
+
+
+def test_hands_over_to_the_group(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["greet", "--name", "fox"]) == 0
+    assert capsys.readouterr().out == "hello fox\n"
+
+
+def test_subcommands_of_a_group(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["both", "part"]) == 0
+    assert cli.main(["both", "greet", "--name", "fox"]) == 0
+    assert capsys.readouterr().out == "bye\nhello fox\n"
+
+
+def test_exit_code_of_the_command() -> None:
+    assert cli.main(["greet", "--code", "1"]) == 1
+
+
+def test_user_error_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["greet", "--name", "nobody"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "Error: There is nobody: name somebody.\n")
+
+
+def test_interrupt(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["greet", "--name", "impatient"]) == 130
+    assert "Stopped" in capsys.readouterr().err
+
+
+def test_unknown_command_names_those_there(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["dance"]) == 2
+    assert capsys.readouterr().err == "Error: There is no command `dance`: choose from greet, both, broken.\n"
+
+
+def test_wrong_option_has_exit_code_2(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["greet", "--nmae", "x"])
+    assert leaving.value.code == 2
+
+
+def test_broken_group_breaks_no_other(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["broken"]) == 2
+    error = capsys.readouterr().err
+    assert "`f3rm-ext broken` cannot be used here (ModuleNotFoundError" in error and "f3rm-ext doctor" in error
+    assert cli.main(["greet"]) == 0
+
+
+def test_errors_of_ours_at_import_are_kept(groups: dict[str, cli.Group], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise ConfigError("As it is.")
+
+    monkeypatch.setattr(cli.importlib, "import_module", fail)
+    with pytest.raises(ConfigError, match=r"^As it is\.$"):
+        groups["greet"].load("greet")
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_overview(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "greet " in out and "Say hello." in out and "broken" in out
+
+
+def test_version(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"f3rm-ext {f3rm_ext.__version__}\n"
+
+
+def test_completion_covers_what_can_be_imported(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["--tyro-print-completion", "bash"])
+    captured = capsys.readouterr()
+    assert leaving.value.code in (0, None)
+    assert "greet" in captured.out and "--name" in captured.out
+    assert "`f3rm-ext broken` cannot be used" in captured.err
+
+
+def test_help_needs_nothing_heavy() -> None:
+    code = (
+        "import sys; from f3rm_ext.scripts.cli import main; main(['--help']);"
+        "print(sorted({'torch', 'nerfstudio', 'numpy', 'tyro', 'rich'} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_real_groups_are_those_of_the_manual() -> None:
+    code = "from f3rm_ext.scripts.cli import GROUPS; print(*GROUPS)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["demo", "doctor", "features", "scene"]

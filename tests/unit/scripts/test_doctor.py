@@ -1,0 +1,181 @@
+"""The doctor: what it finds, what it advises, and that nothing it looks at can stop it."""
+
+import importlib.metadata
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from f3rm_ext.scripts import doctor
+from f3rm_ext.scripts.doctor import Doctor, Finding, Verdict
+
+
+def by_name(check: Callable[[], Iterator[Finding]]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check()}
+
+
+class TestPackages:
+    def test_versions(self) -> None:
+        found = by_name(doctor.check_packages)
+        assert found["torch"] == Finding("packages", "torch", Verdict.OK, importlib.metadata.version("torch"))
+        assert found["nerfstudio"].found.startswith("1.1.")
+
+    @pytest.mark.parametrize(
+        ("name", "verdict"), [("gsplat", Verdict.ABSENT), ("tinycudann", Verdict.ABSENT), ("torch", Verdict.BROKEN)]
+    )
+    def test_what_is_not_installed(self, monkeypatch: pytest.MonkeyPatch, name: str, verdict: Verdict) -> None:
+        real = importlib.metadata.version
+
+        def version(wanted: str) -> str:
+            if wanted == name:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return real(wanted)
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        finding = by_name(doctor.check_packages)[name]
+        assert finding.verdict is verdict and finding.found == "not installed" and finding.advice
+
+    def test_installed_but_not_importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "open_clip", None)  # type: ignore[arg-type]
+        finding = by_name(doctor.check_packages)["open_clip_torch"]
+        assert finding.verdict is Verdict.ABSENT and "cannot be imported" in finding.found
+
+
+class TestDevices:
+    def test_no_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor.compat, "has_cuda", lambda: False)
+        found = by_name(doctor.check_devices)
+        assert found["cpu"].verdict is Verdict.OK
+        assert found["cuda"].verdict is Verdict.ABSENT and "runs on the CPU" in found["cuda"].advice
+
+    def test_gpu_and_its_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor.compat, "has_cuda", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        properties = SimpleNamespace(name="GPU X", total_memory=24 << 30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (20 << 30, 24 << 30))
+        assert by_name(doctor.check_devices)["cuda:0"].found == "GPU X, 24.0 GiB, 20.0 GiB free"
+
+
+class TestBackends:
+    def test_without_optional_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("tinycudann", "gsplat", "gsplat.strategy"):
+            monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+        found = by_name(doctor.check_backends)
+        assert found["hash grid (torch, numba)"].verdict is Verdict.OK
+        assert found["hash grid (tcnn)"].verdict is Verdict.ABSENT
+        assert found["gsplat"].verdict is Verdict.ABSENT and "splatfacto" in found["gsplat"].advice
+
+
+class TestWeights:
+    def test_lpips(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+        monkeypatch.setattr(torch.hub, "_hub_dir", None)
+        assert by_name(doctor.check_weights)["LPIPS (AlexNet)"].verdict is Verdict.ABSENT
+        path = tmp_path / "hub" / "checkpoints" / "alexnet-owt-7be5be79.pth"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        assert by_name(doctor.check_weights)["LPIPS (AlexNet)"].found == str(path)
+
+    def test_extractors(self) -> None:
+        found = by_name(doctor.check_weights)
+        assert found["dense-daisy"].verdict is Verdict.OK
+        assert {"clip", "dino", "dinov2"} <= found.keys()
+        assert all(finding.advice for finding in found.values() if finding.verdict is not Verdict.OK)
+
+    def test_broken_extractor_of_another_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Info:
+            provider = "some-package"
+
+            def weights_status(self) -> None:
+                raise RuntimeError("it is broken")
+
+        monkeypatch.setattr("f3rm_ext.features.registry.available_extractors", lambda: {"odd": Info()})
+        finding = by_name(doctor.check_weights)["odd"]
+        assert finding.found == "RuntimeError: it is broken" and "some-package" in finding.advice
+
+
+class TestStorage:
+    def test_folder_of_the_environment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("F3RM_EXT_CACHE", str(tmp_path / "not" / "yet"))
+        usage = SimpleNamespace(free=100 << 30)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
+        (finding,) = doctor.check_storage()
+        assert finding.verdict is Verdict.OK and finding.found == f"{tmp_path / 'not' / 'yet'} (100.0 GiB free)"
+
+    def test_little_room(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("F3RM_EXT_CACHE", str(tmp_path))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+        (finding,) = doctor.check_storage()
+        assert finding.verdict is Verdict.ABSENT and "Make room" in finding.advice
+
+
+class TestMethods:
+    @staticmethod
+    def points(**loaders: Callable[[], Any]) -> Callable[..., list[SimpleNamespace]]:
+        def entry_points(group: str) -> list[SimpleNamespace]:
+            if group != "nerfstudio.method_configs":
+                return []
+            package = SimpleNamespace(name="some-plugin")
+            return [SimpleNamespace(name=name, load=load, dist=package) for name, load in loaders.items()]
+
+        return entry_points
+
+    def test_plugin_that_would_stop_every_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail() -> None:
+            raise ValueError("mutable default")
+
+        monkeypatch.setattr(importlib.metadata, "entry_points", self.points(bad=fail, good=SimpleNamespace))
+        found = by_name(doctor.check_methods)
+        assert found["bad (method)"].verdict is Verdict.BROKEN
+        assert "uninstall some-plugin" in found["bad (method)"].advice
+        assert found["good (method)"].verdict is Verdict.OK
+
+
+class TestReport:
+    @pytest.fixture
+    def findings(self, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+        findings = [
+            Finding("packages", "torch", Verdict.OK, "2.x"),
+            Finding("packages", "gsplat", Verdict.ABSENT, "not [installed]", "Install it."),
+        ]
+        monkeypatch.setattr(doctor, "CHECKS", (lambda: iter(findings),))
+        return findings
+
+    def test_table(self, findings: list[Finding], capsys: pytest.CaptureFixture) -> None:
+        assert Doctor().main() == 0
+        out = capsys.readouterr().out
+        assert "not [installed]" in out and "gsplat: Install it." in out and "Everything essential works." in out
+
+    def test_something_essential_is_broken(self, findings: list[Finding], capsys: pytest.CaptureFixture) -> None:
+        findings.append(Finding("packages", "numba", Verdict.BROKEN, "not installed", "Install it."))
+        assert Doctor().main() == 1
+        assert "Something essential is broken" in capsys.readouterr().out
+
+    def test_json(self, findings: list[Finding], capsys: pytest.CaptureFixture) -> None:
+        assert Doctor(json=True).main() == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["ok"] is True
+        assert report["findings"][1] == {
+            "topic": "packages",
+            "name": "gsplat",
+            "verdict": "absent",
+            "found": "not [installed]",
+            "advice": "Install it.",
+        }
+
+    def test_check_that_fails_is_a_finding(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def check_oddities() -> Iterator[Finding]:
+            yield Finding("oddities", "first", Verdict.OK, "fine")
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr(doctor, "CHECKS", (check_oddities,))
+        first, second = doctor.examine()
+        assert first.name == "first"
+        assert second.verdict is Verdict.BROKEN and second.found == "RuntimeError: boom"

@@ -1,0 +1,222 @@
+"""Knowledge of versions: safe globals, devices, the viewer, and life without gsplat."""
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nerfstudio.configs.base_config import ViewerConfig
+from nerfstudio.viewer.render_state_machine import RenderStateMachine
+from nerfstudio.viewer_legacy.server.viewer_utils import IOChangeException
+
+from f3rm_ext import compat
+from f3rm_ext.errors import ConfigError
+
+
+def in_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+class TestSafeGlobals:
+    def test_numpy_scalars_load_only_once_registered(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.ckpt"
+        torch.save(OrderedDict(f64=np.float64(1.5), f32=np.float32(2), i64=np.int64(3)), path)
+        code = """
+import sys, torch
+try:
+    torch.load(sys.argv[1], weights_only=True)
+    raise SystemExit("loads without")
+except Exception as error:
+    assert "weights_only" in str(error).lower(), error
+from f3rm_ext import compat
+compat.register_safe_globals()
+compat.register_safe_globals()
+print(*torch.load(sys.argv[1], weights_only=True).values())
+"""
+        result = in_process(code, str(path))
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.split() == ["1.5", "2.0", "3"]
+
+    def test_files_of_the_other_numpy_version_load_too(self, tmp_path: Path) -> None:
+        names = [b"numpy.core.multiarray", b"numpy._core.multiarray"]
+        path = tmp_path / "x.ckpt"
+        torch.save(np.float64(1.5), path, _use_new_zipfile_serialization=False)
+        content = path.read_bytes()
+        (written,) = (name for name in names if name in content)
+        compat.register_safe_globals()
+        for name in names:
+            path.write_bytes(content.replace(written, name))
+            assert torch.load(path, weights_only=True) == 1.5
+
+    def test_anything_else_is_still_refused(self, tmp_path: Path) -> None:
+        compat.register_safe_globals()
+        torch.save({"path": Path("x")}, tmp_path / "x.ckpt")
+        with pytest.raises(Exception, match=r"[Ww]eights"):
+            torch.load(tmp_path / "x.ckpt", weights_only=True)
+
+
+class TestDevices:
+    def test_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compat, "has_cuda", lambda: True)
+        assert compat.default_device_type() == "cuda"
+        monkeypatch.setattr(compat, "has_cuda", lambda: False)
+        assert compat.default_device_type() == "cpu"
+
+    def test_looking_for_cuda_leaves_the_environment_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+        monkeypatch.setenv(name, "0")
+        compat.has_cuda()
+        assert os.environ[name] == "0"
+        monkeypatch.delenv(name)
+        compat.has_cuda()
+        assert name not in os.environ
+
+    def test_cpu_is_always_there(self) -> None:
+        compat.check_device("cpu")
+
+    def test_absent_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compat, "has_cuda", lambda: False)
+        with pytest.raises(ConfigError, match=r"device cuda was asked for, but .*: use --machine.device-type cpu"):
+            compat.check_device("cuda")
+
+    def test_too_few_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compat, "has_cuda", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        compat.check_device("cuda", num_devices=2)
+        with pytest.raises(ConfigError, match="4 CUDA devices were asked for, but there are 2"):
+            compat.check_device("cuda", num_devices=4)
+
+    def test_absent_mps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+        with pytest.raises(ConfigError, match="no Apple GPU"):
+            compat.check_device("mps")
+
+    def test_several_cpus_or_none(self) -> None:
+        with pytest.raises(ConfigError, match="2 devices of type cpu"):
+            compat.check_device("cpu", num_devices=2)
+        with pytest.raises(ConfigError, match="number of devices is 0"):
+            compat.check_device("cpu", num_devices=0)
+
+
+class TestViewer:
+    def test_render_thread_is_recognised(self) -> None:
+        seen: list[bool] = []
+        machine = RenderStateMachine.__new__(RenderStateMachine)
+        threading.Thread.__init__(machine)
+        machine.run = lambda: seen.append(compat.is_viewer_thread())  # type: ignore[method-assign]
+        other = threading.Thread(target=lambda: seen.append(compat.is_viewer_thread()))
+        for thread in (machine, other):
+            thread.start()
+            thread.join()
+        assert seen == [True, False]
+        assert not compat.is_viewer_thread()
+
+    def test_interrupts(self) -> None:
+        assert compat.viewer_interrupts() == (IOChangeException,)
+
+    def test_nothing_to_know_where_there_is_no_viewer(self) -> None:
+        result = in_process("from f3rm_ext import compat; print(compat.is_viewer_thread(), compat.viewer_interrupts())")
+        assert result.stdout.strip() == "False ()"
+
+    @pytest.mark.parametrize(
+        ("host", "argv", "expected"),
+        [
+            ("0.0.0.0", ["ns-viewer", "--load-config", "c"], "127.0.0.1"),
+            ("0.0.0.0", ["ns-viewer", "--viewer.websocket-host", "0.0.0.0"], "0.0.0.0"),
+            ("0.0.0.0", ["ns-viewer", "--viewer.websocket_host=0.0.0.0"], "0.0.0.0"),
+            ("0.0.0.0", ["ns-viewer", "--viewer.websocket-port", "7008"], "127.0.0.1"),
+            ("10.0.0.5", ["script.py"], "10.0.0.5"),
+        ],
+    )
+    def test_host(self, host: str, argv: list[str], expected: str) -> None:
+        assert compat.local_viewer_host(ViewerConfig(websocket_host=host), argv).websocket_host == expected
+
+    def test_viewer_server_listens_on_this_machine_only(self) -> None:
+        """A real viser server: every address it listens on is 127.0.0.1."""
+        import viser
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        config = compat.local_viewer_host(ViewerConfig(), ["ns-viewer"])
+        server = viser.ViserServer(host=config.websocket_host, port=port, verbose=False)
+        try:
+            until = time.monotonic() + 20
+            while not (listening := listening_addresses(port)) and time.monotonic() < until:
+                threading.Event().wait(0.02)  # the server starts in its own thread and announces nothing
+            assert listening == {"127.0.0.1"}
+        finally:
+            server.stop()
+
+
+def listening_addresses(port: int) -> set[str]:
+    """IPv4 addresses on which somebody listens to a TCP port, from the kernel's table."""
+    table = Path("/proc/net/tcp")
+    if not table.exists():
+        pytest.skip("needs /proc/net/tcp")
+    found = set()
+    for line in table.read_text().splitlines()[1:]:
+        _, local, _, state, *_ = line.split()
+        address, _, hex_port = local.partition(":")
+        if state == "0A" and int(hex_port, 16) == port:
+            found.add(socket.inet_ntoa(bytes.fromhex(address)[::-1]))
+    return found
+
+
+class Broken:
+    """An import hook under which a package fails as given."""
+
+    def __init__(self, package: str, error: Exception) -> None:
+        self.package, self.error = package, error
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name.split(".", maxsplit=1)[0] == self.package:
+            raise self.error
+
+
+class TestGsplat:
+    @pytest.fixture(autouse=True)
+    def _without_splatfacto(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As at the start of a process: neither gsplat nor splatfacto is imported; put back afterwards."""
+        import nerfstudio.models.splatfacto as splatfacto
+
+        monkeypatch.setattr(sys.modules["nerfstudio.models"], "splatfacto", splatfacto)
+        for name in list(sys.modules):
+            if name.split(".")[0] == "gsplat" or name == splatfacto.__name__:
+                monkeypatch.delitem(sys.modules, name)
+
+    @pytest.mark.parametrize(
+        "error", [ModuleNotFoundError("No module named 'gsplat'"), OSError("gsplat.so: undefined symbol")]
+    )
+    def test_splatfacto_can_be_imported_and_says_why_it_cannot_be_used(
+        self, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        monkeypatch.setattr(sys, "meta_path", [Broken("gsplat", error), *sys.meta_path])
+        with pytest.raises(type(error)):
+            importlib.import_module("nerfstudio.models.splatfacto")
+        compat.tolerate_missing_gsplat()
+        splatfacto = importlib.import_module("nerfstudio.models.splatfacto")
+        for name in ("DefaultStrategy", "rasterization"):
+            with pytest.raises(ImportError, match=r"gsplat cannot be imported .*pip install gsplat"):
+                getattr(splatfacto, name)()
+
+    def test_stays_missing_for_everybody_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "gsplat", None)  # type: ignore[arg-type]
+        compat.tolerate_missing_gsplat()
+        assert [name for name in sys.modules if name.split(".")[0] == "gsplat"] == ["gsplat"]
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("gsplat")
+
+    def test_real_one_is_left_alone(self) -> None:
+        real = pytest.importorskip("gsplat.strategy")
+        compat.tolerate_missing_gsplat()
+        assert importlib.import_module("nerfstudio.models.splatfacto").DefaultStrategy is real.DefaultStrategy
