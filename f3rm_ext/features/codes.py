@@ -74,11 +74,11 @@ def project_query(
 
 
 def code_cosine(
-    query_code: Float[Tensor, "*batch code"],
-    query_norm: Float[Tensor, "*batch"],
-    code: Float[Tensor, "*batch code"],
-    residual_norm: Float[Tensor, "*batch"] | None = None,
-) -> Float[Tensor, "*batch"]:
+    query_code: Float[Tensor, "*#batch code"],
+    query_norm: Float[Tensor, "*#batch"],
+    code: Float[Tensor, "*#batch code"],
+    residual_norm: Float[Tensor, "*#batch"] | None = None,
+) -> Float[Tensor, "..."]:
     """Cosine of query and feature in the full space, from codes: (B q)·c / (|q| √(|c|² + r²)).
 
     Exact but for the inner product of what the codes leave out on both sides.
