@@ -26,7 +26,7 @@ class SynthConfig:
     bounces: int = 2
     """How many mirror-like reflections a ray is followed through, 0-8."""
     light_rays: int = 32
-    """Rays per mesh vertex that gather the light between surfaces, 1-1024: fewer is faster, blotchier in the shadows."""
+    """Rays per mesh vertex that gather the light between surfaces, 1-1024: fewer is faster and blotchier."""
     holdout_every: int = 8
     """One of this many views is held out for evaluation (val and test), ≥ 2."""
     overwrite: bool = False

@@ -26,15 +26,15 @@ class Material:
     a: Colour = (0.5, 0.5, 0.5)
     b: Colour = (0.5, 0.5, 0.5)
     c: Colour = (0.5, 0.5, 0.5)
-    params: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
+    params: tuple[int | float, ...] = (1.0, 0.0, 0.0, 0.0)
     """p0 … p3 of the pattern."""
-    gloss: float = 0.0
+    gloss: int | float = 0.0
     """Mirror reflectance seen straight on, 0-1: 0.04 for varnish or glaze, 0 for matt; grazing light reflects more."""
     metal: bool = False
     """The reflection takes the colour of the pattern and nothing is scattered."""
-    roughness: float = 0.0
+    roughness: int | float = 0.0
     """Spread of the reflection, 0 (mirror) to 0.3."""
-    emission: float = 0.0
+    emission: int | float = 0.0
     """Radiance of the pattern's colour that the surface gives off by itself; such a surface is not lit."""
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float, Int
 
+Real = int | float
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -19,9 +21,9 @@ class Mesh:
     """Vertex indices, counter-clockwise seen from outside."""
     coords: Float[np.ndarray, "verts 3"]
     """Texture coordinates: what the patterns of :mod:`f3rm_ext.scene.patterns` are functions of."""
-    material: Int[np.ndarray, "faces"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    material: Int[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Material index of each face; empty until the mesh is given a material."""
-    label: Int[np.ndarray, "faces"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    label: Int[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Object id of each face; empty until the mesh becomes part of an object."""
 
     def moved(self, transform: Float[np.ndarray, "4 4"]) -> "Mesh":
@@ -33,9 +35,7 @@ class Mesh:
             normals=normals / np.linalg.norm(normals, axis=1, keepdims=True),
         )
 
-    def at(
-        self, x: float = 0.0, y: float = 0.0, z: float = 0.0, turn_deg: float = 0.0, tilt_deg: float = 0.0
-    ) -> "Mesh":
+    def at(self, x: Real = 0.0, y: Real = 0.0, z: Real = 0.0, turn_deg: Real = 0.0, tilt_deg: Real = 0.0) -> "Mesh":
         """The mesh tilted about x, then turned about z, then shifted by (x, y, z) metres."""
         return self.moved(placement(x, y, z, turn_deg, tilt_deg))
 
@@ -47,12 +47,25 @@ class Mesh:
         """The mesh with every face of one material."""
         return replace(self, material=np.full(len(self.faces), material, np.int32))
 
+    def compacted(self) -> "Mesh":
+        """The mesh without vertices that no face uses."""
+        used = np.unique(self.faces)
+        number = np.zeros(len(self.vertices), np.int32)
+        number[used] = np.arange(len(used))
+        return replace(
+            self,
+            vertices=self.vertices[used],
+            normals=self.normals[used],
+            coords=self.coords[used],
+            faces=number[self.faces],
+        )
+
     def labelled(self, label: int) -> "Mesh":
         """The mesh with every face belonging to one object."""
         return replace(self, label=np.full(len(self.faces), label, np.int32))
 
 
-def placement(x: float, y: float, z: float, turn_deg: float = 0.0, tilt_deg: float = 0.0) -> Float[np.ndarray, "4 4"]:
+def placement(x: Real, y: Real, z: Real, turn_deg: Real = 0.0, tilt_deg: Real = 0.0) -> Float[np.ndarray, "4 4"]:
     """The rigid transform that tilts about x, then turns about z, then shifts."""
     turn, tilt = np.deg2rad(turn_deg), np.deg2rad(tilt_deg)
     about_z = np.array([[np.cos(turn), -np.sin(turn), 0], [np.sin(turn), np.cos(turn), 0], [0, 0, 1]])

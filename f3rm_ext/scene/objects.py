@@ -7,7 +7,7 @@ import numpy as np
 
 from f3rm_ext.scene import shapes
 from f3rm_ext.scene.materials import Colour, Material, srgb
-from f3rm_ext.scene.mesh import Mesh, joined
+from f3rm_ext.scene.mesh import Mesh, Real, joined
 from f3rm_ext.scene.patterns import Pattern
 
 GREY: Colour = (0.5, 0.5, 0.5)
@@ -20,7 +20,7 @@ class Workshop:
         self.rng = rng
         self.materials: list[Material] = []
 
-    def material(self, pattern: Pattern, *colours: Colour, params: tuple[float, ...] = (1.0,), **surface: float) -> int:
+    def material(self, pattern: Pattern, *colours: Colour, params: tuple[Real, ...] = (1.0,), **surface: Real) -> int:
         """Index of a new material; missing colours repeat the last one given."""
         a, b, c = (*colours, *(colours[-1:] * 2))[:3]
         metal = bool(surface.pop("metal", 0))
@@ -36,7 +36,7 @@ class Workshop:
         )
 
 
-def table(shop: Workshop, radius: float = 0.66, height: float = 0.74) -> Mesh:
+def table(shop: Workshop, radius: Real = 0.66, height: Real = 0.74) -> Mesh:
     """A round pedestal table of varnished wood."""
     wood = shop.material(
         Pattern.WOOD,
@@ -54,7 +54,7 @@ def table(shop: Workshop, radius: float = 0.66, height: float = 0.74) -> Mesh:
     return joined([top.of(wood), pedestal.at(z=0.03).of(wood), foot.of(wood)])
 
 
-def rug(shop: Workshop, radius: float = 1.35) -> Mesh:
+def rug(shop: Workshop, radius: Real = 1.35) -> Mesh:
     """A round woven rug."""
     colours = [(0xEFE3CB, 0xA63D40, 0x2F4858), (0xE8DCC8, 0x2A6478, 0xC5852F), (0xF0E6D2, 0x5B6C3A, 0xA9522C)]
     a, b, c = (srgb(code) for code in colours[int(shop.rng.integers(len(colours)))])
@@ -143,7 +143,7 @@ def book_stack(shop: Workshop) -> Mesh:
     return joined(parts)
 
 
-def plant(shop: Workshop, scale: float = 1.0, leaves: int = 26) -> Mesh:
+def plant(shop: Workshop, scale: Real = 1.0, leaves: int = 26) -> Mesh:
     """A leafy plant in a terracotta pot."""
     clay = shop.material(Pattern.PLAIN, shop.pick(0xC1693C, 0xB55D3A), params=(0.02, 0.18))
     soil = shop.material(Pattern.SPOTS, srgb(0x3A2A1E), srgb(0x5A4634), params=(0.006,))
@@ -235,7 +235,7 @@ def picture_frame(shop: Workshop) -> Mesh:
     return joined([leaning.at(y=-0.02, z=0.0025), shapes.tube(path, 0.004, around=8).of(gilt)])
 
 
-def painted(shop: Workshop, width: float, height: float, gloss: float = 0.0, spacing: float = 0.02) -> Mesh:
+def painted(shop: Workshop, width: Real, height: Real, gloss: Real = 0.0, spacing: Real = 0.02) -> Mesh:
     """A landscape in the x-z plane, facing -y, centred on the origin."""
     paint = shop.material(Pattern.PAINTING, GREY, params=(float(shop.rng.uniform(0, 50)),), gloss=gloss)
     sheet = shapes.rectangle(width, height, spacing)
@@ -330,11 +330,11 @@ def rubber_duck(shop: Workshop) -> Mesh:
     orange = shop.material(Pattern.PLAIN, srgb(0xE8651A), gloss=0.04, roughness=0.05)
     black = shop.material(Pattern.PLAIN, srgb(0x141414), gloss=0.06)
 
-    def blob(p: np.ndarray, centre: tuple[float, float, float], radii: tuple[float, float, float]) -> np.ndarray:
+    def blob(p: np.ndarray, centre: tuple[Real, Real, Real], radii: tuple[Real, Real, Real]) -> np.ndarray:
         q = (p - np.array(centre)) / np.array(radii)
         return (np.linalg.norm(q, axis=-1) - 1.0) * min(radii)
 
-    def merged(a: np.ndarray, b: np.ndarray, k: float) -> np.ndarray:
+    def merged(a: np.ndarray, b: np.ndarray, k: Real) -> np.ndarray:
         h = np.clip(0.5 + 0.5 * (b - a) / k, 0, 1)
         return b + (a - b) * h - k * h * (1 - h)
 

@@ -5,7 +5,7 @@ import numpy as np
 from f3rm_ext.scene import shapes
 from f3rm_ext.scene.lighting import Lights
 from f3rm_ext.scene.materials import srgb
-from f3rm_ext.scene.mesh import Mesh, joined, placement
+from f3rm_ext.scene.mesh import Mesh, Real, joined, placement
 from f3rm_ext.scene.objects import SHADE, Workshop, painted
 from f3rm_ext.scene.patterns import Pattern
 
@@ -86,7 +86,7 @@ def curtains(shop: Workshop) -> Mesh:
     return joined([*parts, shapes.tube(rod, 0.014).of(rod_material)])
 
 
-def painting(shop: Workshop, width: float, height: float) -> Mesh:
+def painting(shop: Workshop, width: Real, height: Real) -> Mesh:
     """A framed landscape to hang in the x-z plane, facing -y."""
     wood = shop.material(Pattern.WOOD, srgb(0x5A3B24), srgb(0x2E1D12), params=(0.02,), gloss=0.03, roughness=0.1)
     rails = [shapes.box(width + 0.1, 0.035, 0.05, 0.05).at(z=z) for z in (-height / 2 - 0.05, height / 2)]

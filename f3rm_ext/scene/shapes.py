@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from f3rm_ext.scene.mesh import Mesh, joined, placement
+from f3rm_ext.scene.mesh import Mesh, Real, joined, placement
 
 
 def patch(points: Float[np.ndarray, "us vs 3"], closed_v: bool = False) -> Mesh:
@@ -43,14 +43,14 @@ def patch(points: Float[np.ndarray, "us vs 3"], closed_v: bool = False) -> Mesh:
     return Mesh(vertices, normals.reshape(-1, 3), faces[area > 1e-14].astype(np.int32), vertices.copy())
 
 
-def rectangle(width: float, depth: float, spacing: float) -> Mesh:
+def rectangle(width: Real, depth: Real, spacing: Real) -> Mesh:
     """Facing up, centred on the origin; texture coordinates (x, y, 0)."""
     us, vs = (max(2, int(np.ceil(side / spacing)) + 1) for side in (width, depth))
     x, y = np.meshgrid(np.linspace(-width / 2, width / 2, us), np.linspace(-depth / 2, depth / 2, vs), indexing="ij")
     return patch(np.stack([x, y, np.zeros_like(x)], axis=-1))
 
 
-def resampled(profile: Sequence[tuple[float, float]], spacing: float) -> Float[np.ndarray, "n 2"]:
+def resampled(profile: Sequence[tuple[Real, Real]], spacing: Real) -> Float[np.ndarray, "n 2"]:
     """Points along a polyline, about ``spacing`` apart, all corners kept."""
     points = [np.asarray(profile[0], float)]
     for start, end in itertools.pairwise(np.asarray(profile, float)):
@@ -59,7 +59,7 @@ def resampled(profile: Sequence[tuple[float, float]], spacing: float) -> Float[n
     return np.array(points)
 
 
-def smooth_curve(profile: Sequence[tuple[float, float]], points: int) -> Float[np.ndarray, "points 2"]:
+def smooth_curve(profile: Sequence[tuple[Real, Real]], points: int) -> Float[np.ndarray, "points 2"]:
     """A Catmull-Rom-like cubic through the given points, evenly sampled in its parameter."""
     from scipy.interpolate import CubicSpline
 
@@ -91,7 +91,7 @@ def lathe(*profiles: np.ndarray, around: int = 64) -> Mesh:
     return joined([revolve(profile, around) for profile in profiles])
 
 
-def cylinder(radius: float, height: float, spacing: float = 0.02, bevel: float = 0.003, around: int = 64) -> Mesh:
+def cylinder(radius: Real, height: Real, spacing: Real = 0.02, bevel: Real = 0.003, around: int = 64) -> Mesh:
     """A closed cylinder with a narrow bevel. Texture coordinates are positions."""
     side = resampled([(radius, bevel), (radius, height - bevel)], spacing)
     rim = [(radius - bevel * (1 - np.cos(a)), height - bevel * (1 - np.sin(a))) for a in np.linspace(0, np.pi / 2, 4)]
@@ -102,7 +102,7 @@ def cylinder(radius: float, height: float, spacing: float = 0.02, bevel: float =
     return mesh.textured(mesh.vertices)
 
 
-def torus(ring: float, tube: float, around: int = 96, across: int = 32) -> Mesh:
+def torus(ring: Real, tube: Real, around: int = 96, across: int = 32) -> Mesh:
     """Lying on z = 0. Texture coordinates: (angle around / 2π, angle across / 2π with 0.25 on top, 0)."""
     across_angle = np.linspace(0, 2 * np.pi, across + 1)
     profile = np.stack([ring + tube * np.cos(across_angle), tube + tube * np.sin(across_angle)], axis=-1)
@@ -118,7 +118,7 @@ def torus(ring: float, tube: float, around: int = 96, across: int = 32) -> Mesh:
     )
 
 
-def sphere(radius: float, around: int = 64) -> Mesh:
+def sphere(radius: Real, around: int = 64) -> Mesh:
     """Standing on z = 0; texture coordinates relative to its centre."""
     angle = np.linspace(-np.pi / 2, np.pi / 2, around // 2 + 1)
     profile = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
@@ -131,7 +131,7 @@ def sphere(radius: float, around: int = 64) -> Mesh:
 
 
 def tube(
-    path: Float[np.ndarray, "n 3"], radius: float | Float[np.ndarray, "n"], around: int = 12, caps: bool = True
+    path: Float[np.ndarray, "n 3"], radius: Real | Float[np.ndarray, "n"], around: int = 12, caps: bool = True
 ) -> Mesh:
     """A round tube along a path; ends closed by a point where ``caps``."""
     path = np.asarray(path, float)
@@ -157,7 +157,7 @@ def tube(
     return joined([mesh, *ends])
 
 
-def rounded_box(width: float, depth: float, height: float, bevel: float, spacing: float = 0.03) -> Mesh:
+def rounded_box(width: Real, depth: Real, height: Real, bevel: Real, spacing: Real = 0.03) -> Mesh:
     """A box with rounded edges. Texture coordinates are positions relative to its centre, in half-sides (±1)."""
     half = np.array([width, depth, height]) / 2
     bevel = min(bevel, 0.999 * half.min())
@@ -194,7 +194,7 @@ def rounded_box(width: float, depth: float, height: float, bevel: float, spacing
     return mesh.textured(mesh.vertices / half).at(z=half[2])
 
 
-def thick_sheet(points: Float[np.ndarray, "us vs 3"], thickness: float) -> Mesh:
+def thick_sheet(points: Float[np.ndarray, "us vs 3"], thickness: Real) -> Mesh:
     """A sheet with two sides, ``thickness`` apart; texture coordinates (u, v, 0) in 0-1. Its rim stays open."""
     front = patch(points)
     u, v = np.meshgrid(*(np.linspace(0, 1, n) for n in points.shape[:2]), indexing="ij")
@@ -205,7 +205,7 @@ def thick_sheet(points: Float[np.ndarray, "us vs 3"], thickness: float) -> Mesh:
 
 
 def isosurface(
-    distance: Callable[[np.ndarray], np.ndarray], low: Sequence[float], high: Sequence[float], spacing: float
+    distance: Callable[[np.ndarray], np.ndarray], low: Sequence[Real], high: Sequence[Real], spacing: Real
 ) -> Mesh:
     """The zero set of a distance function (points (…, 3) → (…), negative inside) in a box, by marching cubes."""
     from skimage.measure import marching_cubes
@@ -227,7 +227,7 @@ def isosurface(
     return Mesh(vertices, normals, faces.astype(np.int32), vertices.copy())
 
 
-def box(width: float, depth: float, height: float, spacing: float = 0.05) -> Mesh:
+def box(width: Real, depth: Real, height: Real, spacing: Real = 0.05) -> Mesh:
     """A box with sharp edges; texture coordinates are positions."""
     sides = []
     for (w, d, h), turns in (

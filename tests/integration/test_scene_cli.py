@@ -1,0 +1,107 @@
+"""``f3rm-ext scene`` as a user types it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.integration
+
+TINY = ["--num-images", "3", "--width", "48", "--height", "32", "--light-rays", "1"]
+COMMAND = [sys.executable, "-c", "import sys; from f3rm_ext.scripts.cli import main; sys.exit(main())", "scene"]
+
+
+def scene(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_same_seed_writes_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    runs = [scene("synth", tmp_path / name, *TINY, "--seed", seed) for name, seed in (("a", 4), ("b", 4), ("c", 5))]
+    assert [run.returncode for run in runs] == [0, 0, 0], runs[0].stderr
+    assert str(tmp_path / "a") in runs[0].stdout
+
+    def content(name: str) -> dict[str, bytes]:
+        return {
+            str(p.relative_to(tmp_path / name)): p.read_bytes() for p in (tmp_path / name).rglob("*") if p.is_file()
+        }
+
+    a, b, c = map(content, "abc")
+    assert a.keys() == b.keys() == c.keys() and len(a) == 4 * 3 + 6
+    assert [name for name in a if a[name] != b[name]] == []
+    assert all(a[name] != c[name] for name in a if not name.startswith("classes"))
+
+
+def test_every_object_is_seen_in_a_third_of_the_views(tmp_path: Path) -> None:
+    run = scene("synth", tmp_path / "room", "--num-images", 24, "--width", 320, "--height", 240, "--samples", 1,
+                "--light-rays", 1, "--seed", 2)  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    objects = json.loads((tmp_path / "room" / "scene.json").read_text())["objects"]
+    images = [np.asarray(Image.open(path)).ravel() for path in sorted((tmp_path / "room" / "labels").iterdir())]
+    pixels = np.stack([np.bincount(image, minlength=len(objects) + 1) for image in images])
+    on_show = [thing for thing in objects if thing["kind"] == "object"]
+    assert len(on_show) >= 12
+    share = {thing["name"]: float((pixels[:, thing["label"]] >= 30).mean()) for thing in on_show}
+    assert min(share.values()) >= 1 / 3, share
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--num-images", "0"], "--num-images"),
+        (["--width", "-3"], "--width"),
+        (["--fov", "nan"], "--fov"),
+        (["--samples", "99"], "--samples"),
+    ],
+)
+def test_bad_options_end_in_one_sentence(tmp_path: Path, arguments: list[str], word: str) -> None:
+    run = scene("synth", tmp_path / "room", *arguments)
+    assert run.returncode == 2 and word in run.stderr and len(run.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_with_photos_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_text("mine")
+    run = scene("synth", tmp_path, *TINY, "--overwrite")
+    assert run.returncode == 2 and "photo" not in run.stderr and "choose a new folder" in run.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"]
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = scene("synth", tmp_path / "file" / "room", *TINY)
+    assert run.returncode == 2 and run.stderr.startswith("Error: Cannot write")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_interrupted_run_leaves_no_half_capture(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    out = tmp_path / "room"
+    options = ["--num-images", "5000", "--width", "48", "--height", "32", "--light-rays", "1"]
+    process = subprocess.Popen([*COMMAND, "synth", out, *options], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 200
+        while not list(tmp_path.glob(".room.partial-*/labels/*.png")):
+            assert process.poll() is None and time.monotonic() < deadline
+            os.sched_yield()
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == code and not out.exists()
+    if number == signal.SIGINT:
+        assert stderr.strip() == f"Interrupted: {out} was not written." and list(tmp_path.iterdir()) == []
+
+
+def test_picture(tmp_path: Path) -> None:
+    out = tmp_path / "room.jpg"
+    run = scene("picture", out, "--width", 96, "--height", 64, "--samples", 1, "--light-rays", 1, "--maps")
+    assert run.returncode == 0, run.stderr
+    assert Image.open(out).size == (96, 64 + 21)
+    again = scene("picture", out)
+    assert again.returncode == 2 and "--overwrite" in again.stderr
