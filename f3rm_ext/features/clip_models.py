@@ -135,7 +135,7 @@ def load_clip(described: ClipModel, pretrained: str, path: Path | None) -> Any:
                 open_clip.load_checkpoint(model, str(path))
         except Exception as error:
             raise ExtractorError(
-                f"The file {path} does not hold weights of {described.name} ({first_line(error)}): "
+                f"The file {path} does not hold weights of {described.name} ({' '.join(str(error).split())[:160]}): "
                 "check model= and pretrained=."
             ) from error
     return model.eval().requires_grad_(False)

@@ -125,7 +125,7 @@ class _VitExtractor:
             weights=file_hash(self._path),
             resolution=f"short side {self.config.short_side_px} px in whole patches, stride {self.stride_px}",
             preprocessing=f"bicubic antialiased, ImageNet mean and std; {self.config.facet} of blocks {layers}, "
-            "tokens with the final norm, mean over blocks",
+            "last tokens with the final norm, earlier ones with a plain norm, mean over blocks",
         )
 
     @property

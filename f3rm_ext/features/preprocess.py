@@ -43,7 +43,8 @@ def whole_patches(height_px: int, width_px: int, short_side_px: int, patch_px: i
 
 def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int], device: torch.device) -> Float[Tensor, "3 _ _"]:
     """The image in [0, 1] at `size` (height, width), bicubic with anti-aliasing."""
-    pixels = torch.as_tensor(np.ascontiguousarray(image)).to(device).permute(2, 0, 1)[None].float() / 255
+    writable = np.require(image, requirements=("C", "W"))  # Torch warns of read-only memory.
+    pixels = torch.from_numpy(writable).to(device).permute(2, 0, 1)[None].float() / 255
     if pixels.shape[-2:] != size:
         pixels = functional.interpolate(pixels, size=size, mode="bicubic", align_corners=False, antialias=True)
     return pixels[0].clamp(0, 1)

@@ -174,6 +174,9 @@ class VisionTransformer(nn.Module):
         image = functional.interpolate(image, size=(rows, cols), mode="bicubic", align_corners=False)
         return image.flatten(2).transpose(1, 2).to(grid.dtype)
 
+    def _normed(self, x: Float[Tensor, "b t c"], index: int) -> Float[Tensor, "b t c"]:
+        return self.norm(x) if index == self.depth - 1 else functional.layer_norm(x, (self.width,), eps=NORM_EPS)
+
     def embed(self, pixels: Float[Tensor, "b 3 h w"], stride_px: int) -> tuple[Float[Tensor, "b t c"], int, int]:
         """The token sequence before the first block, and the rows and columns of its patch grid."""
         patches = self.patch_embed(pixels, stride_px)
@@ -190,7 +193,7 @@ class VisionTransformer(nn.Module):
         layers: Sequence[int] = (-1,),
         *,
         facet: Facet = "token",
-        final_norm: bool = True,
+        normed: bool = True,
         stride_px: int | None = None,
     ) -> list[Float[Tensor, "b rows cols c"]]:
         """Dense features of the patches after (or, for the facets, inside) some blocks.
@@ -199,7 +202,8 @@ class VisionTransformer(nn.Module):
             pixels: Normalised images.
             layers: Blocks to look at, 0 … depth - 1 or negative from the end.
             facet: ``token`` for the block's output, or its attention's ``key``, ``query`` or ``value``.
-            final_norm: Whether to apply the model's last LayerNorm to tokens.
+            normed: Whether to normalise tokens: those of the last block by the model's final LayerNorm, those of
+                earlier blocks, for which that was not trained, by one without weights.
             stride_px: Distance between patches; default the patch size, less gives overlapping patches.
 
         Returns:
@@ -214,5 +218,5 @@ class VisionTransformer(nn.Module):
                 found[index] = block.attn.facets(block.norm1(x))[("query", "key", "value").index(facet)]
             x = block(x)
             if facet == "token" and index in wanted:
-                found[index] = self.norm(x) if final_norm else x
+                found[index] = self._normed(x, index) if normed else x
         return [found[index][:, -rows * cols :].unflatten(1, (rows, cols)) for index in wanted]

@@ -43,10 +43,11 @@ def test_resize_agrees_with_pillows_bicubic(size: tuple[int, int]) -> None:
     np.testing.assert_allclose(found.permute(1, 2, 0).numpy(), expected, atol=2.1 / 255)
 
 
-def test_resize_takes_views_and_read_only_arrays() -> None:
-    image = np.arange(64 * 48 * 3, dtype=np.uint32).astype(np.uint8).reshape(64, 48, 3)[::-1, ::2]
+@pytest.mark.parametrize("view", [np.s_[:, :24], np.s_[::-1, ::2], np.s_[:]])
+def test_resize_takes_views_and_read_only_arrays(view) -> None:
+    image = np.arange(64 * 48 * 3, dtype=np.uint32).astype(np.uint8).reshape(64, 48, 3)[view]
     image.flags.writeable = False
-    found = preprocess.resize(image, (64, 24), CPU)
+    found = preprocess.resize(image, image.shape[:2], CPU)
     np.testing.assert_array_equal((found * 255).round().byte().permute(1, 2, 0).numpy(), image)
 
 
