@@ -263,10 +263,14 @@ class F3rmTrainer(Trainer):
             super()._train_complete_viewer()
 
     def train_iteration(self, step: int) -> Any:
-        """One optimisation step; remembers that it is done."""
-        result = super().train_iteration(step)
+        """One optimisation step; remembers that it is done.
+
+        Returns:
+            Loss, losses and metrics, for logging: without the graph, which would only keep memory.
+        """
+        loss, losses, metrics = super().train_iteration(step)
         self._completed_step = step
-        return result
+        return loss.detach(), _detached(losses), _detached(metrics)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -352,6 +356,10 @@ class F3rmTrainer(Trainer):
         if not newest:
             return "Nothing was saved yet: the same command starts again."
         return f"Saved up to step {newest[0][0]}; go on with: {resume_command(sys.argv, self.checkpoint_dir)}"
+
+
+def _detached(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
 
 def resume_command(argv: list[str], folder: Path) -> str:

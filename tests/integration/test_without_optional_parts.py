@@ -1,0 +1,41 @@
+"""With an optional part missing, every command of nerfstudio still starts, with our methods and with others."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+# One process per missing part: imports take most of the time.
+CODE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {part!r}:
+            raise ModuleNotFoundError("No module named %r" % name, name=name)
+
+sys.meta_path.insert(0, Missing())
+from nerfstudio.scripts import train
+METHODS = ("nerfacto", "f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big")
+for method in METHODS:
+    sys.argv = ["ns-train", method, "-h"]
+    try:
+        train.entrypoint()
+    except SystemExit as leaving:
+        assert not leaving.code, (method, leaving.code)
+from nerfstudio.configs.method_configs import all_methods
+print("METHODS", *(type(all_methods[name]).__name__ for name in METHODS))
+"""
+
+
+@pytest.mark.parametrize("part", ["tinycudann", "open_clip", "gsplat", "transformers", "skimage"])
+def test_help_of_every_method(part: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", CODE.format(part=part)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.splitlines()[-1] == "METHODS TrainerConfig" + 3 * " F3rmTrainerConfig"
+    for text in ("ns-train nerfacto", "ns-train f3rm-ext", "ns-train f3rm-ext-lite", "ns-train f3rm-ext-big"):
+        assert text in result.stdout

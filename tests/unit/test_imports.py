@@ -1,0 +1,72 @@
+"""Every module can be imported, the registration stays cheap, and the wheel gets every package."""
+
+import importlib
+import importlib.metadata
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import f3rm_ext
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"open_clip", "transformers", "skimage", "numba", "tinycudann"}
+
+
+def modules() -> list[str]:
+    found = [name for _, name, _ in pkgutil.walk_packages(f3rm_ext.__path__, "f3rm_ext.")]
+    # In an editable install method_configs lies beside the package; it is a part of it all the same.
+    return sorted(
+        {*found, *(f"f3rm_ext.method_configs.{path.stem}" for path in (ROOT / "method_configs").glob("[!_]*.py"))}
+    )
+
+
+@pytest.mark.parametrize("name", modules())
+def test_module_can_be_imported(name: str) -> None:
+    importlib.import_module(name)
+
+
+def test_every_package_is_listed_for_the_wheel() -> None:
+    listed = set()
+    section = (ROOT / "pyproject.toml").read_text().split("packages = [")[1].split("]")[0]
+    for line in section.splitlines():
+        listed.add(line.strip(' ",'))
+    there = {
+        "f3rm_ext" if path.parent == ROOT / "f3rm_ext" else f"f3rm_ext.{path.parent.relative_to(ROOT / 'f3rm_ext')}"
+        for path in (ROOT / "f3rm_ext").rglob("__init__.py")
+    }
+    assert listed - {""} == there | {"f3rm_ext.method_configs"}
+
+
+def test_registration_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, f3rm_ext.capture.dataparser, f3rm_ext.method_configs.nerf as methods;"
+        "print(methods.f3rm_ext.config.method_name, type(methods.f3rm_ext.config).__name__);"
+        f"print(sorted({HEAVY!r} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["f3rm-ext F3rmTrainerConfig", "[]"]
+
+
+def test_broken_part_of_ours_leaves_a_method_that_explains_itself() -> None:
+    code = """
+import sys
+sys.modules["f3rm_ext.nerf.model"] = None
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.method_configs.nerf import f3rm_ext as method
+assert method.config.method_name == "f3rm-ext"
+try:
+    method.config.setup()
+except ConfigError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "f3rm_ext.nerf.model" in result.stdout and "f3rm-ext doctor" in result.stdout, result.stderr
+
+
+def test_command_is_installed() -> None:
+    (point,) = importlib.metadata.entry_points(group="console_scripts", name="f3rm-ext")
+    assert point.value == "f3rm_ext.scripts.cli:main"
