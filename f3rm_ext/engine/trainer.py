@@ -149,9 +149,8 @@ class F3rmTrainer(Trainer):
     A resumed run goes on with the same images, pixels and random numbers as one that was never interrupted, and stops
     at `max_num_iterations`. Ctrl-C ends the current step, saves, says how to go on and exits with code 130.
 
-    Models and datamanagers can have their own part of the state: a datamanager with ``cycle_state()`` and
-    ``load_cycle_state(state)``, a model with ``training_state()`` and ``load_training_state(state)``, both giving
-    nested dicts, lists, numbers, strings and tensors.
+    A datamanager keeps its part of the state by ``cycle_state()`` and ``load_cycle_state(state)``: nested dicts, lists,
+    numbers, strings and tensors. A model has ``get_extra_state()`` of torch for that.
     """
 
     config: F3rmTrainerConfig
@@ -212,8 +211,6 @@ class F3rmTrainer(Trainer):
         extra = state.get(EXTRA_KEY, {})
         if "datamanager" in extra and hasattr(self.pipeline.datamanager, "load_cycle_state"):
             self.pipeline.datamanager.load_cycle_state(extra["datamanager"])  # type: ignore[operator]
-        if "model" in extra and hasattr(self.pipeline.model, "load_training_state"):
-            self.pipeline.model.load_training_state(extra["model"])  # type: ignore[operator]
         self._random_state = extra.get("random")
         CONSOLE.print(f"Resuming after step {state['step']} from {path}")
 
@@ -302,8 +299,6 @@ class F3rmTrainer(Trainer):
         extra: dict[str, Any] = {"format": EXTRA_FORMAT, "random": random}
         if hasattr(self.pipeline.datamanager, "cycle_state"):
             extra["datamanager"] = self.pipeline.datamanager.cycle_state()  # type: ignore[operator]
-        if hasattr(self.pipeline.model, "training_state"):
-            extra["model"] = self.pipeline.model.training_state()  # type: ignore[operator]
         return {
             "step": step,
             "pipeline": self.pipeline.state_dict(),

@@ -50,11 +50,11 @@ class ToyModel(nn.Module):
         self.layer = nn.Linear(3, width)
         self.momentum = 0.0
 
-    def training_state(self) -> dict[str, float]:
-        return {"momentum": self.momentum}
+    def get_extra_state(self) -> str:
+        return str(self.momentum)
 
-    def load_training_state(self, state: dict[str, float]) -> None:
-        self.momentum = state["momentum"]
+    def set_extra_state(self, state: str) -> None:
+        self.momentum = float(state)
 
 
 class ToyPipeline(nn.Module):
