@@ -43,7 +43,7 @@ def write_picture(out: Path, config: PictureConfig) -> Path:
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(partial, _FORMATS[out.suffix.lower()], quality=88, optimize=True)
+        picture.save(partial, _FORMATS[out.suffix.lower()], quality=85, optimize=True)
         sync(partial)
         os.replace(partial, out)
     except OSError as error:

@@ -69,7 +69,7 @@ def test_bad_options_end_in_one_sentence(tmp_path: Path, arguments: list[str], w
 def test_folder_with_photos_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_text("mine")
     run = scene("synth", tmp_path, *TINY, "--overwrite")
-    assert run.returncode == 2 and "photo" not in run.stderr and "choose a new folder" in run.stderr
+    assert run.returncode == 2 and "choose a new folder" in run.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"]
 
 
