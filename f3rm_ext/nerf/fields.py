@@ -131,6 +131,9 @@ class SceneField(nn.Module):
             SH_LEVELS**2 + appearance_dim, self.GEOMETRY_DIM, color_hidden_dim, num_hidden=2, out_dim=3
         )
         self.appearance = nn.Embedding(num_images, appearance_dim) if appearance_dim else None
+        if self.appearance is not None:
+            # Evaluation takes the mean code: from zero it stays close to what every image was trained with.
+            nn.init.zeros_(self.appearance.weight)
         self.init_density = init_density
 
     def density(

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -375,19 +374,13 @@ class F3rmModel(Model):
                 count = min(len(value), len(wanted))
                 yield name, value[:count], wanted[:count]
 
-    @contextmanager
-    def _without_gradients(self) -> Iterator[None]:
-        # Normals are gradients, which inference mode rules out for good.
-        with torch.no_grad() if self.config.render_normals else torch.inference_mode():
-            yield
-
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
         """Renders an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
         memory.reset_peak(self.device)
         try:
-            with self._without_gradients():
+            with torch.no_grad():
                 rays = camera.generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
-                return self.get_outputs_for_camera_ray_bundle(rays)
+            return self.get_outputs_for_camera_ray_bundle(rays)
         except compat.viewer_interrupts():
             raise
         except Exception as error:
@@ -400,8 +393,11 @@ class F3rmModel(Model):
 
     def get_outputs_for_camera_ray_bundle(self, camera_ray_bundle: RayBundle) -> dict[str, Tensor]:
         """Renders an (h, w) bundle of rays in chunks; see :class:`~f3rm_ext.nerf.chunked.ChunkedRenderer`."""
-        with self._without_gradients():
-            return self.chunked.render(camera_ray_bundle, self.forward, self.device)
+        # Normals are gradients, which inference mode rules out for good.
+        with torch.no_grad() if self.config.render_normals else torch.inference_mode():
+            outputs = self.chunked.render(camera_ray_bundle, self.forward, self.device)
+        # Copies made out here are ordinary tensors, which callers may change in place (ns-render does).
+        return {name: value.clone() for name, value in outputs.items()}
 
     def get_image_metrics_and_images(
         self, outputs: dict[str, Tensor], batch: dict[str, Any]
@@ -414,7 +410,7 @@ class F3rmModel(Model):
             img (truth | prediction), accumulation, depth and feature_pca (truth | prediction).
         """
         truth = self.renderer_rgb.blend_background(batch["image"].to(self.device))
-        metrics = self.image_metrics(outputs["rgb"].clone(), truth)
+        metrics = self.image_metrics(outputs["rgb"], truth)
         metrics.update(evaluation.feature_metrics(self, batch))
         metrics["train_peak_memory_mib"] = self.train_peak_mib
         metrics["eval_peak_memory_mib"] = memory.peak_mib(self.device)

@@ -107,6 +107,7 @@ def test_image_outputs_suit_the_viewer(make_model: MakeModel, make_spec: MakeSpe
     for value in outputs.values():
         assert value.shape[:2] == (12, 20)
         assert value.shape[2] in (1, 3) and value.is_floating_point()
+        value.div_(2.0)  # ns-render does so to raw depth: not an inference tensor
     assert 0.0 <= float(outputs["feature_pca"].min()) and float(outputs["feature_pca"].max()) <= 1.0
 
 

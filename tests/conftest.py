@@ -1,0 +1,172 @@
+"""What every layer of tests shares: tiny captures, real data where it is present, and the commands users type."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
+BIN = Path(sys.executable).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests by their folder and skips what this machine cannot run, with the reason."""
+    import torch
+
+    for item in items:
+        layer = next(iter(item.path.parts[len(TESTS.parts) :]), "") if item.path.is_relative_to(TESTS) else ""
+        if layer in ("integration", "e2e", "gpu"):
+            item.add_marker(getattr(pytest.mark, layer))
+        if layer == "gpu" and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Real captures and weights, from F3RM_EXT_TEST_DATA or ../shared/data; skips where there are none."""
+    root = Path(os.environ.get("F3RM_EXT_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not (root / "fox").is_dir():
+        pytest.skip(f"no real data at {root} (set F3RM_EXT_TEST_DATA)")
+    return root
+
+
+@pytest.fixture(scope="session")
+def torch_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TORCH_HOME from which LPIPS can be built off-line where the weights are present, else an empty one."""
+    home = tmp_path_factory.mktemp("torch-home")
+    root = Path(os.environ.get("F3RM_EXT_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+    script = root / "make_torch_home.py"
+    if script.is_file():
+        subprocess.run([sys.executable, str(script), str(home)], check=True, capture_output=True)
+    return home
+
+
+@pytest.fixture(scope="session")
+def tiny_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A synthetic room of 12 images of 64 × 48 pixels."""
+    from f3rm_ext.scene import SynthConfig, synthesize
+
+    out = tmp_path_factory.mktemp("capture") / "room"
+    return synthesize(out, SynthConfig(num_images=12, width=64, height=48, seed=1, light_rays=1, holdout_every=4), progress=False)
+
+
+@dataclass
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        """Both streams."""
+        return self.stdout + self.stderr
+
+
+@pytest.fixture(scope="session")
+def command_environment(tmp_path_factory: pytest.TempPathFactory, torch_home: Path) -> dict[str, str]:
+    """Environment of the commands under test: CPU only, own caches, nothing from the network."""
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "F3RM_EXT_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "TORCH_HOME": str(torch_home),
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "disabled",
+        "TORCHDYNAMO_DISABLE": "1",
+        "COLUMNS": "200",
+    }
+    environment.pop("PYTHONPATH", None)
+    return environment
+
+
+@pytest.fixture(scope="session")
+def run_command(command_environment: dict[str, str]) -> Callable[..., Finished]:
+    """Runs a command of this environment's bin folder to its end."""
+
+    def run(name: str, *arguments: object, timeout_s: float = 300, **environment: str) -> Finished:
+        done = subprocess.run(
+            [str(BIN / name), *map(str, arguments)],
+            env={**command_environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[[Callable[[], bool], float, str], None]:
+    """Waits for something that only another process can bring about."""
+
+    def wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"after {timeout_s} s still not: {what}"
+            time.sleep(0.05)
+
+    return wait
+
+
+@dataclass
+class Run:
+    """A trained run."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        """Its config.yml."""
+        return self.folder / "config.yml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of its checkpoints."""
+        return self.folder / "nerfstudio_models"
+
+
+FAST_OPTIONS = (
+    "--vis",
+    "tensorboard",
+    "--pipeline.datamanager.train-num-rays-per-batch",
+    "256",
+    "--logging.local-writer.enable",
+    "False",
+)
+"""A batch of 256 rays; no viewer, which would keep training from ending."""
+
+
+@pytest.fixture(scope="session")
+def train(run_command: Callable[..., Finished], tiny_capture: Path) -> Callable[..., Run]:
+    """`ns-train f3rm-ext-lite` on the tiny capture."""
+
+    def run(output_dir: Path, steps: int, *arguments: object, method: str = "f3rm-ext-lite") -> Run:
+        done = run_command(
+            "ns-train",
+            method,
+            *("--data", tiny_capture),
+            *("--output-dir", output_dir, "--experiment-name", "e", "--timestamp", "t"),
+            *("--max-num-iterations", steps),
+            *FAST_OPTIONS,
+            *arguments,
+        )
+        assert done.code == 0, done.text[-4000:]
+        return Run(output_dir / "e" / method / "t")
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained(train: Callable[..., Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of 60 steps that other tests look at but do not change."""
+    return train(tmp_path_factory.mktemp("trained"), 60)
