@@ -4,7 +4,7 @@ They work with any extractor, whether it understands text or not.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -83,23 +83,49 @@ def similarity_images(
     Raises:
         ConfigError: the model has no such head, or its features have another dimension.
     """
-    names = model.feature_field.names
-    if head not in names:
-        has = ", ".join(names) or "none"
-        raise ConfigError(f"The model has no feature {head!r}: choose from those it has ({has}).")
-    dim = model.feature_field.head(head).dim
-    if vectors.shape[1] != dim:
-        raise ConfigError(
-            f"The query has {vectors.shape[1]} dimensions, but the feature {head!r} has {dim}: "
-            "take the query from features of the same extractor and number of codes."
-        )
-    wanted = _unit(vectors.to(model.device, torch.float32))
+    wanted = _checked(model, head, vectors)
 
     def compare(rays: RayBundle) -> dict[str, Tensor | list]:
         return {"similarity": _unit(model.render_features(rays)[head]) @ wanted.T}
 
     rays = camera.to(model.device).generate_rays(camera_indices=0, keep_shape=True)
     return model.chunked.render(rays, compare, model.device)["similarity"].clamp(-1.0, 1.0).to(camera.device)
+
+
+@torch.inference_mode()
+def render_with_similarity(
+    model: "F3rmModel", camera: Cameras, head: str, vectors: Float[Tensor, "queries feat"]
+) -> dict[str, Tensor]:
+    """Everything the model renders, and ``similarity`` (h, w, queries) beside it, in one pass over the rays.
+
+    Args:
+        model: the model.
+        camera: one camera.
+        head: name of the feature; empty to ask for nothing, which gives no queries.
+        vectors: as for :func:`similarity_images`.
+    """
+    if not head:
+        outputs = model.get_outputs_for_camera(camera)
+        return {**outputs, "similarity": outputs["rgb"].new_zeros(*outputs["rgb"].shape[:2], 0)}
+    wanted = _checked(model, head, vectors)
+    # The names under which a model outputs its features: the first head's has no suffix.
+    full = [f"feature_{name}" if index else "feature" for index, name in enumerate(model.feature_field.names)]
+    key = full[model.feature_field.names.index(head)]
+    kept = model.config.output_features
+
+    def compare(rays: RayBundle) -> dict[str, Tensor | list]:
+        outputs: dict[str, Any] = dict(model.forward(rays))
+        similarity = (_unit(outputs[key]) @ wanted.T).clamp(-1.0, 1.0)
+        for name in () if kept else full:
+            outputs.pop(name, None)
+        return {**outputs, "similarity": similarity}
+
+    model.config.output_features = True
+    try:
+        rays = camera.to(model.device).generate_rays(camera_indices=0, keep_shape=True)
+        return model.chunked.render(rays, compare, model.device)
+    finally:
+        model.config.output_features = kept
 
 
 def similarity_image(
@@ -118,6 +144,21 @@ def best_pixel(similarity: Float[Tensor, "h w"]) -> tuple[int, int]:
 def intersection_over_union(found: Bool[Tensor, "h w"], true: Bool[Tensor, "h w"]) -> float:
     """Pixels in both masks over pixels in either; 0 where both are empty."""
     return int((found & true).sum()) / max(1, int((found | true).sum()))
+
+
+def _checked(model: "F3rmModel", head: str, vectors: Float[Tensor, "queries feat"]) -> Float[Tensor, "queries feat"]:
+    """Unit vectors on the model's device; see :func:`similarity_images` for what is refused."""
+    names = model.feature_field.names
+    if head not in names:
+        has = ", ".join(names) or "none"
+        raise ConfigError(f"The model has no feature {head!r}: choose from those it has ({has}).")
+    dim = model.feature_field.head(head).dim
+    if vectors.shape[1] != dim:
+        raise ConfigError(
+            f"The query has {vectors.shape[1]} dimensions, but the feature {head!r} has {dim}: "
+            "take the query from features of the same extractor and number of codes."
+        )
+    return _unit(vectors.to(model.device, torch.float32))
 
 
 def _unit(vectors: Float[Tensor, "n feat"]) -> Float[Tensor, "n feat"]:

@@ -1,0 +1,122 @@
+"""Small charts as inline SVG; colours come from the page's style sheet, so that they follow light and dark."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 640, 46, 12, 10, 30
+
+Points = Sequence[tuple[float, float]]
+
+
+def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """About ``count`` round numbers from at or below ``low`` to at or above ``high``."""
+    span = max(high - low, 1e-9)
+    raw = span / max(1, count)
+    scale = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * scale for factor in (1, 2, 2.5, 5, 10) if factor * scale >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
+
+
+def number(value: float) -> str:
+    """A short number for an axis."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:g}M"
+    if abs(value) >= 1e4:
+        return f"{value / 1e3:g}k"
+    return f"{value:.6g}"
+
+
+def line_chart(points: Points, *, label: str, unit: str = "", height: int = 220, x_label: str = "step") -> str:
+    """A curve over steps with its last value; an empty string for fewer than two finite points.
+
+    Args:
+        points: (x, y), x ascending.
+        label: what it is, for people who cannot see it.
+        unit: of y.
+        height: of the drawing, in its own units (it scales with the page).
+        x_label: what x counts.
+    """
+    points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if len(points) < 2:
+        return ""
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    ticks = nice_ticks(min(ys), max(ys))
+    low, high = ticks[0], ticks[-1]
+    x_low, x_high = xs[0], max(xs[-1], xs[0] + 1e-9)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        return across, TOP + (high - y) / (high - low) * (height - TOP - BOTTOM)
+
+    parts = [_open(height, f"{label}: from {ys[0]:.3g} to {ys[-1]:.3g} {unit}".strip())]
+    for tick in ticks:
+        _, y = place(x_low, tick)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
+    for tick in nice_ticks(x_low, x_high):
+        if x_low <= tick <= x_high:
+            x, _ = place(tick, low)
+            parts.append(f'<text x="{x:.1f}" y="{height - 10}" text-anchor="middle">{number(tick)}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{height}" text-anchor="end">{escape(x_label)}</text>')
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
+    parts.append(f'<polyline class="curve" points="{path}"/>')
+    x, y = place(*points[-1])
+    parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4"/></svg>')
+    return "".join(parts)
+
+
+def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit: str = "", height: int = 160) -> str:
+    """One bar per item, each with its name and value as a tooltip; an empty string where there is none.
+
+    Args:
+        values: heights, ≥ 0.
+        names: of the items.
+        label: what it is, for people who cannot see it.
+        unit: of the values.
+        height: of the drawing.
+    """
+    if not values:
+        return ""
+    ticks = nice_ticks(0.0, max([1e-9, *values]), 3)
+    top = ticks[-1]
+    room, base = WIDTH - LEFT - RIGHT, height - BOTTOM
+    step = room / len(values)
+    parts = [_open(height, f"{label}: from {min(values):.3g} to {max(values):.3g} {unit}".strip())]
+    for tick in ticks:
+        y = base - tick / top * (base - TOP)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
+    for index, (value, name) in enumerate(zip(values, names, strict=True)):
+        tall = value / top * (base - TOP)
+        parts.append(
+            f'<rect class="bar" x="{LEFT + index * step + step * 0.1:.1f}" y="{base - tall:.1f}" '
+            f'width="{step * 0.8:.1f}" height="{tall:.1f}" rx="1.5">'
+            f"<title>{escape(name)}: {value:.3g} {escape(unit)}</title></rect>"
+        )
+    parts.append(f'<text x="{LEFT}" y="{height - 10}">{escape(names[0])}</text>')
+    if len(names) > 1:
+        parts.append(f'<text x="{WIDTH - RIGHT}" y="{height - 10}" text-anchor="end">{escape(names[-1])}</text>')
+    return "".join(parts) + "</svg>"
+
+
+def thin(points: Points, most: int = 240) -> list[tuple[float, float]]:
+    """At most about ``most`` points of a curve, each the mean of its neighbours."""
+    group = max(1, -(-len(points) // most))
+    parts = [points[start : start + group] for start in range(0, len(points), group)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def smooth(points: Points, share: float = 0.04) -> list[tuple[float, float]]:
+    """A running mean over a share of the curve, the same number of points."""
+    reach = max(0, int(len(points) * share / 2))
+    out = []
+    for index, (x, _) in enumerate(points):
+        around = points[max(0, index - reach) : index + reach + 1]
+        out.append((x, sum(y for _, y in around) / len(around)))
+    return out
+
+
+def _open(height: int, label: str) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height + 4}" role="img" aria-label="{escape(label)}">'

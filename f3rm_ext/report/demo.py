@@ -1,0 +1,365 @@
+"""The demo: the commands a user would type, one after the other, and a report of what came of it.
+
+Everything lies in one folder, in which the commands are run: ``capture/`` (the made-up room), ``runs/`` (training),
+``logs/``, ``report.html`` and ``demo.json``, which says what is finished, so that the same command goes on where the
+last one stopped.
+"""
+
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.atomic import FolderLock, write_atomic
+from f3rm_ext.report.content import ReportContent, Stage
+from f3rm_ext.report.facts import machine_facts
+from f3rm_ext.report.page import build_page
+from f3rm_ext.report.records import lpips_reason, read_json, read_scalars
+from f3rm_ext.report.running import Command, Outcome, Progress, run_command
+from f3rm_ext.scene import SynthConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+METHOD = "f3rm-ext-lite"
+STATE_NAME, REPORT_NAME = "demo.json", "report.html"
+LONG_SIDE_PX = 400
+"""A capture's images are reduced to about this, where the user asks for nothing else."""
+_STEP = re.compile(r"^\s*(\d+) \(\s*[\d.]+%\)")
+_OF = re.compile(r"^View (\d+) of (\d+)")
+_CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
+_BIG_PX = 1600
+
+
+@dataclass
+class DemoOptions:
+    """What the demo is to do; see the command's own help."""
+
+    out: Path
+    data: Path | None = None
+    steps: int = 1000
+    minutes: float = 3.0
+    extractors: tuple[str, ...] = ()
+    scale: float = 0.0
+    exemplar: str = ""
+    room: SynthConfig = field(
+        default_factory=lambda: SynthConfig(num_images=40, width=288, height=216, holdout_every=10)
+    )
+
+
+class Demo:
+    """One run of the demo.
+
+    Args:
+        options: what to do.
+        console: where progress is shown.
+    """
+
+    def __init__(self, options: DemoOptions, console: "Console") -> None:
+        self.options, self.console = options, console
+        self.out = options.out.absolute()
+        self.state: dict[str, Any] = {}
+        self.stages: list[Stage] = []
+
+    def run(self) -> Path:
+        """Does everything that is not done yet, and writes the report.
+
+        Returns:
+            The report.
+
+        Raises:
+            ConfigError: the folder holds other things, or another demo is at work there.
+            CommandError: one of the commands failed.
+        """
+        self._open_folder()
+        lock = FolderLock(self.out / ".lock")
+        if lock.is_held():
+            raise ConfigError(f"Another demo is at work in {self.options.out}: wait for it, or choose another --out.")
+        with lock.hold():
+            self.state = read_json(self.out / STATE_NAME)
+            data = self._capture()
+            run = self._train(data)
+            metrics = self._evaluate(run)
+            measured = self._measure(run)
+            return self._report(data, run, metrics, measured)
+
+    # --- the parts ---------------------------------------------------------------------------------------------------
+
+    def _capture(self) -> str:
+        """The capture, as the commands name it."""
+        if self.options.data is not None:
+            return str(self.options.data.absolute())
+        room, folder = self.options.room, self.out / "capture"
+        wanted = {name: value for name, value in asdict(room).items() if name != "overwrite"}
+        arguments = ["f3rm-ext", "scene", "synth", "capture"]
+        default = asdict(SynthConfig())
+        for name, value in wanted.items():
+            if value != default[name]:
+                arguments += ["--" + name.replace("_", "-"), str(value)]
+
+        def images() -> Progress:
+            done = len(list(self.out.glob(".capture.partial-*/images/*.png")))
+            return done, room.num_images, f"{done} of {room.num_images} photos"
+
+        found = read_json(folder / "scene.json")
+        if found and found.get("options") != wanted:
+            arguments.append("--overwrite")  # replaces a synthetic capture and nothing else
+        self._stage(
+            "capture",
+            "Making the room",
+            arguments,
+            key=json.dumps(wanted, sort_keys=True),
+            finished=lambda: read_json(folder / "scene.json").get("options") == wanted,
+            on_poll=images,
+        )
+        return "capture"
+
+    def _train(self, data: str) -> Path:
+        """Trains, or goes on training. Returns the run folder, relative to ``out``."""
+        options, scale = self.options, self.scale(data)
+        key = self._run_key(data, scale)
+        name = "room" if options.data is None else _plain(Path(data).stem)
+        run = Path("runs", name, METHOD, key)
+        arguments = ["ns-train", METHOD, "--data", data, "--output-dir", "runs", "--experiment-name", name]
+        arguments += ["--timestamp", key, "--vis", "tensorboard", "--max-num-iterations", str(options.steps)]
+        arguments += ["--steps-per-save", str(max(10, min(200, options.steps)))]
+        arguments += ["--logging.local-writer.max-log-size", "0"]
+        for group in ("fields", "proposal-networks", "feature-field"):
+            arguments += [f"--optimizers.{group}.scheduler.max-steps", str(options.steps)]
+        if options.extractors:
+            arguments += ["--pipeline.datamanager.features.extractors", *options.extractors]
+        if scale != 1:
+            arguments += ["--pipeline.datamanager.camera-res-scale-factor", f"{scale:g}"]
+        done, record = self.steps_done(run), self._record("train", key)
+        stopped = record.get("working_s", 0.0) >= 60 * options.minutes - 1
+        if done and (done >= options.steps or stopped):
+            self._say_reused("Training", f"{done} steps")
+        else:
+            self._train_on(arguments, run, key, done)
+        done, record = self.steps_done(run), self._record("train", key)
+        note = f"{done} steps"
+        if done < options.steps:
+            note += f" of {options.steps}: stopped at the limit of {options.minutes:g} min"
+        if record.get("runs", 1) > 1:
+            note += f", in {record['runs']} goes"
+        self.stages.append(
+            Stage("Training", record.get("seconds", 0.0), _text(arguments), record.get("reused", False), note)
+        )
+        return run
+
+    def _train_on(self, arguments: list[str], run: Path, key: str, done: int) -> None:
+        record = self._record("train", key)
+        resume = ["--load-dir", str(run / "nerfstudio_models")] if done else []
+        if done:
+            self.console.print(f"  going on with training after {done} steps", highlight=False)
+        start = time.monotonic()
+
+        def steps(line: str) -> Progress | None:
+            match = _STEP.match(line)
+            return (int(match[1]), self.options.steps, f"step {match[1]} of {self.options.steps}") if match else None
+
+        command = Command(
+            "Training",
+            [*arguments, *resume],
+            self.out / "logs" / "train.log",
+            on_line=steps,
+            limit_s=max(1.0, 60 * self.options.minutes - record.get("working_s", 0.0)),
+        )
+        outcome = Outcome(0.0, 0.0, False)
+        try:
+            outcome = run_command(command, self.out, self.console)
+        finally:
+            record = {
+                "key": key,
+                "seconds": record.get("seconds", 0.0) + time.monotonic() - start,
+                "working_s": record.get("working_s", 0.0) + outcome.working_s,
+                "runs": record.get("runs", 0) + 1,
+            }
+            self._keep("train", record)
+        if not self.steps_done(run):
+            raise ConfigError(
+                f"Training was stopped after {self.options.minutes:g} min before anything was saved: "
+                "give it more time with --minutes."
+            )
+
+    def _evaluate(self, run: Path) -> dict[str, float]:
+        target = run / "eval.json"
+        pictures = run / "eval"
+
+        def views() -> Progress | None:
+            done = len(list((self.out / pictures).glob("*img_*.png")))
+            return (done, float("inf"), f"{done} views") if done else None
+
+        arguments = ["ns-eval", "--load-config", str(run / "config.yml"), "--output-path", str(target)]
+        arguments += ["--render-output-path", str(pictures)]
+        self._stage(
+            "eval",
+            "Rendering and measuring held-out views",
+            arguments,
+            key=self._checkpoint_key(run),
+            finished=lambda: bool(read_json(self.out / target).get("results")),
+            on_poll=views,
+        )
+        return read_json(self.out / target)["results"]
+
+    def _measure(self, run: Path) -> dict[str, Any]:
+        target = run / "report"
+        arguments = [sys.executable, "-m", "f3rm_ext.report.measure", "--load-config", str(run / "config.yml")]
+        arguments += ["--out", str(target)]
+        if self.options.exemplar:
+            arguments += ["--exemplar", self.options.exemplar]
+
+        def views(line: str) -> Progress | None:
+            match = _OF.match(line)
+            return (int(match[1]) - 1, int(match[2]), f"view {match[1]} of {match[2]}") if match else None
+
+        self._stage(
+            "query",
+            "Asking by example",
+            arguments,
+            key=f"{self._checkpoint_key(run)} {self.options.exemplar}",
+            finished=lambda: bool(read_json(self.out / target / "measure.json")),
+            on_line=views,
+        )
+        return read_json(self.out / target / "measure.json")
+
+    def _report(self, data: str, run: Path, metrics: dict[str, float], measured: dict[str, Any]) -> Path:
+        name = "the room" if self.options.data is None else Path(data).name
+        content = ReportContent(
+            title="A room that answers" if self.options.data is None else f"{name}: a scene that answers",
+            data_name=name,
+            synthetic=self.options.data is None,
+            measured=measured,
+            pictures=self.out / run / "report",
+            metrics=metrics,
+            lpips_note=lpips_reason(self.out / "logs" / "eval.log"),
+            coverage=read_json(self.out / run / "coverage.json"),
+            curves=read_scalars(self.out / run),
+            stages=self.stages,
+            folder=_relative(self.out),
+            next_commands=[
+                ("Walk through it in the browser", f"ns-viewer --load-config {run / 'config.yml'}"),
+                ("The same with your own photos", "f3rm-ext demo --data MY_CAPTURE --out my-demo"),
+            ],
+            facts=machine_facts(measured.get("device", "")),
+        )
+        path = self.out / REPORT_NAME
+        write_atomic(path, build_page(content).encode())
+        return path
+
+    # --- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _stage(
+        self,
+        stage: str,
+        name: str,
+        arguments: list[str],
+        *,
+        key: str,
+        finished: Callable[[], bool],
+        on_line: Callable[[str], Progress | None] = lambda line: None,
+        on_poll: Callable[[], Progress | None] = lambda: None,
+    ) -> None:
+        """Runs a command unless it has been run for the same thing and what it made is still there."""
+        record = self._record(stage, key)
+        reused = bool(record.get("done")) and finished()
+        if reused:
+            self._say_reused(name)
+        else:
+            self._keep(stage, {"key": key, "done": False})
+            log = self.out / "logs" / f"{stage}.log"
+            outcome = run_command(Command(name, arguments, log, on_line, on_poll), self.out, self.console)
+            record = {"key": key, "done": True, "seconds": outcome.seconds}
+            self._keep(stage, record)
+        self.stages.append(Stage(name, record["seconds"], _text(arguments), reused))
+
+    def _record(self, stage: str, key: str) -> dict[str, Any]:
+        record = self.state.get(stage, {})
+        return record if record.get("key") == key else {}
+
+    def _keep(self, stage: str, record: dict[str, Any]) -> None:
+        self.state[stage] = record
+        write_atomic(self.out / STATE_NAME, json.dumps(self.state, indent=1).encode())
+
+    def _say_reused(self, name: str, detail: str = "") -> None:
+        said = f" [dim]({detail})[/]" if detail else ""
+        self.console.print(f"  [green]kept[/] {name}: done before{said}", highlight=False)
+
+    def _open_folder(self) -> None:
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {self.options.out} cannot be made ({error.strerror}): choose another.") from error
+        known = {".lock", "logs", "capture", "runs", REPORT_NAME, STATE_NAME}
+        if not (self.out / STATE_NAME).is_file() and any(path.name not in known for path in self.out.iterdir()):
+            raise ConfigError(
+                f"The folder {self.options.out} holds other things than a demo: choose a new one with --out."
+            )
+
+    def steps_done(self, run: Path) -> int:
+        """Steps in the newest checkpoint of a run; 0 where there is none."""
+        names = (path.name for path in (self.out / run / "nerfstudio_models").glob("*.ckpt"))
+        return max((int(match[1]) + 1 for name in names if (match := _CHECKPOINT.fullmatch(name))), default=0)
+
+    def _checkpoint_key(self, run: Path) -> str:
+        return f"{run} {self.steps_done(run)}"
+
+    def _run_key(self, data: str, scale: float) -> str:
+        """A name for everything but the number of steps: another capture or other options are another run."""
+        path = self.out / data
+        transforms = path if path.suffix == ".json" else path / "transforms.json"
+        content = transforms.read_bytes() if transforms.is_file() else b""
+        text = json.dumps([METHOD, str(data), self.options.extractors, scale]).encode()
+        return hashlib.sha256(text + content).hexdigest()[:8]
+
+    def scale(self, data: str) -> float:
+        """Factor on the image size: what the user asked for, else 1 for the room and about 400 px for captures."""
+        if self.options.scale or self.options.data is None:
+            return self.options.scale or 1.0
+        longest = _longest_side_px(self.out / data)
+        return 1.0 if longest <= LONG_SIDE_PX else max(0.01, round(LONG_SIDE_PX / longest, 2))
+
+
+def fresh_folder(out: Path) -> Path:
+    """The first of ``out``, ``out-2``, ``out-3`` ... that does not exist."""
+    number, candidate = 1, out
+    while candidate.exists():
+        number += 1
+        candidate = out.with_name(f"{out.name}-{number}")
+    return candidate
+
+
+def _longest_side_px(data: Path) -> float:
+    """Longest side of a capture's images as training will see them; 0 where that cannot be told (training will)."""
+    path = data if data.suffix == ".json" else data / "transforms.json"
+    meta = read_json(path)
+    frames = meta.get("frames")
+    first = frames[0] if isinstance(frames, list) and frames and isinstance(frames[0], dict) else {}
+    sizes = [value for source in (meta, first) for value in (source.get("w"), source.get("h"))]
+    longest = max((float(value) for value in sizes if isinstance(value, int | float)), default=0.0)
+    # Nerfstudio takes the copies in images_2, images_4 ... of large images where there are any.
+    halvings = 0
+    while longest > _BIG_PX and (path.parent / f"images_{2 ** (halvings + 1)}").is_dir():
+        halvings, longest = halvings + 1, longest / 2
+    return longest
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", text) or "capture"
+
+
+def _text(arguments: list[str]) -> str:
+    return Command("", arguments, Path()).text
+
+
+def _relative(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return path.name

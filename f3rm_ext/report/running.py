@@ -1,0 +1,212 @@
+"""Runs commands for the demo: output to a log file, a progress bar on the terminal, clean interruption."""
+
+import contextlib
+import os
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from f3rm_ext.errors import UserError
+from f3rm_ext.report.records import plain_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Progress = tuple[float, float, str]
+"""Done, of how many, and what to say about it."""
+
+_POLL_S = 0.25
+_TAIL_LINES = 6
+_LIMIT_GRACE_S, _LEAVE_GRACE_S = 60.0, 30.0
+
+
+class CommandError(UserError):
+    """A command of the demo failed."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped the demo; the command it was running has ended."""
+
+
+@dataclass
+class Command:
+    """One command, as a user would type it."""
+
+    name: str
+    """What it does, for the progress bar."""
+    arguments: Sequence[str]
+    """Program and arguments."""
+    log: Path
+    """Where its output goes; earlier output is kept above."""
+    on_line: Callable[[str], Progress | None] = lambda line: None
+    """Progress from a line of its output."""
+    on_poll: Callable[[], Progress | None] = lambda: None
+    """Progress from anything else, asked for a few times a second."""
+    limit_s: float = float("inf")
+    """This long after its first progress it is asked to stop (SIGINT), which is no failure."""
+
+    @property
+    def text(self) -> str:
+        """The command line."""
+        return shlex.join(["python" if part == sys.executable else part for part in self.arguments])
+
+
+@dataclass
+class Outcome:
+    """How a command ended."""
+
+    seconds: float
+    """How long it ran."""
+    working_s: float
+    """How long it made progress, start-up excluded."""
+    stopped_by_limit: bool
+    """Whether it was stopped at its time limit."""
+
+
+def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
+    """Runs a command to its end under a progress bar.
+
+    Args:
+        command: what to run; programs are looked for beside this Python first, so that no environment has to be
+            activated.
+        folder: where it runs.
+        console: where progress is shown; a line at the end says how long it took.
+
+    Raises:
+        CommandError: it failed; the sentence is the command's own where it had one.
+        Interrupted: Ctrl-C; the command was given the time to save.
+    """
+    command.log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    with command.log.open("a", encoding="utf-8", errors="replace") as log:
+        log.write(f"$ {command.text}\n")
+        log.flush()
+        position = log.tell()
+        process = _start(command, folder)
+        try:
+            working_s, stopped = _follow(process, command, log, console)
+        except KeyboardInterrupt:
+            _leave(process, log)
+            raise Interrupted from None
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    if process.returncode and not stopped:
+        raise _failure(command, process.returncode, _since(command.log, position))
+    seconds = time.monotonic() - start
+    console.print(f"  [green]done[/] {command.name} [dim]({seconds:.0f} s)[/]", highlight=False)
+    return Outcome(seconds, working_s, stopped)
+
+
+def program(name: str) -> str:
+    """A program beside this Python, else whatever the PATH has."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.is_file() else name
+
+
+def _start(command: Command, folder: Path) -> "subprocess.Popen[str]":
+    first, *rest = command.arguments
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "160", "TQDM_DISABLE": "1"}
+    return subprocess.Popen(
+        [first if Path(first).is_absolute() else program(first), *rest],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        # Ctrl-C must reach it once, from us, and not also from the terminal.
+        start_new_session=True,
+    )
+
+
+def _follow(process: "subprocess.Popen[str]", command: Command, log: IO[str], console: "Console") -> tuple[float, bool]:
+    """Shows progress until the process ends. Returns seconds of progress, and whether it was stopped at its limit."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    assert process.stdout is not None
+    reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+    reader.start()
+    began_s: float | None = None
+    stopped_s: float | None = None
+    columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(command.name, total=None, note="")
+
+        def show(progress: Progress | None) -> None:
+            nonlocal began_s
+            if progress is not None:
+                began_s = time.monotonic() if began_s is None else began_s
+                bar.update(task, completed=progress[0], total=progress[1], note=progress[2])
+
+        while True:
+            now = time.monotonic()
+            if stopped_s is None and began_s is not None and now - began_s > command.limit_s:
+                stopped_s = now
+                process.send_signal(signal.SIGINT)
+            elif stopped_s is not None and now - stopped_s > _LIMIT_GRACE_S:
+                process.kill()
+            try:
+                line = lines.get(timeout=_POLL_S)
+            except queue.Empty:
+                show(command.on_poll())
+                continue
+            if line is None:
+                break
+            log.write(line)
+            log.flush()
+            show(command.on_line(plain_text(line)))
+    process.wait()
+    return 0.0 if began_s is None else time.monotonic() - began_s, stopped_s is not None
+
+
+def _read(stream: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def _leave(process: "subprocess.Popen[str]", log: IO[str]) -> None:
+    """Passes Ctrl-C on and waits; a second Ctrl-C, or too long a wait, ends the process at once."""
+    log.write("^C\n")
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=_LEAVE_GRACE_S)
+    except (KeyboardInterrupt, subprocess.TimeoutExpired):
+        process.kill()
+        process.wait()
+
+
+def _since(log: Path, position: int) -> str:
+    with log.open("rb") as file:
+        file.seek(position)
+        return plain_text(file.read().decode("utf-8", errors="replace"))
+
+
+def _failure(command: Command, code: int, output: str) -> CommandError:
+    """The command's own sentence where it had one, else the end of its output; and where all of it is."""
+    sentences = re.findall(r"^Error: (.+)$", output, re.MULTILINE)
+    if sentences:
+        return CommandError(f"{sentences[-1].strip()} (said by `{command.arguments[0]}`; its log is {command.log})")
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:]) or "  | (it said nothing)"
+    how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+    return CommandError(
+        f"`{Path(command.arguments[0]).name}` {how} while {command.name.lower()}: see the end of its log below, all of "
+        f"it in {command.log}, and run the same command again when it is mended.\n{tail}"
+    )
