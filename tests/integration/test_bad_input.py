@@ -1,0 +1,279 @@
+"""Bad input, as the command a user types: one sentence, exit code 2, nothing lost, no run folder where nothing ran."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="runs commands in forks of one process, to import only once"),
+]
+
+# Imports nerfstudio once, then runs each command line it reads in a fork of itself, as the installed scripts would.
+SERVER = """
+import json, os, sys
+import nerfstudio.scripts.train, nerfstudio.scripts.eval
+import f3rm_ext.scripts.cli
+
+MAINS = {
+    "ns-train": nerfstudio.scripts.train.entrypoint,
+    "ns-eval": nerfstudio.scripts.eval.entrypoint,
+    "f3rm-ext": lambda: sys.exit(f3rm_ext.scripts.cli.main()),
+}
+print("ready", flush=True)
+for line in sys.stdin:
+    task = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        os.chdir(task["folder"])
+        for name in ("out", "err"):
+            target = os.open(task[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(target, {"out": 1, "err": 2}[name])
+        sys.argv = task["argv"]
+        code = 0
+        try:
+            MAINS[task["argv"][0]]()
+        except SystemExit as leaving:
+            code = leaving.code
+        except BaseException:
+            try:
+                sys.excepthook(*sys.exc_info())
+                code = 1
+            except SystemExit as leaving:
+                code = leaving.code
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code or 0)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@dataclass
+class Result:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+    def refuses(self, pattern: str) -> None:
+        """Checks that the command failed with one sentence that matches."""
+        lines = [line for line in self.err.splitlines() if line.startswith("Error: ")]
+        assert self.code == 2, f"exit code {self.code}\n{self.out[-1500:]}\n{self.err[-3000:]}"
+        assert "Traceback" not in self.err + self.out
+        assert len(lines) == 1, self.err[-3000:]
+        assert re.search(pattern, lines[0]), lines[0]
+        assert lines[0].rstrip().endswith("."), lines[0]
+
+
+class Shell:
+    """Runs commands in the folder of a test."""
+
+    def __init__(self, server: subprocess.Popen, folder: Path) -> None:
+        self._server, self.folder = server, folder
+        self.cache = folder / "cache"
+
+    def start(self, *argv: object) -> int:
+        """Starts a command and returns its process id."""
+        paths = {name: str(self.folder / name) for name in ("out", "err")}
+        task = {"argv": [str(part) for part in argv], "folder": str(self.folder), **paths}
+        self._server.stdin.write(json.dumps(task) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def finish(self) -> Result:
+        """Waits for the command that was started last."""
+        code = int(self._server.stdout.readline())
+        return Result(code, (self.folder / "out").read_text(), (self.folder / "err").read_text())
+
+    def run(self, *argv: object) -> Result:
+        self.start(*argv)
+        return self.finish()
+
+    def train_line(self, *options: object, dataparser: tuple = (), steps: int = 2) -> tuple[object, ...]:
+        return (
+            *("ns-train", "f3rm-ext-lite", "--data", "capture", "--vis", "tensorboard"),
+            *("--max-num-iterations", steps, "--pipeline.datamanager.train-num-rays-per-batch", 64),
+            *("--pipeline.datamanager.features.cache-dir", self.cache, "--machine.device-type", "cpu"),
+            *options,
+            *dataparser,
+        )
+
+    def train(self, *options: object, dataparser: tuple = (), steps: int = 2) -> Result:
+        return self.run(*self.train_line(*options, dataparser=dataparser, steps=steps))
+
+    def trained_nothing(self) -> bool:
+        return not list(self.folder.glob("outputs/**/*.ckpt"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Callable:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.stdin.close()
+    process.wait(timeout=60)
+
+
+@pytest.fixture
+def shell(server: subprocess.Popen, tmp_path: Path) -> Shell:
+    return Shell(server, tmp_path)
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    """Six views of noise, 48x36, on a circle."""
+    folder = tmp_path / "capture"
+    (folder / "images").mkdir(parents=True)
+    frames = []
+    for index in range(6):
+        name = f"images/{index:02d}.png"
+        pixels = np.random.default_rng(index).integers(0, 255, (36, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+        angle = index / 6 * 2 * np.pi
+        pose = np.eye(4)
+        pose[:3, 0] = [-np.sin(angle), np.cos(angle), 0]
+        pose[:3, 1] = [0, 0, 1]
+        pose[:3, 2] = [np.cos(angle), np.sin(angle), 0]
+        pose[:3, 3] = pose[:3, 2] * 2
+        frames.append({"file_path": name, "transform_matrix": pose.tolist()})
+    write_meta(folder, frames)
+    return folder
+
+
+def write_meta(folder: Path, frames: list[dict]) -> None:
+    meta = {"fl_x": 50.0, "fl_y": 50.0, "cx": 24.0, "cy": 18.0, "w": 48, "h": 36, "frames": frames}
+    (folder / "transforms.json").write_text(json.dumps(meta))
+
+
+def frames_of(folder: Path) -> list[dict]:
+    return json.loads((folder / "transforms.json").read_text())["frames"]
+
+
+class TestCapture:
+    def test_no_capture_there(self, shell: Shell) -> None:
+        shell.train().refuses("capture")
+        assert shell.trained_nothing()
+
+    def test_missing_image_and_going_on_without(self, shell: Shell, capture: Path) -> None:
+        (capture / "images" / "03.png").unlink()
+        shell.train().refuses(r"images/03\.png.*--drop-missing-frames")
+        assert shell.trained_nothing()
+        result = shell.train(dataparser=("f3rm-ext-data", "--drop-missing-frames", "True"))
+        assert result.code == 0, result.err[-3000:]
+
+    def test_unreadable_image(self, shell: Shell, capture: Path) -> None:
+        (capture / "images" / "02.png").write_bytes(b"not an image")
+        shell.train().refuses(r"02\.png")
+
+    @pytest.mark.parametrize("value", [float("nan"), 7.0], ids=["nan", "not rigid"])
+    def test_bad_pose(self, shell: Shell, capture: Path, value: float) -> None:
+        frames = frames_of(capture)
+        frames[1]["transform_matrix"][0][0] = value
+        write_meta(capture, frames)
+        shell.train().refuses(r"01\.png|frame")
+
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_too_few_images(self, shell: Shell, capture: Path, count: int) -> None:
+        write_meta(capture, frames_of(capture)[:count])
+        shell.train().refuses(r"image")
+
+    def test_transforms_that_are_no_json(self, shell: Shell, capture: Path) -> None:
+        (capture / "transforms.json").write_text("{")
+        shell.train().refuses(r"transforms\.json")
+
+
+class TestOptions:
+    @pytest.mark.parametrize("rays", [0, -5])
+    def test_non_positive_rays(self, shell: Shell, capture: Path, rays: int) -> None:
+        shell.train("--pipeline.datamanager.train-num-rays-per-batch", rays).refuses(rf"{rays}")
+        assert shell.trained_nothing()
+
+    def test_window_larger_than_the_data_set(self, shell: Shell, capture: Path) -> None:
+        shell.train("--pipeline.datamanager.train-num-images-to-sample-from", 100).refuses(r"100")
+
+    def test_unknown_extractor(self, shell: Shell, capture: Path) -> None:
+        shell.train("--pipeline.datamanager.features.extractors", "dense-dasy").refuses(r"dense-dasy.*dense-daisy")
+
+    def test_number_of_codes(self, shell: Shell, capture: Path) -> None:
+        shell.train("--pipeline.datamanager.features.codes", 3).refuses(r"codes is 3")
+
+    def test_device_that_is_not_there(self, shell: Shell, capture: Path) -> None:
+        import torch
+
+        if torch.backends.mps.is_available():
+            pytest.skip("this machine has an Apple GPU")
+        shell.train("--machine.device-type", "mps").refuses(r"mps.*--machine\.device-type cpu")
+        assert not (shell.folder / "outputs").exists()
+
+    def test_nothing_to_resume_from(self, shell: Shell, capture: Path) -> None:
+        shell.train("--load-dir", "nowhere").refuses(r"nowhere.*does not exist")
+        assert not (shell.folder / "outputs").exists()
+
+
+class TestRun:
+    @pytest.fixture
+    def run(self, shell: Shell, capture: Path) -> Path:
+        result = shell.train("--timestamp", "first", "--steps-per-save", 2, steps=4)
+        assert result.code == 0, result.err[-3000:]
+        return shell.folder / "outputs" / "capture" / "f3rm-ext-lite" / "first"
+
+    def test_truncated_shard_and_damaged_checkpoints(self, shell: Shell, run: Path) -> None:
+        shard = max(shell.cache.rglob("*.npy"), key=lambda path: path.stat().st_size)
+        content = shard.read_bytes()
+        shard.write_bytes(content[: len(content) // 2])
+        verified = shell.run("f3rm-ext", "features", "verify", "--cache-dir", shell.cache)
+        assert verified.code == 2 and shard.stem[:8] in verified.out + verified.err, verified.out + verified.err
+
+        checkpoints = sorted((run / "nerfstudio_models").iterdir())
+        for path in checkpoints:
+            os.truncate(path, 1000)
+        shell.run("ns-eval", "--load-config", run / "config.yml").refuses(r"Every checkpoint in .* is damaged")
+        shell.train("--load-dir", run).refuses(r"Every checkpoint in .* is damaged")
+        assert sorted((run / "nerfstudio_models").iterdir()) == checkpoints
+
+    def test_interrupt_then_go_on(self, shell: Shell, run: Path) -> None:
+        options = ("--timestamp", "second", "--load-dir", run, "--steps-per-save", 2)
+        process = shell.start(*shell.train_line(*options, steps=100_000))
+        folder = run.parent / "second" / "nerfstudio_models"
+        until = time.monotonic() + 300
+        while not list(folder.glob("*.ckpt")) and time.monotonic() < until:
+            time.sleep(0.05)  # a file cannot be awaited
+        os.kill(process, signal.SIGINT)
+        result = shell.finish()
+        assert result.code == 130, result.err[-3000:]
+        assert "Traceback" not in result.err + result.out
+        assert "go on with: ns-train f3rm-ext-lite --load-dir" in result.err
+        assert f"Saved up to step {max(int(path.stem[5:]) for path in folder.iterdir())};" in result.err
+
+
+def test_installed_scripts_do_the_same(capture: Path, tmp_path: Path) -> None:
+    """One of the above through the real script, so that the stand-in for it above proves something."""
+    script = Path(sys.executable).with_name("ns-train")
+    result = subprocess.run(
+        [script, "f3rm-ext-lite", "--data", "capture", "--load-dir", "nowhere", "--machine.device-type", "cpu"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    Result(result.returncode, result.stdout, result.stderr).refuses(r"nowhere.*does not exist")
