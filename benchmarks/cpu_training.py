@@ -56,11 +56,12 @@ class CpuTraining:
             runs = [
                 ("nerfacto", ["--method", "nerfacto", "--rays", str(self.nerfacto_rays), "--steps", str(self.steps)]),
                 ("f3rm-ext-lite, same steps", ["--method", "f3rm-ext-lite", "--steps", str(self.steps)]),
-                ("f3rm-ext-lite, same time", ["--method", "f3rm-ext-lite", "--steps", "1000000", "--max-seconds"]),
+                ("f3rm-ext-lite, same time", ["--method", "f3rm-ext-lite", "--steps"]),
             ]
             for index, (label, arguments) in enumerate(runs):
-                if arguments[-1] == "--max-seconds":
-                    arguments.append(str(rows[0]["train_s"]))
+                if arguments[-1] == "--steps":
+                    # As many as run 2's speed gives in run 1's time, so that the learning rate can decay over them.
+                    arguments.append(str(int(rows[0]["train_s"] / rows[1]["train_s"] * self.steps)))
                 common = ["--data", str(self.data.resolve()), "--scale", str(self.scale), "--seed", str(self.seed)]
                 command = [sys.executable, str(HERE / "train_once.py"), *arguments, *common]
                 row = _run([*command, "--output-dir", f"{folder}/{index}"], environment)

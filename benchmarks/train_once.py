@@ -16,7 +16,7 @@ import tyro
 
 @dataclass
 class TrainOnce:
-    """Trains one method for a number of steps or seconds."""
+    """Trains one method for a number of steps."""
 
     method: str
     """Registered name, e.g. `nerfacto` or `f3rm-ext-lite`."""
@@ -26,8 +26,6 @@ class TrainOnce:
     """Where the run folder goes."""
     steps: int = 800
     """Steps at most."""
-    max_seconds: float = 0.0
-    """Stop after this much training time; 0 for no limit."""
     rays: int = 0
     """Rays per step; 0 keeps the method's default."""
     scale: float = 0.25
@@ -67,14 +65,12 @@ class TrainOnce:
         trainer.setup()
 
         durations: list[float] = []
-        inner, started = trainer.train_iteration, time.perf_counter()
+        inner = trainer.train_iteration
 
         def timed(step: int):
             begin = time.perf_counter()
             result = inner(step)
             durations.append(time.perf_counter() - begin)
-            if self.max_seconds and time.perf_counter() - started > self.max_seconds:
-                trainer.stop_training = True
             return result
 
         trainer.train_iteration = timed

@@ -10,7 +10,7 @@ from nerfstudio.pipelines.base_pipeline import VanillaPipelineConfig
 
 from f3rm_ext.compat import LOCAL_HOST, default_device_type
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
-from f3rm_ext.engine.optimizers import FusedAdamOptimizerConfig
+from f3rm_ext.engine.optimizers import FusedAdamOptimizerConfig, RunDecaySchedulerConfig
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.nerf.fields import GridOptions
@@ -79,7 +79,7 @@ def make_config(name: str) -> F3rmTrainerConfig:
     steps = 4000 if lite else 30_000
 
     def group(lr: float, lr_final: float, optimizer: type[AdamOptimizerConfig]) -> dict[str, Any]:
-        scheduler = ExponentialDecaySchedulerConfig(lr_final=lr_final, max_steps=steps if lite else 200_000)
+        scheduler = RunDecaySchedulerConfig(lr_final=lr_final, max_steps=0 if lite else 200_000)
         return {"optimizer": optimizer(lr=lr, eps=1e-15), "scheduler": scheduler}
 
     final = 1e-3 if lite else 1e-4

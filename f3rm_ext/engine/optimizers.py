@@ -1,10 +1,11 @@
-"""Adam in one fused kernel, on CUDA and on the CPU."""
+"""Adam in one fused kernel, on CUDA and on the CPU; and a decay that fits the length of the run."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from nerfstudio.engine.optimizers import AdamOptimizerConfig
+from nerfstudio.engine.schedulers import ExponentialDecaySchedulerConfig
 
 
 @dataclass
@@ -24,3 +25,19 @@ class FusedAdamOptimizerConfig(AdamOptimizerConfig):
             return torch.optim.Adam(params, fused=True, **options)
         except RuntimeError:  # torch < 2.4 on the CPU
             return torch.optim.Adam(params, **options)
+
+
+@dataclass
+class RunDecaySchedulerConfig(ExponentialDecaySchedulerConfig):
+    """Exponential decay over the run, however many steps it has."""
+
+    max_steps: int = 0
+    """Steps after which the rate is `lr_final`; 0 means --max-num-iterations, so that short runs end sharp too."""
+
+    def fit(self, num_steps: int) -> None:
+        """Fills in the length of the run where none was given.
+
+        Args:
+            num_steps: steps of the whole run.
+        """
+        self.max_steps = self.max_steps or num_steps

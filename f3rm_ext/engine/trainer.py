@@ -14,12 +14,14 @@ from typing import Any, ClassVar, Literal, NoReturn
 import torch
 from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
+from nerfstudio.engine.optimizers import Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import comms, writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat
 from f3rm_ext.engine import checkpoint, random_state
+from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 
 EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
@@ -186,6 +188,13 @@ class F3rmTrainer(Trainer):
             TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], self._before_step),
             *self.callbacks,
         ]
+
+    def setup_optimizers(self) -> Optimizers:
+        """The optimizers, with decays that were to fit the run fitted to it."""
+        for group in self.config.optimizers.values():
+            if isinstance(group["scheduler"], RunDecaySchedulerConfig):
+                group["scheduler"].fit(self.config.max_num_iterations)
+        return super().setup_optimizers()
 
     def _load_checkpoint(self) -> None:
         path = self.config.resume_path()

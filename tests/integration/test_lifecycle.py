@@ -79,6 +79,9 @@ def test_resume_follows_the_very_same_path(train: Callable[..., Any], tmp_path: 
     cycling = (
         *("--pipeline.datamanager.train-num-images-to-sample-from", 4),
         *("--pipeline.datamanager.train-num-times-to-repeat-images", 3),
+        # The first part must not decay over its own length.
+        *("--optimizers.fields.scheduler.max-steps", 14, "--optimizers.feature-field.scheduler.max-steps", 14),
+        *("--optimizers.proposal-networks.scheduler.max-steps", 14),
     )
     through = train(tmp_path / "through", 14, *cycling)
     first = train(tmp_path / "first", 7, *cycling)
