@@ -1,0 +1,53 @@
+# Everything a developer types; `make` alone says what there is. Nothing is installed outside .venv.
+
+PYTHON ?= $(shell for p in python3.11 python3.10; do $$p -c "" 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS ?= dev,e2e
+OUT ?= demo
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format docs bench clean
+
+help:  ## Show this help
+	@echo "usage: make TARGET"
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  \1\t/' | expand -t 12
+	@echo "Python: $(or $(PYTHON),none found (3.10 or 3.11 is needed: make PYTHON=...)); extras: $(EXTRAS)"
+
+install: $(STAMP)  ## Make .venv and install the package with its development tools
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 or 3.11 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
+	@echo "Installing into $(VENV) (a few minutes) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	@touch $@
+
+demo: install  ## Train, evaluate and query a made-up room on this machine; writes demo/report.html
+	$(BIN)/f3rm-ext demo --out $(OUT)
+
+test: install  ## Run all tests that this machine can run
+	$(BIN)/python -m pytest
+
+lint: install  ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: install  ## Format the code
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+
+docs: install  ## Build the documentation into site/
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+bench: install  ## Measure training on the CPU: make bench DATA=CAPTURE
+	@test -n "$(DATA)" || { echo "Error: say which capture to measure on: make bench DATA=path/to/capture." >&2; exit 2; }
+	$(BIN)/python benchmarks/cpu_training.py --data "$(DATA)"
+
+clean:  ## Remove what can be made again: .venv, caches, site; demo folders and runs are kept
+	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache *.egg-info
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
