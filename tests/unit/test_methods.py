@@ -1,0 +1,70 @@
+"""The registered methods: presets, their stand-ins, and what config.yml keeps."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import yaml
+from nerfstudio.plugins.types import MethodSpecification
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.method_configs.guarded import BrokenMethodConfig, guarded_method
+from f3rm_ext.method_configs.nerf import PRESETS
+from f3rm_ext.method_configs.presets import make_config
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_entry_point_and_method_name_agree(name: str) -> None:
+    (entry,) = entry_points(group="nerfstudio.method_configs", name=name)
+    specification = entry.load()
+    assert isinstance(specification, MethodSpecification)
+    assert specification.config.method_name == name
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_config_survives_yaml(name: str) -> None:
+    config = make_config(name)
+    again = yaml.load(yaml.dump(config), Loader=yaml.Loader)
+    assert yaml.dump(again) == yaml.dump(config)
+    assert again.pipeline.model == config.pipeline.model
+    assert again.pipeline.datamanager.features == config.pipeline.datamanager.features
+
+
+def test_presets_do_not_share_state() -> None:
+    one, two = make_config("f3rm-ext"), make_config("f3rm-ext")
+    one.pipeline.model.grid.num_levels = 3
+    one.optimizers["fields"]["optimizer"].lr = 1.0
+    assert two.pipeline.model.grid.num_levels == 16
+    assert two.optimizers["fields"]["optimizer"].lr == 1e-2
+    assert make_config("f3rm-ext-big").pipeline.model.grid.num_levels == 16
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_parameter_group_has_an_optimiser(name: str) -> None:
+    assert set(make_config(name).optimizers) == {"proposal_networks", "fields", "feature_field", "camera_opt"}
+
+
+def test_viewer_is_local_by_default() -> None:
+    assert make_config("f3rm-ext").viewer.websocket_host == "127.0.0.1"
+
+
+def test_a_broken_part_gives_a_method_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("libfoo.so is missing")
+
+    monkeypatch.setattr("f3rm_ext.method_configs.presets.make_config", broken)
+    specification = guarded_method("f3rm-ext", "A method.")
+    assert isinstance(specification.config, BrokenMethodConfig)
+    assert "libfoo.so is missing" in specification.description
+    with pytest.raises(ConfigError, match=r"f3rm-ext cannot be used here.*libfoo.so is missing.*doctor"):
+        specification.config.setup()
+
+
+def test_the_table_of_presets_is_up_to_date() -> None:
+    script = ROOT / "docs" / "make_methods.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
