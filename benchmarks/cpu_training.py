@@ -64,8 +64,8 @@ class CpuTraining:
                     arguments.append(str(int(rows[0]["train_s"] / rows[1]["train_s"] * self.steps)))
                 common = ["--data", str(self.data.resolve()), "--scale", str(self.scale), "--seed", str(self.seed)]
                 command = [sys.executable, str(HERE / "train_once.py"), *arguments, *common]
-                row = _run([*command, "--output-dir", f"{folder}/{index}"], environment)
-                row |= {"label": label, "metrics": _evaluate(Path(row.pop("config")), environment)}
+                row = run_once([*command, "--output-dir", f"{folder}/{index}"], environment)
+                row |= {"label": label, "metrics": evaluate(Path(row.pop("config")), environment)}
                 rows.append(row)
                 print(json.dumps(row), flush=True)
         report = {
@@ -80,7 +80,8 @@ class CpuTraining:
         print(table(report))
 
 
-def _run(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
+def run_once(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """Runs train_once.py and returns its result."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     for line in reversed(done.stdout.splitlines()):
         if line.startswith("RESULT "):
@@ -88,7 +89,8 @@ def _run(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
     raise SystemExit(f"The run failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 
 
-def _evaluate(config: Path, environment: dict[str, str]) -> dict[str, float]:
+def evaluate(config: Path, environment: dict[str, str]) -> dict[str, float]:
+    """Runs `ns-eval` and returns the means."""
     out = config.parent / "eval.json"
     command = [str(Path(sys.executable).parent / "ns-eval"), "--load-config", str(config), "--output-path", str(out)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

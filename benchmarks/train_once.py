@@ -3,6 +3,8 @@
 Used by the other benchmarks, each run in a process of its own so that neither memory nor threads carry over.
 """
 
+import ast
+import functools
 import json
 import resource
 import statistics
@@ -32,6 +34,8 @@ class TrainOnce:
     """Factor on the image size."""
     seed: int = 42
     """Random seed."""
+    change: tuple[str, ...] = ()
+    """Changes to the config, each as `dotted.path=python literal`, e.g. `pipeline.model.num_samples=48`."""
     extractors: tuple[str, ...] | None = None
     """Features to distil, for our methods; none given keeps the method's default."""
 
@@ -58,6 +62,13 @@ class TrainOnce:
         elif self.extractors is not None:
             config.pipeline.datamanager.features.extractors = self.extractors
         config.pipeline.datamanager.data = self.data
+        for change in self.change:
+            path, value = change.split("=", 1)
+            *parents, last = path.split(".")
+            owner = functools.reduce(getattr, parents, config)
+            if not hasattr(owner, last):
+                raise SystemExit(f"There is no option {path}.")
+            setattr(owner, last, ast.literal_eval(value))
         config.set_timestamp()
         config.save_config()
         _set_random_seed(self.seed)

@@ -25,6 +25,7 @@ def _model(name: str) -> F3rmModelConfig:
             num_samples=24,
             proposals=(ProposalOptions(num_samples=64, grid=GridOptions(5, 2, 16, 256, 17)),),
             proposal_warmup=1000,
+            appearance_dim=0,  # In a run of minutes the mean code costs 3 dB on held-out views.
             camera_optimizer=CameraOptimizerConfig(mode="off"),
             feature_grid=GridOptions(num_levels=8, features_per_level=4, max_res=128, log2_hashmap_size=17),
             feature_pe_frequencies=0,

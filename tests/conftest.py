@@ -53,7 +53,9 @@ def tiny_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from f3rm_ext.scene import SynthConfig, synthesize
 
     out = tmp_path_factory.mktemp("capture") / "room"
-    return synthesize(out, SynthConfig(num_images=12, width=64, height=48, seed=1, light_rays=1, holdout_every=4), progress=False)
+    return synthesize(
+        out, SynthConfig(num_images=12, width=64, height=48, seed=1, light_rays=1, holdout_every=4), progress=False
+    )
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """Small perceptrons without biases, as tiny-cuda-nn builds them."""
 
+import itertools
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ class Mlp(nn.Module):
     def __init__(self, in_dim: int, hidden_dim: int, num_hidden: int, out_dim: int | None) -> None:
         super().__init__()
         widths = [in_dim] + [hidden_dim] * num_hidden + ([out_dim] if out_dim is not None else [])
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths))
         for layer in self.layers:
             # He et al. 2015: keeps the variance through ReLU layers.
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """The hash grid: geometry, the reference's gradients, and numba against the reference."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def test_levels_grow_geometrically_and_stop_at_the_table_size() -> None:
     assert [level.resolution for level in levels] == [16, 32, 64, 128, 256]
     assert [level.hashed for level in levels] == [False, False, True, True, True]
     assert [level.size for level in levels] == [4096, 32768, 32768, 32768, 32768]
-    for before, after in zip(levels[:-1], levels[1:], strict=True):
+    for before, after in itertools.pairwise(levels):
         assert after.offset == before.offset + before.size
 
 

@@ -164,9 +164,7 @@ def _feature_map(values: np.ndarray, height: int = 12, width: int = 20) -> Featu
     return FeatureMap(values.astype(np.float16), PatchGrid.covering(rows, cols, height, width))
 
 
-def test_feature_metrics_compare_at_patch_centres(
-    make_model: MakeModel, make_spec: MakeSpec, camera: Cameras
-) -> None:
+def test_feature_metrics_compare_at_patch_centres(make_model: MakeModel, make_spec: MakeSpec, camera: Cameras) -> None:
     model = make_model((make_spec("a", 12),), output_features=True, eval_num_rays_per_chunk=16).eval()
     # 4×4 px patches: centres lie between pixels, so compare with what the field itself renders there.
     grid = PatchGrid.covering(3, 5, 12, 20)
@@ -192,9 +190,7 @@ def test_image_metrics_without_features(make_model: MakeModel, camera: Cameras) 
     assert images["img"].shape == (12, 40, 3)
 
 
-def test_a_checkpoint_restores_heads_and_counters(
-    make_model: MakeModel, make_spec: MakeSpec, camera: Cameras
-) -> None:
+def test_a_checkpoint_restores_heads_and_counters(make_model: MakeModel, make_spec: MakeSpec, camera: Cameras) -> None:
     trained = make_model((make_spec("a"),)).eval()
     trained.train_peak_mib = 123.0
     bare = make_model(()).eval()

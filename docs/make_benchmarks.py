@@ -1,0 +1,102 @@
+"""Writes the tables of benchmarks.md from benchmarks/results/*.json.
+
+python docs/make_benchmarks.py          # rewrite
+python docs/make_benchmarks.py --check  # fail if it is out of date
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).with_name("benchmarks.md")
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+Report = dict[str, Any]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _training(report: Report) -> str:
+    rows = report["rows"]
+    base = rows[0]
+    head = ["run", "steps × rays", "training s", "ms/step (quartiles)", "rays/s", "ratio"]
+    head += ["PSNR", "SSIM", "LPIPS", "feature cosine", "peak MiB"]
+    body = []
+    for row in rows:
+        metrics = row["metrics"]
+        cosine = next((f"{v:.3f}" for k, v in metrics.items() if k.startswith("feature_cosine")), "–")
+        body.append(
+            [
+                row["label"],
+                f"{row['steps']} × {row['rays_per_step']}",
+                f"{row['train_s']:.0f}",
+                f"{row['step_ms_median']:.0f} ({row['step_ms_q1']:.0f}–{row['step_ms_q3']:.0f})",
+                f"{row['rays_per_s']:,.0f}",
+                f"{row['rays_per_s'] / base['rays_per_s']:.1f}",
+                *(f"{metrics[k]:.{d}f}" if k in metrics else "–" for k, d in (("psnr", 2), ("ssim", 3), ("lpips", 3))),
+                cosine,
+                str(row["peak_rss_mib"]),
+            ]
+        )
+    return _table(head, body)
+
+
+def _grids(report: Report) -> str:
+    rows = [
+        [
+            row["grid"],
+            row["backend"],
+            *(f"{m:.1f} ({a:.1f}–{b:.1f})" for a, m, b in (row["forward_ms"], row["forward_backward_ms"])),
+        ]
+        for row in report["rows"]
+    ]
+    return _table(["grid", "backend", "forward ms (quartiles)", "forward + backward ms (quartiles)"], rows)
+
+
+def _adam(report: Report) -> str:
+    return _table(["table", "Adam", "ms/step"], [[r["table"], r["adam"], f"{r['ms']:.1f}"] for r in report["rows"]])
+
+
+def _methods(report: Report) -> str:
+    seconds = [
+        [row["what"], f"{row['median_s']:.2f}", f"{row['q1_s']:.2f}–{row['q3_s']:.2f}"] for row in report["rows"]
+    ]
+    return _table(["command", "median s", "quartiles"], seconds)
+
+
+TABLES: dict[str, Callable[[Report], str]] = {
+    "cpu_training": _training,
+    "lite_choices": _training,
+    "hash_grid": _grids,
+    "optimizer": _adam,
+    "import_time": _methods,
+}
+
+
+def fill(text: str) -> str:
+    """The page with every table made anew."""
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group(1)
+        report = json.loads((RESULTS / f"{name}.json").read_text())
+        return f"<!-- table: {name} -->\n\n{TABLES[name](report)}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\w+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Rewrites the page, or checks it."""
+    text = PAGE.read_text()
+    fresh = fill(text)
+    if "--check" in sys.argv:
+        sys.exit(0 if fresh == text else "docs/benchmarks.md is out of date: run python docs/make_benchmarks.py")
+    PAGE.write_text(fresh)
+
+
+if __name__ == "__main__":
+    main()
