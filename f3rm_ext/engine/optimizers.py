@@ -20,7 +20,7 @@ class FusedAdamOptimizerConfig(AdamOptimizerConfig):
     def setup(self, params: Any) -> torch.optim.Optimizer:
         """The optimiser; the plain one where torch has no fused kernel for these parameters' device."""
         params = list(params)
-        options = {"lr": self.lr, "eps": self.eps, "weight_decay": self.weight_decay}
+        options: dict[str, Any] = {"lr": self.lr, "eps": self.eps, "weight_decay": self.weight_decay}
         try:
             return torch.optim.Adam(params, fused=True, **options)
         except RuntimeError:  # torch < 2.4 on the CPU

@@ -5,6 +5,7 @@ level's gradient is written by one thread only, so the scatter needs no atomics.
 agree with is :func:`f3rm_ext.nerf.hash_grid.hash_grid_reference`.
 """
 
+import functools
 from typing import Any, no_type_check
 
 import numba
@@ -123,20 +124,23 @@ class _LevelArrays:
         indices = np.arange(len(levels))
         self.order = np.concatenate([indices[0::2], indices[1::2]])
 
-    def __iter__(self):
-        return iter((self.scales, self.resolutions, self.offsets, self.sizes, self.hashed))
+    @property
+    def geometry(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        return self.scales, self.resolutions, self.offsets, self.sizes, self.hashed
 
 
-_ARRAYS: dict[tuple[GridLevel, ...], _LevelArrays] = {}
+@functools.lru_cache(maxsize=64)
+def _arrays(levels: tuple[GridLevel, ...]) -> _LevelArrays:
+    return _LevelArrays(levels)
 
 
 class _HashGridFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, points: Tensor, table: Tensor, levels: tuple[GridLevel, ...]) -> Tensor:
-        arrays = _ARRAYS.setdefault(levels, _LevelArrays(levels)) if levels not in _ARRAYS else _ARRAYS[levels]
+        arrays = _arrays(levels)
         points = points.detach().contiguous()
         out = torch.empty(points.shape[0], len(levels) * table.shape[1])
-        _forward(points.numpy(), table.detach().numpy(), *arrays, arrays.order, out.numpy())
+        _forward(points.numpy(), table.detach().numpy(), *arrays.geometry, arrays.order, out.numpy())
         ctx.save_for_backward(points, table)
         ctx.arrays = arrays
         return out
@@ -150,10 +154,10 @@ class _HashGridFunction(torch.autograd.Function):
         grad_points = grad_table = None
         if ctx.needs_input_grad[1]:
             grad_table = torch.zeros_like(table)
-            _backward_table(points.numpy(), grad, *arrays, arrays.order, grad_table.numpy())
+            _backward_table(points.numpy(), grad, *arrays.geometry, arrays.order, grad_table.numpy())
         if ctx.needs_input_grad[0]:
             grad_points = torch.empty_like(points)
-            _backward_points(points.numpy(), table.detach().numpy(), grad, *arrays, grad_points.numpy())
+            _backward_points(points.numpy(), table.detach().numpy(), grad, *arrays.geometry, grad_points.numpy())
         return grad_points, grad_table, None
 
 
