@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +155,15 @@ def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerCon
     if viewer.websocket_host == _ANY_HOST and "--viewer.websocket-host" not in names:
         viewer.websocket_host = LOCAL_HOST
     return viewer
+
+
+# --- noise -----------------------------------------------------------------------------------------------------------
+
+
+def quiet_known_warnings() -> None:
+    """Silences what nerfstudio 1.1.5 triggers in today's torch at every image, and a user can do nothing about."""
+    # Cameras index with lists; torch has announced a change since 2.1 and not made it.
+    warnings.filterwarnings("ignore", message="Using a non-tuple sequence", module=r"nerfstudio\.cameras")
 
 
 # --- gsplat ----------------------------------------------------------------------------------------------------------

@@ -220,3 +220,20 @@ class TestGsplat:
         real = pytest.importorskip("gsplat.strategy")
         compat.tolerate_missing_gsplat()
         assert importlib.import_module("nerfstudio.models.splatfacto").DefaultStrategy is real.DefaultStrategy
+
+
+def test_known_noise_is_silenced_and_nothing_else() -> None:
+    code = """
+import warnings
+from f3rm_ext import compat
+compat.quiet_known_warnings()
+import torch
+from nerfstudio.cameras.cameras import Cameras
+with warnings.catch_warnings(record=True) as caught:
+    Cameras(torch.eye(4)[None, :3], 1.0, 1.0, 1.0, 1.0, 2, 2).generate_rays(camera_indices=0)
+    warnings.warn("Using a non-tuple sequence, but elsewhere", UserWarning)
+print([str(one.message) for one in caught if "non-tuple" in str(one.message)])
+"""
+    result = in_process(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "['Using a non-tuple sequence, but elsewhere']"
