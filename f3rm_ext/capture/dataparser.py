@@ -117,6 +117,12 @@ class CaptureDataParser(Nerfstudio):
         listed = (
             f"{len(missing)} of {len(meta['frames'])} images in transforms.json are not there ({name_some(missing)})"
         )
+        if not kept and (self.config.downscale_factor or 1) > 1:
+            raise CaptureError(
+                f"--downscale-factor {self.config.downscale_factor} reads images that were downscaled beforehand, and "
+                f"there are none in {missing[0].parent}: use --pipeline.datamanager.camera-res-scale-factor "
+                f"{1 / self.config.downscale_factor:.3g} instead, which scales while reading."  # type: ignore[operator]
+            )
         if not self.config.drop_missing_frames:
             raise CaptureError(
                 f"{listed}: copy them back, or go on without them by adding "

@@ -54,7 +54,12 @@ def test_eval_without_lpips_weights_says_so_in_one_line(
     trained: Any, run_command: Callable[..., Any], tmp_path: Path
 ) -> None:
     done = run_command(
-        "ns-eval", "--load-config", trained.config, "--output-path", tmp_path / "e.json", TORCH_HOME=str(tmp_path / "none")
+        "ns-eval",
+        "--load-config",
+        trained.config,
+        "--output-path",
+        tmp_path / "e.json",
+        TORCH_HOME=str(tmp_path / "none"),
     )
     assert done.code == 0, done.text[-3000:]
     assert "psnr" in json.loads((tmp_path / "e.json").read_text())["results"]
@@ -155,9 +160,7 @@ def test_render_writes_images_of_every_output(trained: Any, run_command: Callabl
         assert picture.shape[:2] == (48, 64) and picture.std() > 1, output
 
 
-def test_render_needs_no_extractor_and_no_store(
-    trained: Any, run_command: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_render_needs_no_extractor_and_no_store(trained: Any, run_command: Callable[..., Any], tmp_path: Path) -> None:
     done = run_command(
         "ns-render",
         "interpolate",

@@ -122,6 +122,12 @@ def test_missing_images_are_named(make_capture):
     assert capture.names[5] not in text and "--drop-missing-frames True" in text
 
 
+def test_a_downscale_factor_without_downscaled_images_names_the_other_option(make_capture):
+    capture = make_capture(4)
+    with pytest.raises(CaptureError, match=r"none in .*images_4: use .*camera-res-scale-factor 0.25"):
+        CaptureDataParserConfig(data=capture.folder, downscale_factor=4).setup().get_dataparser_outputs("train")
+
+
 def test_missing_frames_can_be_dropped(make_capture, log):
     capture = make_capture(9)
     for split, numbers in (("train", range(6)), ("val", (6, 7)), ("test", (7, 8))):
@@ -263,7 +269,7 @@ def test_downscaled_images(make_capture):
     assert float(cameras.fx[0, 0]) == 9.0
     (capture.folder / "images_2" / "01.png").unlink()
     assert "images_2/01.png" in refused(capture, "1 of 4 images", downscale_factor=2)
-    refused(capture, "images_4/00.png", downscale_factor=4)
+    refused(capture, "camera-res-scale-factor 0.25", downscale_factor=4)
 
 
 def test_originals_are_not_needed_with_a_factor(capture):
