@@ -1,0 +1,164 @@
+"""The real viewer, in this process or as a command, and pages of it; screenshot and HTML of pages of failed tests."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BIN = Path(sys.executable).parent
+FAILED = pytest.StashKey[bool]()
+
+
+def _load_driver() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("viewer_page", Path(__file__).with_name("viewer_page.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+DRIVER = _load_driver()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Lets fixtures know whether their test failed."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """Headless Chromium."""
+    if reason := DRIVER.why_not():
+        pytest.skip(reason)
+    with DRIVER.chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_page(browser: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """Opens pages of a viewer; closes them after the test, and keeps what a failed test saw."""
+    pages: list[Any] = []
+
+    def open_one(url: str) -> Any:
+        pages.append(DRIVER.ViewerPage(browser, url))
+        return pages[-1]
+
+    yield open_one
+    for number, view in enumerate(pages):
+        if request.node.stash.get(FAILED, False):
+            view.page.screenshot(path=tmp_path / f"page-{number}.png")
+            (tmp_path / f"page-{number}.html").write_text(view.page.content())
+            print(f"What the page showed: {tmp_path}/page-{number}.png")
+        view.close()
+
+
+@pytest.fixture(scope="session")
+def difference() -> Callable[..., float]:
+    """Mean absolute difference of two pictures, 0 to 1."""
+    return DRIVER.difference
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Names a port nobody listens on."""
+    return _free_port
+
+
+@pytest.fixture(scope="package")
+def viewer(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The viewer of the trained run in this process, set up as `ns-viewer` does, with small pictures."""
+    if reason := DRIVER.why_not():
+        pytest.skip(reason)
+    from nerfstudio.utils.eval_utils import eval_setup
+    from nerfstudio.viewer.viewer import Viewer
+
+    config, pipeline, _, step = eval_setup(trained.config, test_mode="test")
+    config.viewer.websocket_port = _free_port()
+    viewer = Viewer(
+        config.viewer,
+        log_filename=tmp_path_factory.mktemp("viewer") / "viewer.log",
+        datapath=pipeline.datamanager.get_datapath(),
+        pipeline=pipeline,
+        train_lock=threading.Lock(),  # type: ignore[arg-type]
+    )
+    viewer.init_scene(
+        train_dataset=pipeline.datamanager.train_dataset,  # type: ignore[arg-type]
+        train_state="completed",
+        eval_dataset=pipeline.datamanager.eval_dataset,  # type: ignore[attr-defined]
+    )
+    viewer.update_scene(step=step)
+    viewer.set_camera_visibility(False)
+    viewer.control_panel._max_res.value = 64
+    yield viewer
+    threads = list(viewer.render_statemachines.values())
+    viewer.viser_server.stop()
+    for thread in threads:
+        thread.running = False
+        thread.join(timeout=60)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def start_command(command_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts a command that goes on until it is stopped; what it says is in the file ``said``."""
+    with ExitStack() as stack:
+
+        @contextmanager
+        def running(name: str, arguments: tuple[object, ...]) -> Iterator[subprocess.Popen]:
+            said = tmp_path_factory.mktemp("command") / "said.txt"
+            with (
+                said.open("w") as sink,
+                subprocess.Popen(
+                    [str(BIN / name), *map(str, arguments)],
+                    env={**command_environment, "PYTHONUNBUFFERED": "1"},
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                ) as process,
+            ):
+                process.said = said  # type: ignore[attr-defined]
+                try:
+                    yield process
+                finally:
+                    if process.poll() is None:
+                        process.kill()
+
+        yield lambda name, *arguments: stack.enter_context(running(name, arguments))
+
+
+@pytest.fixture(scope="session")
+def listening_hosts() -> Callable[[int, int], set[str]]:
+    """Addresses on which a process listens for a port; empty while it does not."""
+    import psutil
+
+    def hosts(pid: int, port: int) -> set[str]:
+        process = psutil.Process(pid)
+        connections = getattr(process, "net_connections", None) or process.connections
+        found = connections("inet")
+        return {c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+
+    return hosts
+
+
+if os.name != "posix":
+    collect_ignore_glob = ["test_*.py"]

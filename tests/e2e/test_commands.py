@@ -1,0 +1,83 @@
+"""`ns-viewer` and `ns-train --vis viewer` as commands: where they listen, what a browser sees, how they end."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WAIT_S = 300
+Hosts = Callable[[int, int], set[str]]
+
+
+@pytest.fixture(scope="module")
+def viewers(trained: Any, start_command: Callable[..., Any], free_port: Callable[[], int]) -> dict[str, Any]:
+    """Two `ns-viewer`, started at the same time: as it comes, and opened to the network."""
+    started = {}
+    for name, options in (("local", ()), ("open", ("--viewer.websocket-host", "0.0.0.0"))):
+        port = free_port()
+        arguments = ("--load-config", trained.config, "--viewer.websocket-port", port, *options)
+        started[name] = (start_command("ns-viewer", *arguments), port)
+    return started
+
+
+@pytest.mark.parametrize(("name", "expected"), [("local", "127.0.0.1"), ("open", "0.0.0.0")])
+def test_ns_viewer_is_open_to_the_network_only_when_asked(
+    viewers: dict[str, Any], listening_hosts: Hosts, wait_until: Callable[..., None], name: str, expected: str
+) -> None:
+    process, port = viewers[name]
+    wait_until(lambda: process.poll() is not None or bool(listening_hosts(process.pid, port)), WAIT_S, "listening")
+    assert process.poll() is None, process.said.read_text()[-3000:]
+    assert listening_hosts(process.pid, port) == {expected}
+
+
+def test_ns_viewer_shows_the_scene(
+    viewers: dict[str, Any],
+    listening_hosts: Hosts,
+    open_page: Callable[[str], Any],
+    wait_until: Callable[..., None],
+) -> None:
+    process, port = viewers["local"]
+    wait_until(lambda: bool(listening_hosts(process.pid, port)), WAIT_S, "listening")
+    page = open_page(f"http://127.0.0.1:{port}")
+    page.set_max_res(64)
+    page.hide_cameras()
+    wait_until(lambda: page.picture().std() > 0.02, WAIT_S, "a picture of the scene")
+    assert process.poll() is None and "Traceback" not in process.said.read_text()
+
+
+def test_training_is_shown_while_it_goes_on_and_ends_when_asked(
+    tiny_capture: Path,
+    tmp_path: Path,
+    start_command: Callable[..., Any],
+    free_port: Callable[[], int],
+    listening_hosts: Hosts,
+    open_page: Callable[[str], Any],
+    wait_until: Callable[..., None],
+    difference: Callable[..., float],
+) -> None:
+    port = free_port()
+    process = start_command(
+        "ns-train",
+        "f3rm-ext-lite",
+        *("--data", tiny_capture, "--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", "t"),
+        *("--vis", "viewer", "--viewer.websocket-port", port, "--max-num-iterations", 100_000),
+        *("--pipeline.datamanager.train-num-rays-per-batch", 256, "--logging.local-writer.enable", False),
+    )
+    wait_until(lambda: process.poll() is not None or bool(listening_hosts(process.pid, port)), WAIT_S, "listening")
+    assert process.poll() is None, process.said.read_text()[-3000:]
+    assert listening_hosts(process.pid, port) == {"127.0.0.1"}
+    page = open_page(f"http://127.0.0.1:{port}")
+    page.set_max_res(64)
+    page.hide_cameras()
+    wait_until(lambda: page.picture().std() > 0.005, WAIT_S, "a first picture")
+    first, step = page.picture(), page.step()
+    wait_until(lambda: page.step() > step, WAIT_S, "the panel counting on")
+    # Nobody moves the view: what changes is what the field has learnt.
+    wait_until(lambda: difference(page.picture(), first) > 0.02, WAIT_S, "a picture that has changed by learning")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=WAIT_S) == 130, process.said.read_text()[-3000:]
+    said = process.said.read_text()
+    assert "go on with: ns-train f3rm-ext-lite --load-dir" in " ".join(said.split()) and "Traceback" not in said
+    assert list((tmp_path / "e" / "f3rm-ext-lite" / "t" / "nerfstudio_models").glob("step-*.ckpt"))

@@ -1,0 +1,149 @@
+"""Nerfstudio's viewer in headless Chromium: what a user sees and does, as methods.
+
+Loaded by file name: from ``conftest.py`` and from ``docs/make_viewer_screenshots.py``.
+"""
+
+import io
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+CHROMIUM_OPTIONS = (
+    "--no-sandbox",
+    "--use-angle=swiftshader",  # WebGL in software
+    "--enable-unsafe-swiftshader",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+TIMEOUT_MS = 180_000
+"""Patience with busy machines; costs nothing on quiet ones."""
+BLOCKS = (24, 32)
+"""Rows and columns a picture is averaged to, so that neither the page's own scaling nor JPEG counts as a change."""
+
+
+def why_not() -> str:
+    """What keeps a browser from being started here, or nothing."""
+    try:
+        import playwright  # noqa: F401
+    except ImportError:
+        return "playwright is not installed (pip install f3rm-ext[e2e])"
+    return "" if shutil.which("chromium") else "there is no chromium on the PATH"
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A headless browser; see :func:`why_not` first."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(CHROMIUM_OPTIONS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def difference(one: np.ndarray, two: np.ndarray) -> float:
+    """Mean absolute difference of two pictures, 0 to 1."""
+    return float(np.abs(one - two).mean())
+
+
+class ViewerPage:
+    """A page of the viewer.
+
+    Args:
+        browser: from :func:`chromium`.
+        url: of the viewer.
+        size_px: width and height of the page.
+        device_scale: pixels per CSS pixel that the page is told; the viewer lowers its own resolution to a fifth of
+            that where drawing is slow.
+    """
+
+    def __init__(
+        self, browser: Any, url: str, width_px: int = 1000, height_px: int = 600, device_scale: int = 1
+    ) -> None:
+        self.page = browser.new_page(viewport={"width": width_px, "height": height_px})
+        self.page.set_default_timeout(TIMEOUT_MS)
+        # The logo of the title bar is on the web; nothing else is.
+        self.page.route(lambda address: not address.startswith(url), lambda route: route.abort())
+        if device_scale != 1:
+            self.page.add_init_script(
+                f"Object.defineProperty(window, 'devicePixelRatio', {{get: () => {device_scale}}})"
+            )
+        self.page.goto(url)
+        self.page.get_by_text("Connected", exact=True).wait_for()
+
+    def close(self) -> None:
+        """Closes the page; the viewer sees its client leave."""
+        self.page.close()
+
+    def input(self, label: str) -> Any:
+        """The input beside a label, by where it is: viser 0.2.7's labels do not refer to their inputs."""
+        row = self.page.locator("label", has_text=label).locator("xpath=ancestor::div[contains(@class,'Flex-root')][1]")
+        return row.locator("input:not([type=hidden])").last
+
+    def output(self) -> str:
+        """The output that the panel says is shown."""
+        return self.input("Output type").input_value()
+
+    def outputs(self) -> list[str]:
+        """The outputs one can choose from."""
+        self.input("Output type").click()
+        options = self.page.get_by_role("option")
+        options.first.wait_for()
+        names = options.all_text_contents()
+        self.page.keyboard.press("Escape")
+        options.first.wait_for(state="hidden")
+        return names
+
+    def choose_output(self, name: str) -> None:
+        """Chooses an output as a user does."""
+        self.input("Output type").click()
+        self.page.get_by_role("option", name=name, exact=True).click()
+
+    def set_max_res(self, pixels: int) -> None:
+        """Sets how many pixels the longer side of a picture gets."""
+        field = self.input("Max res")
+        field.fill(str(pixels))
+        field.press("Tab")
+
+    def hide_cameras(self) -> None:
+        """Takes the training cameras out of the picture."""
+        self.page.get_by_text("Hide Train Cams").click()
+        self.page.get_by_text("Show Train Cams").wait_for()
+
+    def drag(self, right_px: int, down_px: int = 0) -> None:
+        """Turns the view by dragging the picture."""
+        box = self._box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        self.page.mouse.move(x, y)
+        self.page.mouse.down()
+        self.page.mouse.move(x + right_px, y + down_px, steps=5)
+        self.page.mouse.up()
+
+    def step(self) -> int:
+        """The training step that the panel shows."""
+        text = self.page.get_by_text("Step:").first.inner_text()
+        return int(text.split("Step:")[1].split()[0])
+
+    def _box(self) -> dict[str, float]:
+        box = self.page.locator("canvas[data-engine]").bounding_box()
+        assert box is not None, "the page has no picture"
+        return box
+
+    def image(self) -> Image.Image:
+        """What the page shows in place of the scene, without the panel."""
+        return Image.open(io.BytesIO(self.page.screenshot(clip=self._box(), timeout=TIMEOUT_MS))).convert("RGB")
+
+    def picture(self) -> np.ndarray:
+        """The middle of :meth:`image` averaged over blocks, (rows, cols, 3) in 0–1; without the axes in the corner."""
+        image = self.image()
+        width, height = image.size
+        middle = image.crop((width // 5, height // 6, width - width // 5, height - height // 6))
+        return np.asarray(middle.resize(BLOCKS[::-1], Image.Resampling.BOX), dtype=np.float32) / 255.0
