@@ -163,6 +163,8 @@ def _follow(process: "subprocess.Popen[str]", command: Command, log: IO[str], co
             try:
                 line = lines.get(timeout=_POLL_S)
             except queue.Empty:
+                if process.poll() is not None and not reader.is_alive():
+                    break
                 show(command.on_poll())
                 continue
             if line is None:
@@ -175,9 +177,11 @@ def _follow(process: "subprocess.Popen[str]", command: Command, log: IO[str], co
 
 
 def _read(stream: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(None)
+    try:
+        for line in stream:
+            lines.put(line)
+    finally:
+        lines.put(None)
 
 
 def _leave(process: "subprocess.Popen[str]", log: IO[str]) -> None:

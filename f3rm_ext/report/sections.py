@@ -149,7 +149,7 @@ def _objects_table(content: ReportContent, query: dict[str, Any]) -> str:
         "in the training photo that shows most of it. "
         f"<b>Found in {hits} of {tries} tries ({hits / tries:.0%})</b>: the best pixel of the whole view lies on the "
         f"object. Mean IoU {sum(overlaps) / len(overlaps):.2f} at a cosine of {query['mask_cosine']:g}, a threshold "
-        f"fixed beforehand and the same for all.{left_out}</p>"
+        f"fixed on another room and the same for all.{left_out}</p>"
         '<div class="scroll"><table><tr><th>object</th><th class="n">found</th><th class="n">IoU</th>'
         f'<th class="hide">exemplar</th></tr>{rows}</table></div></div>'
     )

@@ -1,0 +1,104 @@
+"""Makes the pictures of docs/viewer.md: a run's outputs in nerfstudio's viewer, in headless Chromium.
+
+    python docs/make_viewer_screenshots.py RUN/config.yml
+
+Needs `pip install f3rm-ext[e2e]` and a `chromium` on the PATH. The pictures in the documentation are of the fox of
+instant-ngp's repository at a quarter of its size, 1500 steps of `f3rm-ext-lite` with DINOv2 features.
+"""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+DOCS = Path(__file__).parent
+DRIVER = DOCS.parent / "tests" / "e2e" / "viewer_page.py"
+
+
+@dataclass
+class Options:
+    """What to photograph."""
+
+    load_config: tyro.conf.Positional[Path]
+    """config.yml of a finished run."""
+    outputs: tuple[str, ...] = ("rgb", "depth", "feature_pca")
+    """One picture each."""
+    frame: int = 0
+    """Which of the training cameras to look through."""
+    max_res: int = 564
+    """Longer side of the rendered picture, px."""
+    size_px: tuple[int, int] = (920, 560)
+    """Size of the page."""
+    folder: Path = field(default_factory=lambda: DOCS / "images")
+    """Where viewer-OUTPUT.jpg are written."""
+    patience_s: float = 600
+    """How long a picture may take."""
+
+
+def _driver() -> Any:
+    spec = importlib.util.spec_from_file_location("viewer_page", DRIVER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _wait_until_sharp(view: Any, max_res: int, deadline: float) -> None:
+    """Waits for the panel to report the full resolution and for the picture to stand still."""
+    previous = None
+    while time.monotonic() < deadline:
+        sizes = view.page.get_by_text("Resolution:").first.inner_text().split("Resolution:")[1]
+        width, height = (int(part) for part in sizes.strip().removesuffix("px").split("x"))
+        now = np.asarray(view.image(), dtype=np.int16)
+        if max(width, height) >= max_res - 1 and previous is not None and np.abs(now - previous).mean() < 0.2:
+            return
+        previous = now
+        view.page.wait_for_timeout(500)
+    raise TimeoutError("the picture never became sharp")
+
+
+def main(options: Options) -> None:
+    """Starts the viewer, and saves one picture per output."""
+    driver = _driver()
+    if reason := driver.why_not():
+        raise SystemExit(reason)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("ns-viewer")), "--load-config", str(options.load_config)]
+    with subprocess.Popen([*command, "--viewer.websocket-port", str(port)]) as server, driver.chromium() as browser:
+        try:
+            deadline = time.monotonic() + options.patience_s
+            while not _answers(port):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("ns-viewer did not start")
+                time.sleep(0.2)
+            # Drawn in software the page lowers its own resolution to a fifth: of five times as much.
+            view = driver.ViewerPage(browser, f"http://127.0.0.1:{port}", *options.size_px, device_scale=5)
+            view.set_max_res(options.max_res)
+            view.hide_cameras()
+            for name in options.outputs:
+                if view.output() != name:
+                    view.choose_output(name)
+                _wait_until_sharp(view, options.max_res, time.monotonic() + options.patience_s)
+                path = options.folder / f"viewer-{name.replace('_', '-')}.jpg"
+                view.page.screenshot(path=path, type="jpeg", quality=80)
+                print(f"{path} ({path.stat().st_size // 1024} kB)")
+        finally:
+            server.kill()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
