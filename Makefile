@@ -4,7 +4,8 @@ PYTHON ?= $(shell for p in python3.11 python3.10; do $$p -c "" 2>/dev/null && ec
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= dev,e2e
+EXTRAS ?= dev,docs,e2e
+JOBS ?= 2
 OUT ?= demo
 
 .DEFAULT_GOAL := help
@@ -17,19 +18,19 @@ help:  ## Show this help
 
 install: $(STAMP)  ## Make .venv and install the package with its development tools
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml examples/extractor_conse/pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 or 3.11 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
 	@echo "Installing into $(VENV) (a few minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]" --editable examples/extractor_conse
 	@touch $@
 
 demo: install  ## Train, evaluate and query a made-up room on this machine; writes demo/report.html
 	$(BIN)/f3rm-ext demo --out $(OUT)
 
-test: install  ## Run all tests that this machine can run
-	$(BIN)/python -m pytest
+test: lint docs  ## Check style, types and docs, then run all tests that this machine can run
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: install  ## Check style, format and types
 	$(BIN)/ruff check .
@@ -41,8 +42,7 @@ format: install  ## Format the code
 	$(BIN)/ruff format .
 
 docs: install  ## Build the documentation into site/
-	$(BIN)/python -m pip install --quiet --editable ".[docs]"
-	$(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs build --strict --quiet
 
 bench: install  ## Measure training on the CPU: make bench DATA=CAPTURE
 	@test -n "$(DATA)" || { echo "Error: say which capture to measure on: make bench DATA=path/to/capture." >&2; exit 2; }

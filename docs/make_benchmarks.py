@@ -62,11 +62,12 @@ def _adam(report: Report) -> str:
     return _table(["table", "Adam", "ms/step"], [[r["table"], r["adam"], f"{r['ms']:.1f}"] for r in report["rows"]])
 
 
-def _methods(report: Report) -> str:
-    seconds = [
-        [row["what"], f"{row['median_s']:.2f}", f"{row['q1_s']:.2f}–{row['q3_s']:.2f}"] for row in report["rows"]
+def _starts(report: Report) -> str:
+    rows = [
+        [name, *(f"{m:.2f} ({a:.2f}–{b:.2f})" for a, m, b in (clocks["wall_s"], clocks["cpu_s"]))]
+        for name, clocks in report["quartiles"].items()
     ]
-    return _table(["command", "median s", "quartiles"], seconds)
+    return _table(["", "wall s (quartiles)", "CPU s (quartiles)"], rows)
 
 
 TABLES: dict[str, Callable[[Report], str]] = {
@@ -74,7 +75,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "lite_choices": _training,
     "hash_grid": _grids,
     "optimizer": _adam,
-    "import_time": _methods,
+    "import_time": _starts,
 }
 
 

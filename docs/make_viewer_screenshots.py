@@ -7,9 +7,6 @@ instant-ngp's repository at a quarter of its size, 1500 steps of `f3rm-ext-lite`
 """
 
 import importlib.util
-import socket
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,13 +47,9 @@ def _driver() -> Any:
     return module
 
 
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _wait_until_sharp(view: Any, max_res: int, deadline: float) -> None:
+def _wait_until_sharp(view: Any, max_res: int, patience_s: float) -> None:
     """Waits for the panel to report the full resolution and for the picture to stand still."""
+    deadline = time.monotonic() + patience_s
     previous = None
     while time.monotonic() < deadline:
         sizes = view.page.get_by_text("Resolution:").first.inner_text().split("Resolution:")[1]
@@ -69,35 +62,35 @@ def _wait_until_sharp(view: Any, max_res: int, deadline: float) -> None:
     raise TimeoutError("the picture never became sharp")
 
 
+def _look_through(viewer: Any, frame: int) -> None:
+    """Moves the page's camera to where a training image was taken, as a click on its frustum does."""
+    (client,) = viewer.viser_server.get_clients().values()
+    camera = viewer.camera_handles[frame]
+    with client.atomic():
+        client.camera.wxyz, client.camera.position = camera.wxyz, camera.position
+
+
 def main(options: Options) -> None:
     """Starts the viewer, and saves one picture per output."""
     driver = _driver()
     if reason := driver.why_not():
         raise SystemExit(reason)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("ns-viewer")), "--load-config", str(options.load_config)]
-    with subprocess.Popen([*command, "--viewer.websocket-port", str(port)]) as server, driver.chromium() as browser:
-        try:
-            deadline = time.monotonic() + options.patience_s
-            while not _answers(port):
-                if server.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit("ns-viewer did not start")
-                time.sleep(0.2)
-            # Drawn in software the page lowers its own resolution to a fifth: of five times as much.
-            view = driver.ViewerPage(browser, f"http://127.0.0.1:{port}", *options.size_px, device_scale=5)
-            view.set_max_res(options.max_res)
-            view.hide_cameras()
-            for name in options.outputs:
-                if view.output() != name:
-                    view.choose_output(name)
-                _wait_until_sharp(view, options.max_res, time.monotonic() + options.patience_s)
-                path = options.folder / f"viewer-{name.replace('_', '-')}.jpg"
-                view.page.screenshot(path=path, type="jpeg", quality=80)
-                print(f"{path} ({path.stat().st_size // 1024} kB)")
-        finally:
-            server.kill()
+    log = options.load_config.parent / "viewer_log_filename.txt"
+    with driver.served_run(options.load_config, log) as viewer, driver.chromium() as browser:
+        viewer.control_panel._max_res.value = options.max_res
+        # Drawn in software the page lowers its own resolution to a fifth: of five times as much.
+        url = f"http://127.0.0.1:{viewer.config.websocket_port}"
+        view = driver.ViewerPage(browser, url, options.size_px, device_scale=5)
+        _wait_until_sharp(view, options.max_res, options.patience_s)
+        _look_through(viewer, options.frame)
+        for name in options.outputs:
+            if view.output() != name:
+                view.choose_output(name)
+            view.page.wait_for_timeout(1000)  # until the viewer has begun with what was asked for
+            _wait_until_sharp(view, options.max_res, options.patience_s)
+            path = options.folder / f"viewer-{name.replace('_', '-')}.jpg"
+            view.page.screenshot(path=path, type="jpeg", quality=80)
+            print(f"{path} ({path.stat().st_size // 1024} kB)")
 
 
 if __name__ == "__main__":

@@ -50,4 +50,5 @@ def lpips_reason(log: Path) -> str:
         found = _LPIPS.search(plain_text(log.read_text(encoding="utf-8", errors="replace")))
     except OSError:
         return ""
-    return found[1].strip() if found else ""
+    # A report is for others to see: they need not know where this machine keeps its home folders.
+    return found[1].strip().replace(str(Path.home()), "~") if found else ""

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from io import TextIOBase
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from f3rm_ext.errors import UserError
 from f3rm_ext.report.records import plain_text
@@ -132,7 +133,7 @@ def _start(command: Command, folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-def _follow(process: "subprocess.Popen[str]", command: Command, log: IO[str], console: "Console") -> tuple[float, bool]:
+def _follow(process: "subprocess.Popen[str]", command: Command, log: TextIOBase, console: "Console") -> tuple[float, bool]:
     """Shows progress until the process ends. Returns seconds of progress, and whether it was stopped at its limit."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -176,7 +177,7 @@ def _follow(process: "subprocess.Popen[str]", command: Command, log: IO[str], co
     return 0.0 if began_s is None else time.monotonic() - began_s, stopped_s is not None
 
 
-def _read(stream: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
+def _read(stream: Iterable[str], lines: "queue.SimpleQueue[str | None]") -> None:
     try:
         for line in stream:
             lines.put(line)
@@ -184,7 +185,7 @@ def _read(stream: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
         lines.put(None)
 
 
-def _leave(process: "subprocess.Popen[str]", log: IO[str]) -> None:
+def _leave(process: "subprocess.Popen[str]", log: TextIOBase) -> None:
     """Passes Ctrl-C on and waits; a second Ctrl-C, or too long a wait, ends the process at once."""
     log.write("^C\n")
     with contextlib.suppress(ProcessLookupError):

@@ -2,10 +2,8 @@
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -71,49 +69,20 @@ def difference() -> Callable[..., float]:
     return DRIVER.difference
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """Names a port nobody listens on."""
-    return _free_port
+    return DRIVER.free_port
 
 
 @pytest.fixture(scope="package")
 def viewer(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The viewer of the trained run in this process, set up as `ns-viewer` does, with small pictures."""
+    """The viewer of the trained run in this process, with small pictures."""
     if reason := DRIVER.why_not():
         pytest.skip(reason)
-    from nerfstudio.utils.eval_utils import eval_setup
-    from nerfstudio.viewer.viewer import Viewer
-
-    config, pipeline, _, step = eval_setup(trained.config, test_mode="test")
-    config.viewer.websocket_port = _free_port()
-    viewer = Viewer(
-        config.viewer,
-        log_filename=tmp_path_factory.mktemp("viewer") / "viewer.log",
-        datapath=pipeline.datamanager.get_datapath(),
-        pipeline=pipeline,
-        train_lock=threading.Lock(),  # type: ignore[arg-type]
-    )
-    viewer.init_scene(
-        train_dataset=pipeline.datamanager.train_dataset,  # type: ignore[arg-type]
-        train_state="completed",
-        eval_dataset=pipeline.datamanager.eval_dataset,  # type: ignore[attr-defined]
-    )
-    viewer.update_scene(step=step)
-    viewer.set_camera_visibility(False)
-    viewer.control_panel._max_res.value = 64
-    yield viewer
-    threads = list(viewer.render_statemachines.values())
-    viewer.viser_server.stop()
-    for thread in threads:
-        thread.running = False
-        thread.join(timeout=60)
+    with DRIVER.served_run(trained.config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
+        viewer.control_panel._max_res.value = 64
+        yield viewer
 
 
 Start = Callable[..., Any]

@@ -1,12 +1,15 @@
-"""Nerfstudio's viewer in headless Chromium: what a user sees and does, as methods.
+"""Nerfstudio's viewer, and a page of it in headless Chromium: what a user sees and does, as methods.
 
 Loaded by file name: from ``conftest.py`` and from ``docs/make_viewer_screenshots.py``.
 """
 
 import io
 import shutil
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +52,50 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def served_run(config_path: Path, log: Path) -> Iterator[Any]:
+    """Nerfstudio's viewer of a run in this process, set up as `ns-viewer` does, without the training cameras.
+
+    Args:
+        config_path: config.yml of the run.
+        log: file the viewer may write to.
+    """
+    from nerfstudio.utils.eval_utils import eval_setup
+    from nerfstudio.viewer.viewer import Viewer
+
+    config, pipeline, _, step = eval_setup(config_path, test_mode="test")
+    config.viewer.websocket_port = free_port()
+    viewer = Viewer(
+        config.viewer,
+        log_filename=log,
+        datapath=pipeline.datamanager.get_datapath(),
+        pipeline=pipeline,
+        train_lock=threading.Lock(),  # type: ignore[arg-type]
+    )
+    viewer.init_scene(
+        train_dataset=pipeline.datamanager.train_dataset,  # type: ignore[arg-type]
+        train_state="completed",
+        eval_dataset=pipeline.datamanager.eval_dataset,  # type: ignore[attr-defined]
+    )
+    viewer.update_scene(step=step)
+    viewer.set_camera_visibility(False)
+    try:
+        yield viewer
+    finally:
+        threads = list(viewer.render_statemachines.values())
+        viewer.viser_server.stop()
+        for thread in threads:
+            thread.running = False
+            thread.join(timeout=60)
+
+
 def difference(one: np.ndarray, two: np.ndarray) -> float:
     """Mean absolute difference of two pictures, 0 to 1."""
     return float(np.abs(one - two).mean())
@@ -65,17 +112,14 @@ class ViewerPage:
             that where drawing is slow.
     """
 
-    def __init__(
-        self, browser: Any, url: str, width_px: int = 1000, height_px: int = 600, device_scale: int = 1
-    ) -> None:
-        self.page = browser.new_page(viewport={"width": width_px, "height": height_px})
+    def __init__(self, browser: Any, url: str, size_px: tuple[int, int] = (1000, 600), device_scale: int = 1) -> None:
+        self.page = browser.new_page(viewport={"width": size_px[0], "height": size_px[1]})
         self.page.set_default_timeout(TIMEOUT_MS)
         # The logo of the title bar is on the web; nothing else is.
         self.page.route(lambda address: not address.startswith(url), lambda route: route.abort())
         if device_scale != 1:
-            self.page.add_init_script(
-                f"Object.defineProperty(window, 'devicePixelRatio', {{get: () => {device_scale}}})"
-            )
+            fixed = f"{{get: () => {device_scale}}}"
+            self.page.add_init_script(f"Object.defineProperty(window, 'devicePixelRatio', {fixed})")
         self.page.goto(url)
         self.page.get_by_text("Connected", exact=True).wait_for()
 

@@ -1,0 +1,88 @@
+"""`f3rm-ext demo` from end to end on a tiny capture, and starting it again."""
+
+import json
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def demo(run_command: Run, tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    out = tmp_path_factory.mktemp("demo") / "d"
+    return out, run_command("f3rm-ext", "demo", "--data", tiny_capture, "--out", out, "--steps", 20, timeout_s=600)
+
+
+class _Resources(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href") and tag != "a"]
+
+
+def test_the_report_is_one_file(demo: tuple[Path, Any]) -> None:
+    out, done = demo
+    assert done.code == 0, done.text[-3000:]
+    text = (out / "report.html").read_text()
+    page = _Resources()
+    page.feed(text)
+    assert page.found and all(resource.startswith("data:") for resource in page.found)
+    assert len(text) < 4_000_000
+    for wanted in ("PSNR", "SSIM", "ns-train f3rm-ext-lite", "ns-eval"):
+        assert wanted in text, wanted
+
+
+def test_the_commands_it_shows_are_those_it_ran(demo: tuple[Path, Any]) -> None:
+    out, _ = demo
+    logged = (out / "logs" / "train.log").read_text().splitlines()[0].removeprefix("$ ")
+    assert logged.startswith("ns-train f3rm-ext-lite --data")
+    shown = (out / "report.html").read_text()
+    assert logged.split(" --load-dir")[0].split()[-1] in shown
+
+
+def test_the_same_command_again_trains_nothing(demo: tuple[Path, Any], run_command: Run, tiny_capture: Path) -> None:
+    out, _ = demo
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in out.rglob("*.ckpt"))
+    done = run_command("f3rm-ext", "demo", "--data", tiny_capture, "--out", out, "--steps", 20)
+    assert done.code == 0, done.text[-3000:]
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in out.rglob("*.ckpt")) == before
+    assert "done before" in done.text
+
+
+def test_more_steps_resume(demo: tuple[Path, Any], run_command: Run, tiny_capture: Path) -> None:
+    out, _ = demo
+    done = run_command("f3rm-ext", "demo", "--data", tiny_capture, "--out", out, "--steps", 25, timeout_s=600)
+    assert done.code == 0, done.text[-3000:]
+    assert "going on with training after 20 steps" in " ".join(done.text.split())
+    assert json.loads((out / "demo.json").read_text())["train"]["runs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(("--steps", 0), "--steps is 0"), (("--minutes", -1), "--minutes"), (("--scale", 2), "--scale")],
+)
+def test_bad_options_are_one_sentence(
+    run_command: Run, tmp_path: Path, options: tuple[str, object], words: str
+) -> None:
+    done = run_command("f3rm-ext", "demo", "--out", tmp_path / "d", *options)
+    assert done.code == 2 and words in done.stderr and "Traceback" not in done.text
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_folder_with_other_things_is_left_alone(run_command: Run, tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(b"mine")
+    done = run_command("f3rm-ext", "demo", "--out", tmp_path)
+    assert done.code == 2 and "holds other things" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
+
+
+def test_a_capture_that_cannot_be_used_says_so_in_its_own_words(run_command: Run, tmp_path: Path) -> None:
+    (tmp_path / "capture").mkdir()
+    done = run_command("f3rm-ext", "demo", "--data", tmp_path / "capture", "--out", tmp_path / "d")
+    assert done.code == 2 and "transforms.json" in done.stderr and "Traceback" not in done.stderr
