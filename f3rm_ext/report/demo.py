@@ -130,8 +130,6 @@ class Demo:
         arguments += ["--timestamp", key, "--vis", "tensorboard", "--max-num-iterations", str(options.steps)]
         arguments += ["--steps-per-save", str(max(10, min(200, options.steps)))]
         arguments += ["--logging.local-writer.max-log-size", "0"]
-        for group in ("fields", "proposal-networks", "feature-field"):
-            arguments += [f"--optimizers.{group}.scheduler.max-steps", str(options.steps)]
         if options.extractors:
             arguments += ["--pipeline.datamanager.features.extractors", *options.extractors]
         if scale != 1:

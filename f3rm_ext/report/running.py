@@ -22,7 +22,7 @@ from f3rm_ext.report.records import plain_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-Progress = tuple[float, float, str]
+Progress = tuple[int | float, int | float, str]
 """Done, of how many, and what to say about it."""
 
 _POLL_S = 0.25
@@ -133,7 +133,9 @@ def _start(command: Command, folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-def _follow(process: "subprocess.Popen[str]", command: Command, log: TextIOBase, console: "Console") -> tuple[float, bool]:
+def _follow(
+    process: "subprocess.Popen[str]", command: Command, log: TextIOBase, console: "Console"
+) -> tuple[float, bool]:
     """Shows progress until the process ends. Returns seconds of progress, and whether it was stopped at its limit."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
