@@ -116,7 +116,5 @@ def display_map(
     """A 2D feature map in the colours of ``feature_pca``, at image size."""
     head = model.feature_field.head(name)
     values = torch.from_numpy(feature_map.values.astype("float32")).to(model.device)
-    shown = (values - head.display_mean) @ head.display_components.T
-    shown = ((shown - head.display_low) / (head.display_high - head.display_low)).clamp(0.0, 1.0)
-    resized = functional.interpolate(shown.permute(2, 0, 1)[None], (height_px, width_px), mode="bilinear")
+    resized = functional.interpolate(head.colors(values).permute(2, 0, 1)[None], (height_px, width_px), mode="bilinear")
     return resized[0].permute(1, 2, 0)

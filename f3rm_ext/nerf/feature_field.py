@@ -66,7 +66,14 @@ class FeatureHead(nn.Module):
     def display(self, hidden: Float[Tensor, "rays hidden"]) -> Float[Tensor, "rays 3"]:
         """RGB in [0, 1] in the stored basis, from rendered hidden values; D-dimensional features are never formed."""
         to_rgb = self.display_components @ self.decoder.weight.float()
-        value = hidden.float() @ to_rgb.T - self.display_components @ self.display_mean
+        return self._shade(hidden.float() @ to_rgb.T)
+
+    def colors(self, features: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch 3"]:
+        """RGB in [0, 1] in the stored basis, from features."""
+        return self._shade(features @ self.display_components.T)
+
+    def _shade(self, projected: Tensor) -> Tensor:
+        value = projected - self.display_components @ self.display_mean
         return ((value - self.display_low) / (self.display_high - self.display_low)).clamp(0.0, 1.0)
 
 

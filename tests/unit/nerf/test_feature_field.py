@@ -51,10 +51,12 @@ def test_positions_receive_no_gradient(make_spec: Callable[..., FeatureSpec]) ->
 def test_display_equals_projecting_the_decoded_features(make_spec: Callable[..., FeatureSpec]) -> None:
     field = _field(make_spec("a"))
     head = field.head("a")
+    head.display_mean.normal_()
     hidden = torch.randn(9, 8)
     projected = (head.decode(hidden) - head.display_mean) @ head.display_components.T
     expected = ((projected + 1) / 2).clamp(0, 1)
     torch.testing.assert_close(head.display(hidden), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(head.colors(head.decode(hidden)), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_checkpoint_brings_its_heads(make_spec: Callable[..., FeatureSpec]) -> None:
