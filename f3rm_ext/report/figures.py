@@ -61,7 +61,7 @@ def metrics_section(content: ReportContent) -> str:
             mse = f"feature_mse_{name}"
             if mse in metrics:
                 meaning = "Mean squared difference of the same features, per dimension."
-                rows.append((f"Feature MSE, {name}", _with_spread(metrics, mse, "{:.2e}"), meaning))
+                rows.append((f"Feature MSE, {name}", _with_spread(metrics, mse, "{:.5f}"), meaning))
     depth = content.measured.get("depth")
     if depth:
         meaning = "Median over pixels of |rendered - exact| along the optical axis, then over views, in metres."
@@ -81,7 +81,8 @@ def metrics_section(content: ReportContent) -> str:
     count = content.measured.get("eval_images", 0)
     return (
         f"<h2>Measured</h2><p>Means over {plural(count, 'held-out view')}, and the spread between views.</p>"
-        f'<div class="card scroll"><table><tr><th>metric</th><th class="n">value</th><th>what it says</th></tr>{body}'
+        f'<div class="card scroll"><table class="named"><tr><th>metric</th><th class="n">value</th>'
+        f"<th>what it says</th></tr>{body}"
         "</table></div>"
     )
 

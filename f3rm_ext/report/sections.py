@@ -150,6 +150,7 @@ def _objects_table(content: ReportContent, query: dict[str, Any]) -> str:
         f"<b>Found in {hits} of {tries} tries ({hits / tries:.0%})</b>: the best pixel of the whole view lies on the "
         f"object. Mean IoU {sum(overlaps) / len(overlaps):.2f} at a cosine of {query['mask_cosine']:g}, a threshold "
         f"fixed on another room and the same for all.{left_out}</p>"
+        f"<details><summary>All {len(objects)} objects</summary>"
         '<div class="scroll"><table><tr><th>object</th><th class="n">found</th><th class="n">IoU</th>'
-        f'<th class="hide">exemplar</th></tr>{rows}</table></div></div>'
+        f'<th class="hide">exemplar</th></tr>{rows}</table></div></details></div>'
     )

@@ -49,7 +49,8 @@ background:var(--card);color:var(--ink);cursor:pointer}
 .legend i{display:block;height:10px;width:180px;border-radius:5px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.94rem}
 th,td{text-align:left;padding:9px 14px 9px 0;border-bottom:1px solid var(--line);vertical-align:top}
-tr:last-child td{border-bottom:0}th{font-size:.8rem;color:var(--soft);font-weight:600}
+tr:last-child td{border-bottom:0}.named td:first-child{min-width:150px}td.n,th.n{padding-left:8px}
+th{font-size:.8rem;color:var(--soft);font-weight:600}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}td.n b{font-weight:650}
 .two{display:grid;grid-template-columns:1fr 1fr;gap:16px}.two>.card{margin:16px 0 0}
 svg{display:block;width:100%;height:auto;overflow:visible}svg text{fill:var(--soft);font-size:13px;font-family:inherit}
@@ -60,6 +61,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}svg text{fill:var(--so
 pre{margin:10px 0 0;padding:14px 16px;border-radius:10px;background:#14181c;color:#e6e9ec;font:13px/1.6 ui-monospace,
 SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}pre+pre{margin-top:8px}
 code{font:.9em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+summary{cursor:pointer;color:var(--accent);font-weight:600;font-size:.94rem;padding:4px 0}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 20px;margin:0;font-size:.94rem}dt{color:var(--soft)}
 dd{margin:0;overflow-wrap:anywhere}footer{margin-top:56px;color:var(--soft);font-size:.84rem}
 @media(max-width:760px){main{padding:28px 16px 48px}h2{margin-top:48px}

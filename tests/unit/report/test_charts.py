@@ -1,5 +1,6 @@
 """Charts: ticks, geometry and text."""
 
+import itertools
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -12,7 +13,7 @@ def test_ticks_are_round_and_enclose_the_range(low: float, high: float) -> None:
     ticks = nice_ticks(low, high)
     assert ticks[0] <= low + 1e-9 and ticks[-1] >= high - 1e-9
     assert 2 <= len(ticks) <= 8
-    steps = {round(b - a, 9) for a, b in zip(ticks, ticks[1:], strict=False)}
+    steps = {round(b - a, 9) for a, b in itertools.pairwise(ticks)}
     assert len(steps) == 1
 
 
