@@ -31,7 +31,9 @@ class Options:
     """Which of the training cameras to look through."""
     max_res: int = 564
     """Longer side of the rendered picture, px."""
-    size_px: tuple[int, int] = (920, 560)
+    far: float = 2.8
+    """Depth that gets the last colour of the map, scene units."""
+    size_px: tuple[int, int] = (860, 640)
     """Size of the page."""
     folder: Path = field(default_factory=lambda: DOCS / "images")
     """Where viewer-OUTPUT.jpg are written."""
@@ -83,9 +85,13 @@ def main(options: Options) -> None:
         view = driver.ViewerPage(browser, url, options.size_px, device_scale=5)
         _wait_until_sharp(view, options.max_res, options.patience_s)
         _look_through(viewer, options.frame)
+        # One far pixel would leave all others a single colour.
+        viewer.control_panel._normalize.value = False
+        viewer.control_panel._max.value = 1.0 / options.far
         for name in options.outputs:
             if view.output() != name:
                 view.choose_output(name)
+                view.page.mouse.move(5, 5)  # away from the panel, whose hints would cover it
             view.page.wait_for_timeout(1000)  # until the viewer has begun with what was asked for
             _wait_until_sharp(view, options.max_res, options.patience_s)
             path = options.folder / f"viewer-{name.replace('_', '-')}.jpg"

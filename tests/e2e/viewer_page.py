@@ -26,8 +26,9 @@ CHROMIUM_OPTIONS = (
 )
 TIMEOUT_MS = 180_000
 """Patience with busy machines; costs nothing on quiet ones."""
-BLOCKS = (24, 32)
-"""Rows and columns a picture is averaged to, so that neither the page's own scaling nor JPEG counts as a change."""
+BLOCKS = (32, 24)
+"""Columns and rows a picture is averaged to, so that neither the page's own scaling nor JPEG counts as a change."""
+EMPTY_IMAGE = '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
 
 
 def why_not() -> str:
@@ -116,7 +117,10 @@ class ViewerPage:
         self.page = browser.new_page(viewport={"width": size_px[0], "height": size_px[1]})
         self.page.set_default_timeout(TIMEOUT_MS)
         # The logo of the title bar is on the web; nothing else is.
-        self.page.route(lambda address: not address.startswith(url), lambda route: route.abort())
+        self.page.route(
+            lambda address: not address.startswith(url),
+            lambda route: route.fulfill(content_type="image/svg+xml", body=EMPTY_IMAGE),
+        )
         if device_scale != 1:
             fixed = f"{{get: () => {device_scale}}}"
             self.page.add_init_script(f"Object.defineProperty(window, 'devicePixelRatio', {fixed})")
@@ -190,4 +194,4 @@ class ViewerPage:
         image = self.image()
         width, height = image.size
         middle = image.crop((width // 5, height // 6, width - width // 5, height - height // 6))
-        return np.asarray(middle.resize(BLOCKS[::-1], Image.Resampling.BOX), dtype=np.float32) / 255.0
+        return np.asarray(middle.resize(BLOCKS, Image.Resampling.BOX), dtype=np.float32) / 255.0

@@ -89,7 +89,7 @@ def test_gradients_on_cuda_are_those_of_the_cpu(
         # Deterministic samples: no jitter, so that both devices see the same points.
         model = make_model((make_spec("a", 64),), backend="torch").to(device).train()
         for sampler in (model.proposal_sampler.initial_sampler, model.proposal_sampler.pdf_sampler):
-            sampler.train_stratified = False
+            sampler.train_stratified = False  # type: ignore[assignment]
         losses = _losses(model, make_rays(RAYS).to(device), _batch(64, device), half=False)
         torch.stack(list(losses.values())).sum().backward()
         gradients.append({n: p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None})
