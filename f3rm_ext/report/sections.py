@@ -102,7 +102,7 @@ def query_section(content: ReportContent) -> str:
     )
     stops = ",".join(colour_stops(HEAT_MAP))
     legend = (
-        f'<div class="legend"><span>cosine {query["low"]:.3f} (upper quarter)</span>'
+        f'<div class="legend"><span>cosine {query["low"]:.3f} (upper fifth)</span>'
         f'<i style="background:linear-gradient(90deg,{stops})"></i><span>{query["high"]:.3f} (best)</span>'
         "<span>ring: the best pixel of the view</span></div>"
     )

@@ -44,7 +44,7 @@ font-size:.8rem;z-index:2;pointer-events:none}.tag.l{left:10px}.tag.r{right:10px
 .modes button{font:inherit;font-size:.9rem;padding:5px 14px;border-radius:99px;border:1px solid var(--line);
 background:var(--card);color:var(--ink);cursor:pointer}
 .modes button[aria-pressed=true]{background:var(--accent);border-color:var(--accent);color:var(--card);font-weight:600}
-.ask{display:grid;grid-template-columns:minmax(0,2fr) minmax(0,1fr);gap:18px;align-items:start}
+.ask{max-width:860px;display:grid;grid-template-columns:minmax(0,2fr) minmax(0,1fr);gap:18px;align-items:start}
 .legend{display:flex;align-items:center;gap:10px;font-size:.84rem;color:var(--soft);margin:10px 0 18px;flex-wrap:wrap}
 .legend i{display:block;height:10px;width:180px;border-radius:5px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.94rem}
@@ -68,7 +68,10 @@ dd{margin:0;overflow-wrap:anywhere}footer{margin-top:56px;color:var(--soft);font
 .strip,.strip.three{grid-template-columns:1fr 1fr}
 .stage{grid-template-columns:1fr}.thumbs{grid-template-columns:repeat(5,1fr)}.ask,.two{grid-template-columns:1fr}
 .ask .crop{max-width:180px}.card{padding:14px}.key{padding:12px 14px}.key b{font-size:1.35rem}
-.hide{display:none}th,td{padding-right:10px}}
+.named,.named tbody{display:block}.named tr{display:grid;grid-template-columns:1fr auto}
+.named td{border:0;padding:3px 0}
+.named tr{border-bottom:1px solid var(--line);padding:7px 0}.named td:nth-child(3){grid-column:1/-1}
+.named th:nth-child(3){display:none}.hide{display:none}th,td{padding-right:10px}}
 @media print{.modes,.thumbs{display:none}.card,.key{box-shadow:none;break-inside:avoid}}
 """
 

@@ -1,0 +1,213 @@
+"""What the demo runs, keeps and runs again; the commands themselves are played by a stand-in."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.atomic import FolderLock
+from f3rm_ext.report import demo as module
+from f3rm_ext.report.content import ReportContent
+from f3rm_ext.report.demo import Demo, DemoOptions, fresh_folder
+from f3rm_ext.report.running import Command, Interrupted, Outcome
+
+
+class Player:
+    """Stands in for run_command: writes what the commands would write, and remembers them."""
+
+    def __init__(self, measured: dict[str, Any]) -> None:
+        self.measured = measured
+        self.ran: list[list[str]] = []
+        self.reach: int | None = None
+        """Training ends at this step by Ctrl-C."""
+
+    def __call__(self, command: Command, folder: Path, console: Console) -> Outcome:
+        words = [str(word) for word in command.arguments]
+        self.ran.append(words)
+        if words[:3] == ["f3rm-ext", "scene", "synth"]:
+            self._synthesise(folder / words[3], words[4:])
+        elif words[0] == "ns-train":
+            self._train(folder, words)
+        elif words[0] == "ns-eval":
+            results = {"psnr": 20.0, "ssim": 0.5, "l1": 0.1}
+            (folder / words[words.index("--output-path") + 1]).write_text(json.dumps({"results": results}))
+        else:
+            out = folder / words[words.index("--out") + 1]
+            out.mkdir(exist_ok=True)
+            (out / "measure.json").write_text(json.dumps(self.measured))
+        return Outcome(1.0, 1.0, False)
+
+    def _synthesise(self, capture: Path, options: list[str]) -> None:
+        given = dict(zip(options[::2], options[1::2], strict=False))
+        wanted = {name: value for name, value in vars(DemoOptions(Path()).room).items() if name != "overwrite"}
+        assert all(str(wanted[name[2:].replace("-", "_")]) == value for name, value in given.items())
+        capture.mkdir(exist_ok=True)
+        (capture / "scene.json").write_text(json.dumps({"options": wanted}))
+        (capture / "transforms.json").write_text("{}")
+
+    def _train(self, folder: Path, words: list[str]) -> None:
+        def value(name: str) -> str:
+            return words[words.index(name) + 1]
+
+        run = folder / value("--output-dir") / value("--experiment-name") / words[1] / value("--timestamp")
+        (run / "nerfstudio_models").mkdir(parents=True, exist_ok=True)
+        steps = self.reach or int(value("--max-num-iterations"))
+        (run / "nerfstudio_models" / f"step-{steps - 1:09d}.ckpt").touch()
+        if self.reach:
+            raise Interrupted
+
+    def programs(self) -> list[str]:
+        return [Path(words[0]).name for words in self.ran]
+
+
+@pytest.fixture
+def player(monkeypatch: pytest.MonkeyPatch, make_content: Callable[..., ReportContent]) -> Player:
+    player = Player(make_content().measured)
+    monkeypatch.setattr(module, "run_command", player)
+    return player
+
+
+def run(out: Path, **options: Any) -> tuple[Path, str]:
+    console = Console(file=io.StringIO(), width=200)
+    report = Demo(DemoOptions(out=out, **options), console).run()
+    return report, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_everything_is_run_once_in_order(tmp_path: Path, player: Player) -> None:
+    report, _ = run(tmp_path / "demo", steps=30)
+    assert player.programs()[:3] == ["f3rm-ext", "ns-train", "ns-eval"]
+    assert len(player.ran) == 4 and player.programs()[3].startswith("python")
+    text = report.read_text()
+    for words in player.ran[:3]:
+        assert words[0] in text
+    assert "--max-num-iterations 30" in text and str(tmp_path) not in text
+
+
+def test_the_same_command_again_runs_nothing(tmp_path: Path, player: Player) -> None:
+    run(tmp_path / "demo", steps=30)
+    player.ran.clear()
+    report, said = run(tmp_path / "demo", steps=30)
+    assert player.ran == [] and said.count("done before") == 4
+    assert report.read_text().count("done before, reused") == 4
+
+
+def test_an_interrupted_training_goes_on(tmp_path: Path, player: Player) -> None:
+    player.reach = 12
+    with pytest.raises(Interrupted):
+        run(tmp_path / "demo", steps=30)
+    player.reach = None
+    player.ran.clear()
+    report, said = run(tmp_path / "demo", steps=30)
+    assert player.programs()[0] == "ns-train", "the capture is made again"
+    assert "--load-dir" in player.ran[0] and "after 12 steps" in said
+    assert "in 2 goes" in report.read_text()
+
+
+def test_more_steps_train_on_and_measure_again(tmp_path: Path, player: Player) -> None:
+    run(tmp_path / "demo", steps=30)
+    player.ran.clear()
+    run(tmp_path / "demo", steps=40)
+    assert player.programs()[:2] == ["ns-train", "ns-eval"] and "--load-dir" in player.ran[0]
+    player.ran.clear()
+    run(tmp_path / "demo", steps=20)
+    assert player.ran == [], "fewer steps than there are ask for nothing"
+
+
+def test_other_options_are_another_run(tmp_path: Path, player: Player) -> None:
+    run(tmp_path / "demo", steps=30)
+    player.ran.clear()
+    run(tmp_path / "demo", steps=30, scale=0.5)
+    assert "--load-dir" not in player.ran[0]
+    assert player.ran[0][-4:-2] == ["--pipeline.datamanager.camera-res-scale-factor", "0.5"]
+    assert len(list((tmp_path / "demo" / "runs" / "room" / "f3rm-ext-lite").iterdir())) == 2
+
+
+def test_another_exemplar_asks_again_and_trains_nothing(tmp_path: Path, player: Player) -> None:
+    run(tmp_path / "demo", steps=30)
+    player.ran.clear()
+    run(tmp_path / "demo", steps=30, exemplar="vase")
+    assert len(player.ran) == 1 and player.ran[0][-2:] == ["--exemplar", "vase"]
+
+
+def test_what_was_deleted_is_made_again(tmp_path: Path, player: Player) -> None:
+    run(tmp_path / "demo", steps=30)
+    player.ran.clear()
+    next((tmp_path / "demo").rglob("eval.json")).unlink()
+    run(tmp_path / "demo", steps=30)
+    assert player.programs() == ["ns-eval"]
+
+
+def test_a_slow_machine_trains_fewer_steps(tmp_path: Path, player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(command: Command, folder: Path, console: Console) -> Outcome:
+        if command.arguments[0] != "ns-train" or "--load-dir" in command.arguments:
+            return player(command, folder, console)
+        clock = iter(range(0, 1000, 10))
+        monkeypatch.setattr(module.time, "monotonic", lambda: 1e6 + next(clock))
+        for step in range(0, 100, 10):
+            command.on_line(f"{step} (1.00%)   500 ms")
+            if command.limit_s == 0:
+                break
+        player.reach = step + 1
+        with pytest.raises(Interrupted):
+            player(command, folder, console)
+        player.reach = None
+        return Outcome(30.0, 25.0, True)
+
+    monkeypatch.setattr(module, "run_command", slow)
+    report, said = run(tmp_path / "demo", steps=1000, minutes=3.0)
+    again = player.ran[2]
+    assert "--load-dir" in again and "slower than planned" in said
+    planned = int(again[again.index("--max-num-iterations") + 1])
+    assert 80 < planned < 180
+    assert f"--max-num-iterations {planned}" in report.read_text()
+    assert "1000 would not have ended within 3 min" in report.read_text()
+
+
+def test_a_folder_of_others_is_refused(tmp_path: Path, player: Player) -> None:
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(ConfigError, match="holds other things"):
+        run(tmp_path)
+    assert player.ran == []
+
+
+def test_two_demos_do_not_share_a_folder(tmp_path: Path, player: Player) -> None:
+    (tmp_path / "demo").mkdir()
+    with FolderLock(tmp_path / "demo" / ".lock").hold(), pytest.raises(ConfigError, match="Another demo"):
+        run(tmp_path / "demo")
+    assert player.ran == []
+
+
+def test_fresh_folders_are_new(tmp_path: Path) -> None:
+    assert fresh_folder(tmp_path / "demo") == tmp_path / "demo"
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo-2").touch()
+    assert fresh_folder(tmp_path / "demo") == tmp_path / "demo-3"
+
+
+@pytest.mark.parametrize(
+    ("meta", "folders", "expected"),
+    [
+        ({"w": 320, "h": 240}, [], 1.0),
+        ({"w": 540, "h": 960}, [], 0.42),
+        ({"frames": [{"w": 100, "h": 4000}]}, [], 0.1),
+        ({"w": 4000, "h": 3000}, ["images_2", "images_4"], 0.4),
+        ({"w": 4000, "h": 3000}, ["images_2"], 0.2),
+        ({"frames": "broken"}, [], 1.0),
+        ({}, [], 1.0),
+    ],
+)
+def test_captures_are_reduced_to_about_400_px(
+    tmp_path: Path, meta: dict[str, Any], folders: list[str], expected: float
+) -> None:
+    (tmp_path / "transforms.json").write_text(json.dumps(meta))
+    for name in folders:
+        (tmp_path / name).mkdir()
+    options = DemoOptions(out=tmp_path / "demo", data=tmp_path)
+    assert Demo(options, Console(file=io.StringIO())).scale(str(tmp_path)) == pytest.approx(expected)
+    options.scale = 0.7
+    assert Demo(options, Console(file=io.StringIO())).scale(str(tmp_path)) == 0.7
