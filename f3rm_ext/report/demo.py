@@ -19,7 +19,6 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.atomic import FolderLock, write_atomic
 from f3rm_ext.report.content import ReportContent, Stage
 from f3rm_ext.report.facts import machine_facts
-from f3rm_ext.report.pace import Pace
 from f3rm_ext.report.page import build_page
 from f3rm_ext.report.records import lpips_reason, read_json, read_scalars
 from f3rm_ext.report.running import Command, Outcome, Progress, run_command
@@ -128,7 +127,7 @@ class Demo:
         name = "room" if self.options.data is None else _plain(Path(data).stem)
         run = Path("runs", name, METHOD, key)
         arguments = ["ns-train", METHOD, "--data", data, "--output-dir", "runs", "--experiment-name", name]
-        arguments += ["--timestamp", key, "--vis", "tensorboard"]
+        arguments += ["--timestamp", key, "--vis", "tensorboard", "--max-num-iterations", str(self.options.steps)]
         arguments += ["--steps-per-save", str(max(10, min(200, self.options.steps)))]
         arguments += ["--logging.local-writer.max-log-size", "0"]
         if self.options.extractors:
@@ -138,54 +137,39 @@ class Demo:
         reused = self._is_trained(run, key)
         if reused:
             self._say_reused("Training", f"{self.steps_done(run)} steps")
-        while not self._is_trained(run, key):
+        else:
             self._train_on(arguments, run, key)
         done, record = self.steps_done(run), self._record("train", key)
-        planned, note = self._planned(key), f"{done} steps"
-        if planned < self.options.steps:
-            note += f"; {self.options.steps} would not have ended within {self.options.minutes:g} min here"
-        elif done < planned:
-            note += f" of {planned}: stopped at the limit of {self.options.minutes:g} min"
+        note = f"{done} steps"
+        if done < self.options.steps:
+            note += f" of {self.options.steps}: stopped at the limit of {self.options.minutes:g} min"
         if record.get("runs", 1) > 1:
             note += f"; in {record['runs']} goes"
-        command = _text([*arguments, "--max-num-iterations", str(max(planned, done))])
-        self.stages.append(Stage("Training", record.get("seconds", 0.0), command, reused, note))
+        self.stages.append(Stage("Training", record.get("seconds", 0.0), _text(arguments), reused, note))
         return run
 
     def _is_trained(self, run: Path, key: str) -> bool:
         """Whether all steps are done, or all the time is spent."""
         done = self.steps_done(run)
-        return done > 0 and (done >= self._planned(key) or self._time_left_s(key) < 1)
-
-    def _planned(self, key: str) -> int:
-        """Steps to train: what was asked for, or fewer where a slow machine has made that necessary."""
-        record = self._record("train", key)
-        if record.get("planned_within_min", 0.0) < self.options.minutes:
-            return self.options.steps
-        return min(self.options.steps, record.get("planned", self.options.steps))
+        return done > 0 and (done >= self.options.steps or self._time_left_s(key) < 1)
 
     def _time_left_s(self, key: str) -> float:
         return 60 * self.options.minutes - self._record("train", key).get("working_s", 0.0)
 
     def _train_on(self, arguments: list[str], run: Path, key: str) -> None:
-        """One go of training: to the end, to the end of the time, or until it is clear that fewer steps must do."""
-        record, done, planned = self._record("train", key), self.steps_done(run), self._planned(key)
+        """One go of training, to the end of the steps or of the time."""
+        record, done, planned = self._record("train", key), self.steps_done(run), self.options.steps
         resume = ["--load-dir", str(run / "nerfstudio_models")] if done else []
         if done:
             self.console.print(f"  going on with training after {done} steps", highlight=False)
-        pace = Pace(planned, self._time_left_s(key))
 
         def steps(line: str) -> Progress | None:
             match = _STEP.match(line)
-            if match is None:
-                return None
-            if pace.falls_short(int(match[1]), time.monotonic()):
-                command.limit_s = 0.0
-            return int(match[1]), planned, f"step {match[1]} of {planned}"
+            return (int(match[1]), planned, f"step {match[1]} of {planned}") if match else None
 
         command = Command(
             "Training",
-            [*arguments, "--max-num-iterations", str(planned), *resume],
+            [*arguments, *resume],
             self.out / "logs" / "train.log",
             on_line=steps,
             limit_s=max(1.0, self._time_left_s(key)),
@@ -195,17 +179,11 @@ class Demo:
             outcome = run_command(command, self.out, self.console)
         finally:
             record = {
-                **record,
                 "key": key,
                 "seconds": record.get("seconds", 0.0) + time.monotonic() - start,
                 "working_s": record.get("working_s", 0.0) + outcome.working_s,
                 "runs": record.get("runs", 0) + 1,
             }
-            if outcome.stopped_by_limit and pace.fitting is not None:
-                record |= {"planned": pace.fitting, "planned_within_min": self.options.minutes}
-                # Learning rates fall over the whole run: a run cut short would end with large ones, and noisy.
-                said = f"  this machine is slower than planned for: {pace.fitting} steps instead of {planned}"
-                self.console.print(said, highlight=False)
             self._keep("train", record)
         if not self.steps_done(run):
             raise ConfigError(
