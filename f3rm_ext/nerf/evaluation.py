@@ -99,7 +99,7 @@ def comparison_images(
     images = {
         "img": torch.cat([truth, outputs["rgb"]], dim=1),
         "accumulation": colormaps.apply_colormap(outputs["accumulation"]),
-        "depth": colormaps.apply_depth_colormap(outputs["depth"], accumulation=outputs["accumulation"]),
+        "depth": depth_colors(outputs["depth"], outputs["accumulation"]),
     }
     for name, feature_map in (batch.get("feature_maps") or {}).items():
         index = model.feature_field.names.index(name) if name in model.feature_field.names else -1
@@ -108,6 +108,18 @@ def comparison_images(
             wanted = display_map(model, name, feature_map, outputs[key].shape[0], outputs[key].shape[1])
             images[key] = torch.cat([wanted, outputs[key]], dim=1)
     return images
+
+
+def depth_colors(depth: Float[Tensor, "h w 1"], accumulation: Float[Tensor, "h w 1"]) -> Float[Tensor, "h w 3"]:
+    """Depth as colours, from its 2 % to its 90 % quantile: a hole in a far wall must not make all else one colour.
+
+    Args:
+        depth: scene units.
+        accumulation: opacity, 0 to 1; the colours fade with it.
+    """
+    some = depth.flatten()[:: max(1, depth.numel() // 100_000)]
+    near, far = torch.quantile(some, torch.tensor([0.02, 0.9], device=some.device)).tolist()
+    return colormaps.apply_depth_colormap(depth, accumulation=accumulation, near_plane=near, far_plane=far)
 
 
 def display_map(

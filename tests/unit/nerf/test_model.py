@@ -179,6 +179,14 @@ def test_feature_metrics_compare_at_patch_centres(make_model: MakeModel, make_sp
     assert metrics["feature_mse_a"] == pytest.approx(4 * float(np.square(same).mean()), rel=2e-2)
 
 
+def test_one_far_pixel_does_not_flatten_the_depth_colours() -> None:
+    depth = torch.linspace(1.0, 2.0, 200).view(10, 20, 1)
+    solid = torch.ones(10, 20, 1)
+    plain = evaluation.depth_colors(depth, solid)
+    depth[0, 0] = 1000.0
+    torch.testing.assert_close(evaluation.depth_colors(depth, solid)[1:], plain[1:], atol=0.05, rtol=0)
+
+
 def test_image_metrics_without_features(make_model: MakeModel, camera: Cameras) -> None:
     model = make_model().eval()
     outputs = model.get_outputs_for_camera(camera)
