@@ -54,10 +54,8 @@ def _wait_until_sharp(view: Any, max_res: int, patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
     previous = None
     while time.monotonic() < deadline:
-        sizes = view.page.get_by_text("Resolution:").first.inner_text().split("Resolution:")[1]
-        width, height = (int(part) for part in sizes.strip().removesuffix("px").split("x"))
         now = np.asarray(view.image(), dtype=np.int16)
-        if max(width, height) >= max_res - 1 and previous is not None and np.abs(now - previous).mean() < 0.2:
+        if max(view.resolution()) >= max_res - 1 and previous is not None and np.abs(now - previous).mean() < 0.2:
             return
         previous = now
         view.page.wait_for_timeout(500)

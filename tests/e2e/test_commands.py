@@ -43,6 +43,7 @@ def test_ns_viewer_shows_the_scene(
     page = open_page(f"http://127.0.0.1:{port}")
     page.set_max_res(64)
     page.hide_cameras()
+    wait_until(lambda: page.output() == "rgb" and page.resolution() != (0, 0), WAIT_S, "a first picture")
     wait_until(lambda: page.picture().std() > 0.02, WAIT_S, "a picture of the scene")
     assert process.poll() is None and "Traceback" not in process.said.read_text()
 
@@ -71,11 +72,13 @@ def test_training_is_shown_while_it_goes_on_and_ends_when_asked(
     page = open_page(f"http://127.0.0.1:{port}")
     page.set_max_res(64)
     page.hide_cameras()
-    wait_until(lambda: page.picture().std() > 0.005, WAIT_S, "a first picture")
+    wait_until(lambda: page.output() == "rgb" and page.resolution() != (0, 0), WAIT_S, "a first picture")
+    begin = page.step()
+    wait_until(lambda: page.step() > begin, WAIT_S, "the panel counting on")
     first, step = page.picture(), page.step()
-    wait_until(lambda: page.step() > step, WAIT_S, "the panel counting on")
     # Nobody moves the view: what changes is what the field has learnt.
     wait_until(lambda: difference(page.picture(), first) > 0.02, WAIT_S, "a picture that has changed by learning")
+    wait_until(lambda: page.step() > step, WAIT_S, "later steps than the first picture's")
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=WAIT_S) == 130, process.said.read_text()[-3000:]
     said = process.said.read_text()

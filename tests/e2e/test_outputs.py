@@ -19,6 +19,9 @@ def _broken(*_: object, **__: object) -> torch.Tensor:
 def view(viewer: Any, open_page: Callable[[str], Any], wait_until: Callable[..., None]) -> Iterator[Any]:
     """A page that shows the scene's colours; after the test, whatever it did, nerfstudio's render threads must live."""
     page = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}")
+    wait_until(lambda: page.output() != "not set" and page.resolution() != (0, 0), WAIT_S, "a first picture")
+    if page.output() != "rgb":  # the panel is shared, and an earlier test has chosen something
+        page.choose_output("rgb")
     wait_until(lambda: page.picture().std() > CHANGED, WAIT_S, "a picture of the scene")
     yield page
     machines = list(viewer.render_statemachines.values())

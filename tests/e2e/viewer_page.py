@@ -175,6 +175,12 @@ class ViewerPage:
         self.page.mouse.move(x + right_px, y + down_px, steps=5)
         self.page.mouse.up()
 
+    def resolution(self) -> tuple[int, int]:
+        """Width and height of the last picture, px, as the panel shows them; zeros before the first."""
+        text = self.page.get_by_text("Resolution:").first.inner_text().split("Resolution:")[1]
+        width, height = text.strip().removesuffix("px").split("x")
+        return int(width), int(height)
+
     def step(self) -> int:
         """The training step that the panel shows."""
         text = self.page.get_by_text("Step:").first.inner_text()

@@ -1,6 +1,6 @@
 """A device, a tiny model and tiny rays for the tests that need CUDA."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,10 +22,12 @@ def cuda() -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def exact_matmuls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float32 means float32: TF32 would hide errors of the size these tests look for."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def exact_matmuls() -> Iterator[None]:
+    """Float32 means float32: TF32, which nerfstudio's commands turn on, would hide errors of the size looked for."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +81,8 @@ def make_model() -> Callable[..., F3rmModel]:
 
 @pytest.fixture
 def make_rays() -> Callable[[int], RayBundle]:
+    """Rays on the CPU; new ones for every step, since training moves them by the poses' corrections."""
+
     def make(count: int) -> RayBundle:
         generator = torch.Generator().manual_seed(count)
         return RayBundle(

@@ -35,13 +35,13 @@ def test_a_mixed_precision_step_is_finite_and_learns(
     make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec, cuda: torch.device, loss: str
 ) -> None:
     model = make_model((make_spec("a", 64),), feature_loss=loss, feature_loss_mult=1.0).to(cuda).train()
-    rays, batch = make_rays(RAYS).to(cuda), _batch(64, cuda)
+    batch = _batch(64, cuda)
     optimizer = FusedAdamOptimizerConfig(lr=1e-2).setup([p for p in model.parameters() if p.requires_grad])
     scaler = torch.amp.GradScaler("cuda")
     history: list[dict[str, float]] = []
     for _ in range(30):
         optimizer.zero_grad()
-        losses = _losses(model, rays, batch, half=True)
+        losses = _losses(model, make_rays(RAYS).to(cuda), batch, half=True)
         assert all(torch.isfinite(value) for value in losses.values()), losses
         assert losses["feature_loss_a"].dtype == torch.float32
         scaler.scale(torch.stack([value.float() for value in losses.values()]).sum()).backward()
@@ -71,11 +71,12 @@ def test_half_precision_losses_are_close_to_single(
     make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec, cuda: torch.device
 ) -> None:
     model = make_model((make_spec("a", 64),)).to(cuda).train()
-    rays, batch = make_rays(RAYS).to(cuda), _batch(64, cuda)
+    batch = _batch(64, cuda)
     results = []
     for half in (False, True):
         torch.manual_seed(7)  # the samplers' jitter
-        results.append({name: float(value) for name, value in _losses(model, rays, batch, half).items()})
+        losses = _losses(model, make_rays(RAYS).to(cuda), batch, half)
+        results.append({name: float(value) for name, value in losses.items()})
     single, mixed = results
     for name in ("rgb_loss", "feature_loss_a", "distortion_loss"):
         assert mixed[name] == pytest.approx(single[name], rel=0.05, abs=1e-6), name

@@ -85,17 +85,17 @@ def test_memory_of_training_grows_by_rays_times_dimension_not_by_samples(
     peaks = []
     for dim in (64, 768):
         model = make_model((make_spec("a", dim),), num_samples=48).to(cuda).train()
-        rays = make_rays(4096).to(cuda)
         batch = {"image": torch.rand(4096, 3, device=cuda), "features": {"a": torch.rand(2048, dim, device=cuda)}}
         peak = 0.0
         for _ in range(2):
+            rays = make_rays(4096).to(cuda)
             torch.cuda.reset_peak_memory_stats(cuda)
             before = torch.cuda.memory_allocated(cuda)
             outputs = model(rays)
             losses = model.get_loss_dict(outputs, batch, model.get_metrics_dict(outputs, batch))
             torch.stack(list(losses.values())).sum().backward()
             peak = (torch.cuda.max_memory_allocated(cuda) - before) / MIB
-            del outputs, losses
+            del outputs, losses, rays
         peaks.append(peak)
     # 2048 rays × 704 more channels × 4 bytes = 5.5 MiB per copy; per sample it would be 264 MiB.
     assert peaks[1] - peaks[0] < 60
