@@ -42,7 +42,7 @@ format: install  ## Format the code
 	$(BIN)/ruff format .
 
 docs: install  ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: install  ## Measure training on the CPU: make bench DATA=CAPTURE
 	@test -n "$(DATA)" || { echo "Error: say which capture to measure on: make bench DATA=path/to/capture." >&2; exit 2; }
