@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 METHOD = "f3rm-ext-lite"
 STATE_NAME, REPORT_NAME = "demo.json", "report.html"
+RAYS_PER_STEP = 512
+"""In the minutes the demo has, many small steps teach more than few large ones: with 100 s of one CPU core on the made-up
+room, 512 rays give 20.2 dB on held-out views, 1024 give 19.0 and 2048 give 16.9."""
 LONG_SIDE_PX = 400
 """A capture's images are reduced to about this, where the user asks for nothing else."""
 _STEP = re.compile(r"^\s*(\d+) \(\s*[\d.]+%\)")
@@ -43,7 +46,7 @@ class DemoOptions:
 
     out: Path
     data: Path | None = None
-    steps: int = 1000
+    steps: int = 3000
     minutes: float = 3.0
     extractors: tuple[str, ...] = ()
     scale: float = 0.0
@@ -128,8 +131,9 @@ class Demo:
         run = Path("runs", name, METHOD, key)
         arguments = ["ns-train", METHOD, "--data", data, "--output-dir", "runs", "--experiment-name", name]
         arguments += ["--timestamp", key, "--vis", "tensorboard", "--max-num-iterations", str(self.options.steps)]
-        arguments += ["--steps-per-save", str(max(10, min(200, self.options.steps)))]
+        arguments += ["--steps-per-save", str(max(10, min(500, self.options.steps)))]
         arguments += ["--logging.local-writer.max-log-size", "0"]
+        arguments += ["--pipeline.datamanager.train-num-rays-per-batch", str(RAYS_PER_STEP)]
         if self.options.extractors:
             arguments += ["--pipeline.datamanager.features.extractors", *self.options.extractors]
         if scale != 1:
@@ -318,7 +322,7 @@ class Demo:
         path = self.out / data
         transforms = path if path.suffix == ".json" else path / "transforms.json"
         content = transforms.read_bytes() if transforms.is_file() else b""
-        text = json.dumps([METHOD, str(data), self.options.extractors, scale]).encode()
+        text = json.dumps([METHOD, RAYS_PER_STEP, str(data), self.options.extractors, scale]).encode()
         return hashlib.sha256(text + content).hexdigest()[:8]
 
     def scale(self, data: str) -> float:

@@ -22,15 +22,15 @@ class Demo:
     Typical calls:
       f3rm-ext demo
       f3rm-ext demo --data photos/room --out room-demo
-      f3rm-ext demo --data photos/room --minutes 10 --steps 4000 --exemplar frame_00012.jpg:210,95
+      f3rm-ext demo --data photos/room --minutes 10 --steps 10000 --exemplar frame_00012.jpg:210,95
     """
 
     data: Path | None = None
     """Capture in nerfstudio's format (a folder with transforms.json); without it a room is made up."""
     out: Path = Path("demo")
     """Folder for everything the demo makes."""
-    steps: int = 1000
-    """Training steps, ≥ 1."""
+    steps: int = 3000
+    """Training steps of 512 rays, ≥ 1."""
     minutes: float = 3.0
     """Training is ended (and saved) after this many minutes, however many steps that were, > 0."""
     extractors: tuple[str, ...] = ()
