@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 METHOD = "f3rm-ext-lite"
 STATE_NAME, REPORT_NAME = "demo.json", "report.html"
 RAYS_PER_STEP = 512
-"""In the minutes the demo has, many small steps teach more than few large ones: with 100 s of one CPU core on the made-up
-room, 512 rays give 20.2 dB on held-out views, 1024 give 19.0 and 2048 give 16.9."""
+"""In the minutes the demo has, many small steps teach more than few large ones: with 100 s of one CPU core on the
+made-up room, 512 rays give 20.2 dB on held-out views, 1024 give 19.0 and 2048 give 16.9."""
 LONG_SIDE_PX = 400
 """A capture's images are reduced to about this, where the user asks for nothing else."""
 _STEP = re.compile(r"^\s*(\d+) \(\s*[\d.]+%\)")
