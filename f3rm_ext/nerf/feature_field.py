@@ -144,8 +144,9 @@ class FeatureField(nn.Module):
             encoded = torch.cat([encoded, frequency_encoding(unit, self.pe_frequencies).to(encoded.dtype)], dim=-1)
         rendered = {}
         for name in self.names:
-            hidden = self.head(name).trunk(encoded).view(rays, samples, -1).float()
-            rendered[name] = torch.einsum("rsh,rs->rh", hidden, weights[..., 0].float())
+            hidden = self.head(name).trunk(encoded).view(rays, samples, -1)
+            with torch.autocast(hidden.device.type, enabled=False):
+                rendered[name] = torch.einsum("rsh,rs->rh", hidden.float(), weights[..., 0].float())
         return rendered
 
     def get_extra_state(self) -> str:

@@ -48,6 +48,14 @@ def test_positions_receive_no_gradient(make_spec: Callable[..., FeatureSpec]) ->
     assert positions.grad is None
 
 
+def test_features_are_accumulated_in_float32_under_autocast(make_spec: Callable[..., FeatureSpec]) -> None:
+    field = _field(make_spec("a"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = field.render_hidden(torch.randn(4, 3, 3), torch.rand(4, 3, 1))["a"]
+        assert hidden.dtype == torch.float32
+        assert field.head("a").decode(hidden).dtype == torch.float32
+
+
 def test_display_equals_projecting_the_decoded_features(make_spec: Callable[..., FeatureSpec]) -> None:
     field = _field(make_spec("a"))
     head = field.head("a")
