@@ -17,6 +17,7 @@ from f3rm_ext.query.exemplar import (
     best_pixel,
     exemplar_at,
     intersection_over_union,
+    render_with_similarity,
     similarity_image,
     similarity_images,
 )
@@ -35,10 +36,15 @@ class Features:
         self.largest = 0
         head = SimpleNamespace(dim=DIM)
         self.feature_field = SimpleNamespace(names=("daisy",), head=lambda name: head)
+        self.config = SimpleNamespace(output_features=False)
 
     def render_features(self, rays: RayBundle) -> dict[str, Tensor]:
         self.largest = max(self.largest, len(rays))
         return {"daisy": self.of(rays.directions)}
+
+    def forward(self, rays: RayBundle) -> dict[str, Tensor]:
+        assert self.config.output_features, "features have to be asked for"
+        return {"rgb": rays.directions.abs(), "feature": self.of(rays.directions), "feature_pca": rays.directions}
 
     def of(self, directions: Tensor) -> Tensor:
         return (directions * 3).sin() @ self.matrix
@@ -77,6 +83,23 @@ def test_one_vector_is_the_first_of_several(camera: Cameras) -> None:
     several = similarity_images(as_model(features), camera, "daisy", torch.stack([vector, -vector]))
     torch.testing.assert_close(similarity_image(as_model(features), camera, "daisy", vector), several[..., 0])
     torch.testing.assert_close(several[..., 1], -several[..., 0])
+
+
+def test_rendering_and_similarity_in_one_pass_are_the_same(camera: Cameras) -> None:
+    features = Features(chunk=10)
+    vectors = torch.randn(2, DIM, generator=torch.Generator().manual_seed(2))
+    outputs = render_with_similarity(as_model(features), camera, "daisy", vectors)
+    expected = similarity_images(as_model(features), camera, "daisy", vectors)
+    torch.testing.assert_close(outputs.pop("similarity"), expected)
+    assert set(outputs) == {"rgb", "feature_pca"}, "full features are not kept"
+    assert features.config.output_features is False, "the model is left as it was"
+
+
+def test_a_model_that_keeps_its_features_goes_on_doing_so(camera: Cameras) -> None:
+    features = Features(chunk=64)
+    features.config.output_features = True
+    outputs = render_with_similarity(as_model(features), camera, "daisy", torch.ones(1, DIM))
+    assert outputs["feature"].shape == (HEIGHT, WIDTH, DIM) and features.config.output_features
 
 
 def test_the_exemplar_of_a_ray_is_found_at_that_ray(camera: Cameras) -> None:
