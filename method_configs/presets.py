@@ -50,7 +50,8 @@ def _model(name: str) -> F3rmModelConfig:
 def _datamanager(name: str) -> F3rmDataManagerConfig:
     if name == "f3rm-ext-lite":
         return F3rmDataManagerConfig(
-            train_num_rays_per_batch=2048,
+            # Small: in a run of minutes many steps teach more than large ones (benchmarks.md).
+            train_num_rays_per_batch=1024,
             eval_num_rays_per_batch=1024,
             features=FeatureOptions(extractors=("dense-daisy",)),
             feature_ray_fraction=0.25,
