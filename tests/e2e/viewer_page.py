@@ -162,9 +162,21 @@ class ViewerPage:
         field.press("Tab")
 
     def hide_cameras(self) -> None:
-        """Takes the training cameras out of the picture."""
-        self.page.get_by_text("Hide Train Cams").click()
-        self.page.get_by_text("Show Train Cams").wait_for()
+        """Takes the training cameras out of the picture.
+
+        Nerfstudio serves the page before it has the cameras, and fails to hide what it has not: so again, until it can.
+        """
+        from playwright.sync_api import TimeoutError as NotYet
+
+        hidden = self.page.get_by_text("Show Train Cams")
+        for _ in range(TIMEOUT_MS // RETRY_MS):
+            self.page.get_by_text("Hide Train Cams").click()
+            try:
+                hidden.wait_for(timeout=RETRY_MS)
+                return
+            except NotYet:
+                continue
+        raise AssertionError("the training cameras were never hidden")
 
     def drag(self, right_px: int, down_px: int = 0) -> None:
         """Turns the view by dragging the picture."""
