@@ -170,6 +170,8 @@ class ViewerPage:
 
         hidden = self.page.get_by_text("Show Train Cams")
         for _ in range(TIMEOUT_MS // RETRY_MS):
+            if hidden.is_visible():
+                return
             self.page.get_by_text("Hide Train Cams").click()
             try:
                 hidden.wait_for(timeout=RETRY_MS)
