@@ -26,6 +26,8 @@ CHROMIUM_OPTIONS = (
 )
 TIMEOUT_MS = 180_000
 """Patience with busy machines; costs nothing on quiet ones."""
+RETRY_MS = 10_000
+"""How long one try to hide the cameras may take."""
 BLOCKS = (32, 24)
 """Columns and rows a picture is averaged to, so that neither the page's own scaling nor JPEG counts as a change."""
 EMPTY_IMAGE = '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
