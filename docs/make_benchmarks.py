@@ -84,7 +84,10 @@ def fill(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)
-        report = json.loads((RESULTS / f"{name}.json").read_text())
+        path = RESULTS / f"{name}.json"
+        if not path.is_file():
+            return f"<!-- table: {name} -->\n\nNot recorded yet.\n\n<!-- end -->"
+        report = json.loads(path.read_text())
         return f"<!-- table: {name} -->\n\n{TABLES[name](report)}\n\n<!-- end -->"
 
     return re.sub(r"<!-- table: (\w+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
