@@ -71,7 +71,7 @@ def test_training_is_shown_while_it_goes_on_and_ends_when_asked(
     assert listening_hosts(process.pid, port) == {"127.0.0.1"}
     page = open_page(f"http://127.0.0.1:{port}")
     page.set_max_res(64)
-    page.hide_cameras()
+    # The training cameras stay in the picture: they do not move, so they change nothing below.
     wait_until(lambda: page.output() == "rgb" and page.resolution() != (0, 0), WAIT_S, "a first picture")
     begin = page.step()
     wait_until(lambda: page.step() > begin, WAIT_S, "the panel counting on")
