@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -104,6 +105,22 @@ class Extractor(Protocol):
         """Features of each image, shape (rows, cols, D) as :meth:`patch_grid` says, float32 on the CPU.
 
         Images may differ in size. Values are the model's own, not normalised.
+        """
+        ...
+
+
+@runtime_checkable
+class FileExtractor(Protocol):
+    """An extractor that has to know which file an image came from, such as one that reads labels beside it."""
+
+    def extract_files(
+        self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]], files: Sequence[Path]
+    ) -> list[Float[Tensor, "_ _ feat"]]:
+        """As :meth:`Extractor.extract`, which is not called then.
+
+        Args:
+            images: as for :meth:`Extractor.extract`.
+            files: of each image.
         """
         ...
 

@@ -14,7 +14,7 @@ from jaxtyping import Float16
 
 from f3rm_ext.errors import ExtractorError, FeatureStoreError
 from f3rm_ext.features.atomic import FolderLock, is_disk_full
-from f3rm_ext.features.base import Extractor, PatchGrid
+from f3rm_ext.features.base import Extractor, FileExtractor, PatchGrid
 from f3rm_ext.features.images import Decoded, ImageSet, decode
 from f3rm_ext.features.manifest import REDO
 from f3rm_ext.features.store import FeatureStore, shard_bytes
@@ -178,7 +178,11 @@ def extract_missing(
 
 
 def _extract_batch(extractor: Extractor, store: FeatureStore, batch: Sequence[Decoded]) -> None:
-    maps = extractor.extract([image.pixels for image in batch])
+    pixels = [image.pixels for image in batch]
+    if isinstance(extractor, FileExtractor):
+        maps = extractor.extract_files(pixels, [image.file for image in batch])
+    else:
+        maps = extractor.extract(pixels)
     if len(maps) != len(batch):
         raise ExtractorError(f"Extractor {extractor.identity.extractor} gave {len(maps)} maps for {len(batch)} images.")
     try:

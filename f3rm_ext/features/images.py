@@ -119,6 +119,8 @@ class Decoded:
     """See :func:`image_key`."""
     pixels: UInt8[np.ndarray, "h w 3"]
     """RGB, on white where it had transparency."""
+    file: Path
+    """Where it was read from; only a name where the data set has no files."""
 
 
 class ImageSet:
@@ -169,7 +171,7 @@ class ImageSet:
         self._keys[i] = key
         if file is not None:
             self.index.set(*file, key)
-        return Decoded(key, on_white(image))
+        return Decoded(key, on_white(image), Path(self.name(i)))
 
     def name(self, i: int) -> str:
         """What to call an image in a message."""

@@ -22,6 +22,7 @@ _BUILT_IN = {
     "clip": ("f3rm_ext.features.clip:ClipExtractor", "CLIP patch features with text queries (open_clip, MaskCLIP)."),
     "dino": ("f3rm_ext.features.dino:DinoExtractor", "DINO ViT patch features (key facet, as F3RM)."),
     "dinov2": ("f3rm_ext.features.dino:Dinov2Extractor", "DINOv2 ViT patch features, also with registers."),
+    "labels": ("f3rm_ext.features.labels:LabelsExtractor", "One-hot labels of a capture that has them, for tests."),
     "dense-daisy": ("f3rm_ext.features.daisy:DaisyExtractor", "Texture and colour without weights, for off-line use."),
 }
 

@@ -24,6 +24,7 @@ from f3rm_ext.features.extraction import (
     wait_until,
 )
 from f3rm_ext.features.images import INDEX_NAME, ImageDataset, ImageIndex, ImageSet, set_key
+from f3rm_ext.features.manifest import MANIFEST_NAME
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.features.store import FeatureStore, shard_bytes
@@ -203,6 +204,7 @@ class _Head:
             identity=dataclasses.asdict(self.identity),
             display=display,
             code_basis=None if basis is None else basis.rows,
+            code_energy=1.0 if basis is None else basis.explained,
         )
         return spec, store
 
@@ -257,6 +259,38 @@ def prepare_features(
     keys = [image_set.keys() if opened else [""] * len(image_set) for image_set in sets]
     specs, stores = [spec for spec, _ in opened], [store for _, store in opened]
     return [FeatureSource(specs, stores, set_keys) for set_keys in keys]
+
+
+def open_features(
+    datasets: Sequence[ImageDataset], specs: Sequence[FeatureSpec], cache_dir: Path | None
+) -> list[FeatureSource] | None:
+    """Opens features that were made before, by what a checkpoint says of them: no extractor and no weights needed.
+
+    Args:
+        datasets: The training images first, then any others.
+        specs: What was distilled.
+        cache_dir: See :class:`~f3rm_ext.features.options.FeatureOptions`.
+
+    Returns:
+        One source per data set; None where something is missing.
+
+    Raises:
+        FeatureStoreError: When a shard is damaged.
+    """
+    cache = cache_root(cache_dir)
+    index = ImageIndex(cache / INDEX_NAME)
+    sets = [ImageSet(dataset, index) for dataset in datasets]
+    keys = [image_set.keys() for image_set in sets]
+    opened = []
+    for spec in specs:
+        codes, dim = (0, spec.dim) if spec.code_basis is None else spec.code_basis.shape
+        head = _Head(spec.extractor, spec.name, ExtractorIdentity(**spec.identity), dim, codes, cache, sets)
+        found = head.open() if (head.root / MANIFEST_NAME).is_file() else None
+        if found is None:
+            return None
+        opened.append(found)
+    found_specs, stores = [spec for spec, _ in opened], [store for _, store in opened]
+    return [FeatureSource(found_specs, stores, set_keys) for set_keys in keys]
 
 
 def _build_registered(text: str, *, device: torch.device) -> Extractor:

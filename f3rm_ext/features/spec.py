@@ -36,3 +36,5 @@ class FeatureSpec:
     """Projection to RGB in the distilled space."""
     code_basis: Float[Tensor, "code feat"] | None = None
     """With PCA codes: orthonormal rows; full feature ≈ code @ code_basis."""
+    code_energy: float = 1.0
+    """With PCA codes: share of the features' mean squared norm that the codes keep, (0, 1]."""

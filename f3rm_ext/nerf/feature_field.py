@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from f3rm_ext.features.rendered import FeatureSpace
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 from f3rm_ext.nerf.fields import GridOptions, UnitCube
 from f3rm_ext.nerf.hash_grid import Backend
@@ -36,7 +37,7 @@ class FeatureHead(nn.Module):
     def __init__(self, spec: FeatureSpec, in_dim: int, hidden_dim: int, num_hidden: int) -> None:
         super().__init__()
         self.name, self.dim = spec.name, spec.dim
-        self.extractor, self.identity = spec.extractor, dict(spec.identity)
+        self.extractor, self.identity, self.code_energy = spec.extractor, dict(spec.identity), spec.code_energy
         self.trunk = Mlp(in_dim, hidden_dim, num_hidden, out_dim=None)
         self.decoder = nn.Linear(hidden_dim, spec.dim, bias=False)
         self.register_buffer("display_mean", spec.display.mean.float().clone())
@@ -55,8 +56,18 @@ class FeatureHead(nn.Module):
             extractor=self.extractor,
             identity=self.identity,
             display=display,
-            code_basis=self.code_basis if self.code_basis.numel() else None,
+            code_basis=self.basis,
+            code_energy=self.code_energy,
         )
+
+    @property
+    def basis(self) -> Float[Tensor, "code full"] | None:
+        """Orthonormal rows of the PCA codes; None where full features are distilled."""
+        return self.code_basis if self.code_basis.numel() else None
+
+    def space(self) -> FeatureSpace:
+        """Coordinates in which rendered hidden values are compared with queries."""
+        return FeatureSpace.of_linear_map(self.decoder.weight, self.code_energy)
 
     def decode(self, hidden: Float[Tensor, "rays hidden"]) -> Float[Tensor, "rays feat"]:
         """Rendered features from rendered hidden values, float32."""
@@ -152,7 +163,13 @@ class FeatureField(nn.Module):
     def get_extra_state(self) -> str:
         """Names, extractors and identities of the heads as JSON; stored in the checkpoint."""
         heads = [
-            {"name": h.name, "dim": h.dim, "extractor": h.extractor, "identity": h.identity}
+            {
+                "name": h.name,
+                "dim": h.dim,
+                "extractor": h.extractor,
+                "identity": h.identity,
+                "code_energy": h.code_energy,
+            }
             for h in (self.head(name) for name in self.names)
         ]
         return json.dumps({"heads": heads})
@@ -192,6 +209,7 @@ class FeatureField(nn.Module):
                     identity=head["identity"],
                     display=display,
                     code_basis=basis if basis.numel() else None,
+                    code_energy=head.get("code_energy", 1.0),
                 )
             )
             self.heads[head["name"]].to(device)

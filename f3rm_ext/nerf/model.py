@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from nerfstudio.cameras.camera_optimizers import CameraOptimizer, CameraOptimizerConfig
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle, RaySamples
@@ -25,10 +26,11 @@ from torch.nn import functional
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.rendered import ExtraOutput
 from f3rm_ext.nerf import evaluation, memory
 from f3rm_ext.nerf.chunked import ChunkedRenderer
 from f3rm_ext.nerf.contraction import ray_points
-from f3rm_ext.nerf.feature_field import FeatureField
+from f3rm_ext.nerf.feature_field import FeatureField, FeatureHead
 from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.nerf.hash_grid import Backend
@@ -250,11 +252,14 @@ class F3rmModel(Model):
         self.train_peak_mib = float(values["train_peak_mib"])
         self.proposal_sampler._steps_since_update = int(values["steps_since_proposal_update"])
 
-    def get_outputs(self, ray_bundle: RayBundle | Cameras) -> dict[str, Any]:
+    def get_outputs(
+        self, ray_bundle: RayBundle | Cameras, extra: Mapping[str, ExtraOutput] | None = None
+    ) -> dict[str, Any]:
         """Renders rays.
 
         Args:
             ray_bundle: n rays, scene frame.
+            extra: outside training, further outputs by name, computed from hidden values rendered along the rays.
 
         Returns:
             ``rgb`` (n, 3), ``accumulation``, ``depth`` (median, along the ray, scene units) and ``expected_depth``
@@ -289,7 +294,7 @@ class F3rmModel(Model):
                 for name, hidden in self._render_hidden(positions[:count], weights[:count]).items()
             }
         else:
-            self._add_optional_outputs(outputs, positions, weights)
+            self._add_optional_outputs(outputs, positions, weights, extra or {})
             for index, (samples, level_weights) in enumerate(zip(samples_list, weights_list, strict=True)):
                 outputs[f"prop_depth_{index}"] = self.renderer_depth(weights=level_weights, ray_samples=samples)
         return outputs
@@ -303,7 +308,9 @@ class F3rmModel(Model):
         weights, positions = heaviest_samples(weights, positions, keep)
         return self.feature_field.render_hidden(positions, weights)
 
-    def _add_optional_outputs(self, outputs: dict[str, Tensor], positions: Tensor, weights: Tensor) -> None:
+    def _add_optional_outputs(
+        self, outputs: dict[str, Tensor], positions: Tensor, weights: Tensor, extra: Mapping[str, ExtraOutput]
+    ) -> None:
         hidden: dict[str, Tensor] = {}
 
         def hidden_of(name: str) -> Tensor:
@@ -317,6 +324,8 @@ class F3rmModel(Model):
             self.guard.add(outputs, f"feature_pca{suffix}", lambda name=name, head=head: head.display(hidden_of(name)))
             if self.config.output_features:
                 self.guard.add(outputs, f"feature{suffix}", lambda name=name, head=head: head.decode(hidden_of(name)))
+        for name, compute in extra.items():
+            outputs[name] = compute(outputs, hidden_of)
         if self.config.render_normals:
             self.guard.add(outputs, "normals", lambda: evaluation.render_normals(self.field, positions, weights))
 
@@ -391,13 +400,46 @@ class F3rmModel(Model):
             black = torch.zeros(*shape, 1, device=self.device)
             return {"rgb": black.expand(*shape, 3), "accumulation": black, "depth": black}
 
-    def get_outputs_for_camera_ray_bundle(self, camera_ray_bundle: RayBundle) -> dict[str, Tensor]:
-        """Renders an (h, w) bundle of rays in chunks; see :class:`~f3rm_ext.nerf.chunked.ChunkedRenderer`."""
+    def get_outputs_for_camera_ray_bundle(
+        self, camera_ray_bundle: RayBundle, extra: Mapping[str, ExtraOutput] | None = None
+    ) -> dict[str, Tensor]:
+        """Renders an (h, w) bundle of rays in chunks; see :class:`~f3rm_ext.nerf.chunked.ChunkedRenderer`.
+
+        Args:
+            camera_ray_bundle: the rays.
+            extra: further outputs, see :meth:`get_outputs`.
+        """
+
+        def forward(rays: RayBundle) -> dict[str, Any]:
+            return self.get_outputs(rays if self.collider is None else self.collider(rays), extra)
+
         # Normals are gradients, which inference mode rules out for good.
         with torch.no_grad() if self.config.render_normals else torch.inference_mode():
-            outputs = self.chunked.render(camera_ray_bundle, self.forward, self.device)
+            outputs = self.chunked.render(camera_ray_bundle, forward, self.device)
         # Copies made out here are ordinary tensors, which callers may change in place (ns-render does).
         return {name: value.clone() for name, value in outputs.items()}
+
+    def query_heads(self) -> dict[str, FeatureHead]:
+        """The distilled features by name, the primary one first."""
+        return {name: self.feature_field.head(name) for name in self.feature_field.names}
+
+    def render_camera(self, camera: Cameras, extra: Mapping[str, ExtraOutput]) -> dict[str, Tensor]:
+        """All outputs for one camera, (h, w, channels) each, and further ones computed chunk by chunk.
+
+        Unlike :meth:`get_outputs_for_camera` it raises whatever goes wrong.
+
+        Args:
+            camera: one camera.
+            extra: further outputs, see :meth:`get_outputs`.
+        """
+        with torch.no_grad():
+            rays = camera.to(self.device).generate_rays(camera_indices=0, keep_shape=True)
+        return self.get_outputs_for_camera_ray_bundle(rays, extra)
+
+    @torch.inference_mode()
+    def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
+        """Hidden values of each head at points of the scene frame, as if rays ended there."""
+        return self.feature_field.render_hidden(points[:, None], torch.ones_like(points[:, None, :1]))
 
     def get_image_metrics_and_images(
         self, outputs: dict[str, Tensor], batch: dict[str, Any]

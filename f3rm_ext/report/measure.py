@@ -19,15 +19,15 @@ from nerfstudio.utils.eval_utils import eval_setup
 from PIL import Image
 from torch import Tensor
 
+from f3rm_ext import pictures
+from f3rm_ext.capture.ground_truth import Thing, Truth
 from f3rm_ext.errors import ConfigError, install_excepthook
 from f3rm_ext.features.atomic import write_atomic
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.nerf.evaluation import display_map
 from f3rm_ext.nerf.model import F3rmModel
+from f3rm_ext.query.choice import deepest_pixel, sharpness, telling_patch
 from f3rm_ext.query.exemplar import Exemplar, best_pixel, exemplar_at, intersection_over_union, render_with_similarity
-from f3rm_ext.report import pictures
-from f3rm_ext.report.choice import deepest_pixel, sharpness, telling_patch
-from f3rm_ext.report.truth import Thing, Truth
 
 if TYPE_CHECKING:
     from f3rm_ext.data.datamanager import F3rmDataManager

@@ -3,8 +3,8 @@
 from html import escape
 from typing import Any
 
+from f3rm_ext.pictures import HEAT_MAP, colour_stops, data_uri, read_picture
 from f3rm_ext.report.content import ReportContent, plural
-from f3rm_ext.report.pictures import HEAT_MAP, colour_stops, data_uri, read_picture
 
 _SHOWN = ("true", "rendered", "depth", "features")
 _CAPTIONS = {

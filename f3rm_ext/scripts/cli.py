@@ -52,6 +52,7 @@ GROUPS = {
     "doctor": Group(
         "f3rm_ext.scripts.doctor", "Doctor", "Say what is installed and found, and what to do about the rest."
     ),
+    "eval-query": Group("f3rm_ext.scripts.eval_query", "EvalQuery", "Compare queries with the labels of a capture."),
     "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, list and verify 2D features."),
     "scene": Group("f3rm_ext.scripts.scene", "SceneCommand", "Write a synthetic capture with exact ground truth."),
 }

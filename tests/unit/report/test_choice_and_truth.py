@@ -9,9 +9,9 @@ from PIL import Image
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
-from f3rm_ext.report.choice import deepest_pixel, sharpness, telling_patch
+from f3rm_ext.query.choice import deepest_pixel, sharpness, telling_patch
 from f3rm_ext.report.measure import parse_exemplar
-from f3rm_ext.report.truth import Truth
+from f3rm_ext.capture.ground_truth import Truth
 
 
 def test_deepest_pixel_is_the_middle_of_a_block() -> None:

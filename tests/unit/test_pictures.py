@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from f3rm_ext.report import pictures
+from f3rm_ext import pictures
 
 
 def test_bytes_are_rounded_and_clipped() -> None:

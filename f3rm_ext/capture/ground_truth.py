@@ -1,0 +1,251 @@
+"""What a capture knows exactly about its images: labels and depth, in the formats they come in.
+
+Two formats of labels are read. *Label images* stand beside the photos and are named in transforms.json (``classes``,
+and ``label_file_path`` or ``label_path`` per frame; each pixel holds the number of its class). *Polygons* are those of
+LERF-OVS: one JSON file per labelled frame, with ``info`` (name, width, height) and ``objects`` (category,
+segmentation, bbox).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int
+from PIL import Image, ImageDraw
+
+from f3rm_ext.errors import CaptureError
+
+ROOM_PARTS = ("room",)
+"""Kinds of things in scene.json that are not objects one would look for."""
+LABEL_KEYS = ("label_file_path", "label_path")
+DEPTH_KEYS = ("depth_file_path", "depth_path")
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A labelled object."""
+
+    label: int
+    """Its value in label images."""
+    name: str
+    """Its name."""
+
+
+@dataclass(frozen=True)
+class LabelledView:
+    """The labels of one image at some size."""
+
+    masks: Mapping[str, Bool[np.ndarray, "h w"]]
+    """Pixels of each class that can be seen."""
+    boxes: Mapping[str, tuple[tuple[float, float, float, float], ...]]
+    """Boxes (left, top, right, bottom) of each of them in pixels; several where there are several such objects."""
+
+
+class GroundTruth(Protocol):
+    """Labels of the images of a capture."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names that can be asked for."""
+        ...
+
+    def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
+        """Labels of an image at a size; None where it has none.
+
+        Args:
+            image: file of the photo.
+            height_px: size wanted; the nearest pixel is taken.
+            width_px: size wanted.
+
+        Raises:
+            CaptureError: there are labels, but they cannot be read.
+        """
+        ...
+
+
+class Truth:
+    """What a capture says of itself in its transforms.json: label images and depth. Empty where it says nothing.
+
+    Args:
+        data: folder of the capture, or its transforms.json.
+    """
+
+    def __init__(self, data: Path) -> None:
+        path = data if data.suffix == ".json" else data / "transforms.json"
+        self.folder = path.parent
+        meta = _read_json(path) if path.is_file() else {}
+        frames = [frame for frame in meta.get("frames", []) if "file_path" in frame]
+        self._depth_unit_m = meta.get("depth_unit_scale_factor")
+        self._frames = {(self.folder / frame["file_path"]).resolve(): frame for frame in frames}
+        # Copies of the images at other sizes, as in images_4, have the same names.
+        names = [Path(frame["file_path"]).name for frame in frames]
+        self._by_name = {} if len(set(names)) < len(names) else dict(zip(names, frames, strict=True))
+        names = meta.get("classes")
+        self.names: tuple[str, ...] = tuple(map(str, names)) if isinstance(names, list) else ()
+        """Of all labels, that of nothing (0) first."""
+        self.things = self._read_things()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the objects."""
+        return tuple(thing.name for thing in self.things)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether there are classes and an image with labels."""
+        return bool(self.things) and any(_of(frame, LABEL_KEYS) for frame in self._frames.values())
+
+    @property
+    def exact_depth(self) -> bool:
+        """Whether depth images come with the unit they are in."""
+        return self._depth_unit_m is not None and any(_of(frame, DEPTH_KEYS) for frame in self._frames.values())
+
+    def depth_m(self, image: Path, height_px: int, width_px: int) -> Float32[np.ndarray, "h w"] | None:
+        """Depth along the optical axis at pixel centres, metres, 0 where unknown; None where there is none.
+
+        Args:
+            image: file of the photo.
+            height_px: size wanted; the nearest pixel is taken.
+            width_px: size wanted.
+        """
+        path = self.file(image, DEPTH_KEYS) if self._depth_unit_m else None
+        values = None if path is None else nearest(_read_image(path), height_px, width_px)
+        return None if values is None else (values * float(self._depth_unit_m or 0.0)).astype(np.float32)
+
+    def labels(self, image: Path, height_px: int, width_px: int) -> Int[np.ndarray, "h w"] | None:
+        """Label of each pixel, 0 for nothing; None where there are none. Arguments as :meth:`depth_m`."""
+        values = self.label_image(image) if self.things else None
+        return None if values is None else nearest(values, height_px, width_px)
+
+    def label_image(self, image: Path) -> Int[np.ndarray, "h w"] | None:
+        """Label of each pixel of the label image as it is; None where a photo has none."""
+        path = self.file(image, LABEL_KEYS)
+        return None if path is None else _read_image(path).astype(np.int64)
+
+    def files(self, keys: tuple[str, ...]) -> list[Path]:
+        """All files that belong to photos under one of these keys, in order of the frames."""
+        found = [self.file(image, keys) for image in self._frames]
+        return [path for path in found if path is not None]
+
+    def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
+        """See :meth:`GroundTruth.view`."""
+        labels = self.labels(image, height_px, width_px)
+        if labels is None:
+            return None
+        masks = {thing.name: labels == thing.label for thing in self.things}
+        masks = {name: mask for name, mask in masks.items() if mask.any()}
+        return LabelledView(masks, {name: (_box_of(mask),) for name, mask in masks.items()})
+
+    def file(self, image: Path, keys: tuple[str, ...]) -> Path | None:
+        """The file that belongs to a photo under one of these keys of its frame; None where there is none."""
+        name = _of(self._frames.get(image.resolve()) or self._by_name.get(image.name) or {}, keys)
+        return None if name is None or not (self.folder / name).is_file() else self.folder / name
+
+    def _read_things(self) -> list[Thing]:
+        try:
+            scene = json.loads((self.folder / "scene.json").read_text(encoding="utf-8"))
+            skipped = {thing["label"] for thing in scene["objects"] if thing["kind"] in ROOM_PARTS}
+        except (OSError, ValueError, KeyError, TypeError):
+            skipped = set()
+        return [Thing(i, name) for i, name in enumerate(self.names) if i and i not in skipped]
+
+
+class PolygonLabels:
+    """Labels in the format of LERF-OVS.
+
+    Args:
+        folder: with one JSON file per labelled frame; files of other kinds are skipped.
+
+    Raises:
+        CaptureError: there is no such file, or one cannot be understood.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._frames: dict[str, dict[str, Any]] = {}
+        names: dict[str, None] = {}
+        for path in sorted(folder.glob("*.json")):
+            frame = _read_json(path)
+            if not isinstance(frame.get("objects"), list):
+                continue
+            try:
+                size = float(frame["info"]["width"]), float(frame["info"]["height"])
+                objects = [_polygon_object(entry) for entry in frame["objects"]]
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise CaptureError(
+                    f"The labels {path} are not understood ({type(error).__name__}: {error}): each needs "
+                    "info with width and height, and objects with category and segmentation."
+                ) from error
+            stem = Path(str(frame["info"].get("name") or path.stem)).stem
+            self._frames[stem] = {"size": size, "objects": objects}
+            names.update(dict.fromkeys(name for name, _, _ in objects))
+        if not self._frames:
+            raise CaptureError(
+                f"There are no labels in {folder}: it should have a JSON file with `objects` for each labelled frame."
+            )
+        self.classes = tuple(names)
+
+    def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
+        """See :meth:`GroundTruth.view`."""
+        frame = self._frames.get(image.stem)
+        if frame is None:
+            return None
+        scale = np.asarray([width_px / frame["size"][0], height_px / frame["size"][1]])
+        masks: dict[str, np.ndarray] = {}
+        boxes: dict[str, tuple[tuple[float, float, float, float], ...]] = {}
+        for name, polygon, box in frame["objects"]:
+            picture = Image.new("1", (width_px, height_px))
+            # Pillow's coordinates are those of pixel centres.
+            ImageDraw.Draw(picture).polygon([tuple(point) for point in polygon * scale - 0.5], fill=1)
+            mask = np.asarray(picture, dtype=bool)
+            masks[name] = masks[name] | mask if name in masks else mask
+            left, top, right, bottom = (box.reshape(2, 2) * scale).reshape(-1).tolist()
+            boxes[name] = (*boxes.get(name, ()), (left, top, right, bottom))
+        return LabelledView(masks, boxes)
+
+
+def nearest(image: np.ndarray, height_px: int, width_px: int) -> np.ndarray:
+    """An image at another size, each pixel that of the original nearest to its centre."""
+    rows = ((np.arange(height_px) + 0.5) * image.shape[0] / height_px).astype(int)
+    cols = ((np.arange(width_px) + 0.5) * image.shape[1] / width_px).astype(int)
+    return image[rows][:, cols]
+
+
+def _polygon_object(entry: dict[str, Any]) -> tuple[str, np.ndarray, np.ndarray]:
+    """Category, polygon (points, 2) and box (left, top, right, bottom) of an object; that of the polygon if none."""
+    polygon = np.asarray(entry["segmentation"], dtype=np.float64).reshape(-1, 2)
+    if len(polygon) < 3:
+        raise ValueError("a polygon has fewer than three points")
+    box = entry.get("bbox") or [*polygon.min(axis=0), *polygon.max(axis=0)]
+    return str(entry["category"]), polygon, np.asarray(box, dtype=np.float64).reshape(4)
+
+
+def _box_of(mask: Bool[np.ndarray, "h w"]) -> tuple[float, float, float, float]:
+    rows, cols = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    return float(cols[0]), float(rows[0]), float(cols[-1] + 1), float(rows[-1] + 1)
+
+
+def _of(frame: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
+    return next((str(frame[key]) for key in keys if frame.get(key)), None)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CaptureError(f"{path} cannot be read ({error}): mend it, or take it away.") from error
+    return raw if isinstance(raw, dict) else {}
+
+
+def _read_image(path: Path) -> np.ndarray:
+    """A single-channel image of numbers."""
+    try:
+        with Image.open(path) as picture:
+            values = np.asarray(picture)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise CaptureError(f"{path} cannot be read ({error}): mend or replace it.") from error
+    if values.ndim != 2:
+        raise CaptureError(f"{path} has {values.ndim} axes, but labels and depth have one value per pixel.")
+    return values

@@ -1,0 +1,124 @@
+"""How well queries find what they ask for, against labels. Pure maths on scores and masks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+PINNED_THRESHOLD = 0.5
+"""Of relevancy: as much like the query as like the nearest negative."""
+THRESHOLDS = np.linspace(-1.0, 1.0, 401)
+"""Those tried for the best threshold."""
+
+
+@dataclass
+class _Pair:
+    """One class in one view."""
+
+    name: str
+    hit: bool
+    size: int
+    pinned_found: int
+    pinned_both: int
+    found: np.ndarray
+    both: np.ndarray
+
+
+@dataclass
+class QueryMetrics:
+    """Accuracy over pairs of view and class, all pairs counting alike.
+
+    *Localisation* is LERF's: the best-scored pixel lies in a box of the object. *IoU* compares the pixels with at
+    least the threshold's score with the object's; *accuracy* is the part of the object's pixels found. Both are
+    given at a threshold that was fixed beforehand, and, apart from it, at the one threshold for all classes and views
+    that is best afterwards.
+    """
+
+    threshold: float = PINNED_THRESHOLD
+    """The fixed threshold."""
+    _pairs: list[_Pair] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        score: Float[Tensor, "..."],
+        mask: Bool[Tensor, "..."],
+        boxes: Sequence[tuple[float, float, float, float]] | None = None,
+    ) -> None:
+        """Counts one class in one view.
+
+        Args:
+            name: of the class.
+            score: of the query that looks for it, −1 to 1, per pixel (h, w) or per point.
+            mask: where it is.
+            boxes: left, top, right and bottom of its objects in pixels; None to require the best pixel in the mask.
+        """
+        score, mask = score.detach().float().cpu(), mask.cpu()
+        flat, inside = score.flatten(), mask.flatten()
+        best = int(flat.argmax())
+        if boxes is None:
+            hit = bool(inside[best])
+        else:
+            row, col = divmod(best, score.shape[-1])
+            hit = any(left <= col + 0.5 <= right and top <= row + 0.5 <= bottom for left, top, right, bottom in boxes)
+        at_least = flat >= self.threshold
+        found, both = (_counts_from_above(values.double().numpy()) for values in (flat, flat[inside]))
+        self._pairs.append(
+            _Pair(
+                name=name,
+                hit=hit,
+                size=int(inside.sum()),
+                pinned_found=int(at_least.sum()),
+                pinned_both=int((at_least & inside).sum()),
+                found=found,
+                both=both,
+            )
+        )
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self._pairs)
+
+    def summary(self) -> dict[str, float | int]:
+        """Means over the pairs; nothing but ``pairs`` = 0 where there are none."""
+        return self._summary(self._pairs)
+
+    def by_class(self) -> dict[str, dict[str, float | int]]:
+        """The same for each class, with the best threshold of all classes together."""
+        names = dict.fromkeys(pair.name for pair in self._pairs)
+        best = self._best(self._pairs) if self._pairs else 0
+        return {name: self._summary([p for p in self._pairs if p.name == name], best) for name in names}
+
+    def _summary(self, pairs: Sequence[_Pair], best: int | None = None) -> dict[str, float | int]:
+        if not pairs:
+            return {"pairs": 0}
+        best = self._best(pairs) if best is None else best
+        pinned = [_iou(pair.pinned_both, pair.pinned_found, pair.size) for pair in pairs]
+        return {
+            "pairs": len(pairs),
+            "localisation": float(np.mean([pair.hit for pair in pairs])),
+            "threshold": self.threshold,
+            "miou": float(np.mean(pinned)),
+            "macc": float(np.mean([pair.pinned_both / max(1, pair.size) for pair in pairs])),
+            "iou_above_25": float(np.mean([iou > 0.25 for iou in pinned])),
+            "best_threshold": float(THRESHOLDS[best]),
+            "best_miou": float(np.mean([_iou(pair.both[best], pair.found[best], pair.size) for pair in pairs])),
+            "best_macc": float(np.mean([pair.both[best] / max(1, pair.size) for pair in pairs])),
+        }
+
+    def _best(self, pairs: Sequence[_Pair]) -> int:
+        both, found = (np.stack([getattr(pair, name) for pair in pairs]).astype(float) for name in ("both", "found"))
+        sizes = np.asarray([pair.size for pair in pairs], dtype=float)[:, None]
+        return int((both / np.maximum(1.0, found + sizes - both)).mean(axis=0).argmax())
+
+
+def _iou(both: int, found: int, size: int) -> float:
+    return float(both / max(1, found + size - both))
+
+
+def _counts_from_above(values: Float[np.ndarray, "n"]) -> np.ndarray:
+    """How many values are at least each of :data:`THRESHOLDS`."""
+    ordered = np.sort(values)
+    return len(ordered) - np.searchsorted(ordered, THRESHOLDS, side="left")

@@ -1,0 +1,180 @@
+"""``f3rm-ext eval-query``: how well queries find what the labels say is there."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from f3rm_ext.errors import CaptureError, ConfigError
+
+if TYPE_CHECKING:
+    from f3rm_ext.capture.ground_truth import GroundTruth
+    from f3rm_ext.query.metrics import QueryMetrics
+    from f3rm_ext.query.run import Run
+    from f3rm_ext.query.scorer import QueryHead
+    from f3rm_ext.query.vectors import Query
+
+Protocol = Literal["rendered", "image-features", "direct-3d"]
+TITLES: dict[Protocol, str] = {
+    "rendered": "Rendered held-out views",
+    "image-features": "2D features of the same views",
+    "direct-3d": "Points in 3D",
+}
+
+
+@dataclass
+class EvalQuery:
+    """Asks a trained run for every labelled class, and compares the answers with the labels.
+
+    The rendered views (never training views) and the points in space are two protocols and are reported apart; the 2D
+    features the field was distilled from are asked the same for comparison. Localisation: the best pixel lies in a
+    box of the object. mIoU and mAcc: means over all pairs of view and class, at a threshold fixed beforehand, and
+    apart from it at the best one.
+
+    Labels are read from the capture (label images named in transforms.json) or from a folder with polygons in the
+    format of LERF-OVS.
+
+    Typical calls:
+      f3rm-ext eval-query --load-config outputs/tabletop/f3rm-ext/.../config.yml
+      f3rm-ext eval-query --load-config .../config.yml --by example --negatives both
+      f3rm-ext eval-query --load-config .../config.yml --labels lerf_ovs/label/figurines
+    """
+
+    load_config: Path
+    """config.yml of the run."""
+    labels: Path | None = None
+    """Folder with LERF-OVS labels (JSON); by default the label images of the capture itself."""
+    feature: str = ""
+    """Which distilled feature to ask; by default the first."""
+    by: Literal["text", "example"] = "text"
+    """text: by the names of the classes. example: by one pixel of each class in a training photo."""
+    example_photo: str = ""
+    """Training photo the examples are taken from; by default the one that shows most classes."""
+    negatives: Literal["common", "others", "both", "none"] = "common"
+    """What each class is told from: common phrases (by example: the mean of all photos), the other classes, both, or
+    none (the score is the cosine)."""
+    threshold: float = 0.5
+    """Fixed threshold of the score, -1 to 1."""
+    temperature: float = 0.1
+    """Of the relevancy, above 0."""
+    skip: tuple[str, ...] = ()
+    """Classes that are neither asked for nor told from."""
+    out: Path | None = None
+    """File for all figures (JSON); by default query.json beside the config."""
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.threshold <= 1:
+            raise ConfigError(f"--threshold is {self.threshold}, outside -1 to 1: relevancy lies between 0 and 1.")
+
+    def main(self) -> int:
+        """Evaluates and writes the figures. Returns the exit code."""
+        from nerfstudio.utils.rich_utils import CONSOLE
+
+        from f3rm_ext.features.atomic import write_atomic
+        from f3rm_ext.query.run import load_run
+        from f3rm_ext.query.scorer import checked_head
+
+        run = load_run(self.load_config)
+        head = checked_head(run.model.query_heads(), self.feature)
+        truth = self._truth(run)
+        queries = self._queries(run, head, truth)
+        results = self._evaluate(run, head, truth, queries)
+        record = {
+            **run.describe(),
+            "feature": head.name,
+            "extractor": head.extractor,
+            "by": self.by,
+            "negatives": self.negatives,
+            "temperature": self.temperature,
+            "queries": {query.name: list(query.positives.sources) for query in queries},
+            "protocols": {
+                name: {**metrics.summary(), "classes": metrics.by_class()} for name, metrics in results.items()
+            },
+        }
+        CONSOLE.print(self._table(results))
+        CONSOLE.print(self._class_table(results))
+        out = self.out or self.load_config.parent / "query.json"
+        write_atomic(out, json.dumps(record, indent=1).encode())
+        CONSOLE.print(f"Figures are in {out}.", highlight=False, soft_wrap=True)
+        return 0
+
+    def _truth(self, run: "Run") -> "GroundTruth":
+        from f3rm_ext.capture.ground_truth import PolygonLabels, Truth
+
+        if self.labels is not None:
+            return PolygonLabels(self.labels)
+        truth = Truth(run.data)
+        if not truth.has_labels:
+            raise CaptureError(
+                f"The capture {run.data} has no labels: name `classes` and a `label_file_path` for each frame in its "
+                "transforms.json, or give a folder of LERF-OVS labels with --labels."
+            )
+        return truth
+
+    def _queries(self, run: "Run", head: "QueryHead", truth: "GroundTruth") -> "list[Query]":
+        from f3rm_ext.query.questions import exemplar_queries, text_queries
+        from f3rm_ext.query.text import TextEncoder
+
+        unknown = [name for name in self.skip if name not in truth.classes]
+        if unknown:
+            raise ConfigError(f"There is no class {unknown[0]!r} to skip: the labels have {', '.join(truth.classes)}.")
+        names = [name for name in truth.classes if name not in self.skip]
+        if self.by == "text":
+            encoder = TextEncoder(run.model.device)
+            return text_queries(head, names, encoder, self.negatives, self.temperature)
+        return exemplar_queries(run, head, truth, names, self.negatives, self.temperature, self.example_photo)
+
+    def _evaluate(
+        self, run: "Run", head: "QueryHead", truth: "GroundTruth", queries: "list[Query]"
+    ) -> "dict[Protocol, QueryMetrics]":
+        from rich.progress import track
+
+        from f3rm_ext.capture.ground_truth import Truth
+        from f3rm_ext.query import evaluate
+        from f3rm_ext.query.metrics import QueryMetrics
+        from f3rm_ext.query.scorer import score_image
+
+        files, cameras = run.files("test"), run.cameras("test")
+        views = list(evaluate.labelled_cameras(files, cameras, truth))
+        if not views:
+            raise CaptureError("None of the held-out photos has labels, so there is nothing to compare with.")
+        rendered, flat = QueryMetrics(self.threshold), QueryMetrics(self.threshold)
+        for view in track(views, "Held-out views"):
+            scores, _ = score_image(run.model, view.camera, queries)
+            evaluate.count_view(rendered, queries, scores, view.truth)
+            height, width = scores.shape[:2]
+            feature_map = run.feature_map("test", files.index(view.file), head.name)
+            evaluate.count_view(flat, queries, evaluate.score_map(feature_map, queries, height, width), view.truth)
+        results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": flat}
+        if isinstance(truth, Truth):
+            scale = run.manager.train_dataparser_outputs.dataparser_scale
+            surface = evaluate.surface_points(files, cameras, truth, scale)
+            if surface is not None:
+                results["direct-3d"] = evaluate.evaluate_points(run.model, queries, surface, truth, self.threshold)
+        return results
+
+    def _table(self, results: "dict[Protocol, QueryMetrics]") -> Any:
+        from rich.table import Table
+
+        table = Table(title="Queries against labels")
+        columns = ("pairs", "localisation", f"mIoU at {self.threshold:g}", f"mAcc at {self.threshold:g}")
+        for column in ("", *columns, "best threshold", "mIoU there", "mAcc there"):
+            table.add_column(column, justify="right" if column else "left")
+        keys = ("localisation", "miou", "macc", "best_threshold", "best_miou", "best_macc")
+        for name, metrics in results.items():
+            summary = metrics.summary()
+            table.add_row(TITLES[name], str(summary["pairs"]), *(f"{summary[key]:.3f}" for key in keys))
+        return table
+
+    def _class_table(self, results: "dict[Protocol, QueryMetrics]") -> Any:
+        from rich.table import Table
+
+        table = Table(title="Localisation and IoU at the fixed threshold, by class")
+        table.add_column("")
+        for name in results:
+            table.add_column(TITLES[name], justify="right")
+        classes = {name: metrics.by_class() for name, metrics in results.items()}
+        for thing in classes["rendered"]:
+            cells = [found.get(thing) for found in classes.values()]
+            table.add_row(thing, *("-" if c is None else f"{c['localisation']:.2f}  {c['miou']:.3f}" for c in cells))
+        return table
