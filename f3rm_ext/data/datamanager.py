@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import tyro
@@ -26,6 +26,9 @@ from f3rm_ext.data.stream import MapSource, PixelStream
 from f3rm_ext.data.windows import WindowCycle, parse_count
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.features.options import FeatureOptions
+
+if TYPE_CHECKING:
+    from f3rm_ext.query.during_eval import EvalQueries
 
 STATE_VERSION = 1
 
@@ -130,6 +133,7 @@ class F3rmDataManager(VanillaDataManager[InputDataset]):
         self.eval_images_drawn = 0
         self._sources: list[MapSource] | None = None
         self._sources_failed = False
+        self._eval_queries: tuple[EvalQueries | None] | None = None
         self.fixed_indices_eval_dataloader = self._empty_loader(test_mode)
         self.eval_dataloader = self._empty_loader(test_mode)
         super().__init__(
@@ -185,7 +189,9 @@ class F3rmDataManager(VanillaDataManager[InputDataset]):
             "eval", dataset, cycle, rays, None if self._sources is None else self._sources[-1]
         )
         self.eval_ray_generator = make_ray_generator(dataset.cameras, self.device)
-        self.fixed_indices_eval_dataloader = EvalLoader(dataset, self.device, self.eval_feature_source)
+        self.fixed_indices_eval_dataloader = EvalLoader(
+            dataset, self.device, self.eval_feature_source, queries=self.eval_queries
+        )
         self.eval_dataloader = RandomEvalLoader(dataset, self.device, self.eval_feature_source, self._draw_eval_image)
 
     def next_train(self, step: int) -> tuple[RayBundle, dict[str, Any]]:
@@ -290,6 +296,16 @@ class F3rmDataManager(VanillaDataManager[InputDataset]):
                 self._sources_failed = True
                 CONSOLE.log(f"Evaluating without 2D features: {error}", markup=False)
         return None if self._sources is None else self._sources[-1]
+
+    def eval_queries(self) -> "EvalQueries | None":
+        """What ``ns-eval`` asks in held-out photos that have labels; None where they have none."""
+        if self.test_mode != "test" or not self.config.features.extractors:
+            return None
+        if self._eval_queries is None:
+            from f3rm_ext.query.during_eval import EvalQueries
+
+            self._eval_queries = (EvalQueries.of(self),)
+        return self._eval_queries[0]
 
     def _empty_loader(self, test_mode: str) -> EvalLoader:
         return EvalLoader(None, "cpu", lambda: None, required=test_mode == "test")

@@ -1,6 +1,7 @@
 """Whole images for evaluation, with their feature maps."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ class EvalLoader:
         device: torch.device | str,
         source: Callable[[], MapSource | None],
         *,
+        queries: Callable[[], Any] = lambda: None,
         required: bool = False,
     ) -> None:
         """Sets up; loads nothing.
@@ -35,6 +37,7 @@ class EvalLoader:
             dataset: the images, None for an empty loader.
             device: where batches are wanted (``image`` stays where it is, as nerfstudio has it).
             source: called when feature maps are needed; returns None where there are none.
+            queries: gives the :class:`~f3rm_ext.query.during_eval.EvalQueries` of the capture, or None.
             required: whether going through no images at all is an error.
         """
         self.required = required
@@ -42,6 +45,7 @@ class EvalLoader:
         self.device = device
         self.cameras = None if dataset is None else dataset.cameras.to(device)
         self._source = source
+        self._queries = queries
 
     def __len__(self) -> int:
         return 0 if self.input_dataset is None else len(self.input_dataset)
@@ -56,7 +60,7 @@ class EvalLoader:
         """Camera (shape 1) and batch of an image.
 
         The batch has ``image`` Float[h w channels] in [0, 1], ``image_idx``, ``camera``, the mask if there is one, and
-        ``feature_maps`` (by name) where there are features.
+        ``feature_maps`` (by name) where there are features, ``queries`` and ``file`` where there are labels.
 
         Raises:
             CaptureError: there are no images, or this one cannot be read.
@@ -69,6 +73,9 @@ class EvalLoader:
         source = self._source()
         if source is not None:
             batch["feature_maps"] = source.load(image_idx)
+        queries = self._queries()
+        if queries is not None:
+            batch["queries"], batch["file"] = queries, Path(self.input_dataset.image_filenames[image_idx])
         return camera, batch
 
 

@@ -14,7 +14,7 @@ from f3rm_ext.features.base import Extractor
 from f3rm_ext.features.extractor_spec import build_config, close_match, extractor_name
 from f3rm_ext.features.weights import NO_WEIGHTS, WeightsStatus, first_line
 
-__all__ = ["ExtractorInfo", "available_extractors", "build_extractor", "extractor_name"]
+__all__ = ["ExtractorInfo", "available_extractors", "build_extractor", "extractor_name", "understands_text"]
 
 ENTRY_POINT_GROUP = "f3rm_ext.extractors"
 
@@ -90,6 +90,18 @@ def build_extractor(text: str, *, device: torch.device) -> Extractor:
         raise ExtractorError(
             f"Extractor {name} needs a package that cannot be imported ({first_line(error)}): install it."
         ) from error
+
+
+def understands_text(text: str) -> bool:
+    """Whether texts can be embedded into the features of an extractor; needs no weights.
+
+    Args:
+        text: As for :func:`build_extractor`.
+
+    Raises:
+        ExtractorError: It is unknown or broken.
+    """
+    return hasattr(_factory(extractor_name(text)), "encode_text")
 
 
 def available_extractors() -> dict[str, ExtractorInfo]:

@@ -448,12 +448,15 @@ class F3rmModel(Model):
 
         Returns:
             psnr, ssim, lpips (where its weights can be had), l1, feature_cosine_NAME and feature_mse_NAME (at the
-            patch centres, in the distilled space), train_peak_memory_mib and eval_peak_memory_mib; and the images
+            patch centres, in the distilled space), query_localisation_NAME, query_miou_NAME and query_macc_NAME (where
+            the capture has labels), train_peak_memory_mib and eval_peak_memory_mib; and the images
             img (truth | prediction), accumulation, depth and feature_pca (truth | prediction).
         """
         truth = self.renderer_rgb.blend_background(batch["image"].to(self.device))
         metrics = self.image_metrics(outputs["rgb"], truth)
         metrics.update(evaluation.feature_metrics(self, batch))
+        if batch.get("queries") is not None:
+            metrics.update(batch["queries"].metrics(self, batch["camera"], batch["file"]))
         metrics["train_peak_memory_mib"] = self.train_peak_mib
         metrics["eval_peak_memory_mib"] = memory.peak_mib(self.device)
         return metrics, evaluation.comparison_images(self, outputs, truth, batch)

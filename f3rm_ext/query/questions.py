@@ -10,7 +10,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.choice import deepest_pixel
 from f3rm_ext.query.evaluate import MIN_VISIBLE_PX
 from f3rm_ext.query.exemplar import Region, exemplar
-from f3rm_ext.query.run import Run
+from f3rm_ext.query.run import Photos
 from f3rm_ext.query.scorer import QueryHead
 from f3rm_ext.query.text import DEFAULT_NEGATIVES, TextEncoder
 from f3rm_ext.query.vectors import DEFAULT_TEMPERATURE, Query, QueryVectors, against_each_other
@@ -47,7 +47,7 @@ def text_queries(
 
 
 def exemplar_queries(
-    run: Run,
+    photos: Photos,
     head: QueryHead,
     truth: GroundTruth,
     names: Sequence[str],
@@ -58,7 +58,7 @@ def exemplar_queries(
     """A query for each class, by its innermost pixel in one training photo, and that pixel's 2D feature.
 
     Args:
-        run: the run.
+        photos: of the capture.
         head: in whose space.
         truth: labels of the training photos.
         names: classes to ask for; those the photo does not show are left out.
@@ -70,9 +70,9 @@ def exemplar_queries(
         ConfigError: there is no such training photo with labels.
         UserError: its features cannot be had.
     """
-    index, view = _exemplar_view(run, truth, photo)
-    name = run.files("train")[index].name
-    feature_map = run.feature_map("train", index, head.name)
+    index, view = _exemplar_view(photos, truth, photo)
+    name = photos.files("train")[index].name
+    feature_map = photos.feature_map("train", index, head.name)
     common = mean_of_photos(head) if negatives in ("common", "both") else _nothing(head)
     queries = []
     for thing in names:
@@ -84,9 +84,9 @@ def exemplar_queries(
     return against_each_other(queries) if negatives in ("others", "both") else queries
 
 
-def _exemplar_view(run: Run, truth: GroundTruth, photo: str) -> tuple[int, LabelledView]:
-    cameras, found = run.cameras("train"), []
-    for index, file in enumerate(run.files("train")):
+def _exemplar_view(photos: Photos, truth: GroundTruth, photo: str) -> tuple[int, LabelledView]:
+    cameras, found = photos.cameras("train"), []
+    for index, file in enumerate(photos.files("train")):
         if photo and file.name != photo:
             continue
         view = truth.view(file, int(cameras.height[index].item()), int(cameras.width[index].item()))

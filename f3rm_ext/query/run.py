@@ -20,19 +20,13 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Run:
-    """A trained run. Splits are ``train`` and ``test``."""
+class Photos:
+    """A model and the capture it was trained on. Splits are ``train`` and ``test``."""
 
-    config: "TrainerConfig"
-    """Its options."""
     model: Any
     """The model, a :class:`~f3rm_ext.query.scorer.Queryable`, in evaluation mode."""
     manager: "F3rmDataManager"
-    """Its photos and cameras."""
-    checkpoint: Path
-    """The file that was loaded."""
-    step: int
-    """Number of the last training step in it."""
+    """The photos and cameras."""
 
     def __post_init__(self) -> None:
         self._sources: dict[str, FeatureSource] | None = None
@@ -40,11 +34,7 @@ class Run:
     @property
     def data(self) -> Path:
         """The capture."""
-        return Path(self.config.data or self.config.pipeline.datamanager.data or ".")
-
-    def describe(self) -> dict[str, object]:
-        """Where results come from, for files that hold them."""
-        return {"checkpoint": str(self.checkpoint.resolve()), "step": self.step, "method": self.config.method_name}
+        return Path(self.manager.dataparser.config.data)
 
     def dataset(self, split: str) -> "InputDataset":
         """The photos of a split.
@@ -104,6 +94,22 @@ class Run:
         return dict(zip(splits, sources, strict=True))
 
 
+@dataclass
+class Run(Photos):
+    """A trained run."""
+
+    config: "TrainerConfig"
+    """Its options."""
+    checkpoint: Path
+    """The file that was loaded."""
+    step: int
+    """Number of the last training step in it."""
+
+    def describe(self) -> dict[str, object]:
+        """Where results come from, for files that hold them."""
+        return {"checkpoint": str(self.checkpoint.resolve()), "step": self.step, "method": self.config.method_name}
+
+
 def load_run(load_config: Path) -> Run:
     """Opens a run.
 
@@ -138,4 +144,4 @@ def load_run(load_config: Path) -> Run:
             f"The run {load_config} is of the method {config.method_name}, which distils no features: "
             "give a run of f3rm-ext."
         )
-    return Run(config, model, manager, checkpoint, step)
+    return Run(model, manager, config, checkpoint, step)

@@ -73,9 +73,11 @@ class TextEncoder:
         return extractor
 
     def _build(self, head: QueryHead) -> Extractor:
-        from f3rm_ext.features.registry import build_extractor
+        from f3rm_ext.features.registry import build_extractor, understands_text
 
         try:
+            if not understands_text(head.extractor):
+                raise ExtractorError(f"The feature {head.name!r} ({head.extractor}) understands no text")
             extractor = build_extractor(head.extractor, device=self.device)
         except UserError as error:
             kind = type(error) if isinstance(error, ExtractorError) else ExtractorError

@@ -46,8 +46,9 @@ class EvalQuery:
     """Folder with LERF-OVS labels (JSON); by default the label images of the capture itself."""
     feature: str = ""
     """Which distilled feature to ask; by default the first."""
-    by: Literal["text", "example"] = "text"
-    """text: by the names of the classes. example: by one pixel of each class in a training photo."""
+    by: Literal["auto", "text", "example"] = "auto"
+    """text: by the names of the classes. example: by one pixel of each class in a training photo. auto: by text where
+    the feature understands it."""
     example_photo: str = ""
     """Training photo the examples are taken from; by default the one that shows most classes."""
     negatives: Literal["common", "others", "both", "none"] = "common"
@@ -112,6 +113,7 @@ class EvalQuery:
         return truth
 
     def _queries(self, run: "Run", head: "QueryHead", truth: "GroundTruth") -> "list[Query]":
+        from f3rm_ext.features.registry import understands_text
         from f3rm_ext.query.questions import exemplar_queries, text_queries
         from f3rm_ext.query.text import TextEncoder
 
@@ -119,7 +121,7 @@ class EvalQuery:
         if unknown:
             raise ConfigError(f"There is no class {unknown[0]!r} to skip: the labels have {', '.join(truth.classes)}.")
         names = [name for name in truth.classes if name not in self.skip]
-        if self.by == "text":
+        if self.by == "text" or (self.by == "auto" and understands_text(head.extractor)):
             encoder = TextEncoder(run.model.device)
             return text_queries(head, names, encoder, self.negatives, self.temperature)
         return exemplar_queries(run, head, truth, names, self.negatives, self.temperature, self.example_photo)
