@@ -69,7 +69,7 @@ class TextEncoder:
         if extractor is None:
             extractor = self._build(head)
             self._extractors[head.extractor] = extractor
-        _check_same_model(head, extractor)
+        check_same_model(head, extractor)
         return extractor
 
     def _build(self, head: QueryHead) -> Extractor:
@@ -90,12 +90,13 @@ class TextEncoder:
         return extractor
 
 
-def _check_same_model(head: QueryHead, extractor: Extractor) -> None:
+def check_same_model(head: QueryHead, extractor: Extractor) -> None:
+    """Raises ConfigError unless an extractor is the one that a feature was made with."""
     here = extractor.identity
     for part in ("model", "weights"):
         if head.identity.get(part, getattr(here, part)) != getattr(here, part):
             raise ConfigError(
                 f"The {part} of {head.extractor} on this machine ({getattr(here, part)}) are not those the feature "
-                f"{head.name!r} was made with ({head.identity[part]}): texts would be compared with another space; "
+                f"{head.name!r} was made with ({head.identity[part]}): queries would be compared with another space; "
                 "use the same weights file."
             )

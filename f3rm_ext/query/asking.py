@@ -1,0 +1,153 @@
+"""From what a user types on the command line to queries: texts, places in images, and saved vectors."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.query.examples import Examples
+from f3rm_ext.query.exemplar import Region
+from f3rm_ext.query.questions import mean_of_photos
+from f3rm_ext.query.relevancy import check_temperature
+from f3rm_ext.query.run import Run
+from f3rm_ext.query.scorer import QueryHead, checked_head
+from f3rm_ext.query.text import DEFAULT_NEGATIVES, TextEncoder, split_prompts
+from f3rm_ext.query.vectors import Query, QueryVectors, load_vectors
+
+NO_NEGATIVES = "none"
+_NAME = re.compile(r"\w[\w .+-]*")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One query as it was typed."""
+
+    kind: Literal["text", "exemplar", "vector"]
+    """How it asks."""
+    name: str
+    """What to call it."""
+    prompts: tuple[str, ...] = ()
+    """Texts that mean the same."""
+    region: Region | None = None
+    """Place in an image."""
+    file: Path | None = None
+    """Of vectors."""
+
+
+@dataclass(kw_only=True)
+class AskOptions:
+    """Options of commands that ask."""
+
+    load_config: Path
+    """config.yml of the run."""
+    text: tuple[str, ...] = ()
+    """What to look for, each a query of its own: "blue mug", alternatives "banana | plantain", or with a name for the
+    files "fruit=banana | plantain". Needs a feature that understands text, such as clip."""
+    exemplar: tuple[str, ...] = ()
+    """Queries by example: IMAGE:x,y for a point, IMAGE:x,y,w,h for a box, IMAGE for all of it, in pixels of the image
+    file; IMAGE is the name of a photo of the capture or any image file. NAME=IMAGE:... gives a name."""
+    vector: tuple[str, ...] = ()
+    """Queries by saved vectors: .npy files of this command or of another program. NAME=FILE gives a name."""
+    negative: tuple[str, ...] = ()
+    """What the queries are told from, as texts; none for plain cosines. By default, texts are told from `object`,
+    `things`, `stuff` and `texture`, and examples and vectors from the mean of all photos."""
+    feature: str = ""
+    """Which distilled feature to ask; by default the first."""
+    temperature: float = 0.1
+    """Of the relevancy, above 0: small values make it all or nothing."""
+    threshold: float = 0.5
+    """Score from which on a pixel or a point counts as found, -1 to 1."""
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without opening the run.
+
+        Raises:
+            ConfigError: an option cannot work.
+        """
+        check_temperature(self.temperature)
+        if not -1 <= self.threshold <= 1:
+            raise ConfigError(f"--threshold is {self.threshold}, outside -1 to 1: relevancy lies between 0 and 1.")
+        if not all(text.strip() for text in self.negative):
+            raise ConfigError("A text after --negative is empty: write a phrase, or `--negative none`.")
+        if NO_NEGATIVES in self.negative and len(self.negative) > 1:
+            raise ConfigError("--negative none goes with no other negatives: give one or the other.")
+        self.asked()
+
+    def asked(self) -> list[Asked]:
+        """The queries in the order texts, examples, vectors.
+
+        Raises:
+            ConfigError: one of them is not understood, or two have the same name.
+        """
+        found = [*map(_text, self.text), *map(_exemplar, self.exemplar), *map(_vector, self.vector)]
+        names = [asked.name for asked in found]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"Two queries are called {name!r}: give them names of their own, NAME=...")
+        return found
+
+
+def build_queries(options: AskOptions, run: Run, encoder: TextEncoder | None = None) -> list[Query]:
+    """The queries of the command line, ready for the run's model.
+
+    Args:
+        options: what was typed.
+        run: whose feature is asked.
+        encoder: of texts; by default a new one on the model's device.
+
+    Raises:
+        UserError: there is no such feature or photo, the feature understands no text, weights are missing ...
+    """
+    head = checked_head(run.model.query_heads(), options.feature)
+    encoder = encoder or TextEncoder(run.model.device)
+    examples = Examples(run, head, run.model.device)
+    queries = []
+    for asked in options.asked():
+        if asked.kind == "text":
+            positives = encoder.encode(head, asked.prompts)
+        elif asked.region is not None:
+            positives = examples.vectors(asked.region)
+        else:
+            assert asked.file is not None
+            positives = load_vectors(asked.file, head.dim, head.basis)
+        negatives = _negatives(asked, options.negative, head, encoder)
+        queries.append(Query(asked.name, head.name, positives, negatives, options.temperature))
+    return queries
+
+
+def _negatives(asked: Asked, given: Sequence[str], head: QueryHead, encoder: TextEncoder) -> QueryVectors:
+    if tuple(given) == (NO_NEGATIVES,):
+        return QueryVectors.empty(head.dim)
+    if given:
+        return encoder.encode(head, given)
+    return encoder.encode(head, DEFAULT_NEGATIVES) if asked.kind == "text" else mean_of_photos(head)
+
+
+def _text(typed: str) -> Asked:
+    name, content = _split_name(typed)
+    prompts = tuple(split_prompts(content))
+    return Asked("text", name or prompts[0], prompts=prompts)
+
+
+def _exemplar(typed: str) -> Asked:
+    name, content = _split_name(typed)
+    region = Region.parse(content)
+    place = str(replace(region, image=Path(region.image).name))
+    return Asked("exemplar", name or place, region=region)
+
+
+def _vector(typed: str) -> Asked:
+    name, content = _split_name(typed)
+    if not content:
+        raise ConfigError(f"The vector {typed!r} names no file: give FILE or NAME=FILE.")
+    return Asked("vector", name or Path(content).stem, file=Path(content))
+
+
+def _split_name(typed: str) -> tuple[str, str]:
+    """Name and content of ``NAME=CONTENT``; an empty name where there is none."""
+    name, equals, content = typed.partition("=")
+    if not equals or not _NAME.fullmatch(name.strip()):
+        return "", typed
+    return name.strip(), content.strip()
