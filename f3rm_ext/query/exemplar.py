@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float32
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
-from f3rm_ext.features.sampling import sample_map
+from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.query.vectors import QueryVectors
 
 
@@ -62,11 +62,26 @@ class Region:
         )
         return Region(self.image, x, y, width, height)
 
+    @property
+    def is_point(self) -> bool:
+        """Whether it is one pixel's place, without extent."""
+        return self.x_px is not None and self.width_px is None
+
+    def box_px(self, width_px: int, height_px: int) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom in an image of this size; without extent for a point."""
+        if self.x_px is None or self.y_px is None:
+            return 0.0, 0.0, float(width_px), float(height_px)
+        return self.x_px, self.y_px, self.x_px + (self.width_px or 0.0), self.y_px + (self.height_px or 0.0)
+
+    def middle_px(self, width_px: int, height_px: int) -> tuple[float, float]:
+        """Its middle (x, y) in an image of this size."""
+        left, top, right, bottom = self.box_px(width_px, height_px)
+        return (left + right) / 2, (top + bottom) / 2
+
     def require_inside(self, width_px: int, height_px: int) -> None:
         """Raises ConfigError where any of it lies outside an image of this size."""
-        x, y = self.x_px or 0.0, self.y_px or 0.0
-        right, bottom = x + (self.width_px or 0.0), y + (self.height_px or 0.0)
-        if not (0 <= x <= right <= width_px and 0 <= y <= bottom <= height_px):
+        left, top, right, bottom = self.box_px(width_px, height_px)
+        if not (0 <= left <= right <= width_px and 0 <= top <= bottom <= height_px):
             raise ConfigError(
                 f"The exemplar {self} lies outside the image, which has {width_px} x {height_px} pixels: "
                 "choose a place inside."
@@ -83,7 +98,9 @@ def exemplar(feature_map: FeatureMap, region: Region) -> QueryVectors:
     Raises:
         ConfigError: the feature there is zero.
     """
-    sampled = torch.from_numpy(sample_map(with_residual(feature_map), _places(feature_map.grid, region)))
+    packed = PackedMaps.pack([with_residual(feature_map)])
+    places = torch.from_numpy(_places(feature_map.grid, region))
+    sampled = packed.sample(torch.zeros(len(places), dtype=torch.long), places)
     unit = sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(1e-8)
     mean = unit.mean(dim=0, keepdim=True)
     if feature_map.residual_norm is None:
@@ -99,7 +116,7 @@ def with_residual(feature_map: FeatureMap) -> FeatureMap:
     return FeatureMap(values=values, grid=feature_map.grid)
 
 
-def _places(grid: PatchGrid, region: Region) -> Float[np.ndarray, "points 2"]:
+def _places(grid: PatchGrid, region: Region) -> Float32[np.ndarray, "points 2"]:
     """Where a region is sampled (y, x): its point; or in a box the patch centres, or where it has none its middle."""
     if region.x_px is None or region.y_px is None:
         return grid.centres_px().reshape(-1, 2)

@@ -91,14 +91,15 @@ def query_section(content: ReportContent) -> str:
     query = content.measured.get("query")
     if not query:
         return ""
-    place = f"x = {query['x']:.0f}, y = {query['y']:.0f}"
+    place = f"the feature at x = {query['x']:.0f}, y = {query['y']:.0f}, the middle of the frame"
+    if not query.get("is_point", True):
+        place = "the mean feature of the frame"
     name = escape(query["object"] or "a patch")
     crop = picture(content, "exemplar_crop.png", f"the exemplar, {name}")
     asked = (
         f'<div class="ask"><figure>{picture(content, "exemplar_photo.png", "training photo with the exemplar framed")}'
-        f"<figcaption>training photo {escape(query['image'])}; the query is the feature at {place}, the middle of the "
-        f'frame</figcaption></figure><figure class="crop">{crop}<figcaption>asked for: {name}</figcaption></figure>'
-        "</div>"
+        f"<figcaption>training photo {escape(query['image'])}; the query is {place}</figcaption></figure>"
+        f'<figure class="crop">{crop}<figcaption>asked for: {name}</figcaption></figure></div>'
     )
     stops = ",".join(colour_stops(HEAT_MAP))
     legend = (

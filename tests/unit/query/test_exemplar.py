@@ -1,158 +1,158 @@
-"""Exemplar queries against direct computations."""
-
-from types import SimpleNamespace
-from typing import Any
+"""Regions of photos, and the directions taken from them."""
 
 import numpy as np
 import pytest
 import torch
-from nerfstudio.cameras.cameras import Cameras
-from nerfstudio.cameras.rays import RayBundle
-from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
-from f3rm_ext.nerf.chunked import ChunkedRenderer
-from f3rm_ext.query.exemplar import (
-    best_pixel,
-    exemplar_at,
-    intersection_over_union,
-    render_with_similarity,
-    similarity_image,
-    similarity_images,
-)
+from f3rm_ext.query.exemplar import Region, exemplar, with_residual
 
-HEIGHT, WIDTH, DIM = 7, 9, 40
-
-
-class Features:
-    """Stands in for a model: features are a fixed function of a ray's direction; remembers its largest chunk."""
-
-    def __init__(self, chunk: int) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.matrix = torch.randn(3, DIM, generator=generator)
-        self.device = torch.device("cpu")
-        self.chunked = ChunkedRenderer(chunk)
-        self.largest = 0
-        head = SimpleNamespace(dim=DIM)
-        self.feature_field = SimpleNamespace(names=("daisy",), head=lambda name: head)
-        self.config = SimpleNamespace(output_features=False)
-
-    def render_features(self, rays: RayBundle) -> dict[str, Tensor]:
-        self.largest = max(self.largest, len(rays))
-        return {"daisy": self.of(rays.directions)}
-
-    def forward(self, rays: RayBundle) -> dict[str, Tensor]:
-        assert self.config.output_features, "features have to be asked for"
-        return {"rgb": rays.directions.abs(), "feature": self.of(rays.directions), "feature_pca": rays.directions}
-
-    def of(self, directions: Tensor) -> Tensor:
-        return (directions * 3).sin() @ self.matrix
-
-
-@pytest.fixture
-def camera() -> Cameras:
-    return Cameras(torch.eye(4)[None, :3], fx=8.0, fy=8.0, cx=WIDTH / 2, cy=HEIGHT / 2, width=WIDTH, height=HEIGHT)
+GRID = PatchGrid.covering(3, 4, 30, 40)
 
 
 @pytest.fixture
 def feature_map() -> FeatureMap:
     values = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float16)
-    return FeatureMap(values=values, grid=PatchGrid.covering(3, 4, 30, 40))
+    return FeatureMap(values=values, grid=GRID)
 
 
-def as_model(features: Features) -> Any:
-    return features
+@pytest.fixture
+def code_map(feature_map: FeatureMap) -> FeatureMap:
+    residual = np.random.default_rng(1).uniform(0.5, 2.0, size=(3, 4)).astype(np.float16)
+    return FeatureMap(values=feature_map.values, grid=GRID, residual_norm=residual)
 
 
-def test_similarity_equals_the_cosine_of_full_features(camera: Cameras) -> None:
-    features = Features(chunk=10)
-    vectors = torch.randn(3, DIM, generator=torch.Generator().manual_seed(1)) * torch.tensor([[0.01], [1.0], [50.0]])
-    found = similarity_images(as_model(features), camera, "daisy", vectors)
-    full = features.of(camera.generate_rays(0, keep_shape=True).directions).double()
-    expected = torch.einsum("hwd,qd->hwq", full, vectors.double())
-    expected /= full.norm(dim=-1, keepdim=True) * vectors.double().norm(dim=-1)
-    assert found.shape == (HEIGHT, WIDTH, 3)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
-    assert features.largest == 10, "features of more rays than a chunk were held at once"
+def unit(values: np.ndarray) -> torch.Tensor:
+    flat = torch.from_numpy(values.astype(np.float64))
+    return flat / flat.norm(dim=-1, keepdim=True)
 
 
-def test_one_vector_is_the_first_of_several(camera: Cameras) -> None:
-    features = Features(chunk=16)
-    vector = features.matrix[1]
-    several = similarity_images(as_model(features), camera, "daisy", torch.stack([vector, -vector]))
-    torch.testing.assert_close(similarity_image(as_model(features), camera, "daisy", vector), several[..., 0])
-    torch.testing.assert_close(several[..., 1], -several[..., 0])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.png", Region("a.png")),
+        ("images/a.png:12.5,7", Region("images/a.png", 12.5, 7.0)),
+        ("a.png:1,2,30,4", Region("a.png", 1.0, 2.0, 30.0, 4.0)),
+        ("C:/odd:name.png:1,2", Region("C:/odd:name.png", 1.0, 2.0)),
+        ("C:/photos/a.png", Region("C:/photos/a.png")),
+        ("C:\\photos\\a.png", Region("C:\\photos\\a.png")),
+        ("a.png: 1, 2", Region("a.png", 1.0, 2.0)),
+    ],
+)
+def test_regions_are_read(text: str, expected: Region) -> None:
+    assert Region.parse(text) == expected
+    assert Region.parse(str(expected)) == expected
 
 
-def test_rendering_and_similarity_in_one_pass_are_the_same(camera: Cameras) -> None:
-    features = Features(chunk=10)
-    vectors = torch.randn(2, DIM, generator=torch.Generator().manual_seed(2))
-    outputs = render_with_similarity(as_model(features), camera, "daisy", vectors)
-    expected = similarity_images(as_model(features), camera, "daisy", vectors)
-    torch.testing.assert_close(outputs.pop("similarity"), expected)
-    assert set(outputs) == {"rgb", "feature_pca"}, "full features are not kept"
-    assert features.config.output_features is False, "the model is left as it was"
+@pytest.mark.parametrize("text", ["", ":1,2", "a.png:1", "a.png:1,2,3", "a.png:x,y", "a.png:nan,2", "a.png:1,inf"])
+def test_regions_that_are_not_understood_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"not understood: .*IMAGE:x,y,w,h"):
+        Region.parse(text)
 
 
-def test_a_model_that_keeps_its_features_goes_on_doing_so(camera: Cameras) -> None:
-    features = Features(chunk=64)
-    features.config.output_features = True
-    outputs = render_with_similarity(as_model(features), camera, "daisy", torch.ones(1, DIM))
-    assert outputs["feature"].shape == (HEIGHT, WIDTH, DIM) and features.config.output_features
+@pytest.mark.parametrize("text", ["a.png:1,2,0,5", "a.png:1,2,5,-1"])
+def test_empty_boxes_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is empty"):
+        Region.parse(text)
 
 
-def test_the_exemplar_of_a_ray_is_found_at_that_ray(camera: Cameras) -> None:
-    features = Features(chunk=64)
-    rays = camera.generate_rays(0, keep_shape=True)
-    vector = features.of(rays.directions[5, 2])
-    similarity = similarity_image(as_model(features), camera, "daisy", vector)
-    assert best_pixel(similarity) == (5, 2)
-    assert similarity[5, 2] == pytest.approx(1.0, abs=1e-5)
+def test_a_region_at_another_size_is_the_same_place() -> None:
+    assert Region("a", 10.0, 20.0, 30.0, 40.0).scaled(0.5, 2.0) == Region("a", 5.0, 40.0, 15.0, 80.0)
+    assert Region("a", 10.0, 20.0).scaled(0.5, 2.0) == Region("a", 5.0, 40.0)
+    assert Region("a").scaled(0.5, 2.0) == Region("a")
 
 
-def test_a_zero_vector_is_similar_to_nothing(camera: Cameras) -> None:
-    similarity = similarity_image(as_model(Features(chunk=64)), camera, "daisy", torch.zeros(DIM))
-    assert not similarity.any() and similarity.isfinite().all()
+def test_extent_and_middle() -> None:
+    assert Region("a", 10.0, 20.0, 30.0, 40.0).box_px(99, 99) == (10, 20, 40, 60)
+    assert Region("a", 10.0, 20.0).box_px(99, 99) == (10, 20, 10, 20)
+    assert Region("a").box_px(80, 60) == (0, 0, 80, 60)
+    assert Region("a", 10.0, 20.0, 30.0, 40.0).middle_px(99, 99) == (25, 40) and Region("a").middle_px(80, 60) == (
+        40,
+        30,
+    )
+    assert [Region("a", 1.0, 2.0).is_point, Region("a", 1.0, 2.0, 3.0, 4.0).is_point, Region("a").is_point] == [
+        True,
+        False,
+        False,
+    ]
 
 
-def test_unknown_head_and_wrong_dimension_are_refused(camera: Cameras) -> None:
-    with pytest.raises(ConfigError, match=r"no feature 'clip'.*daisy"):
-        similarity_image(as_model(Features(chunk=64)), camera, "clip", torch.ones(DIM))
-    with pytest.raises(ConfigError, match=r"7 dimensions.*has 40"):
-        similarity_image(as_model(Features(chunk=64)), camera, "daisy", torch.ones(7))
+@pytest.mark.parametrize("inside", ["a", "a:0,0", "a:40,30", "a:0,0,40,30", "a:39,29,1,1"])
+def test_places_inside_are_taken(inside: str) -> None:
+    Region.parse(inside).require_inside(40, 30)
+
+
+@pytest.mark.parametrize("outside", ["a:-1,0", "a:0,-0.5", "a:40.5,3", "a:3,31", "a:30,0,11,5", "a:0,20,5,11"])
+def test_places_outside_are_refused(outside: str) -> None:
+    with pytest.raises(ConfigError, match=r"outside the image, which has 40 x 30 pixels"):
+        Region.parse(outside).require_inside(40, 30)
 
 
 def test_an_exemplar_at_a_patch_centre_is_that_patch(feature_map: FeatureMap) -> None:
-    exemplar = exemplar_at("daisy", feature_map, (15.0, 25.0), image="a.png")  # centre of row 1, column 2
-    patch = torch.from_numpy(feature_map.values[1, 2].astype(np.float32))
-    torch.testing.assert_close(exemplar.vector, patch / patch.norm())
-    assert (exemplar.head, exemplar.image, exemplar.yx_px) == ("daisy", "a.png", (15.0, 25.0))
+    found = exemplar(feature_map, Region("a.png", 25.0, 15.0))  # centre of row 1, column 2
+    torch.testing.assert_close(found.values.double(), unit(feature_map.values[1, 2])[None], atol=1e-6, rtol=0)
+    assert found.sources == ("a.png:25,15",)
 
 
 def test_an_exemplar_between_patches_is_interpolated(feature_map: FeatureMap) -> None:
-    exemplar = exemplar_at("daisy", feature_map, (20.0, 7.5))  # half-way down, a quarter to the right
-    values = torch.from_numpy(feature_map.values.astype(np.float32))
+    found = exemplar(feature_map, Region("a", 7.5, 20.0))  # half-way down, a quarter to the right
+    values = feature_map.values.astype(np.float64)
     mixed = 0.5 * (0.75 * values[1, 0] + 0.25 * values[1, 1]) + 0.5 * (0.75 * values[2, 0] + 0.25 * values[2, 1])
-    torch.testing.assert_close(exemplar.vector, mixed / mixed.norm())
+    torch.testing.assert_close(found.values.double(), unit(mixed)[None], atol=1e-6, rtol=0)
 
 
-def test_a_zero_feature_is_no_exemplar() -> None:
+def test_a_box_is_the_mean_direction_of_the_patches_in_it(feature_map: FeatureMap) -> None:
+    # Centres at x = 5, 15, 25, 35 and y = 5, 15, 25: those at the edges of the box count.
+    found = exemplar(feature_map, Region("a", 10.0, 0.0, 15.0, 15.0))
+    expected = unit(feature_map.values[:2, 1:3].reshape(-1, 5)).mean(dim=0)
+    torch.testing.assert_close(found.values.double(), (expected / expected.norm())[None], atol=1e-6, rtol=0)
+
+
+def test_a_box_between_patches_is_its_middle(feature_map: FeatureMap) -> None:
+    between = exemplar(feature_map, Region("a", 18.0, 16.0, 4.0, 6.0))
+    middle = exemplar(feature_map, Region("a", 20.0, 19.0))
+    torch.testing.assert_close(between.values, middle.values)
+
+
+def test_a_whole_image_is_the_mean_direction_of_all_its_patches(feature_map: FeatureMap) -> None:
+    expected = unit(feature_map.values.reshape(-1, 5)).mean(dim=0)
+    found = exemplar(feature_map, Region("a"))
+    torch.testing.assert_close(found.values.double(), (expected / expected.norm())[None], atol=1e-6, rtol=0)
+    assert found.sources == ("a",)
+
+
+def test_what_codes_leave_out_shortens_the_exemplar(code_map: FeatureMap) -> None:
+    assert code_map.residual_norm is not None
+    found = exemplar(code_map, Region("a", 25.0, 15.0)).values[0].double()
+    codes = torch.from_numpy(code_map.values[1, 2].astype(np.float64))
+    full = (codes.norm() ** 2 + float(code_map.residual_norm[1, 2]) ** 2) ** 0.5
+    torch.testing.assert_close(found, codes / full, atol=1e-6, rtol=0)
+    assert float(found.norm()) < 0.99
+
+
+def test_the_residual_is_a_last_channel(feature_map: FeatureMap, code_map: FeatureMap) -> None:
+    assert with_residual(feature_map) is feature_map
+    joined = with_residual(code_map)
+    assert joined.values.shape == (3, 4, 6) and joined.residual_norm is None and joined.grid == GRID
+    np.testing.assert_array_equal(joined.values[..., 5], code_map.residual_norm)
+
+
+@pytest.mark.parametrize("place", ["b.png:3,4", "b.png:1,1,5,5", "b.png"])
+def test_a_zero_feature_is_no_exemplar(place: str) -> None:
     empty = FeatureMap(values=np.zeros((2, 2, 3), np.float16), grid=PatchGrid.covering(2, 2, 8, 8))
-    with pytest.raises(ConfigError, match=r"x = 3, y = 4 of b\.png is zero.*choose another place"):
-        exemplar_at("daisy", empty, (4.0, 3.0), image="b.png")
+    with pytest.raises(ConfigError, match=r"feature of 'b\.png.* is zero.*ask another way"):
+        exemplar(empty, Region.parse(place))
 
 
-def test_best_pixel_takes_the_first_of_equals() -> None:
-    similarity = torch.zeros(3, 4)
-    similarity[1, 3] = similarity[2, 0] = 0.5
-    assert best_pixel(similarity) == (1, 3)
+def test_zero_patches_do_not_spoil_a_box() -> None:
+    values = np.zeros((1, 2, 3), np.float16)
+    values[0, 1] = (0, 3, 4)
+    half = FeatureMap(values=values, grid=PatchGrid.covering(1, 2, 4, 8))
+    torch.testing.assert_close(exemplar(half, Region("a")).values, torch.tensor([[0.0, 0.6, 0.8]]))
 
 
-def test_intersection_over_union() -> None:
-    left = torch.tensor([[True, True, False, False]])
-    middle = torch.tensor([[False, True, True, False]])
-    nothing = torch.zeros(1, 4, dtype=torch.bool)
-    assert intersection_over_union(left, middle) == pytest.approx(1 / 3)
-    assert intersection_over_union(left, left) == 1.0
-    assert intersection_over_union(nothing, nothing) == 0.0
+def test_a_map_with_a_patch_per_pixel() -> None:
+    values = np.ones((300, 400, 2), np.float16)
+    found = exemplar(FeatureMap(values=values, grid=PatchGrid.covering(300, 400, 300, 400)), Region("a"))
+    torch.testing.assert_close(found.values, torch.full((1, 2), 0.5**0.5))
