@@ -16,6 +16,8 @@ from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     from nerfstudio.configs.base_config import ViewerConfig
+    from nerfstudio.viewer.viewer import Viewer
+    from nerfstudio.viewer.viewer_elements import ViewerControl
 
 LOCAL_HOST = "127.0.0.1"
 _ANY_HOST = "0.0.0.0"
@@ -137,6 +139,35 @@ def viewer_interrupts() -> tuple[type[BaseException], ...]:
     """Exceptions by which the viewer stops a render that is out of date; they must always be raised again."""
     module = sys.modules.get("nerfstudio.viewer_legacy.server.viewer_utils")
     return () if module is None else (module.IOChangeException,)
+
+
+def _viewer_of(control: "ViewerControl") -> "Viewer | None":
+    """The viewer that a control was found by, if any: nerfstudio 1.1.5 keeps it as an attribute."""
+    return getattr(control, "viewer", None)
+
+
+def viewer_lock(control: "ViewerControl") -> contextlib.AbstractContextManager[Any]:
+    """What has to be held while the model is used outside of a viewer element's callback, which holds it already."""
+    viewer = _viewer_of(control)
+    return contextlib.nullcontext() if viewer is None or viewer.train_lock is None else viewer.train_lock
+
+
+def viewer_redraw(control: "ViewerControl") -> None:
+    """Has every page's picture computed anew; a render that is under way is interrupted. Does nothing off-line."""
+    viewer = _viewer_of(control)
+    if viewer is not None:
+        # A page may leave meanwhile.
+        with contextlib.suppress(KeyError):
+            viewer._trigger_rerender()
+
+
+def viewer_show_output(control: "ViewerControl", name: str, instead_of: str) -> None:
+    """Chooses an output in the viewer where another one is chosen and this one is offered."""
+    viewer = _viewer_of(control)
+    if viewer is not None:
+        element = viewer.control_panel._output_render
+        if element.value == instead_of and name in element.options:
+            element.value = name
 
 
 def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerConfig":

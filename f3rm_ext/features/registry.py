@@ -14,7 +14,14 @@ from f3rm_ext.features.base import Extractor
 from f3rm_ext.features.extractor_spec import build_config, close_match, extractor_name
 from f3rm_ext.features.weights import NO_WEIGHTS, WeightsStatus, first_line
 
-__all__ = ["ExtractorInfo", "available_extractors", "build_extractor", "extractor_name", "understands_text"]
+__all__ = [
+    "ExtractorInfo",
+    "available_extractors",
+    "build_extractor",
+    "extractor_name",
+    "understands_text",
+    "weights_status",
+]
 
 ENTRY_POINT_GROUP = "f3rm_ext.extractors"
 
@@ -64,10 +71,22 @@ class ExtractorInfo:
         Raises:
             ExtractorError: The extractor is broken, or an option is wrong.
         """
-        factory = _factory(self.name)
-        config = build_config(factory.config_class, f"{self.name}:{options}")
-        check = getattr(factory, "weights_status", None)
-        return NO_WEIGHTS if check is None else check(config)
+        return weights_status(f"{self.name}:{options}")
+
+
+def weights_status(text: str) -> WeightsStatus:
+    """Whether the weights of an extractor are on this machine, off-line and without loading them.
+
+    Args:
+        text: What the user wrote, as for :func:`build_extractor`.
+
+    Raises:
+        ExtractorError: Name, option or value is wrong, or the extractor is broken.
+    """
+    factory = _factory(extractor_name(text))
+    config = build_config(factory.config_class, text)
+    check = getattr(factory, "weights_status", None)
+    return NO_WEIGHTS if check is None else check(config)
 
 
 def build_extractor(text: str, *, device: torch.device) -> Extractor:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 RenderedOf = Callable[[str], Tensor]
 """Gives the rendered values of a head, (rays, hidden)."""
-ExtraOutput = Callable[[Mapping[str, Tensor], RenderedOf], Tensor]
-"""One more output of a rendered chunk of rays, (rays, channels), from the outputs so far and the rendered values."""
+ExtraOutput = Callable[[Mapping[str, Tensor], RenderedOf], Tensor | None]
+"""One more output of a rendered chunk of rays, (rays, channels), from the outputs so far and the rendered values; None
+leaves it out of the image."""
 
 MIN_NORM = 1e-8
 """Vectors shorter than this have no direction."""
@@ -61,6 +62,10 @@ class FeatureSpace:
     def project(self, vectors: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch coord"]:
         """Coordinates of vectors of the distilled space; what lies outside of the field's reach is dropped."""
         return vectors if self.basis is None else vectors.to(self.basis) @ self.basis
+
+    def lift(self, coordinates: Float[Tensor, "*batch coord"]) -> Float[Tensor, "*batch feat"]:
+        """Vectors of the distilled space at coordinates: what :meth:`project` takes back to them."""
+        return coordinates if self.basis is None else coordinates @ self.basis.T.to(coordinates)
 
     def cosine(
         self, rendered: Float[Tensor, "*batch hidden"], vectors: Float[Tensor, "queries feat"]

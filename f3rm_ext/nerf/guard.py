@@ -5,6 +5,7 @@ not essential is computed behind this guard.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
@@ -12,14 +13,21 @@ from torch import Tensor
 from f3rm_ext.compat import viewer_interrupts
 from f3rm_ext.nerf.chunked import is_out_of_memory
 
+Output = TypeVar("Output", bound=Tensor | None)
+
 
 class OutputGuard:
-    """Runs functions that may fail; reports each failing output once."""
+    """Runs functions that may fail; reports each failing output once.
 
-    def __init__(self) -> None:
+    Args:
+        on_failure: told of every failure, by the output's name.
+    """
+
+    def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
         self._reported: set[str] = set()
+        self._on_failure = on_failure
 
-    def add(self, outputs: dict[str, Tensor], name: str, compute: Callable[[], Tensor]) -> None:
+    def add(self, outputs: dict[str, Output], name: str, compute: Callable[[], Output]) -> None:
         """Sets ``outputs[name]``, or leaves it out and says why.
 
         The viewer's own interrupts pass through, and so does running out of memory, which is mended elsewhere.
@@ -35,6 +43,8 @@ class OutputGuard:
 
     def report(self, name: str, error: Exception) -> None:
         """Says once per output why it is missing."""
+        if self._on_failure is not None:
+            self._on_failure(name, error)
         if name not in self._reported:
             self._reported.add(name)
             CONSOLE.log(f"[yellow]Output '{name}' is left out: {type(error).__name__}: {error}")

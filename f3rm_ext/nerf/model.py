@@ -36,6 +36,7 @@ from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.nerf.hash_grid import Backend
 from f3rm_ext.nerf.image_metrics import ImageMetrics
 from f3rm_ext.nerf.losses import FeatureLoss, feature_loss, heaviest_samples
+from f3rm_ext.viewer.panel import QueryPanel
 
 
 @dataclass
@@ -206,6 +207,7 @@ class F3rmModel(Model):
         self.image_metrics = ImageMetrics(config.lpips_weights)
         self.chunked = ChunkedRenderer(config.eval_num_rays_per_chunk)
         self.guard = OutputGuard()
+        self.queries = QueryPanel(self)
         self.train_peak_mib = 0.0
 
     def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
@@ -325,7 +327,8 @@ class F3rmModel(Model):
             if self.config.output_features:
                 self.guard.add(outputs, f"feature{suffix}", lambda name=name, head=head: head.decode(hidden_of(name)))
         for name, compute in extra.items():
-            outputs[name] = compute(outputs, hidden_of)
+            if (value := compute(outputs, hidden_of)) is not None:
+                outputs[name] = value
         if self.config.render_normals:
             self.guard.add(outputs, "normals", lambda: evaluation.render_normals(self.field, positions, weights))
 
@@ -389,7 +392,7 @@ class F3rmModel(Model):
         try:
             with torch.no_grad():
                 rays = camera.generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
-            return self.get_outputs_for_camera_ray_bundle(rays)
+            return self.get_outputs_for_camera_ray_bundle(rays, self.queries.extra_outputs(camera, obb_box))
         except compat.viewer_interrupts():
             raise
         except Exception as error:
@@ -423,7 +426,9 @@ class F3rmModel(Model):
         """The distilled features by name, the primary one first."""
         return {name: self.feature_field.head(name) for name in self.feature_field.names}
 
-    def render_camera(self, camera: Cameras, extra: Mapping[str, ExtraOutput]) -> dict[str, Tensor]:
+    def render_camera(
+        self, camera: Cameras, extra: Mapping[str, ExtraOutput], obb_box: OrientedBox | None = None
+    ) -> dict[str, Tensor]:
         """All outputs for one camera, (h, w, channels) each, and further ones computed chunk by chunk.
 
         Unlike :meth:`get_outputs_for_camera` it raises whatever goes wrong.
@@ -431,9 +436,10 @@ class F3rmModel(Model):
         Args:
             camera: one camera.
             extra: further outputs, see :meth:`get_outputs`.
+            obb_box: what lies outside is not seen.
         """
         with torch.no_grad():
-            rays = camera.to(self.device).generate_rays(camera_indices=0, keep_shape=True)
+            rays = camera.to(self.device).generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
         return self.get_outputs_for_camera_ray_bundle(rays, extra)
 
     @torch.inference_mode()

@@ -1,0 +1,98 @@
+"""The panel's status: a few lines of markdown."""
+
+import re
+from collections.abc import Callable, Iterable
+
+from nerfstudio.viewer.viewer_elements import ViewerElement
+from viser import GuiMarkdownHandle, ViserServer
+
+from f3rm_ext.errors import UserError
+from f3rm_ext.features.registry import understands_text, weights_status
+from f3rm_ext.features.weights import first_line
+from f3rm_ext.query.scorer import QueryHead
+from f3rm_ext.query.vectors import Query
+from f3rm_ext.viewer.colours import label_hex
+
+_LONGEST = 400
+_MOST_NAMES = 5
+
+
+class StatusLine(ViewerElement[str]):
+    """Text in the panel that users read and do not write.
+
+    Args:
+        on_install: called before the text is first shown.
+    """
+
+    def __init__(self, on_install: Callable[[], None]) -> None:
+        super().__init__("Status")
+        self.content = ""
+        self._on_install = on_install
+        self._handle: GuiMarkdownHandle | None = None
+
+    def _create_gui_handle(self, viser_server: ViserServer) -> None:
+        self._handle = viser_server.gui.add_markdown(self.content)
+
+    def install(self, viser_server: ViserServer) -> None:
+        """Shows the text in a viewer."""
+        self._on_install()
+        self._create_gui_handle(viser_server)
+
+    @property
+    def installed(self) -> bool:
+        """Whether there is a viewer."""
+        return self._handle is not None
+
+    def show(self, content: str) -> None:
+        """Replaces the text; markdown."""
+        self.content = content
+        if self._handle is not None:
+            self._handle.content = content
+
+
+def plain(text: str) -> str:
+    """Any text so that markdown, and what the viewer makes of braces and angles, leaves it as it is; on one line."""
+    text = " ".join(text.split())
+    text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return re.sub(r"[^\w\s.,:;'/…×°“”’-]", lambda mark: f"&#{ord(mark.group())};", text).replace("_", "&#95;")
+
+
+def describe_feature(head: QueryHead | None) -> str:
+    """The extractor behind a feature, and whether texts can be asked: what was found, or what to do."""
+    if head is None:
+        return "**No features** in this model: train with some to ask it."
+    try:
+        if understands_text(head.extractor):
+            advice = weights_status(head.extractor).advice
+        else:
+            advice = "understands no text, so ask by click."
+    except UserError as error:
+        advice = str(error)
+    except Exception as error:  # an extractor of another package
+        advice = f"{type(error).__name__}: {first_line(error)}"
+    return f"**Feature** {plain(head.extractor)}: {plain(advice)}"
+
+
+def describe_query(query: Query | None) -> str:
+    """What is looked for and told from what; nothing where nothing is."""
+    if query is None:
+        return ""
+    if not query.is_relevancy:
+        return f"**Query** {_names(query.positives.sources)} (plain cosine: no negatives)"
+    return f"**Query** {_names(query.positives.sources)}, told from {_names(query.negatives.sources)}"
+
+
+def describe_labels(queries: Iterable[Query]) -> str:
+    """A legend: the viewer puts a chip of the colour beside its code."""
+    entries = [f"`{label_hex(index)}` {plain(query.name)}" for index, query in enumerate(queries)]
+    return f"**Named** {', '.join(entries)}" if entries else ""
+
+
+def sentence(error: BaseException) -> str:
+    """An error for people: a :class:`UserError` speaks for itself."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def _names(sources: tuple[str, ...]) -> str:
+    shown = [f"“{plain(source)}”" for source in sources[:_MOST_NAMES]]
+    return ", ".join([*shown, "…"] if len(sources) > _MOST_NAMES else shown)
