@@ -14,6 +14,7 @@ from f3rm_ext.query.relevancy import relevancy
 from f3rm_ext.query.vectors import Query
 
 
+@runtime_checkable
 class QueryHead(Protocol):
     """What queries need to know of one distilled feature."""
 

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from nerfstudio.cameras.cameras import Cameras
@@ -31,6 +31,7 @@ _NARROW = 1000.0
 """Focal length in pixels of a camera of one pixel: next to nothing but its middle ray."""
 
 
+@runtime_checkable
 class Viewable(Queryable, Protocol):
     """A model that can be asked, and is a torch module that renders cropped to a box."""
 
