@@ -9,14 +9,13 @@ from typing import Literal
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.examples import Examples
 from f3rm_ext.query.exemplar import Region
+from f3rm_ext.query.options import NO_NEGATIVES, AskOptions
 from f3rm_ext.query.questions import mean_of_photos
-from f3rm_ext.query.relevancy import check_temperature
 from f3rm_ext.query.run import Run
 from f3rm_ext.query.scorer import QueryHead, checked_head
 from f3rm_ext.query.text import DEFAULT_NEGATIVES, TextEncoder, split_prompts
 from f3rm_ext.query.vectors import Query, QueryVectors, load_vectors
 
-NO_NEGATIVES = "none"
 _NAME = re.compile(r"\w[\w .+-]*")
 
 
@@ -36,57 +35,18 @@ class Asked:
     """Of vectors."""
 
 
-@dataclass(kw_only=True)
-class AskOptions:
-    """Options of commands that ask."""
+def asked_for(options: AskOptions) -> list[Asked]:
+    """The queries in the order texts, examples, vectors.
 
-    load_config: Path
-    """config.yml of the run."""
-    text: tuple[str, ...] = ()
-    """What to look for, each a query of its own: "blue mug", alternatives "banana | plantain", or with a name for the
-    files "fruit=banana | plantain". Needs a feature that understands text, such as clip."""
-    exemplar: tuple[str, ...] = ()
-    """Queries by example: IMAGE:x,y for a point, IMAGE:x,y,w,h for a box, IMAGE for all of it, in pixels of the image
-    file; IMAGE is the name of a photo of the capture or any image file. NAME=IMAGE:... gives a name."""
-    vector: tuple[str, ...] = ()
-    """Queries by saved vectors: .npy files of this command or of another program. NAME=FILE gives a name."""
-    negative: tuple[str, ...] = ()
-    """What the queries are told from, as texts; none for plain cosines. By default, texts are told from `object`,
-    `things`, `stuff` and `texture`, and examples and vectors from the mean of all photos."""
-    feature: str = ""
-    """Which distilled feature to ask; by default the first."""
-    temperature: float = 0.1
-    """Of the relevancy, above 0: small values make it all or nothing."""
-    threshold: float = 0.5
-    """Score from which on a pixel or a point counts as found, -1 to 1."""
-
-    def __post_init__(self) -> None:
-        """Checks what can be checked without opening the run.
-
-        Raises:
-            ConfigError: an option cannot work.
-        """
-        check_temperature(self.temperature)
-        if not -1 <= self.threshold <= 1:
-            raise ConfigError(f"--threshold is {self.threshold}, outside -1 to 1: relevancy lies between 0 and 1.")
-        if not all(text.strip() for text in self.negative):
-            raise ConfigError("A text after --negative is empty: write a phrase, or `--negative none`.")
-        if NO_NEGATIVES in self.negative and len(self.negative) > 1:
-            raise ConfigError("--negative none goes with no other negatives: give one or the other.")
-        self.asked()
-
-    def asked(self) -> list[Asked]:
-        """The queries in the order texts, examples, vectors.
-
-        Raises:
-            ConfigError: one of them is not understood, or two have the same name.
-        """
-        found = [*map(_text, self.text), *map(_exemplar, self.exemplar), *map(_vector, self.vector)]
-        names = [asked.name for asked in found]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(f"Two queries are called {name!r}: give them names of their own, NAME=...")
-        return found
+    Raises:
+        ConfigError: one of them is not understood, or two have the same name.
+    """
+    found = [*map(_text, options.text), *map(_exemplar, options.exemplar), *map(_vector, options.vector)]
+    names = [asked.name for asked in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"Two queries are called {name!r}: give them names of their own, NAME=...")
+    return found
 
 
 def build_queries(options: AskOptions, run: Run, encoder: TextEncoder | None = None) -> list[Query]:
@@ -104,7 +64,7 @@ def build_queries(options: AskOptions, run: Run, encoder: TextEncoder | None = N
     encoder = encoder or TextEncoder(run.model.device)
     examples = Examples(run, head, run.model.device)
     queries = []
-    for asked in options.asked():
+    for asked in asked_for(options):
         if asked.kind == "text":
             positives = encoder.encode(head, asked.prompts)
         elif asked.region is not None:

@@ -16,6 +16,8 @@ from f3rm_ext.query.relevancy import check_temperature
 
 DEFAULT_TEMPERATURE = 0.1
 """LERF's; relevancy goes from 0.27 to 0.73 while the difference of cosines goes from −0.1 to 0.1."""
+_ROUNDING = 1e-3
+"""Norms lost by less than this are rounding."""
 
 
 @dataclass(frozen=True)
@@ -154,11 +156,19 @@ def against_each_other(queries: Sequence[Query]) -> list[Query]:
     return told_apart
 
 
+def to_save(vectors: QueryVectors) -> Float[np.ndarray, "vectors _"]:
+    """Vectors as :func:`load_vectors` reads them without loss: norm 1, what codes leave out as one more value."""
+    lost = (1.0 - vectors.values.double().square().sum(dim=1, keepdim=True)).clamp_min(0.0).sqrt().float()
+    kept = bool((lost < _ROUNDING).all())
+    return (vectors.values if kept else torch.cat([vectors.values, lost], dim=1)).numpy()
+
+
 def load_vectors(path: Path, dim: int, code_basis: Float[Tensor, "code full"] | None) -> QueryVectors:
     """Vectors saved by another program, or by ``f3rm-ext query``.
 
     Args:
-        path: a .npy file with one vector or a matrix of rows; of the full feature space, or of the distilled one.
+        path: a .npy file with one vector or a matrix of rows; of the full feature space, or of the distilled one. With
+            codes, one more value is the norm of what the codes leave out.
         dim: dimension of the distilled space.
         code_basis: of the PCA codes, where codes are distilled.
 
@@ -178,6 +188,8 @@ def load_vectors(path: Path, dim: int, code_basis: Float[Tensor, "code full"] | 
         return QueryVectors.of_full(rows, sources, code_basis)
     if rows.shape[1] == dim:
         return QueryVectors.of_codes(rows, sources)
+    if code_basis is not None and rows.shape[1] == dim + 1:
+        return QueryVectors.of_codes(rows[:, :-1], sources, rows[:, -1])
     known = f"{full}" if full == dim else f"{full} (or {dim} PCA codes)"
     raise ConfigError(
         f"The vectors in {path} have {rows.shape[1]} dimensions, but this feature has {known}: "
