@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int
@@ -44,6 +44,7 @@ class LabelledView:
     """Boxes (left, top, right, bottom) of each of them in pixels; several where there are several such objects."""
 
 
+@runtime_checkable
 class GroundTruth(Protocol):
     """Labels of the images of a capture."""
 
