@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
@@ -41,10 +41,11 @@ class QueryPanel(nn.Module):
     checkpoint. There are no parameters and no buffers: nothing of this is in a checkpoint.
 
     Args:
-        model: whose panel this is; it is not kept alive.
+        model: whose panel this is, a :class:`~f3rm_ext.viewer.looking.Viewable`; it is not kept alive, and may be
+            unfinished as yet.
     """
 
-    def __init__(self, model: Viewable) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = weakref.ref(model)
         self._board = Board()
@@ -91,7 +92,7 @@ class QueryPanel(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "QueryPanel":
         """A new panel: of the model's copy where the model is being copied."""
-        model = self._required_model()
+        model = self._model()
         return QueryPanel(memo.get(id(model), model))
 
     # --- for the model -----------------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ class QueryPanel(nn.Module):
     def _required_model(self) -> Viewable:
         model = self._model()
         assert model is not None, "the panel outlived its model"
-        return model
+        return cast(Viewable, model)
 
     def _heads(self) -> Mapping[str, QueryHead]:
         return self._required_model().query_heads()
