@@ -59,6 +59,11 @@ class FeatureSpace:
         """Coordinates of rendered values, float32."""
         return rendered.float() if self.transform is None else rendered.float() @ self.transform.T
 
+    def features(self, rendered: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch feat"]:
+        """Features in the distilled space, float32; where they need not be formed, :meth:`cosine` is cheaper."""
+        at = self.coordinates(rendered)
+        return at if self.basis is None else at @ self.basis.T
+
     def project(self, vectors: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch coord"]:
         """Coordinates of vectors of the distilled space; what lies outside of the field's reach is dropped."""
         return vectors if self.basis is None else vectors.to(self.basis) @ self.basis

@@ -447,6 +447,11 @@ class F3rmModel(Model):
         """Hidden values of each head at points of the scene frame, as if rays ended there."""
         return self.feature_field.render_hidden(points[:, None], torch.ones_like(points[:, None, :1]))
 
+    @torch.inference_mode()
+    def density_at(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "points"]:
+        """Density per scene unit at points of the scene frame."""
+        return self.field.density(points[:, None])[0][:, 0, 0]
+
     def get_image_metrics_and_images(
         self, outputs: dict[str, Tensor], batch: dict[str, Any]
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
