@@ -51,11 +51,11 @@ class QueryMetrics:
 
         Args:
             name: of the class.
-            score: of the query that looks for it, −1 to 1, per pixel (h, w) or per point.
+            score: of the query that looks for it, −1 to 1, per pixel (h, w) or per point; NaN counts as −1.
             mask: where it is.
             boxes: left, top, right and bottom of its objects in pixels; None to require the best pixel in the mask.
         """
-        score, mask = score.detach().float().cpu(), mask.cpu()
+        score, mask = score.detach().float().cpu().nan_to_num(nan=-1.0), mask.cpu()
         flat, inside = score.flatten(), mask.flatten()
         best = int(flat.argmax())
         if boxes is None:
@@ -104,8 +104,8 @@ class QueryMetrics:
             "macc": float(np.mean([pair.pinned_both / max(1, pair.size) for pair in pairs])),
             "iou_above_25": float(np.mean([iou > 0.25 for iou in pinned])),
             "best_threshold": float(THRESHOLDS[best]),
-            "best_miou": float(np.mean([_iou(pair.both[best], pair.found[best], pair.size) for pair in pairs])),
-            "best_macc": float(np.mean([pair.both[best] / max(1, pair.size) for pair in pairs])),
+            "best_miou": float(np.mean([_iou(int(p.both[best]), int(p.found[best]), p.size) for p in pairs])),
+            "best_macc": float(np.mean([p.both[best] / max(1, p.size) for p in pairs])),
         }
 
     def _best(self, pairs: Sequence[_Pair]) -> int:

@@ -176,12 +176,14 @@ def load_vectors(path: Path, dim: int, code_basis: Float[Tensor, "code full"] | 
         ConfigError: it cannot be read, or has neither dimension.
     """
     try:
-        values = np.load(path, allow_pickle=False)
+        with open(path, "rb") as stream:
+            values = np.lib.format.read_array(stream, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"The vector file {path} cannot be read ({error}): give a .npy file.") from error
-    if not isinstance(values, np.ndarray) or values.ndim not in (1, 2) or values.dtype.kind not in "fiu":
+    if values.ndim not in (1, 2) or not values.size or values.dtype.kind not in "fiu":
         raise ConfigError(f"The vector file {path} holds no vector of numbers: save one of shape (D,) or (n, D).")
-    rows = torch.from_numpy(np.atleast_2d(values).astype(np.float32))
+    with np.errstate(over="ignore"):  # said below, by the vector's name
+        rows = torch.from_numpy(np.atleast_2d(values).astype(np.float32))
     sources = [path.name if len(rows) == 1 else f"{path.name}[{i}]" for i in range(len(rows))]
     full = dim if code_basis is None else code_basis.shape[1]
     if rows.shape[1] == full:
