@@ -36,15 +36,15 @@ def console() -> "Console":
     return CONSOLE
 
 
-def image_progress() -> "Progress":
-    """A progress bar with images per second and the time left."""
+def image_progress(unit: str = "images") -> "Progress":
+    """A progress bar with images (or whatever is counted) per second and the time left."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
     class Rate(ProgressColumn):
         def render(self, task):
             speed = task.finished_speed or task.speed
-            return Text("    - images/s" if speed is None else f"{speed:5.1f} images/s")
+            return Text(f"    - {unit}/s" if speed is None else f"{speed:5.1f} {unit}/s")
 
     return Progress(
         TextColumn("{task.description}"),

@@ -1,0 +1,180 @@
+"""A point cloud with features, colours, normals and scores, as PLY for programs to show and NPZ to compute with."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from f3rm_ext.export.cloud import Cloud
+from f3rm_ext.export.files import PROVENANCE, NpzWriter, comments_of, replacing
+from f3rm_ext.export.ply import property_name, write_ply
+from f3rm_ext.features.rendered import FeatureSpace
+from f3rm_ext.pictures import to_bytes
+from f3rm_ext.query.frame import CaptureFrame
+from f3rm_ext.query.relevancy import label_map
+from f3rm_ext.query.scorer import Queryable, QueryHead
+from f3rm_ext.query.vectors import Query
+
+_CHUNK = 1 << 13
+Space = Literal["distilled", "full", "none"]
+
+
+class ColouredHead(QueryHead, Protocol):
+    """A head that has colours to show its features in."""
+
+    def colors(self, features: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch 3"]:
+        """RGB in [0, 1] in the stored basis."""
+        ...
+
+
+@dataclass(frozen=True)
+class FeatureCloud:
+    """What is written."""
+
+    cloud: Cloud
+    """The points, scene frame."""
+    normals: Float[np.ndarray, "points 3"]
+    """Scene frame."""
+    frame: CaptureFrame | None
+    """Of the capture, to write in; None to write in the scene frame."""
+    queries: Sequence[Query]
+    """Whose scores the cloud has."""
+    threshold: float
+    """Of labels."""
+
+    def positions(self) -> Float[np.ndarray, "points 3"]:
+        """In the frame to write in, float32."""
+        at = self.cloud.positions.astype(np.float64)
+        return (at if self.frame is None else self.frame.to_capture(at)).astype(np.float32)
+
+    def directions(self) -> Float[np.ndarray, "points 3"]:
+        """Normals in the frame to write in, float32."""
+        at = self.normals.astype(np.float64)
+        return (at if self.frame is None else self.frame.directions_to_capture(at)).astype(np.float32)
+
+    def labels(self) -> np.ndarray:
+        """Index of the query with the greatest score, -1 below the threshold."""
+        return label_map(torch.from_numpy(self.cloud.scores), self.threshold).numpy().astype(np.int32)
+
+    def columns(self, pca: UInt8[np.ndarray, "points 3"]) -> dict[str, np.ndarray]:
+        """The columns of the PLY file."""
+        columns: dict[str, np.ndarray] = {}
+        columns |= dict(zip(("x", "y", "z"), self.positions().T, strict=True))
+        columns |= dict(zip(("nx", "ny", "nz"), self.directions().T, strict=True))
+        columns |= dict(zip(("red", "green", "blue"), self.cloud.colours.T, strict=True))
+        columns |= dict(zip(("pca_red", "pca_green", "pca_blue"), pca.T, strict=True))
+        columns["accumulation"] = self.cloud.accumulation
+        if self.has_density:
+            columns["density"] = self.cloud.density
+        columns |= dict(zip(self.score_names(), self.cloud.scores.T, strict=True))
+        if len(self.queries) > 1:
+            columns["label"] = self.labels()
+        return columns
+
+    @property
+    def has_density(self) -> bool:
+        """Whether the model had a density."""
+        return bool(np.isfinite(self.cloud.density).all())
+
+    def score_names(self) -> list[str]:
+        """Names of the score columns, ``relevancy_mug`` or ``cosine_mug``, no two alike."""
+        names: list[str] = []
+        for query in self.queries:
+            base = property_name(query.name, "relevancy" if query.is_relevancy else "cosine")
+            number, name = 1, base
+            while name in names:
+                number += 1
+                name = f"{base}_{number}"
+            names.append(name)
+        return names
+
+
+def features_at(
+    model: Queryable, head: QueryHead, points: Float[np.ndarray, "points 3"], chunk: int = _CHUNK
+) -> Iterator[Float[Tensor, "_ feat"]]:
+    """Distilled features at points, chunk by chunk on the CPU, float32.
+
+    Args:
+        model: the model.
+        head: which feature.
+        points: scene frame.
+        chunk: points at a time.
+    """
+    space: FeatureSpace = head.space().to(model.device)
+    for start in range(0, len(points), chunk):
+        at = torch.from_numpy(points[start : start + chunk]).to(model.device)
+        with torch.inference_mode():
+            found = space.features(model.rendered_at(at)[head.name]).cpu()
+        yield found
+
+
+def write_features(
+    out: Path,
+    model: Queryable,
+    head: ColouredHead,
+    written: FeatureCloud,
+    provenance: Mapping[str, object],
+    space: Space = "distilled",
+    on_progress: Callable[[int], None] = lambda points: None,
+) -> Path:
+    """Writes ``out`` (PLY) and an NPZ file of the same name beside it; features are computed while they are written.
+
+    Args:
+        out: ends in .ply.
+        model: gives features at points.
+        head: which feature.
+        written: the points.
+        provenance: goes into both files.
+        space: features as they were distilled (PCA codes, where there are), in the extractor's full space, or none.
+        on_progress: called with the number of points done.
+
+    Returns:
+        The NPZ file.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    cloud, pca = written.cloud, np.zeros((len(written.cloud), 3), dtype=np.uint8)
+    basis = None if head.basis is None else head.basis.float().cpu()
+
+    def chunks() -> Iterator[np.ndarray]:
+        done = 0
+        for features in features_at(model, head, cloud.positions):
+            shown = head.colors(features.to(model.device)).detach().float().cpu().numpy()
+            pca[done : done + len(features)] = to_bytes(shown[None])[0]
+            done += len(features)
+            on_progress(done)
+            full = features if space != "full" or basis is None else features @ basis
+            yield full.numpy().astype(np.float16)
+
+    npz = out.with_suffix(".npz")
+    with replacing(npz) as stream, NpzWriter(stream) as archive:
+        archive.array(PROVENANCE, np.asarray(json.dumps(dict(provenance))))
+        if space == "none":
+            for _ in chunks():
+                pass
+        else:
+            dim = head.dim if space == "distilled" or basis is None else basis.shape[1]
+            archive.rows("features", (len(cloud), dim), np.dtype(np.float16), chunks())
+        if space == "distilled" and basis is not None:
+            archive.array("code_basis", basis.numpy())
+        archive.array("positions", written.positions())
+        archive.array("normals", written.directions())
+        archive.array("colours", cloud.colours)
+        archive.array("pca_colours", pca)
+        archive.array("accumulation", cloud.accumulation)
+        if written.has_density:
+            archive.array("density", cloud.density)
+        if written.queries:
+            archive.array("scores", cloud.scores)
+            archive.array("names", np.asarray([query.name for query in written.queries]))
+            archive.array("labels", written.labels())
+    with replacing(out) as stream:
+        write_ply(stream, written.columns(pca), comments_of(provenance))
+    return npz

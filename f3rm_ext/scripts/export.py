@@ -1,0 +1,168 @@
+"""``f3rm-ext export``: the scene as files that other programs read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
+
+import tyro
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.query.options import AskOptions
+
+if TYPE_CHECKING:
+    from f3rm_ext.export.features import ColouredHead
+    from f3rm_ext.query.frame import CaptureFrame
+    from f3rm_ext.query.scorer import QueryHead
+
+COMMAND = "export features"
+Vector = tuple[float, float, float]
+
+
+@dataclass(kw_only=True)
+class Features(AskOptions):
+    """Writes a point cloud of the scene with its features, and with the scores of queries if any are given.
+
+    The points lie on the surfaces that the training cameras see; features are those of the field at the points. The
+    PLY file has x y z, nx ny nz (normals), red green blue, pca_red pca_green pca_blue (features as colours),
+    accumulation, density, and for each query relevancy_NAME (or cosine_NAME), with several also label, the number of
+    the query that claims the point (-1: none). An NPZ file of the same name has all that as arrays, and the features
+    as float16. Both say which checkpoint and queries they come from.
+
+    Typical calls:
+      f3rm-ext export features --load-config .../config.yml --out room.ply
+      f3rm-ext export features --load-config .../config.yml --out mug.ply --text "blue mug" --select
+      f3rm-ext export features --load-config .../config.yml --out table.ply --crop-min -1 -1 0 --crop-max 1 1 0.5
+    """
+
+    out: Path
+    """File to write, .ply; the features go to the .npz beside it."""
+    points: int = 200_000
+    """Number of points, at most, 1 or more."""
+    accumulation: float = 0.8
+    """Least opacity of the ray a point was seen along, 0 to 1."""
+    density: float = 0.0
+    """Least density at a point, per scene unit; 0 takes all."""
+    depth: Literal["median", "expected"] = "median"
+    """Where along a ray its point lies: median is sharp at edges, expected smoother on walls."""
+    crop_min: Vector | None = None
+    """Least x, y and z of the points, in the frame of --frame."""
+    crop_max: Vector | None = None
+    """Greatest x, y and z of the points, in the frame of --frame."""
+    voxel: float = 0.0
+    """Keep one point in each cube of this side, in units of --frame; 0 keeps all."""
+    frame: Literal["capture", "scene"] = "capture"
+    """capture: coordinates and units of transforms.json. scene: those of the model, cameras within about ±1."""
+    select: bool = False
+    """Take only points where some query scores at least --threshold."""
+    space: Literal["distilled", "full", "none"] = "distilled"
+    """Features in the NPZ file: as they were distilled (PCA codes, where there are), in the extractor's full space, or
+    none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.out.suffix.lower() != ".ply":
+            raise ConfigError(
+                f"--out is {self.out}, but a point cloud is written as PLY: give a name that ends in .ply."
+            )
+        if self.points < 1:
+            raise ConfigError(f"--points is {self.points}, but there has to be 1 at least.")
+        if not 0 <= self.accumulation <= 1:
+            raise ConfigError(f"--accumulation is {self.accumulation}, outside 0 to 1.")
+        if not (self.density >= 0 and self.voxel >= 0):
+            raise ConfigError("--density and --voxel have to be 0 (take all) or above.")
+        if self.crop_min and self.crop_max and any(a >= b for a, b in zip(self.crop_min, self.crop_max, strict=True)):
+            raise ConfigError("The crop box is empty: each of --crop-min has to be below that of --crop-max.")
+        if self.select and not (self.text or self.exemplar or self.vector):
+            raise ConfigError("--select takes what a query finds, and nothing is asked: give --text or --exemplar.")
+
+    def main(self) -> int:
+        """Exports. Returns the exit code."""
+        from f3rm_ext.export.cloud import gather
+        from f3rm_ext.export.features import FeatureCloud, write_features
+        from f3rm_ext.export.files import require_ours
+        from f3rm_ext.export.normals import estimate_normals
+        from f3rm_ext.features.extraction import console, image_progress
+        from f3rm_ext.query.answering import provenance
+        from f3rm_ext.query.asking import build_queries
+        from f3rm_ext.query.frame import CaptureFrame
+        from f3rm_ext.query.run import load_run
+        from f3rm_ext.query.scorer import checked_head
+
+        for path in (self.out, self.out.with_suffix(".npz")):
+            require_ours(path, f"f3rm-ext {COMMAND}")
+        run = load_run(self.load_config)
+        head = checked_head(run.model.query_heads(), self.feature)
+        queries = build_queries(self, run)
+        frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
+        with image_progress("points") as progress:
+            task = progress.add_task("Points", total=self.points)
+            cloud = gather(
+                run.model,
+                run.cameras("train"),
+                self._options(frame),
+                queries,
+                lambda points: progress.update(task, completed=points),
+            )
+            progress.update(task, total=len(cloud))
+            normals = estimate_normals(cloud.positions, cloud.seen_from)
+            made = FeatureCloud(cloud, normals, frame if self.frame == "capture" else None, queries, self.threshold)
+            task = progress.add_task("Features", total=len(cloud))
+            npz = write_features(
+                self.out,
+                run.model,
+                cast("ColouredHead", head),
+                made,
+                self._provenance(provenance(COMMAND, run, queries, self.threshold), head, frame),
+                self.space,
+                lambda points: progress.update(task, completed=points),
+            )
+        fewer = f" ({self.points} were asked for)" if len(cloud) < self.points else ""
+        console().print(f"{len(cloud)} points{fewer} are in {self.out} and {npz}.", highlight=False, soft_wrap=True)
+        return 0
+
+    def _options(self, frame: "CaptureFrame") -> Any:
+        import numpy as np
+
+        from f3rm_ext.export.cloud import CloudOptions
+
+        infinity = (np.inf,) * 3
+        low, high = np.asarray(self.crop_min or [-x for x in infinity]), np.asarray(self.crop_max or infinity)
+
+        def inside(points: np.ndarray) -> np.ndarray:
+            at = points.astype(np.float64)
+            at = frame.to_capture(at) if self.frame == "capture" else at
+            return ((at >= low) & (at <= high)).all(axis=1)
+
+        return CloudOptions(
+            points=self.points,
+            accumulation=self.accumulation,
+            density=self.density,
+            inside=inside if self.crop_min or self.crop_max else None,
+            voxel=self.voxel * (frame.scale if self.frame == "capture" else 1.0),
+            depth=self.depth,
+            select=self.threshold if self.select else None,
+        )
+
+    def _provenance(self, record: dict[str, object], head: "QueryHead", frame: "CaptureFrame") -> dict[str, object]:
+        return {
+            **record,
+            "feature": head.name,
+            "extractor": head.extractor,
+            "frame": self.frame,
+            **frame.describe(),
+            "accumulation": self.accumulation,
+            "density": self.density,
+            "crop_min": self.crop_min,
+            "crop_max": self.crop_max,
+            "voxel": self.voxel,
+            "depth": self.depth,
+            "selected": self.select,
+            "space": self.space,
+        }
+
+
+# The suppressed alternative keeps tyro from leaving out the subcommand while there is only one.
+ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members
+    Annotated[Features, tyro.conf.subcommand("features")],
+    Annotated[None, tyro.conf.Suppress],
+]
