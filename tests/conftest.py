@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,3 +173,112 @@ def train(run_command: Callable[..., Finished], tiny_capture: Path) -> Callable[
 def trained(train: Callable[..., Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of 60 steps that other tests look at but do not change."""
     return train(tmp_path_factory.mktemp("trained"), 60)
+
+
+@pytest.fixture(scope="session")
+def make_spec() -> Callable[..., Any]:
+    """Makes the :class:`~f3rm_ext.features.spec.FeatureSpec` of a feature of some dimension."""
+    import torch
+
+    from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
+
+    def make(name: str = "dense", dim: int = 12) -> FeatureSpec:
+        generator = torch.Generator().manual_seed(dim)
+        components, _ = torch.linalg.qr(torch.randn(dim, 3, generator=generator))
+        display = DisplayBasis(torch.zeros(dim), components.T.contiguous(), -torch.ones(3), torch.ones(3))
+        return FeatureSpec(name=name, dim=dim, extractor=name, identity={"extractor": name}, display=display)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., Any]:
+    """Makes a tiny :class:`~f3rm_ext.nerf.model.F3rmModel` with the heads of some specs."""
+    import torch
+    from nerfstudio.cameras.camera_optimizers import CameraOptimizerConfig
+    from nerfstudio.data.scene_box import SceneBox
+
+    from f3rm_ext.nerf.fields import GridOptions
+    from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig, ProposalOptions
+
+    def make(specs: tuple[Any, ...] = (), fraction: float = 0.5, **options: Any) -> F3rmModel:
+        small = GridOptions(num_levels=3, features_per_level=2, base_res=4, max_res=16, log2_hashmap_size=10)
+        defaults: dict[str, Any] = {
+            "grid": small,
+            "feature_grid": small,
+            "proposals": (ProposalOptions(num_samples=8, hidden_dim=8, grid=small),),
+            "num_samples": 6,
+            "hidden_dim": 8,
+            "color_hidden_dim": 8,
+            "appearance_dim": 4,
+            "feature_hidden_dim": 8,
+            "feature_pe_frequencies": 2,
+            "camera_optimizer": CameraOptimizerConfig(mode="SO3xR3"),
+        }
+        torch.manual_seed(0)
+        config = F3rmModelConfig(**{**defaults, **options})
+        return config.setup(
+            scene_box=SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])),
+            num_train_data=5,
+            metadata={"feature_specs": specs, "feature_ray_fraction": fraction},
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_rays() -> Callable[[int], Any]:
+    """Makes a bundle of random rays; new ones at every call, since training moves them by the poses' corrections."""
+    import torch
+    from nerfstudio.cameras.rays import RayBundle
+    from torch.nn import functional
+
+    def make(count: int) -> RayBundle:
+        generator = torch.Generator().manual_seed(count)
+        directions = functional.normalize(torch.randn(count, 3, generator=generator), dim=-1)
+        return RayBundle(
+            origins=torch.rand(count, 3, generator=generator) - 0.5,
+            directions=directions,
+            pixel_area=torch.full((count, 1), 1e-6),
+            camera_indices=torch.arange(count)[:, None] % 5,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_camera() -> Callable[[int], Any]:
+    """Makes a square camera that looks at the middle of the scene, on the CPU."""
+    import torch
+    from nerfstudio.cameras.cameras import Cameras
+
+    def make(size_px: int) -> Cameras:
+        pose = torch.eye(4)[None, :3]
+        pose[0, 2, 3] = 0.8
+        half = size_px / 2
+        return Cameras(pose, fx=float(size_px), fy=float(size_px), cx=half, cy=half, width=size_px, height=size_px)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def untrained(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run on the tiny capture with one-hot labels as features, saved before the first step; made in this process."""
+    import torch
+
+    from f3rm_ext.method_configs.presets import make_config
+
+    root = tmp_path_factory.mktemp("untrained")
+    config = make_config("f3rm-ext-lite")
+    config.data, config.output_dir = tiny_capture, root
+    config.experiment_name, config.timestamp = "e", "t"
+    config.pipeline.datamanager.data = tiny_capture
+    config.pipeline.datamanager.features.extractors = (f"labels:data={tiny_capture}",)
+    config.pipeline.datamanager.features.cache_dir = root / "cache"
+    pipeline = config.pipeline.setup(device="cpu", test_mode="val")
+    run = Run(config.get_base_dir())
+    run.checkpoints.mkdir(parents=True)
+    state = {"step": 0, "pipeline": pipeline.state_dict()}
+    torch.save(state, run.checkpoints / "step-000000000.ckpt")
+    config.save_config()
+    return run

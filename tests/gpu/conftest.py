@@ -1,16 +1,13 @@
-"""A device, a tiny model and tiny rays for the tests that need CUDA."""
+"""A device and a model for the tests that need CUDA."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from nerfstudio.cameras.cameras import Cameras
-from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.data.scene_box import SceneBox
-from torch.nn import functional
 
-from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
+from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.nerf.fields import GridOptions
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig, ProposalOptions
 
@@ -39,17 +36,6 @@ def empty_pool() -> None:
 
 
 @pytest.fixture
-def make_spec() -> Callable[..., FeatureSpec]:
-    def make(name: str = "dense", dim: int = 12) -> FeatureSpec:
-        generator = torch.Generator().manual_seed(dim)
-        components, _ = torch.linalg.qr(torch.randn(dim, 3, generator=generator))
-        display = DisplayBasis(torch.zeros(dim), components.T.contiguous(), -torch.ones(3), torch.ones(3))
-        return FeatureSpec(name=name, dim=dim, extractor=name, identity={"extractor": name}, display=display)
-
-    return make
-
-
-@pytest.fixture
 def make_model() -> Callable[..., F3rmModel]:
     """A model on the CPU, with parameters that make the picture anything but empty."""
 
@@ -75,34 +61,5 @@ def make_model() -> Callable[..., F3rmModel]:
                 if name.endswith("table"):
                     parameter.normal_(generator=generator)
         return model
-
-    return make
-
-
-@pytest.fixture
-def make_rays() -> Callable[[int], RayBundle]:
-    """Rays on the CPU; new ones for every step, since training moves them by the poses' corrections."""
-
-    def make(count: int) -> RayBundle:
-        generator = torch.Generator().manual_seed(count)
-        return RayBundle(
-            origins=torch.rand(count, 3, generator=generator) - 0.5,
-            directions=functional.normalize(torch.randn(count, 3, generator=generator), dim=-1),
-            pixel_area=torch.full((count, 1), 1e-6),
-            camera_indices=torch.arange(count)[:, None] % 5,
-        )
-
-    return make
-
-
-@pytest.fixture
-def make_camera() -> Callable[[int], Cameras]:
-    """A square camera that looks at the middle of the scene, on the CPU."""
-
-    def make(size_px: int) -> Cameras:
-        pose = torch.eye(4)[None, :3]
-        pose[0, 2, 3] = 0.8
-        half = size_px / 2
-        return Cameras(pose, fx=float(size_px), fy=float(size_px), cx=half, cy=half, width=size_px, height=size_px)
 
     return make
