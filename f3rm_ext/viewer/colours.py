@@ -17,8 +17,8 @@ PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#c
 OTHER_GREY = 0.16
 """What no label claims."""
 _LUMA = (0.299, 0.587, 0.114)
-_FIRST_HEAT = 0.35
-"""Where in the colour map the heat of a score at the threshold lies: dark heat would look like the greyed picture."""
+_HEAT_RANGE = (0.35, 0.85)
+"""Part of the colour map that the overlay uses, from the threshold to 1: its ends look like a greyed picture."""
 
 
 @lru_cache(maxsize=8)
@@ -50,7 +50,8 @@ def overlay(rgb: Float[Tensor, "rays 3"], score: Float[Tensor, "rays 1"], thresh
     grey = rgb @ rgb.new_tensor(_LUMA)
     dim = 0.15 * rgb + 0.4 * grey[:, None]
     strength = ((score - threshold) / max(1.0 - threshold, 1e-6)).clamp(0.0, 1.0)
-    hot = heat((_FIRST_HEAT + (1.0 - _FIRST_HEAT) * strength)[:, 0])
+    first, last = _HEAT_RANGE
+    hot = heat((first + (last - first) * strength)[:, 0])
     opacity = 0.5 + 0.3 * strength
     return torch.where(score >= threshold, (1.0 - opacity) * dim + opacity * hot, dim)
 

@@ -4,7 +4,7 @@ Both render, so they need the model to themselves (nerfstudio's training lock) a
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -55,6 +55,12 @@ class Ray:
     origin: tuple[float, float, float]
     direction: tuple[float, float, float]
     """Of any length above 0."""
+
+    @classmethod
+    def of_click(cls, origin: Sequence[float | int], direction: Sequence[float | int]) -> "Ray":
+        """From what a page sends, where whole numbers come as integers."""
+        (x, y, z), (u, v, w) = map(float, origin), map(float, direction)
+        return cls((x, y, z), (u, v, w))
 
 
 @dataclass(frozen=True)

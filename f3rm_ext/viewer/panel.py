@@ -43,14 +43,16 @@ class QueryPanel(nn.Module):
     Args:
         model: whose panel this is, a :class:`~f3rm_ext.viewer.looking.Viewable`; it is not kept alive, and may be
             unfinished as yet.
+        encoder: reads texts; one of its own by default.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, encoder: TextEncoder | None = None) -> None:
         super().__init__()
         self._model = weakref.ref(model)
         self._board = Board()
         self._reader = LatestJob("f3rm-ext text query")
-        self._encoder = TextEncoder("cpu")
+        # Not on the model's device: a text tower would take memory that training counts on.
+        self._encoder = encoder or TextEncoder("cpu")
         self._guard = OutputGuard(self._output_failed)
         self._sight: Sight | None = None
         self._text_seen = ""
@@ -223,7 +225,7 @@ class QueryPanel(nn.Module):
         problem, query = "", None
         try:
             with compat.viewer_lock(self.viewer_control):
-                query = self._query_by_click(Ray(click.origin, click.direction))
+                query = self._query_by_click(Ray.of_click(click.origin, click.direction))
             self._text_seen = ""
             self.ask_01_text.value = ""
         except Exception as error:

@@ -1,0 +1,175 @@
+"""A model of two things side by side, rendered exactly; and what the panel needs of a viewer."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from nerfstudio.cameras.cameras import Cameras
+from torch import Tensor, nn
+
+from f3rm_ext.features.rendered import FeatureSpace
+from f3rm_ext.query.text import TextEncoder
+from f3rm_ext.query.vectors import Query, QueryVectors
+from f3rm_ext.viewer.panel import QueryPanel
+
+MUG, BOOK, REST = torch.eye(3)
+WORDS = {"mug": MUG, "book": BOOK, "object": REST, "thing": torch.ones(3)}
+
+
+class ToyHead:
+    """Three-dimensional features, rendered as they are."""
+
+    def __init__(self, name: str = "toy", extractor: str = "dense-daisy") -> None:
+        self.name, self.dim, self.extractor = name, 3, extractor
+        self.identity: dict[str, str] = {}
+        self.display_mean = torch.ones(3)
+        self.basis = None
+
+    def space(self) -> FeatureSpace:
+        return FeatureSpace.of_features()
+
+
+class ToyModel(nn.Module):
+    """Where x > 0 there is a mug, elsewhere a book, 2 units away; nothing is above the horizon."""
+
+    def __init__(self, *heads: ToyHead) -> None:
+        super().__init__()
+        self.heads = {head.name: head for head in heads or (ToyHead(),)}
+        self.was_training: list[bool] = []
+        self.boxes: list[Any] = []
+        self.queries = QueryPanel(self)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def query_heads(self) -> Mapping[str, ToyHead]:
+        return self.heads
+
+    def render_camera(self, camera: Cameras, extra: Mapping[str, Any], obb_box: Any = None) -> dict[str, Tensor]:
+        self.was_training.append(self.training)
+        self.boxes.append(obb_box)
+        rays = camera.generate_rays(camera_indices=0, keep_shape=True)
+        directions = rays.directions.flatten(0, 1)
+        outputs = self.render(directions, extra)
+        return {name: value.view(*rays.shape, -1) for name, value in outputs.items() if value is not None}
+
+    def render(self, directions: Tensor, extra: Mapping[str, Any]) -> dict[str, Any]:
+        solid = (directions[:, 1:2] <= 0.2).float()
+        # A little of each in the other, so that nothing is degenerate.
+        features = solid * torch.where(directions[:, :1] > 0, MUG + 0.1 * BOOK, BOOK + 0.1 * MUG)
+        outputs: dict[str, Any] = {
+            "rgb": directions.abs(),
+            "accumulation": solid,
+            "depth": torch.full_like(solid, 2.0),
+        }
+        for name, compute in extra.items():
+            outputs[name] = compute(outputs, lambda head: features * (1.0 if head == "toy" else 0.5))
+        return outputs
+
+    def rendered_at(self, points: Tensor) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+
+class ToyEncoder(TextEncoder):
+    """Knows the words above at once; ``slow`` waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on, self.at_work = threading.Event(), threading.Event()
+        self.failure: Exception | None = None
+        self.read: list[tuple[str, ...]] = []
+
+    def encode(self, head: Any, prompts: Sequence[str]) -> QueryVectors:
+        self.at_work.set()
+        self.read.append(tuple(prompts))
+        if "slow" in prompts:
+            assert self.go_on.wait(30)
+        if self.failure is not None:
+            raise self.failure
+        vectors = torch.stack([WORDS.get(prompt, torch.tensor([1.0, 1.0, 0.0])) for prompt in prompts])
+        return QueryVectors.of_full(vectors, prompts)
+
+
+@pytest.fixture
+def make_toy() -> Callable[..., ToyModel]:
+    """Makes the model with heads named as given."""
+    return lambda *names: ToyModel(*(ToyHead(name) for name in names))
+
+
+@pytest.fixture
+def toy() -> ToyModel:
+    """The model, with one head, ``toy``."""
+    return ToyModel()
+
+
+@pytest.fixture
+def encoder() -> ToyEncoder:
+    """What reads texts in the panel."""
+    return ToyEncoder()
+
+
+@pytest.fixture
+def server() -> SimpleNamespace:
+    """The part of a viewer that a panel reaches through its control."""
+    scene = SimpleNamespace(callback=None)
+
+    def on_pointer_event(event_type: str) -> Callable[[Any], Any]:
+        def register(callback: Any) -> Any:
+            scene.callback = callback
+            return callback
+
+        return register
+
+    def remove_pointer_callback() -> None:
+        scene.callback = None
+
+    scene.on_pointer_event, scene.remove_pointer_callback = on_pointer_event, remove_pointer_callback
+    return SimpleNamespace(scene=scene)
+
+
+@pytest.fixture
+def viewer(server: SimpleNamespace) -> SimpleNamespace:
+    """A viewer that shows rgb and counts how often it was told to draw again."""
+    shown = SimpleNamespace(value="rgb", options=["rgb", "relevancy_overlay"])
+    view = SimpleNamespace(
+        viser_server=server,
+        train_lock=threading.Lock(),
+        control_panel=SimpleNamespace(_output_render=shown),
+        drawn=0,
+    )
+
+    def draw() -> None:
+        view.drawn += 1
+
+    view._trigger_rerender = draw
+    return view
+
+
+@pytest.fixture
+def panel(toy: ToyModel, encoder: ToyEncoder, viewer: SimpleNamespace) -> QueryPanel:
+    """The panel of the toy model in a viewer."""
+    toy.queries = QueryPanel(toy, encoder)
+    toy.queries.viewer_control._setup(viewer)  # type: ignore[arg-type]
+    toy.queries.sync()
+    return toy.queries
+
+
+@pytest.fixture
+def query_for() -> Callable[..., Query]:
+    """A query for a word, told from another."""
+
+    def make(word: str, told_from: str = "object", head: str = "toy") -> Query:
+        positives, negatives = (QueryVectors.of_full(WORDS[text][None], [text]) for text in (word, told_from))
+        return Query(word, head, positives, negatives)
+
+    return make
+
+
+@pytest.fixture
+def directions() -> Tensor:
+    """Rays to the mug, to the book, and into nothing."""
+    return torch.tensor([[0.6, 0.0, -0.8], [-0.6, 0.0, -0.8], [0.0, 0.8, -0.6]])

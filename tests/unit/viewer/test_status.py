@@ -1,0 +1,83 @@
+"""What the status says, and that no text a user writes breaks the markdown."""
+
+import html
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from viser import ViserServer
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.query.vectors import Query, QueryVectors
+from f3rm_ext.viewer import status
+
+
+def test_any_text_is_left_as_it_is_by_markdown() -> None:
+    text = "{alert(1)} <b>*bold*</b> `code` [a](b) ![c](d) # e_f | g & h\n\n- i"
+    shown = status.plain(text)
+    assert not set(shown) & set("{}<>*`[]()!|_#") - set("#")
+    assert html.unescape(shown) == " ".join(text.split())
+
+
+def test_long_texts_are_cut() -> None:
+    assert len(status.plain("word " * 1000)) == 400
+
+
+@pytest.mark.parametrize(
+    ("extractor", "expected"),
+    [
+        ("labels:data=somewhere", "Needs no weights"),
+        ("dense-daisy", "understands no text, so ask by click"),
+        ("dinov2:weights=/no/such/file", "understands no text"),
+        ("clip:pretrained=/no/such/file", "does not exist"),
+        ("klip", "There is no extractor"),
+        ("clip:size=3", "has no option"),
+    ],
+)
+def test_the_feature_line_says_what_was_found_or_what_to_do(extractor: str, expected: str) -> None:
+    head: Any = SimpleNamespace(
+        name="h", dim=3, extractor=extractor, identity={}, display_mean=None, basis=None, space=lambda: None
+    )
+    shown = status.describe_feature(head)
+    assert shown.startswith("**Feature** ") and expected in shown
+
+
+def test_a_model_without_features_is_told_apart() -> None:
+    assert "No features" in status.describe_feature(None)
+
+
+def test_queries_are_described_by_what_they_were_made_of() -> None:
+    two = QueryVectors.of_full(torch.eye(3)[:2], ["blue mug", "cup"])
+    query = Query("q", "toy", two, QueryVectors.of_full(torch.eye(3)[2:], ["object"]))
+    assert status.describe_query(query) == "**Query** “blue mug”, “cup”, told from “object”"
+    assert "plain cosine" in status.describe_query(Query("q", "toy", two, QueryVectors.empty(3)))
+    assert status.describe_query(None) == ""
+    assert status.describe_labels([query]) == "**Named** `#e69f00` q"
+    assert status.describe_labels([]) == ""
+    many = Query("q", "toy", QueryVectors.of_full(torch.ones(9, 3), [str(i) for i in range(9)]), QueryVectors.empty(3))
+    assert "“4”, …" in status.describe_query(many)
+
+
+def test_errors_speak_for_themselves_if_they_are_for_users() -> None:
+    assert status.sentence(ConfigError("Do this.")) == "Do this."
+    assert status.sentence(ZeroDivisionError("by zero\nmore")) == "ZeroDivisionError: by zero"
+
+
+def test_the_line_is_shown_before_and_after_there_is_a_viewer() -> None:
+    asked: list[int] = []
+    line = status.StatusLine(lambda: asked.append(1))
+    line.show("one")
+    assert not line.installed and not asked
+    handle = SimpleNamespace(content="")
+
+    def add_markdown(content: str) -> Any:
+        handle.content = content
+        return handle
+
+    server = object.__new__(ViserServer)
+    server.gui = SimpleNamespace(add_markdown=add_markdown)  # type: ignore[assignment]
+    line.install(server)
+    assert line.installed and asked == [1] and handle.content == "one"
+    line.show("two")
+    assert handle.content == "two"
