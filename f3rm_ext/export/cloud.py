@@ -18,9 +18,10 @@ from f3rm_ext.query.vectors import Query
 DEPTHS = {"median": "depth", "expected": "expected_depth"}
 """Outputs of a model that say how far its surfaces are."""
 _ROUNDS = 8
-_MOST_RAYS = 12
+_MOST_RAYS = 40
 """Rays cast for each point wanted, at most."""
-_STALLED = 0.02
+_STALLED = 0.25
+"""A round that brings less of what was missing shows that there is no more, as with voxels."""
 
 
 @runtime_checkable
@@ -136,11 +137,11 @@ def gather(
         cloud = thinned(Cloud.join(parts), options.voxel)
         on_progress(min(options.points, len(cloud)))
         missing = options.points - len(cloud)
-        stalled = before and len(cloud) - before < _STALLED * options.points
+        stalled = before and len(cloud) - before < _STALLED * (options.points - before)
         if missing <= 0 or stalled or tally.rays >= _MOST_RAYS * options.points:
             break
         share = max(len(cloud) / tally.rays, 1.0 / _MOST_RAYS)
-        wanted = min(1.1 * missing / share, _MOST_RAYS * options.points - tally.rays)
+        wanted = min(max(1.1 * missing / share, 0.1 * options.points), _MOST_RAYS * options.points - tally.rays)
     assert cloud is not None
     if not len(cloud):
         raise ConfigError(

@@ -6,8 +6,8 @@ import os
 import secrets
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -20,7 +20,7 @@ PROVENANCE = "provenance"
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BufferedIOBase]:
     """A stream to a temporary file that gets its name when the ``with`` block ends well, and is gone otherwise.
 
     Args:
@@ -54,7 +54,7 @@ class NpzWriter:
         stream: where to, at its start.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BufferedIOBase) -> None:
         self._zip = zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=True)
 
     def __enter__(self) -> "NpzWriter":
@@ -66,7 +66,7 @@ class NpzWriter:
     def array(self, name: str, values: np.ndarray) -> None:
         """Writes an array."""
         with self._zip.open(f"{name}.npy", "w", force_zip64=True) as member:
-            np.lib.format.write_array(member, np.ascontiguousarray(values), allow_pickle=False)
+            np.lib.format.write_array(member, values, allow_pickle=False)
 
     def rows(self, name: str, shape: tuple[int, int], dtype: np.dtype, chunks: Iterable[np.ndarray]) -> None:
         """Writes a matrix from chunks of its rows.
@@ -104,7 +104,8 @@ def require_ours(path: Path, made_by: str) -> None:
 def _maker(path: Path) -> str | None:
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
+            # numpy leaves a damaged file open that it has opened itself.
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
                 record = json.loads(str(archive[PROVENANCE]))
                 return record.get("made_by") if isinstance(record, dict) else None
         with path.open("rb") as stream:

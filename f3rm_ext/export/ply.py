@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from io import BufferedIOBase
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def property_name(text: str, prefix: str) -> str:
     return f"{prefix}_{plain}" if plain else prefix
 
 
-def write_ply(stream: BinaryIO, columns: Mapping[str, np.ndarray], comments: Sequence[str] = ()) -> None:
+def write_ply(stream: BufferedIOBase, columns: Mapping[str, np.ndarray], comments: Sequence[str] = ()) -> None:
     """Writes points; memory holds no more than a chunk of them beside the columns.
 
     Args:
@@ -53,7 +53,7 @@ def write_ply(stream: BinaryIO, columns: Mapping[str, np.ndarray], comments: Seq
         stream.write(rows.tobytes())
 
 
-def read_comments(stream: BinaryIO) -> list[str]:
+def read_comments(stream: BufferedIOBase) -> list[str]:
     """The comments of a PLY file; none where it is no such file."""
     if stream.readline(8).strip() != b"ply":
         return []

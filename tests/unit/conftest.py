@@ -1,0 +1,113 @@
+"""A scene that is known exactly: a ball whose upper and lower halves have features of their own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.cameras.rays import RayBundle
+from torch import Tensor
+
+from f3rm_ext.features.rendered import ExtraOutput, FeatureSpace
+from f3rm_ext.nerf.chunked import ChunkedRenderer
+
+RADIUS = 0.5
+
+
+@dataclass
+class HalvesHead:
+    """Two features of D dimensions: one for z ≥ 0, one for z < 0."""
+
+    name: str = "halves"
+    dim: int = 5
+    extractor: str = "halves"
+    identity: dict[str, str] = field(default_factory=dict)
+    basis: Tensor | None = None
+    largest: int = 0
+
+    @property
+    def weight(self) -> Tensor:
+        """(D, 2): the features of the halves."""
+        return torch.randn(self.dim, 2, generator=torch.Generator().manual_seed(3))
+
+    @property
+    def display_mean(self) -> Tensor:
+        return self.weight.mean(dim=1)
+
+    def space(self) -> FeatureSpace:
+        return FeatureSpace.of_linear_map(self.weight)
+
+    def colors(self, features: Tensor) -> Tensor:
+        self.largest = max(self.largest, len(features))
+        return features[..., :3].abs().clamp(0, 1)
+
+
+class Ball:
+    """A model by protocol: rays are met by a ball of radius ½ about the origin, coloured by position."""
+
+    def __init__(self, dim: int = 5, chunk: int = 100) -> None:
+        self.device = torch.device("cpu")
+        self.heads = {"halves": HalvesHead(dim=dim)}
+        self.chunked = ChunkedRenderer(chunk)
+        self.pixels = 0
+
+    def query_heads(self) -> dict[str, HalvesHead]:
+        return self.heads
+
+    def render_camera(self, camera: Cameras, extra: Mapping[str, ExtraOutput]) -> dict[str, Tensor]:
+        rays = camera.generate_rays(camera_indices=0, keep_shape=True)
+        self.pixels += rays.origins[..., 0].numel()
+        return self.chunked.render(rays, lambda part: self._forward(part, extra), self.device)
+
+    def _forward(self, rays: RayBundle, extra: Mapping[str, ExtraOutput]) -> dict[str, Tensor | list]:
+        middle = (rays.origins * rays.directions).sum(-1, keepdim=True)
+        under = middle**2 - (rays.origins**2).sum(-1, keepdim=True) + RADIUS**2
+        hit = (under >= 0).float()
+        depth = torch.where(under >= 0, -middle - under.clamp_min(0).sqrt(), 50.0)
+        at = rays.origins + rays.directions * depth
+        outputs: dict[str, Tensor | list] = {
+            "rgb": hit * (at + 0.5).clamp(0, 1),
+            "accumulation": hit,
+            "depth": depth,
+            "expected_depth": depth + 0.01,
+        }
+        for name, compute in extra.items():
+            plain = {key: value for key, value in outputs.items() if isinstance(value, Tensor)}
+            outputs[name] = compute(plain, lambda head: hit * self.rendered_at(at)[head])
+        return outputs
+
+    def rendered_at(self, points: Tensor) -> dict[str, Tensor]:
+        upper = (points[:, 2:] >= 0).float()
+        return {name: torch.cat([upper, 1 - upper], dim=1) for name in self.heads}
+
+
+class DenseBall(Ball):
+    """The same, of a density that is known: 100 where x ≥ 0, 1 elsewhere."""
+
+    def density_at(self, points: Tensor) -> Tensor:
+        return torch.where(points[:, 0] >= 0, 100.0, 1.0)
+
+
+@pytest.fixture
+def make_ball() -> Callable[..., Ball]:
+    """Makes a ball, with or without a density."""
+
+    def make(dense: bool = False, **options: int) -> Ball:
+        return (DenseBall if dense else Ball)(**options)
+
+    return make
+
+
+@pytest.fixture
+def around() -> Cameras:
+    """Six cameras at distance 2 that look at the origin from all sides, 24 x 20 pixels."""
+    poses = []
+    for axis in range(3):
+        for side in (-1.0, 1.0):
+            back = torch.zeros(3)
+            back[axis] = side
+            up = torch.roll(back.abs(), 1)
+            right = torch.linalg.cross(up, back)
+            poses.append(torch.stack([right, torch.linalg.cross(back, right), back, 2.0 * back], dim=1))
+    return Cameras(torch.stack(poses), fx=30.0, fy=30.0, cx=12.0, cy=10.0, width=24, height=20)
