@@ -78,7 +78,8 @@ class Truth:
         path = data if data.suffix == ".json" else data / "transforms.json"
         self.folder = path.parent
         meta = _read_json(path) if path.is_file() else {}
-        frames = [frame for frame in meta.get("frames", []) if "file_path" in frame]
+        found = meta.get("frames")
+        frames = [frame for frame in (found if isinstance(found, list) else []) if _has_file(frame)]
         self._depth_unit_m = meta.get("depth_unit_scale_factor")
         self._frames = {(self.folder / frame["file_path"]).resolve(): frame for frame in frames}
         # Copies of the images at other sizes, as in images_4, have the same names.
@@ -173,6 +174,8 @@ class PolygonLabels:
                 continue
             try:
                 size = float(frame["info"]["width"]), float(frame["info"]["height"])
+                if not (0 < size[0] < float("inf") and 0 < size[1] < float("inf")):
+                    raise ValueError(f"its size is {size[0]:g} x {size[1]:g}")
                 objects = [_polygon_object(entry) for entry in frame["objects"]]
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise CaptureError(
@@ -217,7 +220,7 @@ def nearest(image: np.ndarray, height_px: int, width_px: int) -> np.ndarray:
 def _polygon_object(entry: dict[str, Any]) -> tuple[str, np.ndarray, np.ndarray]:
     """Category, polygon (points, 2) and box (left, top, right, bottom) of an object; that of the polygon if none."""
     polygon = np.asarray(entry["segmentation"], dtype=np.float64).reshape(-1, 2)
-    if len(polygon) < 3:
+    if len(polygon) < 3 or not np.isfinite(polygon).all():
         raise ValueError("a polygon has fewer than three points")
     box = entry.get("bbox") or [*polygon.min(axis=0), *polygon.max(axis=0)]
     return str(entry["category"]), polygon, np.asarray(box, dtype=np.float64).reshape(4)
@@ -226,6 +229,10 @@ def _polygon_object(entry: dict[str, Any]) -> tuple[str, np.ndarray, np.ndarray]
 def _box_of(mask: Bool[np.ndarray, "h w"]) -> tuple[float, float, float, float]:
     rows, cols = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     return float(cols[0]), float(rows[0]), float(cols[-1] + 1), float(rows[-1] + 1)
+
+
+def _has_file(frame: object) -> bool:
+    return isinstance(frame, dict) and isinstance(frame.get("file_path"), str)
 
 
 def _of(frame: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:

@@ -40,6 +40,7 @@ class LabelsExtractor:
                 f"There are no label images in {config.data}: `labels:data=CAPTURE` needs a transforms.json with "
                 "`classes`, and `label_file_path` for each frame."
             )
+        self._digest = self._digest_of_labels()
 
     @classmethod
     def weights_status(cls, config: LabelsConfig) -> WeightsStatus:
@@ -49,13 +50,10 @@ class LabelsExtractor:
     @property
     def identity(self) -> ExtractorIdentity:
         """Names of the classes, and contents of the label images."""
-        digest = hashlib.sha256("\n".join(self.truth.names).encode())
-        for path in self.truth.files(LABEL_KEYS):
-            digest.update(path.read_bytes())
         return ExtractorIdentity(
             extractor="labels",
             model=f"{self.dim} classes",
-            weights=digest.hexdigest()[:16],
+            weights=self._digest,
             resolution="image",
             preprocessing="share of each class in the pixel's area",
         )
@@ -97,6 +95,12 @@ class LabelsExtractor:
                 row.zero_()
                 row[names.index(prompt.casefold())] = 1.0
         return vectors
+
+    def _digest_of_labels(self) -> str:
+        digest = hashlib.sha256("\n".join(self.truth.names).encode())
+        for path in self.truth.files(LABEL_KEYS):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:16]
 
     def _shares(self, file: Path, height_px: int, width_px: int) -> Float[Tensor, "_ _ feat"]:
         labels = self.truth.label_image(file)

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from nerfstudio.cameras.cameras import Cameras
 
-from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.errors import CheckpointError, ConfigError, FeatureStoreError, UserError
 from f3rm_ext.features.base import FeatureMap
-from f3rm_ext.query.scorer import Queryable, checked_head
+from f3rm_ext.query.scorer import Queryable, QueryHead, checked_head
 
 if TYPE_CHECKING:
     from nerfstudio.data.datasets.base_dataset import InputDataset
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
     from f3rm_ext.data.datamanager import F3rmDataManager
     from f3rm_ext.features.source import FeatureSource
+    from f3rm_ext.features.spec import FeatureSpec
+
+_MAX_TURN = 0.02
+"""Most that two PCA bases of the same features may differ, as a cosine; other machines round otherwise."""
 
 
 @dataclass
@@ -56,10 +61,14 @@ class Photos:
         return [Path(name) for name in self.dataset(split).image_filenames]
 
     def find_photo(self, name: str) -> tuple[str, int] | None:
-        """Split and index of the photo of this name or path; None where the capture has none."""
+        """Split and index of the photo of this name, path or end of a path (``left/001.png``); None where none is.
+
+        A training photo comes before a held-out one of the same name.
+        """
+        wanted = Path(name)
         for split in ("train", "test") if self.manager.eval_dataset is not None else ("train",):
             for index, file in enumerate(self.files(split)):
-                if file.name == name or file.resolve() == Path(name).resolve():
+                if file.parts[-len(wanted.parts) :] == wanted.parts or file.resolve() == wanted.resolve():
                     return split, index
         return None
 
@@ -75,11 +84,15 @@ class Photos:
         The store is found by what the checkpoint says of its features; weights are needed only where it is incomplete.
 
         Raises:
-            UserError: the features are not in the store and cannot be made.
+            UserError: the features are not in the store and cannot be made, or are not those that were distilled.
         """
+        found = checked_head(self.model.query_heads(), head)
+        self.dataset(split)
         if self._sources is None:
             self._sources = self._open_sources()
-        return self._sources[split].load(index)[checked_head(self.model.query_heads(), head).name]
+        source = self._sources[split]
+        _require_same_space(found, {spec.name: spec for spec in source.specs}.get(found.name))
+        return source.load(index)[found.name]
 
     def _open_sources(self) -> "dict[str, FeatureSource]":
         from f3rm_ext.features.source import open_features, prepare_features
@@ -92,6 +105,26 @@ class Photos:
         if sources is None:
             sources = prepare_features(datasets, options, device=self.model.device)
         return dict(zip(splits, sources, strict=True))
+
+
+def _require_same_space(head: QueryHead, spec: "FeatureSpec | None") -> None:
+    """Raises FeatureStoreError unless the features of this spec have the coordinates that the head distils."""
+    if spec is None or dict(spec.identity) != dict(head.identity):
+        raise FeatureStoreError(
+            f"What {head.extractor} gives now are not the 2D features that {head.name!r} was distilled from, and the "
+            "feature store no longer has those: use the weights and options of the training, or ask by text."
+        )
+    mine, theirs = head.basis, spec.code_basis
+    if mine is not None and theirs is not None and mine.shape == theirs.shape:
+        turned = (mine.cpu() @ theirs.cpu().T - torch.eye(len(mine))).abs().max()
+        same = float(turned) < _MAX_TURN
+    else:
+        same = mine is None and theirs is None
+    if not same:
+        raise FeatureStoreError(
+            f"The PCA codes in the feature store have another basis than those the feature {head.name!r} was distilled "
+            "from, so they cannot be compared: ask by text, or train again."
+        )
 
 
 @dataclass
@@ -117,31 +150,55 @@ def load_run(load_config: Path) -> Run:
         load_config: its config.yml.
 
     Raises:
-        ConfigError: there is no such file, or the run's method has no features.
-        CheckpointError: it has no checkpoint yet.
+        ConfigError: there is no such file, it cannot be understood, or the run's method has no features.
+        CheckpointError: it has no checkpoint yet, or all are damaged.
     """
     from nerfstudio.utils.eval_utils import eval_setup
+    from nerfstudio.utils.rich_utils import CONSOLE
 
     from f3rm_ext.data.datamanager import F3rmDataManager
+    from f3rm_ext.engine import checkpoint
 
     if not load_config.is_file():
         raise ConfigError(f"There is no file {load_config}: give the config.yml of a run, which ns-train has written.")
     folder = load_config.parent / "nerfstudio_models"
-    if not any(folder.glob("step-*.ckpt")):
+    if not checkpoint.newest_first(folder):
         raise CheckpointError(f"There is no checkpoint in {folder}: train until the first one is saved.")
+    newest, damaged = checkpoint.newest_intact(folder)
+    if damaged:
+        CONSOLE.log(checkpoint.warning_about(damaged, newest), markup=False)
 
-    def stay(config: "TrainerConfig") -> "TrainerConfig":
-        """Checkpoints lie beside the config, wherever the run was moved to."""
-        base = load_config.resolve().parent
-        if base.parts[-3:] == (config.experiment_name, config.method_name, config.timestamp):
-            config.output_dir = base.parent.parent.parent
-        return config
+    understood = False
 
-    config, pipeline, checkpoint, step = eval_setup(load_config, test_mode="test", update_config_callback=stay)
-    model, manager = pipeline.model, pipeline.datamanager
-    if not isinstance(model, Queryable) or not isinstance(manager, F3rmDataManager):
-        raise ConfigError(
+    def foreign(config: "TrainerConfig") -> ConfigError:
+        return ConfigError(
             f"The run {load_config} is of the method {config.method_name}, which distils no features: "
             "give a run of f3rm-ext."
         )
-    return Run(model, manager, config, checkpoint, step)
+
+    def stay(config: "TrainerConfig") -> "TrainerConfig":
+        """Checkpoints lie beside the config, wherever the run was moved to and whatever it is called now."""
+        nonlocal understood
+        understood = True
+        if not issubclass(config.pipeline.datamanager._target, F3rmDataManager):
+            raise foreign(config)
+        base = folder.resolve().parent
+        if base.parts[-3:] == (config.experiment_name, config.method_name, config.timestamp):
+            config.output_dir = base.parent.parent.parent
+        config.relative_model_dir = folder.resolve()
+        config.load_step = checkpoint.step_of(newest)
+        return config
+
+    try:
+        config, pipeline, path, step = eval_setup(load_config, test_mode="test", update_config_callback=stay)
+    except Exception as error:
+        if understood or isinstance(error, UserError):
+            raise
+        raise ConfigError(
+            f"{load_config} is not understood ({type(error).__name__}): give the config.yml of a run, made by a method "
+            "that is installed here."
+        ) from error
+    model, manager = pipeline.model, pipeline.datamanager
+    if not isinstance(model, Queryable) or not isinstance(manager, F3rmDataManager):
+        raise foreign(config)
+    return Run(model, manager, config, path, step)

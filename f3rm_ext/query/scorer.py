@@ -1,6 +1,7 @@
 """Scores of several queries at rays or points, from rendered values."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -94,12 +95,15 @@ class Scorer:
         heads = model.query_heads()
         for query in queries:
             head = checked_head(heads, query.head)
-            if query.positives.values.shape[1] != head.dim:
-                raise ConfigError(
-                    f"The query {query.name!r} has {query.positives.values.shape[1]} dimensions, but the feature "
-                    f"{head.name!r} has {head.dim}: take it from features of the same extractor and number of codes."
-                )
-        return cls(queries, {name: heads[name].space() for name in {query.head for query in queries}}, model.device)
+            for vectors in (query.positives, query.negatives):
+                if vectors.values.shape[1] != head.dim:
+                    raise ConfigError(
+                        f"The query {query.name!r} has {vectors.values.shape[1]} dimensions, but the feature "
+                        f"{head.name!r} has {head.dim}: take it from features of the same extractor and number of "
+                        "codes."
+                    )
+        named = [replace(query, head=checked_head(heads, query.head).name) for query in queries]
+        return cls(named, {name: heads[name].space() for name in {query.head for query in named}}, model.device)
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -144,7 +148,6 @@ def checked_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
     return heads[name]
 
 
-@torch.inference_mode()
 def score_image(
     model: Queryable, camera: Cameras, queries: Sequence[Query]
 ) -> tuple[Float[Tensor, "h w queries"], dict[str, Tensor]]:

@@ -61,6 +61,12 @@ class TextEncoder:
         extractor = cast(TextExtractor, self._extractor(head))
         with torch.inference_mode():
             vectors = extractor.encode_text(list(prompts))
+        full = head.dim if head.basis is None else head.basis.shape[1]
+        if vectors.shape != (len(prompts), full):
+            raise ExtractorError(
+                f"{head.extractor} gave texts of shape {tuple(vectors.shape)} where the feature {head.name!r} has "
+                f"{full} dimensions: report this to who wrote it."
+            )
         # Clones: ordinary tensors, whatever the extractor ran in.
         return QueryVectors.of_full(vectors.clone(), prompts, head.basis)
 

@@ -111,7 +111,7 @@ class Query:
     name: str
     """Shown to people, and used in file names."""
     head: str
-    """Name of the feature (head) in whose space the vectors lie."""
+    """Name of the feature (head) in whose space the vectors lie; empty for the model's primary one."""
     positives: QueryVectors
     """What to look for; the one most alike counts."""
     negatives: QueryVectors

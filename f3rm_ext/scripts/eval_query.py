@@ -72,19 +72,24 @@ class EvalQuery:
         from nerfstudio.utils.rich_utils import CONSOLE
 
         from f3rm_ext.features.atomic import write_atomic
+        from f3rm_ext.features.registry import understands_text
         from f3rm_ext.query.run import load_run
         from f3rm_ext.query.scorer import checked_head
 
         run = load_run(self.load_config)
+        out = self._writable(self.out or self.load_config.parent / "query.json")
         head = checked_head(run.model.query_heads(), self.feature)
         truth = self._truth(run)
-        queries = self._queries(run, head, truth)
+        by = self.by
+        if by == "auto":
+            by = "text" if understands_text(head.extractor) else "example"
+        queries = self._queries(run, head, truth, by)
         results = self._evaluate(run, head, truth, queries)
         record = {
             **run.describe(),
             "feature": head.name,
             "extractor": head.extractor,
-            "by": self.by,
+            "by": by,
             "negatives": self.negatives,
             "temperature": self.temperature,
             "queries": {query.name: list(query.positives.sources) for query in queries},
@@ -94,10 +99,20 @@ class EvalQuery:
         }
         CONSOLE.print(self._table(results))
         CONSOLE.print(self._class_table(results))
-        out = self.out or self.load_config.parent / "query.json"
         write_atomic(out, json.dumps(record, indent=1).encode())
         CONSOLE.print(f"Figures are in {out}.", highlight=False, soft_wrap=True)
         return 0
+
+    @staticmethod
+    def _writable(out: Path) -> Path:
+        """The file to write, in a folder that is there; found out before the work and not after it."""
+        try:
+            if out.is_dir():
+                raise IsADirectoryError(None, "it is a folder")
+            out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {out} cannot be written ({error.strerror}): choose another file.") from error
+        return out
 
     def _truth(self, run: "Run") -> "GroundTruth":
         from f3rm_ext.capture.ground_truth import PolygonLabels, Truth
@@ -112,8 +127,7 @@ class EvalQuery:
             )
         return truth
 
-    def _queries(self, run: "Run", head: "QueryHead", truth: "GroundTruth") -> "list[Query]":
-        from f3rm_ext.features.registry import understands_text
+    def _queries(self, run: "Run", head: "QueryHead", truth: "GroundTruth", by: str) -> "list[Query]":
         from f3rm_ext.query.questions import exemplar_queries, text_queries
         from f3rm_ext.query.text import TextEncoder
 
@@ -121,10 +135,19 @@ class EvalQuery:
         if unknown:
             raise ConfigError(f"There is no class {unknown[0]!r} to skip: the labels have {', '.join(truth.classes)}.")
         names = [name for name in truth.classes if name not in self.skip]
-        if self.by == "text" or (self.by == "auto" and understands_text(head.extractor)):
+        if not names:
+            raise ConfigError(
+                "All classes are skipped, so there is nothing to ask for: leave some of them out of --skip."
+            )
+        if by == "text":
             encoder = TextEncoder(run.model.device)
             return text_queries(head, names, encoder, self.negatives, self.temperature)
-        return exemplar_queries(run, head, truth, names, self.negatives, self.temperature, self.example_photo)
+        queries = exemplar_queries(run, head, truth, names, self.negatives, self.temperature, self.example_photo)
+        if not queries:
+            raise ConfigError(
+                "The photo to take examples from shows none of the classes: name another --example-photo."
+            )
+        return queries
 
     def _evaluate(
         self, run: "Run", head: "QueryHead", truth: "GroundTruth", queries: "list[Query]"
@@ -165,7 +188,9 @@ class EvalQuery:
         keys = ("localisation", "miou", "macc", "best_threshold", "best_miou", "best_macc")
         for name, metrics in results.items():
             summary = metrics.summary()
-            table.add_row(TITLES[name], str(summary["pairs"]), *(f"{summary[key]:.3f}" for key in keys))
+            table.add_row(
+                TITLES[name], str(summary["pairs"]), *(f"{summary[key]:.3f}" if key in summary else "-" for key in keys)
+            )
         return table
 
     def _class_table(self, results: "dict[Protocol, QueryMetrics]") -> Any:
