@@ -62,14 +62,6 @@ def _wait_until_sharp(view: Any, max_res: int, patience_s: float) -> None:
     raise TimeoutError("the picture never became sharp")
 
 
-def _look_through(viewer: Any, frame: int) -> None:
-    """Moves the page's camera to where a training image was taken, as a click on its frustum does."""
-    (client,) = viewer.viser_server.get_clients().values()
-    camera = viewer.camera_handles[frame]
-    with client.atomic():
-        client.camera.wxyz, client.camera.position = camera.wxyz, camera.position
-
-
 def main(options: Options) -> None:
     """Starts the viewer, and saves one picture per output."""
     driver = _driver()
@@ -82,7 +74,7 @@ def main(options: Options) -> None:
         url = f"http://127.0.0.1:{viewer.config.websocket_port}"
         view = driver.ViewerPage(browser, url, options.size_px, device_scale=5)
         _wait_until_sharp(view, options.max_res, options.patience_s)
-        _look_through(viewer, options.frame)
+        driver.look_through(viewer, options.frame)
         # One far pixel would leave all others a single colour.
         viewer.control_panel._normalize.value = False
         viewer.control_panel._max.value = 1.0 / options.far

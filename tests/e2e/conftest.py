@@ -85,6 +85,30 @@ def viewer(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         yield viewer
 
 
+@pytest.fixture(scope="package")
+def labelled_viewer(
+    train: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """The viewer of a run whose features are the capture's classes: texts can be asked without weights."""
+    if reason := DRIVER.why_not():
+        pytest.skip(reason)
+    run = train(
+        tmp_path_factory.mktemp("labelled"),
+        400,
+        *("--pipeline.datamanager.features.extractors", f"labels:data={tiny_capture}"),
+        *("--pipeline.datamanager.feature-ray-fraction", 1.0, "--pipeline.model.feature-loss-mult", 0.1),
+    )
+    with DRIVER.served_run(run.config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
+        viewer.control_panel._max_res.value = 64
+        yield viewer
+
+
+@pytest.fixture(scope="session")
+def look_through() -> Callable[[Any, int], None]:
+    """Moves the page's camera to where a training image was taken."""
+    return DRIVER.look_through
+
+
 Start = Callable[..., Any]
 
 

@@ -4,6 +4,7 @@ Loaded by file name: from ``conftest.py`` and from ``docs/make_viewer_screenshot
 """
 
 import io
+import re
 import shutil
 import socket
 import threading
@@ -99,6 +100,14 @@ def served_run(config_path: Path, log: Path) -> Iterator[Any]:
             thread.join(timeout=60)
 
 
+def look_through(viewer: Any, frame: int) -> None:
+    """Moves the page's camera to where a training image was taken, as a click on its frustum does."""
+    (client,) = viewer.viser_server.get_clients().values()
+    camera = viewer.camera_handles[frame]
+    with client.atomic():
+        client.camera.wxyz, client.camera.position = camera.wxyz, camera.position
+
+
 def difference(one: np.ndarray, two: np.ndarray) -> float:
     """Mean absolute difference of two pictures, 0 to 1."""
     return float(np.abs(one - two).mean())
@@ -159,9 +168,32 @@ class ViewerPage:
 
     def set_max_res(self, pixels: int) -> None:
         """Sets how many pixels the longer side of a picture gets."""
-        field = self.input("Max res")
-        field.fill(str(pixels))
+        self.write("Max res", str(pixels))
+
+    def write(self, label: str, text: str) -> None:
+        """Writes into the input beside a label."""
+        field = self.input(label)
+        field.fill(text)
         field.press("Tab")
+
+    def press(self, name: str) -> None:
+        """Presses the button of this name."""
+        self.page.get_by_role("button", name=name, exact=True).click()
+
+    def status(self) -> str:
+        """What the query panel's status says."""
+        line = self.page.locator("strong", has_text=re.compile("^(Feature|No features)$"))
+        return line.locator("xpath=ancestor::p").inner_text()
+
+    def click_at(self, x: float, y: float) -> None:
+        """Clicks on the picture.
+
+        Args:
+            x: 0 at its left edge, 1 at its right.
+            y: 0 at its top edge, 1 at its bottom.
+        """
+        box = self._box()
+        self.page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
 
     def hide_cameras(self) -> None:
         """Takes the training cameras out of the picture.

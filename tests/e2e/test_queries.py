@@ -1,0 +1,233 @@
+"""Asking in the browser: the picture changes, and it changes where the thing is that was asked for."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from f3rm_ext.capture.ground_truth import Truth
+from f3rm_ext.query.choice import deepest_pixel
+
+WAIT_S = 180
+FRAME = 0
+FOUND = 0.12
+"""Mean heat within a thing's outline, above that outside of it: found."""
+CHANGED = 0.02
+BIG = 0.06
+"""Share of the photo that a thing takes up at least, to be learnt in so short a training."""
+
+
+class Page:
+    """A page that looks through a training camera, and where in its picture the photo's pixels are."""
+
+    def __init__(self, viewer: Any, view: Any, photo: Path, labels: np.ndarray) -> None:
+        self.viewer, self.view, self.photo, self.labels = viewer, view, photo, labels
+
+    @property
+    def panel(self) -> Any:
+        """The model's own panel."""
+        return self.viewer.pipeline.model.queries
+
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each photo pixel is on the page: x and y, 0 to 1 within the picture; both are pinhole cameras."""
+        (client,) = self.viewer.viser_server.get_clients().values()
+        camera = self.viewer.pipeline.datamanager.train_dataset.cameras[FRAME]
+        tangent = np.tan(client.camera.fov / 2)
+        height, width = self.labels.shape
+        x = (np.arange(width) + 0.5 - float(camera.cx)) / float(camera.fx)
+        y = (np.arange(height) + 0.5 - float(camera.cy)) / float(camera.fy)
+        return np.broadcast_arrays(0.5 + x / (2 * tangent * client.camera.aspect), (0.5 + y / (2 * tangent))[:, None])
+
+    def seen(self) -> tuple[np.ndarray, np.ndarray]:
+        """What the page shows at the photo's pixels (h, w, 3), and which of them it shows at all."""
+        image = np.asarray(self.view.image(), dtype=np.float32) / 255.0
+        x, y = self.places()
+        inside = (x > 0) & (x < 1) & (y > 0) & (y < 1)
+        cols = np.clip((x * image.shape[1]).astype(int), 0, image.shape[1] - 1)
+        rows = np.clip((y * image.shape[0]).astype(int), 0, image.shape[0] - 1)
+        return image[rows, cols], inside
+
+    def heat(self, label: int) -> float:
+        """How much hotter (redder than blue) a class is than the rest, with the threshold at the panel's default."""
+        colours, inside = self.seen()
+        hot = colours[..., 0] - colours[..., 2]
+        mask = self.labels == label
+        return float(hot[mask & inside].mean() - hot[~mask & inside].mean())
+
+
+@pytest.fixture
+def page(
+    labelled_viewer: Any,
+    open_page: Callable[[str], Any],
+    look_through: Callable[[Any, int], None],
+    tiny_capture: Path,
+    wait_until: Callable[..., None],
+) -> Iterator[Page]:
+    """A page where nothing is asked as yet; after the test, whatever it did, the render threads must live."""
+    viewer = labelled_viewer
+    view = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}")
+    wait_until(lambda: view.output() != "not set" and view.resolution() != (0, 0), WAIT_S, "a first picture")
+    look_through(viewer, FRAME)
+    view.press("Clear queries")
+    wait_until(lambda: "Query" not in view.status() and "Named" not in view.status(), WAIT_S, "nothing asked")
+    if view.output() != "rgb":
+        view.choose_output("rgb")
+    photo = viewer.pipeline.datamanager.train_dataset.image_filenames[FRAME]
+    labels = Truth(tiny_capture).label_image(photo)
+    assert labels is not None
+    page = Page(viewer, view, photo, labels)
+    truth = np.asarray(page.viewer.pipeline.datamanager.train_dataset[FRAME]["image"])
+
+    def is_shown() -> bool:
+        colours, inside = page.seen()
+        return max(view.resolution()) >= 63 and float(np.abs(colours - truth)[inside].mean()) < 0.15
+
+    wait_until(is_shown, WAIT_S, "the training view in colours: the page's pixels are the photo's")
+    yield page
+    machines = list(viewer.render_statemachines.values())
+    assert machines and all(machine.is_alive() for machine in machines), "a render thread died: its page is frozen"
+
+
+@pytest.fixture
+def things(page: Page, tiny_capture: Path) -> list[SimpleNamespace]:
+    """The classes that take up most of the photo, biggest first: name, label and a pixel deep inside."""
+    names = Truth(tiny_capture).names
+    counts = np.bincount(page.labels.ravel(), minlength=len(names)) / page.labels.size
+    found = []
+    for label in np.argsort(-counts):
+        if counts[label] >= BIG:
+            row, col = deepest_pixel(page.labels == label)
+            found.append(SimpleNamespace(name=names[label], label=int(label), row=row, col=col))
+    assert len(found) >= 2, counts
+    return found
+
+
+def test_a_text_lights_up_the_thing_and_another_text_another_thing(
+    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
+) -> None:
+    first, second = things[:2]
+    page.view.write("Query", first.name)
+    wait_until(lambda: page.heat(first.label) > FOUND, WAIT_S, f"heat on {first.name}")
+    assert page.view.output() == "relevancy_overlay" and f"“{first.name}”" in page.view.status()
+    assert page.heat(second.label) < FOUND / 2
+    page.view.write("Query", second.name)
+    wait_until(lambda: page.heat(second.label) > FOUND, WAIT_S, f"heat on {second.name}")
+    assert page.heat(first.label) < FOUND / 2
+
+
+def test_an_empty_text_takes_the_heat_away(
+    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
+) -> None:
+    page.view.write("Query", things[0].name)
+    wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat")
+    page.view.write("Query", "")
+    wait_until(lambda: page.heat(things[0].label) < FOUND / 2, WAIT_S, "no heat")
+    assert "Query" not in page.view.status() and page.view.output() == "relevancy_overlay"
+
+
+def test_a_threshold_of_one_finds_next_to_nothing(
+    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
+) -> None:
+    page.view.write("Query", things[0].name)
+    wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat")
+    try:
+        page.view.write("Threshold", "1")
+        wait_until(lambda: page.heat(things[0].label) < FOUND / 2, WAIT_S, "no heat")
+    finally:
+        page.view.write("Threshold", "0.5")
+    wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat again")
+
+
+def test_a_click_lights_up_what_was_clicked(
+    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
+) -> None:
+    x, y = page.places()
+    for thing in things[:2]:
+        page.view.press("Click to query")
+        wait_until(lambda: "Click on the scene" in page.view.status(), WAIT_S, "being asked to click")
+        page.view.click_at(float(x[thing.row, thing.col]), float(y[thing.row, thing.col]))
+        wait_until(lambda thing=thing: page.heat(thing.label) > FOUND, WAIT_S, f"heat on {thing.name}")
+        assert "the mean of all photos" in page.view.status()
+    assert page.heat(things[0].label) < FOUND / 2
+
+
+def test_labels_show_the_named_queries_in_the_colours_of_the_legend(
+    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
+) -> None:
+    for thing in things[:2]:
+        page.view.write("Query", thing.name)
+        wait_until(lambda thing=thing: f"“{thing.name}”" in page.view.status(), WAIT_S, "the query")
+        page.view.press("Add to named queries")
+        wait_until(lambda thing=thing: thing.name in page.view.status().split("Named")[-1], WAIT_S, "its name")
+    page.view.choose_output("labels")
+    legend = {things[0].label: (0xE6, 0x9F, 0x00), things[1].label: (0x56, 0xB4, 0xE9)}
+    for colour in ("#e69f00", "#56b4e9"):
+        assert colour in page.view.status()
+
+    def share(label: int) -> float:
+        """Share of a class's pixels that are nearer to its own colour than to the other's and to grey."""
+        colours, inside = page.seen()
+        palette = np.array([legend[label], *(c for other, c in legend.items() if other != label), (41, 41, 41)]) / 255.0
+        nearest = np.linalg.norm(colours[:, :, None] - palette, axis=-1).argmin(axis=-1)
+        return float((nearest[(page.labels == label) & inside] == 0).mean())
+
+    wait_until(lambda: all(share(thing.label) > 0.6 for thing in things[:2]), WAIT_S, "both in their colours")
+
+
+def test_refitted_colours_change_the_picture_and_stay(
+    page: Page, wait_until: Callable[..., None], difference: Callable[..., float]
+) -> None:
+    page.view.choose_output("feature_pca")
+    wait_until(lambda: page.view.output() == "feature_pca" and page.view.picture().std() > CHANGED, WAIT_S, "features")
+    before = page.view.picture()
+    page.view.press("Refit PCA")
+    wait_until(lambda: "fit this view" in page.view.status(), WAIT_S, "an answer")
+    wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "other colours")
+    page.view.drag(120)
+    wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "another view")
+
+
+def test_missing_weights_are_a_status_and_the_page_lives(
+    page: Page,
+    things: list[SimpleNamespace],
+    wait_until: Callable[..., None],
+    difference: Callable[..., float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (head,) = page.viewer.pipeline.model.query_heads().values()
+    with monkeypatch.context() as patch:
+        patch.setattr(head, "extractor", "clip:pretrained=/no/such/weights.pt")
+        page.view.write("Query", "mug")
+        wait_until(lambda: "Problem" in page.view.status(), WAIT_S, "a problem")
+        assert "weights file /no/such/weights.pt" in page.view.status()
+        assert page.panel.board.questions.live is None
+        before = page.view.picture()
+        page.view.drag(150)
+        wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "another view")
+    page.view.write("Query", things[0].name)
+    wait_until(lambda: "Problem" not in page.view.status(), WAIT_S, "a good query")
+
+
+def test_a_failing_output_is_a_status_and_the_page_lives(
+    page: Page,
+    things: list[SimpleNamespace],
+    wait_until: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from f3rm_ext.viewer import outputs
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("broken on purpose")
+
+    page.view.write("Query", things[0].name)
+    wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat")
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "_relevancy", broken)
+        page.view.write("Temperature", "0.11")
+        wait_until(lambda: page.view.output() == "rgb", WAIT_S, "falling back to rgb")
+        wait_until(lambda: "broken on purpose" in page.view.status(), WAIT_S, "what is wrong")
+    page.view.write("Temperature", "0.1")
+    wait_until(lambda: "relevancy_overlay" in page.view.outputs(), WAIT_S, "the output being offered again")
