@@ -84,7 +84,7 @@ class EvalQueries:
                 how, queries = "text", text_queries(head, self._truth.classes, TextEncoder(model.device), "common")
             else:
                 photos, classes = Photos(model, self._manager), self._truth.classes
-                how, queries = "example", exemplar_queries(photos, head, self._truth, classes, "common")
+                how, queries = "example", exemplar_queries(photos, head, self._truth, classes, "both")
         except (UserError, OSError) as error:
             CONSOLE.log(f"Evaluating {head.name} without queries: {error}", markup=False)
             return []

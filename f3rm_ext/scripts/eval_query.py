@@ -10,6 +10,7 @@ from f3rm_ext.errors import CaptureError, ConfigError
 if TYPE_CHECKING:
     from f3rm_ext.capture.ground_truth import GroundTruth
     from f3rm_ext.query.metrics import QueryMetrics
+    from f3rm_ext.query.questions import Negatives
     from f3rm_ext.query.run import Run
     from f3rm_ext.query.scorer import QueryHead
     from f3rm_ext.query.vectors import Query
@@ -36,7 +37,7 @@ class EvalQuery:
 
     Typical calls:
       f3rm-ext eval-query --load-config outputs/tabletop/f3rm-ext/.../config.yml
-      f3rm-ext eval-query --load-config .../config.yml --by example --negatives both
+      f3rm-ext eval-query --load-config .../config.yml --by example --example-photo 007.jpg
       f3rm-ext eval-query --load-config .../config.yml --labels lerf_ovs/label/figurines
     """
 
@@ -51,9 +52,9 @@ class EvalQuery:
     the feature understands it."""
     example_photo: str = ""
     """Training photo the examples are taken from; by default the one that shows most classes."""
-    negatives: Literal["common", "others", "both", "none"] = "common"
+    negatives: Literal["auto", "common", "others", "both", "none"] = "auto"
     """What each class is told from: common phrases (by example: the mean of all photos), the other classes, both, or
-    none (the score is the cosine)."""
+    none (the score is the cosine). auto: common by text, as LERF has it; both by example."""
     threshold: float = 0.5
     """Fixed threshold of the score, -1 to 1."""
     temperature: float = 0.1
@@ -83,14 +84,17 @@ class EvalQuery:
         by = self.by
         if by == "auto":
             by = "text" if understands_text(head.extractor) else "example"
-        queries = self._queries(run, head, truth, by)
+        negatives = self.negatives
+        if negatives == "auto":
+            negatives = "common" if by == "text" else "both"
+        queries = self._queries(run, head, truth, by, negatives)
         results = self._evaluate(run, head, truth, queries)
         record = {
             **run.describe(),
             "feature": head.name,
             "extractor": head.extractor,
             "by": by,
-            "negatives": self.negatives,
+            "negatives": negatives,
             "temperature": self.temperature,
             "queries": {query.name: list(query.positives.sources) for query in queries},
             "protocols": {
@@ -127,7 +131,9 @@ class EvalQuery:
             )
         return truth
 
-    def _queries(self, run: "Run", head: "QueryHead", truth: "GroundTruth", by: str) -> "list[Query]":
+    def _queries(
+        self, run: "Run", head: "QueryHead", truth: "GroundTruth", by: str, negatives: "Negatives"
+    ) -> "list[Query]":
         from f3rm_ext.query.questions import exemplar_queries, text_queries
         from f3rm_ext.query.text import TextEncoder
 
@@ -141,8 +147,8 @@ class EvalQuery:
             )
         if by == "text":
             encoder = TextEncoder(run.model.device)
-            return text_queries(head, names, encoder, self.negatives, self.temperature)
-        queries = exemplar_queries(run, head, truth, names, self.negatives, self.temperature, self.example_photo)
+            return text_queries(head, names, encoder, negatives, self.temperature)
+        queries = exemplar_queries(run, head, truth, names, negatives, self.temperature, self.example_photo)
         if not queries:
             raise ConfigError(
                 "The photo to take examples from shows none of the classes: name another --example-photo."
