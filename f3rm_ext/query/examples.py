@@ -59,14 +59,13 @@ class Examples:
     def _find(self, image: str) -> tuple[str, int, Path] | None:
         """Split and index of a photo of the capture, and the file whose pixels are meant."""
         path, place = Path(image), self.photos.find_photo(image)
-        if place is None and path.is_file():
-            folder = self.photos.data if self.photos.data.is_dir() else self.photos.data.parent
+        if place is not None:
+            return *place, self.photos.files(place[0])[place[1]]
+        folder = self.photos.data if self.photos.data.is_dir() else self.photos.data.parent
+        if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
             # The original of a photo that the run reads at another size.
-            place = self.photos.find_photo(path.name) if path.resolve().is_relative_to(folder.resolve()) else None
-        if place is None:
-            return None
-        split, index = place
-        return split, index, path if path.is_file() else self.photos.files(split)[index]
+            place = self.photos.find_photo(path.name)
+        return None if place is None else (*place, path)
 
     def _of_file(self, region: Region) -> QueryVectors:
         path = Path(region.image)

@@ -1,5 +1,6 @@
 """Pictures of answers: heat over photos, labels in colours with a legend, and an overview of all of them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -170,9 +171,14 @@ def ringed(picture: UInt8[np.ndarray, "h w 3"], best_px: Sequence[float]) -> UIn
 
 def _thumbnail(picture: np.ndarray) -> np.ndarray:
     image = Image.fromarray(picture)
-    image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
-    if max(picture.shape[:2]) < THUMBNAIL_PX // 2:
-        image = image.resize((2 * picture.shape[1], 2 * picture.shape[0]), Image.Resampling.BICUBIC)
+    factor = THUMBNAIL_PX / max(picture.shape[:2])
+    if factor < 1:
+        image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
+    elif factor > 1:
+        # Whole numbers keep pixels square and what is found as it is.
+        image = image.resize(
+            (image.width * math.ceil(factor), image.height * math.ceil(factor)), Image.Resampling.NEAREST
+        )
     return np.asarray(image)
 
 
