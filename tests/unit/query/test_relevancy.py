@@ -45,7 +45,9 @@ def test_the_reference_is_a_softmax_over_pairs() -> None:
         return math.exp(p / 0.1) / (math.exp(p / 0.1) + math.exp(n / 0.1))
 
     expected = max(min(pair(p, n) for n in negative) for p in positive)
-    found = relevancy_reference(torch.tensor(positive, dtype=torch.float64), torch.tensor(negative, dtype=torch.float64), 0.1)
+    found = relevancy_reference(
+        torch.tensor(positive, dtype=torch.float64), torch.tensor(negative, dtype=torch.float64), 0.1
+    )
     assert float(found) == pytest.approx(expected, rel=1e-12)
 
 

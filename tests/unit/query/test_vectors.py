@@ -75,7 +75,8 @@ def test_a_residual_alone_is_a_direction_no_code_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(0.0, "'b' is zero"), (1e-9, "'b' is zero"), (math.nan, "not finite"), (math.inf, "not finite")]
+    ("value", "words"),
+    [(0.0, "'b' is zero"), (1e-9, "'b' is zero"), (math.nan, "not finite"), (math.inf, "not finite")],
 )
 def test_vectors_without_direction_are_refused(value: float, words: str) -> None:
     given = torch.tensor([[1.0, 0.0], [value, 0.0]])

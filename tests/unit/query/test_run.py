@@ -1,0 +1,209 @@
+"""Opening runs: where they lie, whose features they have, and what is wrong with those that cannot be opened."""
+
+import copy
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from f3rm_ext.errors import CheckpointError, ConfigError, FeatureStoreError
+from f3rm_ext.query.run import Photos, Run, load_run
+
+
+@pytest.fixture(scope="module")
+def run(untrained: Any) -> Run:
+    return load_run(untrained.config)
+
+
+def copy_of(untrained: Any, folder: Path) -> Path:
+    """The config.yml of a copy of the run."""
+    shutil.copytree(untrained.folder, folder, copy_function=os.link)
+    return folder / "config.yml"
+
+
+def photos(run: Run) -> Photos:
+    """The same with nothing opened yet."""
+    return Photos(run.model, run.manager)
+
+
+def test_a_run_knows_where_it_comes_from(run: Run, untrained: Any, tiny_capture: Path) -> None:
+    assert run.checkpoint.resolve() == untrained.checkpoints / "step-000000000.ckpt" and run.step == 0
+    assert run.describe() == {"checkpoint": str(run.checkpoint.resolve()), "step": 0, "method": "f3rm-ext-lite"}
+    assert run.data == tiny_capture and not run.model.training
+
+
+def test_splits(run: Run) -> None:
+    assert [file.name for file in run.files("test")] == ["frame_00003.png", "frame_00007.png", "frame_00011.png"]
+    assert len(run.files("train")) == 9 == len(run.cameras("train"))
+    photo = run.photo("test", 1)
+    assert photo.shape == (48, 64, 3) and photo.dtype == np.uint8
+
+
+def test_photos_are_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = run.files("test")[1]
+    for name in (file.name, f"images/{file.name}", str(file)):
+        assert run.find_photo(name) == ("test", 1), name
+    monkeypatch.chdir(file.parent)
+    assert run.find_photo(f"../images/{file.name}") == ("test", 1)
+    for name in ("nowhere.png", f"other/{file.name}", "", "images"):
+        assert run.find_photo(name) is None, name
+
+
+def test_photos_of_the_same_name_are_told_apart_by_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"train": [Path("/c/left/1.png"), Path("/c/right/1.png")], "test": [Path("/c/top/1.png")]}
+    monkeypatch.setattr(Photos, "files", lambda self, split: files[split])
+    assert run.find_photo("right/1.png") == ("train", 1) and run.find_photo("top/1.png") == ("test", 0)
+    assert run.find_photo("1.png") == ("train", 0)
+
+
+def test_features_come_from_the_store(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import f3rm_ext.features.source as source
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("nothing has to be made")
+
+    monkeypatch.setattr(source, "prepare_features", forbidden)
+    monkeypatch.setattr(source, "_build_registered", forbidden)
+    for split in ("train", "test"):
+        found = photos(run).feature_map(split, 0, "")
+        assert found.values.shape[:2] == (48, 64) and np.allclose(found.values.sum(axis=2), 1)
+    named = photos(run).feature_map("train", 0, "labels")
+    np.testing.assert_array_equal(named.values, photos(run).feature_map("train", 0, "").values)
+    with pytest.raises(ConfigError, match="no feature 'clip'"):
+        photos(run).feature_map("train", 0, "clip")
+
+
+def test_features_that_are_gone_are_made_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run.feature_map("test", 0, "").values
+    monkeypatch.setattr(run.manager.config.features, "cache_dir", tmp_path)
+    np.testing.assert_array_equal(photos(run).feature_map("test", 0, "").values, before)
+    assert list(tmp_path.rglob("*.npy"))
+
+
+def test_other_features_than_those_distilled_are_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is gone and the extractor has other weights by now."""
+    head = run.model.feature_field.head("labels")
+    monkeypatch.setattr(run.manager.config.features, "cache_dir", tmp_path)
+    monkeypatch.setattr(head, "identity", {**head.identity, "weights": "0123456789abcdef"})
+    with pytest.raises(FeatureStoreError, match=r"not the 2D features that 'labels' was distilled from.*ask by text"):
+        photos(run).feature_map("train", 0, "")
+
+
+@pytest.mark.parametrize(("turn", "same"), [(0.001, True), (0.3, False), (None, False)])
+def test_codes_of_another_basis_are_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch, turn: float | None, same: bool
+) -> None:
+    import f3rm_ext.features.source as source
+
+    head = copy.deepcopy(run.model.feature_field.head("labels"))
+    plain = head.spec
+    rows = torch.eye(head.dim)[:8]
+    head.code_basis = rows
+    mixed = None
+    if turn is not None:
+        mixed = rows.clone()
+        mixed[0, :2] = torch.tensor([np.cos(turn), np.sin(turn)])
+        mixed[1, :2] = torch.tensor([-np.sin(turn), np.cos(turn)])
+    stored = run.feature_map("train", 3, "")
+
+    class Found:
+        specs = (replace(plain, code_basis=mixed),)
+
+        def load(self, index: int) -> dict[str, Any]:
+            return {"labels": stored}
+
+    monkeypatch.setattr(source, "open_features", lambda datasets, specs, cache: [Found() for _ in datasets])
+    opened = Photos(SimpleNamespace(query_heads=lambda: {"labels": head}, device="cpu"), run.manager)
+    if same:
+        assert opened.feature_map("train", 3, "") is stored
+    else:
+        with pytest.raises(FeatureStoreError, match="have another basis"):
+            opened.feature_map("train", 3, "")
+
+
+def test_captures_without_held_out_photos(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.manager, "eval_dataset", None)
+    assert run.find_photo("frame_00003.png") is None
+    for ask in (run.files, run.cameras, lambda split: photos(run).feature_map(split, 0, "")):
+        with pytest.raises(ConfigError, match="no held-out photos"):
+            ask("test")
+    assert photos(run).feature_map("train", 0, "").values.shape[:2] == (48, 64)
+
+
+@pytest.mark.parametrize("place", ["elsewhere/e/f3rm-ext-lite/t", "renamed"])
+def test_a_run_that_was_moved_is_found_with_its_own_checkpoint(untrained: Any, tmp_path: Path, place: str) -> None:
+    config = copy_of(untrained, tmp_path / place)
+    (config.parent / "nerfstudio_models" / "step-000000000.ckpt").rename(
+        config.parent / "nerfstudio_models" / "step-000000007.ckpt"
+    )
+    moved = load_run(config)
+    assert moved.checkpoint == config.parent / "nerfstudio_models" / "step-000000007.ckpt"
+
+
+def test_the_newest_whole_checkpoint_counts_and_other_files_do_not(untrained: Any, tmp_path: Path) -> None:
+    config = copy_of(untrained, tmp_path / "e" / "f3rm-ext-lite" / "t")
+    folder = config.parent / "nerfstudio_models"
+    (folder / "step-000000009.ckpt").write_bytes(b"cut short")
+    (folder / ".step-000000009.ckpt.1-ab.tmp").touch()
+    (folder / "notes.txt").touch()
+    assert load_run(config).checkpoint == folder / "step-000000000.ckpt"
+
+
+def test_there_is_no_such_file(tmp_path: Path) -> None:
+    for path in (tmp_path / "config.yml", tmp_path):
+        with pytest.raises(ConfigError, match=r"no file .*give the config\.yml of a run"):
+            load_run(path)
+
+
+def test_there_is_no_checkpoint(untrained: Any, tmp_path: Path) -> None:
+    config = copy_of(untrained, tmp_path / "t")
+    for path in (config.parent / "nerfstudio_models").iterdir():
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*train until the first"):
+        load_run(config)
+    (config.parent / "nerfstudio_models" / "step-000000000.ckpt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_run(config)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a: 1", ": : :\n\t-", "!!python/object:nowhere.Config {}", "!!python/object:f3rm_ext.Missing {}"]
+)
+def test_a_config_that_is_none(untrained: Any, tmp_path: Path, text: str) -> None:
+    config = copy_of(untrained, tmp_path / "t")
+    config.unlink()
+    config.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.yml is not understood .*give the config\.yml of a run"):
+        load_run(config)
+
+
+def test_runs_of_other_methods_are_refused_before_anything_is_loaded(
+    untrained: Any, tmp_path: Path, make_other_method: Callable[[Path], Path]
+) -> None:
+    config = make_other_method(copy_of(untrained, tmp_path / "t"))
+    with pytest.raises(ConfigError, match="of the method nerfacto, which distils no features: give a run of f3rm-ext"):
+        load_run(config)
+
+
+@pytest.fixture
+def make_other_method() -> Callable[[Path], Path]:
+    """Replaces a config.yml by nerfacto's, whose capture does not even exist."""
+
+    def make(path: Path) -> Path:
+        import yaml
+        from nerfstudio.configs.method_configs import method_configs
+
+        path.unlink()
+        path.write_text(yaml.dump(method_configs["nerfacto"]))
+        return path
+
+    return make
