@@ -25,8 +25,12 @@ class Options:
 
     load_config: tyro.conf.Positional[Path]
     """config.yml of a finished run."""
-    outputs: tuple[str, ...] = ("rgb", "depth", "feature_pca")
+    outputs: tuple[str, ...] = ("rgb", "depth", "feature_pca", "relevancy_overlay", "labels")
     """One picture each."""
+    clicks: tuple[tuple[float, float], ...] = ((0.5, 0.36), (0.26, 0.66), (0.38, 0.19))
+    """Where to click to ask, as shares of the picture's width and height; each is named, and the first one is shown."""
+    threshold: float = 0.5
+    """Of relevancy, 0 to 1."""
     frame: int = 0
     """Which of the training cameras to look through."""
     max_res: int = 564
@@ -62,6 +66,20 @@ def _wait_until_sharp(view: Any, max_res: int, patience_s: float) -> None:
     raise TimeoutError("the picture never became sharp")
 
 
+def _ask(view: Any, options: Options) -> None:
+    """Clicks, names what was clicked, and asks for the first again."""
+    view.write("Threshold", str(options.threshold))
+    for number, place in enumerate((*options.clicks, options.clicks[0]), start=1):
+        view.press("Click to query")
+        view.page.get_by_text("Click on the scene").wait_for()
+        view.click_at(*place)
+        view.page.get_by_text(f"click {number} at").wait_for()
+        if number <= len(options.clicks):
+            view.press("Add to named queries")
+            view.page.locator("p", has_text="Named").get_by_text(f"click {number}").last.wait_for()
+        print(view.status())
+
+
 def main(options: Options) -> None:
     """Starts the viewer, and saves one picture per output."""
     driver = _driver()
@@ -78,12 +96,18 @@ def main(options: Options) -> None:
         # One far pixel would leave all others a single colour.
         viewer.control_panel._normalize.value = False
         viewer.control_panel._max.value = 1.0 / options.far
+        asks = {"relevancy", "relevancy_overlay", "labels"}
         for name in options.outputs:
+            if name in asks and options.clicks:
+                _ask(view, options)
+                asks.clear()
             if view.output() != name:
                 view.choose_output(name)
                 view.page.mouse.move(5, 5)  # away from the panel, whose hints would cover it
             view.page.wait_for_timeout(1000)  # until the viewer has begun with what was asked for
             _wait_until_sharp(view, options.max_res, options.patience_s)
+            if not asks:
+                view.page.get_by_role("button", name="Refit PCA").scroll_into_view_if_needed()
             path = options.folder / f"viewer-{name.replace('_', '-')}.jpg"
             view.page.screenshot(path=path, type="jpeg", quality=80)
             print(f"{path} ({path.stat().st_size // 1024} kB)")

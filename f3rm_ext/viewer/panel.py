@@ -19,6 +19,7 @@ from torch import nn
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.registry import extractor_name
 from f3rm_ext.features.rendered import ExtraOutput
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.query.questions import mean_of_photos
@@ -171,7 +172,7 @@ class QueryPanel(nn.Module):
         except ConfigError:
             self._board.answer(ticket, lambda questions: questions.looking_for(None))
             raise
-        self._say(activity=f"Loading text weights of {head.extractor} …")
+        self._say(activity=f"Loading text weights of {extractor_name(head.extractor)} …")
         self._reader.submit(lambda: self._answer_text(ticket, head, text, prompts, told_from))
 
     def _answer_text(self, ticket: int, head: QueryHead, text: str, prompts: list[str], told_from: list[str]) -> None:

@@ -13,7 +13,8 @@ from f3rm_ext.query.scorer import QueryHead
 from f3rm_ext.query.vectors import Query
 from f3rm_ext.viewer.colours import label_hex
 
-_LONGEST = 400
+_LONGEST, _LONGEST_WORD = 400, 24
+_BREAK = "<wbr/>"
 _MOST_NAMES = 5
 
 
@@ -51,10 +52,28 @@ class StatusLine(ViewerElement[str]):
 
 
 def plain(text: str) -> str:
-    """Any text so that markdown, and what the viewer makes of braces and angles, leaves it as it is; on one line."""
+    """Any text so that markdown, and what the viewer makes of braces and angles, leaves it as it is.
+
+    Long words, such as paths, may be broken between lines: the panel would get wider than the page otherwise.
+    """
     text = " ".join(text.split())
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return " ".join(_BREAK.join(map(_escaped, _pieces(word))) for word in text.split(" "))
+
+
+def _escaped(text: str) -> str:
     return re.sub(r"[^\w\s.,:;'/…×°“”’-]", lambda mark: f"&#{ord(mark.group())};", text).replace("_", "&#95;")
+
+
+def _pieces(word: str) -> list[str]:
+    """A word, or the parts of one that is too long for a line; after its punctuation where it has some."""
+    if len(word) <= _LONGEST_WORD:
+        return [word]
+    return [
+        piece[i : i + _LONGEST_WORD]
+        for piece in re.split(r"(?<=\W|_)", word)
+        for i in range(0, len(piece), _LONGEST_WORD)
+    ]
 
 
 def describe_feature(head: QueryHead | None) -> str:
@@ -70,7 +89,12 @@ def describe_feature(head: QueryHead | None) -> str:
         advice = str(error)
     except Exception as error:  # an extractor of another package
         advice = f"{type(error).__name__}: {first_line(error)}"
-    return f"**Feature** {plain(head.extractor)}: {plain(advice)}"
+    return f"**Feature** {plain(_without_folders(head.extractor))}: {plain(advice)}"
+
+
+def _without_folders(extractor: str) -> str:
+    """An extractor with its options, whose files are named without the folders they lie in."""
+    return re.sub(r"[^=,+]*[/\\]", "", extractor)
 
 
 def describe_query(query: Query | None) -> str:

@@ -20,6 +20,23 @@ def test_any_text_is_left_as_it_is_by_markdown() -> None:
     assert html.unescape(shown) == " ".join(text.split())
 
 
+def test_long_words_may_be_broken_and_others_not() -> None:
+    path = "/a/long/path/to/some_folder/with-weights.pt=" + "x" * 60
+    shown = status.plain(f"look at {path} now")
+    assert html.unescape(shown.replace("<wbr/>", "")) == f"look at {path} now"
+    pieces = shown.split(" ")[2].split("<wbr/>")
+    assert "some&#95;" in pieces and max(len(html.unescape(piece)) for piece in pieces) <= 24
+    assert "<wbr/>" not in status.plain("short words " * 20)
+
+
+def test_folders_of_files_are_not_shown() -> None:
+    head: Any = SimpleNamespace(
+        name="h", dim=3, extractor="dense-daisy:a=/some/where/w.pt,b=2", identity={}, display_mean=None, basis=None
+    )
+    head.space = lambda: None
+    assert "dense-daisy:a&#61;w.pt,b&#61;2" in status.describe_feature(head)
+
+
 def test_long_texts_are_cut() -> None:
     assert len(status.plain("word " * 1000)) == 400
 
