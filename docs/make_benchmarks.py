@@ -70,12 +70,29 @@ def _starts(report: Report) -> str:
     return _table(["", "wall s (quartiles)", "CPU s (quartiles)"], rows)
 
 
+def _answers(report: Report) -> str:
+    asked = {"labels": "one-hot labels, by name", "example": "DINOv2, by one pixel", "text": "conse, by name"}
+    where = {"rendered": "rendered views", "image-features": "2D features", "direct-3d": "points in 3D"}
+    head = ["features, asked", "protocol", "pairs", "localisation", "mIoU", "mAcc", "best threshold", "mIoU there"]
+    rows = [
+        [
+            f"{asked[row['run']]}, {row['classes']} classes",
+            where[row["protocol"]],
+            str(row["pairs"]),
+            *(f"{row[key]:.3f}" for key in ("localisation", "miou", "macc", "best_threshold", "best_miou")),
+        ]
+        for row in report["rows"]
+    ]
+    return _table(head, rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
     "hash_grid": _grids,
     "optimizer": _adam,
     "import_time": _starts,
+    "query_quality": _answers,
 }
 
 
