@@ -1,13 +1,16 @@
 """What a capture knows exactly: label images, depth, and polygons."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from f3rm_ext.capture.ground_truth import Truth
+from f3rm_ext.capture.ground_truth import LABEL_KEYS, PolygonLabels, Truth
+from f3rm_ext.errors import CaptureError
 
 
 @pytest.fixture
@@ -56,3 +59,219 @@ def test_truth_of_photos_without_it_is_none(labelled: Path) -> None:
     (labelled / "transforms.json").write_text(json.dumps({"frames": [{"file_path": "images/a.png"}]}))
     plain = Truth(labelled)
     assert not plain.exact_depth and plain.things == []
+
+
+def test_label_path_and_label_file_path_mean_the_same(labelled: Path) -> None:
+    path = labelled / "transforms.json"
+    meta = json.loads(path.read_text())
+    frame = meta["frames"][0]
+    frame["label_path"] = frame.pop("label_file_path")
+    frame["depth_path"] = frame.pop("depth_file_path")
+    path.write_text(json.dumps(meta))
+    truth, image = Truth(labelled), labelled / "images" / "a.png"
+    assert truth.has_labels and truth.exact_depth
+    assert truth.labels(image, 4, 6) is not None and truth.depth_m(image, 4, 6) is not None
+    assert truth.files(LABEL_KEYS) == [labelled / "labels" / "a.png"]
+
+
+def test_copies_of_the_photos_at_other_sizes_have_the_same_labels(labelled: Path) -> None:
+    truth = Truth(labelled)
+    found, same = (truth.labels(labelled / folder / "a.png", 2, 3) for folder in ("images_4", "images"))
+    assert found is not None and same is not None
+    np.testing.assert_array_equal(found, same)
+
+
+def test_photos_of_the_same_name_are_not_mixed_up(labelled: Path) -> None:
+    path = labelled / "transforms.json"
+    meta = json.loads(path.read_text())
+    meta["frames"].append({"file_path": "right/a.png"})
+    path.write_text(json.dumps(meta))
+    truth = Truth(labelled)
+    assert truth.labels(labelled / "images" / "a.png", 4, 6) is not None
+    for other in ("right", "images_4"):
+        assert truth.labels(labelled / other / "a.png", 4, 6) is None
+
+
+def test_a_view_has_masks_and_boxes_of_what_is_seen(labelled: Path) -> None:
+    view = Truth(labelled).view(labelled / "images" / "a.png", 4, 6)
+    assert view is not None
+    # Rows 0 to 3 are background, cup, wall (a part of the room) and hat.
+    assert set(view.masks) == {"cup", "hat"} == set(view.boxes)
+    assert view.masks["cup"].sum(axis=1).tolist() == [0, 6, 0, 0]
+    assert view.boxes == {"cup": ((0.0, 1.0, 6.0, 2.0),), "hat": ((0.0, 3.0, 6.0, 4.0),)}
+    half = Truth(labelled).view(labelled / "images" / "a.png", 2, 3)
+    assert half is not None and set(half.masks) == {"cup", "hat"}  # the nearest pixels are those of rows 1 and 3
+    assert half.boxes["cup"] == ((0.0, 0.0, 3.0, 1.0),)
+
+
+def test_a_box_is_tight(labelled: Path) -> None:
+    pixels = np.zeros((4, 6), np.uint8)
+    pixels[1, 2] = pixels[2, 4] = 3
+    Image.fromarray(pixels).save(labelled / "labels" / "a.png")
+    view = Truth(labelled).view(labelled / "images" / "a.png", 4, 6)
+    assert view is not None and view.boxes == {"hat": ((2.0, 1.0, 5.0, 3.0),)}
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"frames": None},
+        {"frames": "broken"},
+        {"frames": [3, {"file_path": 3}, {}]},
+        {"frames": [{"file_path": "images/a.png", "label_file_path": "labels/a.png"}]},
+        {"frames": [{"file_path": "images/a.png"}], "classes": ["nothing", "cup"]},
+        {"frames": [], "classes": "cup"},
+        [],
+    ],
+)
+def test_captures_that_say_nothing_have_no_labels(labelled: Path, meta: object) -> None:
+    (labelled / "transforms.json").write_text(json.dumps(meta))
+    truth = Truth(labelled)
+    assert not truth.has_labels and not truth.exact_depth
+    assert truth.view(labelled / "images" / "a.png", 4, 6) is None
+
+
+def test_a_capture_without_transforms_says_nothing(tmp_path: Path) -> None:
+    assert Truth(tmp_path).classes == () and not Truth(tmp_path / "nowhere").has_labels
+
+
+def test_files_that_cannot_be_read_are_named(labelled: Path) -> None:
+    image = labelled / "images" / "a.png"
+    Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(labelled / "labels" / "a.png")
+    with pytest.raises(CaptureError, match=r"labels/a\.png has 3 axes, but labels and depth have one value per pixel"):
+        Truth(labelled).view(image, 4, 6)
+    (labelled / "depth" / "a.png").write_bytes(b"\x89PNG cut short")
+    with pytest.raises(CaptureError, match=r"depth/a\.png cannot be read"):
+        Truth(labelled).depth_m(image, 4, 6)
+    (labelled / "transforms.json").write_text("{")
+    with pytest.raises(CaptureError, match=r"transforms\.json cannot be read .*mend it"):
+        Truth(labelled)
+
+
+# --- polygons --------------------------------------------------------------------------------------------------------
+
+SQUARE = [[2, 1], [6, 1], [6, 4], [2, 4]]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., PolygonLabels]:
+    """Writes one frame of 12 x 8 pixels with these objects, and reads the folder."""
+
+    def make(*objects: dict[str, Any], name: str = "frame_00001", **info: object) -> PolygonLabels:
+        content = {"info": {"name": f"{name}.jpg", "width": 12, "height": 8, **info}, "objects": list(objects)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        return PolygonLabels(tmp_path)
+
+    return make
+
+
+def thing(category: str, polygon: list, **more: object) -> dict[str, Any]:
+    return {"category": category, "segmentation": polygon, **more}
+
+
+def test_a_polygon_covers_the_pixels_whose_centres_it_has(write: Callable[..., PolygonLabels]) -> None:
+    labels = write(thing("cup", SQUARE))
+    view = labels.view(Path("images/frame_00001.jpg"), 8, 12)
+    assert labels.classes == ("cup",) and view is not None
+    expected = np.zeros((8, 12), bool)
+    expected[1:4, 2:6] = True
+    np.testing.assert_array_equal(view.masks["cup"], expected)
+    assert view.boxes["cup"] == ((2.0, 1.0, 6.0, 4.0),), "without a box it is that of the polygon"
+
+
+def test_polygons_at_other_sizes(write: Callable[..., PolygonLabels]) -> None:
+    view = write(thing("cup", SQUARE, bbox=[2, 1, 6, 4])).view(Path("frame_00001.png"), 16, 36)
+    assert view is not None
+    expected = np.zeros((16, 36), bool)
+    expected[2:8, 6:18] = True
+    np.testing.assert_array_equal(view.masks["cup"], expected)
+    assert view.boxes["cup"] == ((6.0, 2.0, 18.0, 8.0),)
+
+
+def test_slanted_polygons_against_a_test_of_every_pixel(write: Callable[..., PolygonLabels]) -> None:
+    corners = np.array([[1.3, 0.4], [10.6, 2.2], [7.1, 7.7]])
+    view = write(thing("cup", corners.tolist())).view(Path("frame_00001.jpg"), 80, 120)
+    assert view is not None
+    y, x = np.mgrid[:80, :120] + 0.5
+    sides = []
+    for (ax, ay), (bx, by) in zip(10 * corners, 10 * np.roll(corners, -1, axis=0), strict=True):
+        sides.append((bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0)
+    exact = np.all(sides, axis=0) | ~np.any(sides, axis=0)
+    assert exact.sum() > 1000
+    np.testing.assert_array_equal(view.masks["cup"], exact)
+
+
+def test_polygons_that_leave_the_image_or_cross_themselves(write: Callable[..., PolygonLabels]) -> None:
+    bow = [[-4, 2], [16, 6], [16, 2], [-4, 6]]  # two triangles that meet in the middle
+    view = write(thing("bow", bow), thing("outside", [[20, 1], [30, 1], [25, 5]])).view(Path("frame_00001.jpg"), 8, 12)
+    assert view is not None and not view.masks["outside"].any()
+    expected = np.zeros((8, 12), bool)
+    expected[3:5, :3] = expected[3:5, 8:] = True  # at half a pixel from the middle row the sides are at 3.5 and 8.5
+    np.testing.assert_array_equal(view.masks["bow"], expected)
+
+
+def test_two_objects_of_one_category(write: Callable[..., PolygonLabels]) -> None:
+    other = [[8, 5], [10, 5], [10, 7], [8, 7]]
+    labels = write(thing("cup", SQUARE), thing("spoon", other), thing("cup", other, bbox=[7.5, 5, 10, 7]))
+    view = labels.view(Path("frame_00001.jpg"), 8, 12)
+    assert labels.classes == ("cup", "spoon") and view is not None
+    assert view.masks["cup"].sum() == 12 + 4 and view.masks["spoon"].sum() == 4
+    assert view.boxes["cup"] == ((2.0, 1.0, 6.0, 4.0), (7.5, 5.0, 10.0, 7.0))
+
+
+def test_frames_are_found_by_name(write: Callable[..., PolygonLabels], tmp_path: Path) -> None:
+    write(thing("cup", SQUARE))
+    labels = write(thing("spoon", SQUARE), name="frame_00002")
+    (tmp_path / "notes.json").write_text(json.dumps({"scene": "figurines"}))
+    (tmp_path / "frame_00001.jpg").touch()
+    labels = PolygonLabels(tmp_path)
+    view = labels.view(Path("elsewhere/frame_00002.png"), 8, 12)
+    assert labels.classes == ("cup", "spoon") and view is not None and set(view.masks) == {"spoon"}
+    assert labels.view(Path("frame_00003.jpg"), 8, 12) is None
+
+
+def test_a_frame_without_a_name_is_called_as_its_file(write: Callable[..., PolygonLabels]) -> None:
+    labels = write(thing("cup", SQUARE), name="frame_00007") and write(thing("cup", SQUARE), name="f8")
+    assert labels.view(Path("f8.jpg"), 8, 12) is not None
+
+
+def test_coordinates_in_one_list_are_points_too(write: Callable[..., PolygonLabels]) -> None:
+    flat = [coordinate for point in SQUARE for coordinate in point]
+    for polygon in (flat, [flat]):
+        view = write(thing("cup", polygon)).view(Path("frame_00001.jpg"), 8, 12)
+        assert view is not None and view.masks["cup"].sum() == 12
+
+
+@pytest.mark.parametrize(
+    ("entry", "info"),
+    [
+        ({"category": "cup"}, {}),
+        ({"segmentation": SQUARE}, {}),
+        (thing("cup", [[1, 2], [3, 4]]), {}),
+        (thing("cup", [[1, 2], [3, "x"], [5, 6]]), {}),
+        (thing("cup", [[1, 2, 3], [4, 5], [6, 7]]), {}),
+        (thing("cup", [[1, 2], [3, float("nan")], [5, 6]]), {}),
+        (thing("cup", SQUARE, bbox=[1, 2, 3]), {}),
+        (thing("cup", [1, 2, 3, 4, 5]), {}),
+        ("cup", {}),
+        (thing("cup", SQUARE), {"width": 0}),
+        (thing("cup", SQUARE), {"height": "tall"}),
+        (thing("cup", SQUARE), {"width": None}),
+    ],
+)
+def test_labels_that_are_not_understood_are_named(
+    write: Callable[..., PolygonLabels], entry: dict, info: dict[str, object]
+) -> None:
+    with pytest.raises(CaptureError, match=r"frame_00001\.json are not understood .*info with width and height"):
+        write(entry, **info)
+
+
+def test_folders_without_labels_are_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CaptureError, match="There are no labels in"):
+            PolygonLabels(folder)
+    (tmp_path / "frame.json").write_text("{")
+    with pytest.raises(CaptureError, match=r"frame\.json cannot be read"):
+        PolygonLabels(tmp_path)
