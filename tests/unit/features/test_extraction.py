@@ -345,3 +345,20 @@ def test_unreadable_image_is_named(toy: ModuleType, images: list[Path], tmp_path
     with pytest.raises(CaptureError, match=images[3].name):
         run(toy, open_toy_store(toy, tmp_path), image_set(toy, images, tmp_path))
     assert len(open_toy_store(toy, tmp_path).manifest.images) == 2, "what came before it is kept"
+
+
+def test_an_extractor_that_needs_the_files_is_given_them(toy: ModuleType, images: list[Path], tmp_path: Path) -> None:
+    class ByFile(toy.ToyExtractor):
+        def extract(self, given: Any) -> list[torch.Tensor]:
+            raise AssertionError("files are not told")
+
+        def extract_files(self, given: Any, files: Any) -> list[torch.Tensor]:
+            for pixels, file in zip(given, files, strict=True):
+                np.testing.assert_array_equal(pixels, toy.ToyDataset([file]).get_numpy_image(0))
+            asked.extend(files)
+            return [self._one(pixels) for pixels in given]
+
+    asked: list[Path] = []
+    store = open_toy_store(toy, tmp_path / "cache")
+    extraction.extract_missing(ByFile(), store, [image_set(toy, images, tmp_path)], name="toy")
+    assert asked == images

@@ -1,9 +1,11 @@
 """From data sets to features: keys that follow pixels, head names, codes of evaluation images, one clear error."""
 
+import dataclasses
 import gc
 import json
 import os
 import pickle
+import shutil
 import threading
 import weakref
 from pathlib import Path
@@ -20,7 +22,7 @@ from f3rm_ext.features import images as images_module
 from f3rm_ext.features.codes import project_query
 from f3rm_ext.features.images import ImageIndex, ImageSet, image_key, on_white, set_key
 from f3rm_ext.features.options import FeatureOptions
-from f3rm_ext.features.source import FeatureSource, cache_root, head_names, prepare_features
+from f3rm_ext.features.source import FeatureSource, cache_root, head_names, open_features, prepare_features
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -352,3 +354,75 @@ def test_cache_folder_comes_from_option_environment_or_home(tmp_path: Path, monk
     monkeypatch.delenv("F3RM_EXT_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_root(None) == tmp_path / ".cache" / "f3rm_ext" / "features"
+
+
+# --- opening what a checkpoint describes -----------------------------------------------------------------------------
+
+
+def reopened(toy: ModuleType, tmp_path: Path, specs: Any, *sets: list[Path]) -> list[FeatureSource] | None:
+    """As a fresh process would."""
+    return open_features([toy.ToyDataset(paths) for paths in sets], specs, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("codes", [0, 8])
+def test_features_are_opened_without_an_extractor(
+    toy: ModuleType,
+    tmp_path: Path,
+    train: list[Path],
+    evaluation: list[Path],
+    codes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = prepare(toy, tmp_path, train, evaluation, codes=codes)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("an extractor is built")
+
+    monkeypatch.setattr("f3rm_ext.features.registry.build_extractor", forbidden)
+    monkeypatch.setattr("f3rm_ext.features.source._build_registered", forbidden)
+    opened = reopened(toy, tmp_path, made[0].specs, train, evaluation)
+    assert opened is not None and [source.keys for source in opened] == [source.keys for source in made]
+    (spec,), (before,) = opened[0].specs, made[0].specs
+    assert (spec.name, spec.dim, spec.extractor, spec.identity) == ("toy", codes or 12, "toy", before.identity)
+    assert (spec.code_basis is None) == (codes == 0)
+    for source, original in zip(opened, made, strict=True):
+        for i in range(len(source)):
+            found, expected = source.load(i)["toy"], original.load(i)["toy"]
+            np.testing.assert_array_equal(found.values, expected.values)
+            assert found.grid == expected.grid and (found.residual_norm is None) == (codes == 0)
+
+
+def test_several_features_are_opened_in_their_order(toy: ModuleType, tmp_path: Path, train: list[Path]) -> None:
+    specs = prepare(toy, tmp_path, train, extractors=("toy", "other"))[0].specs
+    opened = reopened(toy, tmp_path, specs[::-1], train)
+    assert opened is not None and [spec.name for spec in opened[0].specs] == ["other", "toy"]
+    assert set(opened[0].load(0)) == {"toy", "other"}
+
+
+@pytest.mark.parametrize("missing", ["shard", "store", "photo", "basis", "display", "other weights"])
+def test_nothing_is_opened_where_something_is_missing(
+    toy: ModuleType, tmp_path: Path, train: list[Path], evaluation: list[Path], missing: str
+) -> None:
+    specs = prepare(toy, tmp_path, train, codes=8)[0].specs
+    sets, cache = [train], tmp_path / "cache" / "features"
+    if missing == "shard":
+        next(cache.glob("*/codes/*/shards/*.npy")).unlink()
+    elif missing == "store":
+        shutil.rmtree(cache)
+    elif missing == "photo":
+        sets = [train, evaluation]
+    elif missing == "basis":
+        next(cache.glob("*/codes/*/spectrum.json")).unlink()
+    elif missing == "display":
+        next(cache.glob("*/codes/*/display/*.json")).unlink()
+    else:
+        specs = [dataclasses.replace(specs[0], identity={**specs[0].identity, "weights": "new"})]
+    assert reopened(toy, tmp_path, specs, *sets) is None
+
+
+def test_damaged_features_are_not_opened(toy: ModuleType, tmp_path: Path, train: list[Path]) -> None:
+    specs = prepare(toy, tmp_path, train)[0].specs
+    shard = shards(tmp_path)[0]
+    shard.write_bytes(shard.read_bytes()[:-3])
+    with pytest.raises(FeatureStoreError, match=shard.name):
+        reopened(toy, tmp_path, specs, train)
