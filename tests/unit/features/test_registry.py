@@ -16,7 +16,7 @@ from f3rm_ext.features.registry import available_extractors, build_extractor, ex
 from f3rm_ext.features.weights import WeightsStatus
 
 CPU = torch.device("cpu")
-BUILT_IN = ["clip", "dino", "dinov2", "dense-daisy"]
+BUILT_IN = ["clip", "dino", "dinov2", "labels", "dense-daisy"]
 
 
 @dataclass
