@@ -170,3 +170,17 @@ def test_missing_pictures_are_left_out(make_content: MakeContent) -> None:
 def test_lead_names_the_users_capture(make_content: MakeContent) -> None:
     text = lead(make_content(synthetic=False, data_name="kitchen"))
     assert "9 photos of kitchen in 100 steps" in text and "2 other photos" in text
+
+
+@pytest.mark.parametrize(
+    ("is_point", "said"),
+    [
+        (True, "the query is the feature at x = 3, y = 4, the middle of the frame"),
+        (False, "the mean feature of the fra"),
+    ],
+)
+def test_the_page_says_what_the_query_is(make_content: MakeContent, is_point: bool, said: str) -> None:
+    content = make_content()
+    content.measured["query"]["is_point"] = is_point
+    page = build_page(content)
+    assert said in words(page) and check(page).wrong == [] and "the frame</figcaption>" in page
