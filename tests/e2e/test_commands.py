@@ -45,6 +45,9 @@ def test_ns_viewer_shows_the_scene(
     page.hide_cameras()
     wait_until(lambda: page.output() == "rgb" and page.resolution() != (0, 0), WAIT_S, "a first picture")
     wait_until(lambda: page.picture().std() > 0.02, WAIT_S, "a picture of the scene")
+    assert {"relevancy", "relevancy_overlay", "labels"} <= set(page.outputs())
+    # The feature came with the checkpoint, after the panel had been built.
+    assert "dense-daisy: understands no text" in page.status()
     assert process.poll() is None and "Traceback" not in process.said.read_text()
 
 
