@@ -1,6 +1,7 @@
 """What every layer of tests shares: tiny captures, real data where it is present, and the commands users type."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,12 @@ import pytest
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
 BIN = Path(sys.executable).parent
+
+
+def pytest_configure() -> None:
+    """Lets commands of tests be interrupted: a shell starts background jobs with SIGINT ignored, which is inherited."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

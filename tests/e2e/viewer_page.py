@@ -136,6 +136,9 @@ class ViewerPage:
             fixed = f"{{get: () => {device_scale}}}"
             self.page.add_init_script(f"Object.defineProperty(window, 'devicePixelRatio', {fixed})")
         self.page.goto(url)
+        self._wait_for_connection()
+
+    def _wait_for_connection(self) -> None:
         self.page.get_by_text("Connected", exact=True).wait_for()
 
     def close(self) -> None:
@@ -198,7 +201,8 @@ class ViewerPage:
     def hide_cameras(self) -> None:
         """Takes the training cameras out of the picture.
 
-        Nerfstudio serves the page before it has the cameras, and fails to hide what it has not: so again, until it can.
+        Nerfstudio serves the page before it has the cameras, and fails to hide what it has not; a page opened while the
+        panel is being built may miss parts of it for good. So again, on a fresh page, until it works.
         """
         from playwright.sync_api import TimeoutError as NotYet
 
@@ -211,7 +215,8 @@ class ViewerPage:
                 hidden.wait_for(timeout=RETRY_MS)
                 return
             except NotYet:
-                continue
+                self.page.reload()
+                self._wait_for_connection()
         raise AssertionError("the training cameras were never hidden")
 
     def drag(self, right_px: int, down_px: int = 0) -> None:
