@@ -1,0 +1,145 @@
+"""Normals of Gaussians and of depth maps, and the loss that makes them agree."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+from f3rm_ext.splat.surface.sdf import to_camera
+
+
+def facing_normals(
+    normals: Float[Tensor, "gaussians 3"],
+    means: Float[Tensor, "gaussians 3"],
+    viewmat: Float[Tensor, "4 4"],
+) -> Float[Tensor, "gaussians 3"]:
+    """Per-Gaussian normals as channels to render: in the camera's frame (OpenCV), flipped towards the camera.
+
+    Args:
+        normals: unit vectors in the scene, of either sign.
+        means: centres in the scene.
+        viewmat: scene to camera.
+    """
+    local = normals @ viewmat[:3, :3].T
+    with torch.no_grad():
+        away = (local * to_camera(means, viewmat)).sum(1, keepdim=True) > 0
+    return torch.where(away, -local, local)
+
+
+def normals_from_depth(
+    depth: Float[Tensor, "h w"], K: Float[Tensor, "3 3"]
+) -> tuple[Float[Tensor, "h w 3"], Bool[Tensor, "h w"]]:
+    """Normals of the surface a depth map describes, towards the camera, and where there are any.
+
+    The cross product of central differences of the back-projected depth (as in 2D Gaussian splatting), unit
+    length, in the camera's frame (OpenCV). Invalid, and zero, are the border of one pixel and pixels of which a
+    neighbour in the four directions has no depth that is positive and finite. A factor on the whole map changes
+    nothing.
+
+    Args:
+        depth: along the camera's axis, scene units.
+        K: intrinsics in pixels; pixel centres at +½.
+    """
+    h, w = depth.shape
+    normals = depth.new_zeros(h, w, 3)
+    valid = torch.zeros(h, w, dtype=torch.bool, device=depth.device)
+    if h < 3 or w < 3:
+        return normals, valid
+    with torch.no_grad():
+        known = torch.isfinite(depth) & (depth > 0)
+        valid[1:-1, 1:-1] = known[1:-1, 1:-1] & known[:-2, 1:-1] & known[2:, 1:-1] & known[1:-1, :-2] & known[1:-1, 2:]
+    # Unknown depth becomes 1 before any arithmetic: what is masked afterwards must not have made NaN gradients.
+    depth = torch.where(known, depth, 1)
+    x = (torch.arange(w, device=depth.device, dtype=depth.dtype) + 0.5 - K[0, 2]) / K[0, 0]
+    y = (torch.arange(h, device=depth.device, dtype=depth.dtype) + 0.5 - K[1, 2]) / K[1, 1]
+    points = torch.stack([depth * x, depth * y[:, None], depth], dim=-1)
+    across = points[1:-1, 2:] - points[1:-1, :-2]
+    down = points[2:, 1:-1] - points[:-2, 1:-1]
+    inner = functional.normalize(torch.linalg.cross(down, across), dim=-1, eps=1e-20)
+    inner = torch.where(valid[1:-1, 1:-1, None], inner, 0)
+    return functional.pad(inner, (0, 0, 1, 1, 1, 1)), valid
+
+
+def expected_depth(
+    depth: Float[Tensor, "h w"], alpha: Float[Tensor, "h w"], *, divide: bool, min_alpha: float
+) -> tuple[Float[Tensor, "h w"], Bool[Tensor, "h w"]]:
+    """Composited depth Σ w z, divided by Σ w or not, and where enough was composited; see :func:`dn_consistency`."""
+    with torch.no_grad():
+        dense = torch.isfinite(alpha) & torch.isfinite(depth) & (alpha > max(min_alpha, 1e-6)) & (depth > 0)
+    if divide:
+        depth = torch.where(dense, depth, 0) / torch.where(dense, alpha, 1)
+    return torch.where(dense, depth, 0), dense
+
+
+def unit_normals(
+    normals: Float[Tensor, "h w 3"], *, rebuild_z: bool
+) -> tuple[Float[Tensor, "h w 3"], Bool[Tensor, "h w"]]:
+    """Composited normals Σ w n brought to length 1, and where that can be done.
+
+    Args:
+        normals: in the camera's frame, towards the camera.
+        rebuild_z: keep x and y and set z = −√(1 − x² − y²), as SuGaR does; an unsaturated pixel (Σ w < 1) then turns
+            to the camera. Otherwise all three are divided by their length, which does not depend on Σ w.
+    """
+    with torch.no_grad():
+        usable = torch.isfinite(normals).all(-1)
+        if rebuild_z:
+            usable &= normals[..., :2].square().sum(-1) < 1 - 1e-6
+        else:
+            usable &= normals.square().sum(-1) > 1e-12
+    straight = normals.new_tensor((0.0, 0.0, -1.0))
+    normals = torch.where(usable[..., None], normals, straight)
+    if rebuild_z:
+        z = -(1 - normals[..., :2].square().sum(-1, keepdim=True)).sqrt()
+        return torch.cat([normals[..., :2], z], dim=-1), usable
+    return functional.normalize(normals, dim=-1), usable
+
+
+def dn_consistency(
+    depth: Float[Tensor, "h w"],
+    alpha: Float[Tensor, "h w"],
+    normals: Float[Tensor, "h w 3"],
+    K: Float[Tensor, "3 3"],
+    *,
+    divide: bool = True,
+    rebuild_z: bool = False,
+    min_alpha: float = 0.5,
+    mask: Bool[Tensor, "h w"] | None = None,
+) -> Float[Tensor, ""]:
+    """1 − N_rendered · N_depth, summed over valid pixels and divided by the number of all pixels.
+
+    Neither side is detached. Valid are pixels inside the border where alpha exceeds ``min_alpha`` there and at the
+    four neighbours, and both normals exist; others contribute nothing, so that an empty picture gives 0 and a small
+    object does not weigh more than its pixels do in the colour loss.
+
+    **Whether to divide.** The composited depth is D = A z̄, A = Σ w, z̄ the mean depth along the ray. A normal does not
+    change with a factor on the whole depth map, so where A is the same all around (the inside of an opaque object,
+    also at A = 0.9 everywhere) both variants agree. Where A varies, D bends with A: on a wall seen straight on, of
+    which A falls from 1 to ½ within a few pixels, D describes a ramp towards the camera, and the loss then turns and
+    moves Gaussians to mend what is an error of opacity. z̄ = D / A is right there: **divide** (the default), whenever
+    geometry is what should be learned: objects with soft or masked borders, thin parts, early stages with opacities
+    far from 1. Its price: z̄ is undefined at A = 0 and noisy near it, hence ``min_alpha``; and it does not
+    mind A < 1.
+    **Do not divide** to repeat SuGaR's results (it composites over 0 and does not divide), or on closed indoor or
+    outdoor scenes without background, where A is near 1 wherever training has converged and the loss may well push
+    the remaining holes shut: D has no singularity, and its gradient with respect to opacity favours an even A.
+
+    Args:
+        depth: Σ w z along the camera's axis, over 0.
+        alpha: Σ w.
+        normals: Σ w n of :func:`facing_normals`.
+        K: intrinsics in pixels.
+        divide: use Σ w z / Σ w.
+        rebuild_z: see :func:`unit_normals`; SuGaR's way is True with ``divide`` False.
+        min_alpha: accumulation a pixel must exceed, 0 to 1.
+        mask: pixels to take, None for all.
+    """
+    used, dense = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
+    # Depth 0 where it is too thin makes the pixel and its neighbours invalid.
+    from_depth, valid = normals_from_depth(used, K)
+    rendered, usable = unit_normals(normals, rebuild_z=rebuild_z)
+    valid = valid & dense & usable
+    if mask is not None:
+        valid = valid & mask
+    error = 1 - (rendered * from_depth).sum(-1)
+    return torch.where(valid, error, 0).sum() / max(1, depth.numel())

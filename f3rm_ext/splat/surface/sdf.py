@@ -1,0 +1,136 @@
+"""The sdf loss: the distance the density stands for should be the distance to the rendered depth."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+from f3rm_ext.splat.surface.field import NeighbourField
+
+MAX_DENSITY = 1 - 1e-3
+"""Densities are clamped here, where √(−2 log d) has a slope that can still be used (22; it is infinite at 1)."""
+MIN_DENSITY = 1e-16
+"""Lowest density: a distance of 8.6 β."""
+NEAR = 0.01
+"""Nearest depth that is looked up, scene units."""
+
+
+def to_camera(points: Float[Tensor, "points 3"], viewmat: Float[Tensor, "4 4"]) -> Float[Tensor, "points 3"]:
+    """Points in the frame of a camera (OpenCV axes: x right, y down, z ahead)."""
+    return points @ viewmat[:3, :3].T + viewmat[:3, 3]
+
+
+def background_depth(
+    depth: Float[Tensor, "h w"], alpha: Float[Tensor, "h w"], farthest: Float[Tensor, ""]
+) -> Float[Tensor, "h w"]:
+    """Composited depth over a background at the farthest depth: Σ w z + (1 − Σ w) z_max."""
+    return depth + (1 - alpha) * farthest
+
+
+def look_up(
+    image: Float[Tensor, "h w"], points: Float[Tensor, "points 3"], K: Float[Tensor, "3 3"]
+) -> tuple[Float[Tensor, " points"], Bool[Tensor, " points"]]:
+    """An image's values where camera-frame points project (bilinear; pixel centres at +½), and which ones may be used.
+
+    Usable are points ahead of the camera that project into the image, where the value is finite. The others read 0.
+    Differentiable in image and points.
+    """
+    h, w = image.shape
+    with torch.no_grad():
+        ahead = points[:, 2] > NEAR
+    z = torch.where(ahead, points[:, 2], 1)
+    x = points[:, 0] / z * K[0, 0] + K[0, 2]
+    y = points[:, 1] / z * K[1, 1] + K[1, 2]
+    with torch.no_grad():
+        inside = ahead & (x >= 0) & (x <= w) & (y >= 0) & (y <= h)
+    where = torch.stack([2 * x / w - 1, 2 * y / h - 1], dim=-1)
+    where = torch.where(inside[:, None], where, 0)
+    finite = torch.isfinite(image)
+    clean = torch.where(finite, image, 0)
+    values = _bilinear(clean, where)
+    if not bool(finite.all()):
+        # A pixel that is not finite spoils all lookups it takes part in, and no others.
+        inside = inside & (_bilinear((~finite).to(image.dtype), where.detach()) == 0)
+    return torch.where(inside, values, 0), inside
+
+
+def _bilinear(image: Tensor, where: Tensor) -> Tensor:
+    found = functional.grid_sample(
+        image[None, None], where[None, None], mode="bilinear", padding_mode="border", align_corners=False
+    )
+    return found[0, 0, 0]
+
+
+def view_deviations(
+    means: Float[Tensor, "gaussians 3"],
+    rotations: Float[Tensor, "gaussians 3 3"],
+    sizes: Float[Tensor, "gaussians 3"],
+    viewmat: Float[Tensor, "4 4"],
+) -> Float[Tensor, " gaussians"]:
+    """Standard deviations of Gaussians along the line from the camera to their centres, scene units."""
+    position = -viewmat[:3, :3].T @ viewmat[:3, 3]
+    directions = functional.normalize(means - position, dim=1)
+    own = (rotations.transpose(1, 2) @ directions[:, :, None]).squeeze(-1)
+    return (own * sizes).norm(dim=1)
+
+
+@torch.no_grad()
+def near_depth(
+    means: Float[Tensor, "gaussians 3"],
+    rotations: Float[Tensor, "gaussians 3 3"],
+    sizes: Float[Tensor, "gaussians 3"],
+    depth: Float[Tensor, "h w"],
+    viewmat: Float[Tensor, "4 4"],
+    K: Float[Tensor, "3 3"],
+    *,
+    sigmas: float = 2.0,
+) -> Bool[Tensor, " gaussians"]:
+    """Gaussians whose centre lies within some deviations along the view of the depth map: |z_map − z_g| < 2 σ_view."""
+    local = to_camera(means, viewmat)
+    found, usable = look_up(depth, local, K)
+    return usable & ((found - local[:, 2]).abs() < sigmas * view_deviations(means, rotations, sizes, viewmat))
+
+
+def implied_distance(density: Float[Tensor, " points"], beta: Float[Tensor, " points"]) -> Float[Tensor, " points"]:
+    """f = β √(−2 log d): the distance from a surface at which flat, opaque Gaussians have this density, scene units.
+
+    Densities of 1 and more are divided by their own detached value, so that overlapping Gaussians count as being on
+    the surface and still feel the loss; their slope is that at :data:`MAX_DENSITY`.
+    """
+    scaled = density / density.detach().clamp_min(1)
+    # Clamped in value, passed through in gradient.
+    capped = scaled - (scaled - MAX_DENSITY).clamp_min(0).detach()
+    return beta * (-2 * capped.clamp_min(MIN_DENSITY).log()).sqrt()
+
+
+def sdf_loss(
+    points: Float[Tensor, "points 3"],
+    field: NeighbourField,
+    depth: Float[Tensor, "h w"],
+    viewmat: Float[Tensor, "4 4"],
+    K: Float[Tensor, "3 3"],
+    extent: float,
+    *,
+    unit: float = 0.1,
+    most: float = 10.0,
+) -> Float[Tensor, ""]:
+    """mean of min(|f − |f̂|| / (unit · extent), most · extent), f̂ = z_map(p) − z(p) (SuGaR §4.1).
+
+    Gradients flow through the density, the points and the depth map. Points the map says nothing about do not count;
+    0 where there are none left.
+
+    Args:
+        points: drawn from Gaussians :func:`near_depth`.
+        field: the neighbours' field at the points.
+        depth: along the camera's axis, over a background (:func:`background_depth`), scene units.
+        viewmat: scene to camera, OpenCV axes.
+        K: intrinsics in pixels.
+        extent: radius of the cameras' positions, scene units.
+        unit: an error of this share of the extent counts 1.
+        most: no point counts more than this times the extent (a plain number, as SuGaR has it).
+    """
+    local = to_camera(points, viewmat)
+    found, usable = look_up(depth, local, K)
+    error = (implied_distance(field.density, field.beta) - (found - local[:, 2]).abs()).abs() / (unit * extent)
+    error = torch.where(usable, error.clamp(max=most * extent), 0)
+    return error.sum() / usable.sum().clamp_min(1)
