@@ -41,7 +41,7 @@ class EvalLoader:
             required: whether going through no images at all is an error.
         """
         self.required = required
-        self.input_dataset = dataset
+        self.input_dataset: InputDataset | None = dataset
         self.device = device
         self.cameras = None if dataset is None else dataset.cameras.to(device)
         self._source = source
@@ -67,7 +67,7 @@ class EvalLoader:
         """
         if self.input_dataset is None or self.cameras is None:
             raise CaptureError(NO_EVAL_IMAGES)
-        batch = get_dict_to_torch(read_eval_batch(self.input_dataset, image_idx), self.device, exclude=["image"])
+        batch = self.read(image_idx)
         camera = self.cameras[image_idx : image_idx + 1]
         batch["camera"] = camera
         source = self._source()
@@ -77,6 +77,11 @@ class EvalLoader:
         if queries is not None:
             batch["queries"], batch["file"] = queries, Path(self.input_dataset.image_filenames[image_idx])
         return camera, batch
+
+    def read(self, image_idx: int) -> dict[str, Any]:
+        """What a batch has of the image file itself."""
+        assert self.input_dataset is not None
+        return get_dict_to_torch(read_eval_batch(self.input_dataset, image_idx), self.device, exclude=["image"])
 
 
 class RandomEvalLoader(EvalLoader):

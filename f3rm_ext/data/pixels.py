@@ -17,6 +17,14 @@ def batch_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
+def no_valid_pixel() -> CaptureError:
+    """The error where masks leave nothing of a window."""
+    return CaptureError(
+        "The masks leave no pixel of a whole window of images to train on: "
+        "check that white (non-zero) means keep, or remove mask_path from transforms.json."
+    )
+
+
 @dataclass(frozen=True)
 class ImagePixels:
     """One decoded image."""
@@ -79,10 +87,7 @@ class PackedPixels:
                 [_valid_indices(part, start, small) for part, start in zip(parts, starts.tolist(), strict=True)]
             )
             if not len(valid):
-                raise CaptureError(
-                    "The masks leave no pixel of a whole window of images to train on: "
-                    "check that white (non-zero) means keep, or remove mask_path from transforms.json."
-                )
+                raise no_valid_pixel()
         return cls(
             images=tuple(images),
             pixels=pixels,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,14 +11,12 @@ from nerfstudio.data.datasets.base_dataset import InputDataset
 from torch import Tensor
 
 from f3rm_ext.data.coverage import Coverage
+from f3rm_ext.data.loading import WindowFeed, read_each
 from f3rm_ext.data.pixels import ImagePixels, PackedPixels, batch_seed
-from f3rm_ext.data.prefetch import LoadCancelled, Prefetcher
 from f3rm_ext.data.reading import read_pixels
 from f3rm_ext.data.windows import WindowCycle
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
-
-DECODE_THREADS = 4
 
 
 @runtime_checkable
@@ -38,6 +35,11 @@ class LoadedWindow:
     pixels: PackedPixels
     features: dict[str, PackedMaps]
 
+    @property
+    def images(self) -> tuple[int, ...]:
+        """The images' indices in the data set."""
+        return self.pixels.images
+
     def to(self, device: torch.device) -> "LoadedWindow":
         """The same on a device."""
         return LoadedWindow(self.pixels.to(device), {name: maps.to(device) for name, maps in self.features.items()})
@@ -54,15 +56,9 @@ def load_window(
     """
 
     def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
-        if stopped():
-            raise LoadCancelled
         return read_pixels(dataset, image), {} if source is None else source.load(image)
 
-    if len(images) == 1:
-        parts = [read(images[0])]
-    else:
-        with ThreadPoolExecutor(max_workers=min(DECODE_THREADS, len(images))) as pool:
-            parts = list(pool.map(read, images))
+    parts = read_each(images, read, stopped)
     pixels = PackedPixels.pack(images, [part[0] for part in parts])
     maps = [part[1] for part in parts]
     features: dict[str, PackedMaps] = {}
@@ -113,12 +109,10 @@ class PixelStream:
         self.batches = 0
         sizes = (dataset.cameras.height * dataset.cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._coverage = Coverage(sizes, cycle.shards)
-        self._prefetcher: Prefetcher[LoadedWindow] = Prefetcher(self._load)
-        self._window: LoadedWindow | None = None
+        self._feed: WindowFeed[LoadedWindow] = WindowFeed(cycle, self._load, leave=self._leave, place=self._placed)
         self._window_rays: Tensor | None = None
         self._window_steps = 0
         self._round: tuple[tuple[int, ...], ...] = ()
-        self._upcoming_requested = False
         self._generator: torch.Generator | None = None
 
     @property
@@ -176,48 +170,42 @@ class PixelStream:
             return False
         self._coverage.load_state(state["coverage"])
         self.batches = int(state["batches"])
-        self._window, self._window_rays, self._window_steps = None, None, 0
-        self._round, self._upcoming_requested = self.cycle.round, False
+        self._feed.forget()
+        self._window_rays, self._window_steps, self._round = None, 0, self.cycle.round
         return True
 
     def close(self) -> None:
         """Stops loading in the background and lets go of the window."""
         self._flush()
-        self._prefetcher.close()
-        self._window = self._window_rays = None
+        self._feed.close()
+        self._window_rays = None
 
     def _current(self) -> LoadedWindow:
         """The window for the coming step, new if the cycle says so."""
-        images = self.cycle.step()
-        begins = self.cycle.uses == 1
-        if begins:
-            self._flush()
-        if self._window is None or self._window.pixels.images != images:
-            self._flush()
-            self._window = self._window_rays = None  # before the new one is moved to the device
-            window = self._prefetcher.take(images)
-            if self.pixels_on_device:
-                window = window.to(self.device)
+        window = self._feed.step()
+        if self._window_rays is None:
             device = window.pixels.device
             if self._generator is None:
                 self._generator = torch.Generator(device=device)
-            self._window_rays = torch.zeros(len(images), dtype=torch.int64, device=device)
-            self._window = window
-        if begins or not self._upcoming_requested:
-            upcoming = self.cycle.upcoming()
-            if upcoming is not None and upcoming != images:
-                self._prefetcher.request(upcoming)
-            self._upcoming_requested = True
-        if begins:
+            self._window_rays = torch.zeros(len(window.images), dtype=torch.int64, device=device)
+        if self._feed.begins:
             self._round = self.cycle.round
             self._coverage.add_windows(self._round)
-        return self._window
+        return window
+
+    def _placed(self, window: LoadedWindow) -> LoadedWindow:
+        return window.to(self.device) if self.pixels_on_device else window
+
+    def _leave(self) -> None:
+        self._flush()
+        self._window_rays = None
 
     def _flush(self) -> None:
         """Moves what was counted on the device to the coverage."""
-        if self._window is not None and self._window_rays is not None and self._window_steps:
+        window = self._feed.window
+        if window is not None and self._window_rays is not None and self._window_steps:
             self._coverage.add_steps(self._round, self._window_steps)
-            self._coverage.add_rays(self._window.pixels.images, self._window_rays.cpu().numpy())
+            self._coverage.add_rays(window.images, self._window_rays.cpu().numpy())
             self._window_rays.zero_()
         self._window_steps = 0
 

@@ -27,7 +27,8 @@ _SAVE_EVERY_S = 5.0
 class ImageDataset(Protocol):
     """What extraction needs of a data set; nerfstudio's ``InputDataset`` is one.
 
-    Where it has ``image_filenames`` (and ``scale_factor``) too, known images need not be decoded again.
+    Where it has ``image_filenames`` (and ``scale_factor``) too, known images need not be decoded again; a method
+    ``pixels_identity(image_idx)`` names what decides the pixels besides the file.
     """
 
     def __len__(self) -> int: ...
@@ -198,6 +199,9 @@ class ImageSet:
         except OSError:
             return None
         loader = f"{type(self.dataset).__name__}|{getattr(self.dataset, 'scale_factor', 1.0)}|{path}"
+        identity = getattr(self.dataset, "pixels_identity", None)
+        if identity is not None:  # more than the file decides the pixels
+            loader += f"|{identity(i)}"
         return loader, (stat.st_size, stat.st_mtime_ns)
 
 

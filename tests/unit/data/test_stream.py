@@ -152,8 +152,8 @@ def test_an_old_window_is_let_go_of(make_stream):
     pixels = []
     for _ in range(12):
         stream.next()
-        if not pixels or pixels[-1]() is not stream._window.pixels:
-            pixels.append(weakref.ref(stream._window.pixels))
+        if not pixels or pixels[-1]() is not stream._feed.window.pixels:
+            pixels.append(weakref.ref(stream._feed.window.pixels))
         gc.collect()
         assert sum(reference() is not None for reference in pixels) == 1
     assert len(pixels) == 6
@@ -180,7 +180,7 @@ def test_the_next_window_is_loaded_while_the_present_one_is_in_use(make_stream, 
     for _ in range(4):
         stream.next()
     assert second_started.wait(TIMEOUT_S)
-    assert not stream._prefetcher.ready
+    assert not stream._feed.prefetcher.ready
     let_second_go.set()
     upcoming = stream.cycle.upcoming()
     assert upcoming is not None and images_in(stream.next()) <= set(upcoming)

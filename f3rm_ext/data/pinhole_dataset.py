@@ -1,0 +1,133 @@
+"""A data set whose pictures and cameras are those of pinhole cameras, whatever lens took the photos."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from nerfstudio.cameras.cameras import Cameras, CameraType
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
+from nerfstudio.data.datasets.base_dataset import InputDataset
+from torch import Tensor
+
+from f3rm_ext.data.pinhole import Lens, pinhole_of, shrunk, shrunk_size, undistorted
+from f3rm_ext.data.pixels import ImagePixels
+from f3rm_ext.data.reading import read_pixels
+from f3rm_ext.errors import CaptureError
+
+
+class PinholeDataset(InputDataset):
+    """nerfstudio's data set with distortion undone and sizes scaled exactly.
+
+    Cameras are right from the start, without opening an image. Whoever takes ``image`` from it (viewer, renderer)
+    gets three channels; :meth:`picture` keeps alpha.
+    """
+
+    def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0) -> None:
+        """Works out the cameras; opens no image.
+
+        Args:
+            dataparser_outputs: cameras and files.
+            scale_factor: ratio of the sizes to those of the files, (0, 1].
+
+        Raises:
+            CaptureError: a camera cannot be made a pinhole camera.
+        """
+        super().__init__(dataparser_outputs)
+        # nerfstudio changes the list it finds, which belongs to the class.
+        self.exclude_batch_keys_from_device = list(self.exclude_batch_keys_from_device)
+        self.scale_factor = scale_factor
+        self.alpha_color = dataparser_outputs.alpha_color
+        """What is behind transparent pixels where a picture is shown, RGB in [0, 1]; None for white."""
+        self.metadata["alpha_color"] = self.alpha_color
+        self.photos = InputDataset(
+            replace(
+                dataparser_outputs,
+                alpha_color=None,
+                metadata={key: value for key, value in self.metadata.items() if key == "mask_color"},
+            )
+        )
+        cameras = self.cameras
+        names = self.image_filenames
+        self.lenses = [Lens.of(cameras, i, names[i]) for i in range(len(cameras))]
+        views = []
+        for lens, name in zip(self.lenses, names, strict=True):
+            try:
+                views.append(pinhole_of(lens))
+            except ValueError as error:
+                raise CaptureError(
+                    f"The lens distortion of {name} cannot be undone, it folds the image over near its rim: "
+                    "correct k1 to k4, p1 and p2 in transforms.json, or undistort the images beforehand."
+                ) from error
+        self.views = views
+        """The pinhole camera of each image, at full size."""
+        sizes = [shrunk_size(view.height, view.width, scale_factor) for view in views]
+        self.cameras = _cameras(cameras, [view.resized(*size) for view, size in zip(views, sizes, strict=True)])
+
+    def picture(self, image_idx: int) -> ImagePixels:
+        """One image, read, undistorted and scaled, with alpha and mask where it has them.
+
+        Raises:
+            CaptureError: it cannot be read.
+        """
+        photo = read_pixels(self.photos, image_idx)
+        picture = undistorted(photo, self.lenses[image_idx], self.views[image_idx])
+        return shrunk(picture, int(self.cameras.height[image_idx]), int(self.cameras.width[image_idx]))
+
+    def pixels_identity(self, image_idx: int) -> str:
+        """Names all that decides the pixels of :meth:`get_numpy_image` besides the file."""
+        view = self.views[image_idx]
+        size = shrunk_size(view.height, view.width, self.scale_factor)
+        return f"{self.lenses[image_idx]}|{size}"
+
+    def get_numpy_image(self, image_idx: int) -> UInt8[np.ndarray, "h w channels"]:
+        """RGB or RGBA."""
+        return self.picture(image_idx).pixels.numpy()
+
+    def get_image_uint8(self, image_idx: int) -> UInt8[Tensor, "h w 3"]:
+        """RGB, over :attr:`alpha_color`."""
+        return self._shown(self.picture(image_idx))
+
+    def get_image_float32(self, image_idx: int) -> Float[Tensor, "h w 3"]:
+        """RGB in [0, 1], over :attr:`alpha_color`."""
+        return self.get_image_uint8(image_idx).float() / 255.0
+
+    def get_data(self, image_idx: int, image_type: Literal["uint8", "float32"] = "float32") -> dict[str, Any]:
+        """What nerfstudio's data set gives: ``image_idx``, ``image`` (RGB) and ``mask`` Bool[h w 1] if there is one."""
+        picture = self.picture(image_idx)
+        image = self._shown(picture)
+        data: dict[str, Any] = {
+            "image_idx": image_idx,
+            "image": image if image_type == "uint8" else image.float() / 255.0,
+        }
+        if picture.valid is not None:
+            data["mask"] = picture.valid[..., None]
+        data.update(self.get_metadata(data))
+        return data
+
+    def _shown(self, picture: ImagePixels) -> UInt8[Tensor, "h w 3"]:
+        if picture.pixels.shape[-1] == 3:
+            return picture.pixels
+        values = picture.pixels.float() / 255.0
+        behind = torch.ones(3) if self.alpha_color is None else self.alpha_color
+        image = values[..., :3] * values[..., 3:] + behind * (1.0 - values[..., 3:])
+        return (image * 255.0).round().clamp(0, 255).to(torch.uint8)
+
+
+def _cameras(cameras: Cameras, views: list[Any]) -> Cameras:
+    """The same poses with other intrinsics."""
+    metadata = {key: value for key, value in (cameras.metadata or {}).items() if key != "fisheye_crop_radius"}
+
+    def column(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([[getattr(view, name)] for view in views], dtype=dtype)
+
+    return Cameras(
+        camera_to_worlds=cameras.camera_to_worlds,
+        **{name: column(name, torch.float32) for name in ("fx", "fy", "cx", "cy")},  # type: ignore[arg-type]
+        width=column("width", torch.int64),
+        height=column("height", torch.int64),
+        camera_type=CameraType.PERSPECTIVE,
+        times=cameras.times,
+        metadata=metadata or None,
+    )
