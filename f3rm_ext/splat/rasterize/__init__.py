@@ -1,0 +1,102 @@
+"""Splat rendering with one interface: gsplat on CUDA, numba kernels on the CPU, plain torch to define the truth."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from f3rm_ext.errors import ConfigError
+
+Backend = Literal["auto", "gsplat", "numba", "torch"]
+
+
+@dataclass
+class Rendered:
+    """A picture, and what densification wants to know about the Gaussians in it."""
+
+    colors: Float[Tensor, "h w channels"]
+    """Composited front to back, over the background."""
+    depth: Float[Tensor, "h w"]
+    """Σ w z with z along the camera's axis, scene units; not divided by alpha."""
+    alpha: Float[Tensor, "h w"]
+    """Σ w, the accumulation."""
+    means2d: Float[Tensor, "gaussians 2"]
+    """Centres in pixels, part of the graph: call ``retain_grad`` to read their gradients. After the backward pass,
+    ``means2d.absgrad`` holds the sums of absolute per-pixel gradients if they were asked for."""
+    radii: Int[Tensor, " gaussians"]
+    """Three standard deviations, pixels; 0 where a Gaussian is not visible."""
+
+
+def resolve_backend(backend: Backend, device: torch.device) -> Literal["gsplat", "numba", "torch"]:
+    """The backend for tensors on a device.
+
+    Raises:
+        ConfigError: if the one that was asked for cannot work there.
+    """
+    if backend == "auto":
+        return {"cuda": "gsplat", "cpu": "numba"}.get(device.type, "torch")  # type: ignore[return-value]
+    needed = {"gsplat": "cuda", "numba": "cpu"}.get(backend, device.type)
+    if device.type != needed:
+        raise ConfigError(
+            f"The rasteriser {backend!r} works on {needed} tensors and these are on {device.type}: choose 'auto'."
+        )
+    return backend
+
+
+def rasterize(
+    means: Float[Tensor, "gaussians 3"],
+    quats: Float[Tensor, "gaussians 4"],
+    sizes: Float[Tensor, "gaussians 3"],
+    alphas: Float[Tensor, " gaussians"],
+    colors: Float[Tensor, "gaussians channels"],
+    viewmat: Float[Tensor, "4 4"],
+    K: Float[Tensor, "3 3"],
+    width: int,
+    height: int,
+    *,
+    background: Float[Tensor, " channels"] | None = None,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    eps2d: float = 0.3,
+    antialiased: bool = False,
+    absgrad: bool = False,
+    radius_clip: float = 0.0,
+    backend: Backend = "auto",
+) -> Rendered:
+    """Renders Gaussians; differentiable in the Gaussians, the background and the pose.
+
+    Args:
+        means: centres, scene frame and units.
+        quats: rotations from own axes to the scene, (w, x, y, z), of any length but 0.
+        sizes: standard deviations along the own axes, scene units.
+        alphas: opacities, 0 to 1.
+        colors: colours or features, any number of channels.
+        viewmat: scene to camera, a rotation and a translation; OpenCV axes (z forward, y down).
+        K: pinhole intrinsics, pixels; no skew.
+        width: of the picture, pixels.
+        height: of the picture, pixels.
+        background: what shines through where the accumulation is under 1; black (0) if None.
+        near_plane: Gaussians whose centres are nearer are not drawn, scene units.
+        far_plane: nor those that are farther, scene units.
+        eps2d: added to the variances in the picture, px².
+        antialiased: whether opacities are lowered by what eps2d adds to the area (Yu et al. 2024, Mip-Splatting).
+        absgrad: whether the backward pass also sums absolute gradients of the 2D centres.
+        radius_clip: Gaussians with a radius of at most this are not drawn, pixels.
+        backend: ``auto`` takes gsplat for CUDA tensors, numba for CPU tensors and torch for others.
+
+    Raises:
+        ConfigError: if the backend cannot work on the tensors' device.
+    """
+    chosen = resolve_backend(backend, means.device)
+    if chosen == "gsplat":
+        from f3rm_ext.splat.rasterize.gsplat_backend import render
+    elif chosen == "numba":
+        from f3rm_ext.splat.rasterize.cpu import render
+    else:
+        from f3rm_ext.splat.rasterize.reference import render
+    from f3rm_ext.splat.rasterize.camera import Camera
+
+    camera = Camera(viewmat, K, width, height, near_plane, far_plane, eps2d, radius_clip)
+    return Rendered(*render(means, quats, sizes, alphas, colors, camera, background, antialiased, absgrad))

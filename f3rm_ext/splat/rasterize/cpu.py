@@ -1,0 +1,145 @@
+"""Rendering on the CPU with numba kernels: projection, tiles, compositing; differentiable once, float32."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from f3rm_ext.splat.rasterize.backward import SHAPE_GRADS, add_rows, backward, backward_colors
+from f3rm_ext.splat.rasterize.camera import Camera
+from f3rm_ext.splat.rasterize.forward import forward
+from f3rm_ext.splat.rasterize.pixels import PIXELS, balanced
+from f3rm_ext.splat.rasterize.projection import project_numba
+from f3rm_ext.splat.rasterize.tiles import Bins, bin_gaussians
+
+BUFFER = 1 << 24
+"""Numbers in the buffer of gradients per intersection (64 MiB): larger pictures are treated in runs of tiles."""
+
+
+def _runs(starts: np.ndarray, row: int) -> Iterator[tuple[int, int]]:
+    """Consecutive runs of tiles whose intersections, of so many numbers each, fit into the buffer."""
+    tile, tiles = 0, len(starts) - 1
+    while tile < tiles:
+        fitting = int(np.searchsorted(starts, starts[tile] + BUFFER // row, side="right")) - 1
+        stop = min(tiles, max(tile + 1, fitting))
+        yield tile, stop
+        tile = stop
+
+
+def _array(value: Tensor) -> np.ndarray:
+    return value.detach().contiguous().numpy()
+
+
+class _Compositing(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        means2d: Tensor,
+        conics: Tensor,
+        depths: Tensor,
+        alphas: Tensor,
+        colors: Tensor,
+        background: Tensor,
+        radii: Tensor,
+        size: tuple[int, int],
+        absgrad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        width, height = size
+        bins = bin_gaussians(_array(means2d), _array(conics), _array(depths), _array(alphas), _array(radii), size)
+        payload = np.empty((len(bins.order), colors.shape[1] + 1), dtype=np.float32)
+        np.take(_array(colors), bins.order, axis=0, out=payload[:, :-1])
+        np.take(_array(depths), bins.order, out=payload[:, -1])
+        behind = np.append(_array(background), np.float32(0.0))
+        tiles = len(bins.starts) - 1
+        order = balanced(np.diff(bins.starts), numba.get_num_threads())
+        final, last = np.empty((tiles, PIXELS), dtype=np.float32), np.empty((tiles, PIXELS), dtype=np.int32)
+        picture = torch.empty(height, width, colors.shape[1])
+        depth, accumulation = torch.empty(height, width), torch.empty(height, width)
+        outputs = picture.numpy(), depth.numpy(), accumulation.numpy()
+        forward(
+            order, bins.starts, bins.ranks, bins.geometry, payload, behind, bins.columns, *outputs, final, last
+        )  # fmt: skip
+        ctx.save_for_backward(means2d, accumulation)
+        ctx.bins, ctx.payload, ctx.behind, ctx.state = bins, payload, behind, (final, last)
+        ctx.absgrad = absgrad
+        return picture, depth, accumulation
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        means2d, accumulation = ctx.saved_tensors
+        g_picture, g_depth, g_accumulation = grads
+        needs = ctx.needs_input_grad
+        g_background = None
+        if needs[5]:
+            g_background = torch.einsum("hwc,hw->c", g_picture, 1.0 - accumulation)
+        if any(needs[:4]):
+            found = _all_gradients(ctx, g_picture, g_depth, g_accumulation, len(means2d))
+            if ctx.absgrad:
+                means2d.absgrad = found[:, 6:8].contiguous()
+            channels = g_picture.shape[2]
+            columns = (found[:, :2], found[:, 2:5], found[:, -1], found[:, 5], found[:, SHAPE_GRADS:-1])
+            assert columns[-1].shape[1] == channels
+            wanted = [value if need else None for value, need in zip(columns, needs, strict=False)]
+            return (*wanted, g_background, None, None, None)
+        g_colors = _color_gradients(ctx, g_picture, len(means2d)) if needs[4] else None
+        return (None, None, None, None, g_colors, g_background, None, None, None)
+
+
+def _all_gradients(ctx: Any, g_picture: Tensor, g_depth: Tensor, g_accumulation: Tensor, count: int) -> Tensor:
+    """Per Gaussian: centre, conic, opacity, absolute gradient of the centre, colours, depth."""
+    bins: Bins = ctx.bins
+    final, last = ctx.state
+    upstream = torch.cat([g_picture, g_depth[..., None]], dim=-1).numpy()
+    found = torch.zeros(count, SHAPE_GRADS + upstream.shape[2])
+    for tile, stop in _runs(bins.starts, found.shape[1]):
+        first, end = bins.starts[tile], bins.starts[stop]
+        rows = np.zeros((end - first, found.shape[1]), dtype=np.float32)
+        order = tile + balanced(np.diff(bins.starts[tile : stop + 1]), numba.get_num_threads())
+        backward(
+            order, bins.starts, bins.ranks, bins.geometry, ctx.payload, ctx.behind, bins.columns, upstream,
+            _array(g_accumulation), final, last, first, rows,
+        )  # fmt: skip
+        add_rows(rows, first, bins.slots, bins.slot_starts, bins.order, found.numpy())
+    return found
+
+
+def _color_gradients(ctx: Any, g_picture: Tensor, count: int) -> Tensor:
+    """Per Gaussian: colours."""
+    bins: Bins = ctx.bins
+    upstream = _array(g_picture)
+    found = torch.zeros(count, upstream.shape[2])
+    for tile, stop in _runs(bins.starts, found.shape[1]):
+        first, end = bins.starts[tile], bins.starts[stop]
+        rows = np.zeros((end - first, found.shape[1]), dtype=np.float32)
+        order = tile + balanced(np.diff(bins.starts[tile : stop + 1]), numba.get_num_threads())
+        backward_colors(
+            order, bins.starts, bins.ranks, bins.geometry, bins.columns, upstream, ctx.state[1], first, rows
+        )  # fmt: skip
+        add_rows(rows, first, bins.slots, bins.slot_starts, bins.order, found.numpy())
+    return found
+
+
+def render(
+    means: Tensor,
+    quats: Tensor,
+    sizes: Tensor,
+    alphas: Tensor,
+    colors: Tensor,
+    camera: Camera,
+    background: Tensor | None,
+    antialiased: bool,
+    absgrad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Colours, depth, accumulation, 2D centres and radii of float32 tensors on the CPU."""
+    means2d, conics, depths, compensations, radii = project_numba(means, quats, sizes, camera)
+    if antialiased:
+        alphas = alphas * compensations
+    behind = colors.new_zeros(colors.shape[1]) if background is None else background
+    size = camera.width, camera.height
+    picture = _Compositing.apply(means2d, conics, depths, alphas, colors, behind, radii, size, absgrad)
+    return (*picture, means2d, radii)  # type: ignore[misc]

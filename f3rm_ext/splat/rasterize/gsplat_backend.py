@@ -1,0 +1,101 @@
+"""Rendering on CUDA with gsplat 1.4's kernels.
+
+The steps of ``gsplat.rasterization`` are taken one by one, because the 2D centres must be one tensor (gaussians, 2) on
+the way from the Gaussians to the picture, whose gradient and absolute gradient callers read.
+"""
+
+import torch
+from torch import Tensor
+
+from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
+
+CHANNEL_CHUNK = 32
+"""Channels composited at a time: the backward kernel keeps them in shared memory."""
+
+
+def _watch_absolute(means2d: Tensor, batched: Tensor) -> None:
+    """Adds what gsplat leaves on the batched centres to ``means2d.absgrad`` when their gradient arrives."""
+
+    def add(_: Tensor) -> None:
+        means2d.absgrad += batched.absgrad[0]  # type: ignore[attr-defined]
+
+    batched.register_hook(add)
+
+
+def render(
+    means: Tensor,
+    quats: Tensor,
+    sizes: Tensor,
+    alphas: Tensor,
+    colors: Tensor,
+    camera: Camera,
+    background: Tensor | None,
+    antialiased: bool,
+    absgrad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Colours, depth, accumulation, 2D centres and radii of float32 tensors on a CUDA device.
+
+    More than 32 channels are composited in several passes; absolute gradients are then sums over the passes, which
+    can be larger than those of one pass.
+    """
+    from gsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
+
+    width, height = camera.width, camera.height
+    behind = colors.new_zeros(colors.shape[1]) if background is None else background
+    if len(means) == 0:
+        return _nothing(means, behind, width, height)
+    radii, batched, depths, conics, compensations = fully_fused_projection(
+        means,
+        None,
+        quats,
+        sizes,
+        camera.viewmat[None],
+        camera.K[None],
+        width,
+        height,
+        eps2d=camera.eps2d,
+        near_plane=camera.near_plane,
+        far_plane=camera.far_plane,
+        radius_clip=camera.radius_clip,
+        calc_compensations=antialiased,
+    )
+    # gsplat leaves the numbers of Gaussians that are not visible uninitialised.
+    drawn = radii[0] > 0
+    means2d = torch.where(drawn[:, None], batched[0], 0.0)
+    depths = torch.where(drawn, depths[0], 0.0)[None]
+    if antialiased:
+        alphas = alphas * torch.where(drawn, compensations[0], 0.0)
+    columns, rows = -(-width // TILE_PX), -(-height // TILE_PX)
+    _, crossings, flat = isect_tiles(means2d.detach()[None], radii, depths.detach(), TILE_PX, columns, rows)
+    if len(crossings) == 0:
+        picture, depth, alpha, _, _ = _nothing(means, behind, width, height)
+        return picture, depth, alpha, means2d, radii[0]
+    offsets = isect_offset_encode(crossings, 1, columns, rows)
+
+    payload = torch.cat([colors, depths[0, :, None]], dim=-1)
+    backdrop = torch.cat([behind, behind.new_zeros(1)])
+    if absgrad:
+        means2d.absgrad = torch.zeros_like(means2d)  # type: ignore[attr-defined]
+    pictures, alpha = [], None
+    for channels, beyond in zip(payload.split(CHANNEL_CHUNK, -1), backdrop.split(CHANNEL_CHUNK), strict=True):
+        centres = means2d[None]
+        if absgrad and centres.requires_grad:
+            _watch_absolute(means2d, centres)
+        picture, accumulation = rasterize_to_pixels(
+            centres, conics, channels[None], alphas[None], width, height, TILE_PX, offsets, flat,
+            backgrounds=beyond[None], absgrad=absgrad,
+        )  # fmt: skip
+        pictures.append(picture[0])
+        alpha = accumulation[0, ..., 0] if alpha is None else alpha
+    picture = torch.cat(pictures, dim=-1)
+    assert alpha is not None
+    return picture[..., :-1], picture[..., -1], alpha, means2d, radii[0]
+
+
+def _nothing(
+    means: Tensor, background: Tensor, width: int, height: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The background alone."""
+    picture = background.expand(height, width, -1).clone()
+    empty = means.new_zeros(height, width)
+    return picture, empty, empty.clone(), means.new_zeros(len(means), 2), means.new_zeros(len(means), dtype=torch.int32)

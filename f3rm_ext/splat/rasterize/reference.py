@@ -1,0 +1,224 @@
+"""The definition of what a splat renderer computes, written to be read: plain torch, any device, float32 or float64.
+
+3D Gaussian splatting (Kerbl et al. 2023) with the conventions of gsplat 1.4: pixel centres at half-integers, opacities
+clamped at 0.999 and skipped under 1/255, compositing that ends before the transmittance would fall to 1e-4, and
+Gaussians cut off at the 16 × 16 pixel tiles which the square of three standard deviations touches. Every pixel looks
+at every Gaussian, so time and memory grow with their product: meant for tests and for small pictures. The numba
+kernels and gsplat must agree with it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from f3rm_ext.splat.gaussians import quats_to_rotations
+from f3rm_ext.splat.rasterize.camera import (
+    MARGIN,
+    MAX_ALPHA,
+    MAX_RADIUS_PX,
+    MIN_ALPHA,
+    MIN_COMPENSATION,
+    MIN_EXTENT,
+    MIN_TRANSMITTANCE,
+    TILE_PX,
+    Camera,
+)
+
+CHUNK = 1 << 20
+"""Pixel-Gaussian pairs treated at a time."""
+
+
+@dataclass
+class Projected:
+    """Gaussians in the picture; zeros where not visible."""
+
+    means2d: Float[Tensor, "gaussians 2"]
+    """Centres, pixels."""
+    conics: Float[Tensor, "gaussians 3"]
+    """Inverse covariances (xx, xy, yy), 1/px²."""
+    depths: Float[Tensor, " gaussians"]
+    """Along the camera's axis, scene units."""
+    compensations: Float[Tensor, " gaussians"]
+    """√(det before / det after adding eps2d): what the opacity loses if the blur is not to add light."""
+    radii: Int[Tensor, " gaussians"]
+    """Three standard deviations along the longest axis, rounded up, pixels; 0 where not visible."""
+
+
+@dataclass
+class _Footprints:
+    """Gaussians in the picture before anything is decided about them."""
+
+    means2d: Float[Tensor, "gaussians 2"]
+    depths: Float[Tensor, " gaussians"]
+    covariances: Float[Tensor, "gaussians 2 2"]
+
+
+def _footprints(
+    means: Float[Tensor, "gaussians 3"],
+    quats: Float[Tensor, "gaussians 4"],
+    sizes: Float[Tensor, "gaussians 3"],
+    camera: Camera,
+) -> _Footprints:
+    """Local affine approximation of the projection (Zwicker et al. 2001, eq. 24–31)."""
+    rotation, translation = camera.viewmat[:3, :3], camera.viewmat[:3, 3]
+    (fx, _, cx), (_, fy, cy), _ = camera.K.unbind(0)
+    width, height = camera.width, camera.height
+    x, y, z = (means @ rotation.T + translation).unbind(-1)
+    # The Jacobian is taken at the centre, or at the border of a slightly larger picture if that is nearer.
+    x_over_z = torch.clamp(x / z, -(cx + MARGIN * width) / fx, (width - cx + MARGIN * width) / fx)
+    y_over_z = torch.clamp(y / z, -(cy + MARGIN * height) / fy, (height - cy + MARGIN * height) / fy)
+    zero = torch.zeros_like(z)
+    jacobian = torch.stack([fx / z, zero, -fx * x_over_z / z, zero, fy / z, -fy * y_over_z / z], dim=-1)
+    axes = jacobian.reshape(-1, 2, 3) @ rotation @ (quats_to_rotations(quats) * sizes[:, None, :])
+    return _Footprints(
+        means2d=torch.stack([fx * x / z + cx, fy * y / z + cy], dim=-1),
+        depths=z,
+        covariances=axes @ axes.transpose(-1, -2),
+    )
+
+
+@torch.no_grad()
+def _radii(footprints: _Footprints, camera: Camera) -> Int[Tensor, " gaussians"]:
+    """Radius of each Gaussian, 0 if it is not to be drawn."""
+    xx, xy, yy = _blurred(footprints.covariances, camera.eps2d)
+    det, middle = xx * yy - xy**2, (xx + yy) / 2
+    radii = (3.0 * (middle + (middle**2 - det).clamp(min=MIN_EXTENT).sqrt()).sqrt()).ceil()
+    in_range = (footprints.depths > camera.near_plane) & (footprints.depths < camera.far_plane)
+    drawn = in_range & (det > 0) & (radii > camera.radius_clip) & (radii <= MAX_RADIUS_PX)
+    size, reach = torch.tensor([camera.width, camera.height], device=radii.device), radii[:, None]
+    touches = (footprints.means2d + reach > 0) & (footprints.means2d - reach < size)
+    return torch.where(drawn & touches.all(dim=-1), radii, 0.0).int()
+
+
+def _blurred(covariances: Float[Tensor, "gaussians 2 2"], eps2d: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries xx, xy, yy after the blur."""
+    return covariances[:, 0, 0] + eps2d, covariances[:, 0, 1], covariances[:, 1, 1] + eps2d
+
+
+def project(
+    means: Float[Tensor, "gaussians 3"],
+    quats: Float[Tensor, "gaussians 4"],
+    sizes: Float[Tensor, "gaussians 3"],
+    camera: Camera,
+) -> Projected:
+    """Where Gaussians are in the picture, and how large."""
+    with torch.no_grad():
+        radii = _radii(_footprints(means, quats, sizes, camera), camera)
+    # Only what is drawn enters the graph, so that no gradient is ever 0 · ∞.
+    drawn = radii.nonzero().squeeze(-1)
+    found = _footprints(means[drawn], quats[drawn], sizes[drawn], camera)
+    xx, xy, yy = _blurred(found.covariances, camera.eps2d)
+    det = xx * yy - xy**2
+    ratio = (found.covariances[:, 0, 0] * found.covariances[:, 1, 1] - found.covariances[:, 0, 1] ** 2) / det
+    thick = ratio > MIN_COMPENSATION**2
+    compensations = torch.where(thick, torch.where(thick, ratio, 1.0).sqrt(), 0.0)
+
+    def spread(values: Tensor) -> Tensor:
+        return values.new_zeros(len(means), *values.shape[1:]).index_copy(0, drawn, values)
+
+    return Projected(
+        means2d=spread(found.means2d),
+        conics=spread(torch.stack([yy, -xy, xx], dim=-1) / det[:, None]),
+        depths=spread(found.depths),
+        compensations=spread(compensations),
+        radii=radii,
+    )
+
+
+def tile_bounds(
+    means2d: Float[Tensor, "gaussians 2"], radii: Int[Tensor, " gaussians"]
+) -> tuple[Float[Tensor, "gaussians 2"], Float[Tensor, "gaussians 2"]]:
+    """First tile and the one after the last, (x, y), that the square of a Gaussian's radius touches."""
+    first = ((means2d - radii[:, None]) / TILE_PX).floor()
+    return first, ((means2d + radii[:, None]) / TILE_PX).ceil()
+
+
+def pixel_weights(
+    offsets: Float[Tensor, "points gaussians 2"],
+    conics: Float[Tensor, "gaussians 3"],
+    alphas: Float[Tensor, " gaussians"],
+    in_tile: Bool[Tensor, "points gaussians"],
+) -> Float[Tensor, "points gaussians"]:
+    """Part of each pixel that each Gaussian, sorted front to back, gives.
+
+    Args:
+        offsets: from the Gaussians' centres to the pixels, pixels.
+        conics: inverse covariances, 1/px².
+        alphas: opacities, compensated where wanted.
+        in_tile: which pixels lie in tiles that the Gaussian touches.
+    """
+    dx, dy = offsets.unbind(-1)
+    power = 0.5 * (conics[:, 0] * dx**2 + conics[:, 2] * dy**2) + conics[:, 1] * dx * dy
+    covered = torch.clamp(alphas * torch.exp(-power), max=MAX_ALPHA)
+    covered = torch.where(in_tile & (power >= 0) & (covered >= MIN_ALPHA), covered, 0.0)
+    after = torch.cumprod(1.0 - covered, dim=1)
+    before = torch.cat([torch.ones_like(after[:, :1]), after[:, :-1]], dim=1)
+    return torch.where(after > MIN_TRANSMITTANCE, covered * before, 0.0)
+
+
+def composite(
+    projected: Projected,
+    alphas: Float[Tensor, " gaussians"],
+    colors: Float[Tensor, "gaussians channels"],
+    background: Float[Tensor, " channels"] | None,
+    width: int,
+    height: int,
+    absgrad: bool = False,
+) -> tuple[Float[Tensor, "h w channels"], Float[Tensor, "h w"], Float[Tensor, "h w"]]:
+    """Colours, depth and accumulation of every pixel, from Gaussians composited front to back.
+
+    With absgrad, the backward pass leaves on ``projected.means2d.absgrad`` the sums over pixels of the absolute
+    values of their gradients (Ye et al. 2024, AbsGS).
+    """
+    means2d = projected.means2d
+    visible = projected.radii.nonzero().squeeze(-1)
+    order = visible[torch.argsort(projected.depths[visible].detach(), stable=True)]
+    centres, conics, alphas = means2d[order], projected.conics[order], alphas[order]
+    payload = torch.cat([colors[order], projected.depths[order, None]], dim=-1)
+    first, stop = tile_bounds(centres.detach(), projected.radii[order])
+    if absgrad:
+        means2d.absgrad = torch.zeros_like(means2d)  # type: ignore[attr-defined]
+
+    def add_absolute(grad: Tensor) -> None:
+        means2d.absgrad.index_add_(0, order, grad.abs().sum(dim=0))  # type: ignore[attr-defined]
+
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2).to(means2d) + 0.5
+    sums, accumulations = [], []
+    for chunk in pixels.split(max(1, CHUNK // max(1, len(order)))):
+        tiles = (chunk / TILE_PX).floor()[:, None, :]
+        in_tile = ((tiles >= first) & (tiles < stop)).all(dim=-1)
+        offsets = chunk[:, None, :] - centres
+        if absgrad and offsets.requires_grad:
+            offsets.register_hook(add_absolute)
+        weights = pixel_weights(offsets, conics, alphas, in_tile)
+        sums.append(weights @ payload)
+        accumulations.append(weights.sum(dim=1))
+    summed = torch.cat(sums).reshape(height, width, -1)
+    alpha = torch.cat(accumulations).reshape(height, width)
+    picture = summed[..., :-1]
+    if background is not None:
+        picture = picture + (1.0 - alpha)[..., None] * background
+    return picture, summed[..., -1], alpha
+
+
+def render(
+    means: Tensor,
+    quats: Tensor,
+    sizes: Tensor,
+    alphas: Tensor,
+    colors: Tensor,
+    camera: Camera,
+    background: Tensor | None,
+    antialiased: bool,
+    absgrad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Colours, depth, accumulation, 2D centres and radii, by the definition."""
+    projected = project(means, quats, sizes, camera)
+    if antialiased:
+        alphas = alphas * projected.compensations
+    size = camera.width, camera.height
+    picture, depth, alpha = composite(projected, alphas, colors, background, *size, absgrad=absgrad)
+    return picture, depth, alpha, projected.means2d, projected.radii
