@@ -33,6 +33,10 @@ class FeatureStoreError(UserError):
     """A feature shard or its manifest is damaged, or belongs to another model or to other images."""
 
 
+class SplatFileError(UserError):
+    """A file of Gaussian splats cannot be read, or splats cannot be written as asked."""
+
+
 class CheckpointError(UserError):
     """No usable checkpoint where one was asked for."""
 

@@ -6,7 +6,7 @@ from io import BufferedIOBase
 
 import numpy as np
 
-TYPES = {"float32": "float", "float64": "double", "uint8": "uchar", "int32": "int"}
+TYPES = {"float32": "float", "float64": "double", "uint8": "uchar", "int32": "int", "uint32": "uint"}
 """Kinds of numbers, as numpy and as PLY call them; those that every reader knows."""
 LONGEST_COMMENT = 200
 """Characters; some readers allow no more than 1024 in a line."""
@@ -39,18 +39,30 @@ def write_ply(stream: BufferedIOBase, columns: Mapping[str, np.ndarray], comment
         if not _NAME.fullmatch(name) or column.ndim != 1 or column.dtype.name not in TYPES:
             raise ValueError(f"the column {name!r} ({column.dtype}, {column.ndim} axes) cannot be in a PLY file")
     (count,) = sizes
-    lines = ["ply", "format binary_little_endian 1.0"]
-    lines += [f"comment {line}" for comment in comments for line in _lines(comment)]
-    lines.append(f"element vertex {count}")
-    lines += [f"property {TYPES[column.dtype.name]} {name}" for name, column in columns.items()]
-    lines.append("end_header")
-    stream.write("".join(f"{line}\n" for line in lines).encode("ascii"))
+    stream.write(header({"vertex": (count, {name: column.dtype.name for name, column in columns.items()})}, comments))
     row = np.dtype([(name, column.dtype.newbyteorder("<")) for name, column in columns.items()])
     for start in range(0, count, _CHUNK):
         rows = np.empty(min(_CHUNK, count - start), dtype=row)
         for name, column in columns.items():
             rows[name] = column[start : start + len(rows)]
         stream.write(rows.tobytes())
+
+
+def header(elements: Mapping[str, tuple[int, Mapping[str, str]]], comments: Sequence[str] = ()) -> bytes:
+    """The header of a binary, little-endian PLY file.
+
+    Args:
+        elements: by name, in the order of the file: how many, and the properties of each with their kind in
+            :data:`TYPES`.
+        comments: line breaks become spaces, long ones take several lines.
+    """
+    lines = ["ply", "format binary_little_endian 1.0"]
+    lines += [f"comment {line}" for comment in comments for line in _lines(comment)]
+    for element, (count, properties) in elements.items():
+        lines.append(f"element {element} {count}")
+        lines += [f"property {TYPES[kind]} {name}" for name, kind in properties.items()]
+    lines.append("end_header")
+    return "".join(f"{line}\n" for line in lines).encode("ascii")
 
 
 def read_comments(stream: BufferedIOBase) -> list[str]:

@@ -1,0 +1,21 @@
+"""Files of Gaussian splats: PLY (3D Gaussian splatting), compressed PLY, ``.spz`` and ``.splat``."""
+
+from f3rm_ext.splat.files.checks import BadValues
+from f3rm_ext.splat.files.convert import Converted, convert_splats, export_splats
+from f3rm_ext.splat.files.formats import SUFFIXES, read_splats, write_splats
+from f3rm_ext.splat.files.info import Format, RenderMode, SplatInfo
+from f3rm_ext.splat.files.spz import Axes
+
+__all__ = [
+    "SUFFIXES",
+    "Axes",
+    "BadValues",
+    "Converted",
+    "Format",
+    "RenderMode",
+    "SplatInfo",
+    "convert_splats",
+    "export_splats",
+    "read_splats",
+    "write_splats",
+]

@@ -1,0 +1,95 @@
+"""Numbers that no Gaussian can have, in a file that is read or in a model that is written."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from f3rm_ext.errors import SplatFileError
+from f3rm_ext.splat.gaussians import Gaussians
+
+BadValues = Literal["error", "drop"]
+"""What to do with values that are NaN or infinite, and with rotations of length 0: stop, or leave out those Gaussians
+(infinite opacities alone become finite ones that look the same)."""
+ALPHA_MARGIN = 1 / 1020
+"""Distance that opacities keep from 0 and 1, so that their logits are finite: a quarter of the step of a byte. It does
+not change a picture: rasterisers skip what is below 1/255 and take 0.999 for opaque."""
+_NAMES = {
+    "means": ("x", "y", "z"),
+    "scales": ("scale_0", "scale_1", "scale_2"),
+    "quats": ("rot_0", "rot_1", "rot_2", "rot_3"),
+    "opacities": ("opacity",),
+    "features_dc": ("f_dc_0", "f_dc_1", "f_dc_2"),
+}
+
+
+def checked(
+    gaussians: Gaussians, path: Path, bad_values: BadValues = "error", action: str = "has"
+) -> tuple[Gaussians, list[str]]:
+    """Gaussians all of whose values are finite and whose rotations have a length.
+
+    Args:
+        gaussians: any.
+        path: of the file, for messages.
+        bad_values: whether to stop where there are others, or to leave them out.
+        action: what the file does with the values, for messages.
+
+    Returns:
+        The Gaussians, and sentences on what was changed.
+
+    Raises:
+        SplatFileError: there are no Gaussians, or (``error``) other values, or (``drop``) no Gaussian is left.
+    """
+    if len(gaussians) == 0:
+        raise SplatFileError(f"{path} {action} no Gaussians at all: train or export the splats again.")
+    if bad_values == "drop":
+        gaussians, limited = _finite_opacities(gaussians)
+    else:
+        limited = 0
+    bad = torch.zeros(len(gaussians), dtype=torch.bool, device=gaussians.means.device)
+    values, fields = 0, []
+    for name, mask in _masks(gaussians):
+        count = int(mask.sum())
+        if count:
+            values += count
+            fields.append(f"{count} in {name}")
+            bad |= mask.reshape(len(bad), -1).any(dim=1)
+    rows, notices = int(bad.sum()), []
+    if limited:
+        notices.append(f"{limited} infinite opacities are now finite ones that look the same.")
+    if not rows:
+        return gaussians, notices
+    told = (
+        f"{values} values that are NaN, infinite or no rotation ({', '.join(fields)}) in {rows} of {len(bad)} Gaussians"
+    )
+    if bad_values == "error":
+        raise SplatFileError(
+            f"{path} {action} {told}: leave those Gaussians out with --bad-values drop, or train or export them again."
+        )
+    if rows == len(bad):
+        raise SplatFileError(f"{path} {action} {told}, so none is left: train or export the splats again.")
+    return gaussians[~bad], [*notices, f"{rows} Gaussians are left out for {told}."]
+
+
+def _masks(gaussians: Gaussians) -> Iterator[tuple[str, Bool[Tensor, "..."]]]:
+    """Where values are bad, by the name that PLY files have for them."""
+    tensors = gaussians.tensors()
+    for tensor, names in _NAMES.items():
+        for index, name in enumerate(names):
+            yield name, ~tensors[tensor][:, index].isfinite()
+    yield "f_rest", ~gaussians.features_rest.isfinite()
+    yield "rot (length 0)", (gaussians.quats == 0).all(dim=1)
+
+
+def _finite_opacities(gaussians: Gaussians) -> tuple[Gaussians, int]:
+    """Infinite logits mean opaque or invisible, which a finite number can say too."""
+    infinite = gaussians.opacities.isinf()
+    count = int(infinite.sum())
+    if not count:
+        return gaussians, 0
+    limit = float(torch.logit(torch.tensor(1 - ALPHA_MARGIN)))
+    limited = torch.where(infinite, gaussians.opacities.clamp(-limit, limit), gaussians.opacities)
+    return Gaussians.of({**gaussians.tensors(), "opacities": limited}), count

@@ -1,0 +1,100 @@
+"""Numbers in few bits, as the compact formats store them."""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt32
+from torch import Tensor
+
+from f3rm_ext.splat.files.checks import ALPHA_MARGIN
+from f3rm_ext.splat.gaussians import Gaussians
+
+_MORTON_BITS = 16
+
+
+def pack_unorm(values: Float[np.ndarray, "*shape"], bits: int) -> UInt32[np.ndarray, "*shape"]:
+    """Integers of some bits for numbers from 0 to 1, the nearest; others are limited to that."""
+    top = (1 << bits) - 1
+    return np.clip(np.floor(values * top + 0.5), 0, top).astype(np.uint32)
+
+
+def unpack_unorm(packed: UInt32[np.ndarray, "*shape"], shift: int, bits: int) -> Float[np.ndarray, "*shape"]:
+    """Numbers from 0 to 1 in some bits of integers, float64.
+
+    Args:
+        packed: integers.
+        shift: number of bits below.
+        bits: number of bits that hold the number.
+    """
+    top = (1 << bits) - 1
+    return ((packed >> np.uint32(shift)) & np.uint32(top)) / float(top)
+
+
+def unit_quats(quats: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
+    """Quaternions of length 1, float64."""
+    wide = quats.astype(np.float64)
+    return wide / np.linalg.norm(wide, axis=1, keepdims=True)
+
+
+def largest_made_positive(
+    quats: Float[np.ndarray, "n 4"],
+) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n 3"]]:
+    """For storing the three smallest components of unit quaternions, from which the largest follows.
+
+    Args:
+        quats: of length 1, in any order of components.
+
+    Returns:
+        Index of the (first) largest component, and the others in their order, of that one of the two quaternions of the
+        rotation whose largest component is positive. Their size is at most √½.
+    """
+    largest = np.abs(quats).argmax(axis=1)
+    rows = np.arange(len(quats))
+    signed = np.where((quats[rows, largest] < 0)[:, None], -quats, quats)
+    others = np.arange(4)[None, :] != largest[:, None]
+    return largest, signed[others].reshape(-1, 3)
+
+
+def with_largest(largest: Int[np.ndarray, " n"], others: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 4"]:
+    """Unit quaternions from what :func:`largest_made_positive` gives."""
+    quats = np.empty((len(others), 4))
+    where = np.arange(4)[None, :] != largest[:, None]
+    quats[where] = others.reshape(-1)
+    quats[~where] = np.sqrt(np.maximum(0.0, 1.0 - (others**2).sum(axis=1)))
+    return quats
+
+
+def alphas_of(opacities: Float[np.ndarray, "n 1"]) -> Float[np.ndarray, " n"]:
+    """Opacities from 0 to 1 of logits, float64."""
+    return torch.from_numpy(opacities[:, 0].astype(np.float64)).sigmoid().numpy()
+
+
+def logits_of(alphas: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n 1"]:
+    """Logits of opacities that were stored in a byte; those of 0 and 1 are limited to what looks the same."""
+    limited = np.clip(alphas, ALPHA_MARGIN, 1 - ALPHA_MARGIN)
+    return np.log(limited / (1 - limited)).astype(np.float32)[:, None]
+
+
+def morton_order(gaussians: Gaussians) -> Int[Tensor, " gaussians"]:
+    """Indices that bring Gaussians which are near each other together: along a Z-shaped curve through space."""
+    means = gaussians.means.detach().double()
+    low, high = means.amin(dim=0), means.amax(dim=0)
+    top = (1 << _MORTON_BITS) - 1
+    cells = ((means - low) / (high - low).clamp_min(1e-300) * top).long().clamp(0, top)
+    code = torch.zeros(len(means), dtype=torch.long, device=means.device)
+    for bit in range(_MORTON_BITS):
+        for axis in range(3):
+            code |= ((cells[:, axis] >> bit) & 1) << (3 * bit + axis)
+    return torch.argsort(code, stable=True)
+
+
+def importance_order(gaussians: Gaussians) -> Int[Tensor, " gaussians"]:
+    """Indices that bring large and opaque Gaussians first, for viewers that draw while they load."""
+    log_volume = gaussians.scales.detach().double().sum(dim=1)
+    log_alpha = torch.nn.functional.logsigmoid(gaussians.opacities.detach().double().squeeze(1))
+    return torch.argsort(log_volume + log_alpha, descending=True, stable=True)
+
+
+HALF_DIAGONAL = math.sqrt(0.5)
+"""Most that a component of a unit quaternion other than the largest can be."""

@@ -1,0 +1,158 @@
+"""Splats as PLY in the layout of 3D Gaussian splatting (Kerbl et al. 2023): every number as it is, in float32."""
+
+import re
+from io import BufferedIOBase
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from f3rm_ext.errors import ConfigError, SplatFileError
+from f3rm_ext.export.ply import write_ply
+from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
+from f3rm_ext.splat.files.ply_tables import PlyTables, Table
+from f3rm_ext.splat.gaussians import SH_C0, Gaussians, sh_degree_of, sh_rest_count
+
+POSITION = ("x", "y", "z")
+NORMAL = ("nx", "ny", "nz")
+SCALE = ("scale_0", "scale_1", "scale_2")
+ROTATION = ("rot_0", "rot_1", "rot_2", "rot_3")
+"""w x y z."""
+DC = ("f_dc_0", "f_dc_1", "f_dc_2")
+RGB = ("red", "green", "blue")
+OPACITY = "opacity"
+_REST = re.compile(r"f_rest_(0|[1-9][0-9]*)")
+_SHOWN = 6
+
+
+def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, SplatInfo]:
+    """Reads splats, binary or ASCII, with properties in any order; float32, on the CPU, values not checked.
+
+    Args:
+        path: the file.
+        tables: its header, if it was read before.
+
+    Raises:
+        SplatFileError: it has no splats, lacks a property, has SH coefficients that fit no degree, or is damaged.
+        OSError: it cannot be read.
+    """
+    tables = tables or PlyTables.open(path)
+    table = _require_splats(path, tables)
+    colours = _colours(path, table)
+    degree = rest_degree(path, table)
+    per_channel = sh_rest_count(degree)
+    count = table.count
+    means, scales, quats = np.empty((count, 3), "f4"), np.empty((count, 3), "f4"), np.empty((count, 4), "f4")
+    opacities, dc, rest = (
+        np.empty((count, 1), "f4"),
+        np.empty((count, 3), "f4"),
+        np.empty((count, per_channel, 3), "f4"),
+    )
+    targets = {
+        **{name: means[:, i] for i, name in enumerate(POSITION)},
+        **{name: scales[:, i] for i, name in enumerate(SCALE)},
+        **{name: quats[:, i] for i, name in enumerate(ROTATION)},
+        **{name: dc[:, i] for i, name in enumerate(colours)},
+        OPACITY: opacities[:, 0],
+        # all of red come first, then all of green, then all of blue
+        **{f"f_rest_{i}": rest[:, i % per_channel, i // per_channel] for i in range(3 * per_channel)},
+    }
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond float32 become infinite, which is checked later
+        for where, rows in tables.rows("vertex", list(targets)):
+            for name, target in targets.items():
+                target[where] = rows[name]
+    if colours == RGB:
+        dc = ((dc.astype(np.float64) / 255 - 0.5) / SH_C0).astype(np.float32)
+    mode, fused, comments = read_tags(tables.comments)
+    gaussians = Gaussians(*(torch.from_numpy(array) for array in (means, scales, quats, opacities, dc, rest)))
+    notices = _notices(path, tables, table, set(targets) | set(NORMAL))
+    return gaussians, SplatInfo("ply", mode, fused, degree, count, comments, tuple(notices))
+
+
+def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
+    """Writes splats; the normals that the layout has are 0.
+
+    Args:
+        stream: binary, at its start.
+        gaussians: one or more, on the CPU.
+        info: whose tags and comments go into the header.
+    """
+    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    per_channel = sh_rest_count(gaussians.sh_degree)
+    zero = np.zeros(len(gaussians), dtype=np.float32)
+    columns: dict[str, np.ndarray] = dict(zip(POSITION, arrays["means"].T, strict=True))
+    columns |= dict.fromkeys(NORMAL, zero)
+    columns |= dict(zip(DC, arrays["features_dc"].T, strict=True))
+    for i in range(3 * per_channel):
+        columns[f"f_rest_{i}"] = arrays["features_rest"][:, i % per_channel, i // per_channel]
+    columns[OPACITY] = arrays["opacities"][:, 0]
+    columns |= dict(zip(SCALE, arrays["scales"].T, strict=True))
+    columns |= dict(zip(ROTATION, arrays["quats"].T, strict=True))
+    write_ply(stream, columns, tagged(info))
+
+
+def rest_degree(path: Path, table: Table) -> int:
+    """SH degree of the ``f_rest`` properties of an element.
+
+    Raises:
+        SplatFileError: some are missing, or their number fits no degree.
+    """
+    there = {name for name in table.kinds if _REST.fullmatch(name)}
+    missing = [name for name in (f"f_rest_{i}" for i in range(len(there))) if name not in there]
+    if missing:
+        raise SplatFileError(f"{path} lacks {_listed(missing)} among its SH coefficients: export the splats again.")
+    try:
+        if len(there) % 3:
+            raise ConfigError("not as many for each colour")
+        return sh_degree_of(len(there) // 3)
+    except ConfigError:
+        raise SplatFileError(
+            f"{path} has {len(there)} SH coefficients (f_rest) per Gaussian, which fit no degree from 0 to 3 (those "
+            f"have {', '.join(str(3 * sh_rest_count(degree)) for degree in range(4))}): export the splats again."
+        ) from None
+
+
+def _require_splats(path: Path, tables: PlyTables) -> Table:
+    """The element that holds the Gaussians.
+
+    Raises:
+        SplatFileError: there is none.
+    """
+    table = tables.tables.get("vertex", Table("vertex", 0))
+    wanted = (*POSITION, OPACITY, *SCALE, *ROTATION)
+    missing = [name for name in wanted if name not in table.kinds]
+    if not any(name in table.kinds for name in wanted[3:]):
+        what = (
+            "a mesh" if "face" in tables.tables else "a point cloud" if table.kinds else "a PLY file of something else"
+        )
+        raise SplatFileError(
+            f"{path} is {what} and holds no Gaussians (it lacks {_listed(missing)}): give a file of splats."
+        )
+    if missing:
+        raise SplatFileError(f"{path} lacks {_listed(missing)}, without which there are no splats: export them again.")
+    return table
+
+
+def _colours(path: Path, table: Table) -> tuple[str, str, str]:
+    """The properties that hold the colours: SH coefficients, or bytes as ``ns-export --ply-color-mode rgb`` writes."""
+    missing = [name for name in DC if name not in table.kinds]
+    if not missing:
+        return DC
+    if all(table.kinds.get(name) == "u1" for name in RGB):
+        return RGB
+    raise SplatFileError(f"{path} lacks {_listed(missing)}, so its splats have no colours: export them again.")
+
+
+def _notices(path: Path, tables: PlyTables, table: Table, known: set[str]) -> list[str]:
+    notices = []
+    extra = [name for name in table.kinds if name not in known]
+    if extra:
+        notices.append(f"{path.name} has further properties, which are left out: {_listed(extra)}.")
+    if tables.extra_bytes():
+        notices.append(f"{path.name} has {tables.extra_bytes()} bytes after its last Gaussian, which are left out.")
+    return notices
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

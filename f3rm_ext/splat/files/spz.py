@@ -1,0 +1,238 @@
+"""Splats as ``.spz``, Niantic's open format (versions 2 and 3): about a tenth of the size of PLY.
+
+A gzip stream of a header and then, for all Gaussians: positions in 24 bits, opacities, colours, log-scales and
+rotations in bytes, and SH coefficients from -1 to 1 in a byte each, of which the lowest bits are 0 to compress well.
+The axes of the format are x right, y up, z back, those of PLY x right, y down, z forward: half a turn about x.
+"""
+
+import gzip
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8, UInt32
+
+from f3rm_ext.errors import SplatFileError
+from f3rm_ext.splat.files import packing
+from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
+from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
+
+Axes = Literal["rub", "ply"]
+"""Axes of the coordinates in the file: ``rub`` as the format demands (right, up, back), ``ply`` those of PLY files as
+they are, as PlayCanvas' tools (SuperSplat) take them."""
+
+MAGIC = b"NGSP"
+GZIP = b"\x1f\x8b"
+HEADER = struct.Struct("<4sIIBBBB")
+VERSIONS = (2, 3)
+ANTIALIASED, EXTENSIONS = 1, 2
+COLOUR_SCALE = 0.15
+SH_STEPS = (8, 16)
+"""Steps of SH coefficients of degree 1, and of higher ones, in units of 1/128."""
+MAX_FRACTION_BITS = 23
+_LIMIT = (1 << 23) - 1
+_COMMENT = 0x10
+_HIGHEST_RATIO = 1100
+"""Of what gzip can compress; a header that claims more is wrong."""
+_BLOCK = 1 << 20
+_TURN = np.array([1, -1, -1])
+_TURN_SH = np.array([-1, -1, 1, -1, 1, 1, -1, 1, -1, 1, -1, -1, 1, -1, 1])
+"""Signs that SH coefficients beyond the first take on in half a turn about x."""
+
+
+def read_spz(path: Path, axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
+    """Reads splats; float32, on the CPU, values not checked, in the axes of PLY.
+
+    Args:
+        path: the file.
+        axes: of the coordinates in it.
+
+    Raises:
+        SplatFileError: it is something else, of another version, damaged or cut short.
+        OSError: it cannot be read.
+    """
+    try:
+        comments = _gzip_comments(path)
+        with gzip.open(path, "rb") as stream:
+            return _read(path, stream, comments, axes)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        reason = "cut short" if isinstance(error, EOFError) else "damaged"
+        raise SplatFileError(f"{path} is {reason} ({error}): copy or export it again.") from error
+
+
+def _read(path: Path, stream: gzip.GzipFile, comments: list[str], axes: Axes) -> tuple[Gaussians, SplatInfo]:
+    head = stream.read(HEADER.size)
+    if head[:4] != MAGIC or len(head) < HEADER.size:
+        raise SplatFileError(f"{path} is a gzip file but no .spz file: give a file of splats.")
+    _, version, count, degree, fraction_bits, flags, _ = HEADER.unpack(head)
+    if version not in VERSIONS:
+        raise _other_version(path, version)
+    if degree > MAX_SH_DEGREE:
+        raise SplatFileError(
+            f"{path} has spherical harmonics of degree {degree}, and they are known here up to {MAX_SH_DEGREE}: export "
+            "it with a lower one."
+        )
+    per_channel, width = sh_rest_count(degree), 3 if version == 2 else 4
+    if count * (16 + width + 3 * per_channel) > path.stat().st_size * _HIGHEST_RATIO:
+        raise SplatFileError(f"{path} is cut short or damaged: its header tells of {count} Gaussians, copy it again.")
+
+    def take(columns: int) -> UInt8[np.ndarray, "n columns"]:
+        data = stream.read(count * columns)
+        if len(data) < count * columns:
+            raise EOFError(f"it has not all of its {count} Gaussians")
+        return np.frombuffer(data, np.uint8).reshape(count, columns)
+
+    turn, turn_sh = (_TURN, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
+    means = _unpack_positions(take(9), fraction_bits) * turn
+    opacities = packing.logits_of(take(1)[:, 0] / 255.0)
+    dc = (take(3) / 255.0 - 0.5) / COLOUR_SCALE
+    scales = take(3) / 16.0 - 10.0
+    xyzw = (_unpack_three if version == 2 else _unpack_smallest)(take(width))
+    quats = np.concatenate([xyzw[:, 3:], xyzw[:, :3] * turn], axis=1)
+    rest = np.empty((count, per_channel, 3), "f4")
+    if per_channel:
+        np.subtract(take(3 * per_channel).reshape(rest.shape), 128.0, out=rest, casting="same_kind")
+        rest *= turn_sh[:per_channel, None].astype(np.float32) / 128
+    notices = []
+    if stream.read(1):  # this is also what makes gzip compare its checksum
+        what = "extensions" if flags & EXTENSIONS else "bytes after its last Gaussian"
+        notices.append(f"{path.name} has {what}, which are left out.")
+    mode, fused, others = read_tags(comments)
+    mode = "mip" if flags & ANTIALIASED else mode or "default"
+    arrays = (array.astype(np.float32, copy=False) for array in (means, scales, quats, opacities, dc, rest))
+    gaussians = Gaussians(*(torch.from_numpy(array) for array in arrays))
+    return gaussians, SplatInfo("spz", mode, fused, degree, count, others, tuple(notices))
+
+
+def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axes: Axes = "rub") -> None:
+    """Writes splats, version 3. Positions get as many bits behind the point as the outermost one allows.
+
+    Args:
+        stream: binary, at its start.
+        gaussians: one or more, on the CPU, in the axes of PLY.
+        info: whose render mode goes into the header, and whose tags and comments into the comment of the gzip stream,
+            which other programs skip.
+        axes: of the coordinates in the file.
+
+    Raises:
+        SplatFileError: a position is too large for the format.
+    """
+    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    bits = fraction_bits_for(float(np.abs(arrays["means"]).max()))
+    flags = ANTIALIASED if info.render_mode == "mip" else 0
+    head = HEADER.pack(MAGIC, 3, len(gaussians), gaussians.sh_degree, bits, flags, 0)
+    comment = "\n".join(tagged(info)).encode("ascii", "backslashreplace").replace(b"\0", b" ")
+    stream.write(struct.pack("<2sBBIBB", GZIP, 8, _COMMENT, 0, 0, 255) + comment + b"\0")
+    press = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    checksum = size = 0
+    for piece in (head, *_pieces(arrays, bits, axes)):
+        stream.write(press.compress(piece))
+        checksum, size = zlib.crc32(piece, checksum), size + len(piece)
+    stream.write(press.flush() + struct.pack("<II", checksum, size & 0xFFFFFFFF))
+
+
+def fraction_bits_for(largest: float) -> int:
+    """Bits behind the point for coordinates up to this size.
+
+    Raises:
+        SplatFileError: none would be left.
+    """
+    if largest > _LIMIT:
+        raise SplatFileError(
+            f"A Gaussian has a coordinate of {largest:.3g}, and .spz ends at {_LIMIT}: write PLY instead."
+        )
+    return MAX_FRACTION_BITS if largest == 0 else min(MAX_FRACTION_BITS, math.floor(math.log2(_LIMIT / largest)))
+
+
+def require_known_version(path: Path, head: bytes) -> None:
+    """Raises SplatFileError for a file that starts with the plain header of version 4 and later."""
+    if head.startswith(MAGIC):
+        raise _other_version(path, int.from_bytes(head[4:8], "little"))
+
+
+def comments_in(path: Path) -> list[str]:
+    """The comment of a gzip stream, by lines; none where there is none."""
+    try:
+        return _gzip_comments(path)
+    except (EOFError, OSError):
+        return []
+
+
+def _other_version(path: Path, version: int) -> SplatFileError:
+    return SplatFileError(
+        f"{path} is of version {version} of .spz, and versions {' and '.join(map(str, VERSIONS))} are read here: "
+        "export it as one of those, or as PLY."
+    )
+
+
+def _pieces(arrays: dict[str, np.ndarray], bits: int, axes: Axes) -> Iterator[bytes]:
+    """The numbers of all Gaussians, kind by kind, in blocks."""
+    turn, turn_sh = (_TURN, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
+    turn_sh = turn_sh[: arrays["features_rest"].shape[1], None]
+    packers = {
+        "means": lambda block: _pack_positions(block * turn, bits),
+        "opacities": lambda block: packing.pack_unorm(packing.alphas_of(block), 8),
+        "features_dc": lambda block: np.clip(np.round(block * (COLOUR_SCALE * 255) + 127.5), 0, 255),
+        "scales": lambda block: np.clip(np.round((block + 10.0) * 16), 0, 255),
+        "quats": lambda block: _pack_smallest(packing.unit_quats(np.roll(block, -1, axis=1)) * [*turn, 1]),
+        "features_rest": lambda block: _pack_rest(block * turn_sh),
+    }
+    for name, pack in packers.items():
+        for start in range(0, len(arrays[name]) if arrays[name].size else 0, _BLOCK):
+            yield pack(arrays[name][start : start + _BLOCK].astype(np.float64)).astype(np.uint8).tobytes()
+
+
+def _pack_positions(positions: Float[np.ndarray, "n 3"], bits: int) -> UInt8[np.ndarray, "n 3 3"]:
+    fixed = np.round(positions * (1 << bits)).astype(np.int32)
+    return np.stack([fixed >> shift & 255 for shift in (0, 8, 16)], axis=-1).astype(np.uint8)
+
+
+def _unpack_positions(data: UInt8[np.ndarray, "n 9"], bits: int) -> Float[np.ndarray, "n 3"]:
+    low, middle, high = data.reshape(-1, 3, 3).astype(np.int32).transpose(2, 0, 1)
+    signed = (low << 8 | middle << 16 | high << 24) >> 8
+    return signed / float(1 << bits)
+
+
+def _pack_smallest(xyzw: Float[np.ndarray, "n 4"]) -> UInt8[np.ndarray, "n 4"]:
+    """Index of the largest component in 2 bits, then for the others a sign and 9 bits."""
+    largest, others = packing.largest_made_positive(xyzw)
+    size = packing.pack_unorm(np.abs(others) / packing.HALF_DIAGONAL, 9)
+    a, b, c = (size | (others < 0).astype(np.uint32) << 9).T
+    packed = largest.astype(np.uint32) << 30 | a << 20 | b << 10 | c
+    return packed.astype("<u4").view(np.uint8).reshape(-1, 4)
+
+
+def _unpack_smallest(data: UInt8[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
+    packed: UInt32[np.ndarray, " n"] = np.ascontiguousarray(data).view("<u4")[:, 0].astype(np.uint32)
+    size = np.stack([packing.unpack_unorm(packed, shift, 9) for shift in (20, 10, 0)], axis=1)
+    negative = np.stack([packed >> np.uint32(shift + 9) & np.uint32(1) for shift in (20, 10, 0)], axis=1) > 0
+    others = np.where(negative, -size, size) * packing.HALF_DIAGONAL
+    return packing.with_largest((packed >> np.uint32(30)).astype(np.int64), others)
+
+
+def _unpack_three(data: UInt8[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 4"]:
+    """Version 2: x, y and z of the quaternion whose w is not negative."""
+    xyz = data / 127.5 - 1.0
+    w = np.sqrt(np.maximum(0.0, 1.0 - (xyz**2).sum(axis=1, keepdims=True)))
+    return np.concatenate([xyz, w], axis=1)
+
+
+def _pack_rest(rest: Float[np.ndarray, "n coeffs 3"]) -> Float[np.ndarray, "n coeffs 3"]:
+    steps = np.where(np.arange(rest.shape[1]) < 3, *SH_STEPS)[:, None]
+    levels = np.round(rest * 128) + 128
+    return np.clip((levels + steps // 2) // steps * steps, 0, 255)
+
+
+def _gzip_comments(path: Path) -> list[str]:
+    with path.open("rb") as stream:
+        head = stream.read(10)
+        if len(head) < 10 or not head.startswith(GZIP) or head[3] != _COMMENT:
+            return []
+        comment = stream.read(1 << 16).partition(b"\0")[0]
+    return comment.decode("latin-1").splitlines()
