@@ -1,0 +1,36 @@
+"""Growth and pruning of Gaussians."""
+
+from f3rm_ext.splat.densify.densifier import Densifier, Screen
+from f3rm_ext.splat.densify.options import DensifyOptions
+from f3rm_ext.splat.densify.rows import Change, OptimizersOfRun, Parameters, apply, rebind
+
+__all__ = [
+    "Change",
+    "Densifier",
+    "DensifyOptions",
+    "OptimizersOfRun",
+    "Parameters",
+    "Screen",
+    "apply",
+    "make_densifier",
+    "rebind",
+]
+
+
+def make_densifier(options: DensifyOptions, scene_scale: float, last_step: int | None = None) -> Densifier:
+    """The strategy that was asked for.
+
+    Args:
+        options: of densification.
+        scene_scale: extent of the scene, in its units.
+        last_step: step from which the number of Gaussians stays, if earlier than the options say.
+    """
+    if options.strategy == "default":
+        from f3rm_ext.splat.densify.default import DefaultDensifier
+
+        return DefaultDensifier(options, scene_scale, last_step)
+    if options.strategy == "mcmc":
+        from f3rm_ext.splat.densify.mcmc import MCMCDensifier
+
+        return MCMCDensifier(options, last_step)
+    return Densifier(options, last_step)

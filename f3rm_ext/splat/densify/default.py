@@ -1,0 +1,194 @@
+"""The original growth and pruning, decided by gsplat, on any device and under a cap."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from gsplat.strategy import DefaultStrategy
+from torch import Tensor
+from torch.nn import Parameter
+
+from f3rm_ext.splat.densify.densifier import Densifier, Screen
+from f3rm_ext.splat.densify.options import DensifyOptions
+from f3rm_ext.splat.densify.rows import Change, OptimizersOfRun, Parameters, apply, named, zero_moments
+
+GEOMETRY = ("means", "scales", "quats", "opacities")
+STATISTICS = ("grad2d", "count", "radii")
+KEPT = "kept"
+_NEVER = 1 << 62
+
+
+class _CappedStrategy(DefaultStrategy):
+    """gsplat's strategy, which grows no further than a cap: where there is no room for all, by largest gradient."""
+
+    cap: int | None = None
+    grown: tuple[int, int] = (0, 0)
+    pruned: int = 0
+
+    @torch.no_grad()
+    def _grow_gs(self, params: Any, optimizers: Any, state: dict[str, Any], step: int) -> tuple[int, int]:
+        self._leave_room(state, step)
+        self.grown = super()._grow_gs(params, optimizers, state, step)
+        if "all_radii" in state:
+            state["radii"] = state.pop("all_radii")
+        return self.grown
+
+    @torch.no_grad()
+    def _prune_gs(self, params: Any, optimizers: Any, state: dict[str, Any], step: int) -> int:
+        self.pruned = super()._prune_gs(params, optimizers, state, step)
+        return self.pruned
+
+    def _leave_room(self, state: dict[str, Any], step: int) -> None:
+        """Takes all but the most deserving out of the statistics; a copy and a split each add one Gaussian."""
+        if self.cap is None:
+            return
+        gradients = state["grad2d"] / state["count"].clamp_min(1)
+        grows = gradients > self.grow_grad2d
+        by_radius = step < self.refine_scale2d_stop_iter
+        if by_radius:
+            grows |= state["radii"] > self.grow_scale2d
+        room = max(self.cap - len(gradients), 0)
+        if int(grows.sum()) <= room:
+            return
+        chosen = torch.zeros_like(grows)
+        chosen[torch.where(grows, gradients, -1.0).topk(room).indices] = True
+        state["grad2d"] = torch.where(chosen, state["grad2d"], 0)
+        if by_radius:
+            # Pruning, which comes after, looks at the true radii; gsplat carries every tensor of the state over.
+            state["all_radii"] = state["radii"]
+            state["radii"] = torch.where(chosen, state["radii"], 0)
+
+
+class DefaultDensifier(Densifier):
+    """Copies small and splits large Gaussians where gradients in the picture are high, prunes transparent ones.
+
+    Kerbl et al. 2023, as gsplat does it; AbsGS with `absgrad`. gsplat decides on a sketch of the Gaussians (their
+    geometry, and where each row comes from); the heavy parameters and the moments follow by row, in their own dtype.
+    Two deviations: opacities are not reset at step 0, and there may be a cap.
+    """
+
+    def __init__(self, options: DensifyOptions, scene_scale: float, last_step: int | None = None) -> None:
+        """Starts without statistics.
+
+        Args:
+            options: of densification.
+            scene_scale: extent of the scene, in its units; sizes are compared with fractions of it.
+            last_step: step from which the number of Gaussians stays, if earlier than the options say.
+        """
+        super().__init__(options, last_step)
+        self.absgrad = options.absgrad
+        self.strategy = _CappedStrategy(
+            prune_opa=options.prune_opacity,
+            grow_grad2d=options.grow_grad2d,
+            grow_scale3d=options.grow_scale3d,
+            grow_scale2d=options.grow_scale2d,
+            prune_scale3d=options.prune_scale3d,
+            prune_scale2d=options.prune_scale2d,
+            refine_scale2d_stop_iter=options.stop_scale2d,
+            refine_start_iter=options.start,
+            refine_stop_iter=self._stop(options.stop),
+            reset_every=options.reset_every or _NEVER,
+            refine_every=options.every,
+            pause_refine_after_reset=options.pause_after_reset,
+            absgrad=options.absgrad,
+            revised_opacity=options.revised_opacity,
+        )
+        self.strategy.cap = options.cap
+        self.statistics: dict[str, Any] = self.strategy.initialize_state(scene_scale=scene_scale)
+
+    def before_backward(self, step: int, rendered: Screen) -> None:
+        if step < self.strategy.refine_stop_iter and rendered.means2d.requires_grad:
+            rendered.means2d.retain_grad()
+
+    def after_backward(self, step: int, rendered: Screen, params: Parameters, optimizers: OptimizersOfRun) -> Change:
+        count = len(params["means"])
+        if step >= self.strategy.refine_stop_iter:
+            for name in STATISTICS:  # not needed any more
+                if self.statistics.get(name) is not None:
+                    self.statistics[name] = None
+            return Change(count)
+        device = params["means"].device
+        for name in STATISTICS:  # a checkpoint is read to the CPU
+            if self.statistics.get(name) is not None:
+                self.statistics[name] = self.statistics[name].to(device)
+        info = _info(rendered, self.absgrad)
+        resets = step > 0 and step % self.strategy.reset_every == 0
+        if step == 0 or (step % self.strategy.refine_every and not resets):
+            self.strategy._update_state({"means": params["means"]}, self.statistics, info)  # type: ignore[arg-type]
+            return Change(count)
+        change = self._round(step, info, resets, params, optimizers)
+        if resets:
+            zero_moments(params["opacities"], named(optimizers).get("opacities"))
+        return change
+
+    def _round(
+        self, step: int, info: dict[str, Any], resets: bool, params: Parameters, optimizers: OptimizersOfRun
+    ) -> Change:
+        """Lets gsplat decide on a sketch, then has everything else follow."""
+        count, device = len(params["means"]), params["means"].device
+        sketch, counter = _sketch(params)
+        self.strategy.grown, self.strategy.pruned = (0, 0), 0
+        self.statistics["source"] = torch.arange(count, device=device)
+        with self.random_numbers(device):
+            self.strategy.step_post_backward(sketch, counter, self.statistics, step, info)  # type: ignore[arg-type]
+        source = self.statistics.pop("source")
+        duplicated, split = self.strategy.grown
+        if not (duplicated or split or self.strategy.pruned):
+            params["opacities"].data.copy_(sketch["opacities"])
+            return Change(count, opacities_reset=resets)
+        change = Change(
+            count,
+            source,
+            fresh=counter["means"].state[sketch["means"]][KEPT] == 0,
+            duplicated=duplicated,
+            split=split,
+            pruned=self.strategy.pruned,
+            opacities_reset=resets,
+        )
+        apply(change, params, optimizers, {name: value.detach() for name, value in sketch.items()})
+        return change
+
+    def follow(self, change: Change) -> None:
+        if change.rows_changed:
+            for name in STATISTICS:
+                if self.statistics.get(name) is not None:
+                    self.statistics[name] = change.carry(self.statistics[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {name: value for name in STATISTICS if (value := self.statistics.get(name)) is not None}
+        return {**super().state_dict(), **kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name in STATISTICS:
+            if name in self.statistics:
+                self.statistics[name] = state.get(name)
+
+
+def _info(rendered: Screen, absgrad: bool) -> dict[str, Any]:
+    """What gsplat's rasteriser would hand to its strategy."""
+    points = rendered.means2d
+    gradient = getattr(points, "absgrad", None) if absgrad else points.grad
+    if gradient is None:  # nothing of what the loss sees depends on any Gaussian
+        gradient = torch.zeros_like(points)
+    height, width = rendered.colors.shape[:2]
+    return {
+        "width": width,
+        "height": height,
+        "n_cameras": 1,
+        "radii": rendered.radii[None],
+        "gaussian_ids": None,
+        "means2d": SimpleNamespace(grad=gradient.detach()[None], absgrad=gradient.detach()[None]),
+    }
+
+
+def _sketch(params: Parameters) -> tuple[dict[str, Parameter], dict[str, Any]]:
+    """Geometry that gsplat may rearrange, and optimisers whose only state says which rows are still the old ones."""
+    sketch = {name: Parameter(params[name].detach()) for name in GEOMETRY}
+    old = torch.ones(len(params["means"]), device=params["means"].device)
+    state: dict[str, dict[str, Tensor]] = {name: {KEPT: old} if name == "means" else {} for name in GEOMETRY}
+    counter = {
+        name: SimpleNamespace(param_groups=[{"params": [sketch[name]]}], state={sketch[name]: state[name]})
+        for name in GEOMETRY
+    }
+    return sketch, counter
