@@ -67,9 +67,7 @@ def _clamped(value, low, high):
 
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
-def _forward(gaussians, view, lens, limits, results, radii):
-    means, quats, sizes = gaussians
-    means2d, conics, depths, compensations = results
+def _forward(means, quats, sizes, view, lens, limits, means2d, conics, depths, compensations, radii):
     fx, fy, cx, cy, width, height = lens
     near, far, eps2d, radius_clip = limits
     w0, w1, w2 = _load(view, 0), _load(view, 1), _load(view, 2)
@@ -145,10 +143,10 @@ def _add_row(total, row, p, a, q, b):
 
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
-def _backward(gaussians, view, lens, eps2d, radii, upstream, results, g_view):
-    means, quats, sizes = gaussians
-    g_means2d, g_conics, g_depths, g_compensations = upstream
-    g_means, g_quats, g_sizes = results
+def _backward(
+    means, quats, sizes, view, lens, eps2d, radii, g_means2d, g_conics, g_depths, g_compensations, g_means, g_quats,
+    g_sizes, g_view,
+):  # fmt: skip
     fx, fy, cx, cy, width, height = lens
     w0, w1, w2 = _load(view, 0), _load(view, 1), _load(view, 2)
     for task in numba.prange(g_view.shape[0]):
@@ -205,10 +203,6 @@ def _backward(gaussians, view, lens, eps2d, radii, upstream, results, g_view):
             total[2, 3] += g_z
 
 
-def _arrays(values: list[Tensor]) -> tuple[np.ndarray, ...]:
-    return tuple(value.numpy() for value in values)
-
-
 def _lens(camera: Camera) -> tuple[float, ...]:
     K = camera.K.detach()
     values = (K[0, 0], K[1, 1], K[0, 2], K[1, 2], camera.width, camera.height)
@@ -221,32 +215,36 @@ class _Projection(torch.autograd.Function):
         ctx: Any, means: Tensor, quats: Tensor, sizes: Tensor, viewmat: Tensor, camera: Camera
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         count = len(means)
-        inputs = [value.detach().contiguous() for value in (means, quats, sizes)]
+        means, quats, sizes = (value.detach().contiguous() for value in (means, quats, sizes))
         view = viewmat.detach().double().contiguous()
-        out = [torch.zeros(count, *shape) for shape in ((2,), (3,), (), ())]
+        means2d, conics, depths, compensations = (torch.zeros(count, *shape) for shape in ((2,), (3,), (), ()))
         radii = torch.zeros(count, dtype=torch.int32)
         limits = tuple(map(float, (camera.near_plane, camera.far_plane, camera.eps2d, camera.radius_clip)))
-        _forward(_arrays(inputs), view.numpy(), _lens(camera), limits, _arrays(out), radii.numpy())
-        ctx.save_for_backward(*inputs, view, radii)
+        _forward(
+            means.numpy(), quats.numpy(), sizes.numpy(), view.numpy(), _lens(camera), limits, means2d.numpy(),
+            conics.numpy(), depths.numpy(), compensations.numpy(), radii.numpy(),
+        )  # fmt: skip
+        ctx.save_for_backward(means, quats, sizes, view, radii)
         ctx.camera = camera
         ctx.mark_non_differentiable(radii)
-        return (*out, radii)  # type: ignore[return-value]
+        return means2d, conics, depths, compensations, radii
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         means, quats, sizes, view, radii = ctx.saved_tensors
         camera: Camera = ctx.camera
-        found = [torch.zeros_like(value) for value in (means, quats, sizes)]
+        g_means, g_quats, g_sizes = torch.zeros_like(means), torch.zeros_like(quats), torch.zeros_like(sizes)
         g_view = torch.zeros(-(-len(means) // CHUNK), 3, 4, dtype=torch.float64)
-        upstream = _arrays([grad.contiguous() for grad in grads[:4]])
+        g_means2d, g_conics, g_depths, g_compensations = (grad.contiguous().numpy() for grad in grads[:4])
         _backward(
-            _arrays([means, quats, sizes]), view.numpy(), _lens(camera), float(camera.eps2d), radii.numpy(), upstream,
-            _arrays(found), g_view.numpy(),
+            means.numpy(), quats.numpy(), sizes.numpy(), view.numpy(), _lens(camera), float(camera.eps2d),
+            radii.numpy(), g_means2d, g_conics, g_depths, g_compensations, g_means.numpy(), g_quats.numpy(),
+            g_sizes.numpy(), g_view.numpy(),
         )  # fmt: skip
         g_viewmat = torch.nn.functional.pad(g_view.sum(dim=0), (0, 0, 0, 1)).float()
-        wanted = [g if need else None for g, need in zip((*found, g_viewmat), ctx.needs_input_grad, strict=False)]
-        return (*wanted, None)
+        found = g_means, g_quats, g_sizes, g_viewmat
+        return (*(grad if need else None for grad, need in zip(found, ctx.needs_input_grad, strict=False)), None)
 
 
 def project_numba(
