@@ -65,24 +65,30 @@ def build_queries(options: AskOptions, run: Run, encoder: TextEncoder | None = N
     examples = Examples(run, head, run.model.device)
     queries = []
     for asked in asked_for(options):
+        surroundings = QueryVectors.empty(head.dim)
         if asked.kind == "text":
             positives = encoder.encode(head, asked.prompts)
         elif asked.region is not None:
-            positives = examples.vectors(asked.region)
+            example = examples.example(asked.region)
+            positives, surroundings = example.positives, example.surroundings
         else:
             assert asked.file is not None
             positives = load_vectors(asked.file, head.dim, head.basis)
-        negatives = _negatives(asked, options.negative, head, encoder)
+        negatives = _negatives(asked, options.negative, head, encoder, surroundings)
         queries.append(Query(asked.name, head.name, positives, negatives, options.temperature))
     return queries
 
 
-def _negatives(asked: Asked, given: Sequence[str], head: QueryHead, encoder: TextEncoder) -> QueryVectors:
+def _negatives(
+    asked: Asked, given: Sequence[str], head: QueryHead, encoder: TextEncoder, surroundings: QueryVectors
+) -> QueryVectors:
     if tuple(given) == (NO_NEGATIVES,):
         return QueryVectors.empty(head.dim)
     if given:
         return encoder.encode(head, given)
-    return encoder.encode(head, DEFAULT_NEGATIVES) if asked.kind == "text" else mean_of_photos(head)
+    if asked.kind == "text":
+        return encoder.encode(head, DEFAULT_NEGATIVES)
+    return surroundings if len(surroundings) else mean_of_photos(head)
 
 
 def _text(typed: str) -> Asked:

@@ -1,5 +1,6 @@
 """Vectors of places in images: photos of the capture, whose features are stored, and any other image file."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,19 @@ from f3rm_ext.features.images import on_white
 from f3rm_ext.query.exemplar import Region, exemplar
 from f3rm_ext.query.run import Photos
 from f3rm_ext.query.scorer import QueryHead
+from f3rm_ext.query.surroundings import surroundings
 from f3rm_ext.query.text import check_same_model
 from f3rm_ext.query.vectors import QueryVectors
+
+
+@dataclass(frozen=True)
+class Example:
+    """A place in an image as a query."""
+
+    positives: QueryVectors
+    """The feature there."""
+    surroundings: QueryVectors
+    """What else the image shows; nothing where the place is all of it."""
 
 
 class Examples:
@@ -32,8 +44,8 @@ class Examples:
         self.photos, self.head, self.device = photos, head, device
         self._extractor: Extractor | None = None
 
-    def vectors(self, region: Region) -> QueryVectors:
-        """The feature of a region.
+    def example(self, region: Region) -> Example:
+        """The feature of a region, and of what else its image shows.
 
         A photo of the capture needs no weights where the feature store is complete. Other image files are taken
         upright, as image viewers show them.
@@ -47,14 +59,16 @@ class Examples:
         """
         photo = self._find(region.image)
         if photo is None:
-            return self._of_file(region)
-        split, index, file = photo
-        width, height = image_size(file)
-        region.require_inside(width, height)
-        camera = self.photos.cameras(split)[index]
-        scaled = region.scaled(int(camera.width.item()) / width, int(camera.height.item()) / height)
-        vectors = exemplar(self.photos.feature_map(split, index, self.head.name), scaled)
-        return QueryVectors(vectors.values, (str(region),))
+            feature_map, place = self._map_of_file(region), region
+        else:
+            split, index, file = photo
+            width, height = image_size(file)
+            region.require_inside(width, height)
+            camera = self.photos.cameras(split)[index]
+            place = region.scaled(int(camera.width.item()) / width, int(camera.height.item()) / height)
+            feature_map = self.photos.feature_map(split, index, self.head.name)
+        positives = exemplar(feature_map, place)
+        return Example(replace(positives, sources=(str(region),)), surroundings(feature_map, place))
 
     def _find(self, image: str) -> tuple[str, int, Path] | None:
         """Split and index of a photo of the capture, and the file whose pixels are meant."""
@@ -67,7 +81,7 @@ class Examples:
             place = self.photos.find_photo(path.name)
         return None if place is None else (*place, path)
 
-    def _of_file(self, region: Region) -> QueryVectors:
+    def _map_of_file(self, region: Region) -> FeatureMap:
         path = Path(region.image)
         image = _read(path)
         height, width = image.shape[:2]
@@ -83,13 +97,10 @@ class Examples:
                 values = encode(self.head.basis.float().cpu(), values)
         half = values.numpy().astype(np.float16)
         codes = self.head.basis is not None
-        return exemplar(
-            FeatureMap(
-                values=half[..., :-1] if codes else half,
-                grid=extractor.patch_grid(height, width),
-                residual_norm=half[..., -1] if codes else None,
-            ),
-            region,
+        return FeatureMap(
+            values=half[..., :-1] if codes else half,
+            grid=extractor.patch_grid(height, width),
+            residual_norm=half[..., -1] if codes else None,
         )
 
     def _load(self) -> Extractor:

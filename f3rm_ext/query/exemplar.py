@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
@@ -116,14 +116,21 @@ def with_residual(feature_map: FeatureMap) -> FeatureMap:
     return FeatureMap(values=values, grid=feature_map.grid)
 
 
+def patches_in(grid: PatchGrid, region: Region) -> Bool[np.ndarray, " points"]:
+    """Which patches have their centre in a box, or in the whole image; none for a point."""
+    centres = grid.centres_px().reshape(-1, 2)
+    if region.x_px is None or region.y_px is None:
+        return np.ones(len(centres), dtype=bool)
+    low = np.asarray([region.y_px, region.x_px])
+    high = low + (region.height_px or 0.0, region.width_px or 0.0)
+    inside = ((centres >= low) & (centres <= high)).all(axis=1)
+    return inside if region.width_px is not None else np.zeros_like(inside)
+
+
 def _places(grid: PatchGrid, region: Region) -> Float32[np.ndarray, "points 2"]:
     """Where a region is sampled (y, x): its point; or in a box the patch centres, or where it has none its middle."""
-    if region.x_px is None or region.y_px is None:
-        return grid.centres_px().reshape(-1, 2)
-    if region.width_px is None or region.height_px is None:
-        return np.asarray([[region.y_px, region.x_px]], dtype=np.float32)
-    low = np.asarray([region.y_px, region.x_px])
-    high = low + (region.height_px, region.width_px)
-    centres = grid.centres_px().reshape(-1, 2)
-    inside = centres[((centres >= low) & (centres <= high)).all(axis=1)]
-    return inside if len(inside) else ((low + high) / 2)[None].astype(np.float32)
+    inside = patches_in(grid, region)
+    if inside.any():
+        return grid.centres_px().reshape(-1, 2)[inside]
+    left, top, right, bottom = region.box_px(0, 0)
+    return np.asarray([[(top + bottom) / 2, (left + right) / 2]], dtype=np.float32)

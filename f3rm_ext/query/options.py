@@ -24,7 +24,7 @@ class AskOptions:
     """Queries by saved vectors: .npy files of this command or of another program. NAME=FILE gives a name."""
     negative: tuple[str, ...] = ()
     """What the queries are told from, as texts; none for plain cosines. By default, texts are told from `object`,
-    `things`, `stuff` and `texture`, and examples and vectors from the mean of all photos."""
+    `things`, `stuff` and `texture`, examples from what else their photo shows, vectors from the mean of all photos."""
     feature: str = ""
     """Which distilled feature to ask; by default the first."""
     temperature: float = 0.1

@@ -12,12 +12,13 @@ from f3rm_ext.query.evaluate import MIN_VISIBLE_PX
 from f3rm_ext.query.exemplar import Region, exemplar
 from f3rm_ext.query.run import Photos
 from f3rm_ext.query.scorer import QueryHead
+from f3rm_ext.query.surroundings import surroundings
 from f3rm_ext.query.text import DEFAULT_NEGATIVES, TextEncoder
 from f3rm_ext.query.vectors import DEFAULT_TEMPERATURE, Query, QueryVectors, against_each_other
 
 Negatives = Literal["common", "others", "both", "none"]
-"""What a query is told from: what is common (phrases like `object`, or for examples the mean of all photos), the other
-queries, both, or nothing (the score is then the cosine)."""
+"""What a query is told from: what is common (phrases like `object`, or for examples what else their photo shows), the
+other queries, both, or nothing (the score is then the cosine)."""
 
 
 def mean_of_photos(head: QueryHead) -> QueryVectors:
@@ -73,13 +74,14 @@ def exemplar_queries(
     index, view = _exemplar_view(photos, truth, photo)
     name = photos.files("train")[index].name
     feature_map = photos.feature_map("train", index, head.name)
-    common = mean_of_photos(head) if negatives in ("common", "both") else _nothing(head)
     queries = []
     for thing in names:
         mask = view.masks.get(thing)
         if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
             row, col = deepest_pixel(mask)
-            vector = exemplar(feature_map, Region(name, col + 0.5, row + 0.5))
+            place = Region(name, col + 0.5, row + 0.5)
+            vector = exemplar(feature_map, place)
+            common = surroundings(feature_map, place) if negatives in ("common", "both") else _nothing(head)
             queries.append(Query(thing, head.name, vector, common, temperature))
     return against_each_other(queries) if negatives in ("others", "both") else queries
 

@@ -53,7 +53,7 @@ class EvalQuery:
     example_photo: str = ""
     """Training photo the examples are taken from; by default the one that shows most classes."""
     negatives: Literal["auto", "common", "others", "both", "none"] = "auto"
-    """What each class is told from: common phrases (by example: the mean of all photos), the other classes, both, or
+    """What each class is told from: common phrases (by example: what else the photo shows), the other classes, both, or
     none (the score is the cosine). auto: common by text, as LERF has it; both by example."""
     threshold: float = 0.5
     """Fixed threshold of the score, -1 to 1."""

@@ -11,6 +11,7 @@ import torch
 from f3rm_ext.errors import ConfigError, ExtractorError
 from f3rm_ext.query import asking
 from f3rm_ext.query.asking import asked_for, build_queries
+from f3rm_ext.query.examples import Example
 from f3rm_ext.query.exemplar import Region
 from f3rm_ext.query.options import AskOptions
 from f3rm_ext.query.run import Run
@@ -45,8 +46,11 @@ def run(make_field: Callable, make_head: Callable, monkeypatch: pytest.MonkeyPat
         def __init__(self, run: Any, head: Any, device: Any) -> None:
             self.head = head
 
-        def vectors(self, region: Region) -> QueryVectors:
-            return QueryVectors.of_full(torch.ones(1, self.head.dim), (str(region),))
+        def example(self, region: Region) -> Example:
+            positives = QueryVectors.of_full(torch.ones(1, self.head.dim), (str(region),))
+            if not region.is_point:
+                return Example(positives, QueryVectors.empty(self.head.dim))
+            return Example(positives, QueryVectors.of_full(torch.eye(self.head.dim)[:2], ("table", "wall")))
 
     monkeypatch.setattr(asking, "Examples", Examples)
     model = make_field(make_head(), make_head("other", dim=12, extractor="mute"))
@@ -101,15 +105,17 @@ def test_bad_options(given: dict[str, Any], message: str) -> None:
 
 def test_default_negatives(run: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.ones(40))
-    given = options(text=("mug|cup",), exemplar=("a.png:1,2",), vector=(str(tmp_path / "v.npy"),), temperature=0.3)
-    text, example, vector = build_queries(given, run, Encoder())
+    vector_file = str(tmp_path / "v.npy")
+    given = options(text=("mug|cup",), exemplar=("a.png:1,2", "a.png"), vector=(vector_file,), temperature=0.3)
+    text, example, whole, vector = build_queries(given, run, Encoder())
     assert text.positives.sources == ("mug", "cup") and text.negatives.sources == DEFAULT_NEGATIVES
-    for query in (example, vector):
+    assert example.negatives.sources == ("table", "wall")
+    for query in (whole, vector):
         assert query.negatives.sources == ("the mean of all photos",) and query.is_relevancy
         mean = run.model.heads["toy"].display_mean
         torch.testing.assert_close(query.negatives.values[0], mean / mean.norm())
-    assert {query.temperature for query in (text, example, vector)} == {0.3}
-    assert {query.head for query in (text, example, vector)} == {"toy"}
+    assert {query.temperature for query in (text, example, whole, vector)} == {0.3}
+    assert {query.head for query in (text, example, whole, vector)} == {"toy"}
 
 
 def test_given_negatives_go_for_all(run: Any) -> None:

@@ -87,7 +87,7 @@ def examples(photos: Any, make_head: Callable[..., Any], monkeypatch: pytest.Mon
 
 
 def test_a_photo_by_name_is_in_pixels_of_the_file_the_run_reads(examples: Examples, photos: Any) -> None:
-    found = examples.vectors(Region("a.png", 15.0, 3.0))
+    found = examples.example(Region("a.png", 15.0, 3.0)).positives
     torch.testing.assert_close(found.values, exemplar(photos.map, Region("a.png", 15.0, 3.0)).values)
     assert found.sources == ("a.png:15,3",)
 
@@ -96,14 +96,14 @@ def test_a_file_of_the_same_name_elsewhere_is_not_meant(
     examples: Examples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _save(tmp_path / "a.png", np.zeros((4, 4, 3), np.uint8))
-    wanted = examples.vectors(Region("a.png", 15.0, 3.0)).values
+    wanted = examples.example(Region("a.png", 15.0, 3.0)).positives.values
     monkeypatch.chdir(tmp_path)
-    torch.testing.assert_close(examples.vectors(Region("a.png", 15.0, 3.0)).values, wanted)
+    torch.testing.assert_close(examples.example(Region("a.png", 15.0, 3.0)).positives.values, wanted)
 
 
 def test_the_original_of_a_smaller_copy_is_in_its_own_pixels(examples: Examples, photos: Any) -> None:
     path = str(photos.data / "images" / "a.png")
-    found = examples.vectors(Region(path, 30.0, 6.0, 4.0, 4.0))
+    found = examples.example(Region(path, 30.0, 6.0, 4.0, 4.0)).positives
     wanted = exemplar(photos.map, Region("a.png", 15.0, 3.0, 2.0, 2.0))
     torch.testing.assert_close(found.values, wanted.values)
     assert found.sources == (f"{path}:30,6,4,4",)
@@ -114,9 +114,9 @@ def test_photos_need_no_weights(examples: Examples, monkeypatch: pytest.MonkeyPa
         raise WeightsNotFoundError("No weights: put them there.")
 
     monkeypatch.setattr(registry, "build_extractor", fail)
-    examples.vectors(Region("a.png", 1.0, 1.0))
+    examples.example(Region("a.png", 1.0, 1.0))
     with pytest.raises(WeightsNotFoundError, match=r"put them there. Examples from photos of the capture go on"):
-        examples.vectors(Region(str(_save(examples.photos.data.parent / "b.png", np.zeros((8, 8, 3), np.uint8)))))
+        examples.example(Region(str(_save(examples.photos.data.parent / "b.png", np.zeros((8, 8, 3), np.uint8)))))
 
 
 def _save(path: Path, picture: np.ndarray, **options: Any) -> Path:
@@ -127,23 +127,23 @@ def _save(path: Path, picture: np.ndarray, **options: Any) -> Path:
 def test_another_image_is_looked_at_by_the_extractor(examples: Examples, tmp_path: Path) -> None:
     picture = np.zeros((16, 24, 3), dtype=np.uint8)
     picture[:, 12:, 2] = 250
-    found = examples.vectors(Region(str(_save(tmp_path / "b.png", picture)), 20.0, 8.0))
+    found = examples.example(Region(str(_save(tmp_path / "b.png", picture)), 20.0, 8.0)).positives
     torch.testing.assert_close(found.values[0], torch.tensor([0, 0, 1, 0, 0, 1]) / 2**0.5, atol=1e-3, rtol=0)
 
 
 def test_transparent_images_are_on_white_and_turned_ones_upright(examples: Examples, tmp_path: Path) -> None:
     clear = _save(tmp_path / "clear.png", np.zeros((8, 8, 4), dtype=np.uint8))
     white = torch.full((DIM,), DIM**-0.5)
-    torch.testing.assert_close(examples.vectors(Region(str(clear))).values[0], white, atol=1e-3, rtol=0)
+    torch.testing.assert_close(examples.example(Region(str(clear))).positives.values[0], white, atol=1e-3, rtol=0)
     turned = np.zeros((8, 16, 3), dtype=np.uint8)
     turned[:, :8, 0] = turned[:, 8:, 1] = 250
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned clockwise: the left half comes to the top
     path = _save(tmp_path / "turned.png", turned, exif=exif)
-    top = examples.vectors(Region(str(path), 4.0, 2.0)).values[0]
+    top = examples.example(Region(str(path), 4.0, 2.0)).positives.values[0]
     assert top[0] > 0.7 and top[1] < 0.01
     with pytest.raises(ConfigError, match="8 x 16 pixels"):
-        examples.vectors(Region(str(path), 12.0, 4.0))
+        examples.example(Region(str(path), 12.0, 4.0))
 
 
 def test_codes_of_another_image_know_what_they_leave_out(photos: Any, make_head: Callable, monkeypatch: Any) -> None:
@@ -152,33 +152,33 @@ def test_codes_of_another_image_know_what_they_leave_out(photos: Any, make_head:
     picture = np.zeros((8, 8, 3), dtype=np.uint8)
     picture[..., 0] = picture[..., 2] = 250
     path = _save(photos.data.parent / "b.png", picture)
-    found = Examples(photos, head, torch.device("cpu")).vectors(Region(str(path)))
+    found = Examples(photos, head, torch.device("cpu")).example(Region(str(path))).positives
     # Red is the first of four equal values; codes keep that one only.
     torch.testing.assert_close(found.values, torch.tensor([[0.5, 0.0]]), atol=2e-3, rtol=0)
 
 
 def test_outside_of_the_image(examples: Examples, photos: Any) -> None:
     with pytest.raises(ConfigError, match="lies outside the image, which has 20 x 16 pixels"):
-        examples.vectors(Region("a.png", 21.0, 3.0))
+        examples.example(Region("a.png", 21.0, 3.0))
     with pytest.raises(ConfigError, match="40 x 32 pixels"):
-        examples.vectors(Region(str(photos.data / "images" / "a.png"), 30.0, 3.0, 11.0, 2.0))
+        examples.example(Region(str(photos.data / "images" / "a.png"), 30.0, 3.0, 11.0, 2.0))
 
 
 def test_no_such_image(examples: Examples) -> None:
     with pytest.raises(ConfigError, match=r"There is no image 'c.png', neither among the photos .* nor as a file"):
-        examples.vectors(Region("c.png", 1.0, 1.0))
+        examples.example(Region("c.png", 1.0, 1.0))
 
 
 def test_a_file_that_is_no_image(examples: Examples, tmp_path: Path) -> None:
     (tmp_path / "c.png").write_text("hello")
     with pytest.raises(ConfigError, match=r"c.png cannot be read"):
-        examples.vectors(Region(str(tmp_path / "c.png")))
+        examples.example(Region(str(tmp_path / "c.png")))
 
 
 def test_another_model_than_that_of_the_features(examples: Examples, tmp_path: Path) -> None:
     examples.head.identity["weights"] = "0123"
     with pytest.raises(ConfigError, match=r"weights of toy .* are not those"):
-        examples.vectors(Region(str(_save(tmp_path / "b.png", np.zeros((8, 8, 3), np.uint8)))))
+        examples.example(Region(str(_save(tmp_path / "b.png", np.zeros((8, 8, 3), np.uint8)))))
 
 
 def test_extractors_that_need_files_get_them(examples: Examples, tmp_path: Path, monkeypatch: Any) -> None:
@@ -188,4 +188,4 @@ def test_extractors_that_need_files_get_them(examples: Examples, tmp_path: Path,
 
     monkeypatch.setattr(registry, "build_extractor", lambda text, device: ByFile())
     with pytest.raises(ExtractorError, match=r"asked for b\.png"):
-        examples.vectors(Region(str(_save(tmp_path / "b.png", np.zeros((8, 8, 3), np.uint8)))))
+        examples.example(Region(str(_save(tmp_path / "b.png", np.zeros((8, 8, 3), np.uint8)))))

@@ -75,10 +75,11 @@ def test_queries_by_example_are_one_pixel_of_each_class(run: Run, head: Any, neg
         x_px, y_px = map(float, query.positives.sources[0].split(":")[1].split(","))
         assert truth.names[labels[int(y_px), int(x_px)]] == query.name and x_px % 1 == y_px % 1 == 0.5
         torch.testing.assert_close(query.positives.values[0], one_hot(head, truth, query.name))
-        common = MEAN if negatives in ("common", "both") else ()
+        kinds = [source for source in query.negatives.sources if source.startswith(f"{photo} without it, kind ")]
+        assert bool(kinds) == (negatives in ("common", "both"))
         others = [other.positives.sources[0] for other in queries if other is not query]
         others = others if negatives in ("others", "both") else []
-        assert query.negatives.sources == (*common, *others) and query.temperature == 0.3
+        assert query.negatives.sources == (*kinds, *others) and query.temperature == 0.3
 
 
 def test_the_photo_that_shows_most_classes_is_taken(run: Run, head: Any) -> None:
