@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.rasterize.backward import SHAPE_GRADS, add_rows, backward, backward_colors
 from f3rm_ext.splat.rasterize.camera import Camera
-from f3rm_ext.splat.rasterize.forward import forward
-from f3rm_ext.splat.rasterize.pixels import PIXELS, balanced
+from f3rm_ext.splat.rasterize.compositing import PIXELS, SHAPE_GRADS, add_rows, backward, backward_colors, forward
 from f3rm_ext.splat.rasterize.projection import project_numba
-from f3rm_ext.splat.rasterize.tiles import Bins, bin_gaussians
+from f3rm_ext.splat.rasterize.tiles import Bins, balanced, bin_gaussians
 
 BUFFER = 1 << 24
 """Numbers in the buffer of gradients per intersection (64 MiB): larger pictures are treated in runs of tiles."""

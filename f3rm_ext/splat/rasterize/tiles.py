@@ -126,3 +126,9 @@ def bin_gaussians(
     ranks, slots = np.empty(slot_starts[-1], dtype=np.int32), np.empty(slot_starts[-1], dtype=np.int64)
     _fill(rectangles, columns, starts.copy(), ranks, slots)
     return Bins(order, geometry, starts, ranks, slots, slot_starts, columns)
+
+
+def balanced(loads: np.ndarray, threads: int) -> np.ndarray:
+    """Order of tasks for a prange, which gives each thread a run of them, that spreads their loads evenly."""
+    heavy_first = np.argsort(-loads, kind="stable")
+    return np.concatenate([heavy_first[thread::threads] for thread in range(threads)])

@@ -1,13 +1,18 @@
-"""Gradients of the compositing on the CPU, back to front: numba kernels, parallel over tiles, without races.
+"""Compositing on the CPU: numba kernels for the picture and its gradients, parallel over tiles, without races.
 
-Every (tile, Gaussian) intersection has a row of its own to write to; the rows of a Gaussian are added afterwards, in
-the order of its tiles, so that results depend neither on timing nor on the number of threads.
+A tile's pixels are two blocks of 16 rows of 8 pixels, one vector register per row. A Gaussian touches whole rows of a
+block, so that every inner loop runs over consecutive pixels without a branch; indices of pixels are unsigned, which
+spares the loops a test for negative ones.
 
+In the backward pass every (tile, Gaussian) intersection has a row of its own to write to; the rows of a Gaussian are
+added afterwards, in the order of its tiles, so that results depend neither on timing nor on the number of threads.
 With w the weights, T the transmittances, d = colour · upstream gradient and s = Σ w d over what lies behind,
 
     ∂L/∂alpha = T d − (s + T_final (background · upstream − upstream of the accumulation)) / (1 − alpha)
 
 and everything else follows from the moments of ∂L/∂power over the offsets to the pixels.
+
+All kernels that call one another are in this file, because numba's cache looks no further for changes.
 """
 
 from typing import no_type_check
@@ -15,26 +20,144 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from f3rm_ext.splat.rasterize.camera import TILE_PX
-from f3rm_ext.splat.rasterize.pixels import (
-    BLOCK,
-    FLAGS,
-    HALF,
-    LANES,
-    ONE,
-    PIXEL_X,
-    PIXEL_Y,
-    PIXELS,
-    SKIP,
-    TOP,
-    ZERO,
-    block_within,
-    decay,
-    rows_within,
-)
+from f3rm_ext.splat.rasterize.camera import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE_PX
 
+FLAGS = {"contract", "reassoc", "arcp", "nsz"}
+"""Licences for the compiler: sums in any order, but infinities and NaN as they are."""
+LANES = 8
+"""Pixels per row of a block."""
+BLOCK = LANES * TILE_PX
+"""Pixels of a block."""
+PIXELS = TILE_PX * TILE_PX
+"""Pixels of a tile."""
+_P = np.arange(PIXELS)
+PIXEL_X = (_P % LANES + _P // BLOCK * LANES + 0.5).astype(np.float32)
+"""Centre of each pixel from the tile's left edge, pixels."""
+PIXEL_Y = (_P // LANES % TILE_PX + 0.5).astype(np.float32)
+"""Centre of each pixel from the tile's upper edge, pixels."""
+ZERO, HALF, ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
+"""Typed constants: a bare literal would turn the kernels' arithmetic into float64."""
+TOP, SKIP, END = np.float32(MAX_ALPHA), np.float32(MIN_ALPHA), np.float32(MIN_TRANSMITTANCE)
+FADED = np.float32(40.0)
+"""exp(−40) is far below anything that counts."""
+LOG2E = np.float32(1.4426950408889634)
+E1, E2, E3, E4, E5, E6 = (
+    np.float32(v) for v in (0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353)
+)
+"""ln(2)^k / k!: the series of 2^f, accurate to 2e-7 for |f| ≤ ½."""
+PATIENCE = 8
+"""Gaussians between two looks at whether every pixel of the tile is full."""
 SHAPE_GRADS = 8
 """Numbers of an intersection before those of its colours: centre x, y; conic xx, xy, yy; opacity; |x|, |y|."""
+
+
+@no_type_check
+@numba.njit(inline="always")
+def decay(power):
+    """exp(−power) for 0 ≤ power, without a call, so that loops over it vectorise; 0 ≤ power is not checked."""
+    scaled = min(power, FADED) * LOG2E
+    whole = np.int32(scaled + HALF)
+    f = np.float32(whole) - scaled
+    mantissa = ONE + f * (E1 + f * (E2 + f * (E3 + f * (E4 + f * (E5 + f * E6)))))
+    return mantissa * np.int32((np.int32(127) - whole) << np.int32(23)).view(np.float32)
+
+
+@no_type_check
+@numba.njit(inline="always")
+def rows_within(y, reach):
+    """First row of a tile that a Gaussian at y from its upper edge reaches, and the one after the last."""
+    first = np.ceil(max(y - reach - HALF, ZERO))
+    last = np.floor(min(y + reach - HALF, np.float32(TILE_PX - 1)))
+    return np.int64(first), np.int64(last) + 1
+
+
+@no_type_check
+@numba.njit(inline="always")
+def block_within(x, reach, block):
+    """Whether a Gaussian at x from a tile's left edge reaches a block of it."""
+    first = np.float32(block * LANES) + HALF
+    return x + reach >= first and x - reach <= first + np.float32(LANES - 1)
+
+
+@no_type_check
+@numba.njit(inline="always")
+def _weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
+    """Weights of one Gaussian in pixels lo to hi; moves on their transmittances (0 once a pixel is full)."""
+    for p in range(lo, hi):
+        dx, dy = x - PIXEL_X[p], y - PIXEL_Y[p]
+        power = HALF * (a * dx * dx + c * dy * dy) + b * dx * dy
+        alpha = min(TOP, opacity * decay(power))
+        before = through[p]
+        after = before * (ONE - alpha)
+        seen = (power >= ZERO) & (alpha >= SKIP)
+        drawn = seen & (after > END)
+        weights[p] = before * alpha if drawn else ZERO
+        final[p] = after if drawn else final[p]
+        last[p] = mark if drawn else last[p]
+        through[p] = (after if drawn else ZERO) if seen else before
+
+
+@no_type_check
+@numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
+def forward(order, starts, ranks, geometry, payload, background, columns, colors, depth, alphas, final, last):
+    """Composites every tile.
+
+    Args:
+        order: tiles, in the order of their treatment.
+        starts: first intersection of each tile.
+        ranks: Gaussian of each intersection, front to back in each tile.
+        geometry: see :class:`~f3rm_ext.splat.rasterize.tiles.Bins`.
+        payload: colours and, last, depth of each rank, (ranks, channels + 1).
+        background: of each colour and of depth, (channels + 1,).
+        columns: tiles per row of tiles.
+        colors: result, (h, w, channels).
+        depth: result, (h, w).
+        alphas: result, (h, w).
+        final: result: transmittance behind the last Gaussian, (tiles, 256), in the order of the tile's pixels.
+        last: result: intersection, counted from the tile's first, that came last; −1 for none; (tiles, 256).
+    """
+    height, width = depth.shape
+    channels = payload.shape[1]
+    for task in numba.prange(order.size):
+        tile = order[task]
+        left, top = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
+        through, weights = np.empty(PIXELS, np.float32), np.empty(PIXELS, np.float32)
+        sums = np.zeros((channels, PIXELS), np.float32)
+        t_final, t_last = final[tile], last[tile]
+        for p in range(PIXELS):
+            inside = (left + PIXEL_X[p] < width) & (top + PIXEL_Y[p] < height)
+            through[p] = ONE if inside else ZERO
+            t_final[p] = ONE
+            t_last[p] = -1
+        start = starts[tile]
+        for k in range(starts[tile + 1] - start):
+            rank = ranks[start + k]
+            x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
+            a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
+            opacity, reach_x, reach_y = geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+            row0, row1 = rows_within(y, reach_y)
+            for block in range(2):
+                if row0 >= row1 or not block_within(x, reach_x, block):
+                    continue
+                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
+                _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, t_final, t_last, weights)
+                for channel in range(channels):
+                    value, total = payload[rank, channel], sums[channel]
+                    for p in range(lo, hi):
+                        total[p] += weights[p] * value
+            if k % PATIENCE == PATIENCE - 1:
+                left_over = ZERO
+                for p in range(PIXELS):
+                    left_over += through[p]
+                if left_over == ZERO:
+                    break
+        for p in range(PIXELS):
+            row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
+            if row < height and column < width:
+                for channel in range(channels - 1):
+                    colors[row, column, channel] = sums[channel, p] + t_final[p] * background[channel]
+                depth[row, column] = sums[channels - 1, p]
+                alphas[row, column] = ONE - t_final[p]
 
 
 @no_type_check
@@ -130,7 +253,7 @@ def backward(
             for block in range(2):
                 if row0 >= row1 or not block_within(x, reach_x, block):
                     continue
-                lo, hi = block * BLOCK + row0 * LANES, block * BLOCK + row1 * LANES
+                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
                 for p in range(lo, hi):
                     dots[p] = payload[rank, 0] * grads[0, p]
                 for channel in range(1, channels):
@@ -183,7 +306,7 @@ def backward_colors(order, starts, ranks, geometry, columns, upstream, last, fir
             for block in range(2):
                 if row0 >= row1 or not block_within(x, reach_x, block):
                     continue
-                lo, hi = block * BLOCK + row0 * LANES, block * BLOCK + row1 * LANES
+                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
                 for p in range(lo, hi):
                     dx, dy = x - PIXEL_X[p], y - PIXEL_Y[p]
                     power = HALF * (a * dx * dx + c * dy * dy) + b * dx * dy
