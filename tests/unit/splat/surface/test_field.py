@@ -86,15 +86,15 @@ def test_values(backend: FieldBackend, n: int, random_gaussians: Callable[..., G
 
 
 def test_gradients_of_density_and_thickness(random_gaussians: Callable[..., Gaussians]) -> None:
-    gaussians = random_gaussians(9)
+    gaussians = random_gaussians(6)
     neighbours = nearest_neighbours(gaussians.means, 4)
     neighbours[2, 3] = -1
-    points, owners = draw(gaussians, 12)
+    points, owners = draw(gaussians, 7)
     inputs = [points, gaussians.means, gaussians.scales, gaussians.quats, gaussians.alphas()]
     inputs = [value.clone().requires_grad_() for value in inputs]
 
     def outputs(points: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        field = neighbour_field(points, owners, make_table(*parameters), neighbours, chunk=5)
+        field = neighbour_field(points, owners, make_table(*parameters), neighbours, chunk=4)
         return field.density, field.beta
 
     assert torch.autograd.gradcheck(outputs, inputs, fast_mode=False)

@@ -1,0 +1,197 @@
+"""Mip filters: the 3D filter against loops over points and cameras, smoothing, fusing and the options."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat import mip
+from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
+from f3rm_ext.splat.mip import MipOptions, fuse, sampling_intervals, smooth, smoothing_filter, unfuse
+
+
+def rig(count: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Cameras scattered around the unit cube that look anywhere, of different sizes and focal lengths."""
+    generator = torch.Generator().manual_seed(count)
+    viewmats = torch.eye(4, dtype=dtype).repeat(count, 1, 1)
+    viewmats[:, :3, :3] = quats_to_rotations(torch.randn(count, 4, generator=generator, dtype=dtype))
+    viewmats[:, :3, 3] = torch.randn(count, 3, generator=generator, dtype=dtype)
+    widths = torch.randint(20, 60, (count,), generator=generator)
+    heights = torch.randint(20, 60, (count,), generator=generator)
+    Ks = torch.zeros(count, 3, 3, dtype=dtype)
+    Ks[:, 0, 0] = 30 + 30 * torch.rand(count, generator=generator, dtype=dtype)
+    Ks[:, 1, 1] = 30 + 30 * torch.rand(count, generator=generator, dtype=dtype)
+    Ks[:, 0, 2], Ks[:, 1, 2], Ks[:, 2, 2] = widths / 2 + 1, heights / 2 - 2, 1
+    return viewmats, Ks, widths, heights
+
+
+def by_definition(
+    means: np.ndarray, viewmats: np.ndarray, Ks: np.ndarray, widths: np.ndarray, heights: np.ndarray
+) -> list[float]:
+    finest = []
+    for mean in means:
+        best = math.inf
+        for viewmat, K, w, h in zip(viewmats, Ks, widths, heights, strict=True):
+            x, y, z = viewmat[:3, :3] @ mean + viewmat[:3, 3]
+            if z <= 0.2:
+                continue
+            u, v = K[0, 0] * x / z + K[0, 2], K[1, 1] * y / z + K[1, 2]
+            if -0.15 * w <= u <= 1.15 * w and -0.15 * h <= v <= 1.15 * h:
+                best = min(best, z / max(K[0, 0], K[1, 1]))
+        finest.append(best)
+    return finest
+
+
+@pytest.mark.parametrize("elements", [9, 1 << 22])
+def test_intervals_against_loops(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mip, "ELEMENTS", elements)  # 9 elements: chunks of two Gaussians
+    means = 2 * torch.rand(80, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
+    cameras = rig(4)
+    finest, seen = sampling_intervals(means, *cameras)
+    expected = by_definition(means.numpy(), *(part.numpy() for part in cameras))
+    np.testing.assert_allclose(finest.numpy(), expected, rtol=1e-12)
+    assert 5 < int(seen.sum()) < 75, "the case tests nothing"
+    sigma = smoothing_filter(means, *cameras)
+    largest = max(value for value in expected if math.isfinite(value))
+    np.testing.assert_allclose(
+        sigma.numpy(), [math.sqrt(0.2) * (v if math.isfinite(v) else largest) for v in expected], rtol=1e-12
+    )
+
+
+def single(focal: float = 100.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    K = torch.tensor([[[focal, 0, 50.0], [0, focal, 50.0], [0, 0, 1]]])
+    return torch.eye(4)[None], K, torch.tensor([100]), torch.tensor([100])
+
+
+def test_one_camera_by_hand() -> None:
+    """Depth 4, focal length 100: an interval of 0.04, σ = √0.2 · 0.04."""
+    means = torch.tensor([[0.0, 0.0, 4.0]])
+    assert float(smoothing_filter(means, *single())) == pytest.approx(math.sqrt(0.2) * 0.04)
+    near = MipOptions(variance_3d=0.8)
+    assert float(smoothing_filter(means, *single(), near)) == pytest.approx(2 * math.sqrt(0.2) * 0.04)
+
+
+@pytest.mark.parametrize(
+    ("point", "seen"),
+    [
+        ((0.0, 0.0, 0.21), True),
+        ((0.0, 0.0, 0.19), False),
+        ((0.0, 0.0, -3.0), False),
+        ((0.64, 0.0, 1.0), True),  # at 114 of 100 pixels
+        ((0.66, 0.0, 1.0), False),  # at 116
+        ((-0.64, 0.0, 1.0), True),
+        ((-0.66, 0.0, 1.0), False),
+        ((0.0, 0.66, 1.0), False),
+        ((0.0, -0.66, 1.0), False),
+        ((math.nan, 0.0, 1.0), False),
+    ],
+)
+def test_which_cameras_see(point: tuple[float, float, float], seen: bool) -> None:
+    assert sampling_intervals(torch.tensor([point]), *single())[1].tolist() == [seen]
+
+
+def test_the_sharpest_camera_decides() -> None:
+    means = torch.tensor([[0.0, 0.0, 4.0]])
+    cameras = [torch.cat(pair) for pair in zip(single(100.0), single(400.0), strict=True)]
+    assert float(sampling_intervals(means, *cameras)[0]) == pytest.approx(0.01)
+
+
+def test_nobody_sees_anything() -> None:
+    behind = torch.tensor([[0.0, 0.0, -4.0]])
+    assert smoothing_filter(behind, *single()).tolist() == [0]
+    no_cameras = [part[:0] for part in single()]
+    assert smoothing_filter(behind, *no_cameras).tolist() == [0]
+    assert smoothing_filter(behind[:0], *single()).shape == (0,)
+
+
+def test_filter_has_no_gradient() -> None:
+    means = torch.tensor([[0.0, 0.0, 4.0]], requires_grad=True)
+    assert not smoothing_filter(means, *single()).requires_grad
+
+
+def some(n: int = 20, dtype: torch.dtype = torch.float64) -> Gaussians:
+    generator = torch.Generator().manual_seed(n)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return Gaussians(randn(n, 3), randn(n, 3) - 3, randn(n, 4), 2 * randn(n, 1), randn(n, 3), randn(n, 0, 3))
+
+
+def test_smoothing_adds_variances_and_keeps_the_integral() -> None:
+    gaussians = some()
+    sizes, alphas = gaussians.sizes(), gaussians.alphas()
+    sigma = torch.linspace(0, 0.3, 20, dtype=torch.float64)
+    wide, faint = smooth(sizes, alphas, sigma)
+    np.testing.assert_allclose(wide.numpy() ** 2, sizes.numpy() ** 2 + sigma.numpy()[:, None] ** 2)
+    np.testing.assert_allclose((faint * wide.prod(1)).numpy(), (alphas * sizes.prod(1)).numpy())
+    assert torch.equal(wide[0], sizes[0]) and torch.equal(faint[0], alphas[0])
+
+
+def test_smoothing_has_the_gradients_of_its_values() -> None:
+    gaussians = some(4)
+    inputs = (gaussians.sizes().requires_grad_(), gaussians.alphas().requires_grad_())
+    assert torch.autograd.gradcheck(lambda s, a: smooth(s, a, torch.full_like(a, 0.05)), inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fused_gaussians_are_the_smoothed_ones(dtype: torch.dtype) -> None:
+    gaussians = some(dtype=dtype)
+    sigma = torch.linspace(0, 0.1, 20, dtype=dtype)
+    fused = fuse(gaussians, sigma)
+    wide, faint = smooth(gaussians.sizes(), gaussians.alphas(), sigma)
+    assert torch.allclose(fused.sizes(), wide, rtol=1e-5) and torch.allclose(fused.alphas(), faint, rtol=1e-4)
+    assert fused.scales.dtype == fused.opacities.dtype == dtype
+    for name in ("means", "quats", "features_dc", "features_rest"):
+        assert getattr(fused, name) is getattr(gaussians, name)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.float64, 1e-7)])
+def test_unfusing_gives_back_what_was_fused(dtype: torch.dtype, tolerance: float) -> None:
+    gaussians = some(dtype=dtype)
+    sigma = gaussians.sizes().amax(1) * 0.7
+    back = unfuse(fuse(gaussians, sigma), sigma)
+    assert torch.allclose(back.scales, gaussians.scales, atol=tolerance)
+    assert torch.allclose(back.opacities, gaussians.opacities, atol=5 * tolerance)
+
+
+def test_unfusing_what_was_never_fused_is_refused() -> None:
+    gaussians = some()
+    with pytest.raises(ConfigError, match="1 Gaussians are not larger"):
+        sigma = torch.zeros(20, dtype=torch.float64)
+        sigma[3] = gaussians.sizes()[3].min()
+        unfuse(gaussians, sigma)
+
+
+def test_fusing_extreme_opacities_stays_finite() -> None:
+    gaussians = some(3, torch.float32)
+    gaussians.opacities[:] = torch.tensor([[-80.0], [80.0], [0.0]])
+    gaussians.scales[:] = torch.tensor([-25.0, -1.0, -25.0])[:, None]
+    fused = fuse(gaussians, torch.tensor([0.1, 0.0, 0.1]))
+    assert torch.isfinite(fused.opacities).all()
+    assert float(fused.alphas()[1]) == 1 and float(fused.alphas()[2]) < 1e-20
+
+
+@pytest.mark.parametrize(("filter_2d", "eps2d", "antialiased"), [(True, 0.1, True), (False, 0.3, False)])
+def test_two_dimensional_filter(filter_2d: bool, eps2d: float, antialiased: bool) -> None:
+    options = MipOptions(filter_2d=filter_2d)
+    assert (options.eps2d, options.antialiased) == (eps2d, antialiased)
+
+
+def test_when_the_filter_is_due() -> None:
+    options = MipOptions()
+    assert [step for step in range(1000) if options.due(step, 1000)] == list(range(0, 900, 100))
+    assert options.due(150, 1000, changed=True) and options.due(950, 1000, changed=True)
+    assert not MipOptions(filter_3d=False).due(0, 1000, changed=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"variance_3d": 0.0}, {"near": -1.0}, {"every": 0}, {"margin": -0.1}, {"eps2d_mip": 0.0}]
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        MipOptions(**options)
