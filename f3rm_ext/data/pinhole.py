@@ -142,7 +142,9 @@ class Lens:
 
 @lru_cache(maxsize=64)
 def pinhole_of(lens: Lens) -> Pinhole:
-    """The pinhole camera of a lens: its focal lengths, and the largest picture that the photo fills.
+    """The pinhole camera of a lens: the largest picture that the photo fills, of no more pixels than the photo.
+
+    Where there are pixels enough it keeps the focal lengths, so that the middle is as sharp as in the photo.
 
     Raises:
         ValueError: the distortion folds the photo, so it cannot be undone.
@@ -155,14 +157,16 @@ def pinhole_of(lens: Lens) -> Pinhole:
     width, height = (x1 - x0) * lens.frame.fx, (y1 - y0) * lens.frame.fy
     if not (width >= 1 and height >= 1):
         raise ValueError
-    whole_width, whole_height = int(width + 1e-6), int(height + 1e-6)
+    ratio = min(1.0, math.sqrt(lens.frame.width * lens.frame.height / (width * height)))
+    fx, fy, width, height = lens.frame.fx * ratio, lens.frame.fy * ratio, width * ratio, height * ratio
+    whole_width, whole_height = max(1, int(width + 1e-6)), max(1, int(height + 1e-6))
     return Pinhole(
         width=whole_width,
         height=whole_height,
-        fx=lens.frame.fx,
-        fy=lens.frame.fy,
-        cx=-x0 * lens.frame.fx - (width - whole_width) / 2,
-        cy=-y0 * lens.frame.fy - (height - whole_height) / 2,
+        fx=fx,
+        fy=fy,
+        cx=-x0 * fx - (width - whole_width) / 2,
+        cy=-y0 * fy - (height - whole_height) / 2,
     )
 
 

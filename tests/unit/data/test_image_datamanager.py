@@ -1,0 +1,362 @@
+"""The datamanager of whole images over real captures on the disk, as nerfstudio's pipeline and commands use it."""
+
+import json
+import math
+import os
+import pickle
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import tyro
+import yaml
+from nerfstudio.data.datamanagers.base_datamanager import DataManager
+from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatamanagerConfig
+from nerfstudio.data.dataparsers.blender_dataparser import BlenderDataParserConfig
+from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
+from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
+from nerfstudio.utils import writer
+from PIL import Image
+
+from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.data import image_stream
+from f3rm_ext.data.cycling import CONSOLE
+from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig
+from f3rm_ext.errors import CaptureError, ConfigError
+
+DATA = Path(os.environ.get("F3RM_EXT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
+
+
+@pytest.fixture
+def build(make_capture):
+    """Datamanagers as nerfstudio's pipeline builds them, at full resolution; closed at the end."""
+    built = []
+    folders = {}
+
+    def make(folder: Path | None = None, *, mode: str = "val", world: int = 1, rank: int = 0, **options):
+        if folder is None:
+            folder = folders.setdefault("default", None) or make_capture()
+            folders["default"] = folder
+        config = ImageDataManagerConfig(data=folder, **{"num_downscales": 0, **options})
+        built.append(config.setup(device="cpu", test_mode=mode, world_size=world, local_rank=rank))
+        return built[-1]
+
+    yield make
+    for manager in built:
+        manager.close()
+
+
+@pytest.fixture
+def log(monkeypatch) -> list[str]:
+    """Lines that are logged."""
+    lines: list[str] = []
+    monkeypatch.setattr(CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
+    return lines
+
+
+@pytest.fixture
+def blender(tmp_path) -> Path:
+    """Six RGBA images of 15 x 13 pixels for the blender-data parser."""
+    for split in ("train", "val", "test"):
+        (tmp_path / split).mkdir()
+        frames = []
+        for i in range(6 if split == "train" else 2):
+            pose = np.eye(4)
+            pose[0, 3] = i
+            pixels = np.full((13, 15, 4), 100, np.uint8)
+            pixels[:, 8:, 3] = 0
+            Image.fromarray(pixels).save(tmp_path / split / f"r_{i}.png")
+            frames.append({"file_path": f"./{split}/r_{i}", "transform_matrix": pose.tolist()})
+        meta = {"camera_angle_x": 0.7, "frames": frames}
+        (tmp_path / f"transforms_{split}.json").write_text(json.dumps(meta))
+    return tmp_path
+
+
+def run_callbacks(manager, base_dir: Path, location: TrainingCallbackLocation, step: int) -> None:
+    attributes = TrainingCallbackAttributes(None, None, None, SimpleNamespace(base_dir=base_dir))
+    for callback in manager.get_training_callbacks(attributes):
+        callback.run_callback_at_location(step, location)
+
+
+def test_training_batches(build):
+    manager = build()
+    assert isinstance(manager, DataManager) and isinstance(manager.config, FullImageDatamanagerConfig)
+    for step in range(12):
+        camera, batch = manager.next_train(step)
+        i = batch["image_idx"]
+        assert camera.shape == (1,) and batch["image"].shape == (12, 16, 3)
+        assert torch.equal(camera.camera_to_worlds[0], manager.train_dataset.cameras.camera_to_worlds[i])
+        assert int((batch["image"][0, 0, 0] * 255).round()) == 10 * i
+    assert manager.train_count == 12 and manager.train_stream.uses.tolist() == [2] * 6
+    assert manager.get_train_rays_per_batch() == 192 == manager.get_eval_rays_per_batch()
+
+
+def test_the_resolution_follows_the_step(build):
+    manager = build(num_downscales=2, resolution_schedule=10)
+    sizes = [manager.next_train(step)[1]["image"].shape[:2] for step in (0, 9, 10, 19, 20, 10_000)]
+    assert sizes == [(3, 4), (3, 4), (6, 8), (6, 8), (12, 16), (12, 16)]
+    assert manager.get_train_rays_per_batch() == 192
+    assert manager.next_eval_image(0)[1]["image"].shape == (12, 16, 3), "evaluation is always at full size"
+    assert ImageDataManagerConfig().halvings(0) == 2 and ImageDataManagerConfig().halvings(3000) == 1
+
+
+def test_the_scale_factor_applies_to_everything(build):
+    manager = build(camera_res_scale_factor=0.3)
+    camera, batch = manager.next_train(0)
+    assert batch["image"].shape == (4, 5, 3) and (int(camera.height), int(camera.width)) == (4, 5)
+    torch.testing.assert_close(camera.fx[0, 0], torch.tensor(16.0 * 5 / 16))
+    torch.testing.assert_close(camera.cy[0, 0], torch.tensor(6.0 * 4 / 12))
+    assert manager.fixed_indices_eval_dataloader.get_camera(0)[1]["image"].shape == (4, 5, 3)
+    assert manager.train_dataset[0]["image"].shape == (4, 5, 3)
+
+
+def test_eval_images(build):
+    manager = build()
+    loader = manager.fixed_indices_eval_dataloader
+    assert len(loader) == 2
+    for _ in range(2):  # it can be gone through again
+        seen = []
+        for camera, batch in loader:
+            seen.append(batch["image_idx"])
+            assert camera.shape == (1,) and batch["camera"] is camera
+            assert batch["image"].shape == (12, 16, 3) and batch["image"].dtype == torch.float32
+        assert seen == [0, 1]
+    assert {manager.next_eval_image(0)[1]["image_idx"] for _ in range(30)} == {0, 1}
+    assert manager.next_eval(0)[0].shape == (1,)
+    assert manager.eval_dataloader.get_camera(image_idx=1)[0].shape == (1,)
+
+
+def test_eval_images_are_kept_by_no_one(build, monkeypatch):
+    reads = []
+    real = type(build().eval_dataset).picture
+    monkeypatch.setattr(
+        "f3rm_ext.data.pinhole_dataset.PinholeDataset.picture", lambda self, i: (reads.append(i), real(self, i))[1]
+    )
+    manager = build(mode="test")
+    loader = iter(manager.fixed_indices_eval_dataloader)
+    next(loader)
+    assert reads == [0], "one at a time"
+    next(loader)
+    manager.fixed_indices_eval_dataloader.get_camera(0)
+    assert reads == [0, 1, 0]
+
+
+@pytest.mark.parametrize("options", [{"val": ()}, {"val": None}])
+def test_training_without_evaluation_images(build, make_capture, options, log):
+    folder = make_capture(5, **options)
+    manager = build(folder, dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
+    assert manager.eval_dataset is None and len(manager.train_dataset) == 5
+    assert any("no val images" in line for line in log)
+    manager.next_train(0)
+    assert list(manager.fixed_indices_eval_dataloader) == [] and manager.get_eval_rays_per_batch() == 0
+    manager.load_cycle_state(manager.cycle_state())
+    with pytest.raises(CaptureError, match="no evaluation images"):
+        manager.next_eval_image(0)
+    evaluating = build(folder, mode="test", dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
+    with pytest.raises(CaptureError, match="no evaluation images"):
+        list(evaluating.fixed_indices_eval_dataloader)
+
+
+def test_inference_touches_no_image(build, make_capture):
+    folder = make_capture(extra={"k1": -0.1})
+    for path in (folder / "images").iterdir():
+        path.unlink()
+    manager = build(folder, mode="inference")
+    assert len(manager.train_dataset) == 6 and len(manager.eval_dataset) == 2 and manager.streams() == {}
+    assert manager.get_train_rays_per_batch() > 0
+
+
+@pytest.mark.parametrize("parser", [CaptureDataParserConfig, NerfstudioDataParserConfig])
+def test_distortion_is_undone_whatever_the_parser(build, make_capture, parser, log):
+    folder = make_capture(8, sizes=((48, 64),), extra={"k1": -0.2, "k2": 0.02})
+    manager = build(folder, dataparser=parser())
+    camera, batch = manager.next_train(0)
+    assert camera.distortion_params is None and float(camera.fx) != 64
+    assert batch["image"].shape == (int(camera.height), int(camera.width), 3)
+    camera, batch = manager.next_eval_image(0)
+    assert camera.distortion_params is None and batch["image"].shape[1] == int(camera.width)
+    assert any("distortion undone in 6 of them" in line for line in log)
+
+
+def test_blender_images_keep_their_alpha_over_what_the_parser_asks_for(build, blender):
+    for colour, shown in (("black", 0.0), ("white", 1.0), (None, 1.0)):
+        manager = build(blender, dataparser=BlenderDataParserConfig(alpha_color=colour), num_downscales=1)
+        camera, batch = manager.next_train(0)
+        assert batch["image"].shape == (7, 8, 3) and batch["alpha"].shape == (7, 8, 1) and "mask" not in batch
+        assert float(batch["alpha"][3, 0, 0]) == pytest.approx(100 / 255, abs=2e-3)
+        assert float(batch["alpha"][3, 7, 0]) == 0 and float(batch["image"][3, 0, 0]) == pytest.approx(
+            100 / 255, abs=2e-3
+        )
+        edge = batch["alpha"][3, :, 0] > 0
+        torch.testing.assert_close(batch["image"][3, edge, 0], torch.full((int(edge.sum()),), 100 / 255))
+        torch.testing.assert_close(camera.fx[0, 0] * 15 / 8, manager.train_dataset.cameras.fx[0, 0])
+        assert manager.next_eval_image(0)[1]["alpha"].shape == (13, 15, 1)
+        assert float(manager.train_dataset[0]["image"][0, 14, 0]) == shown
+        given = manager.train_dataset.metadata["alpha_color"]
+        assert given is None if colour is None else given.tolist() == [shown] * 3
+
+
+def test_mixed_sizes_masks_and_alpha(build, make_capture):
+    def masks(i, height, width):
+        return np.arange(width)[None, :].repeat(height, 0) >= 4
+
+    folder = make_capture(8, sizes=((12, 16), (20, 8), (16, 12)), alpha=(1, 6), masks=masks)
+    manager = build(folder, train_num_images_to_sample_from=3, train_num_times_to_repeat_images=3, num_downscales=1)
+    seen = {}
+    for step in range(6):
+        camera, batch = manager.next_train(step)
+        size = (int(camera.height), int(camera.width))
+        assert batch["image"].shape == (*size, 3) and batch["mask"].shape == (*size, 1)
+        assert ("alpha" in batch) == (batch["image_idx"] == 1)
+        assert batch["mask"][0, :, 0].tolist() == [x >= 2 for x in range(size[1])]
+        seen[batch["image_idx"]] = size
+    assert [seen[i] for i in range(6)] == [(6, 8), (10, 4), (8, 6)] * 2
+    assert all("mask" in batch for _, batch in manager.fixed_indices_eval_dataloader)
+
+
+@pytest.mark.parametrize("options", [{}, {"train_num_images_to_sample_from": 4, "train_num_times_to_repeat_images": 3}])
+def test_resume_goes_on_with_the_same_images(build, tmp_path, options):
+    options = {**options, "num_downscales": 1, "resolution_schedule": 9}
+    manager = build(**options)
+    for step in range(5):
+        manager.next_train(step)
+    manager.next_eval_image(0)
+    torch.save(manager.cycle_state(), tmp_path / "state.pt")
+    expected = [manager.next_train(step)[1] for step in range(5, 25)]
+    images = [manager.next_eval_image(0)[1]["image_idx"] for _ in range(12)]
+    torch.manual_seed(1234)
+    resumed = build(**options)
+    resumed.load_cycle_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    for step, batch in enumerate(expected, start=5):
+        again = resumed.next_train(step)[1]
+        assert again["image_idx"] == batch["image_idx"] and torch.equal(again["image"], batch["image"])
+    assert [resumed.next_eval_image(0)[1]["image_idx"] for _ in range(12)] == images
+
+
+def test_state_of_other_images_starts_anew(build, make_capture, log):
+    state = build().cycle_state()
+    manager = build(make_capture(5, name="other", val=(4,)))
+    manager.load_cycle_state(state)
+    assert any("train images have changed" in line for line in log)
+    manager.next_train(0)
+    manager.load_cycle_state({"version": 99})
+    assert any("another version" in line for line in log)
+
+
+def test_processes_use_different_images(build):
+    managers = []
+    for rank in range(2):
+        torch.manual_seed(42 + rank)  # as nerfstudio seeds its processes
+        options = {"train_num_images_to_sample_from": 2, "train_num_times_to_repeat_images": 1}
+        managers.append(build(world=2, rank=rank, **options))
+    for step in range(9):
+        first, second = (manager.next_train(step)[1]["image_idx"] for manager in managers)
+        assert first != second
+
+
+def test_coverage_reaches_the_logs_and_the_run_folder_and_the_thread_ends(build, tmp_path, monkeypatch, log):
+    monkeypatch.setattr(writer, "EVENT_STORAGE", [])
+    threads = set(threading.enumerate())
+    manager = build(train_num_images_to_sample_from=2, train_num_times_to_repeat_images=2, steps_per_coverage=4)
+    for step in range(6):
+        manager.next_train(step)
+        run_callbacks(manager, tmp_path, TrainingCallbackLocation.AFTER_TRAIN_ITERATION, step)
+    events = [event for event in writer.EVENT_STORAGE if event["name"] == "Coverage"]
+    assert [event["step"] for event in events] == [0, 4] and events[-1]["event"]["rays"] == 5 * 192
+    run_callbacks(manager, tmp_path, TrainingCallbackLocation.AFTER_TRAIN, 5)
+    record = json.loads((tmp_path / "coverage.json").read_text())
+    assert record["step"] == 5 and record["images_seen"] == 6 and record["effective_epochs"] == 1
+    assert [image["rays"] for image in record["per_image"]] == [192] * 6
+    assert any("6 of 6 images seen" in line for line in log)
+    assert set(threading.enumerate()) <= threads
+    manager.next_train(6)  # and it could go on
+
+
+def test_nothing_is_loaded_before_the_first_step(build, monkeypatch):
+    loads = []
+    real = image_stream.load_pictures
+    monkeypatch.setattr(image_stream, "load_pictures", lambda *args: (loads.append(args[1]), real(*args))[1])
+    for mode in ("val", "test", "inference"):
+        build(mode=mode)
+    assert not loads
+    build(train_num_images_to_sample_from=2).next_train(0)
+    assert [len(images) for images in loads] == [2]
+
+
+def test_no_parameters_no_buffers_in_the_checkpoint(build):
+    manager = build()
+    manager.next_train(0)
+    manager.next_eval_image(0)
+    assert not list(manager.parameters()) and not manager.state_dict() and manager.get_param_groups() == {}
+    assert manager.to("cpu") is manager and manager.get_datapath().is_dir()
+
+
+def test_setup_may_be_switched_off(build, monkeypatch):
+    """nerfstudio's dataset renderer replaces both setup methods."""
+    monkeypatch.setattr(ImageDataManager, "setup_train", lambda self: None)
+    monkeypatch.setattr(ImageDataManager, "setup_eval", lambda self: None)
+    manager = build(mode="test")
+    assert len(manager.eval_dataset) == 2 and manager.get_train_rays_per_batch() == 192
+    assert manager.cycle_state()["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_downscales": -1}, "num-downscales is -1"),
+        ({"num_downscales": 9}, "num-downscales is 9"),
+        ({"resolution_schedule": 0}, "resolution-schedule is 0"),
+        ({"camera_res_scale_factor": 0.0}, "camera-res-scale-factor is 0"),
+        ({"camera_res_scale_factor": 1.5}, r"camera-res-scale-factor is 1\.5"),
+        ({"train_num_images_to_sample_from": 0}, "train-num-images-to-sample-from is 0"),
+        ({"train_num_times_to_repeat_images": 2.5}, r"train-num-times-to-repeat-images is 2\.5"),
+        ({"steps_per_coverage": 0}, "steps-per-coverage is 0"),
+    ],
+)
+def test_options_that_cannot_work(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ImageDataManagerConfig(**options)
+
+
+def test_a_window_larger_than_the_training_images(build):
+    with pytest.raises(ConfigError, match=r"train-num-images-to-sample-from is 7, but there are only 6 images"):
+        build(train_num_images_to_sample_from=7)
+
+
+def test_config_survives_yaml_and_pickle(make_capture):
+    config = ImageDataManagerConfig(data=make_capture(), train_num_images_to_sample_from=math.inf, num_downscales=1)
+    again = yaml.load(yaml.dump(config), Loader=yaml.Loader)
+    assert again == config and again._target is ImageDataManager
+    assert pickle.loads(pickle.dumps(again)).dataparser == config.dataparser
+
+
+def test_command_line(capsys):
+    arguments = ["--train-num-images-to-sample-from", "16", "--num-downscales", "0", "f3rm-ext-data"]
+    parsed = tyro.cli(ImageDataManagerConfig, args=arguments, config=(tyro.conf.FlagConversionOff,))
+    assert parsed.train_num_images_to_sample_from == 16 and parsed.num_downscales == 0
+    with pytest.raises(SystemExit):
+        tyro.cli(ImageDataManagerConfig, args=["--help"])
+    text = capsys.readouterr().out
+    assert "--resolution-schedule" in text and "--cache-images" not in text and "--fps-reset-every" not in text
+
+
+@pytest.mark.skipif(not (DATA / "chair").is_dir(), reason=f"no chair in {DATA}")
+def test_the_chair(build):
+    manager = build(
+        DATA / "chair", dataparser=BlenderDataParserConfig(), train_num_images_to_sample_from=3, num_downscales=2
+    )
+    camera, batch = manager.next_train(0)
+    assert batch["image"].shape == (100, 100, 3) and 0.05 < float(batch["alpha"].mean()) < 0.7
+    assert float(camera.fx) == pytest.approx(555.56 / 4, abs=0.01)
+
+
+@pytest.mark.skipif(not (DATA / "fox").is_dir(), reason=f"no fox in {DATA}")
+def test_the_fox(build):
+    manager = build(DATA / "fox", train_num_images_to_sample_from=2)
+    camera, batch = manager.next_train(0)
+    height, width = batch["image"].shape[:2]
+    assert 940 <= height <= 960 and 525 <= width <= 540 and "mask" not in batch
+    assert (int(camera.height), int(camera.width)) == (height, width) and camera.distortion_params is None

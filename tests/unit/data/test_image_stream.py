@@ -1,0 +1,284 @@
+"""Whole images from a cycling window: turns, resume, memory, resolution, background loading."""
+
+import gc
+import threading
+import weakref
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.data import image_stream as module
+from f3rm_ext.data.image_stream import ImageStream
+from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.data.windows import WindowCycle
+from f3rm_ext.errors import CaptureError
+
+TIMEOUT_S = 20
+
+
+@pytest.fixture
+def dataset(make_capture) -> PinholeDataset:
+    folder = make_capture(8, sizes=((13, 18), (18, 13)), val=None)
+    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0)
+    return PinholeDataset(config.setup().get_dataparser_outputs("train"))
+
+
+@pytest.fixture
+def make_stream(dataset):
+    """Streams over the 8 images, closed at the end."""
+    streams = []
+
+    def make(window: int | None = 3, repeat: int | None = 6, *, seed: int = 0, **cycle) -> ImageStream:
+        streams.append(ImageStream(dataset, WindowCycle(8, window, repeat, seed=seed, **cycle)))
+        return streams[-1]
+
+    yield make
+    for stream in streams:
+        stream.close()
+
+
+def take(stream: ImageStream, count: int, halvings: int = 0) -> list[int]:
+    return [stream.next(halvings)[1]["image_idx"] for _ in range(count)]
+
+
+def test_camera_and_image_belong_together(make_stream, dataset):
+    stream = make_stream()
+    for _ in range(20):
+        camera, batch = stream.next()
+        i = batch["image_idx"]
+        assert camera.shape == (1,) and camera.metadata["cam_idx"] == i
+        assert torch.equal(camera.camera_to_worlds[0], dataset.cameras.camera_to_worlds[i])
+        height, width = int(camera.height), int(camera.width)
+        assert batch["image"].shape == (height, width, 3) and batch["image"].dtype == torch.float32
+        assert stream.pixels_per_batch == height * width
+        pixel = (batch["image"][4, 7] * 255).round().tolist()
+        assert pixel == [10 * i, 4, 7] and set(batch) == {"image", "image_idx"}
+
+
+def test_all_images_take_turns(make_stream):
+    stream = make_stream(window=None, repeat=None)
+    turns = [take(stream, 8) for _ in range(6)]
+    assert all(sorted(turn) == list(range(8)) for turn in turns)
+    assert len({tuple(turn) for turn in turns}) == 6, "each in an order of its own"
+    assert take(make_stream(window=None, repeat=None, seed=1), 8) != turns[0]
+    assert take(make_stream(window=None, repeat=None), 8) == turns[0], "the seed decides"
+
+
+@pytest.mark.parametrize(("window", "repeat"), [(1, 1), (3, 6), (4, 4), (5, 15), (8, 3)])
+def test_use_is_exact_where_turns_fit(make_stream, window, repeat):
+    """An image is used repeat / window times in each window it is in."""
+    stream = make_stream(window=window, repeat=repeat)
+    for step in range(1, 200):
+        stream.next()
+        assert stream.uses.sum() == step
+        if window == 8:
+            assert stream.uses.max() - stream.uses.min() <= 1
+        elif step % repeat == 0:
+            appearances = np.array(stream.cycle.appearances())
+            assert (stream.uses == appearances * (repeat // window)).all()
+
+
+def test_where_turns_are_cut_off_the_least_used_go_first(make_stream):
+    """7 steps with 3 images: two or three uses each; over the run they even out."""
+    stream = make_stream(window=3, repeat=7)
+    for _ in range(4 * 24):
+        used = Counter(take(stream, 7))
+        assert sorted(used.values()) == [2, 2, 3]
+    appearances = np.array(stream.cycle.appearances())
+    assert len(set(appearances)) == 1, "24 windows of 3 are 9 epochs of 8"
+    assert stream.uses.max() - stream.uses.min() <= 2
+
+
+def test_windows_are_used_for_exactly_the_stated_steps(make_stream):
+    stream = make_stream(window=3, repeat=6)
+    windows = [set(take(stream, 6)) for _ in range(5)]
+    assert all(len(window) == 3 for window in windows) and windows[0] != windows[1]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 6, 22])
+@pytest.mark.parametrize(("window", "repeat"), [(3, 7), (None, None)])
+def test_resume_goes_on_with_the_same_images(make_stream, tmp_path, steps, window, repeat):
+    stream = make_stream(window, repeat, seed=7)
+    take(stream, steps)
+    torch.save(stream.state(), tmp_path / "state.pt")
+    expected = take(stream, 30)
+    torch.manual_seed(3)
+    resumed = make_stream(window, repeat, seed=1)
+    assert resumed.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert take(resumed, 30) == expected
+    assert resumed.coverage.summary() == stream.coverage.summary()
+    assert (resumed.coverage.steps == stream.coverage.steps).all() and (resumed.uses == stream.uses).all()
+
+
+def test_a_stream_in_use_can_be_set_back(make_stream):
+    stream = make_stream()
+    take(stream, 4)
+    state = stream.state()
+    first = take(stream, 11)
+    assert stream.load_state(state) and take(stream, 11) == first
+
+
+def test_resume_with_another_window_begins_a_new_turn(make_stream):
+    stream = make_stream(window=None, repeat=None)
+    take(stream, 5)
+    resumed = make_stream(window=2, repeat=4)
+    assert resumed.load_state(stream.state())
+    for _ in range(10):
+        assert len(set(take(resumed, 4))) == 2
+
+
+def test_a_state_of_other_images_is_not_used(make_stream):
+    stream = make_stream()
+    state = stream.state()
+    state["cycle"] = WindowCycle(5, 2, 2).state()
+    assert not stream.load_state(state)
+
+
+def test_processes_use_different_images(make_stream):
+    streams = [make_stream(window=2, repeat=2, shards=2, shard=shard) for shard in range(2)]
+    for _ in range(8):
+        seen = [set(take(stream, 2)) for stream in streams]
+        assert all(len(images) == 2 for images in seen) and not seen[0] & seen[1]
+
+
+@pytest.mark.parametrize("halvings", [1, 2, 5])
+def test_lower_resolution_comes_with_its_camera(make_stream, dataset, halvings):
+    stream = make_stream()
+    for _ in range(6):
+        camera, batch = stream.next(halvings)
+        i = batch["image_idx"]
+        full = dataset.cameras[i]
+        height, width = batch["image"].shape[:2]
+        assert (height, width) == (int(camera.height), int(camera.width))
+        assert height == max(1, int(int(full.height) / 2**halvings + 0.5))
+        torch.testing.assert_close(camera.fx[0] / width, full.fx / full.width)
+        torch.testing.assert_close(camera.cy[0] / height, full.cy / full.height)
+        # Green is the row: its mean does not change with the resolution, up to the rounding of bytes.
+        mean = float(batch["image"][..., 1].mean()) * 255
+        assert mean == pytest.approx((int(full.height) - 1) / 2, abs=0.51)
+    assert int(dataset.cameras.height.max()) == 18, "the data set's cameras stay as they are"
+
+
+def test_resolution_does_not_change_which_images_come(make_stream):
+    assert take(make_stream(), 30, halvings=2) == take(make_stream(), 30)
+
+
+def test_smaller_copies_are_made_once_and_of_one_resolution_at_a_time(make_stream, monkeypatch):
+    made = []
+    real = module.shrunk
+    monkeypatch.setattr(module, "shrunk", lambda *args: (made.append(args[1:]), real(*args))[1])
+    stream = make_stream(window=None, repeat=None)
+    take(stream, 24, halvings=1)
+    assert len(made) == 8
+    take(stream, 8, halvings=2)
+    window = stream._feed.window
+    assert len(made) == 16 and len(window._small) == 8
+    take(stream, 1)
+    assert not window._small
+
+
+def test_only_the_pictures_of_the_window_are_in_memory(make_stream, dataset, monkeypatch):
+    """Of all pictures ever read, at most those of the present window and of the next are alive."""
+    alive = []
+    real = PinholeDataset.picture
+
+    def picture(self, image_idx):
+        found = real(self, image_idx)
+        alive.append(weakref.ref(found.pixels))
+        return found
+
+    monkeypatch.setattr(PinholeDataset, "picture", picture)
+    stream = make_stream(window=2, repeat=2)
+    for _ in range(24):
+        stream.next(1)
+        gc.collect()
+        assert sum(reference() is not None for reference in alive) <= 4
+        assert len(stream._feed.window.pictures) == 2
+        assert all(picture.pixels.dtype == torch.uint8 for picture in stream._feed.window.pictures.values())
+    assert len(alive) >= 24
+    stream.close()
+    gc.collect()
+    assert all(reference() is None for reference in alive)
+
+
+def test_the_next_window_is_loaded_meanwhile_and_the_thread_ends(make_stream, monkeypatch):
+    threads = set(threading.enumerate())
+    real = module.load_pictures
+    loads: list[tuple[int, ...]] = []
+    second_started, let_second_go = threading.Event(), threading.Event()
+
+    def load(dataset, images, stopped):
+        loads.append(images)
+        if len(loads) == 2:
+            second_started.set()
+            assert let_second_go.wait(TIMEOUT_S)
+        return real(dataset, images, stopped)
+
+    monkeypatch.setattr(module, "load_pictures", load)
+    stream = make_stream(window=3, repeat=3)
+    take(stream, 3)
+    assert second_started.wait(TIMEOUT_S)
+    let_second_go.set()
+    upcoming = stream.cycle.upcoming()
+    assert upcoming is not None and set(take(stream, 3)) == set(upcoming) == set(loads[1])
+    stream.close()
+    assert set(threading.enumerate()) <= threads
+
+
+def test_nothing_is_loaded_before_the_first_batch(make_stream, monkeypatch):
+    def fail(*args):
+        raise AssertionError("loaded too early")
+
+    monkeypatch.setattr(module, "load_pictures", fail)
+    stream = make_stream()
+    stream.state()
+    assert stream.coverage.summary()["images_seen"] == 0 and stream.pixels_per_batch == 13 * 18
+    with pytest.raises(AssertionError, match="too early"):
+        stream.next()
+
+
+def test_a_damaged_image_is_named(make_stream, dataset):
+    path = dataset.image_filenames[5]
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(CaptureError, match=path.name):
+        take(make_stream(window=1, repeat=1), 9)
+
+
+def test_coverage_counts_windows_steps_and_pixels(make_stream):
+    stream = make_stream(window=3, repeat=6)
+    for step in range(1, 30):
+        stream.next(1)
+        coverage = stream.coverage
+        assert coverage.appearances.tolist() == stream.cycle.appearances()
+        assert coverage.steps.sum() == 3 * step
+        assert (coverage.rays == stream.uses * 7 * 9).all()
+
+
+def test_alpha_and_masks_reach_the_batch(make_capture):
+    def masks(i, height, width):
+        return np.arange(width)[None, :].repeat(height, 0) >= 4
+
+    folder = make_capture(3, alpha=(0, 1, 2), masks=masks, val=None)
+    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0)
+    dataset = PinholeDataset(config.setup().get_dataparser_outputs("train"))
+    stream = ImageStream(dataset, WindowCycle(3, None, None))
+    for halvings, size in ((0, (12, 16)), (1, (6, 8))):
+        _, batch = stream.next(halvings)
+        assert batch["image"].shape == (*size, 3)
+        assert batch["alpha"].shape == (*size, 1) and (batch["alpha"] == 128 / 255).all()
+        assert batch["mask"].shape == (*size, 1) and batch["mask"].dtype == torch.bool
+        assert batch["mask"][0, :, 0].tolist() == [x >= (4 >> halvings) for x in range(size[1])]
+    stream.close()
+
+
+def test_masks_that_leave_nothing_are_refused(make_capture):
+    folder = make_capture(2, masks=lambda i, height, width: np.zeros((height, width), dtype=bool), val=None)
+    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0)
+    dataset = PinholeDataset(config.setup().get_dataparser_outputs("train"))
+    stream = ImageStream(dataset, WindowCycle(2, None, None))
+    with pytest.raises(CaptureError, match="masks leave no pixel"):
+        stream.next()
+    stream.close()

@@ -1,0 +1,135 @@
+"""The data set of pinhole pictures: cameras, pixels, what nerfstudio's viewer and renderer take from it."""
+
+import numpy as np
+import pytest
+import torch
+from nerfstudio.cameras.cameras import CameraType
+from nerfstudio.data.datasets.base_dataset import InputDataset
+from nerfstudio.data.utils.dataloaders import FixedIndicesEvalDataloader
+
+from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.errors import CaptureError
+from f3rm_ext.features.images import ImageIndex, ImageSet
+
+BARREL = {"k1": -0.2, "k2": 0.02}
+
+
+def outputs_of(folder, **options):
+    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0, **options)
+    return config.setup().get_dataparser_outputs("train")
+
+
+def test_without_distortion_it_is_nerfstudios(make_capture):
+    outputs = outputs_of(make_capture(3, sizes=((12, 16), (20, 8)), val=None))
+    dataset, reference = PinholeDataset(outputs), InputDataset(outputs)
+    for name in ("fx", "fy", "cx", "cy", "width", "height", "camera_to_worlds"):
+        torch.testing.assert_close(getattr(dataset.cameras, name), getattr(reference.cameras, name))
+    for i in range(3):
+        assert torch.equal(dataset[i]["image"], reference[i]["image"]) and dataset[i]["image_idx"] == i
+        assert (dataset.get_numpy_image(i) == reference.get_numpy_image(i)).all()
+        assert torch.equal(dataset.get_image_float32(i), reference.get_image_float32(i))
+    assert dataset.cameras.distortion_params is None
+
+
+def test_cameras_fit_the_pictures_before_one_is_opened(make_capture):
+    folder = make_capture(4, sizes=((48, 64), (64, 48)), val=None, extra=BARREL)
+    outputs = outputs_of(folder)
+    dataset = PinholeDataset(outputs, 0.6)
+    assert (dataset.cameras.camera_type == CameraType.PERSPECTIVE.value).all()
+    sizes = []
+    for i in range(4):
+        height, width = dataset.get_numpy_image(i).shape[:2]
+        assert (height, width) == (int(dataset.cameras.height[i]), int(dataset.cameras.width[i]))
+        sizes.append((height, width))
+        view = dataset.views[i]
+        assert float(dataset.cameras.cx[i] / width) == pytest.approx(view.cx / view.width)
+        assert float(dataset.cameras.fy[i] / height) == pytest.approx(view.fy / view.height)
+    assert sizes[0] == sizes[2] != sizes[1]
+    # The photo's middle, where there is no distortion, is still seen in the middle.
+    red, row, column = dataset.get_numpy_image(1)[sizes[1][0] // 2, sizes[1][1] // 2]
+    assert red == 10 and abs(int(row) - 32) <= 1 and abs(int(column) - 24) <= 1
+    for path in dataset.image_filenames:
+        path.unlink()
+    assert torch.equal(PinholeDataset(outputs, 0.6).cameras.cx, dataset.cameras.cx)
+
+
+@pytest.mark.parametrize(("background", "expected"), [(None, 255), ([0.0, 0.0, 0.0], 0), ([0.0, 0.5, 1.0], None)])
+def test_what_is_shown_has_three_channels_and_pictures_keep_alpha(make_capture, background, expected):
+    outputs = outputs_of(make_capture(2, alpha=(0,), val=None))
+    outputs.alpha_color = None if background is None else torch.tensor(background)
+    dataset = PinholeDataset(outputs)
+    assert dataset.picture(0).pixels.shape == (12, 16, 4) and dataset.picture(1).pixels.shape == (12, 16, 3)
+    behind = torch.tensor(background or [1.0, 1.0, 1.0])
+    alpha = 128 / 255
+    shown = dataset[0]["image"][3, 5]
+    torch.testing.assert_close(
+        shown, torch.tensor([0, 3 / 255, 5 / 255]) * alpha + behind * (1 - alpha), atol=3e-3, rtol=0
+    )
+    assert torch.equal(dataset.get_data(0, "uint8")["image"], dataset.get_image_uint8(0))
+    given = dataset.metadata["alpha_color"]
+    assert given is None if background is None else torch.equal(given, behind)
+
+
+def test_masks_go_with_the_pictures(make_capture):
+    def masks(i, height, width):
+        return np.arange(width)[None, :].repeat(height, 0) >= width // 2
+
+    dataset = PinholeDataset(outputs_of(make_capture(2, sizes=((48, 64),), masks=masks, val=None, extra=BARREL)), 0.5)
+    for i in range(2):
+        data = dataset[i]
+        assert data["mask"].shape == (*data["image"].shape[:2], 1) and data["mask"].dtype == torch.bool
+        kept = data["mask"][..., 0]
+        assert not kept[:, : kept.shape[1] // 2].any() and kept[:, kept.shape[1] // 2 + 1 :].all()
+
+
+def test_the_circle_of_a_fisheye_camera_is_a_mask(make_capture):
+    extra = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 20, "k1": 0.01}
+    dataset = PinholeDataset(outputs_of(make_capture(2, sizes=((48, 64),), val=None, extra=extra)))
+    mask = dataset[0]["mask"][..., 0]
+    height, width = mask.shape
+    assert mask[height // 2, width // 2] and not mask[0, 0] and not mask[height // 2, 0]
+    assert "fisheye_crop_radius" not in (dataset.cameras.metadata or {})
+
+
+def test_mask_colour_paints_the_pixels(make_capture):
+    folder = make_capture(2, masks=lambda i, height, width: np.zeros((height, width), dtype=bool), val=None)
+    dataset = PinholeDataset(outputs_of(folder, mask_color=(1.0, 0.5, 0.0)))
+    assert dataset.get_numpy_image(0)[0, 0].tolist() == [255, 128, 0]
+
+
+def test_folding_distortion_names_the_image(make_capture):
+    outputs = outputs_of(make_capture(2, val=None, extra={"k1": -9.0}))
+    with pytest.raises(CaptureError, match=r"distortion of .*000\.png cannot be undone"):
+        PinholeDataset(outputs)
+
+
+def test_damage_names_the_file(make_capture):
+    dataset = PinholeDataset(outputs_of(make_capture(2, val=None)))
+    path = dataset.image_filenames[1]
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(CaptureError, match=r"001\.png .* cannot be read"):
+        dataset.picture(1)
+
+
+def test_features_are_not_taken_for_those_of_another_lens(make_capture, tmp_path):
+    """The index of known images tells the same file apart by what is done to its pixels."""
+    folder = make_capture(2, sizes=((48, 64),), val=None, extra=BARREL)
+    outputs = outputs_of(folder)
+    index = ImageIndex(tmp_path / "images.json")
+    keys = ImageSet(PinholeDataset(outputs), index).keys()
+    assert ImageSet(PinholeDataset(outputs), index).known() == keys
+    assert ImageSet(PinholeDataset(outputs, 0.5), index).known() == [None, None]
+    outputs.cameras.distortion_params[:, 0] = -0.1
+    assert ImageSet(PinholeDataset(outputs), index).known() == [None, None]
+    assert ImageSet(InputDataset(outputs), index).known() == [None, None]
+
+
+def test_nerfstudios_own_loader_works_on_it(make_capture):
+    """As its dataset renderer uses it."""
+    dataset = PinholeDataset(outputs_of(make_capture(3, sizes=((48, 64),), alpha=(1,), val=None, extra=BARREL)))
+    seen = 0
+    for camera, batch in FixedIndicesEvalDataloader(input_dataset=dataset, device="cpu", num_workers=1):
+        assert batch["image"].shape == (int(camera.height), int(camera.width), 3)
+        seen += 1
+    assert seen == 3
