@@ -1,0 +1,171 @@
+"""Adam on the rows that have a gradient, with small moments and parameters stored in half precision."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import torch
+from nerfstudio.engine.optimizers import OptimizerConfig
+from torch import Tensor
+from torch.nn import Parameter
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, storage_of
+from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
+from f3rm_ext.splat.memory.rounding import to_half
+
+BETAS = (0.9, 0.999)
+_CHUNK_CPU, _CHUNK = 1 << 14, 1 << 18
+"""Rows updated at a time: bounds what is multiplied out, and fits a processor's cache."""
+_SEED_STRIDE = 1 << 32
+
+
+class PackedAdam(torch.optim.Optimizer):
+    """Adam that updates the rows (Gaussians) a step has gradients for, and leaves the others' moments alone.
+
+    As SelectiveAdam of gsplat 1.5 does, with the bias correction of Adam by the number of steps. All arithmetic is
+    float32 on a few rows at a time. A float16 parameter is rounded at random, so that updates below its resolution
+    count in the mean; the random numbers of a step depend on the seed and the number of the step alone, so a resumed
+    run goes the same way.
+
+    Takes the gradients that :func:`f3rm_ext.splat.memory.packed.stored_sh_colors` gathers, else ``.grad``.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = BETAS,
+        eps: float = 1e-15,
+        moments: MomentStorage = "float32",
+        seed: int = 0,
+    ) -> None:
+        """Starts with zero moments.
+
+        Args:
+            params: parameters, (rows, ...), float32 or float16.
+            lr: learning rate.
+            betas: decay of the first and of the second moment.
+            eps: added to the root of the second moment.
+            moments: how they are kept.
+            seed: of the random numbers of rounding.
+        """
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "moments": moments, "seed": seed})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step on every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, group)
+        return loss
+
+    def _step(self, parameter: Parameter, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        moments = MOMENTS[group["moments"]]
+        if FIRST not in state:
+            state.update({"step": 0, **moments.zeros(parameter)})
+        state["step"] += 1
+        generator = torch.Generator(parameter.device).manual_seed(group["seed"] * _SEED_STRIDE + state["step"])
+        chunk = _CHUNK_CPU if parameter.device.type == "cpu" else _CHUNK
+        packed = packed_gradient(parameter)
+        visible = None if packed is None else packed.rows()
+        for start in range(0, len(parameter) if visible is None else len(visible), chunk):
+            if packed is None or visible is None:
+                rows: Tensor | slice = slice(start, start + chunk)
+                gradient = parameter.grad[rows].float()  # type: ignore[index]
+            else:
+                rows = visible[start : start + chunk]
+                gradient = torch.zeros(len(rows), *parameter.shape[1:], device=parameter.device)
+                packed.add_to(gradient, rows, start)
+            first, second = moments.read(state, rows)
+            change = _adam(first, second, gradient, group, state["step"])
+            moments.write(state, rows, first, second, generator)
+            value = parameter.data[rows].float() + change
+            parameter.data[rows] = to_half(value, generator) if parameter.dtype == torch.float16 else value
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops all gradients, those gathered beside parameters included."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                forget_gradient(parameter)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a state of this class, with whichever moments, or of torch's Adam.
+
+        Torch would turn every tensor of the state into the dtype of the parameter. Here moments are converted only
+        where this optimiser keeps them another way than the one that wrote them.
+        """
+        ours = [{key: group[key] for key in ("moments", "seed")} for group in self.param_groups]
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        for group, own in zip(self.param_groups, ours, strict=True):
+            group["moments"] = own["moments"]
+            group.setdefault("seed", own["seed"])
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        params = [(item, group) for group in self.param_groups for item in group["params"]]
+        for number, (parameter, group) in zip(numbers, params, strict=True):
+            if number in state_dict["state"]:
+                self.state[parameter] = _loaded(state_dict["state"][number], parameter, group)
+
+
+def _adam(first: Tensor, second: Tensor, gradient: Tensor, group: dict[str, Any], step: int) -> Tensor:
+    """Moves the moments on, in place, and returns the change of the parameter."""
+    beta1, beta2 = group["betas"]
+    first.lerp_(gradient, 1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    root = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
+    return (first / root).mul_(-group["lr"] / (1 - beta1**step))
+
+
+def _loaded(saved: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> dict[str, Any]:
+    device = parameter.device
+    step = int(saved["step"])
+    kept = {name: value.to(device) for name, value in saved.items() if isinstance(value, Tensor) and name != "step"}
+    if storage_of(kept) == group["moments"]:
+        return {"step": step, **{name: value.clone() for name, value in kept.items()}}
+    theirs, ours = MOMENTS[storage_of(kept)], MOMENTS[group["moments"]]
+    state: dict[str, Any] = {"step": step, **ours.zeros(parameter)}
+    generator = torch.Generator(device).manual_seed(group["seed"] * _SEED_STRIDE)
+    for start in range(0, len(parameter), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        ours.write(state, rows, *theirs.read(kept, rows), generator)
+    return state
+
+
+@dataclass
+class PackedAdamOptimizerConfig(OptimizerConfig):
+    """Adam that updates visible Gaussians only and can keep its moments small."""
+
+    _target: type = field(default_factory=lambda: PackedAdam)
+    lr: float = 2.5e-3 / 20
+    """Learning rate, > 0."""
+    eps: float = 1e-15
+    """Added to the root of the second moment."""
+    moments: MomentStorage = "float32"
+    """How the two moments are kept: 8 bytes per number in float32, 4 in bfloat16, about 2 in int8."""
+    seed: int = 0
+    """Seed of the random numbers of rounding."""
+
+    def setup(self, params: Any) -> torch.optim.Optimizer:
+        """The optimiser.
+
+        Raises:
+            ConfigError: Gradients are to be clipped.
+        """
+        if self.max_norm is not None:
+            raise ConfigError(
+                "Gradients of spherical harmonics cannot be clipped by --optimizers.features-rest.optimizer.max-norm, "
+                "as they are kept packed: leave it at None."
+            )
+        return super().setup(params)

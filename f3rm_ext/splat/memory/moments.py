@@ -1,0 +1,151 @@
+"""Adam's two moments in 8, 4 or about 2 bytes per number."""
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from f3rm_ext.splat.memory.rounding import to_bfloat16, to_codes
+
+MomentStorage = Literal["float32", "bfloat16", "int8"]
+FIRST, SECOND = "exp_avg", "exp_avg_sq"
+SCALE = "_scale"
+SIGNED_MAX, UNSIGNED_MAX = 127, 255
+
+
+class Moments(ABC):
+    """How moments are kept: tensors with a row for every row of the parameter; all zeros mean zero."""
+
+    @abstractmethod
+    def zeros(self, like: Tensor) -> dict[str, Tensor]:
+        """State of moments that are zero.
+
+        Args:
+            like: the parameter, (rows, ...).
+        """
+
+    @abstractmethod
+    def read(
+        self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
+    ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
+        """First and second moments of some rows, float32, as copies."""
+
+    @abstractmethod
+    def write(
+        self,
+        state: dict[str, Any],
+        rows: Int[Tensor, " rows"] | slice,
+        first: Float[Tensor, "rows *rest"],
+        second: Float[Tensor, "rows *rest"],
+        generator: torch.Generator,
+    ) -> None:
+        """Stores first and second moments of some rows."""
+
+    @abstractmethod
+    def bytes_per_row(self, numbers: int) -> int:
+        """Bytes of both moments of a row of so many numbers."""
+
+
+class FloatMoments(Moments):
+    """As they are."""
+
+    dtype = torch.float32
+
+    def zeros(self, like: Tensor) -> dict[str, Tensor]:
+        return {name: torch.zeros(like.shape, dtype=self.dtype, device=like.device) for name in (FIRST, SECOND)}
+
+    def read(
+        self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
+    ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
+        first, second = state[FIRST][rows], state[SECOND][rows]
+        return first.to(torch.float32, copy=True), second.to(torch.float32, copy=True)
+
+    def write(
+        self,
+        state: dict[str, Any],
+        rows: Int[Tensor, " rows"] | slice,
+        first: Float[Tensor, "rows *rest"],
+        second: Float[Tensor, "rows *rest"],
+        generator: torch.Generator,
+    ) -> None:
+        state[FIRST][rows], state[SECOND][rows] = first, second
+
+    def bytes_per_row(self, numbers: int) -> int:
+        return 2 * numbers * self.dtype.itemsize
+
+
+class HalfMoments(FloatMoments):
+    """bfloat16, rounded at random: second moments change by a thousandth per step, which bfloat16 cannot express."""
+
+    dtype = torch.bfloat16
+
+    def write(
+        self,
+        state: dict[str, Any],
+        rows: Int[Tensor, " rows"] | slice,
+        first: Float[Tensor, "rows *rest"],
+        second: Float[Tensor, "rows *rest"],
+        generator: torch.Generator,
+    ) -> None:
+        state[FIRST][rows], state[SECOND][rows] = to_bfloat16(first, generator), to_bfloat16(second, generator)
+
+
+class ByteMoments(Moments):
+    """8 bits each, with one scale for each row: first moments as they are, second ones by their roots.
+
+    Rounded at random. The root of a second moment above zero is never stored as zero, so no step is divided by
+    nothing: it is at least 1/255 of the largest of its row.
+    """
+
+    def zeros(self, like: Tensor) -> dict[str, Tensor]:
+        scale = torch.zeros(len(like), device=like.device)
+        return {
+            FIRST: torch.zeros(like.shape, dtype=torch.int8, device=like.device),
+            FIRST + SCALE: scale,
+            SECOND: torch.zeros(like.shape, dtype=torch.uint8, device=like.device),
+            SECOND + SCALE: scale.clone(),
+        }
+
+    def read(
+        self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
+    ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
+        first = state[FIRST][rows].float()
+        root = state[SECOND][rows].float()
+        first *= _per_row(state[FIRST + SCALE][rows], first)
+        root *= _per_row(state[SECOND + SCALE][rows], root)
+        return first, root.square_()
+
+    def write(
+        self,
+        state: dict[str, Any],
+        rows: Int[Tensor, " rows"] | slice,
+        first: Float[Tensor, "rows *rest"],
+        second: Float[Tensor, "rows *rest"],
+        generator: torch.Generator,
+    ) -> None:
+        root = second.sqrt()
+        for name, values, largest in ((FIRST, first, SIGNED_MAX), (SECOND, root, UNSIGNED_MAX)):
+            scale = values.abs().flatten(1).amax(dim=1) / largest
+            unit = values / _per_row(torch.where(scale > 0, scale, 1), values)
+            if name == SECOND:
+                unit = torch.where(unit > 0, unit.clamp(min=1), 0)
+            state[name][rows] = to_codes(unit, largest, generator)
+            state[name + SCALE][rows] = scale
+
+    def bytes_per_row(self, numbers: int) -> int:
+        return 2 * (numbers + torch.float32.itemsize)
+
+
+def _per_row(scale: Tensor, values: Tensor) -> Tensor:
+    return scale.view(-1, *[1] * (values.dim() - 1))
+
+
+MOMENTS: dict[str, Moments] = {"float32": FloatMoments(), "bfloat16": HalfMoments(), "int8": ByteMoments()}
+
+
+def storage_of(state: dict[str, Any]) -> str:
+    """Which kind of moments a state holds, by their dtype."""
+    kinds = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
+    return kinds[state[FIRST].dtype]

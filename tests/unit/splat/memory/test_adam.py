@@ -1,0 +1,243 @@
+"""The packed optimiser: Adam where it should be, and stable where plain Adam on half precision is not."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from nerfstudio.engine.optimizers import Optimizers
+from torch import Tensor
+from torch.nn import Parameter
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.densify import Change, apply
+from f3rm_ext.splat.memory import adam
+from f3rm_ext.splat.memory.adam import PackedAdam, PackedAdamOptimizerConfig
+from f3rm_ext.splat.memory.moments import MOMENTS
+from f3rm_ext.splat.memory.packed import stored_sh_colors
+
+KINDS = pytest.mark.parametrize("kind", MOMENTS)
+RATE = 1.25e-4
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks even for few rows."""
+    monkeypatch.setattr(adam, "_CHUNK_CPU", 7)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def see(rest: Parameter, step: int, visible: slice = slice(None)) -> None:
+    """A backward pass through one picture."""
+    directions, weights = random(len(rest), 3, seed=step), random(len(rest), 3, seed=100 + step)
+    colors = stored_sh_colors(3, directions, torch.full((len(rest), 3), 9.0), rest)
+    (colors * weights)[visible].sum().backward()
+
+
+def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its state by way of a file."""
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+@pytest.mark.parametrize(("gradient", "outcome"), [(1e-3, -torch.inf), (1e-5, -torch.inf), (1e-7, torch.nan)])
+def test_plain_adam_on_half_precision_destroys_parameters(gradient: float, outcome: float) -> None:
+    """Why there is more to half storage than ``.half()``: second moments underflow to zero within 100 steps."""
+    results = {}
+    for kind in ("plain", "ours"):
+        parameter = Parameter(torch.full((4, 1, 3), 0.1).half())
+        options = {"lr": RATE, "eps": 1e-15}
+        optimizer = torch.optim.Adam([parameter], **options) if kind == "plain" else PackedAdam([parameter], **options)
+        for _ in range(100):
+            parameter.grad = torch.full_like(parameter, gradient)
+            optimizer.step()
+        results[kind] = parameter.detach().float()
+    torch.testing.assert_close(results["plain"], torch.full((4, 1, 3), outcome), equal_nan=True)
+    # A constant gradient moves a parameter by the learning rate per step.
+    torch.testing.assert_close(results["ours"], torch.full((4, 1, 3), 0.1 - 100 * RATE), atol=2e-3, rtol=0)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_with_dense_gradients_it_is_adam() -> None:
+    start = random(20, 5)
+    ours, theirs = Parameter(start.clone()), Parameter(start.clone())
+    pair = (PackedAdam([ours], lr=0.1), ours), (torch.optim.Adam([theirs], lr=0.1, eps=1e-15), theirs)
+    for step in range(5):
+        for optimizer, parameter in pair:
+            parameter.grad = random(20, 5, seed=step)
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_with_packed_gradients_it_is_adam_where_all_is_visible() -> None:
+    start = random(20, 15, 3)
+    ours, theirs = Parameter(start.clone()), Parameter(start.clone())
+    optimizer, reference = PackedAdam([ours], lr=0.01), torch.optim.Adam([theirs], lr=0.01, eps=1e-15)
+    from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
+
+    for step in range(3):
+        see(ours, step)
+        directions, weights = random(20, 3, seed=step), random(20, 3, seed=100 + step)
+        (sh_colors(3, directions, torch.full((20, 3), 9.0), theirs) * weights).sum().backward()
+        for one in (optimizer, reference):
+            one.step()
+            one.zero_grad()
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@KINDS
+def test_gaussians_that_are_not_visible_stay(kind: str) -> None:
+    rest = Parameter(random(20, 15, 3).half())
+    optimizer = PackedAdam([rest], lr=0.01, moments=kind)
+    see(rest, 0)
+    optimizer.step()
+    optimizer.zero_grad()
+    before = rest.detach().clone()
+    state = {k: v.clone() for k, v in optimizer.state[rest].items() if isinstance(v, Tensor)}
+    see(rest, 1, slice(5, 15))
+    optimizer.step()
+    changed = (rest != before).flatten(1).any(1)
+    assert changed[5:15].all() and not changed[:5].any() and not changed[15:].any()
+    assert all(torch.equal(optimizer.state[rest][name][:5], value[:5]) for name, value in state.items())
+
+
+def test_updates_below_the_resolution_count_in_the_mean() -> None:
+    """Half precision near 1 has steps of 5e-4 and 1e-3; one step of the optimiser is 1e-5."""
+    parameter = Parameter(torch.ones(2000, 3).half())
+    optimizer = PackedAdam([parameter], lr=1e-5)
+    for _ in range(100):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    assert parameter.detach().double().mean().item() == pytest.approx(1 - 1e-3, abs=5e-5)
+
+
+@KINDS
+def test_learns_as_float32_does(kind: str) -> None:
+    """Coefficients of 200 Gaussians from noisy colours of random views, half of them visible at a time."""
+    errors = {}
+    for name, dtype, moments in (("reference", torch.float32, "float32"), ("ours", torch.float16, kind)):
+        truth, rest = random(200, 15, 3) * 0.2, Parameter(torch.zeros(200, 15, 3, dtype=dtype))
+        optimizer = PackedAdam([rest], lr=5e-3, moments=moments)
+        dc = torch.full((200, 3), 9.0)
+        for step in range(300):
+            directions = random(200, 3, seed=step)
+            target = stored_sh_colors(3, directions, dc, truth) + 0.05 * random(200, 3, seed=1000 + step)
+            visible = random(200, seed=2000 + step) > 0
+            (stored_sh_colors(3, directions, dc, rest) - target)[visible].square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        errors[name] = (rest.detach().float() - truth).square().mean().sqrt().item()
+    assert errors["reference"] < 0.06  # of 0.2: it has learned
+    assert errors["ours"] < 1.05 * errors["reference"] + 1e-4
+
+
+@pytest.mark.usefixtures("small_chunks")
+@KINDS
+def test_a_resumed_run_goes_the_same_way(kind: str) -> None:
+    whole = Parameter(random(20, 15, 3).half())
+    optimizer = PackedAdam([whole], lr=0.01, moments=kind, seed=3)
+    for step in range(2):
+        see(whole, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    part = Parameter(whole.detach().clone())
+    resumed = PackedAdam([part], lr=0.5, moments=kind)
+    resumed.load_state_dict(saved(optimizer))
+    assert resumed.param_groups[0]["lr"] == 0.01 and resumed.param_groups[0]["seed"] == 3
+    dtypes = {name: value.dtype for name, value in optimizer.state[whole].items() if isinstance(value, Tensor)}
+    assert dtypes == {n: v.dtype for n, v in resumed.state[part].items() if isinstance(v, Tensor)}
+    for parameter, one in ((whole, optimizer), (part, resumed)):
+        for step in range(2, 4):
+            see(parameter, step)
+            one.step()
+            one.zero_grad()
+    assert torch.equal(part, whole)
+
+
+@pytest.mark.parametrize("theirs", MOMENTS)
+@pytest.mark.parametrize("ours", MOMENTS)
+def test_moments_of_another_kind_are_converted(ours: str, theirs: str) -> None:
+    parameter = Parameter(random(20, 15, 3))
+    writer = PackedAdam([parameter], moments=theirs)
+    see(parameter, 0)
+    writer.step()
+    reader = PackedAdam([parameter], moments=ours)
+    reader.load_state_dict(saved(writer))
+    assert reader.param_groups[0]["moments"] == ours
+    wanted = MOMENTS[theirs].read(writer.state[parameter], slice(None))
+    for value, want in zip(MOMENTS[ours].read(reader.state[parameter], slice(None)), wanted, strict=True):
+        tolerance = 0.02 * want.abs().amax(dim=(1, 2), keepdim=True) + 1e-12
+        assert ((value - want).abs() <= tolerance).all()
+
+
+def test_the_state_of_torchs_adam_can_be_taken_over() -> None:
+    parameter = Parameter(random(20, 5))
+    theirs = torch.optim.Adam([parameter], lr=0.1, eps=1e-15)
+    parameter.grad = random(20, 5, seed=1)
+    theirs.step()
+    copy = Parameter(parameter.detach().clone())
+    ours = PackedAdam([copy])
+    ours.load_state_dict(saved(theirs))
+    for optimizer, item in ((theirs, parameter), (ours, copy)):
+        item.grad = random(20, 5, seed=2)
+        optimizer.step()
+    torch.testing.assert_close(copy, parameter)
+
+
+@KINDS
+def test_rows_can_be_added_and_removed(kind: str) -> None:
+    params = {"features_rest": Parameter(random(20, 15, 3).half())}
+    optimizers = {"features_rest": PackedAdam([params["features_rest"]], lr=0.01, moments=kind)}
+    see(params["features_rest"], 0)
+    optimizers["features_rest"].step()
+    before = MOMENTS[kind].read(optimizers["features_rest"].state[params["features_rest"]], slice(None))
+    fresh = torch.tensor([False, True, False])
+    apply(Change(20, torch.tensor([19, 19, 3]), fresh), params, optimizers)
+    state = optimizers["features_rest"].state[params["features_rest"]]
+    assert params["features_rest"].dtype == torch.float16 and state["step"] == 1
+    for value, old in zip(MOMENTS[kind].read(state, slice(None)), before, strict=True):
+        assert torch.equal(value[[0, 2]], old[[19, 3]]) and value[1].abs().max() == 0
+    see(params["features_rest"], 1)
+    optimizers["features_rest"].step()
+    assert params["features_rest"].isfinite().all()
+
+
+def test_nerfstudios_optimizers_step_it_and_drop_its_gradients() -> None:
+    from torch.amp.grad_scaler import GradScaler
+
+    rest = Parameter(random(20, 15, 3).half())
+    config = {"features_rest": {"optimizer": PackedAdamOptimizerConfig(moments="int8"), "scheduler": None}}
+    optimizers = Optimizers(config, {"features_rest": [rest]})
+    scaler = GradScaler("cpu", enabled=False)
+    optimizers.optimizer_scaler_step_all(scaler)  # nothing to do yet
+    before = rest.detach().clone()
+    see(rest, 0)
+    optimizers.optimizer_scaler_step_all(scaler)
+    assert not torch.equal(rest, before)
+    optimizers.zero_grad_all()
+    after = rest.detach().clone()
+    optimizers.optimizer_scaler_step_all(scaler)
+    assert torch.equal(rest, after)
+
+
+def test_clipping_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be clipped"):
+        PackedAdamOptimizerConfig(max_norm=1.0).setup([Parameter(torch.zeros(1))])
+
+
+def test_a_closure_is_called() -> None:
+    parameter = Parameter(torch.ones(2))
+
+    def closure() -> float:
+        parameter.grad = torch.ones(2)
+        return 5.0
+
+    assert PackedAdam([parameter], lr=0.1).step(closure) == 5.0
+    torch.testing.assert_close(parameter.detach(), torch.full((2,), 0.9))

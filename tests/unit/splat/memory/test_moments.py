@@ -1,0 +1,69 @@
+"""Moments in fewer bytes: what is read is near what was written, and zero stays zero."""
+
+import pytest
+import torch
+
+from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, SECOND, storage_of
+
+ALL = pytest.mark.parametrize("kind", MOMENTS)
+PRECISION = {"float32": 0.0, "bfloat16": 2**-7, "int8": 1 / 127}
+"""Largest error: of the value for floating point, of the largest of the row for codes."""
+
+
+@ALL
+def test_read_what_was_written(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(50, 15, 3, generator=generator), torch.rand(50, 15, 3, generator=generator)
+    moments = MOMENTS[kind]
+    state = moments.zeros(first)
+    rows = torch.arange(0, 100, 2)[:25]
+    moments.write(state, rows, first[rows], second[rows], generator)
+    read_first, read_second = moments.read(state, rows)
+    largest = first[rows].abs().amax(dim=(1, 2), keepdim=True)
+    assert ((read_first - first[rows]).abs() <= PRECISION[kind] * largest).all()
+    roots, expected = read_second.sqrt(), second[rows].sqrt()
+    assert ((roots - expected).abs() <= PRECISION[kind] * expected.amax(dim=(1, 2), keepdim=True)).all()
+    others = [row for row in range(50) if row not in rows.tolist()]
+    assert all(value.abs().max() == 0 for value in moments.read(state, torch.tensor(others)))
+    assert storage_of(state) == kind
+
+
+@ALL
+def test_bytes_are_those_of_the_tensors(kind: str) -> None:
+    state = MOMENTS[kind].zeros(torch.zeros(10, 15, 3))
+    assert sum(value.nbytes for value in state.values()) == 10 * MOMENTS[kind].bytes_per_row(45)
+    assert all(len(value) == 10 for value in state.values())  # so that rows can be added and removed
+
+
+@ALL
+def test_reading_gives_copies(kind: str) -> None:
+    state = MOMENTS[kind].zeros(torch.zeros(4, 3))
+    for value in MOMENTS[kind].read(state, slice(0, 4)):
+        value.add_(1)
+    assert all(value.abs().max() == 0 for value in state.values())
+
+
+def test_a_small_second_moment_beside_a_large_one_is_not_lost() -> None:
+    """A zero there would make the next step of that number as long as 1/eps."""
+    moments, second = MOMENTS["int8"], torch.tensor([[1.0, 1e-9, 0.0]])
+    state = moments.zeros(second)
+    moments.write(state, slice(0, 1), torch.zeros(1, 3), second, torch.Generator())
+    read = moments.read(state, slice(0, 1))[1][0]
+    assert read[0] == 1 and read[1].sqrt().item() == pytest.approx(1 / 255) and read[2] == 0
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_slow_decay_is_not_rounded_away(kind: str) -> None:
+    """A thousandth per step is below the resolution of both; rounded to nearest, a moment would never change."""
+    moments, generator = MOMENTS[kind], torch.Generator().manual_seed(0)
+    first, second = torch.zeros(500, 45), torch.full((500, 45), 4.0)
+    second[:, 0] = 16.0  # keeps the scale of the row up
+    state = moments.zeros(second)
+    moments.write(state, slice(0, 500), first, second, generator)
+    for _ in range(500):
+        _, second = moments.read(state, slice(0, 500))
+        second[:, 1:] *= 0.999
+        moments.write(state, slice(0, 500), first, second, generator)
+    mean = moments.read(state, slice(0, 500))[1][:, 1:].sqrt().mean().item()
+    assert mean == pytest.approx(2 * 0.999**250, rel=0.02)
+    assert state[SECOND].dtype != torch.float32 and state[FIRST].dtype != torch.float32
