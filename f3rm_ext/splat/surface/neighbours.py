@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from f3rm_ext.splat.surface.block_search import search_in_blocks
+
 NONE = -1
 """Stands where a Gaussian has fewer neighbours than asked for."""
-DISTANCES_PER_CHUNK = 1 << 26
-"""Distances the brute-force search holds at once: 256 MiB of float32, and as much again for the selection."""
 
 
 def nearest_neighbours(
@@ -19,7 +19,8 @@ def nearest_neighbours(
 ) -> Int[Tensor, "gaussians neighbours"]:
     """The nearest Gaussians of every Gaussian by distance of centres, nearest first.
 
-    A tree (scipy's KDTree) on the CPU; on other devices all distances in chunks, so that nothing leaves the device.
+    A tree (scipy's KDTree) on the CPU; on other devices :func:`search_in_blocks`, so that nothing leaves the device.
+    Both are exact.
 
     Args:
         means: centres. Those that are not finite have no neighbours but themselves and are nobody's neighbour.
@@ -40,7 +41,7 @@ def nearest_neighbours(
     finite = torch.isfinite(means).all(dim=1)
     usable = finite.nonzero().squeeze(1)
     if len(usable):
-        search = _by_tree if means.device.type == "cpu" else _by_brute_force
+        search = _by_tree if means.device.type == "cpu" else _by_blocks
         local = search(means[usable], min(count, len(usable)), workers)
         found[usable, : local.shape[1]] = usable.to(torch.int32)[local.long()]
     found[:, 0] = torch.arange(total, dtype=torch.int32, device=means.device)
@@ -57,15 +58,9 @@ def _by_tree(means: Tensor, count: int, workers: int) -> Tensor:
     return _self_first(torch.from_numpy(np.asarray(index, dtype=np.int32).reshape(len(points), count)))
 
 
-def _by_brute_force(means: Tensor, count: int, workers: int = 1) -> Tensor:
+def _by_blocks(means: Tensor, count: int, workers: int = 1) -> Tensor:
     del workers
-    found = []
-    rows = max(1, DISTANCES_PER_CHUNK // len(means))
-    for chunk in means.split(rows):
-        # The product form of the distance loses the near neighbours to cancellation.
-        distances = torch.cdist(chunk, means, compute_mode="donot_use_mm_for_euclid_dist")
-        found.append(distances.topk(count, dim=1, largest=False).indices.to(torch.int32))
-    return _self_first(torch.cat(found))
+    return _self_first(search_in_blocks(means, count))
 
 
 def _self_first(index: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import tyro
+
 from f3rm_ext.errors import ConfigError
 
 Mode = Literal["none", "density", "sdf", "dn-consistency"]
@@ -14,7 +16,7 @@ STEP_FIELDS = ("entropy_start", "entropy_end", "prune_step", "start", "neighbour
 class RegularizationOptions:
     """Regularisation that draws Gaussians to the surface; defaults are SuGaR's for a run of 15 000 steps."""
 
-    mode: Mode = "none"
+    mode: tyro.conf.Suppress[Mode] = "none"
     """What to compare. density: density near the Gaussians with that of flat, opaque ones (quick, objects);
     sdf: the distance the density stands for with the rendered depth (unbounded scenes); dn-consistency: density, and
     rendered normals with those of the rendered depth (slowest, smoothest); none: no regularisation, no entropy and no

@@ -17,16 +17,15 @@ def by_definition(means: torch.Tensor, count: int) -> np.ndarray:
     return np.stack([np.argsort(((array - point) ** 2).sum(1), kind="stable")[:count] for point in array])
 
 
-@pytest.fixture(params=["tree", "brute force"])
+@pytest.fixture(params=["tree", "blocks"])
 def search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the tests that ask for it run with the tree and with the search of other devices."""
-    if request.param == "brute force":
-        monkeypatch.setattr(module, "_by_tree", module._by_brute_force)
+    if request.param == "blocks":
+        monkeypatch.setattr(module, "_by_tree", module._by_blocks)
 
 
 @pytest.mark.usefixtures("search")
-def test_agrees_with_all_distances(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DISTANCES_PER_CHUNK", 700)  # several chunks
+def test_agrees_with_all_distances() -> None:
     means = points(150)
     found = nearest_neighbours(means, 16)
     assert found.dtype == torch.int32 and found.shape == (150, 16)
