@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -31,10 +31,11 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=CaptureDataParserConfig)
     """How the capture on disk is read."""
-    camera_res_scale_factor: float = 1.0
-    """Ratio of the sizes trained and evaluated at to those of the files, (0, 1]."""
+    camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
+    """Ratio of the sizes trained and evaluated at to those of the files, (0, 1]; 0.25 for a quarter of each side."""
     num_downscales: int = 2
-    """Training begins with images whose sides are halved this many times, 0 to 8; 0: full size from the start."""
+    """Training begins with images whose sides are halved this many times, 0 to 8; 0: full size from the start.
+    Evaluation is at full size always."""
     resolution_schedule: int = 3000
     """Training steps after which the sides are doubled, until they are full, 1 or more."""
     train_num_images_to_sample_from: int | float = -1
@@ -141,6 +142,8 @@ class ImageDataManager(CyclingDataManager, DataManager):
         self.train_dataparser_outputs: DataparserOutputs = self.dataparser.get_dataparser_outputs(split="train")
         self.check_train_outputs(self.train_dataparser_outputs)
         self.train_dataset = self._dataset(self.train_dataparser_outputs)
+        # Where models without points of the capture look for a place to begin.
+        self.train_dataset.metadata["cameras"] = self.train_dataset.cameras
         outputs = self.eval_outputs()
         self.eval_dataset = None if outputs is None else self._dataset(outputs)
         self.fixed_indices_eval_dataloader = self.eval_dataloader = ImageEvalLoader(

@@ -337,6 +337,9 @@ def test_command_line(capsys):
     arguments = ["--train-num-images-to-sample-from", "16", "--num-downscales", "0", "f3rm-ext-data"]
     parsed = tyro.cli(ImageDataManagerConfig, args=arguments, config=(tyro.conf.FlagConversionOff,))
     assert parsed.train_num_images_to_sample_from == 16 and parsed.num_downscales == 0
+    for name in ("--resolution-scale", "--camera-res-scale-factor"):
+        parsed = tyro.cli(ImageDataManagerConfig, args=[name, "0.25"], config=(tyro.conf.FlagConversionOff,))
+        assert parsed.camera_res_scale_factor == 0.25
     with pytest.raises(SystemExit):
         tyro.cli(ImageDataManagerConfig, args=["--help"])
     text = capsys.readouterr().out
