@@ -61,10 +61,10 @@ def picture_batch(picture: ImagePixels, image_idx: int, device: torch.device | s
         ``image`` Float[h w 3] in [0, 1] (not multiplied by alpha) and ``image_idx``; ``alpha`` Float[h w 1] in [0, 1]
         where the file has alpha; ``mask`` Bool[h w 1], False where nothing is to be learned, where there is a mask.
     """
-    pixels = picture.pixels.to(device).float() / 255.0
-    batch: dict[str, Any] = {"image": pixels[..., :3], "image_idx": image_idx}
+    pixels = picture.pixels.to(device).float().div_(255.0)  # bytes are moved, four times less than floats
+    batch: dict[str, Any] = {"image": pixels[..., :3].contiguous(), "image_idx": image_idx}
     if pixels.shape[-1] == 4:
-        batch["alpha"] = pixels[..., 3:]
+        batch["alpha"] = pixels[..., 3:].contiguous()
     if picture.valid is not None:
         batch["mask"] = picture.valid.to(device)[..., None]
     return batch
