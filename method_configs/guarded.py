@@ -4,6 +4,7 @@ Nerfstudio loads every registered method in every `ns-*` command, unguarded. If 
 taken by a method of the same name that says why as soon as it is used.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nerfstudio.engine.trainer import TrainerConfig
@@ -33,16 +34,35 @@ class BrokenMethodConfig(TrainerConfig):
 
 
 def guarded_method(name: str, description: str) -> MethodSpecification:
-    """The method's specification, or a stand-in that explains itself.
+    """A feature field's specification, or a stand-in that explains itself.
 
     Args:
         name: of the method.
         description: one sentence for `ns-train -h`.
     """
-    try:
+
+    def make() -> TrainerConfig:
         from f3rm_ext.method_configs.presets import make_config
 
-        return MethodSpecification(config=make_config(name), description=description)
+        return make_config(name)
+
+    return _guarded(name, description, make)
+
+
+def guarded_splat_method(name: str, description: str) -> MethodSpecification:
+    """A splatting method's specification, or a stand-in that explains itself; see :func:`guarded_method`."""
+
+    def make() -> TrainerConfig:
+        from f3rm_ext.method_configs.splat_presets import make_splat_config
+
+        return make_splat_config(name)
+
+    return _guarded(name, description, make)
+
+
+def _guarded(name: str, description: str, make: Callable[[], TrainerConfig]) -> MethodSpecification:
+    try:
+        return MethodSpecification(config=make(), description=description)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return MethodSpecification(

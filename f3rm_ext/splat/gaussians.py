@@ -85,6 +85,27 @@ class Gaussians:
         """Matrices whose columns are the own axes in the scene."""
         return quats_to_rotations(self.quats)
 
+    def normals(self) -> Float[Tensor, "gaussians 3"]:
+        """Unit vectors along the smallest own axes, of either sign, in the scene."""
+        smallest = self.scales.detach().argmin(dim=1)
+        return self.rotations().gather(2, smallest[:, None, None].expand(-1, 3, 1))[..., 0]
+
+    def checked(self, source: str) -> "Gaussians":
+        """These, if there are any and all their numbers are finite.
+
+        Raises:
+            ConfigError: otherwise; ``source`` is named.
+        """
+        if not len(self):
+            raise ConfigError(f"There are no Gaussians in {source}: choose another file.")
+        for name, value in self.tensors().items():
+            bad = int((~torch.isfinite(value).flatten(1).all(dim=1)).sum())
+            if bad:
+                raise ConfigError(
+                    f"{bad} of {len(self)} Gaussians in {source} have NaN or infinite {name}: remove them first."
+                )
+        return self
+
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

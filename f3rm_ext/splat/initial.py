@@ -1,0 +1,108 @@
+"""The Gaussians a run begins with: at the capture's points, or where many cameras look."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count
+from f3rm_ext.splat.mip import sampling_intervals
+from f3rm_ext.splat.surface.neighbours import nearest_neighbours
+from f3rm_ext.splat.views import Views
+
+ALPHA = 0.1
+"""Opacity of every Gaussian at the beginning."""
+NEIGHBOURS = 3
+"""A Gaussian begins as large as its mean distance to so many neighbours."""
+_ROUNDS = 20
+
+
+def seen_by_many(views: Views, count: int, generator: torch.Generator, share: float = 0.5) -> Float[Tensor, "points 3"]:
+    """Random places in the ball that the cameras look at, most of them seen by a good share of the cameras.
+
+    The ball's centre is the point nearest to all optical axes; it reaches to the farthest camera.
+
+    Args:
+        views: training cameras.
+        count: how many places.
+        generator: of the random numbers (CPU).
+        share: places seen by fewer than this share of the cameras that see the most seen place are drawn again.
+
+    Returns:
+        Scene frame, on the CPU.
+    """
+    views = views.to("cpu")
+    centre = _nearest_to_axes(views)
+    radius = float((views.positions - centre).norm(dim=1).max().clamp_min(1e-3))
+    kept, seen_most = [], 1.0
+    for attempt in range(_ROUNDS):
+        cube = (torch.rand(4 * count, 3, generator=generator) * 2 - 1) * radius
+        points = centre + cube[cube.norm(dim=1) <= radius]
+        seen = _count_views(points, views)
+        if attempt == 0:
+            seen_most = float(seen.max())
+        # Later rounds are less choosy, so that there is an end to it.
+        kept.append(points[seen >= share * 0.8**attempt * seen_most])
+        if sum(map(len, kept)) >= count:
+            break
+    else:
+        kept.append(points)
+    return torch.cat(kept)[:count]
+
+
+def _nearest_to_axes(views: Views) -> Float[Tensor, "3"]:
+    """The point with the least sum of squared distances from the optical axes."""
+    away = torch.eye(3) - views.forward[:, :, None] * views.forward[:, None, :]
+    matrix = away.sum(dim=0) + 1e-6 * len(away) * torch.eye(3)  # Parallel axes meet nowhere: near the cameras then.
+    mean = views.positions.mean(dim=0)
+    right = (away @ (views.positions - mean)[..., None]).sum(dim=0)[:, 0]
+    return mean + torch.linalg.solve(matrix, right)
+
+
+def _count_views(points: Tensor, views: Views) -> Float[Tensor, " points"]:
+    """By how many cameras each point is seen."""
+    seen = torch.zeros(len(points))
+    for index in range(len(views.viewmats)):
+        one = Views(*(part[index : index + 1] for part in views))
+        seen += sampling_intervals(points, *one, near=1e-3, margin=0.0)[1]
+    return seen
+
+
+def initial_gaussians(
+    means: Float[Tensor, "gaussians 3"],
+    rgb: Float[Tensor, "gaussians 3"] | None,
+    sh_degree: int,
+    largest: float,
+    generator: torch.Generator,
+) -> Gaussians:
+    """Round, half transparent Gaussians at given places.
+
+    Args:
+        means: their centres, scene frame, CPU.
+        rgb: their colours, 0 to 1; grey where there are none.
+        sh_degree: of the colours, 0 to 3.
+        largest: standard deviations do not exceed this, scene units.
+        generator: of the rotations (CPU).
+
+    Raises:
+        ConfigError: there are none.
+    """
+    count = len(means)
+    if not count:
+        raise ConfigError("There is no Gaussian to begin with: the capture's points are empty, so leave them out.")
+    if count > 1:
+        found = nearest_neighbours(means, min(NEIGHBOURS + 1, count)).long()
+        apart = (means[:, None] - means[found.clamp_min(0)]).norm(dim=-1)
+        distance = apart.sum(dim=1) / (apart.shape[1] - 1)
+    else:
+        distance = torch.full((1,), largest)
+    sizes = distance.clamp(1e-5, largest)
+    colors = torch.full((count, 3), 0.5) if rgb is None else rgb.float()
+    return Gaussians(
+        means=means.float(),
+        scales=sizes.log()[:, None].repeat(1, 3),
+        quats=torch.randn(count, 4, generator=generator),
+        opacities=torch.full((count, 1), ALPHA).logit(),
+        features_dc=rgb_to_sh(colors),
+        features_rest=torch.zeros(count, sh_rest_count(sh_degree), 3),
+    )

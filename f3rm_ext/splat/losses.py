@@ -1,0 +1,39 @@
+"""How a drawn picture is compared with the photo."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+
+def photometric_loss(
+    predicted: Float[Tensor, "h w 3"],
+    truth: Float[Tensor, "h w 3"],
+    mask: Bool[Tensor, "h w 1"] | None,
+    ssim_weight: float,
+) -> Float[Tensor, ""]:
+    """(1 − λ) mean |p − t| + λ (1 − SSIM), 3DGS's loss; pixels outside the mask are made alike.
+
+    Args:
+        predicted: drawn picture.
+        truth: photo.
+        mask: True where there is something to learn.
+        ssim_weight: λ, 0 to 1.
+    """
+    if mask is not None:
+        predicted, truth = predicted * mask, truth * mask
+    loss = (1 - ssim_weight) * functional.l1_loss(predicted, truth)
+    if ssim_weight > 0 and min(truth.shape[:2]) >= WINDOW_PX:
+        loss = loss + ssim_weight * (1 - ssim(predicted, truth))
+    return loss
+
+
+WINDOW_PX = 11
+"""Side of the window of :func:`ssim`."""
+
+
+def ssim(one: Float[Tensor, "h w 3"], two: Float[Tensor, "h w 3"]) -> Float[Tensor, ""]:
+    """Mean structural similarity (Wang et al. 2004; Gaussian window of 11 px, σ = 1.5), differentiable."""
+    from pytorch_msssim import ssim as of_batch
+
+    batch = (image.permute(2, 0, 1)[None] for image in (one, two))
+    return of_batch(*batch, data_range=1.0, win_size=WINDOW_PX, size_average=True)

@@ -1,0 +1,422 @@
+"""Gaussian splats with surface regularisation and mip filters, on nerfstudio's trainer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.data.scene_box import OrientedBox
+from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
+from nerfstudio.models.base_model import Model, ModelConfig
+from nerfstudio.utils.rich_utils import CONSOLE
+from torch import Tensor, nn
+
+from f3rm_ext import compat
+from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.nerf import memory
+from f3rm_ext.nerf.guard import OutputGuard
+from f3rm_ext.nerf.image_metrics import ImageMetrics
+from f3rm_ext.splat import drawing
+from f3rm_ext.splat.densify import Change, Densifier, DensifyOptions, make_densifier
+from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_degree_of
+from f3rm_ext.splat.initial import initial_gaussians, seen_by_many
+from f3rm_ext.splat.losses import photometric_loss
+from f3rm_ext.splat.mip import MipOptions, smoothing_filter
+from f3rm_ext.splat.rasterize import Backend, Rendered
+from f3rm_ext.splat.schedule import Schedule, Stage
+from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
+from f3rm_ext.splat.surface.regularizer import Regularizer
+from f3rm_ext.splat.views import Views
+
+PREFIX = "gauss_params."
+"""Of the parameters in checkpoints; splatfacto's."""
+
+
+@dataclass
+class SplatModelConfig(ModelConfig):
+    """Splats aligned to surfaces."""
+
+    _target: type = field(default_factory=lambda: SplatModel)
+    regularization: Mode = "dn-consistency"
+    """What draws Gaussians to surfaces after the first half of the run. density: for objects, quick; sdf: for
+    unbounded scenes; dn-consistency: density and agreement of normals with depth, slowest and smoothest; none."""
+    surface: RegularizationOptions = field(default_factory=RegularizationOptions)
+    """Constants of the regularisation; its steps are for a run of 15 000 and scale with the run."""
+    densify: DensifyOptions = field(default_factory=DensifyOptions)
+    """How Gaussians are added and removed; steps are for a run of 15 000 and scale with the run."""
+    mip: MipOptions = field(default_factory=MipOptions)
+    """Filters against aliasing."""
+
+    start_from: Path | None = None
+    """Splats to begin with, in the frame of the scene: .ply, .spz, .splat, or a checkpoint (.ckpt) of this method or
+    of splatfacto."""
+    start_stage: Stage = "vanilla"
+    """Stage to begin with; entropy and regularized need --pipeline.model.start-from."""
+    num_random: int = 50_000
+    """Gaussians to begin with where the capture has no points, 1 or more."""
+    sh_degree: int = 3
+    """Degree of the colours' dependence on the direction, 0 (none) to 3."""
+    sh_steps_per_degree: int = 1000
+    """Steps after which the next degree of the colours is used, 1 or more."""
+    background_color: Literal["random", "black", "white"] = "random"
+    """What is behind the splats and behind transparent pixels of the images; random is black outside training."""
+    ssim_weight: float = 0.2
+    """Weight of 1 − SSIM in the loss of the picture, 0 to 1; the rest is the mean absolute difference."""
+    near_plane: float = 0.01
+    """Gaussians whose centres are nearer to a camera are not drawn, scene units, > 0."""
+    backend: Backend = "auto"
+    """What draws: gsplat (CUDA), numba (CPU), torch (anywhere, very slow), or auto, the one for the device."""
+    seed: int = 0
+    """Seed of the initial Gaussians and of the points at which surfaces are compared."""
+    lpips_weights: Path | None = None
+    """LPIPS weights file for evaluation off-line; by default torchvision's AlexNet, from TORCH_HOME or the network."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sh_degree <= MAX_SH_DEGREE:
+            raise ConfigError(f"sh-degree is {self.sh_degree}, but colours have a degree from 0 to {MAX_SH_DEGREE}.")
+        for name in ("num_random", "sh_steps_per_degree"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}, but has to be at least 1.")
+        if not 0 <= self.ssim_weight <= 1:
+            raise ConfigError(f"ssim-weight is {self.ssim_weight}, but it is a share: use 0 to 1.")
+        if not self.near_plane > 0:
+            raise ConfigError(f"near-plane is {self.near_plane}, but has to be above 0: 0.01 is usual.")
+        if self.start_stage != "vanilla" and self.start_from is None:
+            raise ConfigError(
+                f"start-stage {self.start_stage} continues with splats that are there already, and there are none: "
+                "give them by --pipeline.model.start-from, or begin with vanilla."
+            )
+
+
+class SplatModel(Model):
+    """Gaussians, and what a run does to them.
+
+    Args:
+        config: the options.
+        scene_box: not looked at.
+        num_train_data: number of training images.
+        seed_points: places and colours (0 to 255) of the capture's points, scene frame; else places are drawn.
+        metadata: of the training set; ``cameras`` says where places are drawn.
+    """
+
+    config: SplatModelConfig
+
+    def populate_modules(self) -> None:
+        """Places the first Gaussians."""
+        config = self.config
+        metadata = self.kwargs.get("metadata") or {}
+        cameras: Cameras | None = metadata.get("cameras")
+        self.extent = 1.0 if cameras is None else Views.of(cameras).extent()
+        self.gauss_params = nn.ParameterDict(
+            {name: nn.Parameter(value) for name, value in self._first_gaussians(cameras).tensors().items()}
+        )
+        self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
+        self.filter_3d: Tensor
+        self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
+        self.background: Tensor
+        self.collider = None
+        self.image_metrics = ImageMetrics(config.lpips_weights)
+        self.guard = OutputGuard()
+        self.train_peak_mib = 0.0
+        self.step = 0
+        self.current_sh_degree = config.sh_degree
+        self.regularizer: Regularizer | None = None
+        self.densifier: Densifier | None = None
+        self._saved_training: dict[str, Any] = {}
+        self._drawn: Rendered | None = None
+        self._filter_stale = True
+        self._loaded = False
+
+    def _first_gaussians(self, cameras: Cameras | None) -> Gaussians:
+        config = self.config
+        generator = torch.Generator().manual_seed(config.seed)
+        seeds = self.kwargs.get("seed_points")
+        if seeds is not None:
+            means, rgb = seeds[0].cpu().float(), seeds[1].cpu().float() / 255.0
+        elif cameras is not None:
+            means, rgb = seen_by_many(Views.of(cameras), config.num_random, generator), None
+        else:
+            means, rgb = torch.rand(config.num_random, 3, generator=generator) * 2 - 1, None
+        cap = config.densify.max_gaussians
+        if cap and len(means) > cap:
+            kept = torch.randperm(len(means), generator=generator)[:cap]
+            means, rgb = means[kept], None if rgb is None else rgb[kept]
+        return initial_gaussians(means, rgb, config.sh_degree, 0.1 * self.extent, generator)
+
+    # --- the Gaussians -----------------------------------------------------------------------------------------------
+
+    @property
+    def gaussians(self) -> Gaussians:
+        """The Gaussians as they are optimised, without the 3D filter."""
+        return Gaussians.of(dict(self.gauss_params.items()))
+
+    @property
+    def num_gaussians(self) -> int:
+        """How many there are."""
+        return len(self.gauss_params["means"])
+
+    def set_gaussians(self, gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"] | None = None) -> None:
+        """Replaces all Gaussians; parameters stay the same objects, so optimisers go on with them.
+
+        Args:
+            gaussians: any number of them; colours are brought to the model's SH degree.
+            filter_3d: standard deviations of their 3D filter; 0 (not filtered yet) by default.
+        """
+        for name, value in gaussians.with_sh_degree(self.config.sh_degree).tensors().items():
+            self.gauss_params[name].data = value.detach().to(self.device, torch.float32).clone()
+        self.filter_3d = torch.zeros(len(gaussians)) if filter_3d is None else filter_3d
+        self.filter_3d = self.filter_3d.to(self.device)
+
+    def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
+        """One group for each tensor of the Gaussians."""
+        return {name: [parameter] for name, parameter in self.gauss_params.items()}  # type: ignore[misc]
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
+        """Sets up the schedule; before each step filters and SH degree, after it growth, pruning and neighbours."""
+        assert attributes.trainer is not None and attributes.pipeline is not None and attributes.optimizers is not None
+        config, optimizers = self.config, attributes.optimizers
+        views = Views.of(attributes.pipeline.datamanager.train_dataset.cameras).to(self.device)  # type: ignore[union-attr]
+        self.extent = views.extent()
+        schedule = Schedule.of(attributes.trainer.config.max_num_iterations, config.surface, config.start_stage)
+        if config.start_from is not None and not self._loaded:
+            from f3rm_ext.splat.start import read_start
+
+            self.set_gaussians(read_start(config.start_from))
+            CONSOLE.log(f"Starting from {self.num_gaussians} Gaussians of {config.start_from}.", markup=False)
+        surface = schedule.surface(config.surface)
+        surface.mode = config.regularization
+        self.regularizer = Regularizer(surface)
+        self.densifier = make_densifier(schedule.densify(config.densify), self.extent, schedule.last_growth())
+        self.schedule = schedule
+        self._restore_training()
+
+        def before(step: int) -> None:
+            self.step = step
+            self.current_sh_degree = schedule.sh_degree(step, config.sh_degree, config.sh_steps_per_degree)
+            if config.mip.due(step, schedule.total, self._filter_stale):
+                self.filter_3d = smoothing_filter(self.gauss_params["means"].detach(), *views, options=config.mip)
+            self._filter_stale = False
+
+        def after(step: int) -> None:
+            self.train_peak_mib = memory.peak_mib(self.device)
+            assert self.densifier is not None and self.regularizer is not None and self._drawn is not None
+            params = self.gauss_params
+            change = self.densifier.after_backward(schedule.at(step), self._drawn, params, optimizers)
+            self._filter_stale = self._follow(change)
+            remove = self.regularizer.prune_mask(schedule.at(step), self.gaussians)
+            if remove is not None:
+                self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
+            self._drawn = None
+
+        locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
+        return [
+            TrainingCallback([location], call, update_every_num_iters=1)
+            for location, call in zip(locations, (before, after), strict=True)
+        ]
+
+    def _follow(self, change: Change) -> bool:
+        """Has what is kept by Gaussian follow a change of their set. Returns whether there was one."""
+        if not change.rows_changed:
+            return False
+        assert self.regularizer is not None and change.source is not None and change.fresh is not None
+        self.filter_3d = change.carry(self.filter_3d)
+        self.regularizer.after_change(torch.where(change.fresh, -1, change.source))
+        return True
+
+    def get_outputs(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Any]:  # type: ignore[override]
+        """Draws one camera.
+
+        Args:
+            camera: of shape (1,), a pinhole camera.
+            obb_box: what lies outside is not drawn.
+
+        Returns:
+            ``rgb`` (h, w, 3), ``depth`` (h, w, 1; along the camera's axis, divided by the accumulation) and
+            ``accumulation`` (h, w, 1); outside training also ``normal`` and ``normal_from_depth`` as colours.
+        """
+        view = Views.of(camera.to(self.device))
+        scene = drawing.Scene(self.gaussians, self.filter_3d, self.config.mip)
+        if not self.training:
+            return drawing.pictures(
+                scene, view, self.current_sh_degree, self.background, self._how, self.guard, obb_box
+            )
+        assert self.densifier is not None and self.regularizer is not None
+        needs = self.regularizer.needs(self.schedule.at(self.step))
+        background = self._training_background()
+        drawn = drawing.draw(
+            scene,
+            view,
+            self.current_sh_degree,
+            background,
+            self._how,
+            normals=needs.normals,
+            absgrad=self.densifier.absgrad,
+        )
+        self.densifier.before_backward(self.schedule.at(self.step), drawn.screen)
+        self._drawn = drawn.screen
+        outputs = drawn.outputs()
+        outputs.update(drawn=drawn, background=background, view=view)
+        return outputs
+
+    @property
+    def _how(self) -> drawing.How:
+        return drawing.How(self.config.near_plane, self.config.backend)
+
+    def _training_background(self) -> Float[Tensor, "3"]:
+        if self.config.background_color != "random":
+            return self.background
+        generator = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
+        return torch.rand(3, generator=generator).to(self.device)
+
+    def get_loss_dict(
+        self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
+    ) -> dict[str, Tensor]:
+        """Losses: rgb_loss, and those of the regularisation that are at work."""
+        truth = self._truth(batch, outputs.get("background", self.background))
+        mask = batch["mask"].to(self.device) if "mask" in batch else None
+        losses = {"rgb_loss": photometric_loss(outputs["rgb"], truth, mask, self.config.ssim_weight)}
+        if not self.training or self.regularizer is None:
+            return losses
+        drawn, view = outputs["drawn"], outputs["view"]
+        step = self.schedule.at(self.step)
+        generator = torch.Generator(self.device).manual_seed((self.config.seed << 32) + self.step)
+        regularisers = self.regularizer.losses(
+            step,
+            self.gaussians,
+            drawn.screen.radii > 0,
+            view.viewmats[0],
+            view.Ks[0],
+            extent=self.extent,
+            depth=drawn.screen.depth,
+            alpha=drawn.screen.alpha,
+            normals=drawn.normals,
+            mask=None if mask is None else mask[..., 0],
+            generator=generator,
+        )
+        return losses | regularisers
+
+    def get_metrics_dict(self, outputs: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
+        """psnr and the number of Gaussians."""
+        truth = self._truth(batch, outputs.get("background", self.background))
+        squared = (outputs["rgb"].detach() - truth).square().mean()
+        return {"psnr": -10 * squared.log10(), "gaussian_count": torch.tensor(float(self.num_gaussians))}
+
+    def _truth(self, batch: dict[str, Any], background: Float[Tensor, "3"]) -> Float[Tensor, "h w 3"]:
+        image = batch["image"].to(self.device)
+        if "alpha" not in batch:
+            return image
+        alpha = batch["alpha"].to(self.device)
+        return alpha * image + (1 - alpha) * background
+
+    # --- rendering and evaluation ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
+        """Draws an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
+        memory.reset_peak(self.device)
+        try:
+            return self.get_outputs(camera, obb_box)
+        except compat.viewer_interrupts():
+            raise
+        except Exception as error:
+            if not compat.is_viewer_thread():
+                raise
+            self.guard.report("rgb", error)
+            black = torch.zeros(int(camera.height.item()), int(camera.width.item()), 1, device=self.device)
+            return {"rgb": black.expand(-1, -1, 3), "accumulation": black, "depth": black}
+
+    @torch.no_grad()
+    def get_image_metrics_and_images(
+        self, outputs: dict[str, Tensor], batch: dict[str, Any]
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Metrics of a drawn image against the true one, and pictures to look at.
+
+        Returns:
+            psnr, ssim, lpips (where its weights can be had), l1, gaussian_count, mean_opacity,
+            train_peak_memory_mib and eval_peak_memory_mib; and the images img (truth | drawn), accumulation, depth and
+            the normals.
+        """
+        truth = self._truth(batch, self.background)
+        predicted = outputs["rgb"]
+        if "mask" in batch:
+            mask = batch["mask"].to(self.device)
+            truth, predicted = truth * mask, predicted * mask
+        metrics = self.image_metrics(predicted, truth)
+        metrics["gaussian_count"] = float(self.num_gaussians)
+        metrics["mean_opacity"] = float(self.gaussians.alphas().mean())
+        metrics["train_peak_memory_mib"] = self.train_peak_mib
+        metrics["eval_peak_memory_mib"] = memory.peak_mib(self.device)
+        return metrics, drawing.comparison_images(outputs, truth)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What the checkpoint keeps beside parameters: numbers and tensors."""
+        about = {
+            "train_peak_mib": self.train_peak_mib,
+            "extent": self.extent,
+            "sh_degree_in_use": self.current_sh_degree,
+            "regularization": self.config.regularization,
+            "filter_stale": self._filter_stale,
+        }
+        state: dict[str, Any] = {"about": json.dumps(about)}
+        if self.densifier is not None and self.regularizer is not None:
+            state["densifier"] = self.densifier.state_dict()
+            state["regularizer"] = self.regularizer.state_dict()
+        return state
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`get_extra_state`."""
+        about = json.loads(state["about"])
+        self.train_peak_mib, self.extent = float(about["train_peak_mib"]), float(about["extent"])
+        self.current_sh_degree = min(int(about["sh_degree_in_use"]), self.config.sh_degree)
+        self._filter_stale = bool(about["filter_stale"])
+        self._saved_training = {name: state[name] for name in ("densifier", "regularizer") if name in state}
+        self._restore_training()
+
+    def _restore_training(self) -> None:
+        """The state of training parts, which come after the checkpoint or before it."""
+        if self._saved_training and self.densifier is not None and self.regularizer is not None:
+            self.densifier.load_state_dict(self._saved_training["densifier"])
+            self.regularizer.load_state_dict(self._saved_training["regularizer"])
+            self._saved_training = {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Loads any number of Gaussians of any SH degree; what is lost by a lower degree is said.
+
+        Raises:
+            CheckpointError: there are no Gaussians in it.
+        """
+        if PREFIX + "means" not in state_dict:
+            raise CheckpointError(
+                "The checkpoint holds no Gaussians, so it is of another method: load a run of sugar-ext."
+            )
+        found = Gaussians.of({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
+        theirs = sh_degree_of(found.features_rest.shape[1])
+        if theirs != self.config.sh_degree:
+            CONSOLE.log(_sh_change(found, theirs, self.config.sh_degree))
+        filter_3d = state_dict.get("filter_3d", torch.zeros(len(found)))
+        self.set_gaussians(found, filter_3d)
+        self._loaded = True
+        own = {f"{PREFIX}{name}": value.data for name, value in self.gauss_params.items()}
+        own["filter_3d"] = self.filter_3d
+        return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
+
+
+def _sh_change(found: Gaussians, theirs: int, ours: int) -> str:
+    """One sentence on what another SH degree costs."""
+    if ours > theirs:
+        return f"The checkpoint's colours are of SH degree {theirs}: the coefficients up to {ours} start at 0."
+    dropped = found.features_rest[:, (ours + 1) ** 2 - 1 :].float()
+    rest = found.features_rest.float().square().sum()
+    share = float(dropped.square().sum() / rest) if float(rest) > 0 else 0.0
+    return (
+        f"The checkpoint's colours are of SH degree {theirs}: what is above degree {ours}, {share:.1%} of the energy "
+        "of what depends on the direction, is dropped."
+    )

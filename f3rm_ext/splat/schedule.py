@@ -1,0 +1,78 @@
+"""When what happens in a run: SuGaR's stages, fitted to the length of the run and to where it begins."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from f3rm_ext.splat.densify import DensifyOptions
+from f3rm_ext.splat.surface.options import RegularizationOptions
+
+Stage = Literal["vanilla", "entropy", "regularized"]
+FULL_STEPS = 15_000
+"""Length of the run for which SuGaR (and these options) state their steps."""
+LAST_GROWTH = 7_000
+"""Step of that run from which the number of Gaussians only falls."""
+MIN_ROUND = 25
+"""Rounds of densification are no shorter than this, so that they see enough images."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps of one run.
+
+    A run of another length than 15 000 steps goes through the same stages in proportion. A run that begins at a later
+    stage gives all its steps to what is left.
+    """
+
+    total: int
+    """Steps of the run, --max-num-iterations."""
+    offset: int
+    """What is added to a step of the run to get its place in the schedule."""
+    ratio: float
+    """Length of the whole schedule, skipped stages included, in units of SuGaR's 15 000 steps."""
+
+    @classmethod
+    def of(cls, total: int, surface: RegularizationOptions, begin: Stage = "vanilla") -> "Schedule":
+        """The schedule of a run.
+
+        Args:
+            total: steps of the run.
+            surface: says when the stages begin in a run of ``surface.schedule_steps``.
+            begin: the stage of the first step.
+        """
+        first = {"vanilla": 0, "entropy": surface.entropy_start, "regularized": surface.start}[begin]
+        share = min(first / surface.schedule_steps, 0.99)
+        whole = total / (1 - share)
+        return cls(total, round(share * whole), whole / FULL_STEPS)
+
+    @property
+    def whole(self) -> int:
+        """Steps of the schedule, skipped ones included."""
+        return self.total + self.offset
+
+    def at(self, step: int) -> int:
+        """Place of a step in the schedule."""
+        return step + self.offset
+
+    def surface(self, options: RegularizationOptions) -> RegularizationOptions:
+        """The regularisation's options in steps of this schedule."""
+        return options.scaled(self.whole)
+
+    def densify(self, options: DensifyOptions) -> DensifyOptions:
+        """The densification's options in steps of this schedule."""
+        steps = {
+            name: round(getattr(options, name) * self.ratio)
+            for name in ("start", "stop", "reset_every", "stop_scale2d", "mcmc_stop")
+        }
+        every = max(round(options.every * self.ratio), min(options.every, MIN_ROUND))
+        # A reset between two rounds would never be noticed, since gsplat looks at both in the same step.
+        resets = -(-steps["reset_every"] // every) * every
+        return replace(options, **{**steps, "every": every, "reset_every": resets})
+
+    def last_growth(self) -> int:
+        """Step of the schedule from which no Gaussian is added."""
+        return round(LAST_GROWTH * self.ratio)
+
+    def sh_degree(self, step: int, highest: int, steps_per_degree: int) -> int:
+        """SH degree of the colours at a step of the run: one more at a time, the highest ones in the end."""
+        every = max(1, round(steps_per_degree * self.ratio))
+        return min(highest, self.at(step) // every)

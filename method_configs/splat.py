@@ -1,0 +1,16 @@
+"""The methods `sugar-ext` and `sugar-ext-lite`: one factory, two presets."""
+
+from f3rm_ext.compat import quiet_known_warnings
+from f3rm_ext.errors import install_excepthook
+from f3rm_ext.method_configs.guarded import guarded_splat_method
+
+PRESETS = {
+    "sugar-ext": "Gaussian splats aligned to surfaces, with mip filters.",
+    "sugar-ext-lite": "The same, small: for the CPU and for GPUs up to 8 GB.",
+}
+
+install_excepthook()
+quiet_known_warnings()
+
+sugar_ext = guarded_splat_method("sugar-ext", PRESETS["sugar-ext"])
+sugar_ext_lite = guarded_splat_method("sugar-ext-lite", PRESETS["sugar-ext-lite"])

@@ -1,0 +1,67 @@
+"""What distinguishes the splatting methods; everything else is the configs' own defaults."""
+
+from typing import Any
+
+from nerfstudio.configs.base_config import ViewerConfig
+from nerfstudio.engine.optimizers import AdamOptimizerConfig
+from nerfstudio.pipelines.base_pipeline import VanillaPipelineConfig
+
+from f3rm_ext.compat import LOCAL_HOST
+from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
+from f3rm_ext.engine.trainer import F3rmTrainerConfig
+from f3rm_ext.splat.densify import DensifyOptions
+from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
+from f3rm_ext.splat.model import SplatModelConfig
+from f3rm_ext.splat.surface.options import RegularizationOptions
+
+LEARNING_RATES = {
+    "means": 1.6e-4,
+    "scales": 5e-3,
+    "quats": 1e-3,
+    "opacities": 5e-2,
+    "features_dc": 2.5e-3,
+    "features_rest": 2.5e-3 / 20,
+}
+"""3DGS's, as in splatfacto."""
+
+
+def make_splat_config(name: str) -> F3rmTrainerConfig:
+    """The training configuration of a splatting method.
+
+    Args:
+        name: `sugar-ext`, or `sugar-ext-lite` for the CPU and small GPUs.
+    """
+    lite = name == "sugar-ext-lite"
+    model = SplatModelConfig()
+    manager = ImageDataManagerConfig()
+    if lite:
+        model = SplatModelConfig(
+            num_random=8_000,
+            sh_degree=2,
+            surface=RegularizationOptions(samples=20_000),
+            densify=DensifyOptions(max_gaussians=20_000),
+        )
+        manager = ImageDataManagerConfig(num_downscales=1, resolution_schedule=500)
+    optimizers: dict[str, Any] = {}
+    for group, lr in LEARNING_RATES.items():
+        kind = PackedAdamOptimizerConfig if group == "features_rest" else AdamOptimizerConfig
+        optimizers[group] = {"optimizer": kind(lr=lr, eps=1e-15), "scheduler": None}
+    # A short run moves as far as a long one only at higher rates.
+    means = optimizers["means"]["optimizer"]
+    means.lr = LEARNING_RATES["means"] * (5 if lite else 1)
+    optimizers["means"]["scheduler"] = RunDecaySchedulerConfig(lr_final=means.lr / 100)
+    return F3rmTrainerConfig(
+        method_name=name,
+        max_num_iterations=3000 if lite else 15_000,
+        steps_per_eval_batch=0,
+        steps_per_eval_image=0 if lite else 500,
+        steps_per_eval_all_images=0,
+        steps_per_save=500 if lite else 1000,
+        mixed_precision=False,
+        use_grad_scaler=False,
+        pipeline=VanillaPipelineConfig(datamanager=manager, model=model),
+        optimizers=optimizers,
+        viewer=ViewerConfig(num_rays_per_chunk=1 << 15, websocket_host=LOCAL_HOST),
+        vis="viewer",
+    )
