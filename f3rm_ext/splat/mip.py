@@ -103,19 +103,23 @@ def sampling_intervals(
         return finest, torch.isfinite(finest)
     focal = torch.maximum(Ks[:, 0, 0], Ks[:, 1, 1])
     widths, heights = widths.to(means), heights.to(means)
-    # Rows of K [R | t]: one matrix product per image axis gives all Gaussians in all cameras.
-    rows = Ks @ viewmats[:, :3]
+    # The first two rows of K [R | t]: what is left of the projection is to divide by the depth.
+    rows = (Ks[:, :2, :, None] * viewmats[:, None, :3]).sum(2)
     low_x, high_x = -margin * widths, (1 + margin) * widths
     low_y, high_y = -margin * heights, (1 + margin) * heights
     for part in torch.arange(len(means), device=means.device).split(max(1, ELEMENTS // len(viewmats))):
         at = means[part]
-        z = at @ viewmats[:, 2, :3].T + viewmats[:, 2, 3]
-        x = at @ rows[:, 0, :3].T + rows[:, 0, 3]
-        y = at @ rows[:, 1, :3].T + rows[:, 1, 3]
+        x, y, z = _affine(at, rows[:, 0]), _affine(at, rows[:, 1]), _affine(at, viewmats[:, 2])
         # Bounds are multiplied by the depth instead of the projection divided by it: z is positive where it counts.
         seen = (z > near) & (x >= low_x * z) & (x <= high_x * z) & (y >= low_y * z) & (y <= high_y * z)
         finest[part] = torch.where(seen, z / focal, torch.inf).amin(dim=1)
     return finest, torch.isfinite(finest)
+
+
+def _affine(points: Tensor, rows: Tensor) -> Tensor:
+    """Points (N, 3) times rows (C, 4), (N, C); not a matrix product, so that TF32 has no say."""
+    total = points[:, :1] * rows[:, 0] + rows[:, 3]
+    return total.addcmul_(points[:, 1:2], rows[:, 1]).addcmul_(points[:, 2:], rows[:, 2])
 
 
 def smoothing_filter(

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
+from f3rm_ext.splat.surface.frames import rotate
 
 FieldBackend = Literal["auto", "torch", "numba"]
 
@@ -128,7 +129,7 @@ def field_reference(
     """
     offsets = points[:, None] - rows[..., MEAN:WHITEN]
     whiten = rows[..., WHITEN:ALPHA].unflatten(-1, (3, 3))
-    squared = (whiten @ offsets[..., None]).squeeze(-1).square().sum(-1).clamp(max=MAX_SQUARED)
+    squared = rotate(offsets, whiten).square().sum(-1).clamp(max=MAX_SQUARED)
     shares = rows[..., ALPHA] * (-0.5 * squared).exp() * present
     beta = (rows[..., SIZE] * present).sum(1) / present.sum(1).clamp_min(1)
     normals = rows[..., NORMAL:]

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.splat.surface.sdf import to_camera
+from f3rm_ext.splat.surface.frames import rotate, to_camera
 
 
 def facing_normals(
@@ -20,7 +20,7 @@ def facing_normals(
         means: centres in the scene.
         viewmat: scene to camera.
     """
-    local = normals @ viewmat[:3, :3].T
+    local = rotate(normals, viewmat[:3, :3])
     with torch.no_grad():
         away = (local * to_camera(means, viewmat)).sum(1, keepdim=True) > 0
     return torch.where(away, -local, local)

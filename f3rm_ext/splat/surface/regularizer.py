@@ -10,11 +10,12 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.surface.density import density_loss, normal_loss, own_rows
 from f3rm_ext.splat.surface.field import gaussian_table, neighbour_field
+from f3rm_ext.splat.surface.frames import to_camera
 from f3rm_ext.splat.surface.neighbours import NONE, NeighbourIndex
 from f3rm_ext.splat.surface.normals import dn_consistency
 from f3rm_ext.splat.surface.options import RegularizationOptions
 from f3rm_ext.splat.surface.sampling import sample_points
-from f3rm_ext.splat.surface.sdf import background_depth, look_up, near_depth, sdf_loss, to_camera
+from f3rm_ext.splat.surface.sdf import background_depth, look_up, near_depth, sdf_loss
 
 MOST_LOST = 0.1
 """Share of the Gaussians that may go at once before neighbours are searched again rather than crossed out."""

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from f3rm_ext.splat.surface.frames import rotate
+
 SPREAD = 1.5
 
 
@@ -58,5 +60,6 @@ def sample_points(
     owners = draw_owners(visible, count, generator)
     place = means.device if generator is None else generator.device
     noise = torch.randn(len(owners), 3, generator=generator, device=place, dtype=means.dtype).to(means.device)
-    offsets = (rotations[owners] @ (spread * sizes[owners] * noise)[:, :, None]).squeeze(-1)
-    return SurfaceSamples(means[owners] + offsets, owners)
+    # index_select: its gradient is far cheaper than that of indexing.
+    offsets = rotate(spread * sizes.index_select(0, owners) * noise, rotations.index_select(0, owners))
+    return SurfaceSamples(means.index_select(0, owners) + offsets, owners)

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.splat.surface.field import NeighbourField
+from f3rm_ext.splat.surface.frames import rotate, to_camera
 
 MAX_DENSITY = 1 - 1e-3
 """Densities are clamped here, where √(−2 log d) has a slope that can still be used (22; it is infinite at 1)."""
@@ -13,11 +14,6 @@ MIN_DENSITY = 1e-16
 """Lowest density: a distance of 8.6 β."""
 NEAR = 0.01
 """Nearest depth that is looked up, scene units."""
-
-
-def to_camera(points: Float[Tensor, "points 3"], viewmat: Float[Tensor, "4 4"]) -> Float[Tensor, "points 3"]:
-    """Points in the frame of a camera (OpenCV axes: x right, y down, z ahead)."""
-    return points @ viewmat[:3, :3].T + viewmat[:3, 3]
 
 
 def background_depth(
@@ -68,9 +64,9 @@ def view_deviations(
     viewmat: Float[Tensor, "4 4"],
 ) -> Float[Tensor, " gaussians"]:
     """Standard deviations of Gaussians along the line from the camera to their centres, scene units."""
-    position = -viewmat[:3, :3].T @ viewmat[:3, 3]
+    position = -rotate(viewmat[:3, 3], viewmat[:3, :3].T)
     directions = functional.normalize(means - position, dim=1)
-    own = (rotations.transpose(1, 2) @ directions[:, :, None]).squeeze(-1)
+    own = rotate(directions, rotations.transpose(1, 2))
     return (own * sizes).norm(dim=1)
 
 

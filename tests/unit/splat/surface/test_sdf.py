@@ -10,6 +10,7 @@ from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.surface.field import NeighbourField, gaussian_table, neighbour_field
+from f3rm_ext.splat.surface.frames import to_camera
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.sdf import (
     MAX_DENSITY,
@@ -18,7 +19,6 @@ from f3rm_ext.splat.surface.sdf import (
     look_up,
     near_depth,
     sdf_loss,
-    to_camera,
     view_deviations,
 )
 
