@@ -6,7 +6,6 @@ a point of the scene falls on the same place of the picture, whatever the sizes.
 """
 
 import math
-import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,7 +24,7 @@ MAX_HALF_ANGLE_RAD = math.radians(60)
 _MAX_RESIDUAL_PX = 0.25
 _ALL_VALID = 1 - 1e-3
 _ROWS_AT_A_TIME = 256
-_map_lock = threading.Lock()
+_RIM_SAMPLES = 256
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Lens:
             ValueError: the distortion has no inverse there.
         """
         width, height = self.frame.width, self.frame.height
-        along = np.linspace(0.0, 1.0, max(width, height) + 1)
+        along = np.linspace(0.0, 1.0, min(max(width, height), _RIM_SAMPLES) + 1)
         zero = np.zeros_like(along)
         edges = [
             np.stack([zero, along * height], -1),
@@ -140,7 +139,7 @@ class Lens:
         )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)
 def pinhole_of(lens: Lens) -> Pinhole:
     """The pinhole camera of a lens: the largest picture that the photo fills, of no more pixels than the photo.
 
@@ -184,8 +183,7 @@ def undistorted(picture: ImagePixels, lens: Lens, view: Pinhole) -> ImagePixels:
         return picture
     import cv2
 
-    with _map_lock:
-        columns, rows = _source_map(lens, view)
+    columns, rows = _source_map(lens, view)
 
     def moved(values: np.ndarray) -> np.ndarray:
         return cv2.remap(values, columns, rows, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
@@ -262,7 +260,10 @@ def _by_alpha(picture: ImagePixels, change: Any) -> torch.Tensor:
 
 @lru_cache(maxsize=2)
 def _source_map(lens: Lens, view: Pinhole) -> tuple[Float32[np.ndarray, "h w"], Float32[np.ndarray, "h w"]]:
-    """Columns and rows of the photo for each pixel of the view, px from the middle of the first pixel."""
+    """Columns and rows of the photo for each pixel of the view, px from the middle of the first pixel.
+
+    Kept for the lenses used last: photos of one camera share it.
+    """
     columns = np.empty((view.height, view.width), np.float32)
     rows = np.empty_like(columns)
     x = (np.arange(view.width) + 0.5 - view.cx) / view.fx
