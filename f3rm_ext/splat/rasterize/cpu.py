@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.rasterize.camera import Camera
-from f3rm_ext.splat.rasterize.compositing import PIXELS, SHAPE_GRADS, add_rows, backward, backward_colors, forward
+from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
+from f3rm_ext.splat.rasterize.compositing import (
+    LANES,
+    PIXELS,
+    SHAPE_GRADS,
+    add_rows,
+    backward,
+    backward_colors,
+    forward,
+)
 from f3rm_ext.splat.rasterize.projection import project_numba
 from f3rm_ext.splat.rasterize.tiles import Bins, balanced, bin_gaussians
 
@@ -30,6 +38,13 @@ def _runs(starts: np.ndarray, row: int) -> Iterator[tuple[int, int]]:
 
 def _array(value: Tensor) -> np.ndarray:
     return value.detach().contiguous().numpy()
+
+
+def _as_picture(tiles: np.ndarray, height: int, width: int) -> Tensor:
+    """Numbers of the tiles' pixels as a picture."""
+    rows, columns = -(-height // TILE_PX), -(-width // TILE_PX)
+    blocks = tiles.reshape(rows, columns, TILE_PX // LANES, TILE_PX, LANES).transpose(0, 3, 1, 2, 4)
+    return torch.from_numpy(blocks.reshape(rows * TILE_PX, columns * TILE_PX)[:height, :width])
 
 
 class _Compositing(torch.autograd.Function):
@@ -61,7 +76,7 @@ class _Compositing(torch.autograd.Function):
         forward(
             order, bins.starts, bins.ranks, bins.geometry, payload, behind, bins.columns, *outputs, final, last
         )  # fmt: skip
-        ctx.save_for_backward(means2d, accumulation)
+        ctx.save_for_backward(means2d)
         ctx.bins, ctx.payload, ctx.behind, ctx.state = bins, payload, behind, (final, last)
         ctx.absgrad = absgrad
         return picture, depth, accumulation
@@ -69,12 +84,12 @@ class _Compositing(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        means2d, accumulation = ctx.saved_tensors
+        (means2d,) = ctx.saved_tensors
         g_picture, g_depth, g_accumulation = grads
         needs = ctx.needs_input_grad
         g_background = None
         if needs[5]:
-            g_background = torch.einsum("hwc,hw->c", g_picture, 1.0 - accumulation)
+            g_background = torch.einsum("hwc,hw->c", g_picture, _as_picture(ctx.state[0], *g_picture.shape[:2]))
         if any(needs[:4]):
             found = _all_gradients(ctx, g_picture, g_depth, g_accumulation, len(means2d))
             if ctx.absgrad:
@@ -133,11 +148,12 @@ def render(
     antialiased: bool,
     absgrad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Colours, depth, accumulation, 2D centres and radii of float32 tensors on the CPU."""
+    """Colours, depth, accumulation, 2D centres and radii of tensors on the CPU, in float32 whatever they are."""
+    means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
     means2d, conics, depths, compensations, radii = project_numba(means, quats, sizes, camera)
     if antialiased:
         alphas = alphas * compensations
-    behind = colors.new_zeros(colors.shape[1]) if background is None else background
+    behind = colors.new_zeros(colors.shape[1]) if background is None else background.float()
     size = camera.width, camera.height
     picture = _Compositing.apply(means2d, conics, depths, alphas, colors, behind, radii, size, absgrad)
     return (*picture, means2d, radii)  # type: ignore[misc]

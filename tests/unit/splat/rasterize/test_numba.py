@@ -1,0 +1,245 @@
+"""The numba kernels against the reference: values and every gradient, on ordinary and on spoiled scenes."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import pytest
+import torch
+from torch import Tensor
+
+from f3rm_ext.splat.rasterize import cpu, rasterize
+
+Run = Callable[..., dict[str, Tensor]]
+
+
+def _behind(scene: Any) -> None:
+    scene.means[::2, 2] -= 8.0
+
+
+def _all_behind(scene: Any) -> None:
+    scene.means[:, 2] -= 8.0
+
+
+def _flat(scene: Any) -> None:
+    scene.sizes[::3, 0] = 1e-7
+    scene.sizes[1::3, :2] = 1e-8
+    scene.sizes[2::3] = 1e-9
+
+
+def _needles(scene: Any) -> None:
+    scene.sizes[:, 0], scene.sizes[:, 1:] = 0.5, 5e-3
+
+
+def _huge(scene: Any) -> None:
+    scene.sizes[::8] *= 1e4
+    scene.alphas[::8] *= 0.1
+
+
+def _beyond_measure(scene: Any) -> None:
+    scene.sizes[0], scene.sizes[1], scene.sizes[2] = 1e12, 1e25, torch.inf
+    scene.means[4] = torch.inf
+
+
+def _off_screen(scene: Any) -> None:
+    scene.means[::2, 0] *= 12.0
+    scene.means[1::4, 1] *= 9.0
+
+
+def _opaque(scene: Any) -> None:
+    scene.alphas[:] = 1.0
+    scene.alphas[::2] = 0.9995
+    scene.sizes *= 2.0
+
+
+def _faint(scene: Any) -> None:
+    scene.alphas[::2] = 1.0 / 300.0
+    scene.alphas[1] = 0.0
+
+
+def _close(scene: Any) -> None:
+    scene.viewmat[:] = torch.eye(4)
+    scene.means[:, 2] = scene.means[:, 2].abs() * 0.2 + 0.02
+    scene.sizes *= 0.2
+
+
+def _equal_depths(scene: Any) -> None:
+    scene.viewmat[:] = torch.eye(4)
+    scene.means[:, 2] = 2.0
+    scene.means[::2, 2] = 3.0
+
+
+def _unnormalised(scene: Any) -> None:
+    scene.quats *= torch.logspace(-3, 3, len(scene.quats))[:, None]
+
+
+CHANGES = [
+    *(None, _behind, _all_behind, _flat, _needles, _huge, _beyond_measure, _off_screen, _opaque, _faint, _close),
+    *(_equal_depths, _unnormalised),
+]
+
+
+@pytest.mark.parametrize("antialiased", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_values_and_gradients_are_those_of_the_reference(
+    change: Callable[[Any], None] | None, antialiased: bool, make_scene: Any, differentiate: Run, assert_agree: Any
+) -> None:
+    for seed in range(3):
+        scene = make_scene(seed=seed, change=change, antialiased=antialiased)
+        found = differentiate(scene, "numba")
+        assert all(value.isfinite().all() for value in found.values())
+        assert_agree(found, differentiate(scene, "torch", torch.float64))
+
+
+def test_needles_a_thousand_times_as_long_as_thick_lose_no_more_than_the_reference_in_float32(
+    make_scene: Any, differentiate: Run
+) -> None:
+    def stretch(scene: Any) -> None:
+        scene.sizes[:, 0], scene.sizes[:, 1:] = 2.0, 2e-3
+
+    scene = make_scene(change=stretch)
+    exact = differentiate(scene, "torch", torch.float64)
+    kernels, reference = differentiate(scene, "numba"), differentiate(scene, "torch")
+    for name, value in exact.items():
+        error, allowed = (kernels[name] - value).norm(), (reference[name] - value).norm()
+        assert error <= 2 * allowed + 1e-6 * value.norm(), name
+
+
+@pytest.mark.parametrize("size", [(1, 1), (16, 16), (17, 8), (8, 33), (64, 5)])
+@pytest.mark.parametrize("channels", [1, 4, 37])
+def test_pictures_and_colours_of_any_size(
+    size: tuple[int, int], channels: int, make_scene: Any, differentiate: Run, assert_agree: Any
+) -> None:
+    scene = make_scene(seed=11, size=size, channels=channels)
+    assert_agree(differentiate(scene, "numba"), differentiate(scene, "torch", torch.float64))
+
+
+@pytest.mark.parametrize("options", [{"near_plane": 2.9, "far_plane": 3.2}, {"eps2d": 0.1}, {"radius_clip": 9.0}])
+def test_options(options: dict[str, float], make_scene: Any, differentiate: Run, assert_agree: Any) -> None:
+    scene = make_scene(seed=12, **options)
+    found, default = differentiate(scene, "numba"), differentiate(make_scene(seed=12), "numba")
+    assert_agree(found, differentiate(scene, "torch", torch.float64))
+    assert not torch.allclose(found["colors"], default["colors"])
+
+
+def test_no_gaussians_leave_the_background(make_scene: Any, differentiate: Run, assert_agree: Any) -> None:
+    scene = make_scene(count=0)
+    found = differentiate(scene, "numba")
+    assert_agree(found, differentiate(scene, "torch", torch.float64))
+    assert torch.equal(found["colors"], scene.background.double().expand(scene.height, scene.width, 3))
+    assert found["means gradient"].shape == (0, 3)
+
+
+def test_gradients_of_colours_alone_are_the_same_and_come_from_their_own_kernel(
+    make_scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = make_scene(channels=19, seed=3)
+    leaves = {name: value.detach() for name, value in scene.leaves(torch.float32).items()}
+    upstream = torch.randn(scene.height, scene.width, 19, generator=torch.Generator().manual_seed(5))
+
+    def colour_gradient(**leaf: Tensor) -> Tensor:
+        picture = rasterize(**{**leaves, **leaf}, K=scene.K, width=scene.width, height=scene.height).colors
+        return torch.autograd.grad(picture, leaf["colors"], upstream)[0]
+
+    colors = leaves["colors"].clone().requires_grad_()
+    with_geometry = colour_gradient(colors=colors, means=leaves["means"].clone().requires_grad_())
+    monkeypatch.setattr(cpu, "backward", None)  # the kernel of all gradients may not be called
+    alone = colour_gradient(colors=colors)
+    torch.testing.assert_close(alone, with_geometry, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_colours_add_a_picture_up_with_the_weights(make_scene: Any) -> None:
+    # The sum of weights over pixels is what the accumulation of the picture is made of.
+    scene = make_scene(seed=4)
+    leaves = {name: value.detach() for name, value in scene.leaves(torch.float32).items()}
+    colors = torch.zeros(len(scene.means), 1, requires_grad=True)
+    rendered = rasterize(**{**leaves, "colors": colors, "background": None}, K=scene.K, width=37, height=29)
+    (weights,) = torch.autograd.grad(rendered.colors, colors, torch.ones(29, 37, 1))
+    torch.testing.assert_close(weights.sum(), rendered.alpha.sum(), rtol=1e-5, atol=0)
+    again = rasterize(
+        **{**leaves, "colors": torch.eye(len(scene.means)), "background": None}, K=scene.K, width=37, height=29
+    )
+    torch.testing.assert_close(weights[:, 0], again.colors.sum(dim=(0, 1)), rtol=1e-5, atol=1e-6)
+
+
+def test_a_small_buffer_changes_nothing(make_scene: Any, differentiate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = make_scene(size=(70, 50), count=60)
+    whole = differentiate(scene, "numba")
+    monkeypatch.setattr(cpu, "BUFFER", 400)
+    runs = list(cpu._runs(cpu.np.array([0, 10, 10, 30, 31]), 20))
+    assert runs == [(0, 2), (2, 3), (3, 4)]  # a tile that does not fit stands alone
+    for name, value in differentiate(scene, "numba").items():
+        assert torch.equal(value, whole[name]), name
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one thread only")
+def test_results_do_not_depend_on_the_number_of_threads(make_scene: Any, differentiate: Run) -> None:
+    scene = make_scene(size=(70, 50), count=60)
+    threads = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        alone = differentiate(scene, "numba")
+        numba.set_num_threads(2)
+        for name, value in differentiate(scene, "numba").items():
+            assert torch.equal(value, alone[name]), name
+    finally:
+        numba.set_num_threads(threads)
+
+
+def test_strided_half_and_double_tensors_are_taken(make_scene: Any) -> None:
+    scene = make_scene(channels=6)
+    leaves = {name: value.detach() for name, value in scene.leaves(torch.float32).items()}
+    options = {"K": scene.K, "width": scene.width, "height": scene.height}
+    expected = rasterize(**leaves, **options).colors
+    strided = {**leaves, "means": leaves["means"].T.contiguous().T, "colors": leaves["colors"].double()}
+    assert not strided["means"].is_contiguous()
+    assert torch.equal(rasterize(**strided, **options).colors, expected)
+    colors = leaves["colors"].half().requires_grad_()
+    picture = rasterize(**{**leaves, "colors": colors}, **options).colors
+    torch.testing.assert_close(picture, expected, rtol=1e-3, atol=1e-3)
+    picture.sum().backward()
+    assert colors.grad is not None and colors.grad.dtype == torch.float16
+
+
+def test_exp_of_the_kernels_is_exact_to_single_precision() -> None:
+    from f3rm_ext.splat.rasterize.compositing import decay
+
+    @numba.njit
+    def apply(powers: Any, out: Any) -> None:
+        for i in range(powers.size):
+            out[i] = decay(powers[i])
+
+    powers = torch.linspace(0.0, 45.0, 20_001)
+    out = torch.empty_like(powers)
+    apply(powers.numpy(), out.numpy())
+    expected = torch.exp(-powers.double())
+    inside = powers < 40.0
+    assert ((out.double() / expected - 1).abs()[inside]).max() < 5e-6
+    assert ((out.double() / expected - 1).abs()[powers < 6.0]).max() < 5e-7  # where 255 alpha can reach 1
+    assert out[~inside].max() < 1e-17
+
+
+def test_many_layers_of_opaque_gaussians_end_a_pixel_early(
+    make_scene: Any, differentiate: Run, assert_agree: Any
+) -> None:
+    def stack(scene: Any) -> None:
+        scene.means[:, :2] *= 0.3
+        scene.sizes[:] = torch.tensor([1.8, 2.0, 2.2])
+        scene.alphas[:] = 0.9
+
+    scene = make_scene(count=80, change=stack)
+    found = differentiate(scene, "numba")
+    assert_agree(found, differentiate(scene, "torch", torch.float64))
+    assert (1 - found["alpha"]).min() > 1e-4
+    assert (found["colors gradient"].abs().sum(dim=1) == 0).sum() > 20  # those behind give nothing
+
+
+def test_weights_of_a_long_ray_keep_their_precision(make_scene: Any, differentiate: Run, assert_agree: Any) -> None:
+    def thin(scene: Any) -> None:
+        scene.sizes[:] = torch.tensor([0.4, 0.5, 0.6])
+        scene.alphas[:] = 0.02
+
+    scene = make_scene(count=600, size=(9, 7), change=thin)
+    assert_agree(differentiate(scene, "numba"), differentiate(scene, "torch", torch.float64))
+    assert math.isclose(differentiate(scene, "numba")["alpha"].max().item(), 1.0, abs_tol=0.05)

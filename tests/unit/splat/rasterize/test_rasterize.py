@@ -1,0 +1,72 @@
+"""The interface: which backend runs, what it refuses, and that it is light to import."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.rasterize import Rendered, rasterize, resolve_backend
+
+
+def test_backends_by_device() -> None:
+    cpu, cuda, other = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")
+    assert resolve_backend("auto", cpu) == "numba"
+    assert resolve_backend("auto", cuda) == "gsplat"
+    assert resolve_backend("auto", other) == "torch"
+    assert resolve_backend("torch", cuda) == "torch"
+
+
+@pytest.mark.parametrize(("backend", "device"), [("gsplat", "cpu"), ("numba", "cuda")])
+def test_a_backend_that_cannot_work_there_is_refused(backend: Any, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{backend}' works on"):
+        resolve_backend(backend, torch.device(device))
+
+
+def test_automatic_is_numba_on_the_cpu(make_scene: Any, differentiate: Any) -> None:
+    scene = make_scene()
+    found, numba = differentiate(scene, "auto"), differentiate(scene, "numba")
+    assert all(torch.equal(found[name], numba[name]) for name in numba)
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_shapes_and_graph(backend: Any, make_scene: Any) -> None:
+    scene = make_scene(channels=5)
+    leaves = scene.leaves(torch.float32)
+    rendered = rasterize(**leaves, K=scene.K, width=37, height=29, backend=backend)
+    assert isinstance(rendered, Rendered)
+    assert rendered.colors.shape == (29, 37, 5)
+    assert rendered.depth.shape == rendered.alpha.shape == (29, 37)
+    assert rendered.radii.dtype == torch.int32 and not rendered.radii.requires_grad
+    rendered.means2d.retain_grad()
+    rendered.colors.sum().backward()
+    assert rendered.means2d.grad is not None and rendered.means2d.grad.shape == (40, 2)
+    assert not hasattr(rendered.means2d, "absgrad")  # it was not asked for
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_moving_a_centre_moves_its_picture(backend: Any, make_scene: Any) -> None:
+    # The gradient at the 2D centres is what densification reads: a step against it must lower the loss.
+    scene = make_scene(count=1, spread=0.3)
+    leaves = scene.leaves(torch.float32)
+    with torch.no_grad():
+        target = rasterize(**{**leaves, "means": leaves["means"] + 0.05}, K=scene.K, width=37, height=29).colors
+    rendered = rasterize(**leaves, K=scene.K, width=37, height=29, backend=backend)
+    rendered.means2d.retain_grad()
+    ((rendered.colors - target) ** 2).sum().backward()
+    moved = rasterize(**{**leaves, "means": leaves["means"] + 0.05}, K=scene.K, width=37, height=29).means2d
+    assert ((moved - rendered.means2d) * -rendered.means2d.grad).sum() > 0
+
+
+def test_shapes_are_checked(make_scene: Any) -> None:
+    scene = make_scene()
+    leaves = scene.leaves(torch.float32)
+    with pytest.raises(Exception, match="alphas"):
+        rasterize(**{**leaves, "alphas": leaves["alphas"][1:]}, K=scene.K, width=37, height=29)
+
+
+def test_importing_is_cheap() -> None:
+    code = "import sys, f3rm_ext.splat.rasterize; sys.exit('numba' in sys.modules or 'gsplat' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

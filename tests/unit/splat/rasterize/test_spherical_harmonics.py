@@ -1,0 +1,78 @@
+"""Colours by direction against gsplat's, and what may be asked of them."""
+
+import numpy as np
+import pytest
+import torch
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.gaussians import sh_rest_count
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases, sh_colors
+
+
+def _inputs(degree: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(degree)
+    shapes = ((50, 3), (50, 3), (50, sh_rest_count(degree), 3))
+    directions, dc, rest = (torch.randn(*shape, generator=generator, dtype=dtype) for shape in shapes)
+    return 3.0 * directions, dc, rest
+
+
+@pytest.mark.parametrize("degree", range(4))
+@pytest.mark.parametrize("extra", [0, 1])
+def test_colours_are_gsplats(degree: int, extra: int) -> None:
+    from gsplat.cuda._torch_impl import _spherical_harmonics
+
+    directions, dc, rest = _inputs(min(3, degree + extra))
+    theirs = _spherical_harmonics(degree, directions, torch.cat([dc[:, None], rest], dim=1))
+    ours = sh_colors(degree, directions, dc, rest)
+    torch.testing.assert_close(ours, (theirs + 0.5).clamp(min=0))
+    assert (ours == 0).any() and (ours > 0).any()
+
+
+def test_bases_are_orthonormal() -> None:
+    # Gauss–Legendre in z times equal steps in azimuth integrates products of degree 3 exactly.
+    nodes, weights = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(8))
+    azimuth = torch.arange(16, dtype=torch.float64) * (2 * torch.pi / 16)
+    z = nodes[:, None].expand(8, 16)
+    x, y = (1 - z * z).sqrt() * azimuth.cos(), (1 - z * z).sqrt() * azimuth.sin()
+    bases = sh_bases(3, torch.stack([x, y, z], dim=-1).reshape(-1, 3))
+    area = (weights[:, None] * (2 * torch.pi / 16)).expand(8, 16).reshape(-1)
+    torch.testing.assert_close(torch.einsum("nk,nl,n->kl", bases, bases, area), torch.eye(15, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("degree", range(4))
+def test_gradcheck(degree: int) -> None:
+    leaves = tuple(value[:6].requires_grad_() for value in _inputs(degree))
+    assert torch.autograd.gradcheck(lambda d, c, r: sh_colors(degree, d, c, r), leaves)
+
+
+@pytest.mark.parametrize("degree", range(4))
+def test_float32_and_half_storage(degree: int) -> None:
+    exact = sh_colors(degree, *_inputs(degree))
+    directions, dc, rest = (value.float() for value in _inputs(degree))
+    single = sh_colors(degree, directions, dc, rest)
+    torch.testing.assert_close(single, exact.float(), rtol=1e-5, atol=1e-5)
+    half = sh_colors(degree, directions, dc, rest.half())
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, single, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_gradients_in_float32_are_those_of_float64(degree: int) -> None:
+    upstream = torch.randn(50, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    exact = [value.requires_grad_() for value in _inputs(degree)]
+    expected = torch.autograd.grad(sh_colors(degree, *exact), exact, upstream)
+    single = [value.detach().float().requires_grad_() for value in exact]
+    found = torch.autograd.grad(sh_colors(degree, *single), single, upstream.float())
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("degree", [-1, 3, 4])
+def test_a_degree_without_coefficients_is_refused(degree: int) -> None:
+    directions, dc, rest = _inputs(2)
+    with pytest.raises(ConfigError, match=f"degree {degree} need"):
+        sh_colors(degree, directions, dc, rest)
+
+
+def test_no_gaussians() -> None:
+    assert sh_colors(3, torch.zeros(0, 3), torch.zeros(0, 3), torch.zeros(0, 15, 3)).shape == (0, 3)
