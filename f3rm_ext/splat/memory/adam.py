@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.memory import remainder
 from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, storage_of
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.memory.rounding import to_half
@@ -39,6 +40,7 @@ class PackedAdam(torch.optim.Optimizer):
         eps: float = 1e-15,
         moments: MomentStorage = "float32",
         seed: int = 0,
+        reflective_above: float = 0.0,
     ) -> None:
         """Starts with zero moments.
 
@@ -49,8 +51,11 @@ class PackedAdam(torch.optim.Optimizer):
             eps: added to the root of the second moment.
             moments: how they are kept.
             seed: of the random numbers of rounding.
+            reflective_above: view dependence of a colour above which a Gaussian's coefficients, stored in float16,
+                have a remainder kept; 0 for nobody. See :mod:`f3rm_ext.splat.memory.remainder`.
         """
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "moments": moments, "seed": seed})
+        options = {"moments": moments, "seed": seed, "reflective_above": reflective_above}
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, **options})
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -77,6 +82,10 @@ class PackedAdam(torch.optim.Optimizer):
         if FIRST not in state:
             state.update({"step": 0, **moments.zeros(parameter)})
         state["step"] += 1
+        half = parameter.dtype == torch.float16
+        if half and group["reflective_above"] > 0 and state["step"] % remainder.REFRESH_EVERY == 1:
+            reflective = remainder.view_dependence(parameter.data) > group["reflective_above"]
+            remainder.choose(state, reflective, parameter.data)
         generator = torch.Generator(parameter.device).manual_seed(group["seed"] * _SEED_STRIDE + state["step"])
         chunk = _CHUNK_CPU if parameter.device.type == "cpu" else _CHUNK
         packed = packed_gradient(parameter)
@@ -92,8 +101,12 @@ class PackedAdam(torch.optim.Optimizer):
             first, second = moments.read(state, rows)
             change = _adam(first, second, gradient, group, state["step"])
             moments.write(state, rows, first, second, generator)
-            value = parameter.data[rows].float() + change
-            parameter.data[rows] = to_half(value, generator) if parameter.dtype == torch.float16 else value
+            value = change.add_(parameter.data[rows])
+            if remainder.SLOT in state:
+                value += remainder.read(state, rows)
+                parameter.data[rows] = remainder.write(state, rows, value, generator)
+            else:
+                parameter.data[rows] = to_half(value, generator) if half else value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, those gathered beside parameters included."""
@@ -107,11 +120,11 @@ class PackedAdam(torch.optim.Optimizer):
         Torch would turn every tensor of the state into the dtype of the parameter. Here moments are converted only
         where this optimiser keeps them another way than the one that wrote them.
         """
-        ours = [{key: group[key] for key in ("moments", "seed")} for group in self.param_groups]
+        keys = ("moments", "seed", "reflective_above")
+        ours = [{key: group[key] for key in keys} for group in self.param_groups]
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         for group, own in zip(self.param_groups, ours, strict=True):
-            group["moments"] = own["moments"]
-            group.setdefault("seed", own["seed"])
+            group.update({**own, "seed": group.get("seed", own["seed"])})
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         params = [(item, group) for group in self.param_groups for item in group["params"]]
         for number, (parameter, group) in zip(numbers, params, strict=True):
@@ -132,10 +145,13 @@ def _loaded(saved: dict[str, Any], parameter: Parameter, group: dict[str, Any]) 
     device = parameter.device
     step = int(saved["step"])
     kept = {name: value.to(device) for name, value in saved.items() if isinstance(value, Tensor) and name != "step"}
+    state: dict[str, Any] = {"step": step}
+    if group["reflective_above"] > 0 and remainder.SLOT in kept:
+        state |= {name: kept[name].clone() for name in (remainder.SLOT, remainder.REMAINDER)}
     if storage_of(kept) == group["moments"]:
-        return {"step": step, **{name: value.clone() for name, value in kept.items()}}
+        return state | {name: kept[name].clone() for name in MOMENTS[group["moments"]].zeros(parameter[:0])}
     theirs, ours = MOMENTS[storage_of(kept)], MOMENTS[group["moments"]]
-    state: dict[str, Any] = {"step": step, **ours.zeros(parameter)}
+    state |= ours.zeros(parameter)
     generator = torch.Generator(device).manual_seed(group["seed"] * _SEED_STRIDE)
     for start in range(0, len(parameter), _CHUNK):
         rows = slice(start, start + _CHUNK)
@@ -156,6 +172,8 @@ class PackedAdamOptimizerConfig(OptimizerConfig):
     """How the two moments are kept: 8 bytes per number in float32, 4 in bfloat16, about 2 in int8."""
     seed: int = 0
     """Seed of the random numbers of rounding."""
+    reflective_above: float = 0.0
+    """View dependence of a colour above which a float16 parameter has more bits kept; 0 for none."""
 
     def setup(self, params: Any) -> torch.optim.Optimizer:
         """The optimiser.

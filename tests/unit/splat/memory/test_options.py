@@ -1,0 +1,104 @@
+"""What the memory options come to, and the allocator's settings."""
+
+import os
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
+from f3rm_ext.splat.memory.allocator import CacheClearing, ask_for_expandable_segments, gaps_mib
+from f3rm_ext.splat.memory.options import MemoryOptions
+
+
+def test_by_default_everything_is_float32() -> None:
+    options = MemoryOptions()
+    assert (options.storage, options.moments, options.sh_dtype) == ("float32", "float32", torch.float32)
+    assert options.clear_every == 100 and not options.grow_segments
+
+
+def test_optimize_memory_is_the_sensible_set() -> None:
+    options = MemoryOptions(optimize_memory=True)
+    assert (options.storage, options.moments, options.sh_dtype) == ("float16", "bfloat16", torch.float16)
+    assert options.grow_segments
+
+
+def test_what_is_said_comes_before_optimize_memory() -> None:
+    options = MemoryOptions(optimize_memory=True, sh_storage="float32", sh_moments="int8", expandable_segments=False)
+    assert (options.storage, options.moments, options.grow_segments) == ("float32", "int8", False)
+
+
+@pytest.mark.parametrize(("fragmentation", "steps"), [("minimal", 100), ("normal", 50), ("aggressive", 10)])
+def test_fragmentation(fragmentation: Any, steps: int) -> None:
+    assert MemoryOptions(fragmentation=fragmentation).clear_every == steps
+
+
+def test_the_optimizer_is_fitted() -> None:
+    config = PackedAdamOptimizerConfig()
+    MemoryOptions(sh_storage="selective", sh_moments="int8", reflective_above=0.2).fit(config)
+    assert config.moments == "int8" and config.reflective_above == 0.2
+    MemoryOptions(sh_storage="float16").fit(config)
+    assert config.moments == "float32" and config.reflective_above == 0.0
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ConfigError, match="reflective above 0"):
+        MemoryOptions(reflective_above=0.0)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that what the test sets is taken back
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    return monkeypatch
+
+
+def test_expandable_segments_are_asked_for(environment: pytest.MonkeyPatch) -> None:
+    assert ask_for_expandable_segments() == "set"
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert ask_for_expandable_segments() == "kept"
+
+
+def test_other_settings_are_kept(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
+    assert ask_for_expandable_segments() == "set"
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+
+
+def test_what_the_user_said_about_segments_stays(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    assert ask_for_expandable_segments() == "kept"
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
+
+
+def test_once_cuda_runs_it_is_too_late(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert ask_for_expandable_segments() == "late"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+
+
+def test_other_systems_have_no_such_segments(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(sys, "platform", "win32")
+    assert ask_for_expandable_segments() == "unsupported"
+
+
+def test_the_cache_is_cleared_on_cuda_alone_and_on_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append(True))
+    clearing = CacheClearing(10)
+    done = [step for step in range(30) if clearing.after_step(step, torch.device("cuda", 0))]
+    assert done == [9, 19, 29] and len(cleared) == 3
+    assert not any(clearing.after_step(step, torch.device("cpu")) for step in range(30)) and len(cleared) == 3
+
+
+def test_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gaps_mib(torch.device("cpu")) == 0
+    stats = {"inactive_split_bytes.all.current": 3 * 2**20, "reserved_bytes.all.current": 2**40}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+    assert gaps_mib(torch.device("cuda", 0)) == 3
