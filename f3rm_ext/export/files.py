@@ -20,11 +20,12 @@ PROVENANCE = "provenance"
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BufferedIOBase]:
+def replacing(path: Path, option: str = "--out") -> Iterator[BufferedIOBase]:
     """A stream to a temporary file that gets its name when the ``with`` block ends well, and is gone otherwise.
 
     Args:
         path: the name; its folder is made where it is not there.
+        option: that gave the name, for messages.
 
     Raises:
         ConfigError: it cannot be written.
@@ -40,7 +41,7 @@ def replacing(path: Path) -> Iterator[BufferedIOBase]:
         sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written ({error.strerror or error}): free some space or choose another --out."
+            f"{path} cannot be written ({error.strerror or error}): free some space or choose another {option}."
         ) from error
     finally:
         with contextlib.suppress(OSError):

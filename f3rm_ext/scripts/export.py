@@ -161,8 +161,52 @@ class Features(AskOptions):
         }
 
 
-# The suppressed alternative keeps tyro from leaving out the subcommand while there is only one.
+@dataclass(kw_only=True)
+class Convert:
+    """Writes the splats of a file in another format, and says what was lost.
+
+    Formats go by the names: .ply is that of 3D Gaussian splatting and exact, .compressed.ply is for SuperSplat and
+    gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics. All but the last keep
+    render mode and origin of the splats. A file that is there is replaced only if it says that it is one of ours.
+
+    Typical calls:
+      f3rm-ext export convert scene.ply scene.spz
+      f3rm-ext export convert scene.spz scene.ply
+      f3rm-ext export convert scene.ply small.compressed.ply --sh-degree 1
+    """
+
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IN")]
+    """File to read; its format is found from what is in it."""
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """File to write: .ply, .compressed.ply, .spz or .splat."""
+    sh_degree: Literal[0, 1, 2, 3] | None = None
+    """Lower the degree of the spherical harmonics to this; by default it stays, as far as the format can."""
+    bad_values: Literal["error", "drop"] = "error"
+    """At values that are NaN or infinite: error stops, drop leaves those Gaussians out. For drop an infinite opacity
+    alone is no reason, it becomes a finite one that looks the same."""
+    spz_axes: Literal["rub", "ply"] = "rub"
+    """Axes in .spz files: rub (right, up, back) as the format demands, ply as in PLY files, which SuperSplat and other
+    tools of PlayCanvas expect."""
+
+    def main(self) -> int:
+        """Converts. Returns the exit code."""
+        from f3rm_ext.features.extraction import console
+        from f3rm_ext.splat.files import convert_splats
+
+        made = convert_splats(self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes)
+        size_mib = self.out.stat().st_size / 2**20
+        lines = [
+            *made.source.notices,
+            *made.result.notices,
+            *(made.lost or ["Nothing was lost."]),
+            f"{made.result.count} Gaussians (SH degree {made.result.sh_degree}, {size_mib:.1f} MiB) are in {self.out}.",
+        ]
+        for line in lines:
+            console().print(line, highlight=False, markup=False, soft_wrap=True)
+        return 0
+
+
 ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members
     Annotated[Features, tyro.conf.subcommand("features")],
-    Annotated[None, tyro.conf.Suppress],
+    Annotated[Convert, tyro.conf.subcommand("convert")],
 ]

@@ -106,7 +106,7 @@ def write_splats(
     kept, notices = checked(gaussians, path, bad_values, action="would get")
     kept = kept[stored_order(kept, kind)].to("cpu")
     kept = kept if kind != "splat" else kept.with_sh_degree(0)
-    with replacing(path) as stream:
+    with replacing(path, "name for the splats") as stream:
         if kind == "ply":
             write_ply_splats(stream, kept, info)
         elif kind == "compressed-ply":

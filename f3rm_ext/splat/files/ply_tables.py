@@ -73,7 +73,7 @@ class PlyTables:
         for _ in range(_MOST_LINES):
             raw = stream.readline(_LONGEST_LINE)
             line = raw.decode("ascii", "replace").strip()
-            if not raw or line == "end_header":
+            if line == "end_header" or not raw.endswith(b"\n"):
                 break
             word, _, rest = line.partition(" ")
             words = rest.split()

@@ -1,0 +1,123 @@
+"""Which format a file has, and what is written over."""
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from f3rm_ext.errors import ConfigError, SplatFileError
+from f3rm_ext.export.files import replacing
+from f3rm_ext.export.ply import write_ply
+from f3rm_ext.splat.files import SUFFIXES, SplatInfo, export_splats, formats, read_splats, write_splats
+from f3rm_ext.splat.gaussians import Gaussians
+
+Make = Callable[..., Gaussians]
+NAMES = [f"a{suffix}" for suffix in SUFFIXES]
+OURS = SplatInfo(comments=("made_by: f3rm-ext export splats",))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_format_goes_by_the_name_when_written_and_by_the_content_when_read(
+    name: str, make: Make, tmp_path: Path
+) -> None:
+    written = write_splats(tmp_path / name, make(), SplatInfo())
+    assert written.format == SUFFIXES[name[1:]]
+    other = tmp_path / ("b.splat" if name.endswith(".splat") else "b.bin")
+    shutil.move(tmp_path / name, other)
+    assert read_splats(other)[1].format == written.format
+
+
+def test_capital_suffix(make: Make, tmp_path: Path) -> None:
+    assert write_splats(tmp_path / "A.Compressed.PLY", make(), SplatInfo()).format == "compressed-ply"
+
+
+@pytest.mark.parametrize("name", ["a.glb", "ply", "a", "a.ply.gz"])
+def test_name_without_a_format(name: str, make: Make, tmp_path: Path) -> None:
+    with pytest.raises(SplatFileError, match=r"has no format for splats: give a name that ends in .compressed.ply"):
+        write_splats(tmp_path / name, make(), SplatInfo())
+
+
+def test_files_that_hold_no_splats(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("notes")
+    (tmp_path / "empty.ply").write_text("")
+    (tmp_path / "folder.ply").mkdir()
+    for name, message in (
+        ("a.txt", "a.txt is no file of splats: give one of .compressed.ply, .ply, .spz, .splat"),
+        ("empty.ply", "empty.ply is no file of splats"),
+        ("folder.ply", r"folder.ply cannot be read \(Is a directory\)"),
+        ("missing.ply", r"missing.ply cannot be read \(No such file or directory\)"),
+    ):
+        with pytest.raises(SplatFileError, match=message):
+            read_splats(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_ours_is_replaced(name: str, make: Make, tmp_path: Path) -> None:
+    write_splats(tmp_path / name, make(5), OURS)
+    write_splats(tmp_path / name, make(6), OURS)
+    assert read_splats(tmp_path / name)[1].count == 6
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("maker", ["made_by: them", "made_by: f3rm-ext export features", "hello"])
+def test_what_is_not_ours_stays(name: str, maker: str, make: Make, tmp_path: Path) -> None:
+    """Also every ``.splat``, which cannot say whose it is."""
+    write_splats(tmp_path / name, make(5), SplatInfo(comments=(maker,)))
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(SplatFileError, match="is there already and does not say that `f3rm-ext export splats` or"):
+        write_splats(tmp_path / name, make(6), OURS)
+    assert (tmp_path / name).read_bytes() == before
+
+
+def test_point_clouds_and_folders_stay(make: Make, tmp_path: Path) -> None:
+    with replacing(tmp_path / "a.ply") as stream:
+        write_ply(stream, {"x": torch.zeros(1).numpy()}, ["made_by: f3rm-ext export features"])
+    (tmp_path / "b.ply").mkdir()
+    for name in ("a.ply", "b.ply"):
+        with pytest.raises(SplatFileError, match="is there already"):
+            write_splats(tmp_path / name, make(5), OURS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_disk_leaves_the_old_file(
+    name: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not name.endswith(".splat"):
+        write_splats(tmp_path / name, make(5), OURS)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ConfigError, match=r"cannot be written \(No space left on device\): free some space or"):
+        write_splats(tmp_path / name, make(6), OURS)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", SUFFIXES.values())
+def test_stored_order_is_a_permutation_that_stays(kind: str, make: Make) -> None:
+    gaussians = make(700)
+    gaussians.means[10:20] = gaussians.means[10]
+    order = formats.stored_order(gaussians, kind)  # type: ignore[arg-type]
+    assert torch.equal(order.sort()[0], torch.arange(700))
+    again = formats.stored_order(gaussians[order], kind)  # type: ignore[arg-type]
+    assert torch.equal(again, torch.arange(700))
+
+
+def test_splats_of_a_model(make: Make, assert_same: Callable, tmp_path: Path) -> None:
+    """Parameters, which want gradients; render mode, filters and provenance go into the header."""
+    gaussians = make()
+    parameters = Gaussians.of({name: torch.nn.Parameter(value) for name, value in gaussians.tensors().items()})
+    info = SplatInfo(render_mode="mip", filters_fused=True, comments=("Vertical axis: z",))
+    for _ in range(2):  # over its own file
+        export_splats(parameters, tmp_path / "deep" / "a.ply", info, {"checkpoint": "step-7.ckpt"})
+    found, told = read_splats(tmp_path / "deep" / "a.ply")
+    assert_same(found, gaussians)
+    assert told.comments[0] == "made_by: f3rm-ext export splats"
+    assert told.comments[2:] == ("checkpoint: step-7.ckpt", "Vertical axis: z")
+    assert (told.render_mode, told.filters_fused) == ("mip", True)

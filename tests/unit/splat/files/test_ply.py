@@ -1,0 +1,283 @@
+"""Splats as PLY: exact, and the layout that other programs know."""
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from f3rm_ext.errors import SplatFileError
+from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
+from f3rm_ext.splat.gaussians import Gaussians
+
+Make = Callable[..., Gaussians]
+VALUES = {
+    **{"x": 1.5, "y": -2.0, "z": 0.25, "nx": 9.0, "ny": 9.0, "nz": 9.0},
+    **{"f_dc_0": 0.1, "f_dc_1": 0.2, "f_dc_2": 0.3, "opacity": -1.25},
+    **{"scale_0": -3.0, "scale_1": -4.0, "scale_2": -5.0},
+    **{"rot_0": 2.0, "rot_1": 0.5, "rot_2": -0.5, "rot_3": 0.125},
+}
+"""A Gaussian without SH beyond the first."""
+REST = {f"f_rest_{i}": 100.0 + i for i in range(9)}
+
+
+def header(properties: Sequence[str], count: int = 1, kind: str = "binary_little_endian", *lines: str) -> bytes:
+    text = ["ply", f"format {kind} 1.0", *lines, f"element vertex {count}"]
+    text += [name if " " in name else f"property float {name}" for name in properties]
+    return ("\n".join([*text, "end_header"]) + "\n").encode()
+
+
+def file_of(path: Path, values: dict[str, float], *lines: str) -> Path:
+    """A PLY file of one Gaussian, made byte by byte."""
+    path.write_bytes(
+        header(list(values), 1, "binary_little_endian", *lines) + struct.pack(f"<{len(values)}f", *values.values())
+    )
+    return path
+
+
+def expected(values: dict[str, float] = VALUES) -> dict[str, list[float]]:
+    return {
+        "means": [1.5, -2.0, 0.25],
+        "scales": [-3.0, -4.0, -5.0],
+        "quats": [2.0, 0.5, -0.5, 0.125],
+        "opacities": [-1.25],
+        "features_dc": [0.1, 0.2, 0.3],
+    }
+
+
+def assert_expected(gaussians: Gaussians) -> None:
+    for name, value in expected().items():
+        torch.testing.assert_close(gaussians.tensors()[name], torch.tensor([value]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("degree", range(4))
+def test_round_trip_is_exact(degree: int, make: Make, assert_same: Callable, tmp_path: Path) -> None:
+    gaussians = make(degree=degree)
+    written = write_splats(tmp_path / "a.ply", gaussians, SplatInfo(render_mode="mip", filters_fused=True))
+    found, info = read_splats(tmp_path / "a.ply")
+    assert_same(found, gaussians)
+    assert info == SplatInfo("ply", "mip", True, degree, 40) == written
+
+
+def test_half_precision_is_widened(make: Make, assert_same: Callable, tmp_path: Path) -> None:
+    gaussians = make()
+    gaussians.features_rest = gaussians.features_rest.half()
+    write_splats(tmp_path / "a.ply", gaussians, SplatInfo())
+    wide = Gaussians.of({**gaussians.tensors(), "features_rest": gaussians.features_rest.float()})
+    assert_same(read_splats(tmp_path / "a.ply")[0], wide)
+
+
+def test_more_than_a_chunk(make: Make, assert_same: Callable, tmp_path: Path) -> None:
+    gaussians = make(count=(1 << 16) + 7, degree=0)
+    write_splats(tmp_path / "a.ply", gaussians, SplatInfo())
+    assert_same(read_splats(tmp_path / "a.ply")[0], gaussians)
+
+
+def test_bytes_of_a_written_file(tmp_path: Path) -> None:
+    """Colours of the SH beyond the first are one after the other, all of red first."""
+    rest = torch.arange(9.0).reshape(1, 3, 3).transpose(1, 2) + 100
+    gaussians = Gaussians(*(torch.tensor([value]) for value in expected().values()), rest)
+    write_splats(tmp_path / "a.ply", gaussians, SplatInfo(render_mode="mip", filters_fused=True, comments=("hello",)))
+    values = {**VALUES, **dict.fromkeys(("nx", "ny", "nz"), 0.0)}
+    order = ["x", "y", "z", "nx", "ny", "nz", "f_dc_0", "f_dc_1", "f_dc_2", *REST, "opacity"]
+    order += ["scale_0", "scale_1", "scale_2", "rot_0", "rot_1", "rot_2", "rot_3"]
+    lines = ("comment hello", "comment filter_3d: fused", "comment SplatRenderMode: mip")
+    wanted = header(order, 1, "binary_little_endian", *lines)
+    wanted += struct.pack(f"<{len(order)}f", *({**values, **REST}[name] for name in order))
+    assert (tmp_path / "a.ply").read_bytes() == wanted
+
+
+def test_properties_in_any_order(tmp_path: Path) -> None:
+    shuffled = dict(sorted({**VALUES, **REST}.items(), key=lambda item: item[0][::-1]))
+    assert list(shuffled) != list({**VALUES, **REST})
+    gaussians, info = read_splats(file_of(tmp_path / "a.ply", shuffled))
+    assert_expected(gaussians)
+    assert gaussians.features_rest[0].T.tolist() == [[100, 101, 102], [103, 104, 105], [106, 107, 108]]
+    assert info == SplatInfo("ply", None, None, 1, 1)
+
+
+def test_other_kinds_of_numbers_and_order_of_bytes(tmp_path: Path) -> None:
+    kinds = {name: ("double", "d") if i % 2 else ("float", "f") for i, name in enumerate(VALUES)}
+    properties = ["property uchar flag", *(f"property {kind} {name}" for name, (kind, _) in kinds.items())]
+    layout = ">B" + "".join(letter for _, letter in kinds.values())
+    (tmp_path / "a.ply").write_bytes(
+        header(properties, 1, "binary_big_endian") + struct.pack(layout, 7, *VALUES.values())
+    )
+    gaussians, info = read_splats(tmp_path / "a.ply")
+    assert_expected(gaussians)
+    assert info.notices == ("a.ply has further properties, which are left out: flag.",)
+
+
+def test_ascii(tmp_path: Path) -> None:
+    rows = [" ".join(map(str, VALUES.values())), "", " ".join(str(2 * value) for value in VALUES.values())]
+    text = header(list(VALUES), 2, "ascii", "element camera 1", "property int id").decode()
+    (tmp_path / "a.ply").write_text(text + "5\n" + "\n".join(rows) + "\n")
+    gaussians, info = read_splats(tmp_path / "a.ply")
+    assert_expected(gaussians[:1])
+    assert info.count == 2 and gaussians.means[1].tolist() == [3.0, -4.0, 0.5]
+
+
+def test_elements_before_and_after(tmp_path: Path) -> None:
+    text = header(list(VALUES), 1, "binary_little_endian", "element camera 2", "property short id").decode()
+    text = text.replace("end_header", "element face 1\nproperty list uchar int vertex_indices\nend_header")
+    data = struct.pack("<2h", 1, 2) + struct.pack(f"<{len(VALUES)}f", *VALUES.values()) + b"\x03" + bytes(12)
+    (tmp_path / "a.ply").write_bytes(text.encode() + data)
+    assert_expected(read_splats(tmp_path / "a.ply")[0])
+
+
+def test_windows_line_ends(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "a.ply", VALUES)
+    head, end, data = path.read_bytes().partition(b"end_header\n")
+    path.write_bytes((head + end).replace(b"\n", b"\r\n") + data)
+    assert_expected(read_splats(path)[0])
+
+
+def test_one_notice_for_all_extra_properties(tmp_path: Path) -> None:
+    extra = {f"semantic_{i}": 0.0 for i in range(8)}
+    gaussians, info = read_splats(file_of(tmp_path / "a.ply", {**extra, **VALUES}))
+    assert_expected(gaussians)
+    (notice,) = info.notices
+    assert notice.endswith("left out: " + ", ".join(f"semantic_{i}" for i in range(6)) + " and 2 more.")
+
+
+def test_bytes_after_the_end(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "a.ply", VALUES)
+    path.write_bytes(path.read_bytes() + b"123")
+    assert read_splats(path)[1].notices == ("a.ply has 3 bytes after its last Gaussian, which are left out.",)
+
+
+def test_colours_in_bytes(tmp_path: Path) -> None:
+    """As ``ns-export gaussian-splat --ply-color-mode rgb`` writes them."""
+    values = {name: value for name, value in VALUES.items() if not name.startswith("f_dc")}
+    properties = [*values, "property uchar red", "property uchar green", "property uchar blue"]
+    data = struct.pack(f"<{len(values)}f3B", *values.values(), 255, 51, 0)
+    (tmp_path / "a.ply").write_bytes(header(properties) + data)
+    gaussians, _ = read_splats(tmp_path / "a.ply")
+    found = gaussians.features_dc[0] * 0.28209479177387814 + 0.5
+    torch.testing.assert_close(found, torch.tensor([1.0, 0.2, 0.0]), rtol=0, atol=1e-6)
+
+
+def test_open3d_reads_what_we_write(make: Make, tmp_path: Path) -> None:
+    o3d = pytest.importorskip("open3d")
+    gaussians = make(degree=2)
+    write_splats(tmp_path / "a.ply", gaussians, SplatInfo(render_mode="default", comments=("made_by: us",)))
+    cloud = o3d.t.io.read_point_cloud(str(tmp_path / "a.ply"))
+    names = {"positions": "means", "rot": "quats", "opacity": "opacities"}
+    names |= {"f_dc": "features_dc", "f_rest": "features_rest"}
+    for theirs, ours in names.items():
+        np.testing.assert_array_equal(cloud.point[theirs].numpy(), gaussians.tensors()[ours].numpy(), err_msg=ours)
+    np.testing.assert_allclose(cloud.point["scale"].numpy(), gaussians.sizes().numpy(), rtol=1e-6)
+
+
+def test_trimesh_reads_what_we_write(make: Make, tmp_path: Path) -> None:
+    trimesh = pytest.importorskip("trimesh")
+    gaussians = make(degree=1)
+    write_splats(tmp_path / "a.ply", gaussians, SplatInfo())
+    rows = trimesh.load(tmp_path / "a.ply").metadata["_ply_raw"]["vertex"]["data"]
+    assert len(rows.dtype.names) == 17 + 9
+    np.testing.assert_array_equal(rows["z"], gaussians.means[:, 2].numpy())
+    np.testing.assert_array_equal(rows["f_rest_5"], gaussians.features_rest[:, 2, 1].numpy())
+    np.testing.assert_array_equal(rows["rot_0"], gaussians.quats[:, 0].numpy())
+
+
+def without(*names: str) -> dict[str, float]:
+    return {name: value for name, value in {**VALUES, **REST}.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (without("opacity"), "lacks opacity, without which"),
+        (without("rot_3", "scale_1"), "lacks scale_1, rot_3, without which"),
+        (without("f_dc_1"), "lacks f_dc_1, so its splats have no colours"),
+        (without("f_rest_4"), "lacks f_rest_4 among its SH coefficients"),
+        (without("f_rest_8"), r"has 8 SH coefficients \(f_rest\) per Gaussian, which fit no degree from 0 to 3"),
+        ({**VALUES, **{f"f_rest_{i}": 0.0 for i in range(72)}}, r"has 72 SH .*have 0, 9, 24, 45"),
+        ({"x": 0.0, "y": 0.0, "z": 0.0}, r"is a point cloud and holds no Gaussians \(it lacks opacity"),
+        ({"u": 0.0}, "is a point cloud and holds no Gaussians"),
+    ],
+)
+def test_properties_that_are_not_those_of_splats(values: dict[str, float], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SplatFileError, match=message):
+        read_splats(file_of(tmp_path / "a.ply", values))
+
+
+def test_mesh(tmp_path: Path) -> None:
+    trimesh = pytest.importorskip("trimesh")
+    trimesh.creation.box().export(tmp_path / "a.ply")
+    with pytest.raises(SplatFileError, match=r"a.ply is a mesh and holds no Gaussians .*: give a file of splats\."):
+        read_splats(tmp_path / "a.ply")
+
+
+def test_cut_short(make: Make, tmp_path: Path) -> None:
+    write_splats(tmp_path / "a.ply", make(count=10, degree=0), SplatInfo())
+    whole = (tmp_path / "a.ply").read_bytes()
+    rows = len(whole) - 10 * 17 * 4
+    for size, there in ((len(whole) - 1, 9), (rows + 4 * 17 * 4, 4), (rows + 4 * 17 * 4 - 1, 3), (rows, 0)):
+        (tmp_path / "b.ply").write_bytes(whole[:size])
+        with pytest.raises(SplatFileError, match=f"b.ply is cut short, with {there} of 10 rows of its element vertex"):
+            read_splats(tmp_path / "b.ply")
+    (tmp_path / "b.ply").write_bytes(whole[: rows - 20])
+    with pytest.raises(SplatFileError, match="its header is cut short"):
+        read_splats(tmp_path / "b.ply")
+
+
+def test_huge_count_needs_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.ply").write_bytes(header(list(VALUES), 10**15))
+    with pytest.raises(SplatFileError, match="cut short, with 0 of 1000000000000000"):
+        read_splats(tmp_path / "a.ply")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["1 2 3"], "a row of its element vertex is not 17 numbers"),
+        ([" ".join(["a"] * 17)], "a row of its element vertex is not 17 numbers"),
+        ([" ".join(["1"] * 18)], "a row of its element vertex is not 17 numbers"),
+        ([], "cut short, with 0 of 1 rows"),
+    ],
+)
+def test_bad_ascii_rows(rows: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.ply").write_bytes(header(list(VALUES), 1, "ascii") + "\n".join(rows).encode())
+    with pytest.raises(SplatFileError, match=message):
+        read_splats(tmp_path / "a.ply")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["property float x"],
+        ["element vertex many"],
+        ["element vertex -1"],
+        ["element vertex 1", "element vertex 1"],
+        ["element vertex 1", "property float x", "property float x"],
+        ["element vertex 1", "property quad x"],
+        ["element vertex 1", "property float"],
+        ["format middle_endian 1.0"],
+        ["nonsense"],
+    ],
+)
+def test_header_that_is_not_one(lines: list[str], tmp_path: Path) -> None:
+    text = "\n".join(["ply", "format ascii 1.0", *lines, "end_header", ""])
+    (tmp_path / "a.ply").write_text(text)
+    with pytest.raises(SplatFileError, match=f"is damaged .*its header has the line '{lines[-1]}'"):
+        read_splats(tmp_path / "a.ply")
+
+
+def test_header_without_end_or_format(tmp_path: Path) -> None:
+    (tmp_path / "a.ply").write_bytes(b"ply\nformat ascii 1.0\n" + b"comment a\n" * 20_000)
+    with pytest.raises(SplatFileError, match="its header has no end"):
+        read_splats(tmp_path / "a.ply")
+    (tmp_path / "a.ply").write_bytes(b"ply\nelement vertex 1\nend_header\n")
+    with pytest.raises(SplatFileError, match="its header names no format"):
+        read_splats(tmp_path / "a.ply")
+
+
+def test_lists_before_the_gaussians(tmp_path: Path) -> None:
+    lists = ("element path 1", "property list uchar int nodes")
+    text = header(list(VALUES), 1, "binary_little_endian", *lists)
+    (tmp_path / "a.ply").write_bytes(text + bytes(1000))
+    with pytest.raises(SplatFileError, match="has lists in or before its element vertex"):
+        read_splats(tmp_path / "a.ply")
