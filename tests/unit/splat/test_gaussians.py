@@ -1,0 +1,89 @@
+"""Gaussians as they are stored."""
+
+import pytest
+import torch
+from scipy.spatial.transform import Rotation
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations, rgb_to_sh, sh_degree_of, sh_rest_count, sh_to_rgb
+
+
+def some(count: int = 5, degree: int = 2) -> Gaussians:
+    generator = torch.Generator().manual_seed(count)
+    shapes = {
+        "means": (3,),
+        "scales": (3,),
+        "quats": (4,),
+        "opacities": (1,),
+        "features_dc": (3,),
+        "features_rest": (sh_rest_count(degree), 3),
+    }
+    return Gaussians.of({name: torch.randn(count, *shape, generator=generator) for name, shape in shapes.items()})
+
+
+@pytest.mark.parametrize(("degree", "count"), [(0, 0), (1, 3), (2, 8), (3, 15)])
+def test_counts_of_coefficients(degree: int, count: int) -> None:
+    assert sh_rest_count(degree) == count and sh_degree_of(count) == degree
+    assert some(degree=degree).sh_degree == degree
+
+
+def test_no_degree_has_that_many_coefficients() -> None:
+    with pytest.raises(ConfigError, match=r"7 SH coefficients per colour belong to no degree .* 0, 3, 8, 15"):
+        sh_degree_of(7)
+
+
+def test_colours_there_and_back() -> None:
+    rgb = torch.rand(4, 3)
+    torch.testing.assert_close(sh_to_rgb(rgb_to_sh(rgb)), rgb)
+    assert torch.equal(rgb_to_sh(torch.full((1, 3), 0.5)), torch.zeros(1, 3))
+
+
+def test_rotations_are_those_of_scipy() -> None:
+    quats = torch.randn(20, 4, dtype=torch.float64) * 3
+    expected = Rotation.from_quat(quats[:, [1, 2, 3, 0]].numpy()).as_matrix()
+    torch.testing.assert_close(quats_to_rotations(quats), torch.from_numpy(expected))
+
+
+def test_activations() -> None:
+    gaussians = some()
+    gaussians.scales = torch.tensor([[0.0, 2.0, -1.0]])
+    gaussians.opacities = torch.tensor([[0.0]])
+    torch.testing.assert_close(gaussians.sizes(), torch.tensor([[1.0, 7.389056, 0.367879]]))
+    torch.testing.assert_close(gaussians.alphas(), torch.tensor([0.5]))
+
+
+def test_the_normal_is_the_smallest_axis() -> None:
+    gaussians = some(2)
+    gaussians.scales = torch.tensor([[0.0, 1.0, -3.0], [-2.0, 1.0, 0.0]])
+    half = 0.5**0.5
+    gaussians.quats = torch.tensor([[1.0, 0.0, 0.0, 0.0], [half, 0.0, 0.0, half]])  # the second: x becomes y
+    torch.testing.assert_close(gaussians.normals(), torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]))
+
+
+def test_selection_and_renaming() -> None:
+    gaussians = some()
+    chosen = gaussians[torch.tensor([True, False, True, False, False])]
+    assert len(chosen) == 2 and torch.equal(chosen.features_rest, gaussians.features_rest[[0, 2]])
+    again = Gaussians.of({**gaussians.tensors(), "step": torch.tensor(1)})
+    assert all(torch.equal(a, b) for a, b in zip(again.tensors().values(), gaussians.tensors().values(), strict=True))
+
+
+@pytest.mark.parametrize("degree", [0, 1, 3])
+def test_other_degrees_keep_the_lower_coefficients(degree: int) -> None:
+    gaussians, count = some(degree=2), sh_rest_count(degree)
+    changed = gaussians.with_sh_degree(degree)
+    both = min(count, 8)
+    assert changed.features_rest.shape == (5, count, 3)
+    assert torch.equal(changed.features_rest[:, :both], gaussians.features_rest[:, :both])
+    assert not changed.features_rest[:, both:].any()
+
+
+def test_what_cannot_be_used() -> None:
+    gaussians = some()
+    assert gaussians.checked("a.ply") is gaussians
+    with pytest.raises(ConfigError, match=r"no Gaussians in a\.ply"):
+        gaussians[:0].checked("a.ply")
+    gaussians.scales[1, 2] = float("nan")
+    gaussians.scales[3] = float("inf")
+    with pytest.raises(ConfigError, match=r"2 of 5 Gaussians in a\.ply have NaN or infinite scales"):
+        gaussians.checked("a.ply")
