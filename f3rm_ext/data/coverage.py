@@ -19,13 +19,18 @@ class Coverage:
     process.
     """
 
-    def __init__(self, pixels: Int64[np.ndarray, "cams"], num_processes: int = 1) -> None:
+    def __init__(
+        self, pixels: Int64[np.ndarray, "cams"], num_processes: int = 1, *, whole_images: bool = False
+    ) -> None:
         """Starts at zero.
 
         Args:
             pixels: number of pixels of each image.
             num_processes: processes that train together.
+            whole_images: whether an image is seen whole or not at all, so that being in memory does not count as
+                seen; its rays are those of this process.
         """
+        self.whole_images = whole_images
         self.pixels = pixels
         self.num_processes = num_processes
         self.appearances = np.zeros_like(pixels)
@@ -54,7 +59,7 @@ class Coverage:
         rays = float(self.rays.sum()) * self.num_processes
         return {
             "images": float(len(self.pixels)),
-            "images_seen": float((self.appearances > 0).sum()),
+            "images_seen": float(((self.rays if self.whole_images else self.appearances) > 0).sum()),
             "appearances_min": float(self.appearances.min()),
             "appearances_max": float(self.appearances.max()),
             "rays": rays,

@@ -101,7 +101,7 @@ class ImageStream:
         """Pixels of the image used last; before that, of the first image."""
         sizes = (cameras.height * cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._cameras = cameras.to(self.device)
-        self._coverage = Coverage(sizes, cycle.shards)
+        self._coverage = Coverage(sizes, cycle.shards, whole_images=True)
         self._feed: WindowFeed[PictureWindow] = WindowFeed(cycle, self._load, leave=self._flush)
         self._turn: list[int] = []
         self._steps = 0

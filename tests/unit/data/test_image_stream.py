@@ -255,6 +255,7 @@ def test_coverage_counts_windows_steps_and_pixels(make_stream):
         assert coverage.appearances.tolist() == stream.cycle.appearances()
         assert coverage.steps.sum() == 3 * step
         assert (coverage.rays == stream.uses * 7 * 9).all()
+        assert coverage.summary()["images_seen"] == (stream.uses > 0).sum(), "in memory is not seen"
 
 
 def test_alpha_and_masks_reach_the_batch(make_capture):
