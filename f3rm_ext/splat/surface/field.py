@@ -33,7 +33,9 @@ MAX_SQUARED = 1e8
 MIN_WEIGHT = 1e-20
 """Below this sum of weights a point has no direction but that of its own Gaussian."""
 CHUNK_POINTS = 1 << 15
-"""Points at once in torch: about 150 MiB of float32 at 16 neighbours, forward and backward."""
+"""Points at once in torch: 280 MiB of float32 at 16 neighbours, forward and backward (measured)."""
+CHUNK_GAUSSIANS = 1 << 17
+"""Gaussians at once where a table is made: about 75 MiB of float32, forward and backward."""
 
 
 class NeighbourField(NamedTuple):
@@ -60,24 +62,54 @@ def _column(rotations: Tensor, scales: Tensor) -> Tensor:
 def gaussian_table(gaussians: Gaussians) -> Float[Tensor, "gaussians 17"]:
     """All that the field needs to know of Gaussians, one row each; differentiable.
 
-    One row is read as a whole (68 bytes), which is what makes gathering 16 neighbours per point cheap.
+    One row is read as a whole (68 bytes), which is what makes gathering 16 neighbours per point cheap. Only the table
+    is kept for the backward pass, which makes it anew in chunks: its graph would take 400 bytes per Gaussian.
     """
-    return make_table(gaussians.means, gaussians.scales, gaussians.quats, gaussians.alphas())
+    parameters = (gaussians.means, gaussians.scales, gaussians.quats, gaussians.opacities)
+    return _ChunkedTable.apply(*parameters)  # type: ignore[return-value]
 
 
 def make_table(
     means: Float[Tensor, "gaussians 3"],
     scales: Float[Tensor, "gaussians 3"],
     quats: Float[Tensor, "gaussians 4"],
-    alphas: Float[Tensor, " gaussians"],
+    opacities: Float[Tensor, "gaussians 1"],
 ) -> Float[Tensor, "gaussians 17"]:
-    """:func:`gaussian_table` of single tensors; ``scales`` are logarithms."""
+    """:func:`gaussian_table` of single tensors, all Gaussians at once."""
     rotations = quats_to_rotations(quats)
     sizes = scales.exp().clamp_min(MIN_SIZE)
     whiten = rotations.transpose(1, 2) / sizes[:, :, None]
     return torch.cat(
-        [means, whiten.flatten(1), alphas[:, None], sizes.amin(dim=1, keepdim=True), _column(rotations, scales)], dim=1
+        [means, whiten.flatten(1), opacities.sigmoid(), sizes.amin(dim=1, keepdim=True), _column(rotations, scales)],
+        dim=1,
     )
+
+
+class _ChunkedTable(torch.autograd.Function):
+    """:func:`make_table` chunk by chunk, computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(*parameters)
+        table = parameters[0].new_empty(len(parameters[0]), WIDTH)
+        for start in range(0, len(table), CHUNK_GAUSSIANS):
+            part = slice(start, start + CHUNK_GAUSSIANS)
+            table[part] = make_table(*(parameter[part] for parameter in parameters))
+        return table
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:
+        parameters = ctx.saved_tensors
+        grads = tuple(torch.empty_like(parameter) for parameter in parameters)
+        for start in range(0, len(grad_outputs[0]), CHUNK_GAUSSIANS):
+            part = slice(start, start + CHUNK_GAUSSIANS)
+            with torch.enable_grad():
+                inputs = [parameter[part].detach().requires_grad_() for parameter in parameters]
+                found = torch.autograd.grad(make_table(*inputs), inputs, grad_outputs[0][part])
+            for grad, value in zip(grads, found, strict=True):
+                grad[part] = value
+        return grads
 
 
 def neighbour_field(
@@ -92,7 +124,7 @@ def neighbour_field(
     """Density, thickness and direction at points; differentiable once in points and table.
 
     Peak memory beyond points, table and their gradients: with torch one chunk's intermediates,
-    about chunk · neighbours · 300 bytes in float32, whatever the number of points, since the backward pass computes
+    about chunk · neighbours · 550 bytes in float32, whatever the number of points, since the backward pass computes
     each chunk anew; with numba one gradient table per thread, held below 256 MiB together where one fits in that.
 
     Args:

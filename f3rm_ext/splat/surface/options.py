@@ -42,11 +42,11 @@ class RegularizationOptions:
     neighbours: int = 16
     """Neighbours per Gaussian, itself included, ≥ 1; memory is 4 bytes each."""
     samples: int = 1_000_000
-    """Points per step, ≥ 1. 1 000 000 is for GPUs; on a CPU 20 000 to 100 000 (0.2 s per 100 000 on one core)."""
+    """Points per step, ≥ 1. 1 000 000 is for GPUs; on a CPU 20 000 to 100 000 (0.3 s per 100 000 on one core)."""
     spread: float = 1.5
     """Standard deviation of the points in units of their Gaussian's own, > 0."""
     chunk_points: int = 1 << 15
-    """Points at once where the torch implementation works, ≥ 1; bounds the peak, 150 MiB at 32 768."""
+    """Points at once where the torch implementation works, ≥ 1; bounds the peak, 280 MiB at 32 768."""
     density_factor: float = 0.2
     """Weight of the density loss (density and dn-consistency), ≥ 0."""
     sdf_factor: float = 0.2

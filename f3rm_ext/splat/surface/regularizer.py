@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
 from f3rm_ext.splat.surface.density import density_loss, normal_loss, own_rows
 from f3rm_ext.splat.surface.field import gaussian_table, neighbour_field
 from f3rm_ext.splat.surface.frames import to_camera
@@ -40,10 +40,11 @@ def opacity_entropy(alphas: Float[Tensor, " gaussians"], visible: Bool[Tensor, "
 class Regularizer:
     """Computes the losses of a step and keeps the neighbours they need.
 
-    Memory. Persistent: neighbours, 4 bytes each. At a step, for N Gaussians and P points: about 300 N bytes for the
-    table of Gaussians with its graph and gradient, about 200 P bytes for points, field and their gradients, and what
-    :func:`~f3rm_ext.splat.surface.field.neighbour_field` says about one chunk. At 1 M points on a GPU: 0.2 GB + 150 MiB
-    + 0.3 GB per million Gaussians; without chunks the neighbours of 1 M points would take about 5 GB.
+    Memory. Persistent: the neighbours, 4 bytes each. At a step (float32, measured on the CPU), for N Gaussians and P
+    points: at most 300 N bytes for the table of Gaussians, its gradient and those of the parameters, 500 P bytes for
+    points, field and their gradients, and 280 MiB for one chunk of ``options.chunk_points`` where torch works; with
+    1 M points 0.75 GiB, and 0.28 GiB per million Gaussians. Without chunks the neighbours of 1 M points alone take
+    5 GiB. On the CPU the kernels need no chunk.
 
     Args:
         options: what and when.
@@ -151,14 +152,22 @@ class Regularizer:
             visible = visible & finite
             known = (neighbours >= 0) & finite[neighbours.long().clamp_min(0)]
             neighbours = torch.where(known, neighbours, NONE)
-        rotations, sizes = gaussians.rotations(), gaussians.sizes()
         if background is not None:
-            visible = visible & near_depth(
-                gaussians.means, rotations, sizes, background.detach(), viewmat, K, sigmas=options.sdf_sigmas
+            seen = visible.nonzero().squeeze(1)
+            means, quats, scales = (
+                value.detach()[seen] for value in (gaussians.means, gaussians.quats, gaussians.scales)
             )
-        points, owners = sample_points(
-            gaussians.means, rotations, sizes, visible, options.samples, spread=options.spread, generator=generator
-        )
+            near = near_depth(
+                means,
+                quats_to_rotations(quats),
+                scales.exp(),
+                background.detach(),
+                viewmat,
+                K,
+                sigmas=options.sdf_sigmas,
+            )
+            visible = torch.zeros_like(visible).index_fill(0, seen[near], True)
+        points, owners = sample_points(gaussians, visible, options.samples, spread=options.spread, generator=generator)
         field = neighbour_field(points, owners, table, neighbours, chunk=options.chunk_points)
         own = own_rows(table, owners)
         losses = {}

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
 from f3rm_ext.splat.surface.frames import rotate
 
 SPREAD = 1.5
@@ -37,9 +38,7 @@ def draw_owners(
 
 
 def sample_points(
-    means: Float[Tensor, "gaussians 3"],
-    rotations: Float[Tensor, "gaussians 3 3"],
-    sizes: Float[Tensor, "gaussians 3"],
+    gaussians: Gaussians,
     visible: Bool[Tensor, " gaussians"],
     count: int,
     *,
@@ -49,17 +48,17 @@ def sample_points(
     """Points p = μ + R (spread · s ⊙ ε), ε ~ N(0, I), of Gaussians drawn uniformly (not by volume) (SuGaR §4.1).
 
     Args:
-        means: centres.
-        rotations: own axes as columns.
-        sizes: standard deviations along the own axes.
+        gaussians: all of them; only means, quats and scales are read.
         visible: Gaussians to draw from.
         count: number of points; there are none where no Gaussian is visible.
         spread: standard deviation of the points in units of the Gaussian's own.
         generator: of Gaussians and offsets.
     """
     owners = draw_owners(visible, count, generator)
+    # index_select: its gradient is far cheaper than that of indexing.
+    means, quats, scales = (
+        value.index_select(0, owners) for value in (gaussians.means, gaussians.quats, gaussians.scales)
+    )
     place = means.device if generator is None else generator.device
     noise = torch.randn(len(owners), 3, generator=generator, device=place, dtype=means.dtype).to(means.device)
-    # index_select: its gradient is far cheaper than that of indexing.
-    offsets = rotate(spread * sizes.index_select(0, owners) * noise, rotations.index_select(0, owners))
-    return SurfaceSamples(means.index_select(0, owners) + offsets, owners)
+    return SurfaceSamples(means + rotate(spread * scales.exp() * noise, quats_to_rotations(quats)), owners)

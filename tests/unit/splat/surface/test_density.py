@@ -59,9 +59,7 @@ def test_no_points_cost_nothing(wall: Callable[..., Gaussians]) -> None:
 def losses(gaussians: Gaussians, neighbours: Tensor, seed: int, count: int = 4000) -> tuple[Tensor, Tensor]:
     visible = torch.ones(len(gaussians), dtype=torch.bool)
     generator = torch.Generator().manual_seed(seed)
-    points, owners = sample_points(
-        gaussians.means, gaussians.rotations(), gaussians.sizes(), visible, count, generator=generator
-    )
+    points, owners = sample_points(gaussians, visible, count, generator=generator)
     table = gaussian_table(gaussians)
     field = neighbour_field(points, owners, table, neighbours)
     own = own_rows(table, owners)
@@ -76,9 +74,7 @@ def test_a_wall_is_nearly_ideal_and_a_cloud_is_not(
     inside = (flat.means[:, :2].abs() < 6).all(1)
     neighbours = nearest_neighbours(flat.means, 16)
     visible_points = sample_points(
-        flat.means,
-        flat.rotations(),
-        flat.sizes(),
+        flat,
         inside,
         4000,
         spread=1.0,

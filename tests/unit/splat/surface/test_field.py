@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.surface import field as field_module
 from f3rm_ext.splat.surface.field import (
     NORMAL,
     FieldBackend,
     NeighbourField,
     gaussian_table,
-    make_table,
     neighbour_field,
     smallest_axes,
 )
@@ -57,9 +57,7 @@ def by_definition(
 def draw(gaussians: Gaussians, count: int, seed: int = 0) -> SurfaceSamples:
     visible = torch.ones(len(gaussians), dtype=torch.bool)
     return sample_points(
-        gaussians.means,
-        gaussians.rotations(),
-        gaussians.sizes(),
+        gaussians,
         visible,
         count,
         generator=torch.Generator().manual_seed(seed),
@@ -85,16 +83,21 @@ def test_values(backend: FieldBackend, n: int, random_gaussians: Callable[..., G
         np.testing.assert_allclose(value.numpy(), reference, rtol=tolerance, atol=tolerance)
 
 
-def test_gradients_of_density_and_thickness(random_gaussians: Callable[..., Gaussians]) -> None:
+def test_gradients_of_density_and_thickness(
+    random_gaussians: Callable[..., Gaussians], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(field_module, "CHUNK_GAUSSIANS", 4)
     gaussians = random_gaussians(6)
     neighbours = nearest_neighbours(gaussians.means, 4)
     neighbours[2, 3] = -1
     points, owners = draw(gaussians, 7)
-    inputs = [points, gaussians.means, gaussians.scales, gaussians.quats, gaussians.alphas()]
+    inputs = [points, gaussians.means, gaussians.scales, gaussians.quats, gaussians.opacities]
     inputs = [value.clone().requires_grad_() for value in inputs]
 
     def outputs(points: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        field = neighbour_field(points, owners, make_table(*parameters), neighbours, chunk=4)
+        means, scales, quats, opacities = parameters
+        moved = Gaussians(means, scales, quats, opacities, gaussians.features_dc, gaussians.features_rest)
+        field = neighbour_field(points, owners, gaussian_table(moved), neighbours, chunk=4)
         return field.density, field.beta
 
     assert torch.autograd.gradcheck(outputs, inputs, fast_mode=False)

@@ -164,9 +164,7 @@ def test_losses_are_those_of_the_parts(random_gaussians: Make, losses_of: Losses
     visible = torch.arange(60) % 3 > 0
     found = losses_of(regularizer("dn-consistency"), gaussians, visible=visible)
     points, owners = sample_points(
-        gaussians.means,
-        gaussians.rotations(),
-        gaussians.sizes(),
+        gaussians,
         visible,
         500,
         generator=torch.Generator().manual_seed(ACTIVE),

@@ -29,9 +29,7 @@ def test_points_have_the_covariance_of_their_gaussian(random_gaussians: Callable
     gaussians = random_gaussians(3)
     visible = torch.tensor([False, True, False])
     rotations, sizes = gaussians.rotations(), gaussians.sizes()
-    points, owners = sample_points(
-        gaussians.means, rotations, sizes, visible, 40_000, spread=1.5, generator=generator()
-    )
+    points, owners = sample_points(gaussians, visible, 40_000, spread=1.5, generator=generator())
     assert (owners == 1).all()
     expected = 1.5**2 * rotations[1] @ sizes[1].square().diag() @ rotations[1].T
     assert torch.allclose(torch.cov(points.T), expected, rtol=0, atol=0.03 * float(expected.diag().max()))
@@ -43,9 +41,7 @@ def test_points_move_with_their_gaussian(
 ) -> None:
     gaussians = leaves(random_gaussians(2))
     visible = torch.tensor([True, False])
-    points, _ = sample_points(
-        gaussians.means, gaussians.rotations(), gaussians.sizes(), visible, 7, generator=generator()
-    )
+    points, _ = sample_points(gaussians, visible, 7, generator=generator())
     points.sum().backward()
     assert torch.equal(gaussians.means.grad, torch.tensor([[7.0] * 3, [0.0] * 3], dtype=torch.float64))
     assert gaussians.scales.grad is not None and gaussians.scales.grad[0].abs().min() > 0
@@ -55,7 +51,5 @@ def test_points_move_with_their_gaussian(
 def test_none_visible_gives_no_points(random_gaussians: Callable[..., Gaussians]) -> None:
     for n in (0, 4):
         gaussians = random_gaussians(n)
-        points, owners = sample_points(
-            gaussians.means, gaussians.rotations(), gaussians.sizes(), torch.zeros(n, dtype=torch.bool), 10
-        )
+        points, owners = sample_points(gaussians, torch.zeros(n, dtype=torch.bool), 10)
         assert points.shape == (0, 3) and owners.shape == (0,)
