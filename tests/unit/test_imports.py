@@ -34,7 +34,7 @@ def test_every_package_is_listed_for_the_wheel() -> None:
     for line in section.splitlines():
         listed.add(line.strip(' ",'))
     there = {
-        "f3rm_ext" if path.parent == ROOT / "f3rm_ext" else f"f3rm_ext.{path.parent.relative_to(ROOT / 'f3rm_ext')}"
+        "f3rm_ext" if path.parent == ROOT / "f3rm_ext" else ".".join(path.parent.relative_to(ROOT).parts)
         for path in (ROOT / "f3rm_ext").rglob("__init__.py")
     }
     assert listed - {""} == there | {"f3rm_ext.method_configs"}
