@@ -16,7 +16,7 @@ from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.memory.rounding import to_half
 
 BETAS = (0.9, 0.999)
-_CHUNK_CPU, _CHUNK = 1 << 14, 1 << 18
+_CHUNK_CPU, _CHUNK = 1 << 11, 1 << 18
 """Rows updated at a time: bounds what is multiplied out, and fits a processor's cache."""
 _SEED_STRIDE = 1 << 32
 
@@ -96,8 +96,7 @@ class PackedAdam(torch.optim.Optimizer):
                 gradient = parameter.grad[rows].float()  # type: ignore[index]
             else:
                 rows = visible[start : start + chunk]
-                gradient = torch.zeros(len(rows), *parameter.shape[1:], device=parameter.device)
-                packed.add_to(gradient, rows, start)
+                gradient = packed.multiplied(rows, start, parameter.shape[1])
             first, second = moments.read(state, rows)
             change = _adam(first, second, gradient, group, state["step"])
             moments.write(state, rows, first, second, generator)

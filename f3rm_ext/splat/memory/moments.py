@@ -59,8 +59,10 @@ class FloatMoments(Moments):
     def read(
         self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
     ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
-        first, second = state[FIRST][rows], state[SECOND][rows]
-        return first.to(torch.float32, copy=True), second.to(torch.float32, copy=True)
+        first, second = (state[name][rows].float() for name in (FIRST, SECOND))
+        if isinstance(rows, slice) and self.dtype == torch.float32:  # a view so far
+            return first.clone(), second.clone()
+        return first, second
 
     def write(
         self,

@@ -17,8 +17,8 @@ from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, SH_C0, sh_rest_count
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases
 
 _ATTRIBUTE = "packed_gradient"
-CHUNK = 1 << 17
-"""Gaussians whose coefficients are multiplied out at a time: 24 MB at degree 3."""
+CHUNK_CPU, CHUNK = 1 << 12, 1 << 17
+"""Gaussians whose coefficients are read at a time: on a GPU 24 MB at degree 3, on a CPU what fits its cache."""
 
 
 @dataclass
@@ -52,22 +52,26 @@ class PackedGradient:
             return self.pictures[0].rows
         return torch.cat([picture.rows for picture in self.pictures]).unique()
 
-    def add_to(self, out: Float[Tensor, "part coeffs 3"], rows: Int[Tensor, " part"], start: int) -> None:
-        """Adds the gradient of some Gaussians.
+    def multiplied(self, rows: Int[Tensor, " part"], start: int, coeffs: int) -> Float[Tensor, "part coeffs 3"]:
+        """Gradient by the coefficients of some Gaussians, as a tensor of its own.
 
         Args:
-            out: added to.
             rows: which of :meth:`rows`.
             start: their place in :meth:`rows`.
+            coeffs: how many coefficients there are.
         """
+        if len(self.pictures) == 1:
+            (picture,) = self.pictures
+            gradient = picture.coefficients(slice(start, start + len(rows)))
+            missing = coeffs - gradient.shape[1]
+            return functional.pad(gradient, (0, 0, 0, missing)) if missing else gradient
+        out = torch.zeros(len(rows), coeffs, 3, device=rows.device)
         for picture in self.pictures:
-            count = sh_rest_count(picture.degree)
-            if len(self.pictures) == 1:
-                out[:, :count] += picture.coefficients(slice(start, start + len(rows)))
-                continue
-            place = torch.searchsorted(picture.rows, rows).clamp_(max=max(len(picture.rows) - 1, 0))
-            here = (picture.rows[place] == rows).nonzero().squeeze(-1) if len(picture.rows) else place[:0]
-            out[here, :count] += picture.coefficients(place[here])
+            if len(picture.rows):
+                place = torch.searchsorted(picture.rows, rows).clamp_(max=len(picture.rows) - 1)
+                here = (picture.rows[place] == rows).nonzero().squeeze(-1)
+                out[here, : sh_rest_count(picture.degree)] += picture.coefficients(place[here])
+        return out
 
     def nbytes(self) -> int:
         """Bytes held."""
@@ -105,7 +109,7 @@ class _StoredHarmonics(torch.autograd.Function):
         ctx.save_for_backward(directions)
         ctx.owner, ctx.degree = owner, degree
         colors = torch.empty_like(directions)
-        for part in _parts(len(directions)):
+        for part in _parts(directions):
             bases = sh_bases(degree, directions[part])
             colors[part] = torch.einsum("nk,nkc->nc", bases, _coefficients(storage, part, degree))
         return colors
@@ -118,7 +122,7 @@ class _StoredHarmonics(torch.autograd.Function):
         by_direction = None
         if ctx.needs_input_grad[0]:
             by_direction = torch.zeros_like(directions)
-            for part in rows.split(CHUNK):
+            for part in rows.split(_chunk(rows)):
                 with torch.enable_grad():
                     leaf = directions.detach()[part].requires_grad_()
                     bases = sh_bases(ctx.degree, leaf)
@@ -129,8 +133,12 @@ class _StoredHarmonics(torch.autograd.Function):
         return by_direction, None, None, None
 
 
-def _parts(count: int) -> list[slice]:
-    return [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+def _chunk(on: Tensor) -> int:
+    return CHUNK_CPU if on.device.type == "cpu" else CHUNK
+
+
+def _parts(of: Tensor) -> list[slice]:
+    return [slice(start, start + _chunk(of)) for start in range(0, len(of), _chunk(of))]
 
 
 def _coefficients(storage: Tensor, part: slice | Tensor, degree: int) -> Tensor:

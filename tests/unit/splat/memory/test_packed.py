@@ -16,7 +16,7 @@ COUNT = 40
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "CHUNK", 16)
+    monkeypatch.setattr(packed, "CHUNK_CPU", 16)
 
 
 def scene(dtype: torch.dtype, degree: int = 3) -> tuple[Tensor, Tensor, Parameter]:
@@ -32,9 +32,8 @@ def dense(parameter: Parameter) -> Tensor:
     gradient = packed_gradient(parameter)
     assert gradient is not None
     rows = gradient.rows()
-    out, part = torch.zeros(parameter.shape), torch.zeros(len(rows), *parameter.shape[1:])
-    gradient.add_to(part, rows, 0)
-    out[rows] = part
+    out = torch.zeros(parameter.shape)
+    out[rows] = gradient.multiplied(rows, 0, parameter.shape[1])
     return out
 
 
