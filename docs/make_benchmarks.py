@@ -86,6 +86,61 @@ def _answers(report: Report) -> str:
     return _table(head, rows)
 
 
+def _splat_memory(report: Report) -> str:
+    """Gigabytes by layout, then every tensor of the naive layout and of the default one that saves memory, in bytes."""
+    groups = ("kept", "gradient", "in flight", "rendering")
+    head = ["layout", "kept", "gradients", "copies of harmonics", "sum", "a picture (estimate)", "sum"]
+    rows = []
+    for row in report["rows"]:
+        kept, gradient, flight, rendering = (row[group] / 1e9 for group in groups)
+        sizes = (kept, gradient, flight, kept + gradient + flight, rendering, kept + gradient + flight + rendering)
+        rows.append([row["layout"], *(f"{size:.2f}" for size in sizes)])
+    naive, ours = report["rows"][0], next(row for row in report["rows"] if "optimize-memory" in row["layout"])
+    items = [[name, f"{size:,}", f"{ours['items'][name]:,}"] for name, size in naive["items"].items()]
+    items.append(["sum", *(f"{sum(row['items'].values()):,}" for row in (naive, ours))])
+    return _table(head, rows) + "\n\n" + _table(["bytes", "naive", "optimize-memory"], items)
+
+
+def _splat_precision(report: Report) -> str:
+    def number(value: float | None) -> str:
+        return "not finite" if value is None else f"{value:.5f}"
+
+    head = ["storage of harmonics", "error of colours", "of reflective ones", "from float32", "ms/step (quartiles)"]
+    keys = ("error", "error_reflective", "from_float32")
+    rows = [
+        [row["variant"], *(number(row[key]) for key in keys), "{1:.0f} ({0:.0f}–{2:.0f})".format(*row["ms"])]
+        for row in report["rows"]
+    ]
+    return _table(head, rows)
+
+
+def _memory(report: Report) -> str:
+    ways = {"chunked": "`f3rm-ext`", "naive": "features of the whole image"}
+    rows = [
+        [ways[r["way"]], str(r["dim"]), f"{report['width']} × {r['rows']}", f"{r['peak_mib']:,.0f}", f"{r['s']:.0f}"]
+        for r in report["rows"]
+    ]
+    return _table(["", "dimensions", "pixels", "peak MiB", "s"], rows)
+
+
+def _codes(report: Report) -> str:
+    ways = {"residual": "per patch", "constant": "their mean", "ignored": "ignored", "full": "–"}
+    head = ["features, asked", "K", "energy kept", "what codes leave out", "cosine off by", "99 %", "relevancy off by"]
+    rows = [
+        [
+            f"{r['features']}, by {r['by']}",
+            str(r["codes"]) if r["cosines"] != "full" else f"all {r['codes']}",
+            f"{100 * r['energy']:.1f} %",
+            ways[r["cosines"]],
+            *(f"{r[key]:.4f}" for key in ("mean", "p99", "relevancy")),
+            f"{100 * r['best']:.0f} %",
+            f"{r['ms']:.2f}",
+        ]
+        for r in report["rows"]
+    ]
+    return _table([*head, "best patch kept", "ms"], rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -93,6 +148,10 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "optimizer": _adam,
     "import_time": _starts,
     "query_quality": _answers,
+    "query_memory": _memory,
+    "code_queries": _codes,
+    "splat_memory": _splat_memory,
+    "splat_precision": _splat_precision,
 }
 
 
