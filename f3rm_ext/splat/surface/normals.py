@@ -62,13 +62,14 @@ def normals_from_depth(
 
 def expected_depth(
     depth: Float[Tensor, "h w"], alpha: Float[Tensor, "h w"], *, divide: bool, min_alpha: float
-) -> tuple[Float[Tensor, "h w"], Bool[Tensor, "h w"]]:
-    """Composited depth Σ w z, divided by Σ w or not, and where enough was composited; see :func:`dn_consistency`."""
+) -> Float[Tensor, "h w"]:
+    """Composited depth Σ w z, divided by Σ w or not; 0 where Σ w is not above ``min_alpha``. See
+    :func:`dn_consistency`."""
     with torch.no_grad():
         dense = torch.isfinite(alpha) & torch.isfinite(depth) & (alpha > max(min_alpha, 1e-6)) & (depth > 0)
     if divide:
         depth = torch.where(dense, depth, 0) / torch.where(dense, alpha, 1)
-    return torch.where(dense, depth, 0), dense
+    return torch.where(dense, depth, 0)
 
 
 def unit_normals(
@@ -134,11 +135,11 @@ def dn_consistency(
         min_alpha: accumulation a pixel must exceed, 0 to 1.
         mask: pixels to take, None for all.
     """
-    used, dense = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
+    used = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
     # Depth 0 where it is too thin makes the pixel and its neighbours invalid.
     from_depth, valid = normals_from_depth(used, K)
     rendered, usable = unit_normals(normals, rebuild_z=rebuild_z)
-    valid = valid & dense & usable
+    valid = valid & usable
     if mask is not None:
         valid = valid & mask
     error = 1 - (rendered * from_depth).sum(-1)

@@ -210,7 +210,7 @@ def test_thin_pixels_and_masked_pixels_do_not_count(camera: Camera) -> None:
 
 def test_expected_depth() -> None:
     depth, alpha = torch.tensor([[2.0, 1.0, 0.1]]), torch.tensor([[0.5, 1.0, 0.05]])
-    divided, dense = expected_depth(depth, alpha, divide=True, min_alpha=0.1)
-    assert divided.tolist() == [[4, 1, 0]] and dense.tolist() == [[True, True, False]]
-    plain, _ = expected_depth(depth, alpha, divide=False, min_alpha=0.1)
+    divided = expected_depth(depth, alpha, divide=True, min_alpha=0.1)
+    assert divided.tolist() == [[4, 1, 0]]
+    plain = expected_depth(depth, alpha, divide=False, min_alpha=0.1)
     assert plain.tolist() == [[2, 1, 0]]

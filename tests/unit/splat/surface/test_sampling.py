@@ -21,6 +21,7 @@ def test_every_visible_gaussian_is_as_likely_as_any_other() -> None:
 
 def test_draws_repeat_with_the_seed() -> None:
     visible = torch.ones(50, dtype=torch.bool)
+    assert (draw_owners(visible, 200, generator(1)).diff() >= 0).all(), "in ascending order"
     assert torch.equal(draw_owners(visible, 20, generator(1)), draw_owners(visible, 20, generator(1)))
     assert not torch.equal(draw_owners(visible, 20, generator(1)), draw_owners(visible, 20, generator(2)))
 
