@@ -42,8 +42,6 @@ def render(
 
     width, height = camera.width, camera.height
     behind = colors.new_zeros(colors.shape[1]) if background is None else background
-    if len(means) == 0:
-        return _nothing(means, behind, width, height)
     radii, batched, depths, conics, compensations = fully_fused_projection(
         means,
         None,
@@ -67,9 +65,6 @@ def render(
         alphas = alphas * torch.where(drawn, compensations[0], 0.0)
     columns, rows = -(-width // TILE_PX), -(-height // TILE_PX)
     _, crossings, flat = isect_tiles(means2d.detach()[None], radii, depths.detach(), TILE_PX, columns, rows)
-    if len(crossings) == 0:
-        picture, depth, alpha, _, _ = _nothing(means, behind, width, height)
-        return picture, depth, alpha, means2d, radii[0]
     offsets = isect_offset_encode(crossings, 1, columns, rows)
 
     payload = torch.cat([colors, depths[0, :, None]], dim=-1)
@@ -90,12 +85,3 @@ def render(
     picture = torch.cat(pictures, dim=-1)
     assert alpha is not None
     return picture[..., :-1], picture[..., -1], alpha, means2d, radii[0]
-
-
-def _nothing(
-    means: Tensor, background: Tensor, width: int, height: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The background alone."""
-    picture = background.expand(height, width, -1).clone()
-    empty = means.new_zeros(height, width)
-    return picture, empty, empty.clone(), means.new_zeros(len(means), 2), means.new_zeros(len(means), dtype=torch.int32)
