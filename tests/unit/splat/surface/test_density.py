@@ -100,7 +100,7 @@ def test_the_losses_align_normals(wall: Callable[..., Gaussians], leaves: Callab
     optimizer = torch.optim.Adam([gaussians.quats], lr=0.02)
 
     def tilt() -> float:
-        return float((1 - gaussian_table(gaussians)[:, 16].abs()).mean())
+        return float((1 - gaussian_table(gaussians)[:, 16].abs()).mean().detach())
 
     before = tilt()
     for step in range(25):
