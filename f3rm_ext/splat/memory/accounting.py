@@ -104,6 +104,7 @@ def account(layout: Layout) -> list[Item]:
         Item("harmonics", "kept", count * coefficients * stored),
         Item("moments but of harmonics", "kept", 2 * count * OTHER_NUMBERS * FLOAT),
         Item("moments of harmonics", "kept", count * MOMENTS[layout.moments].bytes_per_row(coefficients)),
+        Item("last steps of moments", "kept", count * INT32 * layout.packed),
         Item("statistics of growth", "kept", count * layout.statistics * FLOAT),
         Item("neighbours", "kept", count * layout.neighbours * layout.index_bytes),
         Item("3D filter", "kept", count * FLOAT * layout.filter_3d),

@@ -16,18 +16,23 @@ from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.memory.rounding import to_half
 
 BETAS = (0.9, 0.999)
+SEEN = "seen"
+"""State: the step in which a row last had a gradient, int32."""
 _CHUNK_CPU, _CHUNK = 1 << 11, 1 << 18
 """Rows updated at a time: bounds what is multiplied out, and fits a processor's cache."""
 _SEED_STRIDE = 1 << 32
 
 
 class PackedAdam(torch.optim.Optimizer):
-    """Adam that updates the rows (Gaussians) a step has gradients for, and leaves the others' moments alone.
+    """Adam that touches only the rows (Gaussians) a step has gradients for.
 
-    As SelectiveAdam of gsplat 1.5 does, with the bias correction of Adam by the number of steps. All arithmetic is
-    float32 on a few rows at a time. A float16 parameter is rounded at random, so that updates below its resolution
-    count in the mean; the random numbers of a step depend on the seed and the number of the step alone, so a resumed
-    run goes the same way.
+    Rows without a gradient are left alone until they have one again. Then what Adam would have done to them meanwhile
+    is made up for: moments have decayed, and what was left of their momentum has moved them. So rows go the way of
+    plain Adam (which SelectiveAdam of gsplat 1.5, without that, does not).
+
+    All arithmetic is float32 on a few rows at a time. A float16 parameter is rounded at random, so that updates below
+    its resolution count in the mean; the random numbers of a step depend on the seed and the number of the step alone,
+    so a resumed run goes the same way.
 
     Takes the gradients that :func:`f3rm_ext.splat.memory.packed.stored_sh_colors` gathers, else ``.grad``.
     """
@@ -80,7 +85,7 @@ class PackedAdam(torch.optim.Optimizer):
         state = self.state[parameter]
         moments = MOMENTS[group["moments"]]
         if FIRST not in state:
-            state.update({"step": 0, **moments.zeros(parameter)})
+            state.update({"step": 0, SEEN: _steps(parameter, 0), **moments.zeros(parameter)})
         state["step"] += 1
         half = parameter.dtype == torch.float16
         if half and group["reflective_above"] > 0 and state["step"] % remainder.REFRESH_EVERY == 1:
@@ -98,7 +103,10 @@ class PackedAdam(torch.optim.Optimizer):
                 rows = visible[start : start + chunk]
                 gradient = packed.multiplied(rows, start, parameter.shape[1])
             first, second = moments.read(state, rows)
-            change = _adam(first, second, gradient, group, state["step"])
+            missed = state["step"] - 1 - state[SEEN][rows]
+            state[SEEN][rows] = state["step"]
+            change = _catch_up(first, second, missed, group, state["step"]) if packed is not None else 0
+            change += _adam(first, second, gradient, group, state["step"])
             moments.write(state, rows, first, second, generator)
             value = change.add_(parameter.data[rows])
             if remainder.SLOT in state:
@@ -118,6 +126,9 @@ class PackedAdam(torch.optim.Optimizer):
 
         Torch would turn every tensor of the state into the dtype of the parameter. Here moments are converted only
         where this optimiser keeps them another way than the one that wrote them.
+
+        Raises:
+            ValueError: The moments are of a parameter of another shape.
         """
         keys = ("moments", "seed", "reflective_above")
         ours = [{key: group[key] for key in keys} for group in self.param_groups]
@@ -131,20 +142,47 @@ class PackedAdam(torch.optim.Optimizer):
                 self.state[parameter] = _loaded(state_dict["state"][number], parameter, group)
 
 
+def _catch_up(first: Tensor, second: Tensor, missed: Tensor, group: dict[str, Any], step: int) -> Tensor:
+    """Decays moments by the steps missed, in place, and returns how far their momentum went in these steps.
+
+    Step j after the last one adds −lr m β₁ʲ / √(v β₂ʲ): with r = β₁ / √β₂, the sum over n steps is that of a
+    geometric series, −lr m / √v · r (1 − rⁿ) / (1 − r). Bias is corrected as of now.
+    """
+    beta1, beta2 = group["betas"]
+    ratio = beta1 / beta2**0.5
+    count = missed.float().view(-1, *[1] * (first.dim() - 1))
+    change = _direction(first, second, group, step)
+    change *= (1 - ratio**count) * (ratio / (1 - ratio))
+    first *= beta1**count
+    second *= beta2**count
+    return change
+
+
 def _adam(first: Tensor, second: Tensor, gradient: Tensor, group: dict[str, Any], step: int) -> Tensor:
     """Moves the moments on, in place, and returns the change of the parameter."""
     beta1, beta2 = group["betas"]
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    return _direction(first, second, group, step)
+
+
+def _direction(first: Tensor, second: Tensor, group: dict[str, Any], step: int) -> Tensor:
+    beta1, beta2 = group["betas"]
     root = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
     return (first / root).mul_(-group["lr"] / (1 - beta1**step))
+
+
+def _steps(parameter: Tensor, step: int) -> Tensor:
+    return torch.full((len(parameter),), step, dtype=torch.int32, device=parameter.device)
 
 
 def _loaded(saved: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> dict[str, Any]:
     device = parameter.device
     step = int(saved["step"])
     kept = {name: value.to(device) for name, value in saved.items() if isinstance(value, Tensor) and name != "step"}
-    state: dict[str, Any] = {"step": step}
+    if kept[FIRST].shape != parameter.shape:
+        raise ValueError(f"moments of {tuple(kept[FIRST].shape)} for a parameter of {tuple(parameter.shape)}")
+    state: dict[str, Any] = {"step": step, SEEN: kept[SEEN].clone() if SEEN in kept else _steps(parameter, step)}
     if group["reflective_above"] > 0 and remainder.SLOT in kept:
         state |= {name: kept[name].clone() for name in (remainder.SLOT, remainder.REMAINDER)}
     if storage_of(kept) == group["moments"]:

@@ -3,7 +3,7 @@
 A row number per Gaussian (int32; 0 for none) leads to a second float16 per coefficient, value = stored + remainder, 21
 bits together. Rendering reads what is stored; the optimiser adds the remainder, so nothing is rounded at random there.
 Costs 4 bytes for each Gaussian and as many again as its coefficients for each reflective one. Measured, it gains
-nothing over random rounding (docs, memory).
+nothing over random rounding: see docs/benchmarks.md.
 """
 
 import math

@@ -108,6 +108,26 @@ def test_gaussians_that_are_not_visible_stay(kind: str) -> None:
     assert all(torch.equal(optimizer.state[rest][name][:5], value[:5]) for name, value in state.items())
 
 
+def test_rows_seen_now_and_then_go_the_way_of_plain_adam() -> None:
+    """What momentum does to a Gaussian that is not visible is made up for when it is visible again."""
+    from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
+
+    start = random(40, 15, 3)
+    ours, theirs = Parameter(start.clone()), Parameter(start.clone())
+    optimizer, reference = PackedAdam([ours], lr=0.01), torch.optim.Adam([theirs], lr=0.01, eps=1e-15)
+    dc, last = torch.full((40, 3), 50.0), 80
+    for step in range(last + 1):
+        directions, weights = random(40, 3, seed=step % 3), 1 + 0.5 * random(40, 3, seed=100 + step)
+        visible = (random(40, 1, seed=500 + step) > 0.5) | (step == last)
+        for one, parameter, colors in ((optimizer, ours, stored_sh_colors), (reference, theirs, sh_colors)):
+            (colors(3, directions, dc, parameter) * weights * visible).sum().backward()
+            one.step()
+            one.zero_grad()
+    way = theirs.detach() - start
+    assert (ours.detach() - theirs.detach()).norm() < 0.02 * way.norm()
+    assert way.abs().mean() > 0.1
+
+
 def test_updates_below_the_resolution_count_in_the_mean() -> None:
     """Half precision near 1 has steps of 5e-4 and 1e-3; one step of the optimiser is 1e-5."""
     parameter = Parameter(torch.ones(2000, 3).half())
@@ -189,6 +209,15 @@ def test_the_state_of_torchs_adam_can_be_taken_over() -> None:
         item.grad = random(20, 5, seed=2)
         optimizer.step()
     torch.testing.assert_close(copy, parameter)
+
+
+def test_moments_of_another_shape_are_refused() -> None:
+    parameter = Parameter(random(20, 15, 3))
+    writer = PackedAdam([parameter])
+    see(parameter, 0)
+    writer.step()
+    with pytest.raises(ValueError, match=r"\(20, 15, 3\) for a parameter of \(20, 8, 3\)"):
+        PackedAdam([Parameter(random(20, 8, 3))]).load_state_dict(saved(writer))
 
 
 @KINDS

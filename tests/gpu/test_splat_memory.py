@@ -1,0 +1,98 @@
+"""Half-stored harmonics, small moments and growth on CUDA: the same results as on the CPU, and the promised memory."""
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from f3rm_ext.splat.densify import DensifyOptions, make_densifier
+from f3rm_ext.splat.densify.relocation import MAX_COPIES, relocated
+from f3rm_ext.splat.memory.accounting import Layout, account
+from f3rm_ext.splat.memory.adam import PackedAdam
+from f3rm_ext.splat.memory.moments import MOMENTS
+from f3rm_ext.splat.memory.packed import stored_sh_colors
+from f3rm_ext.splat.memory.rounding import to_bfloat16, to_half
+
+MIB = 2**20
+
+
+def test_relocation_agrees_with_gsplats_kernel(cuda: torch.device) -> None:
+    relocation = pytest.importorskip("gsplat.relocation")
+    from gsplat.strategy import MCMCStrategy
+
+    generator = torch.Generator().manual_seed(0)
+    alphas = torch.rand(500, generator=generator).mul(0.98).add(0.01)
+    sizes, copies = torch.rand(500, 3, generator=generator), torch.randint(1, 20, (500,), generator=generator)
+    binoms = MCMCStrategy().initialize_state()["binoms"].to(cuda)
+    theirs = relocation.compute_relocation(alphas.to(cuda), sizes.to(cuda), copies.to(cuda), binoms)
+    assert MAX_COPIES == len(binoms)
+    for ours, value in zip(relocated(alphas.to(cuda), sizes.to(cuda), copies.to(cuda)), theirs, strict=True):
+        torch.testing.assert_close(ours, value, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("rounding", [to_half, to_bfloat16])
+@pytest.mark.parametrize("value", [0.1, -3e-5, 4.4e-7])
+def test_random_rounding_is_right_in_the_mean(cuda: torch.device, rounding: object, value: float) -> None:
+    generator = torch.Generator(cuda).manual_seed(0)
+    rounded = rounding(torch.full((100_000,), value, device=cuda), generator).double()  # type: ignore[operator]
+    gap = (rounded.max() - rounded.min()).item()
+    assert len(rounded.unique()) == 2
+    assert rounded.mean().item() == pytest.approx(value, abs=4 * gap / 100_000**0.5 + 1e-7 * abs(value))
+
+
+@pytest.mark.parametrize("kind", MOMENTS)
+def test_steps_are_those_of_the_cpu_up_to_rounding(cuda: torch.device, kind: str) -> None:
+    results = []
+    for device in (torch.device("cpu"), cuda):
+        rest = Parameter(torch.zeros(300, 15, 3, device=device, dtype=torch.float16))
+        optimizer = PackedAdam([rest], lr=1e-3, moments=kind)
+        for step in range(20):
+            generator = torch.Generator().manual_seed(step)
+            directions = torch.randn(300, 3, generator=generator).to(device)
+            weights = torch.randn(300, 3, generator=generator).to(device)
+            (stored_sh_colors(3, directions, torch.full_like(weights, 9.0), rest) * weights).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(rest.detach().float().cpu())
+    assert (results[0] - results[1]).abs().max() < 3e-3 and results[0].abs().mean() > 1e-3
+
+
+def test_a_step_takes_no_more_than_the_accounting_says(cuda: torch.device) -> None:
+    """What a million Gaussians add to the peak, harmonics alone: stored, moments, gradient, and one chunk."""
+    count = 1_000_000
+    layout = Layout(count, storage="float16", moments="bfloat16")
+    directions, dc = torch.randn(count, 3, device=cuda), torch.full((count, 3), 9.0, device=cuda)
+    torch.cuda.reset_peak_memory_stats(cuda)
+    before = torch.cuda.memory_allocated(cuda)
+    rest = Parameter(torch.zeros(count, 15, 3, device=cuda, dtype=torch.float16))
+    optimizer = PackedAdam([rest], moments="bfloat16")
+    for _ in range(2):
+        stored_sh_colors(3, directions, dc, rest).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    peak = (torch.cuda.max_memory_allocated(cuda) - before) / MIB
+    kept = sum(item.bytes for item in account(layout) if item.name.endswith("harmonics") and "but" not in item.name)
+    colours = 12 * count * 12  # directions, colours and their gradients, a dozen tensors of three numbers
+    chunk = 2**18 * 45 * 4 * 10
+    assert peak < (kept + colours + chunk) / MIB
+
+
+@pytest.mark.parametrize("strategy", ["default", "mcmc"])
+def test_growth_runs_on_the_device_and_leaves_its_random_numbers_alone(cuda: torch.device, strategy: str) -> None:
+    shapes = {"means": (3,), "scales": (3,), "quats": (4,), "opacities": (1,), "features_rest": (15, 3)}
+    params = {name: Parameter(torch.rand(50, *shape, device=cuda) - 4) for name, shape in shapes.items()}
+    params["opacities"].data.fill_(1.0)
+    optimizers = {name: torch.optim.Adam([value], lr=1e-5) for name, value in params.items()}
+
+    class Seen:
+        colors = torch.zeros(8, 8, 3, device=cuda)
+        means2d = torch.zeros(50, 2, device=cuda, requires_grad=True)
+        radii = torch.ones(50, dtype=torch.int32, device=cuda)
+
+    Seen.means2d.grad = torch.ones_like(Seen.means2d)
+    densifier = make_densifier(DensifyOptions(strategy=strategy, reset_every=0), 1.0)  # type: ignore[arg-type]
+    torch.cuda.manual_seed(0)
+    expected = torch.rand(3, device=cuda)
+    torch.cuda.manual_seed(0)
+    change = densifier.after_backward(600, Seen(), params, optimizers)
+    assert change.after > 50 and params["features_rest"].device.type == "cuda"
+    assert torch.equal(torch.rand(3, device=cuda), expected)
