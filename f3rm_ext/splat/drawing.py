@@ -65,7 +65,7 @@ class Drawn:
 
     def outputs(self) -> dict[str, Any]:
         """``rgb``, ``accumulation`` and ``depth`` (divided by the accumulation; 0 where there is nothing)."""
-        depth, _ = expected_depth(self.screen.depth, self.screen.alpha, divide=True, min_alpha=1e-3)
+        depth = expected_depth(self.screen.depth, self.screen.alpha, divide=True, min_alpha=1e-3)
         return {
             "rgb": self.screen.colors[..., :3],
             "accumulation": self.screen.alpha[..., None],

@@ -14,6 +14,9 @@ LAST_GROWTH = 7_000
 MIN_ROUND = 25
 """Rounds of densification are no shorter than this, so that they see enough images."""
 
+MIN_RESET = 1000
+"""Opacities are lowered no more often than this: they need a few hundred steps to come back at any length of run."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -64,8 +67,9 @@ class Schedule:
             for name in ("start", "stop", "reset_every", "stop_scale2d", "mcmc_stop")
         }
         every = max(round(options.every * self.ratio), min(options.every, MIN_ROUND))
+        resets = max(steps["reset_every"], min(options.reset_every, MIN_RESET))
         # A reset between two rounds would never be noticed, since gsplat looks at both in the same step.
-        resets = -(-steps["reset_every"] // every) * every
+        resets = -(-resets // every) * every
         return replace(options, **{**steps, "every": every, "reset_every": resets})
 
     def last_growth(self) -> int:

@@ -1,0 +1,159 @@
+"""Splats: train → eval → kill → resume → start from a file, as the commands a user types, on the CPU."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+BIN = Path(sys.executable).parent
+METHOD = "sugar-ext-lite"
+STEPS = 60
+SMALL = (
+    *("--vis", "tensorboard", "--logging.local-writer.enable", "False"),
+    *("--pipeline.model.num-random", 500, "--pipeline.model.densify.max-gaussians", 800),
+    *("--pipeline.model.surface.samples", 500, "--pipeline.datamanager.num-downscales", 0),
+    # Every part of the schedule has its turn: growth, entropy, pruning, regularisation.
+    *("--pipeline.model.densify.every", 5, "--pipeline.model.surface.prune-opacity", 0.05),
+    *("--optimizers.means.scheduler.max-steps", STEPS, "--max-num-iterations", STEPS, "--steps-per-save", 20),
+)
+
+
+@pytest.fixture(scope="module")
+def train_splats(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., Path]:
+    """`ns-train sugar-ext-lite` on the tiny capture; gives the folder of the run."""
+
+    def run(output_dir: Path, *arguments: object, expect: int = 0) -> Any:
+        done = run_command(
+            "ns-train",
+            METHOD,
+            *("--data", tiny_capture, "--output-dir", output_dir, "--experiment-name", "e", "--timestamp", "t"),
+            *SMALL,
+            *arguments,
+        )
+        assert done.code == expect, done.text[-4000:]
+        return output_dir / "e" / METHOD / "t" if expect == 0 else done
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def splats(train_splats: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run with every part of the schedule."""
+    return train_splats(tmp_path_factory.mktemp("splats"))
+
+
+def final(folder: Path) -> dict[str, Any]:
+    """Parameters and state of the last checkpoint, read without f3rm_ext's help."""
+    path = folder / "nerfstudio_models" / f"step-{STEPS - 1:09d}.ckpt"
+    return torch.load(path, weights_only=True, map_location="cpu")["pipeline"]
+
+
+def differences(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
+    return [
+        key
+        for key, value in one.items()
+        if isinstance(value, torch.Tensor)
+        and (value.shape != two[key].shape or not torch.allclose(value, two[key], atol=1e-5, rtol=1e-3))
+    ]
+
+
+def test_eval_reports_pictures_gaussians_memory_and_speed(
+    splats: Path, run_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = run_command(
+        "ns-eval",
+        *("--load-config", splats / "config.yml", "--output-path", tmp_path / "eval.json"),
+        *("--render-output-path", tmp_path / "images"),
+    )
+    assert done.code == 0, done.text[-3000:]
+    metrics = json.loads((tmp_path / "eval.json").read_text())["results"]
+    for key in ("psnr", "ssim", "l1", "gaussian_count", "mean_opacity", "num_rays_per_sec", "fps"):
+        assert np.isfinite(metrics[key]), key
+    assert metrics["psnr"] > 10
+    assert metrics["gaussian_count"] == len(final(splats)["_model.gauss_params.means"]) <= 800
+    assert metrics["train_peak_memory_mib"] > 100 and metrics["eval_peak_memory_mib"] > 100
+    kinds = {path.name.split("_0")[0] for path in (tmp_path / "images").glob("*.png")}
+    assert {"eval_img", "eval_depth", "eval_accumulation", "eval_normal"} <= kinds
+
+
+def test_a_killed_run_goes_the_way_of_one_that_was_not(
+    splats: Path,
+    train_splats: Callable[..., Path],
+    command_environment: dict[str, str],
+    tiny_capture: Path,
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> None:
+    folder = tmp_path / "e" / METHOD / "t" / "nerfstudio_models"
+    arguments = ["--data", tiny_capture, "--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", "t"]
+    log = tmp_path / "said.txt"
+    with (
+        log.open("w") as said,
+        subprocess.Popen(
+            [str(BIN / "ns-train"), METHOD, *map(str, [*arguments, *SMALL])],
+            env=command_environment,
+            stdout=said,
+            stderr=said,
+        ) as process,
+    ):
+        wait_until(lambda: bool(list(folder.glob("*.ckpt"))) or process.poll() is not None, 240, "a checkpoint")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert list(folder.glob("*.ckpt")), log.read_text()[-2000:]
+    for path in folder.glob(f"step-{STEPS - 1:09d}.ckpt"):
+        path.unlink()  # It was quicker than the signal.
+    resumed = train_splats(tmp_path / "resumed", "--load-dir", folder)
+    assert not differences(final(splats), final(resumed))
+
+
+def test_a_run_starts_from_the_splats_of_another(
+    splats: Path, train_splats: Callable[..., Path], tmp_path: Path
+) -> None:
+    checkpoint = splats / "nerfstudio_models" / f"step-{STEPS - 1:09d}.ckpt"
+    folder = train_splats(
+        tmp_path,
+        *("--pipeline.model.start-from", checkpoint, "--pipeline.model.start-stage", "regularized"),
+        *("--pipeline.model.sh-degree", 1, "--max-num-iterations", 1),
+        *("--optimizers.means.optimizer.lr", 1e-9),
+    )
+    before = final(splats)["_model.gauss_params.means"]
+    path = folder / "nerfstudio_models" / "step-000000000.ckpt"
+    after = torch.load(path, weights_only=True, map_location="cpu")["pipeline"]
+    torch.testing.assert_close(after["_model.gauss_params.means"], before, atol=1e-4, rtol=0)
+    assert after["_model.gauss_params.features_rest"].shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--pipeline.model.start-stage", "entropy"), "give them by --pipeline.model.start-from"),
+        (("--pipeline.model.start-from", "none.ply"), "There is no file none.ply to start from"),
+        (("--pipeline.model.sh-degree", "4"), "degree from 0 to 3"),
+        (("--pipeline.model.densify.prune-opacity", "1.5"), "opacities lie from 0"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_sentence(
+    train_splats: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = train_splats(tmp_path, *arguments, expect=2)
+    assert message in " ".join(done.text.split()) and "Traceback" not in done.text
+
+
+def test_a_checkpoint_of_another_method(
+    splats: Path, trained: Any, run_command: Callable[..., Any], tiny_capture: Path, tmp_path: Path
+) -> None:
+    done = run_command(
+        "ns-train",
+        METHOD,
+        *("--data", tiny_capture, "--output-dir", tmp_path, "--load-dir", trained.checkpoints),
+        *("--max-num-iterations", 100, "--vis", "tensorboard"),
+    )
+    assert done.code == 2, done.text[-3000:]
+    assert "is of another method" in " ".join(done.text.split()) and "Traceback" not in done.text
