@@ -1,0 +1,147 @@
+"""``f3rm-ext`` as a user types it, in this process to import everything only once; and runs that cannot be asked."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Typed:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def refuses(self) -> str:
+        """The one sentence of a command that failed as it should."""
+        lines = [line for line in self.err.splitlines() if line.strip()]
+        assert self.code == 2, f"exit code {self.code}\n{self.out[-1500:]}\n{self.err[-3000:]}"
+        errors = [line for line in lines if line.startswith("Error: ")]
+        assert len(errors) == 1 and lines[-1] == errors[0], self.err[-3000:]
+        assert "Traceback" not in self.out + self.err
+        assert errors[0].endswith(".") and "\n" not in errors[0]
+        return errors[0]
+
+
+@pytest.fixture
+def f3rm_ext(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command_environment: Mapping[str, str]
+) -> Callable[..., Typed]:
+    """Types ``f3rm-ext ...`` with the caches of the other commands under test."""
+    from f3rm_ext.scripts.cli import main
+
+    for name in ("F3RM_EXT_CACHE", "TORCH_HOME", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, command_environment[name])
+    monkeypatch.setenv("HF_HOME", command_environment["F3RM_EXT_CACHE"])
+
+    def run(*arguments: object) -> Typed:
+        capsys.readouterr()
+        code = main(list(map(str, arguments)))
+        said = capsys.readouterr()
+        return Typed(code, said.out, said.err)
+
+    return run
+
+
+@dataclass
+class Folder:
+    """Remembers what is in a folder."""
+
+    path: Path
+    content: dict[str, bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.content = self.now()
+
+    def now(self) -> dict[str, bytes]:
+        """Contents of all files."""
+        files = (path for path in self.path.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.path)): path.read_bytes() for path in files}
+
+    def is_as_it_was(self) -> bool:
+        """Whether nothing was added, removed or changed."""
+        return self.now() == self.content
+
+
+@pytest.fixture(scope="session")
+def remember() -> Callable[[Path], Folder]:
+    """Remembers what is in a folder, to see afterwards that nothing changed."""
+    return Folder
+
+
+@pytest.fixture(scope="session")
+def make_run(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a run on the tiny capture that was saved before its first step; returns its config.yml."""
+    import torch
+
+    from f3rm_ext.method_configs.presets import make_config
+
+    def make(
+        extractors: tuple[str, ...], codes: int = 0, change: Callable[[dict[str, Any]], None] = lambda state: None
+    ) -> Path:
+        """``change`` may edit the state of the model before it is saved."""
+        root = tmp_path_factory.mktemp("made")
+        config = make_config("f3rm-ext-lite")
+        config.data, config.output_dir = tiny_capture, root
+        config.experiment_name, config.timestamp = "e", "t"
+        config.pipeline.datamanager.data = tiny_capture
+        config.pipeline.datamanager.features.extractors = extractors
+        config.pipeline.datamanager.features.codes = codes
+        config.pipeline.datamanager.features.cache_dir = root / "cache"
+        state = config.pipeline.setup(device="cpu", test_mode="val").state_dict()
+        change(state)
+        folder = config.get_base_dir() / "nerfstudio_models"
+        folder.mkdir(parents=True)
+        torch.save({"step": 0, "pipeline": state}, folder / "step-000000000.ckpt")
+        config.save_config()
+        return config.get_base_dir() / "config.yml"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def rename_extractor() -> Callable[[str], Callable[[dict[str, Any]], None]]:
+    """Makes a checkpoint say that its features came from an extractor written like this."""
+
+    def make(extractor: str) -> Callable[[dict[str, Any]], None]:
+        def change(state: dict[str, Any]) -> None:
+            (key,) = [key for key in state if key.endswith("feature_field._extra_state")]
+            described = json.loads(state[key])
+            described["heads"][0]["extractor"] = extractor
+            state[key] = json.dumps(described)
+
+        return change
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def no_features(make_run: Callable[..., Path]) -> Path:
+    """config.yml of a run without features."""
+    return make_run(())
+
+
+@pytest.fixture(scope="session")
+def other_basis(make_run: Callable[..., Path], tiny_capture: Path) -> Path:
+    """config.yml of a run whose PCA codes have another basis than those in the feature store."""
+
+    def turn(state: dict[str, Any]) -> None:
+        (key,) = [key for key in state if key.endswith("code_basis")]
+        state[key] = state[key].flip(0).contiguous()
+
+    return make_run((f"labels:data={tiny_capture}",), codes=8, change=turn)
+
+
+@pytest.fixture(scope="session")
+def weightless(
+    make_run: Callable[..., Path], rename_extractor: Callable[[str], Any], tiny_capture: Path
+) -> tuple[Path, Path]:
+    """config.yml of a run with stored features of a CLIP whose weights are not here, and where they should be."""
+    weights = tiny_capture.parent / "vit_b_16.pt"
+    change = rename_extractor(f"clip:model=ViT-B-16,pretrained={weights}")
+    return make_run((f"labels:data={tiny_capture}",), change=change), weights

@@ -1,0 +1,229 @@
+"""``f3rm-ext export features`` as a user types it; the files are opened by programs that know nothing of us."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+EXAMPLE = "frame_00001.png"
+# After 60 steps few rays are opaque.
+LOOSE = ("--accumulation", 0.0)
+Typed = Callable[..., Any]
+
+
+def comments(path: Path) -> dict[str, str]:
+    """Comments of a PLY header; long ones go over several lines."""
+    header = path.read_bytes().split(b"end_header")[0].decode("ascii")
+    lines = [line.removeprefix("comment ") for line in header.splitlines() if line.startswith("comment ")]
+    return dict(line.split(": ", 1) for line in lines if ": " in line)
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Any, tmp_path_factory: pytest.TempPathFactory, run_command: Callable[..., Any]) -> Path:
+    """The PLY file of one call with two queries; typed in a process of its own as the installed script."""
+    path = tmp_path_factory.mktemp("export") / "room.ply"
+    done = run_command(
+        *("f3rm-ext", "export", "features", "--load-config", trained.config, "--out", path, "--points", 2000),
+        *LOOSE,
+        *("--exemplar", f"middle={EXAMPLE}:20,14,16,12", f"the corner={EXAMPLE}:60,44"),
+    )
+    assert done.code == 0, done.text[-3000:]
+    assert f"2000 points are in {path}" in " ".join(done.stdout.split())
+    return path
+
+
+class TestFiles:
+    """One call with two queries, looked at from all sides."""
+
+    def test_open3d_sees_what_is_in_the_npz(self, exported: Path) -> None:
+        import open3d
+
+        cloud, ours = open3d.io.read_point_cloud(str(exported)), arrays(exported.with_suffix(".npz"))
+        assert len(cloud.points) == 2000 == len(ours["positions"])
+        np.testing.assert_allclose(np.asarray(cloud.points), ours["positions"], atol=1e-5)
+        np.testing.assert_array_equal(np.rint(np.asarray(cloud.colors) * 255), ours["colours"])
+        np.testing.assert_allclose(np.linalg.norm(np.asarray(cloud.normals), axis=1), 1, atol=1e-3)
+        np.testing.assert_allclose(np.asarray(cloud.normals), ours["normals"], atol=1e-5)
+
+    def test_trimesh_sees_what_is_in_the_npz(self, exported: Path) -> None:
+        import trimesh
+
+        cloud, ours = trimesh.load(exported), arrays(exported.with_suffix(".npz"))
+        assert isinstance(cloud, trimesh.PointCloud)
+        np.testing.assert_allclose(cloud.vertices, ours["positions"], atol=1e-5)
+        np.testing.assert_array_equal(np.asarray(cloud.colors)[:, :3], ours["colours"])
+        columns = cloud.metadata["_ply_raw"]["vertex"]["data"]
+        np.testing.assert_allclose(columns["relevancy_the_corner"], ours["scores"][:, 1], atol=1e-6)
+        np.testing.assert_array_equal(columns["label"], ours["labels"])
+        pca = np.stack([columns[f"pca_{name}"] for name in ("red", "green", "blue")], axis=1)
+        np.testing.assert_array_equal(pca, ours["pca_colours"])
+
+    def test_arrays(self, exported: Path) -> None:
+        ours = arrays(exported.with_suffix(".npz"))
+        assert ours["features"].shape == (2000, 128) and ours["features"].dtype == np.float16
+        assert ours["names"].tolist() == ["middle", "the corner"] and ours["scores"].shape == (2000, 2)
+        assert ((ours["scores"] >= 0) & (ours["scores"] <= 1)).all() and ours["scores"].std() > 0
+        wanted = np.where(ours["scores"].max(axis=1) >= 0.5, ours["scores"].argmax(axis=1), -1)
+        np.testing.assert_array_equal(ours["labels"], wanted)
+        assert (ours["density"] >= 0).all() and ours["pca_colours"].std() > 5
+
+    def test_both_files_name_checkpoint_and_queries(self, exported: Path, trained: Any) -> None:
+        (checkpoint,) = trained.checkpoints.glob("*.ckpt")
+        record = json.loads(str(arrays(exported.with_suffix(".npz"))["provenance"]))
+        said = comments(exported)
+        assert record["made_by"] == said["made_by"] == "f3rm-ext export features"
+        assert record["checkpoint"] == str(checkpoint.resolve()) and said["step"] == "59" == str(record["step"])
+        assert said["checkpoint"][:60] == record["checkpoint"][:60]
+        assert record["extractor"] == said["extractor"] == "dense-daisy" and record["frame"] == "capture"
+        sources = [query["positives"] for query in record["queries"]]
+        assert sources == [[f"{EXAMPLE}:20,14,16,12"], [f"{EXAMPLE}:60,44"]]
+        assert "middle" in said["queries"]
+
+
+def export(f3rm_ext: Typed, config: Path, out: Path, *more: object) -> dict[str, np.ndarray]:
+    done = f3rm_ext(
+        *("export", "features", "--load-config", config, "--out", out, "--points", 1500, *LOOSE, *more),
+    )
+    assert done.code == 0, done.err
+    return arrays(out.with_suffix(".npz"))
+
+
+def test_crop_box(untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    everything = export(f3rm_ext, untrained.config, tmp_path / "all.ply")["positions"]
+    low, high = np.quantile(everything, 0.2, axis=0), np.quantile(everything, 0.8, axis=0)
+    inside = export(
+        f3rm_ext, untrained.config, tmp_path / "crop.ply", "--crop-min", *low, "--crop-max", *high, "--points", 300
+    )["positions"]
+    assert 0 < len(inside) <= 300
+    assert (inside >= low - 1e-4).all() and (inside <= high + 1e-4).all()
+    half = export(f3rm_ext, untrained.config, tmp_path / "half.ply", "--crop-min", low[0], -1e6, -1e6)["positions"]
+    assert (half[:, 0] >= low[0] - 1e-4).all() and (half[:, 1] < low[1]).any()
+
+
+def test_voxels(untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    everything = export(f3rm_ext, untrained.config, tmp_path / "all.ply")["positions"]
+    side = 0.25 * float(np.ptp(everything, axis=0).max())
+    few = export(f3rm_ext, untrained.config, tmp_path / "few.ply", "--voxel", side, "--frame", "scene")["positions"]
+    cubes = np.floor(few.astype(np.float64) / side)
+    assert 0 < len(few) < 500 and len(np.unique(cubes, axis=0)) == len(few)
+
+
+def test_selection(untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    everything = export(f3rm_ext, untrained.config, tmp_path / "all.ply", "--text", "table", "floor")["scores"]
+    threshold = float(np.quantile(everything.max(axis=1), 0.7))
+    some = export(
+        f3rm_ext,
+        untrained.config,
+        tmp_path / "some.ply",
+        *("--text", "table", "floor", "--select", "--threshold", f"{threshold:.5f}"),
+    )["scores"]
+    assert len(some) and some.max(axis=1).min() >= threshold - 1e-4
+
+
+@pytest.mark.parametrize(("space", "dim"), [("distilled", 8), ("full", 29), ("none", None)])
+def test_spaces(make_run: Callable, tiny_capture: Path, f3rm_ext: Typed, tmp_path: Path, space: str, dim: int) -> None:
+    config = make_run((f"labels:data={tiny_capture}",), codes=8)
+    ours = export(f3rm_ext, config, tmp_path / "room.ply", "--space", space, "--points", 50)
+    assert ("features" in ours) == (dim is not None) and ("code_basis" in ours) == (space == "distilled")
+    if dim is not None:
+        assert ours["features"].shape == (len(ours["positions"]), dim)
+
+
+def test_our_own_files_are_replaced(untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    out = tmp_path / "room.ply"
+    assert len(export(f3rm_ext, untrained.config, out)["positions"]) > 40
+    assert len(export(f3rm_ext, untrained.config, out, "--points", 40)["positions"]) == 40
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["room.npz", "room.ply"]
+
+
+class TestRefusals:
+    """One sentence, exit code 2, and the files of before are there unchanged."""
+
+    @pytest.fixture
+    def out(self, untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> Path:
+        path = tmp_path / "before" / "room.ply"
+        export(f3rm_ext, untrained.config, path, "--points", 20)
+        return path
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("--text", ""), ("text to look for is empty",)),
+            (("--exemplar", f"{EXAMPLE}:70,10"), ("outside the image",)),
+            (("--feature", "clip"), ("no feature 'clip'",)),
+            (("--select",), ("nothing is asked",)),
+            (("--points", "0"), ("--points is 0",)),
+            (("--accumulation", "1.5"), ("--accumulation is 1.5",)),
+            (("--density", "-1"), ("--density and --voxel",)),
+            (("--crop-min", "0", "0", "0", "--crop-max", "1", "0", "1"), ("crop box is empty",)),
+            (("--crop-min", "90", "90", "90", "--crop-max", "91", "91", "91"), ("No point is left", "in the crop box")),
+        ],
+    )
+    def test_wrong_options(
+        self,
+        untrained: Any,
+        f3rm_ext: Typed,
+        remember: Callable,
+        out: Path,
+        arguments: tuple[str, ...],
+        words: tuple[str, ...],
+    ) -> None:
+        before = remember(out.parent)
+        said = f3rm_ext("export", "features", "--load-config", untrained.config, "--out", out, *arguments).refuses()
+        assert all(word in said for word in words), said
+        assert before.is_as_it_was()
+
+    def test_runs_that_cannot_be_asked(
+        self,
+        no_features: Path,
+        weightless: tuple[Path, Path],
+        other_basis: Path,
+        f3rm_ext: Typed,
+        remember: Callable,
+        out: Path,
+    ) -> None:
+        before = remember(out.parent)
+        cases = [
+            (no_features, (), "no distilled features"),
+            (weightless[0], ("--text", "mug"), str(weightless[1])),
+            (other_basis, ("--exemplar", f"{EXAMPLE}:20,20"), "another basis"),
+        ]
+        for config, asked, word in cases:
+            said = f3rm_ext("export", "features", "--load-config", config, "--out", out, *asked).refuses()
+            assert word in said, said
+        assert before.is_as_it_was()
+
+    def test_points_need_no_weights(self, weightless: tuple[Path, Path], f3rm_ext: Typed, tmp_path: Path) -> None:
+        ours = export(f3rm_ext, weightless[0], tmp_path / "new.ply", "--points", 30, "--exemplar", f"{EXAMPLE}:20,20")
+        assert len(ours["positions"]) == 30
+
+    @pytest.mark.parametrize("name", ["room.ply", "room.npz"])
+    def test_files_of_others(
+        self, untrained: Any, f3rm_ext: Typed, remember: Callable, tmp_path: Path, name: str
+    ) -> None:
+        folder = tmp_path / "theirs"
+        folder.mkdir()
+        (folder / name).write_bytes(b"ply of somebody")
+        before = remember(folder)
+        said = f3rm_ext("export", "features", "--load-config", untrained.config, "--out", folder / "room.ply").refuses()
+        assert str(folder / name) in said and before.is_as_it_was()
+
+    def test_other_kinds_of_files(self, untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+        out = tmp_path / "new" / "room.obj"
+        said = f3rm_ext("export", "features", "--load-config", untrained.config, "--out", out).refuses()
+        assert ".ply" in said and not out.parent.exists()
+
+
+def test_runs_that_were_moved_are_exported_too(untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    shutil.copytree(untrained.folder, tmp_path / "elsewhere")
+    ours = export(f3rm_ext, tmp_path / "elsewhere" / "config.yml", tmp_path / "room.ply", "--points", 20)
+    assert str(tmp_path / "elsewhere") in str(ours["provenance"])

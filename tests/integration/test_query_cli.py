@@ -1,0 +1,338 @@
+"""``f3rm-ext query`` as a user types it: what it writes, where each file says it comes from, and what is refused."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+HELD_OUT = ["frame_00003", "frame_00007", "frame_00011"]
+POSE = [1.0, 0, 0, 0.1, 0, 1, 0, 0.2, 0, 0, 1, 0.3, 0, 0, 0, 1]
+EXAMPLE = "frame_00001.png"
+Typed = Callable[..., Any]
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def provenance_of(path: Path) -> dict[str, Any]:
+    """What a file says of its origin."""
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            return json.loads(image.info["f3rm-ext"])
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            return json.loads(str(archive["provenance"]))
+    assert path.suffix == ".mp4", path
+    probe = ("ffprobe", "-v", "error", "-show_entries", "format_tags=comment", "-of", "json", str(path))
+    done = subprocess.run(probe, capture_output=True, text=True, check=True)
+    return json.loads(json.loads(done.stdout)["format"]["tags"]["comment"])
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def camera_path(folder: Path, frames: int = 4) -> Path:
+    path = folder / "camera-path.json"
+    content = {
+        "camera_type": "perspective",
+        "render_width": 31,
+        "render_height": 24,
+        "seconds": frames / 8,
+        "camera_path": [{"camera_to_world": POSE, "fov": 70.0 + i, "aspect": 31 / 24} for i in range(frames)],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture(scope="module")
+def answers(
+    trained: Any, tmp_path_factory: pytest.TempPathFactory, run_command: Callable[..., Any]
+) -> tuple[Path, str]:
+    """The folder of one call, and what was printed; typed in a process of its own as the installed script."""
+    folder = tmp_path_factory.mktemp("answers")
+    done = run_command(
+        *("f3rm-ext", "query", "--load-config", trained.config, "--out", folder),
+        *("--exemplar", f"middle={EXAMPLE}:20,14,16,12", f"corner={EXAMPLE}:60,44"),
+        *("--save-depth", "--threshold", "0.55"),
+    )
+    assert done.code == 0, done.text[-3000:]
+    return folder, done.stdout
+
+
+class TestAnswers:
+    """Two examples, held-out views: one call, looked at from all sides."""
+
+    def test_files(self, answers: tuple[Path, str]) -> None:
+        folder, _ = answers
+        views = [f"{name}.png" for name in HELD_OUT]
+        expected = [f"{kind}/{view}" for kind in ("overlay/middle", "overlay/corner", "labels") for view in views]
+        expected += [f"scores/{name}.npz" for name in HELD_OUT]
+        expected += ["middle.npy", "corner.npy", "overview.png", "summary.json"]
+        assert files_in(folder) == sorted(expected)
+        assert read(folder / "summary.json")["files"] == sorted(set(expected) - {"summary.json"})
+
+    def test_every_file_names_checkpoint_and_queries(self, answers: tuple[Path, str], trained: Any) -> None:
+        folder, _ = answers
+        (checkpoint,) = trained.checkpoints.glob("*.ckpt")
+        records = [provenance_of(path) for path in folder.rglob("*") if path.suffix in (".png", ".npz")]
+        records.append(read(folder / "summary.json"))
+        assert len(records) == 9 + 3 + 1 + 1
+        for record in records:
+            assert record["made_by"] == "f3rm-ext query" and record["checkpoint"] == str(checkpoint.resolve())
+            assert (record["step"], record["method"], record["feature"]) == (59, "f3rm-ext-lite", "dense-daisy")
+            queries = {query["name"]: query for query in record["queries"]}
+            assert queries["middle"]["positives"] == [f"{EXAMPLE}:20,14,16,12"]
+            assert queries["corner"]["positives"] == [f"{EXAMPLE}:60,44"]
+            assert queries["corner"]["score"] == "relevancy" and queries["corner"]["negatives"]
+            assert record["threshold"] == 0.55
+
+    def test_scores_labels_and_summary_agree(self, answers: tuple[Path, str]) -> None:
+        folder, _ = answers
+        summary = read(folder / "summary.json")
+        assert summary["complete"] is True and list(summary["views"]) == HELD_OUT
+        for name, view in summary["views"].items():
+            assert view["size_px"] == [64, 48] and Path(view["photo"]).name == f"{name}.png"
+            with np.load(folder / "scores" / f"{name}.npz", allow_pickle=False) as archive:
+                scores, labels, depth = (archive[key] for key in ("scores", "labels", "depth"))
+                assert archive["names"].tolist() == ["middle", "corner"]
+            assert scores.shape == (48, 64, 2) and scores.dtype == np.float16 and labels.shape == (48, 64)
+            assert ((scores >= 0) & (scores <= 1)).all() and scores.std() > 0
+            assert depth.shape == (48, 64) and (depth > 0).all()
+            far = np.abs(scores[..., 0] - scores[..., 1]) > 0.01
+            clear = far & (np.abs(scores.max(axis=-1) - 0.55) > 0.01)
+            wanted = np.where(scores.max(axis=-1) >= 0.55, scores.argmax(axis=-1), -1)
+            np.testing.assert_array_equal(labels[clear], wanted[clear])
+            for index, query in enumerate(("middle", "corner")):
+                found = view["queries"][query]
+                x, y = found["best_px"]
+                assert scores[int(y), int(x), index] == scores[..., index].max()
+                assert found["best_score"] == pytest.approx(float(scores[..., index].max()), abs=1e-3)
+                assert found["fraction_found"] == pytest.approx(float((scores[..., index] >= 0.55).mean()), abs=0.02)
+        for query, best in summary["best"].items():
+            values = {name: view["queries"][query]["best_score"] for name, view in summary["views"].items()}
+            assert values[best["view"]] == best["best_score"] == max(values.values())
+
+    def test_pictures(self, answers: tuple[Path, str]) -> None:
+        folder, _ = answers
+        for path in folder.glob("overlay/*/*.png"):
+            with Image.open(path) as picture:
+                assert picture.size == (64, 48) and np.asarray(picture).std() > 5
+        with Image.open(folder / "overview.png") as sheet:
+            assert min(sheet.size) > 200
+
+    def test_vectors_can_be_asked_with_again(
+        self, answers: tuple[Path, str], trained: Any, f3rm_ext: Typed, tmp_path: Path
+    ) -> None:
+        folder, _ = answers
+        done = f3rm_ext(
+            *("query", "--load-config", trained.config, "--exemplar", f"first={EXAMPLE}:20,14,16,12"),
+            *("--vector", f"again={folder / 'middle.npy'}", "--negative", "none"),
+            *("--views", "frame_00003.png", "--out", tmp_path),
+        )
+        assert done.code == 0, done.err
+        with np.load(tmp_path / "scores" / "frame_00003.npz") as archive:
+            np.testing.assert_allclose(archive["scores"][..., 1], archive["scores"][..., 0], atol=1e-3)
+
+    def test_says_what_it_found_and_where_it_is(self, answers: tuple[Path, str]) -> None:
+        folder, said = answers
+        assert "Best of 3 views" in said and "middle" in said and str(folder / "overview.png") in said
+
+
+@pytest.mark.parametrize(("views", "count"), [("train", 9), ("all", 12), ("frame_00002.png", 1)])
+def test_views(trained: Any, f3rm_ext: Typed, tmp_path: Path, views: str, count: int) -> None:
+    done = f3rm_ext(
+        *("query", "--load-config", trained.config, "--exemplar", EXAMPLE, "--views", views),
+        *("--scale", 0.5, "--no-save-scores", "--out", tmp_path / "new"),
+    )
+    assert done.code == 0, done.err
+    assert len([name for name in files_in(tmp_path / "new") if name.startswith("overlay/")]) == count
+    assert not list(tmp_path.rglob("*.npz")) and not list(tmp_path.rglob("*.mp4"))
+    assert all(view["size_px"] == [32, 24] for view in read(tmp_path / "new" / "summary.json")["views"].values())
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None or shutil.which("ffprobe") is None, reason="no ffmpeg")
+def test_video_along_a_camera_path(trained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    done = f3rm_ext(
+        *("query", "--load-config", trained.config, "--exemplar", f"a={EXAMPLE}:10,10", f"b={EXAMPLE}:40,40"),
+        *("--views", camera_path(tmp_path), "--out", tmp_path / "new"),
+    )
+    assert done.code == 0, done.err
+    assert sorted(path.name for path in (tmp_path / "new").glob("*.mp4")) == ["a.mp4", "b.mp4", "labels.mp4"]
+    for path in (tmp_path / "new").glob("*.mp4"):
+        entries = "stream=width,height,nb_frames,r_frame_rate"
+        probe = ("ffprobe", "-v", "error", "-show_entries", entries, "-of", "json", str(path))
+        (stream,) = json.loads(subprocess.run(probe, capture_output=True, text=True, check=True).stdout)["streams"]
+        assert (stream["width"], stream["nb_frames"], stream["r_frame_rate"]) == (30, "4", "8/1")
+        record = provenance_of(path)
+        assert record["checkpoint"].endswith(".ckpt") and [query["name"] for query in record["queries"]] == ["a", "b"]
+    assert len(list((tmp_path / "new" / "overlay" / "a").glob("frame-*.png"))) == 4
+
+
+def test_texts_negatives_and_names(untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    done = f3rm_ext(
+        *("query", "--load-config", untrained.config, "--text", "table", "round=apple | metal ball"),
+        *("--negative", "walls", "--views", "frame_00003.png", "--out", tmp_path),
+    )
+    assert done.code == 0, done.err
+    table, fruit = read(tmp_path / "summary.json")["queries"]
+    assert (table["name"], table["positives"], table["negatives"]) == ("table", ["table"], ["walls"])
+    assert (fruit["name"], fruit["positives"]) == ("round", ["apple", "metal ball"])
+    assert np.load(tmp_path / "round.npy").shape == (2, 29)
+
+
+def test_no_negatives_give_cosines(untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    done = f3rm_ext(
+        *("query", "--load-config", untrained.config, "--text", "table", "--negative", "none"),
+        *("--views", "frame_00003.png", "--out", tmp_path),
+    )
+    assert done.code == 0, done.err
+    (query,) = read(tmp_path / "summary.json")["queries"]
+    assert query["score"] == "cosine" and query["negatives"] == [] and query["temperature"] is None
+
+
+def test_images_that_are_not_of_the_capture(trained: Any, tiny_capture: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
+    """A copy of a photo elsewhere: its features are made anew and are the same."""
+    copy = tmp_path / "crop.png"
+    shutil.copy(tiny_capture / "images" / EXAMPLE, copy)
+    done = f3rm_ext(
+        *("query", "--load-config", trained.config, "--exemplar", f"ours={EXAMPLE}:20,14,16,12"),
+        *(f"theirs={copy}:20,14,16,12", "--views", "frame_00003.png", "--out", tmp_path / "new"),
+    )
+    assert done.code == 0, done.err
+    ours, theirs = (np.load(tmp_path / "new" / f"{name}.npy") for name in ("ours", "theirs"))
+    assert float((ours * theirs).sum()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_by_default_answers_lie_beside_the_config(untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    shutil.copytree(untrained.folder, tmp_path / "t")
+    done = f3rm_ext(
+        "query", "--load-config", tmp_path / "t" / "config.yml", "--text", "table", "--views", "frame_00003.png"
+    )
+    assert done.code == 0, done.err
+    assert (tmp_path / "t" / "query" / "overview.png").is_file()
+
+
+class TestRefusals:
+    """One sentence, exit code 2, and whatever was in the folder is there unchanged."""
+
+    @pytest.fixture
+    def out(self, tmp_path: Path, untrained: Any, f3rm_ext: Typed) -> Path:
+        """Answers of before."""
+        folder = tmp_path / "answers"
+        done = f3rm_ext(
+            *("query", "--load-config", untrained.config, "--text", "table"),
+            *("--views", "frame_00003.png", "--out", folder),
+        )
+        assert done.code == 0, done.err
+        return folder
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("--text", ""), ("text to look for is empty", "write a word")),
+            (("--text", "mug | "), ("text to look for is empty",)),
+            (("--text", "mug", "--negative", " "), ("--negative is empty", "--negative none")),
+            ((), ("Nothing is asked", "--text, --exemplar or --vector")),
+            (("--exemplar", f"{EXAMPLE}:70,10"), ("outside the image", "64 x 48 pixels")),
+            (("--exemplar", f"{EXAMPLE}:60,40,10,5"), ("outside the image", "64 x 48 pixels")),
+            (("--exemplar", f"{EXAMPLE}:1,2,3"), ("not understood", "IMAGE:x,y,w,h")),
+            (("--exemplar", f"{EXAMPLE}:1,2,0,3"), ("is empty",)),
+            (("--exemplar", "nowhere.png:1,2"), ("no image 'nowhere.png'",)),
+            (("--text", "mug", "--feature", "clip"), ("no feature 'clip'", "labels")),
+            (("--text", "a", "a"), ("Two queries are called 'a'",)),
+            (("--text", "a", "--temperature", "0"), ("temperature is 0.0",)),
+            (("--text", "a", "--views", "evening"), ("no views 'evening'", "camera path")),
+            (("--text", "a", "--views", "nowhere.json"), ("no camera path nowhere.json",)),
+            (("--text", "a", "--scale", "0"), ("--scale is 0.0",)),
+            (("--vector", "nowhere.npy"), ("nowhere.npy", "cannot be read")),
+        ],
+    )
+    def test_wrong_questions(
+        self,
+        untrained: Any,
+        f3rm_ext: Typed,
+        remember: Callable,
+        out: Path,
+        arguments: tuple[str, ...],
+        words: tuple[str, ...],
+    ) -> None:
+        before = remember(out)
+        said = f3rm_ext("query", "--load-config", untrained.config, "--out", out, *arguments).refuses()
+        assert all(word in said for word in words), said
+        assert before.is_as_it_was()
+
+    def test_missing_weights(
+        self, weightless: tuple[Path, Path], f3rm_ext: Typed, remember: Callable, out: Path
+    ) -> None:
+        """Says which file and where to put it; examples go on working."""
+        config, weights = weightless
+        before = remember(out)
+        said = f3rm_ext("query", "--load-config", config, "--out", out, "--text", "mug").refuses()
+        assert str(weights) in said and "by example go on working" in said
+        assert before.is_as_it_was()
+        done = f3rm_ext(
+            *("query", "--load-config", config, "--out", out.parent / "new", "--views", "frame_00003.png"),
+            *("--exemplar", f"{EXAMPLE}:20,20"),
+        )
+        assert done.code == 0, done.err
+        assert (out.parent / "new" / "overview.png").is_file()
+
+    def test_unknown_model(
+        self, make_run: Callable, rename_extractor: Callable, tiny_capture: Path, f3rm_ext: Typed, tmp_path: Path
+    ) -> None:
+        """A package that was there in training is not installed here."""
+        config = make_run((f"labels:data={tiny_capture}",), change=rename_extractor("siglap:size=2"))
+        said = f3rm_ext("query", "--load-config", config, "--out", tmp_path / "new", "--text", "mug").refuses()
+        assert "siglap" in said and "by example go on working" in said and not (tmp_path / "new").exists()
+        typed = ("query", "--load-config", config, "--out", tmp_path / "new", "--views", "frame_00003.png")
+        assert f3rm_ext(*typed, "--exemplar", f"{EXAMPLE}:20,20").code == 0
+
+    def test_features_that_understand_no_text(self, trained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+        said = f3rm_ext("query", "--load-config", trained.config, "--out", tmp_path / "new", "--text", "mug").refuses()
+        assert "understands no text" in said and "by example" in said and not (tmp_path / "new").exists()
+
+    def test_checkpoint_without_features(
+        self, no_features: Path, f3rm_ext: Typed, remember: Callable, out: Path
+    ) -> None:
+        before = remember(out)
+        for asked in (("--text", "mug"), ("--exemplar", EXAMPLE)):
+            said = f3rm_ext("query", "--load-config", no_features, "--out", out, *asked).refuses()
+            assert "no distilled features" in said and "features.extractors" in said
+        assert before.is_as_it_was()
+
+    def test_basis_of_other_features(self, other_basis: Path, f3rm_ext: Typed, remember: Callable, out: Path) -> None:
+        before = remember(out)
+        typed = ("query", "--load-config", other_basis, "--out", out)
+        said = f3rm_ext(*typed, "--exemplar", f"{EXAMPLE}:20,20").refuses()
+        assert "another basis" in said and "by text" in said
+        assert before.is_as_it_was()
+
+    def test_vectors_of_another_extractor(
+        self, untrained: Any, f3rm_ext: Typed, remember: Callable, out: Path, tmp_path: Path
+    ) -> None:
+        np.save(tmp_path / "clip.npy", np.ones(512, np.float32))
+        before = remember(out)
+        typed = ("query", "--load-config", untrained.config, "--out", out)
+        said = f3rm_ext(*typed, "--vector", tmp_path / "clip.npy").refuses()
+        assert "512 dimensions" in said and "29" in said and before.is_as_it_was()
+
+    def test_files_of_others(self, untrained: Any, f3rm_ext: Typed, remember: Callable, tmp_path: Path) -> None:
+        for name in ("overview.png", "summary.json"):
+            folder = tmp_path / name
+            folder.mkdir()
+            (folder / name).write_text("{}")
+            before = remember(folder)
+            said = f3rm_ext("query", "--load-config", untrained.config, "--out", folder, "--text", "mug").refuses()
+            assert str(folder / name) in said and "--out" in said and before.is_as_it_was()
+
+    def test_no_run(self, f3rm_ext: Typed, tmp_path: Path) -> None:
+        said = f3rm_ext("query", "--load-config", tmp_path / "config.yml", "--text", "mug").refuses()
+        assert str(tmp_path / "config.yml") in said and "ns-train" in said
