@@ -47,7 +47,7 @@ def sh_colors(
     features_dc: Float[Tensor, "gaussians 3"],
     features_rest: Float[Tensor, "gaussians coeffs 3"],
 ) -> Float[Tensor, "gaussians 3"]:
-    """Colours of Gaussians seen along directions: ½ + harmonics, not below 0.
+    """Colours of Gaussians seen along directions: ½ + harmonics, not below 0; numba for float32 on the CPU.
 
     Args:
         degree: highest degree that counts, 0 to 3; coefficients of higher ones are not read.
@@ -64,8 +64,22 @@ def sh_colors(
             f"Colours of SH degree {degree} need {count} coefficients beyond the first and there are "
             f"{features_rest.shape[1]}: ask for a lower degree."
         )
-    colors = SH_C0 * features_dc + 0.5
-    if degree > 0:
-        bases = sh_bases(degree, functional.normalize(directions, dim=-1))
-        colors = colors + torch.einsum("nk,nkc->nc", bases, features_rest[:, :count].to(colors.dtype))
-    return colors.clamp(min=0.0)
+    if degree == 0:
+        return (SH_C0 * features_dc + 0.5).clamp(min=0.0)
+    if features_dc.device.type == "cpu" and features_dc.dtype == torch.float32:
+        from f3rm_ext.splat.rasterize.sh_kernels import harmonics_numba
+
+        return harmonics_numba(degree, directions.float(), features_dc, features_rest.float()).clamp(min=0.0)
+    return sh_colors_reference(degree, directions, features_dc, features_rest)
+
+
+def sh_colors_reference(
+    degree: int,
+    directions: Float[Tensor, "gaussians 3"],
+    features_dc: Float[Tensor, "gaussians 3"],
+    features_rest: Float[Tensor, "gaussians coeffs 3"],
+) -> Float[Tensor, "gaussians 3"]:
+    """:func:`sh_colors` in plain torch, on any device and in any precision; the readable definition."""
+    bases = sh_bases(degree, functional.normalize(directions, dim=-1))
+    rest = features_rest[:, : bases.shape[1]].to(features_dc.dtype)
+    return (SH_C0 * features_dc + 0.5 + torch.einsum("nk,nkc->nc", bases, rest)).clamp(min=0.0)
