@@ -123,7 +123,7 @@ class Overview:
         self.shown = set(np.linspace(0, views - 1, min(views, _MAX_ROWS)).round().astype(int).tolist())
         self.rows: list[Row] = []
 
-    def add(self, number: int, name: str, pictures: Sequence[UInt8[np.ndarray, "h w 3"]]) -> None:
+    def add(self, number: int, name: str, pictures: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> None:
         """Adds a view, if it is one of those shown.
 
         Args:

@@ -35,7 +35,7 @@ def test_a_legend_has_a_line_for_what_does_not_fit() -> None:
 def test_an_overview_shows_some_views_whole() -> None:
     sheet = figures.Overview(["photo", "mug"], [None, (0.5, 0.9)], views=100)
     for number in range(100):
-        sheet.add(number, f"view {number}", [GREY, np.full((60, 90, 3), number, dtype=np.uint8)])
+        sheet.add(number, f"view {number}", [GREY, np.full((75, 90, 3), number, dtype=np.uint8)])
     assert [row.name for row in sheet.rows] == [f"view {n}" for n in (0, 20, 40, 59, 79, 99)]
     drawn = sheet.draw(["from here", "x" * 500])
     for number in (20, 99):
