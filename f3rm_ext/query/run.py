@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from nerfstudio.cameras.cameras import Cameras
 
-from f3rm_ext.errors import CheckpointError, ConfigError, FeatureStoreError, UserError
+from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query.scorer import Queryable, QueryHead, checked_head
 
@@ -153,52 +153,14 @@ def load_run(load_config: Path) -> Run:
         ConfigError: there is no such file, it cannot be understood, or the run's method has no features.
         CheckpointError: it has no checkpoint yet, or all are damaged.
     """
-    from nerfstudio.utils.eval_utils import eval_setup
-    from nerfstudio.utils.rich_utils import CONSOLE
-
     from f3rm_ext.data.datamanager import F3rmDataManager
-    from f3rm_ext.engine import checkpoint
+    from f3rm_ext.engine.opening import open_run
 
-    if not load_config.is_file():
-        raise ConfigError(f"There is no file {load_config}: give the config.yml of a run, which ns-train has written.")
-    folder = load_config.parent / "nerfstudio_models"
-    if not checkpoint.newest_first(folder):
-        raise CheckpointError(f"There is no checkpoint in {folder}: train until the first one is saved.")
-    newest, damaged = checkpoint.newest_intact(folder)
-    if damaged:
-        CONSOLE.log(checkpoint.warning_about(damaged, newest), markup=False)
-
-    understood = False
-
-    def foreign(config: "TrainerConfig") -> ConfigError:
-        return ConfigError(
-            f"The run {load_config} is of the method {config.method_name}, which distils no features: "
-            "give a run of f3rm-ext."
-        )
-
-    def stay(config: "TrainerConfig") -> "TrainerConfig":
-        """Checkpoints lie beside the config, wherever the run was moved to and whatever it is called now."""
-        nonlocal understood
-        understood = True
-        if not issubclass(config.pipeline.datamanager._target, F3rmDataManager):
-            raise foreign(config)
-        base = folder.resolve().parent
-        if base.parts[-3:] == (config.experiment_name, config.method_name, config.timestamp):
-            config.output_dir = base.parent.parent.parent
-        config.relative_model_dir = folder.resolve()
-        config.load_step = checkpoint.step_of(newest)
-        return config
-
-    try:
-        config, pipeline, path, step = eval_setup(load_config, test_mode="test", update_config_callback=stay)
-    except Exception as error:
-        if understood or isinstance(error, UserError):
-            raise
-        raise ConfigError(
-            f"{load_config} is not understood ({type(error).__name__}): give the config.yml of a run, made by a method "
-            "that is installed here."
-        ) from error
-    model, manager = pipeline.model, pipeline.datamanager
-    if not isinstance(model, Queryable) or not isinstance(manager, F3rmDataManager):
-        raise foreign(config)
-    return Run(model, manager, config, path, step)
+    opened = open_run(
+        load_config,
+        lambda config: issubclass(config.pipeline.datamanager._target, F3rmDataManager),
+        "which distils no features: give a run of f3rm-ext",
+    )
+    model, manager = opened.pipeline.model, opened.pipeline.datamanager
+    assert isinstance(model, Queryable) and isinstance(manager, F3rmDataManager)
+    return Run(model, manager, opened.config, opened.checkpoint, opened.step)
