@@ -35,7 +35,7 @@ from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCub
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.nerf.hash_grid import Backend
 from f3rm_ext.nerf.image_metrics import ImageMetrics
-from f3rm_ext.nerf.losses import FeatureLoss, feature_loss, heaviest_samples
+from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, heaviest_samples
 from f3rm_ext.viewer.panel import QueryPanel
 
 
@@ -350,7 +350,7 @@ class F3rmModel(Model):
             metrics["distortion"] = distortion_loss(outputs["weights_list"], outputs["ray_samples_list"])
         self.camera_optimizer.get_metrics_dict(metrics)
         for name, value, wanted in self._feature_pairs(outputs, batch):
-            metrics[f"feature_cosine_{name}"] = functional.cosine_similarity(value.detach(), wanted, dim=-1).mean()
+            metrics[f"feature_cosine_{name}"] = cosine(value.detach(), wanted).mean()
         return metrics
 
     def get_loss_dict(
