@@ -14,8 +14,8 @@ LAST_GROWTH = 7_000
 MIN_ROUND = 25
 """Rounds of densification are no shorter than this, so that they see enough images."""
 
-MIN_RESET = 1000
-"""Opacities are lowered no more often than this: they need a few hundred steps to come back at any length of run."""
+MIN_RESET = 300
+"""Opacities are lowered no more often than this: they need so many steps to come back at any length of run."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def test_a_short_run_is_in_proportion() -> None:
     schedule = Schedule.of(3000, SURFACE)
     surface, densify = schedule.surface(SURFACE), schedule.densify(DensifyOptions())
     assert (surface.entropy_start, surface.entropy_end, surface.prune_step) == (1400, 1800, 1800)
-    assert (densify.start, densify.stop, densify.every, densify.reset_every) == (100, 3000, 25, 1000)
+    assert (densify.start, densify.stop, densify.every, densify.reset_every) == (100, 3000, 25, 600)
     assert schedule.last_growth() == 1400
 
 
@@ -30,7 +30,7 @@ def test_rounds_see_enough_images_and_resets_come_with_rounds(total: int, every:
     assert densify.every == every and densify.reset_every % every == 0 and densify.reset_every > 0
 
 
-@pytest.mark.parametrize(("total", "every"), [(1500, 1000), (6000, 1200), (15_000, 3000)])
+@pytest.mark.parametrize(("total", "every"), [(300, 300), (1500, 300), (6000, 1200), (15_000, 3000)])
 def test_opacities_have_time_to_come_back(total: int, every: int) -> None:
     assert Schedule.of(total, SURFACE).densify(DensifyOptions()).reset_every == every
 
