@@ -194,6 +194,10 @@ class F3rmTrainer(Trainer):
         for group in self.config.optimizers.values():
             if isinstance(group["scheduler"], RunDecaySchedulerConfig):
                 group["scheduler"].fit(self.config.max_num_iterations)
+        # A model's options may say how its optimisers keep their state.
+        fit_optimizers = getattr(self.config.pipeline.model, "fit_optimizers", None)
+        if fit_optimizers is not None:
+            fit_optimizers(self.config.optimizers)
         return super().setup_optimizers()
 
     def _load_checkpoint(self) -> None:
