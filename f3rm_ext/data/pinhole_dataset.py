@@ -71,9 +71,17 @@ class PinholeDataset(InputDataset):
         Raises:
             CaptureError: it cannot be read.
         """
-        photo = read_pixels(self.photos, image_idx)
-        picture = undistorted(photo, self.lenses[image_idx], self.views[image_idx])
+        picture = self.full_picture(image_idx)
         return shrunk(picture, int(self.cameras.height[image_idx]), int(self.cameras.width[image_idx]))
+
+    def full_picture(self, image_idx: int) -> ImagePixels:
+        """One image, read and undistorted, of the size of :attr:`views`.
+
+        Raises:
+            CaptureError: it cannot be read.
+        """
+        photo = read_pixels(self.photos, image_idx)
+        return undistorted(photo, self.lenses[image_idx], self.views[image_idx])
 
     def pixels_identity(self, image_idx: int) -> str:
         """Names all that decides the pixels of :meth:`get_numpy_image` besides the file."""

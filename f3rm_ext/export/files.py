@@ -48,6 +48,21 @@ def replacing(path: Path, option: str = "--out") -> Iterator[BufferedIOBase]:
             temporary.unlink(missing_ok=True)
 
 
+def require_writable(path: Path, option: str = "--out") -> None:
+    """Raises ConfigError where a file of this name cannot be; found out before the work and not after it.
+
+    Args:
+        path: the name; its folder is made where it is not there.
+        option: that gave the name, for messages.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): choose another {option}.") from error
+
+
 class NpzWriter:
     """An NPZ file (not compressed) written array by array; one that is too large for memory in chunks of rows.
 

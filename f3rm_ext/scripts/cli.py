@@ -53,6 +53,9 @@ GROUPS = {
         "f3rm_ext.scripts.doctor", "Doctor", "Say what is installed and found, and what to do about the rest."
     ),
     "eval-query": Group("f3rm_ext.scripts.eval_query", "EvalQuery", "Compare queries with the labels of a capture."),
+    "eval-scales": Group(
+        "f3rm_ext.scripts.eval_scales", "EvalScales", "Compare splats with photos of larger and smaller sizes."
+    ),
     "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Write the scene for other programs."),
     "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, list and verify 2D features."),
     "query": Group("f3rm_ext.scripts.query", "Query", "Show where things are: by text, by example, by vectors."),

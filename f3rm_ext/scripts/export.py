@@ -162,6 +162,57 @@ class Features(AskOptions):
 
 
 @dataclass(kw_only=True)
+class Splats:
+    """Writes the Gaussians of a run of sugar-ext for other viewers and programs.
+
+    Formats go by the names: .ply is that of 3D Gaussian splatting and exact, .compressed.ply is for SuperSplat and
+    gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics. Coordinates are those
+    of the scene (cameras within about ±1). The file says which checkpoint it is of and how to draw it: with
+    SplatRenderMode: mip, anti-aliasing (gsplat's rasterize_mode antialiased) has to be on to see what was trained. A
+    file that is there is replaced only if it says that it is one of ours.
+
+    Typical calls:
+      f3rm-ext export splats --load-config .../config.yml --out room.ply
+      f3rm-ext export splats --load-config .../config.yml --out room.spz
+      f3rm-ext export splats --load-config .../config.yml --out room.compressed.ply
+    """
+
+    load_config: Path
+    """config.yml of the run."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
+    """File to write: .ply, .compressed.ply, .spz or .splat."""
+    fused: bool = True
+    """Put the 3D filter into sizes and opacities, so that viewers that know nothing of it show the right picture.
+    Without, the file holds the Gaussians as they are optimised, which look too thin and too bright elsewhere."""
+    bad_values: Literal["error", "drop"] = "error"
+    """At values that are NaN or infinite: error stops, drop leaves those Gaussians out."""
+    spz_axes: Literal["rub", "ply"] = "rub"
+    """Axes in .spz files: rub (right, up, back) as the format demands, ply as in PLY files, which SuperSplat and other
+    tools of PlayCanvas expect."""
+
+    def main(self) -> int:
+        """Exports. Returns the exit code."""
+        from f3rm_ext.features.extraction import console
+        from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
+        from f3rm_ext.splat.run import export_run, load_splat_run
+
+        kind = format_to_write(self.out)
+        require_replaceable(self.out)
+        run = load_splat_run(self.load_config)
+        made = export_run(run, self.out, self.fused, self.bad_values, self.spz_axes)
+        lines = list(made.notices)
+        if run.model.config.mip.filter_3d and not self.fused:
+            lines.append("The 3D filter is not in the file, so other viewers show another picture than this run.")
+        if kind == "splat" and made.render_mode == "mip":
+            lines.append("The file cannot say that it is to be drawn with anti-aliasing (SplatRenderMode: mip).")
+        size_mib = self.out.stat().st_size / 2**20
+        lines.append(f"{made.count} Gaussians (SH degree {made.sh_degree}, {size_mib:.1f} MiB) are in {self.out}.")
+        for line in lines:
+            console().print(line, highlight=False, markup=False, soft_wrap=True)
+        return 0
+
+
+@dataclass(kw_only=True)
 class Convert:
     """Writes the splats of a file in another format, and says what was lost.
 
@@ -208,5 +259,6 @@ class Convert:
 
 ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members
     Annotated[Features, tyro.conf.subcommand("features")],
+    Annotated[Splats, tyro.conf.subcommand("splats")],
     Annotated[Convert, tyro.conf.subcommand("convert")],
 ]

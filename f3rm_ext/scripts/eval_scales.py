@@ -1,0 +1,133 @@
+"""``f3rm-ext eval-scales``: how good the splats of a run look from nearer and from farther away."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from f3rm_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from f3rm_ext.splat.run import SplatRun
+    from f3rm_ext.splat.scales import ScaleResult
+
+Switch = Literal["as-trained", "on", "off"]
+_SWITCHES: dict[Switch, bool | None] = {"as-trained": None, "on": True, "off": False}
+
+
+@dataclass
+class EvalScales:
+    """Compares the held-out photos with pictures of several sizes, larger and smaller than those of training.
+
+    Smaller pictures (from farther away) are compared with photos averaged over the area of each pixel. Larger ones
+    (from nearer) are compared with the files, for which training has to be at a lower resolution than theirs; sizes
+    larger than the files are left out. Beside the config are written the figures (scales.json) and one view at all
+    sizes, photo above drawing (scales.png).
+
+    Filters that are switched here are switched for a model that was optimised with or without them. To learn what
+    they are good for, train twice: with and without --pipeline.model.mip.filter-2d and --pipeline.model.mip.filter-3d.
+
+    Typical calls:
+      ns-train sugar-ext --data room --pipeline.datamanager.camera-res-scale-factor 0.125
+      f3rm-ext eval-scales --load-config .../config.yml
+      f3rm-ext eval-scales --load-config .../config.yml --filter-3d off --scales 1 2 4
+    """
+
+    load_config: Path
+    """config.yml of the run."""
+    scales: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    """Ratios of the sides of the pictures to those of training, above 0."""
+    filter_2d: Switch = "as-trained"
+    """Whether to draw with Mip-Splatting's pixel filter (on) or 3DGS's dilation (off)."""
+    filter_3d: Switch = "as-trained"
+    """Whether to draw with the 3D filter; on computes it where the run was trained without."""
+    view: int = 0
+    """The held-out photo to show in the picture, counted from 0."""
+    out: Path | None = None
+    """File for all figures (JSON), its picture gets the same name; by default scales.json beside the config, with what
+    was switched in its name."""
+
+    def __post_init__(self) -> None:
+        if not self.scales:
+            raise ConfigError("There are no scales to compare at: give some, --scales 0.5 1 2 say.")
+        for scale in self.scales:
+            if not 0 < scale < float("inf"):
+                raise ConfigError(f"{scale:g} among --scales is no ratio of sizes: use numbers above 0.")
+        if self.view < 0:
+            raise ConfigError(f"--view is {self.view}, but photos are counted from 0.")
+        if self.out is not None and self.out.suffix.lower() != ".json":
+            raise ConfigError(f"--out is {self.out}, but figures are written as JSON: give a name that ends in .json.")
+
+    def main(self) -> int:
+        """Evaluates and writes the figures. Returns the exit code."""
+        from nerfstudio.utils.rich_utils import CONSOLE
+
+        from f3rm_ext.export.files import replacing, require_writable
+        from f3rm_ext.features.extraction import image_progress
+        from f3rm_ext.splat.run import load_splat_run
+        from f3rm_ext.splat.scale_strip import strip_png
+        from f3rm_ext.splat.scales import evaluate_scales, possible_scales
+
+        run = load_splat_run(self.load_config)
+        photos = run.photos
+        if self.view >= len(photos):
+            raise ConfigError(f"--view is {self.view}, but there are {len(photos)} held-out photos: use 0 and up.")
+        possible = possible_scales(self.scales, photos.views, photos.scale_factor)
+        for sentence in possible.left_out:
+            CONSOLE.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        if not possible.scales:
+            raise ConfigError("None of the --scales can be compared, for the reasons above: choose others.")
+        out = self.out or self.load_config.parent / self._name()
+        picture = out.with_suffix(".png")
+        for path in (out, picture):
+            require_writable(path)
+        trained = self._filters(run)
+        run.set_filters(_SWITCHES[self.filter_2d], _SWITCHES[self.filter_3d])
+        with image_progress("pictures") as progress:
+            task = progress.add_task("Scales", total=len(possible.scales) * len(photos))
+            results = evaluate_scales(
+                run.model, photos, possible.scales, self.view, lambda: progress.update(task, advance=1)
+            )
+        record = {
+            **run.describe(),
+            "trained_at": photos.scale_factor,
+            "trained_with": trained,
+            "drawn_with": self._filters(run),
+            "gaussians": run.model.num_gaussians,
+            "view": self.view,
+            "scales": [result.record() for result in results],
+            "left_out": possible.left_out,
+        }
+        with replacing(out) as stream:
+            stream.write(json.dumps(record, indent=1).encode())
+        with replacing(picture) as stream:
+            stream.write(strip_png(results))
+        CONSOLE.print(self._table(results))
+        CONSOLE.print(f"Figures are in {out}, pictures in {picture}.", highlight=False, markup=False, soft_wrap=True)
+        return 0
+
+    @staticmethod
+    def _filters(run: "SplatRun") -> dict[str, bool]:
+        mip = run.model.config.mip
+        return {"filter_2d": mip.filter_2d, "filter_3d": mip.filter_3d}
+
+    def _name(self) -> str:
+        switched = {"2d": self.filter_2d, "3d": self.filter_3d}
+        parts = [f"{name}-{switch}" for name, switch in switched.items() if switch != "as-trained"]
+        return "-".join(["scales", *parts]) + ".json"
+
+    @staticmethod
+    def _table(results: "list[ScaleResult]") -> Any:
+        from rich.table import Table
+
+        from f3rm_ext.splat.scales import METRICS
+
+        table = Table(title="Held-out photos at several sizes (×1: as trained)")
+        for column in ("scale", "size, px", *(name.upper() for name in METRICS)):
+            table.add_column(column, justify="right")
+        digits = {"psnr": 2, "ssim": 4, "lpips": 4, "l1": 4}
+        for result in results:
+            means = result.means()
+            cells = [f"{means[name]:.{digits[name]}f}" if name in means else "-" for name in METRICS]
+            table.add_row(f"×{result.scale:g}", f"{result.width_px} × {result.height_px}", *cells)
+        return table
