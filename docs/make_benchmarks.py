@@ -141,6 +141,29 @@ def _codes(report: Report) -> str:
     return _table([*head, "best patch kept", "ms"], rows)
 
 
+def _splats(report: Report) -> str:
+    base = {r["scene"]: r["forward_backward_ms"][1] for r in report["rows"] if r["renderer"] == "torch tiles"}
+    rows = [
+        [
+            row["scene"],
+            row["renderer"],
+            str(row["threads"]),
+            *(f"{m:.1f} ({a:.1f}–{b:.1f})" for a, m, b in (row["forward_ms"], row["forward_backward_ms"])),
+            f"{base[row['scene']] / row['forward_backward_ms'][1]:.1f}",
+            f"{row['forward_backward_cpu_ms']:.1f}",
+        ]
+        for row in report["rows"]
+    ]
+    head = ["Gaussians", "renderer", "threads", "forward ms (quartiles)", "forward + backward ms (quartiles)", "ratio"]
+    head.append("of it CPU ms of the main thread")
+    lifted = [
+        [str(row["channels"]), "{1:.0f} ({0:.0f}–{2:.0f})".format(*row["ms"]), f"{row['ms'][1] / row['channels']:.1f}"]
+        for row in report["lifting"]
+    ]
+    lifting = _table(["channels lifted, one thread", "ms (quartiles)", "ms per channel"], lifted)
+    return f"{_table(head, rows)}\n\n{lifting}"
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -148,6 +171,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "optimizer": _adam,
     "import_time": _starts,
     "query_quality": _answers,
+    "rasterize_cpu": _splats,
     "query_memory": _memory,
     "code_queries": _codes,
     "splat_memory": _splat_memory,

@@ -1,10 +1,11 @@
 """Scenes of a few Gaussians, and everything a renderer says about them: values and gradients."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numba
 import pytest
 import torch
 from torch import Tensor
@@ -66,6 +67,15 @@ def turned(angle: float) -> Tensor:
     viewmat[:3, :3] = torch.tensor([[c, 0.0, s], [0.0, 1.0, 0.0], [-s, 0.0, c]])
     viewmat[:3, 3] = torch.tensor([0.1, -0.05, 3.0])
     return viewmat
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Pictures of these sizes are done before a second thread has woken up."""
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -173,7 +173,7 @@ def test_a_small_buffer_changes_nothing(make_scene: Any, differentiate: Run, mon
         assert torch.equal(value, whole[name]), name
 
 
-@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one thread only")
+@pytest.mark.skipif(numba.get_num_threads() < 2, reason="one thread only")
 def test_results_do_not_depend_on_the_number_of_threads(make_scene: Any, differentiate: Run) -> None:
     scene = make_scene(size=(70, 50), count=60)
     threads = numba.get_num_threads()
