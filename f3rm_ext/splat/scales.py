@@ -7,7 +7,7 @@ where training was at a lower resolution than that of the files.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ MIN_SIDE_PX = 11
 _ROUNDING = 1e-6
 
 
+@runtime_checkable
 class Drawing(Protocol):
     """A model, as far as it is needed here."""
 
