@@ -86,9 +86,8 @@ class Gaussians:
         return quats_to_rotations(self.quats)
 
     def normals(self) -> Float[Tensor, "gaussians 3"]:
-        """Unit vectors along the smallest own axes, of either sign, in the scene."""
-        smallest = self.scales.detach().argmin(dim=1)
-        return self.rotations().gather(2, smallest[:, None, None].expand(-1, 3, 1))[..., 0]
+        """Unit vectors along the axes of the smallest deviations, in the scene, of either sign."""
+        return smallest_axes(self.rotations(), self.scales)
 
     def checked(self, source: str) -> "Gaussians":
         """These, if there are any and all their numbers are finite.
@@ -141,3 +140,11 @@ def quats_to_rotations(quats: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batc
         (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
     )
     return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+
+
+def smallest_axes(
+    rotations: Float[Tensor, "gaussians 3 3"], scales: Float[Tensor, "gaussians 3"]
+) -> Float[Tensor, "gaussians 3"]:
+    """The columns of rotations that belong to the smallest scales."""
+    smallest = scales.argmin(dim=1)
+    return rotations.gather(2, smallest[:, None, None].expand(-1, 3, 1)).squeeze(-1)

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
+from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations, smallest_axes
 from f3rm_ext.splat.surface.frames import rotate
 
 FieldBackend = Literal["auto", "torch", "numba"]
@@ -49,16 +49,6 @@ class NeighbourField(NamedTuple):
     """n, of length ≤ 1; that of the own Gaussian where all weights vanish."""
 
 
-def smallest_axes(gaussians: Gaussians) -> Float[Tensor, "gaussians 3"]:
-    """Unit vectors along the axis of the smallest deviation, in the scene, of either sign."""
-    return _column(gaussians.rotations(), gaussians.scales)
-
-
-def _column(rotations: Tensor, scales: Tensor) -> Tensor:
-    smallest = scales.argmin(dim=1)
-    return rotations.gather(2, smallest[:, None, None].expand(-1, 3, 1)).squeeze(-1)
-
-
 def gaussian_table(gaussians: Gaussians) -> Float[Tensor, "gaussians 17"]:
     """All that the field needs to know of Gaussians, one row each; differentiable.
 
@@ -80,7 +70,13 @@ def make_table(
     sizes = scales.exp().clamp_min(MIN_SIZE)
     whiten = rotations.transpose(1, 2) / sizes[:, :, None]
     return torch.cat(
-        [means, whiten.flatten(1), opacities.sigmoid(), sizes.amin(dim=1, keepdim=True), _column(rotations, scales)],
+        [
+            means,
+            whiten.flatten(1),
+            opacities.sigmoid(),
+            sizes.amin(dim=1, keepdim=True),
+            smallest_axes(rotations, scales),
+        ],
         dim=1,
     )
 

@@ -16,7 +16,6 @@ from f3rm_ext.splat.surface.field import (
     NeighbourField,
     gaussian_table,
     neighbour_field,
-    smallest_axes,
 )
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.sampling import SurfaceSamples, sample_points
@@ -224,9 +223,9 @@ def test_wall_has_the_density_of_a_flat_surface(wall: Callable[..., Gaussians]) 
     assert torch.allclose(field.direction[off].abs(), torch.tensor([0.0, 0.0, 1.0]).expand(8, 3), atol=1e-6)
 
 
-def test_smallest_axes_are_columns_of_the_rotation(random_gaussians: Callable[..., Gaussians]) -> None:
+def test_normals_are_columns_of_the_rotation(random_gaussians: Callable[..., Gaussians]) -> None:
     gaussians = random_gaussians(20)
-    axes = smallest_axes(gaussians)
+    axes = gaussians.normals()
     for axis, quat, size in zip(axes, gaussians.quats, gaussians.sizes(), strict=True):
         np.testing.assert_allclose(axis.numpy(), rotation(quat.numpy())[:, int(size.argmin())], atol=1e-12)
     table = gaussian_table(gaussians)
