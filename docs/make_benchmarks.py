@@ -164,6 +164,26 @@ def _splats(report: Report) -> str:
     return f"{_table(head, rows)}\n\n{lifting}"
 
 
+def _surfaces(report: Report) -> str:
+    head = ["run", "PSNR", "SSIM", "LPIPS", "Gaussians", "centres → surface", "surface → centres", "sum"]
+    rows = [
+        [
+            row["run"],
+            f"{row['psnr']:.2f}",
+            f"{row['ssim']:.3f}",
+            f"{row['lpips']:.3f}" if "lpips" in row else "–",
+            f"{row['gaussian_count']:,.0f}",
+            *(f"{row[key]:.4f}" for key in ("accuracy", "completeness", "chamfer")),
+        ]
+        for row in report["rows"]
+    ]
+    at = {row["run"]: row["scales"]["scales"] for row in report["rows"] if "scales" in row}
+    sizes = sorted({entry["scale"] for entries in at.values() for entry in entries})
+    psnr = {name: {entry["scale"]: entry["psnr"] for entry in entries} for name, entries in at.items()}
+    scaled = [[name, *(f"{psnr[name][size]:.2f}" if size in psnr[name] else "–" for size in sizes)] for name in psnr]
+    return _table(head, rows) + "\n\n" + _table(["PSNR at × size", *(f"{size:g}" for size in sizes)], scaled)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -172,6 +192,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "import_time": _starts,
     "query_quality": _answers,
     "rasterize_cpu": _splats,
+    "splat_surfaces": _surfaces,
     "query_memory": _memory,
     "code_queries": _codes,
     "splat_memory": _splat_memory,
