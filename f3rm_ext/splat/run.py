@@ -74,7 +74,8 @@ class SplatRun:
             fused: with the 3D filter in their sizes and opacities, where the run has one.
         """
         model = self.model
-        gaussians = Gaussians.of({name: value.detach() for name, value in model.gaussians.tensors().items()})
+        # Half-stored colours become numbers that every format can hold.
+        gaussians = Gaussians.of({name: value.detach().float() for name, value in model.gaussians.tensors().items()})
         gaussians = gaussians.with_sh_degree(model.current_sh_degree)
         return fuse(gaussians, model.filter_3d) if fused and model.config.mip.filter_3d else gaussians
 

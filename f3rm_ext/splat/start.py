@@ -7,10 +7,12 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.splat.files import read_splats
-from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
 
 CHECKPOINTS = (".ckpt", ".pt")
 _PREFIXES = ("_model.gauss_params.", "gauss_params.")
+_SHAPES = {"means": (3,), "scales": (3,), "quats": (4,), "opacities": (1,), "features_dc": (3,), "features_rest": ()}
+_REST = tuple(map(sh_rest_count, range(MAX_SH_DEGREE + 1)))
 
 
 def read_start(path: Path) -> Gaussians:
@@ -42,13 +44,34 @@ def _of_checkpoint(path: Path) -> Gaussians:
         ) from error
     state = content.get("pipeline", content) if isinstance(content, dict) else {}
     for prefix in _PREFIXES:
-        found = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        found = {
+            name.removeprefix(prefix): value
+            for name, value in state.items()
+            if name.startswith(prefix) and isinstance(value, torch.Tensor)
+        }
         if found:
-            try:
-                gaussians = Gaussians.of(found)
-            except KeyError as error:
+            missing = [name for name in _SHAPES if name not in found]
+            if missing:
                 raise CheckpointError(
-                    f"The checkpoint {path} lacks {error} of its Gaussians: export it as .ply instead."
-                ) from error
-            return gaussians.checked(str(path))
+                    f"The checkpoint {path} lacks {', '.join(missing)} of its Gaussians: export it as .ply instead."
+                )
+            _require_shapes(found, path)
+            return Gaussians.of(found).checked(str(path))
     raise CheckpointError(f"The checkpoint {path} holds no Gaussians: give one of sugar-ext or splatfacto.")
+
+
+def _require_shapes(found: dict[str, torch.Tensor], path: Path) -> None:
+    """Raises CheckpointError unless all tensors are of as many Gaussians, with the right shape for each."""
+    rest = found["features_rest"].shape
+    if len(rest) != 3 or rest[1] not in _REST or rest[2] != 3:
+        raise CheckpointError(
+            f"The colours' coefficients in {path} have the shape {tuple(rest)}, which belongs to no degree of "
+            f"spherical harmonics from 0 to {MAX_SH_DEGREE}: export it as .ply with the program that made it."
+        )
+    for name, shape in _SHAPES.items():
+        value = tuple(found[name].shape)
+        if value[:1] != rest[:1] or (shape and value[1:] != shape):
+            raise CheckpointError(
+                f"The {name} in {path} have the shape {value}, which does not fit the {rest[0]} Gaussians there: "
+                "export it as .ply with the program that made it."
+            )

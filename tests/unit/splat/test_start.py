@@ -1,0 +1,146 @@
+"""Splats to begin with: from files and from checkpoints of several programs, and what is wrong with those that fail."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from f3rm_ext.errors import CheckpointError, ConfigError, UserError
+from f3rm_ext.splat.files import SplatInfo, export_splats
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.start import read_start
+
+
+def saved(
+    path: Path, tensors: dict[str, Any], prefix: str = "_model.gauss_params.", key: str | None = "pipeline"
+) -> Path:
+    state = {prefix + name: value for name, value in tensors.items()}
+    torch.save(state if key is None else {"step": 3, key: state, "optimizers": {}}, path)
+    return path
+
+
+def same(one: Gaussians, two: Gaussians) -> None:
+    for name, value in one.tensors().items():
+        torch.testing.assert_close(value, two.tensors()[name], msg=name, atol=1e-5, rtol=1e-5)
+
+
+def test_a_ply_file(tmp_path: Path, colourful: Callable[..., Gaussians]) -> None:
+    export_splats(colourful(20, 3), tmp_path / "a.ply", SplatInfo())
+    same(read_start(tmp_path / "a.ply"), colourful(20, 3))
+
+
+@pytest.mark.parametrize("name", ["a.spz", "a.splat", "a.compressed.ply"])
+def test_files_of_other_formats(tmp_path: Path, colourful: Callable[..., Gaussians], name: str) -> None:
+    export_splats(colourful(20), tmp_path / name, SplatInfo())
+    found = read_start(tmp_path / name)
+    assert len(found) == 20 and found.means.std() == pytest.approx(float(colourful(20).means.std()), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "prefix", "key"),
+    [
+        (".ckpt", "_model.gauss_params.", "pipeline"),  # splatfacto and ours
+        (".pt", "_model.gauss_params.", None),
+        (".ckpt", "gauss_params.", None),  # of the model alone
+    ],
+)
+@pytest.mark.parametrize("degree", [0, 2, 3])
+def test_checkpoints(
+    tmp_path: Path, colourful: Callable[..., Gaussians], suffix: str, prefix: str, key: str | None, degree: int
+) -> None:
+    tensors = colourful(9, degree).tensors()
+    same(read_start(saved(tmp_path / f"a{suffix}", tensors, prefix, key)), colourful(9, degree))
+
+
+def test_notices_of_the_file_are_said(
+    tmp_path: Path, colourful: Callable[..., Gaussians], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def read(path: Path) -> tuple[Gaussians, SplatInfo]:
+        return colourful(3), SplatInfo(notices=("Field [red] is left out.",))
+
+    monkeypatch.setattr("f3rm_ext.splat.start.read_splats", read)
+    (tmp_path / "a.ply").touch()
+    read_start(tmp_path / "a.ply")
+    assert "Field [red] is left out." in capsys.readouterr().out
+
+
+def test_there_is_no_such_file(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.ply", tmp_path):
+        with pytest.raises(ConfigError, match=r"no file .* to start from: give a \.ply"):
+            read_start(path)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "empty.ply", "half.ply"])
+def test_files_that_hold_no_splats(tmp_path: Path, colourful: Callable[..., Gaussians], name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes({"notes.txt": b"hello", "empty.ply": b"", "half.ply": b"ply\nformat binary_little"}[name])
+    with pytest.raises(UserError, match=name) as error:
+        read_start(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04cut"])
+def test_damaged_checkpoints(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.ckpt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"a\.ckpt cannot be read \(\w+\), it is damaged"):
+        read_start(tmp_path / "a.ckpt")
+
+
+class Unsafe:
+    """Would be made again by code of the file."""
+
+
+def test_checkpoints_that_need_code_are_refused(tmp_path: Path) -> None:
+    torch.save({"pipeline": Unsafe()}, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match=r"needs code to be run: export it as \.ply"):
+        read_start(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize("content", [{"pipeline": {"_model.field.weight": torch.ones(3)}}, {}, [1, 2], torch.ones(2)])
+def test_checkpoints_of_other_methods(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match="holds no Gaussians: give one of sugar-ext or splatfacto"):
+        read_start(tmp_path / "a.ckpt")
+
+
+def test_a_checkpoint_that_lacks_something(tmp_path: Path, colourful: Callable[..., Gaussians]) -> None:
+    tensors = colourful(9).tensors()
+    del tensors["quats"], tensors["opacities"]
+    with pytest.raises(CheckpointError, match="lacks quats, opacities of its Gaussians"):
+        read_start(saved(tmp_path / "a.ckpt", tensors))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "features_rest",
+            lambda value: torch.zeros(9, 7, 3),
+            r"have the shape \(9, 7, 3\), which belongs to no degree",
+        ),
+        ("features_rest", lambda value: torch.zeros(9, 3), r"have the shape \(9, 3\), which belongs to no degree"),
+        ("features_rest", lambda value: value[:8], r"means in .* have the shape \(9, 3\), .* fit the 8 Gaussians"),
+        ("opacities", lambda value: value[:, 0], r"opacities in .* have the shape \(9,\)"),
+        ("scales", lambda value: value[:, :2], r"scales in .* have the shape \(9, 2\)"),
+        ("quats", lambda value: value.sum(), r"quats in .* have the shape \(\)"),
+        ("quats", lambda value: 4, "lacks quats of its Gaussians"),
+        ("means", lambda value: value.clone().fill_(float("nan")), r"9 of 9 Gaussians .* NaN or infinite means"),
+        ("quats", lambda value: value / torch.tensor([0.0, 1, 1, 1]), r"9 of 9 Gaussians .* NaN or infinite quats"),
+    ],
+)
+def test_checkpoints_with_values_that_cannot_be(
+    tmp_path: Path, colourful: Callable[..., Gaussians], name: str, change: Callable[..., torch.Tensor], message: str
+) -> None:
+    tensors = colourful(9).tensors()
+    tensors[name] = change(tensors[name])
+    with pytest.raises(UserError, match=message) as error:
+        read_start(saved(tmp_path / "a.ckpt", tensors))
+    assert "\n" not in str(error.value) and "a.ckpt" in str(error.value)
+
+
+def test_a_checkpoint_without_a_single_gaussian(tmp_path: Path, colourful: Callable[..., Gaussians]) -> None:
+    tensors = colourful(9)[:0].tensors()
+    with pytest.raises(UserError, match=r"no Gaussians in .*a\.ckpt"):
+        read_start(saved(tmp_path / "a.ckpt", tensors))
