@@ -1,7 +1,7 @@
 """Rays, colours and 2D features for training and evaluation."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -17,14 +17,12 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.cycling import CyclingDataManager, Stream, check_positive, check_scale_factor, check_window, flag
 from f3rm_ext.data.eval_loading import EvalLoader, RandomEvalLoader
+from f3rm_ext.data.featured import FeaturedDataManager
 from f3rm_ext.data.rays import make_ray_generator
 from f3rm_ext.data.stream import MapSource, PixelStream
 from f3rm_ext.data.windows import WindowCycle
-from f3rm_ext.errors import ConfigError, UserError
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
-
-if TYPE_CHECKING:
-    from f3rm_ext.query.during_eval import EvalQueries
 
 
 @dataclass
@@ -81,7 +79,7 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
         check_scale_factor(self)
 
 
-class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
+class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManager[InputDataset]):
     """Batches of rays with colours and features, and whole images for evaluation.
 
     Nothing but the present window of images (and the next one, loaded in the background) is in memory, and nothing is
@@ -114,9 +112,6 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         # nerfstudio seeds each process with the machine's seed plus its rank.
         self.seed = torch.initial_seed() - self.rank
         self.eval_images_drawn = 0
-        self._sources: list[MapSource] | None = None
-        self._sources_failed = False
-        self._eval_queries: tuple[EvalQueries | None] | None = None
         self.fixed_indices_eval_dataloader = self._empty_loader(test_mode)
         self.eval_dataloader = self._empty_loader(test_mode)
         super().__init__(
@@ -199,55 +194,16 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             return self.eval_pixel_sampler.num_rays_per_batch
         return self.config.eval_num_rays_per_batch
 
-    def eval_feature_source(self) -> MapSource | None:
-        """Feature maps of the evaluation images; None where there are none or they cannot be had."""
-        if self.test_mode == "inference" or not self.config.features.extractors or self.eval_dataset is None:
-            return None
-        if self._sources is None and not self._sources_failed:
-            try:
-                # The basis of PCA codes belongs to the training images.
-                self._sources = self._prepare_features(with_train=self.config.features.codes > 0)
-            except (UserError, OSError) as error:
-                self._sources_failed = True
-                CONSOLE.log(f"Evaluating without 2D features: {error}", markup=False)
-        return None if self._sources is None else self._sources[-1]
-
-    def eval_queries(self) -> "EvalQueries | None":
-        """What ``ns-eval`` asks in held-out photos that have labels; None where they have none."""
-        if self.test_mode != "test" or not self.config.features.extractors:
-            return None
-        if self._eval_queries is None:
-            from f3rm_ext.query.during_eval import EvalQueries
-
-            self._eval_queries = (EvalQueries.of(self),)
-        return self._eval_queries[0]
-
     def _empty_loader(self, test_mode: str) -> EvalLoader:
         return EvalLoader(None, "cpu", lambda: None, required=test_mode == "test")
 
     def _prepare_training_features(self) -> None:
         specs: tuple[Any, ...] = ()
-        if self.config.features.extractors:
-            self._sources = self._prepare_features(with_train=True)
-            specs = tuple(self._sources[0].specs)  # type: ignore[attr-defined]
+        source = self.train_feature_source()
+        if source is not None:
+            specs = tuple(source.specs)
         self.train_dataset.metadata["feature_specs"] = specs
         self.train_dataset.metadata["feature_ray_fraction"] = self.config.feature_ray_fraction
-
-    def _prepare_features(self, *, with_train: bool) -> list[MapSource]:
-        from f3rm_ext.features.source import prepare_features
-
-        datasets = [self.train_dataset] if with_train else []
-        if self.eval_dataset is not None:
-            datasets.append(self.eval_dataset)
-        return list(
-            prepare_features(
-                datasets,
-                self.config.features,
-                device=self.device,
-                local_rank=self.local_rank,
-                world_size=self.world_size,
-            )
-        )
 
     def _stream(
         self,

@@ -18,9 +18,20 @@ from torch.nn import Parameter
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.cycling import CyclingDataManager, Stream, check_positive, check_scale_factor, check_window, flag
 from f3rm_ext.data.eval_loading import EvalLoader
+from f3rm_ext.data.featured import FeaturedDataManager
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.options import FeatureOptions
+
+
+@dataclass
+class LiftedFeatureOptions(FeatureOptions):
+    """Which 2D features the splats get, and where features are kept."""
+
+    extractors: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--pipeline.model.features"])] = ()
+    """Extractors whose features are lifted onto the splats when training ends, each as NAME or
+    NAME:key=value,key=value; none by default. `f3rm-ext doctor` lists the names."""
 
 
 @dataclass
@@ -33,6 +44,8 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     """How the capture on disk is read."""
     camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
     """Ratio of the sizes trained and evaluated at to those of the files, (0, 1]; 0.25 for a quarter of each side."""
+    features: LiftedFeatureOptions = field(default_factory=LiftedFeatureOptions)
+    """The 2D features to lift onto the splats when training ends."""
     num_downscales: int = 2
     """Training begins with images whose sides are halved this many times, 0 to 8; 0: full size from the start.
     Evaluation is at full size always."""
@@ -92,7 +105,7 @@ class ImageEvalLoader(EvalLoader):
         return picture_batch(self.input_dataset.picture(image_idx), image_idx, self.device)
 
 
-class ImageDataManager(CyclingDataManager, DataManager):
+class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
     """A pinhole camera and its whole image at every step, and the same for evaluation.
 
     Nothing but the present window of images (and the next one, loaded in the background) is in memory, as bytes on
@@ -147,12 +160,17 @@ class ImageDataManager(CyclingDataManager, DataManager):
         outputs = self.eval_outputs()
         self.eval_dataset = None if outputs is None else self._dataset(outputs)
         self.fixed_indices_eval_dataloader = self.eval_dataloader = ImageEvalLoader(
-            self.eval_dataset, device, lambda: None, required=test_mode == "test"
+            self.eval_dataset,
+            device,
+            self.eval_feature_source,
+            queries=self.eval_queries,
+            required=test_mode == "test",
         )
         super().__init__()
 
     def setup_train(self) -> None:
-        """Sets up the cycle; loads no image."""
+        """Prepares features (in training only) and the cycle; loads no image."""
+        self.train_feature_source()
         cycle = self.make_cycle("train", len(self.train_dataset))
         self.train_stream = ImageStream(self.train_dataset, cycle, device=self.device)
         if self.test_mode == "val":

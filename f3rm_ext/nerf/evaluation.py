@@ -1,5 +1,6 @@
 """What evaluation adds to rendering: feature metrics at the patch centres, normals, and pictures."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,11 +102,23 @@ def comparison_images(
         "accumulation": colormaps.apply_colormap(outputs["accumulation"]),
         "depth": depth_colors(outputs["depth"], outputs["accumulation"]),
     }
-    for name, feature_map in (batch.get("feature_maps") or {}).items():
-        index = model.feature_field.names.index(name) if name in model.feature_field.names else -1
-        key = f"feature_pca_{name}" if index > 0 else "feature_pca"
-        if index >= 0 and key in outputs:
-            wanted = display_map(model, name, feature_map, outputs[key].shape[0], outputs[key].shape[1])
+    return images | feature_images(model, outputs, batch)
+
+
+def feature_images(model: Any, outputs: dict[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """``feature_pca`` (and ``feature_pca_NAME`` of the further features): as colours, the 2D features | those rendered.
+
+    Args:
+        model: has features, a field or splats.
+        outputs: of the rendered image.
+        batch: of the evaluation image.
+    """
+    images: dict[str, Tensor] = {}
+    maps = batch.get("feature_maps") or {}
+    for index, name in enumerate(model.query_heads()):
+        key = f"feature_pca_{name}" if index else "feature_pca"
+        if name in maps and key in outputs:
+            wanted = display_map(model, name, maps[name], outputs[key].shape[0], outputs[key].shape[1])
             images[key] = torch.cat([wanted, outputs[key]], dim=1)
     return images
 
@@ -123,10 +136,10 @@ def depth_colors(depth: Float[Tensor, "h w 1"], accumulation: Float[Tensor, "h w
 
 
 def display_map(
-    model: "F3rmModel", name: str, feature_map: FeatureMap, height_px: int, width_px: int
+    model: Any, name: str, feature_map: FeatureMap, height_px: int, width_px: int
 ) -> Float[Tensor, "h w 3"]:
     """A 2D feature map in the colours of ``feature_pca``, at image size."""
-    head = model.feature_field.head(name)
+    head = model.query_heads()[name]
     values = torch.from_numpy(feature_map.values.astype("float32")).to(model.device)
     resized = functional.interpolate(head.colors(values).permute(2, 0, 1)[None], (height_px, width_px), mode="bilinear")
     return resized[0].permute(1, 2, 0)

@@ -8,14 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from f3rm_ext.features.head import DescribedHead, describe_heads, described_specs
 from f3rm_ext.features.rendered import FeatureSpace
-from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
+from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.nerf.fields import GridOptions, UnitCube
 from f3rm_ext.nerf.hash_grid import Backend
 from f3rm_ext.nerf.mlp import Mlp, frequency_encoding
 
 
-class FeatureHead(nn.Module):
+class FeatureHead(DescribedHead):
     """One distilled feature: a trunk per sample and a linear map per ray.
 
     The last layer is linear and without bias, so rendering commutes with it: Σ wᵢ W hᵢ = W Σ wᵢ hᵢ. Hidden values
@@ -28,42 +29,10 @@ class FeatureHead(nn.Module):
         num_hidden: number of its layers.
     """
 
-    display_mean: Tensor
-    display_components: Tensor
-    display_low: Tensor
-    display_high: Tensor
-    code_basis: Tensor
-
     def __init__(self, spec: FeatureSpec, in_dim: int, hidden_dim: int, num_hidden: int) -> None:
-        super().__init__()
-        self.name, self.dim = spec.name, spec.dim
-        self.extractor, self.identity, self.code_energy = spec.extractor, dict(spec.identity), spec.code_energy
+        super().__init__(spec)
         self.trunk = Mlp(in_dim, hidden_dim, num_hidden, out_dim=None)
         self.decoder = nn.Linear(hidden_dim, spec.dim, bias=False)
-        self.register_buffer("display_mean", spec.display.mean.float().clone())
-        self.register_buffer("display_components", spec.display.components.float().clone())
-        self.register_buffer("display_low", spec.display.low.float().clone())
-        self.register_buffer("display_high", spec.display.high.float().clone())
-        self.register_buffer("code_basis", torch.empty(0) if spec.code_basis is None else spec.code_basis.clone())
-
-    @property
-    def spec(self) -> FeatureSpec:
-        """The spec this head was built from."""
-        display = DisplayBasis(self.display_mean, self.display_components, self.display_low, self.display_high)
-        return FeatureSpec(
-            name=self.name,
-            dim=self.dim,
-            extractor=self.extractor,
-            identity=self.identity,
-            display=display,
-            code_basis=self.basis,
-            code_energy=self.code_energy,
-        )
-
-    @property
-    def basis(self) -> Float[Tensor, "code full"] | None:
-        """Orthonormal rows of the PCA codes; None where full features are distilled."""
-        return self.code_basis if self.code_basis.numel() else None
 
     def space(self) -> FeatureSpace:
         """Coordinates in which rendered hidden values are compared with queries."""
@@ -77,15 +46,7 @@ class FeatureHead(nn.Module):
     def display(self, hidden: Float[Tensor, "rays hidden"]) -> Float[Tensor, "rays 3"]:
         """RGB in [0, 1] in the stored basis, from rendered hidden values; D-dimensional features are never formed."""
         to_rgb = self.display_components @ self.decoder.weight.float()
-        return self._shade(hidden.float() @ to_rgb.T)
-
-    def colors(self, features: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch 3"]:
-        """RGB in [0, 1] in the stored basis, from features."""
-        return self._shade(features @ self.display_components.T)
-
-    def _shade(self, projected: Tensor) -> Tensor:
-        value = projected - self.display_components @ self.display_mean
-        return ((value - self.display_low) / (self.display_high - self.display_low)).clamp(0.0, 1.0)
+        return self.shade(hidden.float() @ to_rgb.T)
 
 
 class FeatureField(nn.Module):
@@ -162,17 +123,7 @@ class FeatureField(nn.Module):
 
     def get_extra_state(self) -> str:
         """Names, extractors and identities of the heads as JSON; stored in the checkpoint."""
-        heads = [
-            {
-                "name": h.name,
-                "dim": h.dim,
-                "extractor": h.extractor,
-                "identity": h.identity,
-                "code_energy": h.code_energy,
-            }
-            for h in (self.head(name) for name in self.names)
-        ]
-        return json.dumps({"heads": heads})
+        return json.dumps({"heads": describe_heads(self.head(name) for name in self.names)})
 
     def set_extra_state(self, state: str) -> None:
         """Nothing is left to do: heads were grown before the parameters were loaded."""
@@ -190,26 +141,8 @@ class FeatureField(nn.Module):
         """
         described = state_dict.get(prefix + "_extra_state")
         device = self.grid.table.device
-        for head in json.loads(described)["heads"] if described else []:
-            if head["name"] in self.heads:
-                continue
-            at = f"{prefix}heads.{head['name']}."
-            basis = state_dict[at + "code_basis"]
-            display = DisplayBasis(
-                mean=state_dict[at + "display_mean"],
-                components=state_dict[at + "display_components"],
-                low=state_dict[at + "display_low"],
-                high=state_dict[at + "display_high"],
-            )
-            self._add_head(
-                FeatureSpec(
-                    name=head["name"],
-                    dim=head["dim"],
-                    extractor=head["extractor"],
-                    identity=head["identity"],
-                    display=display,
-                    code_basis=basis if basis.numel() else None,
-                    code_energy=head.get("code_energy", 1.0),
-                )
-            )
-            self.heads[head["name"]].to(device)
+        heads = json.loads(described)["heads"] if described else []
+        for spec in described_specs(heads, state_dict, f"{prefix}heads."):
+            if spec.name not in self.heads:
+                self._add_head(spec)
+                self.heads[spec.name].to(device)

@@ -19,6 +19,7 @@ from f3rm_ext.query.vectors import Query
 
 if TYPE_CHECKING:
     from f3rm_ext.data.datamanager import F3rmDataManager
+    from f3rm_ext.data.image_datamanager import ImageDataManager
 
 
 class EvalQueries:
@@ -29,12 +30,12 @@ class EvalQueries:
         truth: labels of all of them.
     """
 
-    def __init__(self, manager: "F3rmDataManager", truth: Truth) -> None:
+    def __init__(self, manager: "F3rmDataManager | ImageDataManager", truth: Truth) -> None:
         self._manager, self._truth = manager, truth
         self._queries: list[Query] | None = None
 
     @classmethod
-    def of(cls, manager: "F3rmDataManager") -> "EvalQueries | None":
+    def of(cls, manager: "F3rmDataManager | ImageDataManager") -> "EvalQueries | None":
         """For a capture whose held-out photos all show labelled objects; None for any other."""
         dataset = manager.eval_dataset
         try:

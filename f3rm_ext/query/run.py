@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nerfstudio.engine.trainer import TrainerConfig
 
     from f3rm_ext.data.datamanager import F3rmDataManager
+    from f3rm_ext.data.image_datamanager import ImageDataManager
     from f3rm_ext.features.source import FeatureSource
     from f3rm_ext.features.spec import FeatureSpec
 
@@ -30,7 +31,7 @@ class Photos:
 
     model: Any
     """The model, a :class:`~f3rm_ext.query.scorer.Queryable`, in evaluation mode."""
-    manager: "F3rmDataManager"
+    manager: "F3rmDataManager | ImageDataManager"
     """The photos and cameras."""
 
     def __post_init__(self) -> None:
@@ -154,13 +155,14 @@ def load_run(load_config: Path) -> Run:
         CheckpointError: it has no checkpoint yet, or all are damaged.
     """
     from f3rm_ext.data.datamanager import F3rmDataManager
+    from f3rm_ext.data.image_datamanager import ImageDataManager
     from f3rm_ext.engine.opening import open_run
 
     opened = open_run(
         load_config,
-        lambda config: issubclass(config.pipeline.datamanager._target, F3rmDataManager),
-        "which distils no features: give a run of f3rm-ext",
+        lambda config: issubclass(config.pipeline.datamanager._target, F3rmDataManager | ImageDataManager),
+        "which distils no features: give a run of f3rm-ext or sugar-ext",
     )
     model, manager = opened.pipeline.model, opened.pipeline.datamanager
-    assert isinstance(model, Queryable) and isinstance(manager, F3rmDataManager)
+    assert isinstance(model, Queryable) and isinstance(manager, F3rmDataManager | ImageDataManager)
     return Run(model, manager, opened.config, opened.checkpoint, opened.step)

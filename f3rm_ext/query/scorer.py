@@ -50,7 +50,10 @@ class Queryable(Protocol):
         ...
 
     def render_camera(self, camera: Cameras, extra: Mapping[str, ExtraOutput]) -> dict[str, Tensor]:
-        """All outputs for one camera, (h, w, channels) each, with further ones computed chunk by chunk."""
+        """All outputs for one camera, (h, w, channels) each, with further ones computed chunk by chunk.
+
+        ``rgb``, ``accumulation``, and ``depth`` and ``expected_depth`` along the rays are always among them.
+        """
         ...
 
     def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
@@ -139,7 +142,7 @@ def checked_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
     if not heads:
         raise ConfigError(
             "This checkpoint has no distilled features, so it cannot be asked: train with "
-            "--pipeline.datamanager.features.extractors."
+            "--pipeline.datamanager.features.extractors, or lift some onto splats with `f3rm-ext features lift`."
         )
     if not name:
         return next(iter(heads.values()))

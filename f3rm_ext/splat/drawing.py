@@ -122,6 +122,41 @@ def draw(
     return Drawn(screen, screen.colors[..., 3:] if normals else None)
 
 
+def composite(
+    scene: Scene,
+    view: Views,
+    values: Float[Tensor, "gaussians channels"],
+    how: How,
+    rows: tuple[int, int] | None = None,
+) -> Float[Tensor, "h w channels"]:
+    """Σ w v of any values that Gaussians carry, with the weights that colours are drawn with, over 0.
+
+    Args:
+        scene: the Gaussians.
+        view: one camera.
+        values: of each Gaussian; gradients flow to them where they need any.
+        how: constants.
+        rows: see :func:`~f3rm_ext.splat.rasterize.rasterize`.
+    """
+    sizes, alphas = scene.solids()
+    return rasterize(
+        scene.gaussians.means.detach(),
+        scene.gaussians.quats.detach(),
+        sizes.detach(),
+        alphas.detach(),
+        values,
+        view.viewmats[0],
+        view.Ks[0],
+        int(view.widths[0]),
+        int(view.heights[0]),
+        near_plane=how.near_plane,
+        eps2d=scene.mip.eps2d,
+        antialiased=scene.mip.antialiased,
+        backend=how.backend,
+        rows=rows,
+    ).colors
+
+
 def pictures(
     scene: Scene,
     view: Views,

@@ -18,10 +18,13 @@ from torch import Tensor, nn
 from f3rm_ext import compat
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.nerf import memory
+from f3rm_ext.nerf.evaluation import feature_images
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.nerf.image_metrics import ImageMetrics
 from f3rm_ext.splat import drawing
+from f3rm_ext.splat.asking import AskedSplats
 from f3rm_ext.splat.densify import Change, Densifier, DensifyOptions, make_densifier
+from f3rm_ext.splat.feature_heads import LiftedHeads
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_degree_of
 from f3rm_ext.splat.initial import initial_gaussians, seen_by_many
 from f3rm_ext.splat.losses import photometric_loss
@@ -31,6 +34,7 @@ from f3rm_ext.splat.schedule import Schedule, Stage
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 from f3rm_ext.splat.surface.regularizer import Regularizer
 from f3rm_ext.splat.views import Views
+from f3rm_ext.viewer.panel import QueryPanel
 
 PREFIX = "gauss_params."
 """Of the parameters in checkpoints; splatfacto's."""
@@ -92,7 +96,7 @@ class SplatModelConfig(ModelConfig):
             )
 
 
-class SplatModel(Model):
+class SplatModel(AskedSplats, Model):
     """Gaussians, and what a run does to them.
 
     Args:
@@ -121,6 +125,8 @@ class SplatModel(Model):
         self.collider = None
         self.image_metrics = ImageMetrics(config.lpips_weights)
         self.guard = OutputGuard()
+        self.lifted = LiftedHeads()
+        self.queries = QueryPanel(self)
         self.train_peak_mib = 0.0
         self.step = 0
         self.current_sh_degree = config.sh_degree
@@ -166,6 +172,7 @@ class SplatModel(Model):
             gaussians: any number of them; colours are brought to the model's SH degree.
             filter_3d: standard deviations of their 3D filter; 0 (not filtered yet) by default.
         """
+        self.lifted.clear()
         for name, value in gaussians.with_sh_degree(self.config.sh_degree).tensors().items():
             self.gauss_params[name].data = value.detach().to(self.device, torch.float32).clone()
         self.filter_3d = torch.zeros(len(gaussians)) if filter_3d is None else filter_3d
@@ -195,6 +202,7 @@ class SplatModel(Model):
         self.densifier = make_densifier(schedule.densify(config.densify), self.extent, schedule.last_growth())
         self.schedule = schedule
         self._restore_training()
+        self.lifted.clear()  # Training goes on, and they would be those of other Gaussians.
 
         def before(step: int) -> None:
             self.step = step
@@ -213,6 +221,8 @@ class SplatModel(Model):
             if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._drawn = None
+            if step + 1 == schedule.total and attributes.pipeline is not None:
+                self.lift_features(attributes.pipeline.datamanager)
 
         locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
         return [
@@ -240,12 +250,9 @@ class SplatModel(Model):
             ``rgb`` (h, w, 3), ``depth`` (h, w, 1; along the camera's axis, divided by the accumulation) and
             ``accumulation`` (h, w, 1); outside training also ``normal`` and ``normal_from_depth`` as colours.
         """
-        view = Views.of(camera.to(self.device))
-        scene = drawing.Scene(self.gaussians, self.filter_3d, self.config.mip)
         if not self.training:
-            return drawing.pictures(
-                scene, view, self.current_sh_degree, self.background, self._how, self.guard, obb_box
-            )
+            return self.seen(camera, {}, obb_box)
+        view, scene = Views.of(camera.to(self.device)), self._scene()
         assert self.densifier is not None and self.regularizer is not None
         needs = self.regularizer.needs(self.schedule.at(self.step))
         background = self._training_background()
@@ -263,6 +270,15 @@ class SplatModel(Model):
         outputs = drawn.outputs()
         outputs.update(drawn=drawn, background=background, view=view)
         return outputs
+
+    def _look(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
+        view = Views.of(camera.to(self.device))
+        return drawing.pictures(
+            self._scene(), view, self.current_sh_degree, self.background, self._how, self.guard, obb_box
+        )
+
+    def _scene(self) -> drawing.Scene:
+        return drawing.Scene(self.gaussians, self.filter_3d, self.config.mip)
 
     @property
     def _how(self) -> drawing.How:
@@ -321,7 +337,7 @@ class SplatModel(Model):
         """Draws an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
         memory.reset_peak(self.device)
         try:
-            return self.get_outputs(camera, obb_box)
+            return self.seen(camera, self.queries.extra_outputs(camera, obb_box), obb_box)
         except compat.viewer_interrupts():
             raise
         except Exception as error:
@@ -350,9 +366,11 @@ class SplatModel(Model):
         metrics = self.image_metrics(predicted, truth)
         metrics["gaussian_count"] = float(self.num_gaussians)
         metrics["mean_opacity"] = float(self.gaussians.alphas().mean())
+        metrics.update(self.feature_metrics(batch))
         metrics["train_peak_memory_mib"] = self.train_peak_mib
         metrics["eval_peak_memory_mib"] = memory.peak_mib(self.device)
-        return metrics, drawing.comparison_images(outputs, truth)
+        images = drawing.comparison_images(outputs, truth) | feature_images(self, outputs, batch)
+        return metrics, images
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -364,6 +382,7 @@ class SplatModel(Model):
             "sh_degree_in_use": self.current_sh_degree,
             "regularization": self.config.regularization,
             "filter_stale": self._filter_stale,
+            "features": self.lifted.describe(),
         }
         state: dict[str, Any] = {"about": json.dumps(about)}
         if self.densifier is not None and self.regularizer is not None:
@@ -404,6 +423,9 @@ class SplatModel(Model):
         filter_3d = state_dict.get("filter_3d", torch.zeros(len(found)))
         self.set_gaussians(found, filter_3d)
         self._loaded = True
+        about = json.loads(state_dict.get("_extra_state", {}).get("about", "{}"))
+        self.lifted.grow(about.get("features", ()), state_dict, "lifted.")
+        self.lifted.to(self.device)
         own = {f"{PREFIX}{name}": value.data for name, value in self.gauss_params.items()}
         own["filter_3d"] = self.filter_3d
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)

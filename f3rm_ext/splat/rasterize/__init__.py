@@ -64,6 +64,7 @@ def rasterize(
     absgrad: bool = False,
     radius_clip: float = 0.0,
     backend: Backend = "auto",
+    rows: tuple[int, int] | None = None,
 ) -> Rendered:
     """Renders Gaussians; differentiable in the Gaussians, the background and the pose.
 
@@ -86,6 +87,9 @@ def rasterize(
         radius_clip: Gaussians with a radius of at most this are not drawn, pixels.
         backend: ``auto`` takes gsplat for CUDA tensors, numba for CPU tensors and torch for others.
 
+        rows: first row to draw (a multiple of 16) and the one after the last: the same as those rows of the whole
+            picture, with less memory. Centres are then in pixels from the first row.
+
     Raises:
         ConfigError: if the backend cannot work on the tensors' device.
     """
@@ -98,5 +102,5 @@ def rasterize(
         from f3rm_ext.splat.rasterize.reference import render
     from f3rm_ext.splat.rasterize.camera import Camera
 
-    camera = Camera(viewmat, K, width, height, near_plane, far_plane, eps2d, radius_clip)
+    camera = Camera(viewmat, K, width, height, near_plane, far_plane, eps2d, radius_clip, rows)
     return Rendered(*render(means, quats, sizes, alphas, colors, camera, background, antialiased, absgrad))

@@ -41,3 +41,15 @@ class Camera:
     """Added to the variances in the picture, px²."""
     radius_clip: float = 0.0
     """Gaussians with a radius of at most this are not drawn, pixels."""
+    rows: tuple[int, int] | None = None
+    """First row drawn and the one after the last; None for all. The first is a multiple of the tiles' side, so that
+    tiles are those of the whole picture."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of what is drawn, pixels."""
+        return self.width, self.height if self.rows is None else self.rows[1] - self.rows[0]
+
+    def in_strip(self, means2d: Float[Tensor, "gaussians 2"]) -> Float[Tensor, "gaussians 2"]:
+        """Centres in pixels from the first row drawn."""
+        return means2d if self.rows is None else means2d - means2d.new_tensor([0.0, float(self.rows[0])])

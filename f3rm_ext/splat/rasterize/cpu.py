@@ -151,9 +151,9 @@ def render(
     """Colours, depth, accumulation, 2D centres and radii of tensors on the CPU, in float32 whatever they are."""
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
     means2d, conics, depths, compensations, radii = project_numba(means, quats, sizes, camera)
+    means2d = camera.in_strip(means2d)
     if antialiased:
         alphas = alphas * compensations
     behind = colors.new_zeros(colors.shape[1]) if background is None else background.float()
-    size = camera.width, camera.height
-    picture = _Compositing.apply(means2d, conics, depths, alphas, colors, behind, radii, size, absgrad)
+    picture = _Compositing.apply(means2d, conics, depths, alphas, colors, behind, radii, camera.size, absgrad)
     return (*picture, means2d, radii)  # type: ignore[misc]

@@ -59,7 +59,8 @@ def render(
     )
     # gsplat leaves the numbers of Gaussians that are not visible uninitialised.
     drawn = radii[0] > 0
-    means2d = torch.where(drawn[:, None], batched[0], 0.0)
+    means2d = camera.in_strip(torch.where(drawn[:, None], batched[0], 0.0))
+    width, height = camera.size
     depths = torch.where(drawn, depths[0], 0.0)[None]
     if antialiased:
         alphas = alphas * torch.where(drawn, compensations[0], 0.0)

@@ -219,6 +219,6 @@ def render(
     projected = project(means, quats, sizes, camera)
     if antialiased:
         alphas = alphas * projected.compensations
-    size = camera.width, camera.height
-    picture, depth, alpha = composite(projected, alphas, colors, background, *size, absgrad=absgrad)
+    projected.means2d = camera.in_strip(projected.means2d)
+    picture, depth, alpha = composite(projected, alphas, colors, background, *camera.size, absgrad=absgrad)
     return picture, depth, alpha, projected.means2d, projected.radii

@@ -1,0 +1,95 @@
+"""What a model keeps of each feature it has, whether the feature was distilled into a field or lifted onto splats."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
+
+
+class DescribedHead(nn.Module):
+    """A feature's facts: numbers as buffers, so that a checkpoint has them and needs neither extractor nor store.
+
+    Args:
+        spec: what is distilled or lifted.
+    """
+
+    display_mean: Tensor
+    """Mean feature of the training images."""
+    display_components: Tensor
+    display_low: Tensor
+    display_high: Tensor
+    code_basis: Tensor
+
+    def __init__(self, spec: FeatureSpec) -> None:
+        super().__init__()
+        self.name, self.dim = spec.name, spec.dim
+        self.extractor, self.identity, self.code_energy = spec.extractor, dict(spec.identity), spec.code_energy
+        self.register_buffer("display_mean", spec.display.mean.float().clone())
+        self.register_buffer("display_components", spec.display.components.float().clone())
+        self.register_buffer("display_low", spec.display.low.float().clone())
+        self.register_buffer("display_high", spec.display.high.float().clone())
+        self.register_buffer("code_basis", torch.empty(0) if spec.code_basis is None else spec.code_basis.clone())
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The spec this head was built from."""
+        display = DisplayBasis(self.display_mean, self.display_components, self.display_low, self.display_high)
+        return FeatureSpec(
+            name=self.name,
+            dim=self.dim,
+            extractor=self.extractor,
+            identity=self.identity,
+            display=display,
+            code_basis=self.basis,
+            code_energy=self.code_energy,
+        )
+
+    @property
+    def basis(self) -> Float[Tensor, "code full"] | None:
+        """Orthonormal rows of the PCA codes; None where full features are distilled."""
+        return self.code_basis if self.code_basis.numel() else None
+
+    def colors(self, features: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch 3"]:
+        """RGB in [0, 1] in the stored basis, from features."""
+        return self.shade(features @ self.display_components.T)
+
+    def shade(self, projected: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
+        """RGB in [0, 1] from what the display's components make of features."""
+        value = projected - self.display_components @ self.display_mean
+        return ((value - self.display_low) / (self.display_high - self.display_low)).clamp(0.0, 1.0)
+
+
+def describe_heads(heads: Iterable[DescribedHead]) -> list[dict[str, Any]]:
+    """What buffers cannot say, fit for JSON."""
+    keys = ("name", "dim", "extractor", "identity", "code_energy")
+    return [{key: getattr(head, key) for key in keys} for head in heads]
+
+
+def described_specs(
+    described: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], prefix: str
+) -> Iterator[FeatureSpec]:
+    """The specs of the heads in a checkpoint.
+
+    Args:
+        described: see :func:`describe_heads`.
+        state_dict: has the heads' buffers.
+        prefix: of those; a head's name and a dot follow it.
+    """
+    for head in described:
+        at = f"{prefix}{head['name']}."
+        basis = state_dict[at + "code_basis"]
+        yield FeatureSpec(
+            name=head["name"],
+            dim=head["dim"],
+            extractor=head["extractor"],
+            identity=head["identity"],
+            display=DisplayBasis(
+                *(state_dict[f"{at}display_{part}"] for part in ("mean", "components", "low", "high"))
+            ),
+            code_basis=basis if basis.numel() else None,
+            code_energy=head.get("code_energy", 1.0),
+        )
