@@ -85,10 +85,13 @@ class ImageMetrics:
         from torchmetrics.functional.image import structural_similarity_index_measure
 
         pred, target = pred.float().clamp(0, 1), target.float().clamp(0, 1)
-        batch = (image.permute(2, 0, 1)[None] for image in (target, pred))
+        batch = [image.permute(2, 0, 1)[None] for image in (target, pred)]
+        # The range that torchmetrics takes from images is 0 where they are of a single colour (all masked, say).
+        data_range = None if any(image.min() < image.max() for image in batch) else 1.0
+        ssim = structural_similarity_index_measure(*batch, data_range=data_range)  # type: ignore[arg-type]
         metrics = {
             "psnr": float(-10 * functional.mse_loss(pred, target).clamp(min=_MIN_MSE).log10()),
-            "ssim": float(structural_similarity_index_measure(*batch)),  # type: ignore[arg-type]
+            "ssim": float(ssim),  # type: ignore[arg-type]
             "l1": float(functional.l1_loss(pred, target)),
         }
         lpips = self._lpips(min(pred.shape[:2]))

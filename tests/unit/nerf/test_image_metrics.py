@@ -79,6 +79,12 @@ class TestSimpleMetrics:
         metrics = ImageMetrics()(images[1], images[1])
         assert metrics == {"psnr": pytest.approx(100), "ssim": pytest.approx(1), "l1": 0}
 
+    @pytest.mark.parametrize(("level", "least", "most"), [(0.0, 1.0, 1.0), (0.5, 1.0, 1.0), (0.75, 0.9, 0.99)])
+    def test_images_of_a_single_colour_have_an_ssim(self, home: Path, level: float, least: float, most: float) -> None:
+        target = torch.full((32, 40, 3), 0.0 if level == 0 else 0.5)
+        ssim = ImageMetrics()(torch.full((32, 40, 3), level), target)["ssim"]
+        assert least - 1e-6 <= ssim <= most + 1e-6
+
     def test_ssim_and_psnr_are_those_nerfacto_reports(self, home: Path, images: tuple[Tensor, Tensor]) -> None:
         from torchmetrics.functional.image import structural_similarity_index_measure as ssim
         from torchmetrics.image import PeakSignalNoiseRatio
