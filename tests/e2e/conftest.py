@@ -103,6 +103,29 @@ def labelled_viewer(
         yield viewer
 
 
+@pytest.fixture(scope="package")
+def splat_viewer(
+    run_command: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """The viewer of a trained run of splats, without lifted features."""
+    if reason := DRIVER.why_not():
+        pytest.skip(reason)
+    root = tmp_path_factory.mktemp("splats")
+    done = run_command(
+        "ns-train",
+        "sugar-ext-lite",
+        *("--data", tiny_capture, "--output-dir", root, "--experiment-name", "e", "--timestamp", "t"),
+        *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", 200),
+        *("--pipeline.model.num-random", 3000, "--pipeline.model.densify.max-gaussians", 3000),
+        *("--pipeline.model.surface.samples", 2000, "--pipeline.datamanager.num-downscales", 0),
+    )
+    assert done.code == 0, done.text[-4000:]
+    config = root / "e" / "sugar-ext-lite" / "t" / "config.yml"
+    with DRIVER.served_run(config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
+        viewer.control_panel._max_res.value = 64
+        yield viewer
+
+
 @pytest.fixture(scope="session")
 def look_through() -> Callable[[Any, int], None]:
     """Moves the page's camera to where a training image was taken."""
