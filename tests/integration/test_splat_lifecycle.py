@@ -83,6 +83,25 @@ def test_eval_reports_pictures_gaussians_memory_and_speed(
     assert {"eval_img", "eval_depth", "eval_accumulation", "eval_normal"} <= kinds
 
 
+def test_the_splats_are_exported_and_compared_at_several_sizes(
+    splats: Path, run_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = splats / "config.yml"
+    done = run_command("f3rm-ext", "export", "splats", "--load-config", config, "--output", tmp_path / "a.ply")
+    assert done.code == 0, done.text[-3000:]
+    head = (tmp_path / "a.ply").read_bytes()[:2000].decode("latin-1")
+    assert f"element vertex {len(final(splats)['_model.gauss_params.means'])}" in head
+    for comment in ("filter_3d: fused", "SplatRenderMode: mip", f"step: {STEPS - 1}", "method: sugar-ext-lite"):
+        assert comment in head
+    done = run_command(
+        "f3rm-ext", "eval-scales", "--load-config", config, "--scales", 0.5, 1, 2, "--out", tmp_path / "figures.json"
+    )
+    assert done.code == 0 and "×2 is left out: it takes pictures of 128 × 96 px" in done.text, done.text[-3000:]
+    record = json.loads((tmp_path / "figures.json").read_text())
+    assert [row["scale"] for row in record["scales"]] == [0.5, 1.0] and (tmp_path / "figures.png").stat().st_size > 500
+    assert all(row["psnr"] > 10 for row in record["scales"])
+
+
 def test_a_killed_run_goes_the_way_of_one_that_was_not(
     splats: Path,
     train_splats: Callable[..., Path],

@@ -1,0 +1,197 @@
+"""Steps per second and peak memory of sugar-ext beside splatfacto: the same Gaussians, images and number of steps.
+
+python benchmarks/splat_speed.py --data CAPTURE     # needs CUDA; writes results/splat_speed.json
+python benchmarks/splat_speed.py --data CAPTURE --count 2000 --steps 30 --only sugar-ext --out /dev/null  # on the CPU
+
+Every run is a process of its own, and the variants take turns. Nothing is added or removed (the count stays what it
+is), all images are at full size from the first step, colours have degree 3 from the third. Steps include what the
+trainer does around them; evaluation, viewer and checkpoints are off.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "splatfacto": {"method": "splatfacto"},
+    "sugar-ext without filters": {"regularization": "none", "filters": False},
+    "sugar-ext without regularisation": {"regularization": "none"},
+    "sugar-ext, optimize-memory": {"regularization": "none", "optimize_memory": True},
+    "sugar-ext, density": {"regularization": "density"},
+    "sugar-ext, dn-consistency": {"regularization": "dn-consistency"},
+}
+"""Regularisation is at work from the first step, unlike in a real run, where it begins after 60 % of the steps."""
+WARM_UP = 0.2
+"""Share of the steps that are not timed."""
+
+
+def make_config(variant: dict[str, Any], options: argparse.Namespace, folder: Path) -> Any:
+    """The trainer's configuration of a variant."""
+    from nerfstudio.configs.method_configs import all_methods
+
+    from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+
+    config = all_methods[variant.get("method", "sugar-ext")]
+    ours = config.method_name != "splatfacto"
+    manager, model = config.pipeline.datamanager, config.pipeline.model
+    manager.dataparser = CaptureDataParserConfig()
+    manager.data = manager.dataparser.data = config.data = options.data
+    manager.camera_res_scale_factor = options.scale
+    config.output_dir, config.timestamp, config.vis = folder, "run", "tensorboard"
+    config.max_num_iterations, config.steps_per_save = options.steps, 10**9
+    config.logging.local_writer.enable = False
+    config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
+    config.machine.device_type, config.machine.seed = options.device, 42
+    model.num_random, model.sh_degree = options.count, 3
+    if not ours:
+        model.num_downscales, model.sh_degree_interval, model.stop_split_at = 0, 1, 0
+        model.random_init = True
+        return config
+    manager.num_downscales, model.sh_steps_per_degree = 0, 1
+    model.densify.strategy = "none"
+    model.regularization = variant["regularization"]
+    model.memory.optimize_memory = variant.get("optimize_memory", False)
+    model.mip.filter_2d = model.mip.filter_3d = variant.get("filters", True)
+    surface = model.surface
+    surface.start = surface.entropy_start = surface.entropy_end = 0
+    surface.neighbours_start, surface.prune_opacity = 0, 0.0
+    surface.samples = options.samples
+    return config
+
+
+def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Trains one variant in this process."""
+    from nerfstudio.scripts.train import _set_random_seed
+
+    from f3rm_ext.splat.initial import initial_gaussians, seen_by_many
+    from f3rm_ext.splat.views import Views
+
+    config = make_config(VARIANTS[name], options, folder)
+    config.save_config()
+    _set_random_seed(42)
+    trainer = config.setup(local_rank=0, world_size=1)
+    trainer.setup()
+    model = trainer.pipeline.model
+    views = Views.of(trainer.pipeline.datamanager.train_dataset.cameras).to("cpu")
+    generator = torch.Generator().manual_seed(0)
+    means = seen_by_many(views, options.count, generator)
+    begin = initial_gaussians(means, None, 3, 0.1 * views.extent(), generator)
+    for key, value in begin.tensors().items():
+        parameter = model.gauss_params[key]
+        parameter.data = value.to(parameter.device, parameter.dtype)
+    if hasattr(model, "filter_3d"):
+        model.filter_3d = torch.zeros(len(means), device=model.device)
+    cuda = model.device.type == "cuda"
+    starts: list[float] = []
+    step_of = trainer.train_iteration
+
+    def watched(step: int) -> Any:
+        if cuda:
+            torch.cuda.synchronize()
+        starts.append(time.perf_counter())
+        return step_of(step)
+
+    trainer.train_iteration = watched
+    trainer.train()
+    if len(model.gauss_params["means"]) != len(means):
+        raise SystemExit(f"{name} changed the number of Gaussians, so it cannot be compared.")
+    warm = starts[int(WARM_UP * len(starts)) :]
+    pixels = int(trainer.pipeline.datamanager.train_dataset.cameras.height[0]) * int(
+        trainer.pipeline.datamanager.train_dataset.cameras.width[0]
+    )
+    return {
+        "variant": name,
+        "steps_per_s": (len(warm) - 1) / (warm[-1] - warm[0]),
+        "gaussians": len(means),
+        "pixels": pixels,
+        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else None,
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+    }
+
+
+def accounted_mib(name: str, count: int) -> float | None:
+    """What our accounting says that a variant takes, MiB, without images and drawing's tiles."""
+    from f3rm_ext.splat.memory.accounting import Layout, account, total
+
+    variant = VARIANTS[name]
+    if variant.get("method"):
+        return None
+    small: dict[str, Any] = {"storage": "float16", "moments": "bfloat16"} if variant.get("optimize_memory") else {}
+    return total(account(Layout(count, **small))) / 2**20
+
+
+def in_process(name: str, arguments: list[str]) -> dict[str, Any]:
+    """The result of :func:`run_one` in a process of its own."""
+    command = [sys.executable, __file__, *arguments, "--one", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    results = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not results:
+        raise SystemExit(f"{name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return json.loads(results[-1])
+
+
+def main() -> None:
+    """Prints the table and writes results/splat_speed.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="a capture with a transforms.json")
+    parser.add_argument("--count", type=int, default=200_000, help="Gaussians")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--scale", type=float, default=1.0, help="ratio of the images' sides to those of the files")
+    parser.add_argument("--samples", type=int, default=1_000_000, help="points of the regularisation per step")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default="", help="variants whose names begin so")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS / "splat_speed.json")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        with tempfile.TemporaryDirectory() as folder:
+            print("RESULT " + json.dumps(run_one(options.one, options, Path(folder))), flush=True)
+        return
+    names = [name for name in VARIANTS if name.startswith(options.only)]
+    if options.device == "cpu" and "splatfacto" in names:
+        raise SystemExit("splatfacto draws on CUDA only: give --only sugar-ext for a try on the CPU.")
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for _ in range(options.repeats):
+        for name in names:
+            found[name].append(in_process(name, sys.argv[1:]))
+            print(f"{name}: {found[name][-1]['steps_per_s']:.2f} steps per second", flush=True)
+    rows = []
+    for name, results in found.items():
+        speeds = [result["steps_per_s"] for result in results]
+        rows.append(
+            {
+                **results[0],
+                "steps_per_s": statistics.median(speeds),
+                "steps_per_s_all": speeds,
+                "peak_mib": max((result["peak_mib"] or 0.0) for result in results) or None,
+                "accounted_mib": accounted_mib(name, options.count),
+            }
+        )
+    first = rows[0]["steps_per_s"]
+    for row in rows:
+        memory = f"{row['peak_mib']:.0f} MiB" if row["peak_mib"] else "-"
+        print(f"{row['variant']:<40} {row['steps_per_s']:8.2f} it/s  {row['steps_per_s'] / first:5.2f}x  {memory}")
+    record = {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "device": rows[0]["device"],
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
+        "rows": rows,
+    }
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

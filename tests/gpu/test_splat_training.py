@@ -1,0 +1,101 @@
+"""sugar-ext on CUDA from training to evaluation, and what it draws there beside what the CPU draws."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+STEPS = 100
+VISIBLE = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+"""Commands of other tests see no GPU."""
+
+
+@pytest.fixture(scope="module")
+def train_splats(
+    run_command: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """`ns-train sugar-ext` on the tiny capture, 100 steps; gives the run's config.yml."""
+
+    def train(*arguments: object) -> Path:
+        root = tmp_path_factory.mktemp("splats")
+        done = run_command(
+            "ns-train",
+            "sugar-ext",
+            *("--data", tiny_capture, "--output-dir", root, "--experiment-name", "e", "--timestamp", "t"),
+            *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", STEPS),
+            *("--pipeline.model.num-random", 3000, "--pipeline.model.surface.samples", 5000),
+            *("--pipeline.model.surface.prune-opacity", 0.05, "--pipeline.model.densify.every", 10),
+            *("--pipeline.datamanager.num-downscales", 0, *arguments),
+            **VISIBLE,
+        )
+        assert done.code == 0, done.text[-4000:]
+        return root / "e" / "sugar-ext" / "t" / "config.yml"
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def config(train_splats: Callable[..., Path]) -> Path:
+    """A run with every part of the schedule."""
+    return train_splats("--pipeline.model.regularization", "dn-consistency")
+
+
+def state_of(config: Path) -> dict[str, Any]:
+    path = config.parent / "nerfstudio_models" / f"step-{STEPS - 1:09d}.ckpt"
+    return torch.load(path, map_location="cpu", weights_only=True)["pipeline"]
+
+
+def test_a_run_ends_with_numbers_and_is_evaluated(
+    config: Path, run_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    for name, value in state_of(config).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.isfinite(value.float()).all(), name
+    out = tmp_path / "eval.json"
+    done = run_command("ns-eval", "--load-config", config, "--output-path", out, **VISIBLE)
+    assert done.code == 0, done.text[-3000:]
+    metrics = json.loads(out.read_text())["results"]
+    assert metrics["psnr"] > 10
+    assert 0 < metrics["eval_peak_memory_mib"] <= metrics["train_peak_memory_mib"]
+
+
+@pytest.mark.parametrize("mode", ["none", "density", "sdf"])
+def test_other_regularisations(train_splats: Callable[..., Path], mode: str) -> None:
+    state = state_of(train_splats("--pipeline.model.regularization", mode))
+    assert all(torch.isfinite(value).all() for key, value in state.items() if "gauss_params" in key)
+
+
+@pytest.mark.parametrize("arguments", [("--pipeline.model.optimize-memory", "True")])
+def test_memory_options(train_splats: Callable[..., Path], arguments: tuple[object, ...]) -> None:
+    state = state_of(train_splats(*arguments))
+    rest = state["_model.gauss_params.features_rest"]
+    assert rest.dtype == torch.float16 and rest.any() and torch.isfinite(rest).all()
+
+
+def test_both_devices_draw_the_same(config: Path, cuda: torch.device) -> None:
+    from f3rm_ext.splat.run import load_splat_run
+
+    run = load_splat_run(config)
+    camera = run.photos.cameras[:1]
+    assert run.model.device.type == cuda.type
+    there = {name: value.cpu() for name, value in run.model.get_outputs_for_camera(camera.to(cuda)).items()}
+    here = run.model.to("cpu").get_outputs_for_camera(camera.to("cpu"))
+    torch.testing.assert_close(there["rgb"], here["rgb"], atol=2e-3, rtol=0)
+    torch.testing.assert_close(there["accumulation"], here["accumulation"], atol=2e-3, rtol=0)
+
+
+def test_the_filter_and_the_export_do_not_depend_on_the_device(config: Path, tmp_path: Path) -> None:
+    from f3rm_ext.splat.files import read_splats
+    from f3rm_ext.splat.run import export_run, load_splat_run
+
+    run = load_splat_run(config)
+    export_run(run, tmp_path / "cuda.ply")
+    run.model.to("cpu")
+    export_run(run, tmp_path / "cpu.ply")
+    one, two = (read_splats(tmp_path / f"{name}.ply")[0] for name in ("cuda", "cpu"))
+    for name, value in one.tensors().items():
+        torch.testing.assert_close(two.tensors()[name], value, atol=1e-5, rtol=1e-5, msg=name)
