@@ -31,7 +31,7 @@ class FeaturedDataManager:
         if self.test_mode != "val" or not self.config.features.extractors:
             return None
         if self._sources is None:
-            self._sources = self._prepare_features(with_train=True)
+            self._sources = self.prepare_features(with_train=True)
         return self._sources[0]
 
     def eval_feature_source(self) -> MapSource | None:
@@ -41,7 +41,7 @@ class FeaturedDataManager:
         if self._sources is None and not self._sources_failed:
             try:
                 # The basis of PCA codes belongs to the training images.
-                self._sources = self._prepare_features(with_train=self.config.features.codes > 0)
+                self._sources = self.prepare_features(with_train=self.config.features.codes > 0)
             except (UserError, OSError) as error:
                 self._sources_failed = True
                 CONSOLE.log(f"Evaluating without 2D features: {error}", markup=False)
@@ -57,7 +57,15 @@ class FeaturedDataManager:
             self._eval_queries = (EvalQueries.of(self),)  # type: ignore[arg-type]
         return self._eval_queries[0]
 
-    def _prepare_features(self, *, with_train: bool) -> list[MapSource]:
+    def prepare_features(self, *, with_train: bool) -> list[MapSource]:
+        """Extracts what is missing of the features of the training images (if asked for) and of the evaluation images.
+
+        Returns:
+            One source per data set.
+
+        Raises:
+            UserError: see :func:`~f3rm_ext.features.source.prepare_features`.
+        """
         from f3rm_ext.features.source import prepare_features
 
         datasets = [self.train_dataset] if with_train else []

@@ -1,6 +1,6 @@
 """A trained run opened for questions: its model, its capture, and the stored features of its photos."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,9 @@ class Photos:
         datasets = [self.dataset(split) for split in splits]
         options = self.manager.config.features
         specs = [head.spec for head in self.model.query_heads().values()]
+        if not options.extractors:  # splats that got their features after the training
+            codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
+            options = replace(options, extractors=tuple(spec.extractor for spec in specs), codes=max(codes))
         sources = open_features(datasets, specs, options.cache_dir)
         if sources is None:
             sources = prepare_features(datasets, options, device=self.model.device)

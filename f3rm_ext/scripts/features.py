@@ -1,4 +1,4 @@
-"""``f3rm-ext features extract|info|verify``: makes 2D features ahead of training, shows and checks what is stored."""
+"""``f3rm-ext features extract|lift|info|verify``: makes 2D features, gives them to splats, shows what is stored."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,9 @@ from f3rm_ext.features.options import FeatureOptions
 
 if TYPE_CHECKING:
     from nerfstudio.data.datasets.base_dataset import InputDataset
+    from nerfstudio.engine.trainer import TrainerConfig
 
+    from f3rm_ext.features.source import FeatureSource
     from f3rm_ext.features.store import FeatureStore
 
 EXIT_DAMAGED = 2
@@ -86,6 +88,68 @@ class Extract:
         outputs = [parser.get_dataparser_outputs(split) for split in ("train", "val", "test")]
         used = [output for number, output in enumerate(outputs) if number == 0 or output.image_filenames]
         return [InputDataset(output, self.camera_res_scale_factor) for output in used]
+
+
+@dataclass
+class Lift:
+    """Lifts 2D features onto the splats of a trained run, without training: in one pass over the training photos.
+
+    ns-train does this by itself where it is given --pipeline.model.features. The run's newest checkpoint is written
+    again with the features in it, in place of features it had; then it can be asked (f3rm-ext query, export features,
+    eval-query, the viewer). Training on from it drops them, and lifts anew in the end only where it is told to.
+
+    Typical calls:
+      f3rm-ext features lift --load-config .../config.yml --extractors clip --codes 64
+      f3rm-ext features lift --load-config .../config.yml --extractors clip dinov2
+    """
+
+    load_config: Path
+    """The config.yml of a run of sugar-ext."""
+    extractors: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--extractor"])]
+    """Extractors, each as NAME or NAME:key=value,key=value; `f3rm-ext doctor` lists the names."""
+    codes: int = 0
+    """Number of PCA codes to lift instead of the full features, 8 to 512; 0 lifts the full features, which take
+    2 bytes per Gaussian and dimension."""
+    cache_dir: Path | None = None
+    """Folder of the feature store; by default that of the run."""
+
+    def main(self) -> int:
+        """Lifts. Returns the exit code."""
+        from typing import cast
+
+        from f3rm_ext.data.image_datamanager import ImageDataManager
+        from f3rm_ext.engine.opening import open_run
+        from f3rm_ext.features.extraction import console
+        from f3rm_ext.splat.feature_heads import save_lifted
+        from f3rm_ext.splat.model import SplatModel
+
+        if not self.extractors:
+            raise ConfigError("No extractor is asked for: name one, e.g. --extractors clip.")
+        wanted = FeatureOptions(self.extractors, self.cache_dir, self.codes)
+
+        def change(config: "TrainerConfig") -> None:
+            options = config.pipeline.datamanager.features  # type: ignore[attr-defined]
+            options.extractors, options.codes = wanted.extractors, wanted.codes
+            options.cache_dir = wanted.cache_dir or options.cache_dir
+
+        opened = open_run(
+            self.load_config,
+            lambda config: issubclass(config.pipeline.model._target, SplatModel),
+            "which has no splats: give a run of sugar-ext",
+            change,
+        )
+        model, manager = cast(SplatModel, opened.pipeline.model), cast(ImageDataManager, opened.pipeline.datamanager)
+        source = cast("FeatureSource", manager.prepare_features(with_train=True)[0])
+        model.lift_features(manager.train_dataset, source, required=True)
+        save_lifted(model.lifted, opened.checkpoint)
+        for name, head in model.query_heads().items():
+            console().print(
+                f"{name}: {head.dim} dimensions on {model.num_gaussians} Gaussians "
+                f"({head.codes.nbytes / 2**20:.1f} MiB) are in {opened.checkpoint}.",
+                highlight=False,
+                soft_wrap=True,
+            )
+        return 0
 
 
 @dataclass
@@ -193,6 +257,7 @@ class Verify:
 
 FeaturesCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members
     Annotated[Extract, tyro.conf.subcommand("extract")],
+    Annotated[Lift, tyro.conf.subcommand("lift")],
     Annotated[Info, tyro.conf.subcommand("info")],
     Annotated[Verify, tyro.conf.subcommand("verify")],
 ]

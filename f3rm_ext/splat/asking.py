@@ -13,10 +13,12 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import UserError
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.extraction import image_progress
 from f3rm_ext.features.rendered import ExtraOutput
+from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.splat.drawing import How, Scene, composite
 from f3rm_ext.splat.feature_heads import LiftedHead, LiftedHeads
@@ -218,23 +220,21 @@ class AskedSplats:
             for name, head in self.query_heads().items()
         }
 
-    def lift_features(self, manager: Any, *, required: bool = False) -> None:
-        """Lifts the features that a datamanager has of its training views, in place of those there were.
+    def lift_features(self, dataset: PinholeDataset, source: FeatureSource | None, *, required: bool = False) -> None:
+        """Lifts the features of the training views, in place of those there were; see :mod:`f3rm_ext.splat.lifting`.
 
         Args:
-            manager: its :meth:`~f3rm_ext.data.featured.FeaturedDataManager.train_feature_source` may be None.
+            dataset: the training views.
+            source: their features; None leaves everything as it is.
             required: whether what goes wrong is raised; at the end of a training it must not cost the training.
         """
-        source = manager.train_feature_source()
         if source is None:
             return
         self.lifted.clear()
         try:
             with image_progress("views") as progress:
-                task = progress.add_task("Lifting features", total=looks(manager.train_dataset, source))
-                for head in lift(
-                    self._scene(), manager.train_dataset, source, self._how, lambda: progress.advance(task)
-                ):
+                task = progress.add_task("Lifting features", total=looks(dataset, source))
+                for head in lift(self._scene(), dataset, source, self._how, lambda: progress.advance(task)):
                     self.lifted.put(head)
         except (UserError, OSError) as error:
             self.lifted.clear()

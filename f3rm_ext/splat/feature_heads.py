@@ -1,6 +1,8 @@
 """Features that Gaussians carry: one code per Gaussian and feature, kept in the checkpoint with what it means."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float, Float16
@@ -70,3 +72,25 @@ class LiftedHeads(nn.Module):
         at = f"{prefix}heads."
         for spec in described_specs(described, state_dict, at):
             self.put(LiftedHead(spec, state_dict[f"{at}{spec.name}.codes"].clone()))
+
+
+def save_lifted(heads: LiftedHeads, path: Path) -> None:
+    """Writes a checkpoint again with these features in place of those it had; all else in it stays.
+
+    Args:
+        heads: of the Gaussians in the checkpoint.
+        path: the checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read or written; then it is as it was.
+    """
+    from f3rm_ext.engine import checkpoint
+
+    content = checkpoint.load(path)
+    prefix = "_model.lifted."
+    state = {name: value for name, value in content["pipeline"].items() if not name.startswith(prefix)}
+    state.update({prefix + name: value.cpu() for name, value in heads.state_dict().items()})
+    extra = dict(state.get("_model._extra_state", {}))
+    extra["about"] = json.dumps({**json.loads(extra.get("about", "{}")), "features": heads.describe()})
+    state["_model._extra_state"] = extra
+    checkpoint.write({**content, "pipeline": state}, path)

@@ -188,7 +188,8 @@ class SplatModel(AskedSplats, Model):
         """Sets up the schedule; before each step filters and SH degree, after it growth, pruning and neighbours."""
         assert attributes.trainer is not None and attributes.pipeline is not None and attributes.optimizers is not None
         config, optimizers = self.config, attributes.optimizers
-        views = Views.of(attributes.pipeline.datamanager.train_dataset.cameras).to(self.device)  # type: ignore[union-attr]
+        manager: Any = attributes.pipeline.datamanager
+        views = Views.of(manager.train_dataset.cameras).to(self.device)
         self.extent = views.extent()
         schedule = Schedule.of(attributes.trainer.config.max_num_iterations, config.surface, config.start_stage)
         if config.start_from is not None and not self._loaded:
@@ -221,8 +222,8 @@ class SplatModel(AskedSplats, Model):
             if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._drawn = None
-            if step + 1 == schedule.total and attributes.pipeline is not None:
-                self.lift_features(attributes.pipeline.datamanager)
+            if step + 1 == schedule.total and hasattr(manager, "train_feature_source"):
+                self.lift_features(manager.train_dataset, manager.train_feature_source())
 
         locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
         return [

@@ -1,0 +1,169 @@
+"""Features on splats: trained with them, asked, exported, evaluated, and lifted afterwards, as a user types it."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+METHOD = "sugar-ext-lite"
+STEPS = 60
+SMALL = (
+    *("--vis", "tensorboard", "--logging.local-writer.enable", "False"),
+    *("--pipeline.model.num-random", 500, "--pipeline.model.densify.max-gaussians", 800),
+    *("--pipeline.model.surface.samples", 500, "--pipeline.datamanager.num-downscales", 0),
+    *("--pipeline.model.regularization", "none", "--pipeline.model.surface.prune-opacity", 0.05),
+    *("--optimizers.means.scheduler.max-steps", STEPS),
+)
+EXAMPLE = "frame_00001.png"
+Typed = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def train_splats(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., Any]:
+    """`ns-train sugar-ext-lite` on the tiny capture; what became of it."""
+
+    def run(output_dir: Path, *arguments: object, steps: int = STEPS) -> Any:
+        return run_command(
+            "ns-train",
+            METHOD,
+            *("--data", tiny_capture, "--output-dir", output_dir, "--experiment-name", "e", "--timestamp", "t"),
+            *("--max-num-iterations", steps),
+            *SMALL,
+            *arguments,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def splats(train_splats: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with labels as features."""
+    root = tmp_path_factory.mktemp("splats")
+    done = train_splats(root, "--pipeline.model.features", f"labels:data={tiny_capture}")
+    assert done.code == 0, done.text[-4000:]
+    return root / "e" / METHOD / "t"
+
+
+def state(folder: Path, step: int = STEPS - 1) -> dict[str, Any]:
+    path = folder / "nerfstudio_models" / f"step-{step:09d}.ckpt"
+    return torch.load(path, weights_only=True, map_location="cpu")["pipeline"]
+
+
+def test_training_ends_with_features(splats: Path) -> None:
+    found = state(splats)
+    codes = found["_model.lifted.heads.labels.codes"]
+    assert codes.dtype == torch.float16 and codes.shape == (len(found["_model.gauss_params.means"]), 29)
+    sums = codes.float().sum(dim=1)
+    seen = sums > 0
+    # Of every pixel one label, so of every Gaussian shares that add up to 1.
+    torch.testing.assert_close(sums[seen], torch.ones(int(seen.sum())), atol=5e-3, rtol=0)
+    assert seen.float().mean() > 0.9
+
+
+def test_queries_by_text_and_by_example(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
+    typed = ("query", "--load-config", splats / "config.yml", "--views", "test")
+    done = f3rm_ext(*typed, "--out", tmp_path / "text", "--text", "table", "walls")
+    assert done.code == 0, done.err
+    done = f3rm_ext(*typed, "--out", tmp_path / "example", "--exemplar", f"it={EXAMPLE}:20,14,16,12")
+    assert done.code == 0, done.err
+    summary = json.loads((tmp_path / "text" / "summary.json").read_text())
+    assert summary["method"] == METHOD and [query["name"] for query in summary["queries"]] == ["table", "walls"]
+    assert len(list((tmp_path / "text").glob("overlay/table/*.png"))) == 3
+    (vector,) = np.load(tmp_path / "example" / "it.npy")
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-3)
+
+
+def test_eval_query(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
+    done = f3rm_ext("eval-query", "--load-config", splats / "config.yml", "--out", tmp_path / "query.json")
+    assert done.code == 0, done.err
+    assert "Rendered held-out views" in done.out and "table" in done.out
+    assert (tmp_path / "query.json").is_file()
+
+
+def test_export(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
+    done = f3rm_ext(
+        *("export", "features", "--load-config", splats / "config.yml", "--out", tmp_path / "room.ply"),
+        *("--points", 500, "--accumulation", 0.3, "--text", "table"),
+    )
+    assert done.code == 0, done.err
+    with np.load(tmp_path / "room.npz", allow_pickle=False) as archive:
+        features = archive["features"].astype(np.float32)
+        assert features.shape == (500, 29) and archive["scores"].shape == (500, 1) and "density" not in archive
+        assert np.allclose(features.sum(axis=1), 1, atol=0.02)
+        positions = archive["positions"]
+    # The room is a few metres wide.
+    assert np.abs(positions).max() < 10 and positions.std(axis=0).min() > 0.1
+
+
+def test_ns_eval_reports_features(splats: Path, run_command: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_command(
+        "ns-eval",
+        *("--load-config", splats / "config.yml", "--output-path", tmp_path / "eval.json"),
+        *("--render-output-path", tmp_path / "images"),
+    )
+    assert done.code == 0, done.text[-3000:]
+    metrics = json.loads((tmp_path / "eval.json").read_text())["results"]
+    assert 0.2 < metrics["feature_cosine_labels"] < 1 and 0 < metrics["feature_mse_labels"] < 0.1
+    assert 0 <= metrics["query_miou_labels"] <= metrics["query_macc_labels"] <= 1
+    assert len(list((tmp_path / "images").glob("eval_feature_pca_*.png"))) == 3
+
+
+def test_training_on_drops_them(splats: Path, train_splats: Callable[..., Any], tmp_path: Path) -> None:
+    done = train_splats(tmp_path, "--load-dir", splats / "nerfstudio_models", steps=STEPS + 1)
+    assert done.code == 0, done.text[-4000:]
+    assert not [name for name in state(tmp_path / "e" / METHOD / "t", STEPS) if "lifted" in name]
+
+
+def test_lifting_afterwards(splats: Path, f3rm_ext: Typed, tiny_capture: Path, tmp_path: Path) -> None:
+    shutil.copytree(splats, tmp_path / "t", copy_function=os.link)
+    typed = ("features", "lift", "--load-config", tmp_path / "t" / "config.yml")
+    done = f3rm_ext(*typed, "--extractor", f"labels:data={tiny_capture}", "dense-daisy", "--codes", 8)
+    assert done.code == 0, done.err
+    before, after = state(splats), state(tmp_path / "t")
+    names = [name for name in after if name.endswith(".codes")]
+    assert names == ["_model.lifted.heads.labels.codes", "_model.lifted.heads.dense-daisy.codes"]
+    assert all(after[name].shape[1] == 8 for name in names)
+    others = [name for name in before if "lifted" not in name and isinstance(before[name], torch.Tensor)]
+    assert others and all(torch.equal(before[name], after[name]) for name in others)
+    # The photos' features are found again, by what the checkpoint says of them.
+    done = f3rm_ext(
+        *("query", "--load-config", tmp_path / "t" / "config.yml", "--feature", "dense-daisy"),
+        *("--exemplar", f"{EXAMPLE}:20,14", "--views", "frame_00003.png", "--out", tmp_path / "out"),
+    )
+    assert done.code == 0, done.err
+
+
+class TestRefusals:
+    def test_features_that_do_not_exist(self, train_splats: Callable[..., Any], tmp_path: Path) -> None:
+        """Before training, not after it."""
+        done = train_splats(tmp_path, "--pipeline.model.features", "siglap")
+        assert done.code == 2 and "siglap" in done.text and "Traceback" not in done.text
+        assert not list(tmp_path.rglob("*.ckpt"))
+
+    def test_splats_without_features(
+        self, splats: Path, train_splats: Callable[..., Any], f3rm_ext: Typed, tmp_path: Path
+    ) -> None:
+        done = train_splats(tmp_path, steps=1)
+        assert done.code == 0, done.text[-4000:]
+        config = tmp_path / "e" / METHOD / "t" / "config.yml"
+        said = f3rm_ext("query", "--load-config", config, "--text", "table", "--out", tmp_path / "out").refuses()
+        assert "no distilled features" in said and "f3rm-ext features lift" in said
+
+    def test_lifting_onto_a_field(self, untrained: Any, f3rm_ext: Typed, remember: Callable[..., Any]) -> None:
+        before = remember(untrained.checkpoints)
+        said = f3rm_ext("features", "lift", "--load-config", untrained.config, "--extractor", "dense-daisy").refuses()
+        assert "has no splats" in said and before.is_as_it_was()
+
+    @pytest.mark.parametrize(("arguments", "word"), [(("nowhere",), "nowhere"), ((), "name one")])
+    def test_lifting_nothing(
+        self, splats: Path, f3rm_ext: Typed, remember: Callable[..., Any], arguments: tuple[str, ...], word: str
+    ) -> None:
+        before = remember(splats / "nerfstudio_models")
+        typed = ("features", "lift", "--load-config", splats / "config.yml", "--extractor")
+        assert word in f3rm_ext(*typed, *arguments).refuses() and before.is_as_it_was()
