@@ -183,7 +183,8 @@ class Splats:
     """File to write: .ply, .compressed.ply, .spz or .splat."""
     fused: bool = True
     """Put the 3D filter into sizes and opacities, so that viewers that know nothing of it show the right picture.
-    Without, the file holds the Gaussians as they are optimised, which look too thin and too bright elsewhere."""
+    Without, the file holds the Gaussians as they are optimised: to train on with --pipeline.model.start-from; elsewhere
+    they look too thin."""
     bad_values: Literal["error", "drop"] = "error"
     """At values that are NaN or infinite: error stops, drop leaves those Gaussians out."""
     spz_axes: Literal["rub", "ply"] = "rub"

@@ -31,6 +31,12 @@ def read_start(path: Path) -> Gaussians:
     gaussians, info = read_splats(path)
     for notice in info.notices:
         CONSOLE.log(notice, markup=False)
+    if info.filters_fused:
+        CONSOLE.log(
+            f"The 3D filter is in the splats of {path} already and is applied again, so that they begin too wide: "
+            "export them with --no-fused to go on where they were.",
+            markup=False,
+        )
     return gaussians
 
 

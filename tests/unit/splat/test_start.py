@@ -66,6 +66,15 @@ def test_notices_of_the_file_are_said(
     assert "Field [red] is left out." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("fused", [True, False, None])
+def test_a_filter_that_is_in_the_splats_is_said(
+    tmp_path: Path, colourful: Callable[..., Gaussians], capsys: pytest.CaptureFixture, fused: bool | None
+) -> None:
+    export_splats(colourful(9), tmp_path / "a.ply", SplatInfo(filters_fused=fused))
+    read_start(tmp_path / "a.ply")
+    assert ("export them with --no-fused" in " ".join(capsys.readouterr().out.split())) is bool(fused)
+
+
 def test_there_is_no_such_file(tmp_path: Path) -> None:
     for path in (tmp_path / "none.ply", tmp_path):
         with pytest.raises(ConfigError, match=r"no file .* to start from: give a \.ply"):
