@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 from jaxtyping import Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
@@ -25,9 +26,12 @@ from f3rm_ext.splat import drawing
 from f3rm_ext.splat.asking import AskedSplats
 from f3rm_ext.splat.densify import Change, Densifier, DensifyOptions, make_densifier
 from f3rm_ext.splat.feature_heads import LiftedHeads
-from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_degree_of
+from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians
 from f3rm_ext.splat.initial import initial_gaussians, seen_by_many
 from f3rm_ext.splat.losses import photometric_loss
+from f3rm_ext.splat.memory.allocator import CacheClearing, ask_for_expandable_segments
+from f3rm_ext.splat.memory.conversion import Loss, converted
+from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.rasterize import Backend, Rendered
 from f3rm_ext.splat.schedule import Schedule, Stage
@@ -60,6 +64,8 @@ class SplatModelConfig(ModelConfig):
     of splatfacto."""
     start_stage: Stage = "vanilla"
     """Stage to begin with; entropy and regularized need --pipeline.model.start-from."""
+    memory: Annotated[MemoryOptions, tyro.conf.arg(name="")] = field(default_factory=MemoryOptions)
+    """What is stored in how many bytes."""
     num_random: int = 50_000
     """Gaussians to begin with where the capture has no points, 1 or more."""
     sh_degree: int = 3
@@ -95,6 +101,16 @@ class SplatModelConfig(ModelConfig):
                 "give them by --pipeline.model.start-from, or begin with vanilla."
             )
 
+    def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
+        """Has the optimisers of a run keep what they keep as the memory options say, and asks CUDA likewise.
+
+        Args:
+            optimizers: the trainer's, by parameter group; changed in place.
+        """
+        self.memory.fit(optimizers["features_rest"]["optimizer"])
+        if self.memory.grow_segments:
+            ask_for_expandable_segments()
+
 
 class SplatModel(AskedSplats, Model):
     """Gaussians, and what a run does to them.
@@ -118,6 +134,7 @@ class SplatModel(AskedSplats, Model):
         self.gauss_params = nn.ParameterDict(
             {name: nn.Parameter(value) for name, value in self._first_gaussians(cameras).tensors().items()}
         )
+        self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
         self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
         self.filter_3d: Tensor
         self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
@@ -165,18 +182,24 @@ class SplatModel(AskedSplats, Model):
         """How many there are."""
         return len(self.gauss_params["means"])
 
-    def set_gaussians(self, gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"] | None = None) -> None:
+    def set_gaussians(self, gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"] | None = None) -> Loss:
         """Replaces all Gaussians; parameters stay the same objects, so optimisers go on with them.
 
         Args:
             gaussians: any number of them; colours are brought to the model's SH degree.
             filter_3d: standard deviations of their 3D filter; 0 (not filtered yet) by default.
+
+        Returns:
+            What the model's SH degree and storage lose of their colours.
         """
         self.lifted.clear()
-        for name, value in gaussians.with_sh_degree(self.config.sh_degree).tensors().items():
-            self.gauss_params[name].data = value.detach().to(self.device, torch.float32).clone()
+        rest, loss = converted(gaussians.features_rest, self.config.sh_degree, self.config.memory.sh_dtype)
+        for name, value in replace(gaussians, features_rest=rest).tensors().items():
+            dtype = rest.dtype if name == "features_rest" else torch.float32
+            self.gauss_params[name].data = value.detach().to(self.device, dtype, copy=True)
         self.filter_3d = torch.zeros(len(gaussians)) if filter_3d is None else filter_3d
         self.filter_3d = self.filter_3d.to(self.device)
+        return loss
 
     def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
         """One group for each tensor of the Gaussians."""
@@ -195,8 +218,8 @@ class SplatModel(AskedSplats, Model):
         if config.start_from is not None and not self._loaded:
             from f3rm_ext.splat.start import read_start
 
-            self.set_gaussians(read_start(config.start_from))
-            CONSOLE.log(f"Starting from {self.num_gaussians} Gaussians of {config.start_from}.", markup=False)
+            loss = self.set_gaussians(read_start(config.start_from))
+            CONSOLE.log(f"Starting from {self.num_gaussians} Gaussians of {config.start_from}: {loss}.", markup=False)
         surface = schedule.surface(config.surface)
         surface.mode = config.regularization
         self.regularizer = Regularizer(surface)
@@ -204,6 +227,7 @@ class SplatModel(AskedSplats, Model):
         self.schedule = schedule
         self._restore_training()
         self.lifted.clear()  # Training goes on, and they would be those of other Gaussians.
+        clearing = CacheClearing(config.memory.clear_every)
 
         def before(step: int) -> None:
             self.step = step
@@ -222,6 +246,7 @@ class SplatModel(AskedSplats, Model):
             if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._drawn = None
+            clearing.after_step(step, self.device)
             if step + 1 == schedule.total and hasattr(manager, "train_feature_source"):
                 self.lift_features(manager.train_dataset, manager.train_feature_source())
 
@@ -418,11 +443,11 @@ class SplatModel(AskedSplats, Model):
                 "The checkpoint holds no Gaussians, so it is of another method: load a run of sugar-ext."
             )
         found = Gaussians.of({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
-        theirs = sh_degree_of(found.features_rest.shape[1])
-        if theirs != self.config.sh_degree:
-            CONSOLE.log(_sh_change(found, theirs, self.config.sh_degree))
         filter_3d = state_dict.get("filter_3d", torch.zeros(len(found)))
-        self.set_gaussians(found, filter_3d)
+        loss = self.set_gaussians(found, filter_3d)
+        ours, theirs = self.config.sh_degree, found.sh_degree
+        if ours != theirs or loss.rounding:
+            CONSOLE.log(f"The checkpoint's colours of SH degree {theirs} are opened as degree {ours}: {loss}.")
         self._loaded = True
         about = json.loads(state_dict.get("_extra_state", {}).get("about", "{}"))
         self.lifted.grow(about.get("features", ()), state_dict, "lifted.")
@@ -430,16 +455,3 @@ class SplatModel(AskedSplats, Model):
         own = {f"{PREFIX}{name}": value.data for name, value in self.gauss_params.items()}
         own["filter_3d"] = self.filter_3d
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
-
-
-def _sh_change(found: Gaussians, theirs: int, ours: int) -> str:
-    """One sentence on what another SH degree costs."""
-    if ours > theirs:
-        return f"The checkpoint's colours are of SH degree {theirs}: the coefficients up to {ours} start at 0."
-    dropped = found.features_rest[:, (ours + 1) ** 2 - 1 :].float()
-    rest = found.features_rest.float().square().sum()
-    share = float(dropped.square().sum() / rest) if float(rest) > 0 else 0.0
-    return (
-        f"The checkpoint's colours are of SH degree {theirs}: what is above degree {ours}, {share:.1%} of the energy "
-        "of what depends on the direction, is dropped."
-    )

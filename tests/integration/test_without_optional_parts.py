@@ -18,7 +18,7 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 from nerfstudio.scripts import train
-METHODS = ("nerfacto", "f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big")
+METHODS = ("nerfacto", "f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big", "sugar-ext")
 for method in METHODS:
     sys.argv = ["ns-train", method, "-h"]
     try:
@@ -36,6 +36,6 @@ def test_help_of_every_method(part: str) -> None:
         [sys.executable, "-c", CODE.format(part=part)], capture_output=True, text=True, check=False, timeout=300
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.splitlines()[-1] == "METHODS TrainerConfig" + 3 * " F3rmTrainerConfig"
-    for text in ("ns-train nerfacto", "ns-train f3rm-ext", "ns-train f3rm-ext-lite", "ns-train f3rm-ext-big"):
-        assert text in result.stdout
+    assert result.stdout.splitlines()[-1] == "METHODS TrainerConfig" + 4 * " F3rmTrainerConfig"
+    for method in ("nerfacto", "f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big", "sugar-ext"):
+        assert f"ns-train {method}" in result.stdout

@@ -1,5 +1,6 @@
 """The registered methods: presets, their stand-ins, and what config.yml keeps."""
 
+import dataclasses
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -10,14 +11,17 @@ import yaml
 from nerfstudio.plugins.types import MethodSpecification
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.method_configs.guarded import BrokenMethodConfig, guarded_method
+from f3rm_ext.method_configs.guarded import BrokenMethodConfig, guarded_method, guarded_splat_method
 from f3rm_ext.method_configs.nerf import PRESETS
 from f3rm_ext.method_configs.presets import make_config
+from f3rm_ext.method_configs.splat import PRESETS as SPLAT_PRESETS
+from f3rm_ext.method_configs.splat_presets import make_splat_config
+from f3rm_ext.splat.gaussians import Gaussians
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [*PRESETS, *SPLAT_PRESETS])
 def test_entry_point_and_method_name_agree(name: str) -> None:
     (entry,) = entry_points(group="nerfstudio.method_configs", name=name)
     specification = entry.load()
@@ -46,6 +50,32 @@ def test_presets_do_not_share_state() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_parameter_group_has_an_optimiser(name: str) -> None:
     assert set(make_config(name).optimizers) == {"proposal_networks", "fields", "feature_field", "camera_opt"}
+
+
+@pytest.mark.parametrize("name", SPLAT_PRESETS)
+def test_splats_survive_their_config_file_and_share_no_state(name: str) -> None:
+    config, other = make_splat_config(name), make_splat_config(name)
+    again = yaml.load(yaml.dump(config), Loader=yaml.Loader)
+    assert yaml.dump(again) == yaml.dump(config) and again.pipeline.model == config.pipeline.model
+    assert config.viewer.websocket_host == "127.0.0.1"
+    config.pipeline.model.densify.max_gaussians = 7
+    config.optimizers["means"]["optimizer"].lr = 1.0
+    assert yaml.dump(other) == yaml.dump(make_splat_config(name))
+
+
+@pytest.mark.parametrize("name", SPLAT_PRESETS)
+def test_every_tensor_of_gaussians_has_an_optimiser(name: str) -> None:
+    names = {field.name for field in dataclasses.fields(Gaussians)}
+    assert set(make_splat_config(name).optimizers) == names
+
+
+def test_a_broken_part_of_splats_gives_a_method_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("libfoo.so is missing")
+
+    monkeypatch.setattr("f3rm_ext.method_configs.splat_presets.make_splat_config", broken)
+    specification = guarded_splat_method("sugar-ext", "A method.")
+    assert isinstance(specification.config, BrokenMethodConfig) and "libfoo.so" in specification.description
 
 
 def test_viewer_is_local_by_default() -> None:
