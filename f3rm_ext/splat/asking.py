@@ -235,7 +235,7 @@ class AskedSplats:
             with image_progress("views") as progress:
                 task = progress.add_task("Lifting features", total=looks(dataset, source))
                 for head in lift(self._scene(), dataset, source, self._how, lambda: progress.advance(task)):
-                    self.lifted.put(head)
+                    self.lifted.put(head.to(self.device))
         except (UserError, OSError) as error:
             self.lifted.clear()
             if required:
