@@ -346,8 +346,11 @@ class SplatModel(AskedSplats, Model):
     def get_metrics_dict(self, outputs: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
         """psnr and the number of Gaussians."""
         truth = self._truth(batch, outputs.get("background", self.background))
-        squared = (outputs["rgb"].detach() - truth).square().mean()
-        return {"psnr": -10 * squared.log10(), "gaussian_count": torch.tensor(float(self.num_gaussians))}
+        squared = (outputs["rgb"].detach() - truth).square()
+        if "mask" in batch:
+            squared = squared * batch["mask"].to(self.device)
+        psnr = -10 * squared.mean().clamp_min(1e-10).log10()
+        return {"psnr": psnr, "gaussian_count": torch.tensor(float(self.num_gaussians))}
 
     def _truth(self, batch: dict[str, Any], background: Float[Tensor, "3"]) -> Float[Tensor, "h w 3"]:
         image = batch["image"].to(self.device)

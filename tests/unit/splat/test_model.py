@@ -184,6 +184,7 @@ def test_masked_pixels_do_not_count_in_evaluation(
     truth = torch.where(mask, outputs["rgb"], batch["image"])
     metrics, _ = model.get_image_metrics_and_images(outputs, {"image": truth, "mask": mask})
     assert metrics["psnr"] == pytest.approx(100) and metrics["l1"] == 0
+    assert float(model.get_metrics_dict(outputs, {"image": truth, "mask": mask})["psnr"]) == pytest.approx(100)
     metrics, _ = model.get_image_metrics_and_images(outputs, {"image": truth})
     assert metrics["psnr"] < 40 and metrics["l1"] > 0
 
