@@ -184,6 +184,23 @@ def _surfaces(report: Report) -> str:
     return _table(head, rows) + "\n\n" + _table(["PSNR at × size", *(f"{size:g}" for size in sizes)], scaled)
 
 
+def _captures(report: Report) -> str:
+    head = ["capture", "image size ×", "PSNR", "SSIM", "LPIPS", "Gaussians", "peak MiB, training", "evaluation"]
+    rows = [
+        [
+            row["capture"],
+            f"{row['scale']:g}",
+            f"{row['psnr']:.2f}",
+            f"{row['ssim']:.3f}",
+            f"{row['lpips']:.3f}" if "lpips" in row else "–",
+            f"{row['gaussian_count']:,.0f}",
+            *(f"{row[key]:,.0f}" for key in ("train_peak_memory_mib", "eval_peak_memory_mib")),
+        ]
+        for row in report["rows"]
+    ]
+    return _table(head, rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -193,6 +210,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "query_quality": _answers,
     "rasterize_cpu": _splats,
     "splat_surfaces": _surfaces,
+    "splat_captures": _captures,
     "query_memory": _memory,
     "code_queries": _codes,
     "splat_memory": _splat_memory,
