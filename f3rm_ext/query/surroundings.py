@@ -55,7 +55,7 @@ def _kinds(unit: Float32[np.ndarray, "points feat"]) -> Float32[np.ndarray, "kin
     count = min(KINDS, len(np.unique(unit, axis=0)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "One of the clusters is empty", UserWarning)
-        means, kind_of = kmeans2(unit, count, iter=_ROUNDS, minit="++", seed=_SEED)
+        means, kind_of = kmeans2(unit, count, iter=_ROUNDS, minit="++", rng=_SEED)
     means = means[np.unique(kind_of)]
     return means / np.linalg.norm(means, axis=1, keepdims=True).clip(1e-8)
 
