@@ -195,7 +195,7 @@ class F3rmTrainer(Trainer):
             if isinstance(group["scheduler"], RunDecaySchedulerConfig):
                 group["scheduler"].fit(self.config.max_num_iterations)
         # A model's options may say how its optimisers keep their state.
-        fit_optimizers = getattr(self.config.pipeline.model, "fit_optimizers", None)
+        fit_optimizers = getattr(getattr(self.config.pipeline, "model", None), "fit_optimizers", None)
         if fit_optimizers is not None:
             fit_optimizers(self.config.optimizers)
         return super().setup_optimizers()
