@@ -39,7 +39,9 @@ def test_ns_viewer_shows_the_scene(
     wait_until: Callable[..., None],
 ) -> None:
     process, port = viewers["local"]
-    wait_until(lambda: bool(listening_hosts(process.pid, port)), WAIT_S, "listening")
+    # It listens long before it is built, and a page that comes in between can stop the building for good.
+    wait_until(lambda: "disabled local writer" in process.said.read_text(), WAIT_S, "built")
+    assert listening_hosts(process.pid, port)
     page = open_page(f"http://127.0.0.1:{port}")
     page.set_max_res(64)
     page.hide_cameras()
