@@ -116,7 +116,9 @@ class SplatSurfaces:
         if name in ("none", "no mip filters"):
             scales = self.work / f"{folder.name}-scales.json"
             self._call(["f3rm-ext", "eval-scales", "--load-config", folder / "config.yml", "--out", scales])
-            row["scales"] = json.loads(scales.read_text())
+            kept = ("scale", "psnr", "ssim", "lpips")
+            entries = json.loads(scales.read_text())["scales"]
+            row["scales"] = [{key: entry[key] for key in kept if key in entry} for entry in entries]
         return row
 
     def _call(self, command: list[Any]) -> None:

@@ -177,7 +177,7 @@ def _surfaces(report: Report) -> str:
         ]
         for row in report["rows"]
     ]
-    at = {row["run"]: row["scales"]["scales"] for row in report["rows"] if "scales" in row}
+    at = {row["run"]: row["scales"] for row in report["rows"] if "scales" in row}
     sizes = sorted({entry["scale"] for entries in at.values() for entry in entries})
     psnr = {name: {entry["scale"]: entry["psnr"] for entry in entries} for name, entries in at.items()}
     scaled = [[name, *(f"{psnr[name][size]:.2f}" if size in psnr[name] else "–" for size in sizes)] for name in psnr]
