@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
+import torch
 from nerfstudio.data.dataparsers.base_dataparser import DataParser, DataparserOutputs
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
-from nerfstudio.utils import writer
+from nerfstudio.utils import comms, writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
@@ -98,6 +99,17 @@ class CyclingDataManager:
     seed: int
     """The same for all processes."""
     eval_images_drawn: int
+
+    def take_place(self, local_rank: int) -> None:
+        """Settles which process this is, and the seed all of them share.
+
+        Args:
+            local_rank: of this process, where torch does not know better.
+        """
+        self.rank = comms.get_rank() if comms.is_dist_avail_and_initialized() else local_rank
+        # nerfstudio seeds each process with the machine's seed plus its rank.
+        self.seed = torch.initial_seed() - self.rank
+        self.eval_images_drawn = 0
 
     def streams(self) -> dict[str, Stream]:
         """The streams there are by split (train, eval); those of the training images are recorded as coverage."""

@@ -11,7 +11,6 @@ from nerfstudio.configs.dataparser_configs import AnnotatedDataParserUnion
 from nerfstudio.data.datamanagers.base_datamanager import VanillaDataManager, VanillaDataManagerConfig
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.data.pixel_samplers import PixelSamplerConfig
-from nerfstudio.utils import comms
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
@@ -108,10 +107,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         Raises:
             UserError: the capture, the features or an option cannot be used.
         """
-        self.rank = comms.get_rank() if comms.is_dist_avail_and_initialized() else local_rank
-        # nerfstudio seeds each process with the machine's seed plus its rank.
-        self.seed = torch.initial_seed() - self.rank
-        self.eval_images_drawn = 0
+        self.take_place(local_rank)
         self.fixed_indices_eval_dataloader = self._empty_loader(test_mode)
         self.eval_dataloader = self._empty_loader(test_mode)
         super().__init__(

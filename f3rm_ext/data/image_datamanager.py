@@ -11,7 +11,6 @@ from nerfstudio.configs.dataparser_configs import AnnotatedDataParserUnion
 from nerfstudio.data.datamanagers.base_datamanager import DataManager
 from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatamanagerConfig
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
-from nerfstudio.utils import comms
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch.nn import Parameter
 
@@ -138,10 +137,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         self.config = config
         self.device = device
         self.world_size, self.local_rank = world_size, local_rank
-        self.rank = comms.get_rank() if comms.is_dist_avail_and_initialized() else local_rank
-        # nerfstudio seeds each process with the machine's seed plus its rank.
-        self.seed = torch.initial_seed() - self.rank
-        self.eval_images_drawn = 0
+        self.take_place(local_rank)
         self.test_mode = test_mode
         self.test_split = "test" if test_mode in ("test", "inference") else "val"
         if config.data is not None:

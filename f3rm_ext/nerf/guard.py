@@ -7,10 +7,12 @@ not essential is computed behind this guard.
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
+from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
-from f3rm_ext.compat import viewer_interrupts
+from f3rm_ext import compat
 from f3rm_ext.nerf.chunked import is_out_of_memory
 
 Output = TypeVar("Output", bound=Tensor | None)
@@ -34,12 +36,33 @@ class OutputGuard:
         """
         try:
             outputs[name] = compute()
-        except viewer_interrupts():
+        except compat.viewer_interrupts():
             raise
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             self.report(name, error)
+
+    def picture(
+        self, camera: Cameras, device: torch.device, compute: Callable[[], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """A whole picture; on the viewer's render thread a failure gives a black one, elsewhere it is raised.
+
+        Args:
+            camera: of which the picture is.
+            device: of the black picture.
+            compute: gives the outputs, (h, w, channels) each.
+        """
+        try:
+            return compute()
+        except compat.viewer_interrupts():
+            raise
+        except Exception as error:
+            if not compat.is_viewer_thread():
+                raise
+            self.report("rgb", error)
+            black = torch.zeros(int(camera.height.item()), int(camera.width.item()), 1, device=device)
+            return {"rgb": black.expand(-1, -1, 3), "accumulation": black, "depth": black}
 
     def report(self, name: str, error: Exception) -> None:
         """Says once per output why it is missing."""

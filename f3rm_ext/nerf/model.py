@@ -24,7 +24,6 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
-from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.rendered import ExtraOutput
 from f3rm_ext.nerf import evaluation, memory
@@ -389,19 +388,13 @@ class F3rmModel(Model):
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
         """Renders an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
         memory.reset_peak(self.device)
-        try:
+
+        def render() -> dict[str, Tensor]:
             with torch.no_grad():
                 rays = camera.generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
             return self.get_outputs_for_camera_ray_bundle(rays, self.queries.extra_outputs(camera, obb_box))
-        except compat.viewer_interrupts():
-            raise
-        except Exception as error:
-            if not compat.is_viewer_thread():
-                raise
-            self.guard.report("rgb", error)
-            shape = (int(camera.height.item()), int(camera.width.item()))
-            black = torch.zeros(*shape, 1, device=self.device)
-            return {"rgb": black.expand(*shape, 3), "accumulation": black, "depth": black}
+
+        return self.guard.picture(camera, self.device, render)
 
     def get_outputs_for_camera_ray_bundle(
         self, camera_ray_bundle: RayBundle, extra: Mapping[str, ExtraOutput] | None = None

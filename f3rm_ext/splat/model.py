@@ -16,7 +16,6 @@ from nerfstudio.models.base_model import Model, ModelConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
-from f3rm_ext import compat
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.nerf import memory
 from f3rm_ext.nerf.evaluation import feature_images
@@ -365,16 +364,9 @@ class SplatModel(AskedSplats, Model):
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
         """Draws an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
         memory.reset_peak(self.device)
-        try:
-            return self.seen(camera, self.queries.extra_outputs(camera, obb_box), obb_box)
-        except compat.viewer_interrupts():
-            raise
-        except Exception as error:
-            if not compat.is_viewer_thread():
-                raise
-            self.guard.report("rgb", error)
-            black = torch.zeros(int(camera.height.item()), int(camera.width.item()), 1, device=self.device)
-            return {"rgb": black.expand(-1, -1, 3), "accumulation": black, "depth": black}
+        return self.guard.picture(
+            camera, self.device, lambda: self.seen(camera, self.queries.extra_outputs(camera, obb_box), obb_box)
+        )
 
     @torch.no_grad()
     def get_image_metrics_and_images(

@@ -92,23 +92,6 @@ class Densifier:
         self.follow(change)
         return change
 
-    def prune_transparent(self, threshold: float, params: Parameters, optimizers: OptimizersOfRun) -> Change:
-        """Removes Gaussians of less than some opacity, as SuGaR does at 0.5 before it regularises.
-
-        Args:
-            threshold: opacity, 0 to 1.
-            params: of the Gaussians; replaced.
-            optimizers: of these.
-
-        Returns:
-            What was done.
-
-        Raises:
-            ConfigError: No Gaussian would be left; nothing is changed then.
-        """
-        opaque = params["opacities"].detach().sigmoid().flatten() >= threshold
-        return self.prune(~opaque, params, optimizers)
-
     def follow(self, change: Change) -> None:
         """Carries the statistics over to another set of Gaussians.
 

@@ -20,6 +20,11 @@ def round_of(world: Any, seen: Any, step: int = 600, last_step: int | None = Non
     return densifier.after_backward(step, seen, world.params, world.optimizers)
 
 
+def transparent(world: Any, threshold: float) -> torch.Tensor:
+    """Gaussians of less than some opacity."""
+    return world.params["opacities"].detach().sigmoid().flatten() < threshold
+
+
 def test_small_are_copied_large_are_split_transparent_are_pruned(make_world: Make, make_seen: Make) -> None:
     world = make_world([SMALL, LARGE, SMALL, SMALL], [0.5, 0.5, 0.5, 0.001])
     world.step()
@@ -151,17 +156,17 @@ def test_hard_pruning_keeps_the_opaque_and_their_statistics(make_world: Make, ma
     world = make_world([SMALL] * 3, [0.4, 0.5, 0.9])
     densifier = make_densifier(DensifyOptions(), 1.0)
     densifier.after_backward(1, make_seen([1e-4, 2e-4, 3e-4]), world.params, world.optimizers)
-    change = densifier.prune_transparent(0.5, world.params, world.optimizers)
+    change = densifier.prune(transparent(world, 0.5), world.params, world.optimizers)
     assert change.source.tolist() == [1, 2] and change.pruned == 1 and not change.fresh.any()
     torch.testing.assert_close(densifier.state_dict()["grad2d"], torch.tensor([2e-4, 3e-4]))
     with pytest.raises(ConfigError, match="All 2 Gaussians"):
-        densifier.prune_transparent(0.99, world.params, world.optimizers)
+        densifier.prune(transparent(world, 0.99), world.params, world.optimizers)
 
 
 def test_pruning_nothing_changes_nothing(make_world: Make) -> None:
     world = make_world([SMALL] * 2, [0.5] * 2)
     means = world.params["means"]
-    change = make_densifier(DensifyOptions(), 1.0).prune_transparent(0.1, world.params, world.optimizers)
+    change = make_densifier(DensifyOptions(), 1.0).prune(transparent(world, 0.1), world.params, world.optimizers)
     assert not change.rows_changed and world.params["means"] is means
 
 
