@@ -21,25 +21,27 @@ from torch import Tensor
 from torch.nn import Parameter, functional
 
 from f3rm_ext.splat.gaussians import sh_rest_count
-from f3rm_ext.splat.memory.accounting import Layout, account, total
+from f3rm_ext.splat.memory.accounting import Layout, account, peak, total
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases, sh_colors
+from f3rm_ext.splat.surface.options import RegularizationOptions
 
 RESULTS = Path(__file__).parent / "results"
 MILLIONS = 6_000_000
+POINTS = RegularizationOptions().samples
 REFLECTIVE = 0.2
 LAYOUTS = {
-    "naive": Layout.naive(MILLIONS),
-    "packed gradients, int32 neighbours": Layout(MILLIONS),
-    "+ float16 harmonics": Layout(MILLIONS, storage="float16"),
-    "+ bfloat16 moments (optimize-memory)": Layout(MILLIONS, storage="float16", moments="bfloat16"),
-    "+ int8 moments": Layout(MILLIONS, storage="float16", moments="int8"),
+    "naive": Layout.naive(MILLIONS, points=POINTS),
+    "packed gradients, int32 neighbours": Layout(MILLIONS, points=POINTS),
+    "+ float16 harmonics": Layout(MILLIONS, storage="float16", points=POINTS),
+    "+ bfloat16 moments (optimize-memory)": Layout(MILLIONS, storage="float16", moments="bfloat16", points=POINTS),
+    "+ int8 moments": Layout(MILLIONS, storage="float16", moments="int8", points=POINTS),
     "selective, 20 % reflective, bfloat16 moments": Layout(
-        MILLIONS, storage="selective", moments="bfloat16", reflective=REFLECTIVE
+        MILLIONS, storage="selective", moments="bfloat16", reflective=REFLECTIVE, points=POINTS
     ),
 }
-GROUPS = ("kept", "gradient", "in flight", "rendering")
+GROUPS = ("kept", "gradient", "in flight", "rendering", "regularization")
 
 COUNT, RATE, NOISE = 1000, 5e-4, 0.05
 PEERS = ("torch's Adam, float32", "torch's Adam, float16")
@@ -61,7 +63,7 @@ def memory() -> list[dict[str, Any]]:
     for name, layout in LAYOUTS.items():
         items = account(layout)
         groups = {group: total(items, group) for group in GROUPS}
-        rows.append({"layout": name, **groups, "items": {item.name: item.bytes for item in items}})
+        rows.append({"layout": name, **groups, "peak": peak(items), "items": {item.name: item.bytes for item in items}})
     return rows
 
 
@@ -147,20 +149,17 @@ def step_ms(variant: dict[str, Any], count: int = 100_000, repeats: int = 7) -> 
 def main() -> None:
     """Writes both results and prints them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=3000, help="of the fit")
+    parser.add_argument("--steps", type=int, default=3000, help="of the fit; 0 leaves its result as it is")
     options = parser.parse_args()
     facts = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "machine": platform.machine()}
     facts |= {"threads": torch.get_num_threads()}  # type: ignore[dict-item]
     RESULTS.mkdir(exist_ok=True)
-    reports = {
-        "splat_memory": {"rows": memory(), "gaussians": MILLIONS, "sh_degree": 3},
-        "splat_precision": {
-            "rows": precision(options.steps),
-            "steps": options.steps,
-            "gaussians": COUNT,
-            "noise": NOISE,
-        },
+    reports: dict[str, dict[str, Any]] = {
+        "splat_memory": {"rows": memory(), "gaussians": MILLIONS, "sh_degree": 3, "points": POINTS}
     }
+    if options.steps:
+        rows = precision(options.steps)
+        reports["splat_precision"] = {"rows": rows, "steps": options.steps, "gaussians": COUNT, "noise": NOISE}
     for name, report in reports.items():
         for row in report["rows"]:
             print(*(f"{key} {value}" for key, value in row.items() if key != "items"), sep="; ")

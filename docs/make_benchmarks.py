@@ -88,17 +88,19 @@ def _answers(report: Report) -> str:
 
 def _splat_memory(report: Report) -> str:
     """Gigabytes by layout, then every tensor of the naive layout and of the default one that saves memory, in bytes."""
-    groups = ("kept", "gradient", "in flight", "rendering")
-    head = ["layout", "kept", "gradients", "copies of harmonics", "sum", "a picture (estimate)", "sum"]
-    rows = []
-    for row in report["rows"]:
-        kept, gradient, flight, rendering = (row[group] / 1e9 for group in groups)
-        sizes = (kept, gradient, flight, kept + gradient + flight, rendering, kept + gradient + flight + rendering)
-        rows.append([row["layout"], *(f"{size:.2f}" for size in sizes)])
+    groups = ("kept", "gradient", "in flight", "rendering", "regularization", "peak")
+    head = ["layout", "kept", "gradients", "copies of harmonics", "a picture (estimate)", "surfaces", "peak"]
+    rows = [[row["layout"], *(f"{row[group] / 1e9:.2f}" for group in groups)] for row in report["rows"]]
     naive, ours = report["rows"][0], next(row for row in report["rows"] if "optimize-memory" in row["layout"])
     items = [[name, f"{size:,}", f"{ours['items'][name]:,}"] for name, size in naive["items"].items()]
-    items.append(["sum", *(f"{sum(row['items'].values()):,}" for row in (naive, ours))])
+    items.append(["peak", *(f"{row['peak']:,}" for row in (naive, ours))])
     return _table(head, rows) + "\n\n" + _table(["bytes", "naive", "optimize-memory"], items)
+
+
+def _splat_regularization(report: Report) -> str:
+    keys = ("gaussians", "points", "measured_mib", "account_mib")
+    rows = [[f"{row[key]:,.0f}" for key in keys] for row in report["rows"]]
+    return _table(["Gaussians", "points", "measured, MiB", "account, MiB"], rows)
 
 
 def _splat_precision(report: Report) -> str:
@@ -214,6 +216,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "query_memory": _memory,
     "code_queries": _codes,
     "splat_memory": _splat_memory,
+    "splat_regularization": _splat_regularization,
     "splat_precision": _splat_precision,
 }
 

@@ -1,6 +1,7 @@
 """What Gaussians take in memory, to the byte: before and after the options that save some.
 
-Counts what grows with the number of Gaussians. Images, and buffers of a fixed size, are not in it.
+Counts what grows with the number of Gaussians, and what the regularisation of surfaces takes. Images, and other
+buffers of a fixed size, are not in it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,16 @@ RENDERING: dict[str, int] = {
 }
 """Numbers per Gaussian that a picture needs whatever is stored: an estimate, backends differ."""
 
-Group = Literal["kept", "gradient", "in flight", "rendering"]
+TABLE_BYTES = (17 + 11 + 11) * FLOAT
+"""Regularisation, by Gaussian, where the table itself is no longer needed (which is worse than when it is): its
+gradient, and twice the gradients of means, scales, quaternions and opacities, by the points and by the table."""
+POINT_BYTES = 224
+"""Regularisation, by point: its place, its owner, the field there, and what the backward pass needs of them (measured:
+benchmarks/splat_memory.py)."""
+CHUNKS_BYTES = 355 << 20
+"""One chunk of points and one of Gaussians, where torch works (measured)."""
+
+Group = Literal["kept", "gradient", "in flight", "rendering", "regularization"]
 
 
 class Item(NamedTuple):
@@ -73,16 +83,21 @@ class Layout:
     """Numbers that the growth strategy keeps per Gaussian: 2, 3 with sizes in the picture, 0 once growth is over."""
     filter_3d: bool = True
     """Whether there is a smoothing filter."""
+    points: int = 0
+    """At which surfaces are regularised in a step; 0 without."""
 
     @classmethod
-    def of(cls, options: MemoryOptions, gaussians: int, sh_degree: int = 3) -> "Layout":
+    def of(cls, options: MemoryOptions, gaussians: int, sh_degree: int = 3, points: int = 0) -> "Layout":
         """What options come to."""
-        return cls(gaussians, sh_degree, options.storage, options.moments)
+        return cls(gaussians, sh_degree, options.storage, options.moments, points=points)
 
     @classmethod
-    def naive(cls, gaussians: int, sh_degree: int = 3) -> "Layout":
-        """All in float32 with dense gradients, int64 indices: what one gets without thinking about it."""
-        return cls(gaussians, sh_degree, packed=False, index_bytes=INT64)
+    def naive(cls, gaussians: int, sh_degree: int = 3, points: int = 0) -> "Layout":
+        """All in float32 with dense gradients, int64 indices: what one gets without thinking about it.
+
+        Its regularisation, where there are points, is ours: in chunks, not naive.
+        """
+        return cls(gaussians, sh_degree, packed=False, index_bytes=INT64, points=points)
 
     def with_visible(self, fraction: float) -> "Layout":
         """The same where a picture shows fewer Gaussians."""
@@ -90,10 +105,11 @@ class Layout:
 
 
 def account(layout: Layout) -> list[Item]:
-    """Everything that grows with the number of Gaussians, in bytes.
+    """Everything that grows with the number of Gaussians, in bytes; :func:`peak` says what of it is there at once.
 
     "kept" stays from step to step. "gradient" is there from the backward pass to the optimiser's step. "in flight"
-    are copies of harmonics within a step, "rendering" the rest of a picture's intermediates (an estimate).
+    are copies of harmonics within a step, "rendering" the rest of a picture's intermediates (an estimate),
+    "regularization" all that losses at surfaces need.
     """
     count = layout.gaussians
     coefficients = 3 * sh_rest_count(layout.sh_degree)
@@ -116,6 +132,8 @@ def account(layout: Layout) -> list[Item]:
         ),
         Item("copies of harmonics", "in flight", 0 if layout.packed else NAIVE_COPIES * count * coefficients * FLOAT),
         Item("a picture's intermediates", "rendering", count * sum(RENDERING.values()) * FLOAT),
+        Item("table of Gaussians and gradients", "regularization", count * TABLE_BYTES * bool(layout.points)),
+        Item("points on surfaces", "regularization", layout.points * POINT_BYTES + CHUNKS_BYTES * bool(layout.points)),
     ]
     if layout.storage == "selective":
         rows = round(count * layout.reflective) + 1
@@ -126,6 +144,18 @@ def account(layout: Layout) -> list[Item]:
 def total(items: Iterable[Item], *groups: Group) -> int:
     """Bytes of some groups; of all by default."""
     return sum(item.bytes for item in items if not groups or item.group in groups)
+
+
+def peak(items: Iterable[Item]) -> int:
+    """Bytes at the worst moment of a step.
+
+    A step's backward pass comes to the regularisation first, when the picture has its values and no gradients yet,
+    and to the picture when all of the regularisation but parameters' gradients is gone.
+    """
+    items = list(items)
+    regularizing = total(items, "rendering") // 2 + total(items, "regularization")
+    drawing = total(items, "gradient", "in flight", "rendering")
+    return total(items, "kept") + max(regularizing, drawing)
 
 
 def held_bytes(

@@ -47,6 +47,11 @@ class NeighbourField(NamedTuple):
     """β, scene units."""
     direction: Float[Tensor, "points 3"]
     """n, of length ≤ 1; that of the own Gaussian where all weights vanish."""
+    center: Float[Tensor, "points 3"]
+    """μ_g of the own Gaussian. It and the next come with the field, since looking them up in the table once more would
+    make another gradient of the table's size."""
+    normal: Float[Tensor, "points 3"]
+    """n_g: the axis of the own Gaussian's smallest deviation."""
 
 
 def gaussian_table(gaussians: Gaussians) -> Float[Tensor, "gaussians 17"]:
@@ -117,7 +122,7 @@ def neighbour_field(
     chunk: int = CHUNK_POINTS,
     backend: FieldBackend = "auto",
 ) -> NeighbourField:
-    """Density, thickness and direction at points; differentiable once in points and table.
+    """The field at points; differentiable once in points and table.
 
     Peak memory beyond points, table and their gradients: with torch one chunk's intermediates,
     about chunk · neighbours · 550 bytes in float32, whatever the number of points, since the backward pass computes
@@ -146,7 +151,7 @@ def field_reference(
     own: Float[Tensor, "points 17"],
     rows: Float[Tensor, "points neighbours 17"],
     present: Float[Tensor, "points neighbours"],
-) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"], Float[Tensor, "points 3"]]:
+) -> NeighbourField:
     """The definition of the field in torch, all points at once.
 
     Args:
@@ -169,7 +174,8 @@ def field_reference(
         signed = torch.where(total > MIN_WEIGHT, weights * signs / total.clamp_min(MIN_WEIGHT), 0)
         alone = total <= MIN_WEIGHT
     direction = (signed[..., None] * normals).sum(1)
-    return shares.sum(1), beta, torch.where(alone, own[:, NORMAL:], direction)
+    own_center, own_normal = own[:, MEAN:WHITEN], own[:, NORMAL:]
+    return NeighbourField(shares.sum(1), beta, torch.where(alone, own_normal, direction), own_center, own_normal)
 
 
 class _ChunkedField(torch.autograd.Function):
@@ -178,18 +184,18 @@ class _ChunkedField(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor, chunk: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(points, owners, table, neighbours)
         ctx.chunk = chunk
         density, beta = points.new_empty(len(points)), points.new_empty(len(points))
-        direction = torch.empty_like(points)
+        field = (density, beta, *(torch.empty_like(points) for _ in range(3)))
         for start in range(0, len(points), chunk):
             part = slice(start, start + chunk)
             index, present = _rows(owners[part], neighbours, points.dtype)
-            density[part], beta[part], direction[part] = field_reference(
-                points[part], table[owners[part]], table[index], present
-            )
-        return density, beta, direction
+            found = field_reference(points[part], table[owners[part]], table[index], present)
+            for value, piece in zip(field, found, strict=True):
+                value[part] = piece
+        return field
 
     @staticmethod
     @once_differentiable

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.surface.field import MIN_WEIGHT, WIDTH
+from f3rm_ext.splat.surface.field import MEAN, MIN_WEIGHT, NORMAL, WHITEN, WIDTH
 
 FAR = np.float32(170.0)
 """Squared distance in standard deviations from which a share is 0 in float32: exp(−85) = 1e-37."""
@@ -144,9 +144,7 @@ def _backward(
 
 class _FieldFunction(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
         points, table = points.detach().contiguous(), table.detach().contiguous()
         owners, neighbours = owners.contiguous(), neighbours.contiguous()
         density, beta, totals = (torch.empty(len(points)) for _ in range(3))
@@ -162,15 +160,17 @@ class _FieldFunction(torch.autograd.Function):
             totals.numpy(),
         )
         ctx.save_for_backward(points, owners, table, neighbours, totals)
-        return density, beta, direction
+        center, normal = (columns.index_select(0, owners) for columns in (table[:, MEAN:WHITEN], table[:, NORMAL:]))
+        return density, beta, direction, center, normal
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        own = ctx.saved_tensors[1]
         points, owners, table, neighbours, totals = (tensor.numpy() for tensor in ctx.saved_tensors)
         tables = max(1, min(numba.get_num_threads(), GRADIENT_BYTES // max(1, table.nbytes)))
         grad_points, grad_tables = torch.empty(points.shape), torch.zeros(tables, *table.shape)
-        density, beta, direction = (grad.contiguous().numpy() for grad in grad_outputs)
+        density, beta, direction = (grad.contiguous().numpy() for grad in grad_outputs[:3])
         _backward(
             points,
             owners,
@@ -184,6 +184,8 @@ class _FieldFunction(torch.autograd.Function):
             grad_tables.numpy(),
         )
         grad_table = grad_tables[0] if tables == 1 else grad_tables.sum(0)
+        grad_table[:, MEAN:WHITEN].index_add_(0, own, grad_outputs[3])
+        grad_table[:, NORMAL:].index_add_(0, own, grad_outputs[4])
         return grad_points, None, grad_table, None
 
 
@@ -192,8 +194,8 @@ def field_numba(
     owners: Int[Tensor, " points"],
     table: Float[Tensor, "gaussians 17"],
     neighbours: Int[Tensor, "gaussians neighbours"],
-) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"], Float[Tensor, "points 3"]]:
-    """Density, thickness and direction on the CPU, float32, differentiable once."""
+) -> tuple[Tensor, ...]:
+    """The values of :class:`~f3rm_ext.splat.surface.field.NeighbourField` on the CPU, float32, differentiable once."""
     if table.shape[1] != WIDTH:
         raise ValueError(f"a table has {WIDTH} columns, this one {table.shape[1]}")
     return _FieldFunction.apply(points, owners, table, neighbours)  # type: ignore[return-value]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
-from f3rm_ext.splat.surface.density import density_loss, normal_loss, own_rows
+from f3rm_ext.splat.surface.density import density_loss, normal_loss
 from f3rm_ext.splat.surface.field import gaussian_table, neighbour_field
 from f3rm_ext.splat.surface.frames import to_camera
 from f3rm_ext.splat.surface.neighbours import NONE, NeighbourIndex
@@ -41,10 +41,9 @@ class Regularizer:
     """Computes the losses of a step and keeps the neighbours they need.
 
     Memory. Persistent: the neighbours, 4 bytes each. At a step (float32, measured on the CPU), for N Gaussians and P
-    points: at most 300 N bytes for the table of Gaussians, its gradient and those of the parameters, 500 P bytes for
-    points, field and their gradients, and 280 MiB for one chunk of ``options.chunk_points`` where torch works; with
-    1 M points 0.75 GiB, and 0.28 GiB per million Gaussians. Without chunks the neighbours of 1 M points alone take
-    5 GiB. On the CPU the kernels need no chunk.
+    points: at most 180 N bytes for the table of Gaussians, its gradient and those of the parameters, 224 P bytes for
+    points, field and their gradients, and 280 MiB for one chunk of ``options.chunk_points`` where torch works. Without
+    chunks the neighbours of 1 M points alone take 5 GiB. On the CPU the kernels need no chunk.
 
     Args:
         options: what and when.
@@ -147,7 +146,7 @@ class Regularizer:
         options = self.options
         neighbours = self.neighbours.at(step, gaussians.means)
         table = gaussian_table(gaussians)
-        finite = torch.isfinite(table.detach()).all(dim=1)
+        finite = torch.isfinite(table.detach().sum(dim=1))  # a sum: one number per Gaussian, not several of its rows
         if not bool(finite.all()):
             visible = visible & finite
             known = (neighbours >= 0) & finite[neighbours.long().clamp_min(0)]
@@ -169,15 +168,14 @@ class Regularizer:
             visible = torch.zeros_like(visible).index_fill(0, seen[near], True)
         points, owners = sample_points(gaussians, visible, options.samples, spread=options.spread, generator=generator)
         field = neighbour_field(points, owners, table, neighbours, chunk=options.chunk_points)
-        own = own_rows(table, owners)
         losses = {}
         if background is not None:
             losses["surface_sdf"] = options.sdf_factor * sdf_loss(
                 points, field, background, viewmat, K, extent, unit=options.sdf_unit, most=options.sdf_most
             )
         else:
-            losses["surface_density"] = options.density_factor * density_loss(points, own, field)
-        losses["surface_normal"] = options.normal_factor * normal_loss(own, field)
+            losses["surface_density"] = options.density_factor * density_loss(points, field)
+        losses["surface_normal"] = options.normal_factor * normal_loss(field)
         return losses
 
     @staticmethod

@@ -14,6 +14,7 @@ from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
+from f3rm_ext.splat.surface.field import gaussian_table
 from f3rm_ext.splat.surface.options import RegularizationOptions
 
 HEIGHT, WIDTH = 24, 32
@@ -292,6 +293,33 @@ def test_a_step_of_every_mode(
     assert given["extent"] == model.extent == pytest.approx(2.2, abs=0.1)
     hooks.after(SURFACE_STEP)
     assert model.train_peak_mib > 0
+
+
+@pytest.mark.parametrize("mode", ["density", "sdf", "dn-consistency"])
+def test_the_surface_is_done_with_before_the_picture(
+    make_splat_model: Callable[..., SplatModel],
+    begin_training: Callable[..., Any],
+    camera: Any,
+    batch: dict[str, Any],
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Going backwards. The account of memory (memory.accounting.peak) counts on their not being there at once."""
+    model = make_splat_model(regularization=mode, surface=small())
+    hooks = begin_training(model, STEPS)
+    order = []
+
+    def watched(gaussians: Gaussians) -> torch.Tensor:
+        table = gaussian_table(gaussians)
+        table.register_hook(lambda grad: order.append("surface"))
+        return table
+
+    monkeypatch.setattr("f3rm_ext.splat.surface.regularizer.gaussian_table", watched)
+    hooks.before(SURFACE_STEP)
+    outputs = model(camera)
+    outputs["drawn"].screen.means2d.register_hook(lambda grad: order.append("picture"))
+    sum(model.get_loss_dict(outputs, batch).values()).backward()
+    assert order == ["surface", "picture"]
 
 
 def test_points_of_a_step_are_those_of_its_number(

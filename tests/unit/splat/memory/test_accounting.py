@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
 from f3rm_ext.splat.gaussians import sh_rest_count
-from f3rm_ext.splat.memory.accounting import Layout, account, held_bytes, total
+from f3rm_ext.splat.memory.accounting import POINT_BYTES, Layout, account, held_bytes, peak, total
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.memory.packed import stored_sh_colors
@@ -106,13 +106,22 @@ def test_memory_that_is_shared_counts_once() -> None:
 
 def test_six_million_gaussians_before_and_after() -> None:
     """The figures of the manual: persistent tensors, gradients and copies of harmonics."""
-    naive = account(Layout.naive(MILLIONS))
-    ours = account(Layout.of(MemoryOptions(optimize_memory=True), MILLIONS))
+    naive = account(Layout.naive(MILLIONS, points=1_000_000))
+    ours = account(Layout.of(MemoryOptions(optimize_memory=True), MILLIONS, points=1_000_000))
     same = ("kept", "gradient", "in flight")
     assert total(naive, *same) / GB == pytest.approx(9.744)
     assert total(ours, *same) / GB == pytest.approx(3.636)
-    assert total(ours) / GB <= 5.5  # with a picture's intermediates, every Gaussian visible
+    assert peak(naive) / GB == pytest.approx(10.92)
+    assert peak(ours) / GB <= 5.5  # with a picture's intermediates and a million points, every Gaussian visible
     assert total(naive) - total(naive, *same) == total(ours) - total(ours, *same)  # counted alike
+
+
+def test_a_peak_is_the_worse_of_regularisation_and_picture() -> None:
+    without = account(Layout(1000))
+    assert peak(without) == total(without)
+    few, many = (account(Layout(1000, points=count)) for count in (10_000, 10_010))
+    assert peak(few) - total(few, "kept") == total(few, "rendering") / 2 + total(few, "regularization")
+    assert peak(many) - peak(few) == 10 * POINT_BYTES
 
 
 def test_facts_about_the_naive_layout() -> None:

@@ -8,36 +8,39 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.surface.density import density_loss, heights, ideal_density, normal_loss, own_rows
+from f3rm_ext.splat.surface.density import density_loss, heights, ideal_density, normal_loss
 from f3rm_ext.splat.surface.field import NeighbourField, gaussian_table, neighbour_field
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.sampling import sample_points
 
 
-def field_of(density: list[float], beta: list[float], direction: list[list[float]]) -> NeighbourField:
-    return NeighbourField(torch.tensor(density), torch.tensor(beta), torch.tensor(direction))
+def field_of(
+    density: list[float], beta: list[float], direction: list[list[float]], center: tuple[float, float, float]
+) -> NeighbourField:
+    """Of points whose own Gaussian lies flat at a centre."""
+    own = (torch.tensor([values] * len(density)) for values in (center, (0.0, 0.0, 1.0)))
+    return NeighbourField(torch.tensor(density), torch.tensor(beta), torch.tensor(direction), *own)
 
 
 def test_heights_are_along_the_smallest_axis(wall: Callable[..., Gaussians]) -> None:
-    table = gaussian_table(wall(side=3))
+    gaussians = wall(side=3)
+    neighbours = nearest_neighbours(gaussians.means, 4)
     points = torch.tensor([[5.0, -7.0, 10.25], [0.0, 0.0, 9.5]])
-    found = heights(points, own_rows(table, torch.tensor([0, 8])))
+    field = neighbour_field(points, torch.tensor([0, 8]), gaussian_table(gaussians), neighbours)
+    found = heights(points, field)
     assert torch.allclose(found.abs(), torch.tensor([0.25, 0.5])) and found[0] * found[1] < 0
 
 
-def test_density_loss_by_hand(wall: Callable[..., Gaussians]) -> None:
-    own = own_rows(gaussian_table(wall(side=3)), torch.tensor([4, 4]))
+def test_density_loss_by_hand() -> None:
     points = torch.tensor([[0.0, 0.0, 10.1], [0.0, 0.0, 10.0]])
-    field = field_of([0.5, 1.7], [0.1, 0.1], [[0.0, 0.0, 1.0]] * 2)
+    field = field_of([0.5, 1.7], [0.1, 0.1], [[0.0, 0.0, 1.0]] * 2, center=(0.0, 0.0, 10.0))
     expected = (abs(0.5 - math.exp(-0.5)) + abs(1.7 - 1)) / 2
-    assert float(density_loss(points, own, field)) == pytest.approx(expected, abs=1e-5)
+    assert float(density_loss(points, field)) == pytest.approx(expected, abs=1e-5)
 
 
-def test_normal_loss_by_hand(wall: Callable[..., Gaussians]) -> None:
-    own = own_rows(gaussian_table(wall(side=3)), torch.tensor([4, 4]))
-    assert own[0, 14:].tolist() == [0, 0, 1]
-    field = field_of([1.0, 1.0], [0.1, 0.1], [[0.0, 0.6, 0.8], [0.0, 0.0, 1.0]])
-    assert float(normal_loss(own, field)) == pytest.approx((0.36 + 0.04) / 2, abs=1e-6)
+def test_normal_loss_by_hand() -> None:
+    field = field_of([1.0, 1.0], [0.1, 0.1], [[0.0, 0.6, 0.8], [0.0, 0.0, 1.0]], center=(0.0, 0.0, 0.0))
+    assert float(normal_loss(field)) == pytest.approx((0.36 + 0.04) / 2, abs=1e-6)
 
 
 def test_ideal_density_of_vanishing_thickness_is_finite() -> None:
@@ -49,11 +52,10 @@ def test_ideal_density_of_vanishing_thickness_is_finite() -> None:
     assert all(torch.isfinite(grad).all() for grad in grads)
 
 
-def test_no_points_cost_nothing(wall: Callable[..., Gaussians]) -> None:
-    own = own_rows(gaussian_table(wall(side=3)), torch.zeros(0, dtype=torch.int64))
-    empty = NeighbourField(torch.zeros(0), torch.zeros(0), torch.zeros(0, 3))
-    assert float(density_loss(torch.zeros(0, 3), own, empty)) == 0
-    assert float(normal_loss(own, empty)) == 0
+def test_no_points_cost_nothing() -> None:
+    empty = NeighbourField(torch.zeros(0), torch.zeros(0), *(torch.zeros(0, 3) for _ in range(3)))
+    assert float(density_loss(torch.zeros(0, 3), empty)) == 0
+    assert float(normal_loss(empty)) == 0
 
 
 def losses(gaussians: Gaussians, neighbours: Tensor, seed: int, count: int = 4000) -> tuple[Tensor, Tensor]:
@@ -62,8 +64,7 @@ def losses(gaussians: Gaussians, neighbours: Tensor, seed: int, count: int = 400
     points, owners = sample_points(gaussians, visible, count, generator=generator)
     table = gaussian_table(gaussians)
     field = neighbour_field(points, owners, table, neighbours)
-    own = own_rows(table, owners)
-    return density_loss(points, own, field), normal_loss(own, field)
+    return density_loss(points, field), normal_loss(field)
 
 
 def test_a_wall_is_nearly_ideal_and_a_cloud_is_not(
@@ -82,9 +83,8 @@ def test_a_wall_is_nearly_ideal_and_a_cloud_is_not(
     )
     table = gaussian_table(flat)
     field = neighbour_field(*visible_points, table, neighbours)
-    own = own_rows(table, visible_points.owners)
-    assert float(density_loss(visible_points.points, own, field)) < 0.02
-    assert float(normal_loss(own, field)) < 1e-9
+    assert float(density_loss(visible_points.points, field)) < 0.02
+    assert float(normal_loss(field)) < 1e-9
     cloud = random_gaussians(400, torch.float32)
     density, normal = losses(cloud, nearest_neighbours(cloud.means, 16), seed=0)
     assert float(density) > 0.2 and float(normal) > 0.2

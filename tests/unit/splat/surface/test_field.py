@@ -78,7 +78,8 @@ def test_values(backend: FieldBackend, n: int, random_gaussians: Callable[..., G
     table = gaussian_table(as_dtype(gaussians, dtype))
     field = neighbour_field(points.to(dtype), owners, table, neighbours, chunk=7, backend=backend)
     tolerance = 1e-10 if backend == "torch" else 2e-5
-    for value, reference in zip(field, expected[:3], strict=True):
+    own = gaussians.means[owners].numpy(), table[owners, NORMAL:].numpy()
+    for value, reference in zip(field, (*expected[:3], *own), strict=True):
         np.testing.assert_allclose(value.numpy(), reference, rtol=tolerance, atol=tolerance)
 
 
@@ -181,7 +182,7 @@ def test_far_from_all_gaussians(backend: FieldBackend, random_gaussians: Callabl
     assert torch.equal(field.direction, table[owners][:, NORMAL:])
     grads = torch.autograd.grad(sum(value.sum() for value in field), (points, table))
     assert all(torch.isfinite(grad).all() for grad in grads)
-    assert torch.equal(grads[1][[1, 4], NORMAL:], torch.ones(2, 3))
+    assert torch.equal(grads[1][[1, 4], NORMAL:], torch.full((2, 3), 2.0))  # of direction and of normal
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.surface.density import density_loss, normal_loss, own_rows
+from f3rm_ext.splat.surface.density import density_loss, normal_loss
 from f3rm_ext.splat.surface.field import gaussian_table, neighbour_field
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.normals import dn_consistency
@@ -171,12 +171,11 @@ def test_losses_are_those_of_the_parts(random_gaussians: Make, losses_of: Losses
     )
     table = gaussian_table(gaussians)
     field = neighbour_field(points, owners, table, nearest_neighbours(gaussians.means, 16), backend="torch")
-    own = own_rows(table, owners)
     _, K = camera()
     rendered = torch.tensor([0.0, 0.6, -0.8]).expand(30, 40, 3)
     expected = {
-        "surface_density": 0.2 * density_loss(points, own, field),
-        "surface_normal": 0.2 * normal_loss(own, field),
+        "surface_density": 0.2 * density_loss(points, field),
+        "surface_normal": 0.2 * normal_loss(field),
         "dn_consistency": 0.05 * dn_consistency(torch.full((30, 40), 10.0), torch.ones(30, 40), rendered, K),
     }
     assert {k: float(v) for k, v in found.items()} == pytest.approx(

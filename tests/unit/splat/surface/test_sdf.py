@@ -160,7 +160,7 @@ def test_loss_has_the_gradients_of_its_value(camera: Camera) -> None:
     beta = 0.1 + torch.rand(10, generator=generator, dtype=torch.float64)
 
     def loss(points: Tensor, density: Tensor, beta: Tensor, depth: Tensor) -> Tensor:
-        return sdf_loss(points, NeighbourField(density, beta, points), depth, viewmat, K, 1.5)
+        return sdf_loss(points, NeighbourField(density, beta, points, points, points), depth, viewmat, K, 1.5)
 
     inputs = [value.requires_grad_() for value in (points, density, beta, 1.5 + picture(6, 8))]
     assert torch.autograd.gradcheck(loss, inputs)
