@@ -80,7 +80,7 @@ class QueryMemory:
     def _measure(self, way: str, dim: int, rows: int) -> dict[str, Any]:
         import torch
 
-        from f3rm_ext.nerf import memory
+        from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.query.relevancy import relevancy_reference
         from f3rm_ext.query.scorer import score_image
         from f3rm_ext.query.vectors import Query, QueryVectors
@@ -93,7 +93,7 @@ class QueryMemory:
         # Warm-up: compiles the kernels.
         score_image(model, _camera(64, 64), queries)
         before = _resident_mib()
-        memory.reset_peak(model.device)
+        reset_peak(model.device)
         start = time.perf_counter()
         with torch.inference_mode():
             if way == "chunked":
@@ -103,7 +103,7 @@ class QueryMemory:
                 cosines = torch.nn.functional.normalize(features, dim=-1) @ vectors.values.T
                 scores = relevancy_reference(cosines[..., :2], cosines[..., 2:], 0.1)
         assert scores.shape == (rows, self.width)
-        peak = memory.peak_mib(model.device) - before
+        peak = peak_mib(model.device) - before
         return {
             "way": way,
             "dim": dim,

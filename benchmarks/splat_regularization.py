@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from f3rm_ext.nerf.memory import peak_mib, reset_peak
+from f3rm_ext.engine.cost import peak_mib, reset_peak
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.memory.accounting import Layout, account, total
 from f3rm_ext.splat.surface.density import density_loss, normal_loss

@@ -1,16 +1,19 @@
-"""Quality of `sugar-ext-lite` on an object with a known surface: what regularisation, storage and filters do.
+"""Quality of `sugar-ext-lite` where the surface is known: what regularisation, storage and filters do.
 
-Runs of equal steps on a capture in the format of NeRF-synthetic with `gt_points.npz` (points on the true surface):
+Runs of equal steps on a capture in the format of NeRF-synthetic with `gt_points.npz` (points on the true surface), or
+in nerfstudio's with `gt_mesh.npz` (that of `f3rm-ext scene synth`):
 
 1. regularisation none, density and dn-consistency: held-out PSNR, and the distance of Gaussian centres from the surface
    (chamfer distances in scene units, see :func:`chamfer`),
-2. spherical harmonics stored as float16 beside float32,
+2. spherical harmonics stored as float16 beside float32, over some seeds,
 3. without mip filters beside with them, evaluated at the size of training and larger and smaller (`f3rm-ext
    eval-scales`).
 
     python benchmarks/splat_surfaces.py --data chair
+    python benchmarks/splat_surfaces.py --data room --scale 0.5 --only none density dn-consistency
 
-prints each row and writes results/splat_surfaces.json. Runs that are there already are only measured again.
+prints each row and writes results/splat_surfaces.json, which keeps the rows of other captures. Runs that are there
+already are only measured again.
 """
 
 import datetime
@@ -26,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import trimesh
 import tyro
 from scipy.spatial import KDTree
 
@@ -48,18 +52,36 @@ def chamfer(centres: np.ndarray, surface: np.ndarray) -> dict[str, float]:
     return {"accuracy": accuracy, "completeness": completeness, "chamfer": accuracy + completeness}
 
 
+def surface_points(data: Path) -> np.ndarray:
+    """Points on the true surface, (m, 3), in the frame of the capture: those given, or a million on its mesh."""
+    if (data / "gt_points.npz").exists():
+        return np.load(data / "gt_points.npz")["points"]
+    mesh = np.load(data / "gt_mesh.npz")
+    made = trimesh.Trimesh(mesh["vertices"], mesh["faces"], process=False)
+    return np.asarray(trimesh.sample.sample_surface(made, 1_000_000, seed=0)[0])
+
+
+def in_capture(means: np.ndarray, run: Path) -> np.ndarray:
+    """Centres (n, 3) from the scene's frame to the capture's, which differ by what the data parser did."""
+    done = json.loads((run / "dataparser_transforms.json").read_text())
+    transform = np.array(done["transform"])
+    return (means / done["scale"] - transform[:, 3]) @ transform[:, :3]
+
+
 @dataclass
 class SplatSurfaces:
     """Compares regularisations, storages and filters."""
 
     data: Path
-    """A capture in the format of NeRF-synthetic with gt_points.npz."""
+    """A capture in the format of NeRF-synthetic with gt_points.npz, or in nerfstudio's with gt_mesh.npz."""
     work: Path = Path("splat_surfaces")
     """Folder of the runs."""
     steps: int = 3000
     """Steps of each run."""
     scale: float = 0.25
     """Factor on the image size."""
+    seeds: int = 3
+    """Runs of none and of float16, which differ by their seeds."""
     only: tuple[str, ...] = ()
     """Names of the runs to make; by default all."""
     out: Path = HERE / "results" / "splat_surfaces.json"
@@ -76,45 +98,55 @@ class SplatSurfaces:
             ("float16", "none", [f"{MODEL}sh-storage", "float16"]),
             ("no mip filters", "none", off),
         ]
-        before = json.loads(self.out.read_text())["rows"] if self.out.exists() else []
-        rows = {row["run"]: row for row in before}
+        captures = json.loads(self.out.read_text())["captures"] if self.out.exists() else {}
+        rows = {row["run"]: row for row in captures.get(self.data.name, {}).get("rows", ())}
         for name, mode, options in runs:
             if self.only and name not in self.only:
                 continue
-            rows[name] = self._run(name, mode, options)
+            seeds = self.seeds if name in ("none", "float16") else 1
+            found = [self._run(name, mode, options, seed) for seed in range(seeds)]
+            rows[name] = found[0] | {"psnrs": [row["psnr"] for row in found]}
             print(rows[name], flush=True)
+            captures[self.data.name] = {
+                "steps": self.steps,
+                "scale": self.scale,
+                "rows": [rows[name] for name, *_ in runs if name in rows],
+            }
             report = {
                 "date": datetime.date.today().isoformat(),
                 "machine": platform.machine(),
                 "python": platform.python_version(),
-                "options": {"steps": self.steps, "scale": self.scale},
-                "rows": [rows[name] for name, *_ in runs if name in rows],
+                "captures": captures,
             }
             self.out.write_text(json.dumps(report, indent=1) + "\n")
 
-    def _run(self, name: str, mode: str, options: list[str]) -> dict[str, Any]:
-        folder = self.work / "out" / "chair" / METHOD / name.replace(" ", "-")
+    def _run(self, name: str, mode: str, options: list[str], seed: int) -> dict[str, Any]:
+        """Trains where there is no such run, and measures; surfaces and sizes only with the first seed."""
+        folder = self.work / "out" / self.data.name / METHOD / (name.replace(" ", "-") + (f"-{seed}" if seed else ""))
         last = folder / "nerfstudio_models" / f"step-{self.steps - 1:09d}.ckpt"
         started = time.perf_counter()
         trained = not last.exists()
         if trained:
-            command = ["ns-train", METHOD, "--output-dir", self.work / "out", "--experiment-name", "chair"]
+            command = ["ns-train", METHOD, "--output-dir", self.work / "out", "--experiment-name", self.data.name]
             command += ["--timestamp", folder.name, "--vis", "tensorboard", "--max-num-iterations", self.steps]
             command += ["--pipeline.datamanager.camera-res-scale-factor", self.scale, f"{MODEL}regularization", mode]
-            command += [*options, "blender-data", "--data", self.data.resolve()]
-            self._call(command)
+            command += [f"{MODEL}seed", seed, "--machine.seed", 42 + seed, *options]
+            command += ["blender-data"] * (self.data / "transforms_train.json").exists()
+            self._call([*command, "--data", self.data.resolve()])
         row: dict[str, Any] = {"run": name, "steps": self.steps}
         if trained:
             row["train_s"] = time.perf_counter() - started
-        answers = self.work / f"{folder.name}.json"
+        answers = self.work / f"{self.data.name}-{folder.name}.json"
         self._call(["ns-eval", "--load-config", folder / "config.yml", "--output-path", answers])
         results = json.loads(answers.read_text())["results"]
         row |= {key: results[key] for key in ("psnr", "ssim", "lpips", "gaussian_count") if key in results}
+        if seed:
+            return row
         state = torch.load(last, weights_only=True, map_location="cpu")["pipeline"]
-        surface = np.load(self.data / "gt_points.npz")["points"]
-        row |= chamfer(state["_model.gauss_params.means"].numpy(), surface)
+        means = state["_model.gauss_params.means"].numpy()
+        row |= chamfer(in_capture(means, folder), surface_points(self.data))
         if name in ("none", "no mip filters"):
-            scales = self.work / f"{folder.name}-scales.json"
+            scales = self.work / f"{self.data.name}-{folder.name}-scales.json"
             self._call(["f3rm-ext", "eval-scales", "--load-config", folder / "config.yml", "--out", scales])
             kept = ("scale", "psnr", "ssim", "lpips")
             entries = json.loads(scales.read_text())["scales"]

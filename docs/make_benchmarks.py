@@ -167,7 +167,13 @@ def _splats(report: Report) -> str:
 
 
 def _surfaces(report: Report) -> str:
-    head = ["run", "PSNR", "SSIM", "LPIPS", "Gaussians", "centres → surface", "surface → centres", "sum"]
+    return "\n\n".join(_surface(name, capture) for name, capture in report["captures"].items())
+
+
+def _surface(name: str, report: Report) -> str:
+    """Quality and distances, PSNR over seeds, and PSNR at other sizes, of one capture."""
+    seeds = max(len(row["psnrs"]) for row in report["rows"])
+    head = [name, "PSNR", "SSIM", "LPIPS", "Gaussians", "centres → surface", "surface → centres", "sum"]
     rows = [
         [
             row["run"],
@@ -179,11 +185,22 @@ def _surfaces(report: Report) -> str:
         ]
         for row in report["rows"]
     ]
+    tables = [_table(head, rows)]
+    if seeds > 1:
+        several = [row for row in report["rows"] if len(row["psnrs"]) == seeds]
+        means = [f"{sum(row['psnrs']) / seeds:.3f}" for row in several]
+        found = [
+            [row["run"], *(f"{psnr:.3f}" for psnr in row["psnrs"]), mean]
+            for row, mean in zip(several, means, strict=True)
+        ]
+        tables.append(_table(["PSNR by seed", *(str(seed) for seed in range(seeds)), "mean"], found))
     at = {row["run"]: row["scales"] for row in report["rows"] if "scales" in row}
     sizes = sorted({entry["scale"] for entries in at.values() for entry in entries})
     psnr = {name: {entry["scale"]: entry["psnr"] for entry in entries} for name, entries in at.items()}
     scaled = [[name, *(f"{psnr[name][size]:.2f}" if size in psnr[name] else "–" for size in sizes)] for name in psnr]
-    return _table(head, rows) + "\n\n" + _table(["PSNR at × size", *(f"{size:g}" for size in sizes)], scaled)
+    if scaled:
+        tables.append(_table(["PSNR at × size", *(f"{size:g}" for size in sizes)], scaled))
+    return "\n\n".join(tables)
 
 
 def _captures(report: Report) -> str:

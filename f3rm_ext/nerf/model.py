@@ -24,9 +24,10 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
+from f3rm_ext.engine.cost import TrainingCost, reset_peak
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.rendered import ExtraOutput
-from f3rm_ext.nerf import evaluation, memory
+from f3rm_ext.nerf import evaluation
 from f3rm_ext.nerf.chunked import ChunkedRenderer
 from f3rm_ext.nerf.contraction import ray_points
 from f3rm_ext.nerf.feature_field import FeatureField, FeatureHead
@@ -207,7 +208,7 @@ class F3rmModel(Model):
         self.chunked = ChunkedRenderer(config.eval_num_rays_per_chunk)
         self.guard = OutputGuard()
         self.queries = QueryPanel(self)
-        self.train_peak_mib = 0.0
+        self.cost = TrainingCost()
 
     def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by optimiser: proposal_networks, fields, feature_field, camera_opt."""
@@ -224,7 +225,7 @@ class F3rmModel(Model):
         return float(np.clip(np.interp(step, [0, self.config.proposal_warmup], [0, every]), 1, every))
 
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
-        """Annealing of the proposal weights (mip-NeRF 360, eq. 18), its schedule, and the peak of memory."""
+        """Annealing of the proposal weights (mip-NeRF 360, eq. 18), its schedule, and what steps take."""
 
         def anneal(step: int) -> None:
             progress = min(1.0, step / max(1, self.config.proposal_anneal_steps))
@@ -233,7 +234,7 @@ class F3rmModel(Model):
 
         def after(step: int) -> None:
             self.proposal_sampler.step_cb(step)
-            self.train_peak_mib = memory.peak_mib(self.device)
+            self.cost.after_step(step, self.device)
 
         return [
             TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], anneal, update_every_num_iters=1),
@@ -243,14 +244,12 @@ class F3rmModel(Model):
     def get_extra_state(self) -> str:
         """What the checkpoint keeps beside parameters, as JSON."""
         sampler = self.proposal_sampler
-        return json.dumps(
-            {"train_peak_mib": self.train_peak_mib, "steps_since_proposal_update": sampler._steps_since_update}
-        )
+        return json.dumps({**self.cost.state(), "steps_since_proposal_update": sampler._steps_since_update})
 
     def set_extra_state(self, state: str) -> None:
         """Restores :meth:`get_extra_state`."""
         values = json.loads(state)
-        self.train_peak_mib = float(values["train_peak_mib"])
+        self.cost.restore(values)
         self.proposal_sampler._steps_since_update = int(values["steps_since_proposal_update"])
 
     def get_outputs(
@@ -387,7 +386,7 @@ class F3rmModel(Model):
 
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
         """Renders an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
-        memory.reset_peak(self.device)
+        reset_peak(self.device)
 
         def render() -> dict[str, Tensor]:
             with torch.no_grad():
@@ -453,7 +452,7 @@ class F3rmModel(Model):
         Returns:
             psnr, ssim, lpips (where its weights can be had), l1, feature_cosine_NAME and feature_mse_NAME (at the
             patch centres, in the distilled space), query_localisation_NAME, query_miou_NAME and query_macc_NAME (where
-            the capture has labels), train_peak_memory_mib and eval_peak_memory_mib; and the images
+            the capture has labels), train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib; and the images
             img (truth | prediction), accumulation, depth and feature_pca (truth | prediction).
         """
         truth = self.renderer_rgb.blend_background(batch["image"].to(self.device))
@@ -461,8 +460,7 @@ class F3rmModel(Model):
         metrics.update(evaluation.feature_metrics(self, batch))
         if batch.get("queries") is not None:
             metrics.update(batch["queries"].metrics(self, batch["camera"], batch["file"]))
-        metrics["train_peak_memory_mib"] = self.train_peak_mib
-        metrics["eval_peak_memory_mib"] = memory.peak_mib(self.device)
+        metrics.update(self.cost.metrics(self.device))
         return metrics, evaluation.comparison_images(self, outputs, truth, batch)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,8 +16,8 @@ from nerfstudio.models.base_model import Model, ModelConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
+from f3rm_ext.engine.cost import TrainingCost, reset_peak
 from f3rm_ext.errors import CheckpointError, ConfigError
-from f3rm_ext.nerf import memory
 from f3rm_ext.nerf.evaluation import feature_images
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.nerf.image_metrics import ImageMetrics
@@ -143,7 +143,7 @@ class SplatModel(AskedSplats, Model):
         self.guard = OutputGuard()
         self.lifted = LiftedHeads()
         self.queries = QueryPanel(self)
-        self.train_peak_mib = 0.0
+        self.cost = TrainingCost()
         self.step = 0
         self.current_sh_degree = config.sh_degree
         self.regularizer: Regularizer | None = None
@@ -217,7 +217,7 @@ class SplatModel(AskedSplats, Model):
         if config.start_from is not None and not self._loaded:
             from f3rm_ext.splat.start import read_start
 
-            loss = self.set_gaussians(read_start(config.start_from))
+            loss = self.set_gaussians(read_start(config.start_from).unfused(views, config.mip))
             CONSOLE.log(f"Starting from {self.num_gaussians} Gaussians of {config.start_from}: {loss}.", markup=False)
         surface = schedule.surface(config.surface)
         surface.mode = config.regularization
@@ -236,7 +236,7 @@ class SplatModel(AskedSplats, Model):
             self._filter_stale = False
 
         def after(step: int) -> None:
-            self.train_peak_mib = memory.peak_mib(self.device)
+            self.cost.after_step(step, self.device)
             assert self.densifier is not None and self.regularizer is not None and self._drawn is not None
             params = self.gauss_params
             change = self.densifier.after_backward(schedule.at(step), self._drawn, params, optimizers)
@@ -363,7 +363,7 @@ class SplatModel(AskedSplats, Model):
     @torch.no_grad()
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
         """Draws an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
-        memory.reset_peak(self.device)
+        reset_peak(self.device)
         return self.guard.picture(
             camera, self.device, lambda: self.seen(camera, self.queries.extra_outputs(camera, obb_box), obb_box)
         )
@@ -376,8 +376,8 @@ class SplatModel(AskedSplats, Model):
 
         Returns:
             psnr, ssim, lpips (where its weights can be had), l1, gaussian_count, mean_opacity,
-            train_peak_memory_mib and eval_peak_memory_mib; and the images img (truth | drawn), accumulation, depth and
-            the normals.
+            train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib; and the images img (truth | drawn),
+            accumulation, depth and the normals.
         """
         truth = self._truth(batch, self.background)
         predicted = outputs["rgb"]
@@ -388,8 +388,7 @@ class SplatModel(AskedSplats, Model):
         metrics["gaussian_count"] = float(self.num_gaussians)
         metrics["mean_opacity"] = float(self.gaussians.alphas().mean())
         metrics.update(self.feature_metrics(batch))
-        metrics["train_peak_memory_mib"] = self.train_peak_mib
-        metrics["eval_peak_memory_mib"] = memory.peak_mib(self.device)
+        metrics.update(self.cost.metrics(self.device))
         images = drawing.comparison_images(outputs, truth) | feature_images(self, outputs, batch)
         return metrics, images
 
@@ -398,7 +397,7 @@ class SplatModel(AskedSplats, Model):
     def get_extra_state(self) -> dict[str, Any]:
         """What the checkpoint keeps beside parameters: numbers and tensors."""
         about = {
-            "train_peak_mib": self.train_peak_mib,
+            **self.cost.state(),
             "extent": self.extent,
             "sh_degree_in_use": self.current_sh_degree,
             "regularization": self.config.regularization,
@@ -414,7 +413,8 @@ class SplatModel(AskedSplats, Model):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`get_extra_state`."""
         about = json.loads(state["about"])
-        self.train_peak_mib, self.extent = float(about["train_peak_mib"]), float(about["extent"])
+        self.cost.restore(about)
+        self.extent = float(about["extent"])
         self.current_sh_degree = min(int(about["sh_degree_in_use"]), self.config.sh_degree)
         self._filter_stale = bool(about["filter_stale"])
         self._saved_training = {name: state[name] for name in ("densifier", "regularizer") if name in state}

@@ -1,6 +1,7 @@
 """Splats that a run begins with, from a file or from a checkpoint."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from nerfstudio.utils.rich_utils import CONSOLE
@@ -8,6 +9,8 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
+from f3rm_ext.splat.mip import MipOptions, smoothing_filter, unfuse
+from f3rm_ext.splat.views import Views
 
 CHECKPOINTS = (".ckpt", ".pt")
 _PREFIXES = ("_model.gauss_params.", "gauss_params.")
@@ -15,7 +18,38 @@ _SHAPES = {"means": (3,), "scales": (3,), "quats": (4,), "opacities": (1,), "fea
 _REST = tuple(map(sh_rest_count, range(MAX_SH_DEGREE + 1)))
 
 
-def read_start(path: Path) -> Gaussians:
+class Start(NamedTuple):
+    """Splats to begin with."""
+
+    gaussians: Gaussians
+    """As they are in the file."""
+    fused: bool
+    """Whether the 3D filter is in them."""
+
+    def unfused(self, views: Views, options: MipOptions) -> Gaussians:
+        """The splats without a 3D filter, which a run applies itself.
+
+        It is taken out as the run's cameras make it. Where these cannot be those it was made with, for Gaussians
+        would be left without a size, the splats stay as they are, and that is said.
+
+        Args:
+            views: the training cameras; the splats go to their device.
+            options: of the filter; nothing is taken out where the run has none.
+        """
+        gaussians = self.gaussians.to(views.viewmats.device)
+        if not (self.fused and options.filter_3d):
+            return gaussians
+        try:
+            return unfuse(gaussians, smoothing_filter(gaussians.means, *views, options=options))
+        except ConfigError:
+            CONSOLE.log(
+                "The 3D filter is in the splats already, made for other cameras than these, and is applied again, so "
+                "that they begin too wide: export them with --no-fused to go on where they were."
+            )
+            return gaussians
+
+
+def read_start(path: Path) -> Start:
     """The splats of ``--pipeline.model.start-from``.
 
     Args:
@@ -27,17 +61,11 @@ def read_start(path: Path) -> Gaussians:
     if not path.is_file():
         raise ConfigError(f"There is no file {path} to start from: give a .ply, .spz, .splat or .ckpt file.")
     if path.suffix in CHECKPOINTS:
-        return _of_checkpoint(path)
+        return Start(_of_checkpoint(path), fused=False)
     gaussians, info = read_splats(path)
     for notice in info.notices:
         CONSOLE.log(notice, markup=False)
-    if info.filters_fused:
-        CONSOLE.log(
-            f"The 3D filter is in the splats of {path} already and is applied again, so that they begin too wide: "
-            "export them with --no-fused to go on where they were.",
-            markup=False,
-        )
-    return gaussians
+    return Start(gaussians, bool(info.filters_fused))
 
 
 def _of_checkpoint(path: Path) -> Gaussians:

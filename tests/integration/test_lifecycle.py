@@ -37,6 +37,7 @@ def test_eval_reports_images_features_memory_and_speed(results: dict[str, Any]) 
     for key in ("psnr", "ssim", "l1", "feature_cosine_dense-daisy", "feature_mse_dense-daisy", "num_rays_per_sec"):
         assert np.isfinite(metrics[key]), key
     assert metrics["train_peak_memory_mib"] > 100 and metrics["eval_peak_memory_mib"] > 100
+    assert metrics["train_it_per_s"] > 0
     # 60 steps of 256 rays find the room's colours, and the features' mean direction.
     assert metrics["psnr"] > 9 and metrics["feature_cosine_dense-daisy"] > 0.5
 

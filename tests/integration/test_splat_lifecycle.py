@@ -79,6 +79,7 @@ def test_eval_reports_pictures_gaussians_memory_and_speed(
     assert metrics["psnr"] > 10
     assert metrics["gaussian_count"] == len(final(splats)["_model.gauss_params.means"]) <= 800
     assert metrics["train_peak_memory_mib"] > 100 and metrics["eval_peak_memory_mib"] > 100
+    assert metrics["train_it_per_s"] > 0
     kinds = {path.name.split("_0")[0] for path in (tmp_path / "images").glob("*.png")}
     assert {"eval_img", "eval_depth", "eval_accumulation", "eval_normal"} <= kinds
 

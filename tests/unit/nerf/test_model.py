@@ -192,7 +192,7 @@ def test_image_metrics_without_features(make_model: MakeModel, camera: Cameras) 
     outputs = model.get_outputs_for_camera(camera)
     metrics, images = model.get_image_metrics_and_images(outputs, {"image": outputs["rgb"].clone()})
     assert metrics["l1"] == 0.0
-    assert {"psnr", "ssim", "train_peak_memory_mib", "eval_peak_memory_mib"} <= set(metrics)
+    assert {"psnr", "ssim", "train_peak_memory_mib", "train_it_per_s", "eval_peak_memory_mib"} <= set(metrics)
     assert metrics["eval_peak_memory_mib"] > 0
     assert all(isinstance(value, float) for value in metrics.values())
     assert images["img"].shape == (12, 40, 3)
@@ -200,10 +200,10 @@ def test_image_metrics_without_features(make_model: MakeModel, camera: Cameras) 
 
 def test_a_checkpoint_restores_heads_and_counters(make_model: MakeModel, make_spec: MakeSpec, camera: Cameras) -> None:
     trained = make_model((make_spec("a"),)).eval()
-    trained.train_peak_mib = 123.0
+    trained.cost.peak_mib, trained.cost.it_per_s = 123.0, 4.5
     bare = make_model(()).eval()
     bare.load_state_dict(trained.state_dict())
-    assert bare.train_peak_mib == 123.0
+    assert bare.cost.state() == {"train_peak_mib": 123.0, "train_it_per_s": 4.5}
     torch.testing.assert_close(
         bare.get_outputs_for_camera(camera)["feature_pca"], trained.get_outputs_for_camera(camera)["feature_pca"]
     )

@@ -292,7 +292,7 @@ def test_a_step_of_every_mode(
     assert (given["normals"] is not None) == (mode == "dn-consistency")
     assert given["extent"] == model.extent == pytest.approx(2.2, abs=0.1)
     hooks.after(SURFACE_STEP)
-    assert model.train_peak_mib > 0
+    assert model.cost.peak_mib > 0
 
 
 @pytest.mark.parametrize("mode", ["density", "sdf", "dn-consistency"])
@@ -598,7 +598,7 @@ def test_training_goes_on_where_it_was(
     else:
         again = begin_training(other, STEPS)
         other.load_state_dict(state)
-    assert (other.train_peak_mib, other.extent) == (model.train_peak_mib, model.extent)
+    assert (other.cost.state(), other.extent) == (model.cost.state(), model.extent)
     assert other.current_sh_degree == 1
     assert model.densifier is not None and other.densifier is not None
     assert model.regularizer is not None and other.regularizer is not None

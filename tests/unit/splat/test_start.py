@@ -10,7 +10,9 @@ import torch
 from f3rm_ext.errors import CheckpointError, ConfigError, UserError
 from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.mip import MipOptions, fuse, smoothing_filter
 from f3rm_ext.splat.start import read_start
+from f3rm_ext.splat.views import Views
 
 
 def saved(
@@ -28,13 +30,13 @@ def same(one: Gaussians, two: Gaussians) -> None:
 
 def test_a_ply_file(tmp_path: Path, colourful: Callable[..., Gaussians]) -> None:
     export_splats(colourful(20, 3), tmp_path / "a.ply", SplatInfo())
-    same(read_start(tmp_path / "a.ply"), colourful(20, 3))
+    same(read_start(tmp_path / "a.ply").gaussians, colourful(20, 3))
 
 
 @pytest.mark.parametrize("name", ["a.spz", "a.splat", "a.compressed.ply"])
 def test_files_of_other_formats(tmp_path: Path, colourful: Callable[..., Gaussians], name: str) -> None:
     export_splats(colourful(20), tmp_path / name, SplatInfo())
-    found = read_start(tmp_path / name)
+    found = read_start(tmp_path / name).gaussians
     assert len(found) == 20 and found.means.std() == pytest.approx(float(colourful(20).means.std()), rel=0.01)
 
 
@@ -51,7 +53,7 @@ def test_checkpoints(
     tmp_path: Path, colourful: Callable[..., Gaussians], suffix: str, prefix: str, key: str | None, degree: int
 ) -> None:
     tensors = colourful(9, degree).tensors()
-    same(read_start(saved(tmp_path / f"a{suffix}", tensors, prefix, key)), colourful(9, degree))
+    same(read_start(saved(tmp_path / f"a{suffix}", tensors, prefix, key)).gaussians, colourful(9, degree))
 
 
 def test_notices_of_the_file_are_said(
@@ -67,12 +69,25 @@ def test_notices_of_the_file_are_said(
 
 
 @pytest.mark.parametrize("fused", [True, False, None])
-def test_a_filter_that_is_in_the_splats_is_said(
-    tmp_path: Path, colourful: Callable[..., Gaussians], capsys: pytest.CaptureFixture, fused: bool | None
+def test_a_filter_that_is_in_the_splats_is_taken_out(
+    tmp_path: Path, colourful: Callable[..., Gaussians], ring_cameras: Callable[..., Any], fused: bool | None
 ) -> None:
-    export_splats(colourful(9), tmp_path / "a.ply", SplatInfo(filters_fused=fused))
-    read_start(tmp_path / "a.ply")
-    assert ("export them with --no-fused" in " ".join(capsys.readouterr().out.split())) is bool(fused)
+    views, splats = Views.of(ring_cameras()), colourful(9)
+    written = fuse(splats, smoothing_filter(splats.means, *views)) if fused else splats
+    export_splats(written, tmp_path / "a.ply", SplatInfo(filters_fused=fused))
+    start = read_start(tmp_path / "a.ply")
+    same(start.gaussians, written)
+    same(start.unfused(views, MipOptions()), splats)
+    same(start.unfused(views, MipOptions(filter_3d=False)), written)  # a run without the filter keeps what it shows
+
+
+def test_a_filter_of_other_cameras_stays_and_that_is_said(
+    tmp_path: Path, colourful: Callable[..., Gaussians], ring_cameras: Callable[..., Any], capsys: pytest.CaptureFixture
+) -> None:
+    export_splats(colourful(9), tmp_path / "a.ply", SplatInfo(filters_fused=True))
+    far = Views.of(ring_cameras(radius=100.0))
+    same(read_start(tmp_path / "a.ply").unfused(far, MipOptions()), colourful(9))
+    assert "export them with --no-fused" in " ".join(capsys.readouterr().out.split())
 
 
 def test_there_is_no_such_file(tmp_path: Path) -> None:
