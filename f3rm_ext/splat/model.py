@@ -401,6 +401,7 @@ class SplatModel(AskedSplats, Model):
             "extent": self.extent,
             "sh_degree_in_use": self.current_sh_degree,
             "regularization": self.config.regularization,
+            "step": self.step,
             "filter_stale": self._filter_stale,
             "features": self.lifted.describe(),
         }
@@ -418,11 +419,14 @@ class SplatModel(AskedSplats, Model):
         self.current_sh_degree = min(int(about["sh_degree_in_use"]), self.config.sh_degree)
         self._filter_stale = bool(about["filter_stale"])
         self._saved_training = {name: state[name] for name in ("densifier", "regularizer") if name in state}
+        self._saved_training["about"] = about
         self._restore_training()
 
     def _restore_training(self) -> None:
         """The state of training parts, which come after the checkpoint or before it."""
-        if self._saved_training and self.densifier is not None and self.regularizer is not None:
+        if "densifier" in self._saved_training and self.densifier is not None and self.regularizer is not None:
+            about = self._saved_training["about"]
+            self.schedule.require_stage(about["step"], about["regularization"], self.regularizer.options)
             self.densifier.load_state_dict(self._saved_training["densifier"])
             self.regularizer.load_state_dict(self._saved_training["regularizer"])
             self._saved_training = {}

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import DensifyOptions
-from f3rm_ext.splat.surface.options import RegularizationOptions
+from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 
 Stage = Literal["vanilla", "entropy", "regularized"]
 FULL_STEPS = 15_000
@@ -59,6 +60,25 @@ class Schedule:
     def surface(self, options: RegularizationOptions) -> RegularizationOptions:
         """The regularisation's options in steps of this schedule."""
         return options.scaled(self.whole)
+
+    def require_stage(self, step: int, trained_as: Mode, surface: RegularizationOptions) -> None:
+        """Checks that a run can go on from a checkpoint.
+
+        Args:
+            step: of the run, the last one of the checkpoint.
+            trained_as: regularisation of the run it is of.
+            surface: :meth:`surface` of this run.
+
+        Raises:
+            ConfigError: this run has a regularisation and that one had none, and the stage before it is past.
+        """
+        if trained_as == "none" != surface.mode and self.at(step) > surface.entropy_start:
+            raise ConfigError(
+                f"The checkpoint of step {step} is of a run without regularisation, and this one should have begun "
+                f"with the stages of {surface.mode} at step {max(0, surface.entropy_start - self.offset)}: go on with "
+                "--pipeline.model.regularization none, or begin a run with --pipeline.model.start-from CHECKPOINT "
+                "--pipeline.model.start-stage entropy."
+            )
 
     def densify(self, options: DensifyOptions) -> DensifyOptions:
         """The densification's options in steps of this schedule."""

@@ -612,6 +612,39 @@ def test_training_goes_on_where_it_was(
         torch.testing.assert_close(two[name], loss, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "step", "fine"),
+    [
+        ("none", "density", 20, True),  # alike until the entropy stage begins
+        ("none", "density", SURFACE_STEP, False),
+        ("none", "dn-consistency", ENTROPY_STEP, False),
+        ("density", "dn-consistency", SURFACE_STEP, True),
+        ("density", "none", SURFACE_STEP, True),
+    ],
+)
+@pytest.mark.parametrize("first", ["state", "callbacks"])
+def test_a_checkpoint_of_another_stage(
+    make_splat_model: Callable[..., SplatModel],
+    begin_training: Callable[..., Any],
+    was: str,
+    now: str,
+    step: int,
+    fine: bool,
+    first: str,
+) -> None:
+    trained = make_splat_model(regularization=was, surface=small())
+    begin_training(trained, STEPS).before(step)
+    state = trained.state_dict()
+    model = make_splat_model(regularization=now, surface=small())
+    calls = [lambda: model.load_state_dict(state), lambda: begin_training(model, STEPS)]
+    calls[first == "callbacks"]()
+    if fine:
+        calls[first == "state"]()
+        return
+    with pytest.raises(ConfigError, match=f"of step {step} is of a run without regularisation.* {now} at step 47"):
+        calls[first == "state"]()
+
+
 def test_a_checkpoint_opened_for_looking_needs_no_trainer(
     make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any], camera: Any, batch: dict[str, Any]
 ) -> None:
