@@ -28,6 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sugar-ext without filters": {"regularization": "none", "filters": False},
     "sugar-ext without regularisation": {"regularization": "none"},
     "sugar-ext, optimize-memory": {"regularization": "none", "optimize_memory": True},
+    "sugar-ext, cache cleared every 10 steps": {"regularization": "none", "fragmentation": "aggressive"},
     "sugar-ext, density": {"regularization": "density"},
     "sugar-ext, dn-consistency": {"regularization": "dn-consistency"},
 }
@@ -62,6 +63,7 @@ def make_config(variant: dict[str, Any], options: argparse.Namespace, folder: Pa
     model.densify.strategy = "none"
     model.regularization = variant["regularization"]
     model.memory.optimize_memory = variant.get("optimize_memory", False)
+    model.memory.fragmentation = variant.get("fragmentation", model.memory.fragmentation)
     model.mip.filter_2d = model.mip.filter_3d = variant.get("filters", True)
     surface = model.surface
     surface.start = surface.entropy_start = surface.entropy_end = 0
@@ -75,6 +77,7 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     from nerfstudio.scripts.train import _set_random_seed
 
     from f3rm_ext.splat.initial import initial_gaussians, seen_by_many
+    from f3rm_ext.splat.memory.allocator import gaps_mib
     from f3rm_ext.splat.views import Views
 
     config = make_config(VARIANTS[name], options, folder)
@@ -116,19 +119,21 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         "gaussians": len(means),
         "pixels": pixels,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else None,
+        "gaps_mib": gaps_mib(model.device),
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
     }
 
 
-def accounted_mib(name: str, count: int) -> float | None:
+def accounted_mib(name: str, count: int, samples: int) -> float | None:
     """What our accounting says that a variant takes, MiB, without images and drawing's tiles."""
-    from f3rm_ext.splat.memory.accounting import Layout, account, total
+    from f3rm_ext.splat.memory.accounting import Layout, account, peak
 
     variant = VARIANTS[name]
     if variant.get("method"):
         return None
     small: dict[str, Any] = {"storage": "float16", "moments": "bfloat16"} if variant.get("optimize_memory") else {}
-    return total(account(Layout(count, **small))) / 2**20
+    points = 0 if variant["regularization"] == "none" else samples
+    return peak(account(Layout(count, points=points, **small))) / 2**20
 
 
 def in_process(name: str, arguments: list[str]) -> dict[str, Any]:
@@ -176,7 +181,7 @@ def main() -> None:
                 "steps_per_s": statistics.median(speeds),
                 "steps_per_s_all": speeds,
                 "peak_mib": max((result["peak_mib"] or 0.0) for result in results) or None,
-                "accounted_mib": accounted_mib(name, options.count),
+                "accounted_mib": accounted_mib(name, options.count, options.samples),
             }
         )
     first = rows[0]["steps_per_s"]

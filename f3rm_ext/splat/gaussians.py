@@ -124,11 +124,13 @@ class Gaussians:
 
     def with_sh_degree(self, degree: int) -> "Gaussians":
         """With coefficients of higher degrees dropped, or zeros for those that are new."""
-        count, have = sh_rest_count(degree), self.features_rest.shape[1]
-        rest = self.features_rest[:, :count]
-        if count > have:
-            rest = functional.pad(rest, (0, 0, 0, count - have))
-        return replace(self, features_rest=rest)
+        return replace(self, features_rest=rest_of_degree(self.features_rest, degree))
+
+
+def rest_of_degree(rest: Float[Tensor, "gaussians coeffs 3"], degree: int) -> Float[Tensor, "gaussians new 3"]:
+    """Coefficients beyond the first, those of higher degrees dropped, or zeros for those that are new."""
+    count, have = sh_rest_count(degree), rest.shape[1]
+    return rest[:, :count] if count <= have else functional.pad(rest, (0, 0, 0, count - have))
 
 
 def quats_to_rotations(quats: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 3 3"]:

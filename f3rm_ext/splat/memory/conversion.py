@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
-from f3rm_ext.splat.gaussians import sh_degree_of, sh_rest_count
+from f3rm_ext.splat.gaussians import rest_of_degree, sh_degree_of
 from f3rm_ext.splat.memory.remainder import view_dependence
 
 
@@ -45,10 +44,9 @@ def converted(
         The coefficients, and what was lost.
     """
     sh_degree_of(rest.shape[1])  # raises where there are too many or too few
-    count, have = sh_rest_count(degree), rest.shape[1]
-    kept = rest[:, :count].to(dtype)
-    loss = Loss(_rms(rest[:, count:]), _rms(rest[:, :count].float() - kept.float()))
-    return functional.pad(kept, (0, 0, 0, max(count - have, 0))), loss
+    wanted = rest_of_degree(rest, degree)
+    kept = wanted.to(dtype)
+    return kept, Loss(_rms(rest[:, kept.shape[1] :]), _rms(wanted.float() - kept.float()))
 
 
 def _rms(rest: Tensor) -> float:
