@@ -217,7 +217,7 @@ class SplatModel(AskedSplats, Model):
         if config.start_from is not None and not self._loaded:
             from f3rm_ext.splat.start import read_start
 
-            loss = self.set_gaussians(read_start(config.start_from).unfused(views, config.mip))
+            loss = self.set_gaussians(read_start(config.start_from).seen_by(views, config.mip))
             CONSOLE.log(f"Starting from {self.num_gaussians} Gaussians of {config.start_from}: {loss}.", markup=False)
         surface = schedule.surface(config.surface)
         surface.mode = config.regularization

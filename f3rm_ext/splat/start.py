@@ -9,7 +9,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
-from f3rm_ext.splat.mip import MipOptions, smoothing_filter, unfuse
+from f3rm_ext.splat.mip import MipOptions, sampling_intervals, smoothing_filter, unfuse
 from f3rm_ext.splat.views import Views
 
 CHECKPOINTS = (".ckpt", ".pt")
@@ -26,17 +26,26 @@ class Start(NamedTuple):
     fused: bool
     """Whether the 3D filter is in them."""
 
-    def unfused(self, views: Views, options: MipOptions) -> Gaussians:
-        """The splats without a 3D filter, which a run applies itself.
+    def seen_by(self, views: Views, options: MipOptions) -> Gaussians:
+        """The splats as a run begins with them: seen by its cameras, and without a 3D filter, which it applies itself.
 
-        It is taken out as the run's cameras make it. Where these cannot be those it was made with, for Gaussians
-        would be left without a size, the splats stay as they are, and that is said.
+        The filter is taken out as the run's cameras make it. Where these cannot be those it was made with, for
+        Gaussians would be left without a size, the splats stay as they are, and that is said.
 
         Args:
             views: the training cameras; the splats go to their device.
             options: of the filter; nothing is taken out where the run has none.
+
+        Raises:
+            ConfigError: no camera sees any of them.
         """
         gaussians = self.gaussians.to(views.viewmats.device)
+        if not bool(sampling_intervals(gaussians.means, *views)[1].any()):
+            raise ConfigError(
+                f"No training camera sees any of the {len(gaussians)} Gaussians to start from, so they are of another "
+                "scene or in another frame: give splats in nerfstudio's frame, as `f3rm-ext export splats` and "
+                "`ns-export gaussian-splat` write them."
+            )
         if not (self.fused and options.filter_3d):
             return gaussians
         try:

@@ -77,8 +77,8 @@ def test_a_filter_that_is_in_the_splats_is_taken_out(
     export_splats(written, tmp_path / "a.ply", SplatInfo(filters_fused=fused))
     start = read_start(tmp_path / "a.ply")
     same(start.gaussians, written)
-    same(start.unfused(views, MipOptions()), splats)
-    same(start.unfused(views, MipOptions(filter_3d=False)), written)  # a run without the filter keeps what it shows
+    same(start.seen_by(views, MipOptions()), splats)
+    same(start.seen_by(views, MipOptions(filter_3d=False)), written)  # a run without the filter keeps what it shows
 
 
 def test_a_filter_of_other_cameras_stays_and_that_is_said(
@@ -86,8 +86,18 @@ def test_a_filter_of_other_cameras_stays_and_that_is_said(
 ) -> None:
     export_splats(colourful(9), tmp_path / "a.ply", SplatInfo(filters_fused=True))
     far = Views.of(ring_cameras(radius=100.0))
-    same(read_start(tmp_path / "a.ply").unfused(far, MipOptions()), colourful(9))
+    same(read_start(tmp_path / "a.ply").seen_by(far, MipOptions()), colourful(9))
     assert "export them with --no-fused" in " ".join(capsys.readouterr().out.split())
+
+
+def test_splats_of_another_place(
+    tmp_path: Path, colourful: Callable[..., Gaussians], ring_cameras: Callable[..., Any]
+) -> None:
+    splats = colourful(9)
+    splats.means += 500
+    export_splats(splats, tmp_path / "a.ply", SplatInfo())
+    with pytest.raises(ConfigError, match="No training camera sees any of the 9 Gaussians"):
+        read_start(tmp_path / "a.ply").seen_by(Views.of(ring_cameras()), MipOptions())
 
 
 def test_there_is_no_such_file(tmp_path: Path) -> None:
