@@ -76,7 +76,7 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     """Trains one variant in this process."""
     from nerfstudio.scripts.train import _set_random_seed
 
-    from f3rm_ext.splat.initial import initial_gaussians, seen_by_many
+    from f3rm_ext.splat.initial import initial_gaussians, seen_places
     from f3rm_ext.splat.memory.allocator import gaps_mib
     from f3rm_ext.splat.views import Views
 
@@ -88,7 +88,7 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     model = trainer.pipeline.model
     views = Views.of(trainer.pipeline.datamanager.train_dataset.cameras).to("cpu")
     generator = torch.Generator().manual_seed(0)
-    means = seen_by_many(views, options.count, generator)
+    means = seen_places(views, options.count, generator)
     begin = initial_gaussians(means, None, 3, 0.1 * views.extent(), generator)
     for key, value in begin.tensors().items():
         parameter = model.gauss_params[key]

@@ -1,4 +1,6 @@
-"""The Gaussians a run begins with: at the capture's points, or where many cameras look."""
+"""The Gaussians a run begins with: at the capture's points, or where cameras look."""
+
+import math
 
 import torch
 from jaxtyping import Float
@@ -14,7 +16,54 @@ ALPHA = 0.1
 """Opacity of every Gaussian at the beginning."""
 NEIGHBOURS = 3
 """A Gaussian begins as large as its mean distance to so many neighbours."""
+NEAREST, FARTHEST = 0.3, 10.0
+"""Depths of places on rays, in distances of the farthest camera from the point they look at."""
 _ROUNDS = 20
+
+
+def seen_places(views: Views, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:
+    """Random places for a capture that has no points: half of them :func:`seen_by_many` (the subject), and half
+    :func:`on_rays` (everything behind it and around).
+
+    Args:
+        views: training cameras.
+        count: how many places.
+        generator: of the random numbers (CPU).
+
+    Returns:
+        Scene frame, on the CPU.
+    """
+    views = views.to("cpu")
+    inside = seen_by_many(views, count - count // 2, generator)
+    return torch.cat([inside, on_rays(views, count // 2, generator)])
+
+
+def on_rays(views: Views, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:
+    """Places on rays of random pixels of random cameras, at depths whose logarithm is uniform.
+
+    So every pixel has as much in front of it, and far things begin with as many Gaussians for their size in the picture
+    as near ones. Depths are along the optical axis, from :data:`NEAREST` to :data:`FARTHEST` times the distance of the
+    farthest camera from the point that all look at.
+
+    Args:
+        views: training cameras, on the CPU.
+        count: how many places.
+        generator: of the random numbers (CPU).
+    """
+    chosen = torch.randint(len(views.viewmats), (count,), generator=generator)
+    sizes = torch.stack([views.widths, views.heights], dim=1)[chosen]
+    pixels = torch.rand(count, 2, generator=generator) * sizes
+    low, high = math.log(NEAREST), math.log(FARTHEST)
+    depths = (low + (high - low) * torch.rand(count, generator=generator)).exp() * _radius(views)
+    pixels = torch.cat([pixels, torch.ones(count, 1)], dim=1)
+    local = (torch.linalg.inv(views.Ks)[chosen] @ pixels[..., None])[..., 0] * depths[:, None]
+    viewmats = views.viewmats[chosen]
+    return (viewmats[:, :3, :3].transpose(1, 2) @ (local - viewmats[:, :3, 3])[..., None])[..., 0]
+
+
+def _radius(views: Views) -> float:
+    """Distance of the farthest camera from the point nearest to all optical axes, scene units."""
+    return float((views.positions - _nearest_to_axes(views)).norm(dim=1).max().clamp_min(1e-3))
 
 
 def seen_by_many(views: Views, count: int, generator: torch.Generator, share: float = 0.5) -> Float[Tensor, "points 3"]:
@@ -32,8 +81,7 @@ def seen_by_many(views: Views, count: int, generator: torch.Generator, share: fl
         Scene frame, on the CPU.
     """
     views = views.to("cpu")
-    centre = _nearest_to_axes(views)
-    radius = float((views.positions - centre).norm(dim=1).max().clamp_min(1e-3))
+    centre, radius = _nearest_to_axes(views), _radius(views)
     kept, seen_most = [], 1.0
     for attempt in range(_ROUNDS):
         cube = (torch.rand(4 * count, 3, generator=generator) * 2 - 1) * radius

@@ -26,7 +26,7 @@ from f3rm_ext.splat.asking import AskedSplats
 from f3rm_ext.splat.densify import Change, Densifier, DensifyOptions, make_densifier
 from f3rm_ext.splat.feature_heads import LiftedHeads
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians
-from f3rm_ext.splat.initial import initial_gaussians, seen_by_many
+from f3rm_ext.splat.initial import initial_gaussians, seen_places
 from f3rm_ext.splat.losses import photometric_loss
 from f3rm_ext.splat.memory.allocator import CacheClearing, ask_for_expandable_segments
 from f3rm_ext.splat.memory.conversion import Loss, converted
@@ -160,7 +160,7 @@ class SplatModel(AskedSplats, Model):
         if seeds is not None:
             means, rgb = seeds[0].cpu().float(), seeds[1].cpu().float() / 255.0
         elif cameras is not None:
-            means, rgb = seen_by_many(Views.of(cameras), config.num_random, generator), None
+            means, rgb = seen_places(Views.of(cameras), config.num_random, generator), None
         else:
             means, rgb = torch.rand(config.num_random, 3, generator=generator) * 2 - 1, None
         cap = config.densify.max_gaussians

@@ -104,25 +104,47 @@ def labelled_viewer(
 
 
 @pytest.fixture(scope="package")
-def splat_viewer(
+def serve_splats(
     run_command: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
+) -> Callable[..., Any]:
+    """Trains splats with some options and gives their viewer, for as long as its context lasts."""
+
+    @contextmanager
+    def serve(*options: object) -> Iterator[Any]:
+        root = tmp_path_factory.mktemp("splats")
+        done = run_command(
+            "ns-train",
+            "sugar-ext-lite",
+            *("--data", tiny_capture, "--output-dir", root, "--experiment-name", "e", "--timestamp", "t"),
+            *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", 200),
+            *("--pipeline.model.num-random", 3000, "--pipeline.model.densify.max-gaussians", 3000),
+            *("--pipeline.model.surface.samples", 2000, "--pipeline.datamanager.num-downscales", 0),
+            *options,
+        )
+        assert done.code == 0, done.text[-4000:]
+        config = root / "e" / "sugar-ext-lite" / "t" / "config.yml"
+        with DRIVER.served_run(config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
+            viewer.control_panel._max_res.value = 64
+            yield viewer
+
+    return serve
+
+
+@pytest.fixture(scope="package")
+def splat_viewer(serve_splats: Callable[..., Any]) -> Iterator[Any]:
     """The viewer of a trained run of splats, without lifted features."""
     if reason := DRIVER.why_not():
         pytest.skip(reason)
-    root = tmp_path_factory.mktemp("splats")
-    done = run_command(
-        "ns-train",
-        "sugar-ext-lite",
-        *("--data", tiny_capture, "--output-dir", root, "--experiment-name", "e", "--timestamp", "t"),
-        *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", 200),
-        *("--pipeline.model.num-random", 3000, "--pipeline.model.densify.max-gaussians", 3000),
-        *("--pipeline.model.surface.samples", 2000, "--pipeline.datamanager.num-downscales", 0),
-    )
-    assert done.code == 0, done.text[-4000:]
-    config = root / "e" / "sugar-ext-lite" / "t" / "config.yml"
-    with DRIVER.served_run(config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
-        viewer.control_panel._max_res.value = 64
+    with serve_splats() as viewer:
+        yield viewer
+
+
+@pytest.fixture(scope="package")
+def labelled_splat_viewer(serve_splats: Callable[..., Any], tiny_capture: Path) -> Iterator[Any]:
+    """The viewer of splats with the capture's classes lifted onto them."""
+    if reason := DRIVER.why_not():
+        pytest.skip(reason)
+    with serve_splats("--pipeline.model.features", f"labels:data={tiny_capture}") as viewer:
         yield viewer
 
 

@@ -16,6 +16,8 @@ FRAME = 0
 FOUND = 0.12
 """Mean heat within a thing's outline, above that outside of it: found."""
 CHANGED = 0.02
+ANY_SCENE = pytest.mark.parametrize("page", ["labelled_viewer", "labelled_splat_viewer"], indirect=True)
+"""For what has to work alike on a field and on splats."""
 BIG = 0.06
 """Share of the photo that a thing takes up at least, to be learnt in so short a training."""
 
@@ -60,14 +62,15 @@ class Page:
 
 @pytest.fixture
 def page(
-    labelled_viewer: Any,
+    request: pytest.FixtureRequest,
     open_page: Callable[[str], Any],
     look_through: Callable[[Any, int], None],
     tiny_capture: Path,
     wait_until: Callable[..., None],
 ) -> Iterator[Page]:
-    """A page where nothing is asked as yet; after the test, whatever it did, the render threads must live."""
-    viewer = labelled_viewer
+    """A page where nothing is asked as yet, of a field unless a test names another viewer; after the test, whatever it
+    did, the render threads must live."""
+    viewer = request.getfixturevalue(getattr(request, "param", "labelled_viewer"))
     view = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}")
     wait_until(lambda: view.output() != "not set" and view.resolution() != (0, 0), WAIT_S, "a first picture")
     look_through(viewer, FRAME)
@@ -105,6 +108,7 @@ def things(page: Page, tiny_capture: Path) -> list[SimpleNamespace]:
     return found
 
 
+@ANY_SCENE
 def test_a_text_lights_up_the_thing_and_another_text_another_thing(
     page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
 ) -> None:
@@ -141,6 +145,7 @@ def test_a_threshold_of_one_finds_next_to_nothing(
     wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat again")
 
 
+@ANY_SCENE
 def test_a_click_lights_up_what_was_clicked(
     page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
 ) -> None:

@@ -7,7 +7,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.initial import initial_gaussians, seen_by_many
+from f3rm_ext.splat.initial import FARTHEST, NEAREST, initial_gaussians, on_rays, seen_by_many, seen_places
 from f3rm_ext.splat.views import Views
 
 
@@ -56,6 +56,34 @@ def test_first_places_are_where_cameras_look() -> None:
     assert float(away.max()) <= 4.0 + 1e-4 and float(away.median()) < 2.5
     again = seen_by_many(views, 500, torch.Generator().manual_seed(0))
     assert torch.equal(points, again)
+
+
+def test_places_on_rays_are_seen_and_lie_at_all_depths() -> None:
+    views = Views.of(ring(1))  # so that all rays are of one camera
+    radius = 2.0
+    views.viewmats[0, :3, 3] = torch.tensor([0.0, 0.0, radius])  # looks at the origin from there
+    views.viewmats[0, :3, :3] = torch.eye(3)
+    views = Views(*(torch.cat([part, part]) for part in views))
+    views.viewmats[1, :3, :3] = torch.diag(torch.tensor([-1.0, 1.0, -1.0]))  # and from the other side
+    points = on_rays(views, 2000, torch.Generator().manual_seed(0))
+    local = torch.einsum("cij,nj->cni", views.viewmats[:, :3, :3], points) + views.viewmats[:, None, :3, 3]
+    pixels = (torch.einsum("cij,cnj->cni", views.Ks, local) / local[..., 2:])[..., :2]
+    size = torch.tensor([64.0, 48.0])
+    seen = (local[..., 2] > 0) & (pixels >= -1e-3).all(-1) & (pixels <= size + 1e-3).all(-1)
+    assert bool(seen.any(dim=0).all()) and 0.4 < float(seen[0].float().mean()) < 1
+    nearest = torch.where(seen, local[..., 2], torch.inf).amin(dim=0) / radius
+    assert NEAREST <= float(nearest.min()) < 1.1 * NEAREST and 0.9 * FARTHEST < float(nearest.max()) <= FARTHEST
+    assert float(nearest.median()) == pytest.approx(math.sqrt(NEAREST * FARTHEST), rel=0.15)
+    assert torch.equal(points, on_rays(views, 2000, torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 101])
+def test_first_places_are_of_both_kinds(count: int) -> None:
+    views = Views.of(ring())
+    points = seen_places(views, count, torch.Generator().manual_seed(0))
+    assert points.shape == (count, 3)
+    inside = seen_by_many(views, count - count // 2, torch.Generator().manual_seed(0))
+    assert torch.equal(points[: len(inside)], inside)
 
 
 def test_parallel_cameras_have_places_too() -> None:
