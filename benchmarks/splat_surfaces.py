@@ -1,4 +1,4 @@
-"""Quality of `sugar-ext-lite` where the surface is known: what regularisation, storage and filters do.
+r"""Quality of `sugar-ext-lite` where the surface is known: what regularisation, storage and filters do.
 
 Runs of equal steps on a capture in the format of NeRF-synthetic with `gt_points.npz` (points on the true surface), or
 in nerfstudio's with `gt_mesh.npz` (that of `f3rm-ext scene synth`):
@@ -10,7 +10,8 @@ in nerfstudio's with `gt_mesh.npz` (that of `f3rm-ext scene synth`):
    eval-scales`).
 
     python benchmarks/splat_surfaces.py --data chair
-    python benchmarks/splat_surfaces.py --data room --scale 0.5 --only none density dn-consistency
+    python benchmarks/splat_surfaces.py --data room --only none density dn-consistency --seeds 1 \
+        --steps 6000 --begin 20000 --max-gaussians 40000
 
 prints each row and writes results/splat_surfaces.json, which keeps the rows of other captures. Runs that are there
 already are only measured again.
@@ -80,6 +81,10 @@ class SplatSurfaces:
     """Steps of each run."""
     scale: float = 0.25
     """Factor on the image size."""
+    begin: int = 8_000
+    """Gaussians that a run begins with."""
+    max_gaussians: int = 20_000
+    """Most Gaussians of a run."""
     seeds: int = 3
     """Runs of none and of float16, which differ by their seeds."""
     only: tuple[str, ...] = ()
@@ -130,6 +135,7 @@ class SplatSurfaces:
             command = ["ns-train", METHOD, "--output-dir", self.work / "out", "--experiment-name", self.data.name]
             command += ["--timestamp", folder.name, "--vis", "tensorboard", "--max-num-iterations", self.steps]
             command += ["--pipeline.datamanager.camera-res-scale-factor", self.scale, f"{MODEL}regularization", mode]
+            command += [f"{MODEL}num-random", self.begin, f"{MODEL}densify.max-gaussians", self.max_gaussians]
             command += [f"{MODEL}seed", seed, "--machine.seed", 42 + seed, *options]
             command += ["blender-data"] * (self.data / "transforms_train.json").exists()
             self._call([*command, "--data", self.data.resolve()])
