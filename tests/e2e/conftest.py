@@ -144,7 +144,8 @@ def labelled_splat_viewer(serve_splats: Callable[..., Any], tiny_capture: Path) 
     """The viewer of splats with the capture's classes lifted onto them."""
     if reason := DRIVER.why_not():
         pytest.skip(reason)
-    with serve_splats("--pipeline.model.features", f"labels:data={tiny_capture}") as viewer:
+    more = ("--max-num-iterations", 400, "--pipeline.model.regularization", "none")
+    with serve_splats(*more, "--pipeline.model.features", f"labels:data={tiny_capture}") as viewer:
         yield viewer
 
 
