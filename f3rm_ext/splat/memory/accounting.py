@@ -42,7 +42,7 @@ TABLE_BYTES = (17 + 11 + 11) * FLOAT
 gradient, and twice the gradients of means, scales, quaternions and opacities, by the points and by the table."""
 POINT_BYTES = 224
 """Regularisation, by point: its place, its owner, the field there, and what the backward pass needs of them (measured:
-benchmarks/splat_memory.py)."""
+benchmarks/splat_regularization.py)."""
 CHUNKS_BYTES = 355 << 20
 """One chunk of points and one of Gaussians, where torch works (measured)."""
 
