@@ -1,5 +1,7 @@
 """What a run took: peaks and steps per second, and how they survive a checkpoint."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +12,10 @@ CPU = torch.device("cpu")
 
 
 def test_the_peak_is_that_since_the_reset() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pytest.skip("the peak of resident memory cannot be reset here")
     reset_peak(CPU)
     before = peak_mib(CPU)
     block = torch.ones(64, 1 << 20)  # 256 MiB
