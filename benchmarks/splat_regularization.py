@@ -33,17 +33,18 @@ def measure(count: int, points: int) -> float:
     """Peak of forward and backward pass above what was there before, MiB."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    leaves = [
-        torch.rand(count, 3, generator=generator),
-        torch.full((count, 3), -5.0),
-        torch.randn(count, 4, generator=generator),
-        torch.zeros(count, 1),
-    ]
-    gaussians = Gaussians(*(leaf.requires_grad_() for leaf in leaves), torch.zeros(1, 3), torch.zeros(1, 0, 3))
+    leaves = {
+        "means": torch.rand(count, 3, generator=generator),
+        "scales": torch.full((count, 3), -5.0),
+        "quats": torch.randn(count, 4, generator=generator),
+        "opacities": torch.zeros(count, 1),
+    }
+    learnt = {name: leaf.requires_grad_() for name, leaf in leaves.items()}
+    gaussians = Gaussians.of({**learnt, "features_dc": torch.zeros(1, 3), "features_rest": torch.zeros(1, 0, 3)})
     neighbours = torch.randint(count, (count, 16), dtype=torch.int32, generator=generator)
     visible = torch.ones(count, dtype=torch.bool)
     step(gaussians, neighbours, visible, 10)  # what torch loads when it is first used
-    for leaf in leaves:
+    for leaf in leaves.values():
         leaf.grad = None
     reset_peak(CPU)
     before = peak_mib(CPU)
