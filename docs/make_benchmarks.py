@@ -173,7 +173,7 @@ def _surfaces(report: Report) -> str:
 def _surface(name: str, report: Report) -> str:
     """Quality and distances, PSNR over seeds, and PSNR at other sizes, of one capture."""
     seeds = max(len(row["psnrs"]) for row in report["rows"])
-    head = [name, "PSNR", "SSIM", "LPIPS", "Gaussians", "centres → surface", "surface → centres", "sum"]
+    head = [name, "PSNR", "SSIM", "LPIPS", "Gaussians", "centres → surface", "median", "surface → centres", "sum"]
     rows = [
         [
             row["run"],
@@ -181,7 +181,7 @@ def _surface(name: str, report: Report) -> str:
             f"{row['ssim']:.3f}",
             f"{row['lpips']:.3f}" if "lpips" in row else "–",
             f"{row['gaussian_count']:,.0f}",
-            *(f"{row[key]:.4f}" for key in ("accuracy", "completeness", "chamfer")),
+            *(f"{row[key]:.4f}" for key in ("accuracy", "median", "completeness", "chamfer")),
         ]
         for row in report["rows"]
     ]
@@ -204,11 +204,12 @@ def _surface(name: str, report: Report) -> str:
 
 
 def _captures(report: Report) -> str:
-    head = ["capture", "image size ×", "PSNR", "SSIM", "LPIPS", "Gaussians", "peak MiB, training", "evaluation"]
+    head = ["capture", "image size ×", "training, s", "PSNR", "SSIM", "LPIPS", "Gaussians", "peak MiB, training", "evaluation"]
     rows = [
         [
             row["capture"],
             f"{row['scale']:g}",
+            f"{row['train_s']:.0f}" if "train_s" in row else "–",
             f"{row['psnr']:.2f}",
             f"{row['ssim']:.3f}",
             f"{row['lpips']:.3f}" if "lpips" in row else "–",
