@@ -204,7 +204,17 @@ def _surface(name: str, report: Report) -> str:
 
 
 def _captures(report: Report) -> str:
-    head = ["capture", "image size ×", "training, s", "PSNR", "SSIM", "LPIPS", "Gaussians", "peak MiB, training", "evaluation"]
+    head = [
+        "capture",
+        "image size ×",
+        "training, s",
+        "PSNR",
+        "SSIM",
+        "LPIPS",
+        "Gaussians",
+        "peak MiB, training",
+        "eval",
+    ]
     rows = [
         [
             row["capture"],
