@@ -213,7 +213,7 @@ def _captures(report: Report) -> str:
         "LPIPS",
         "Gaussians",
         "peak MiB, training",
-        "eval",
+        "evaluation",
     ]
     rows = [
         [
