@@ -12,7 +12,7 @@ _METRICS: tuple[tuple[str, str, str, str], ...] = (
     ("lpips", "LPIPS", "{:.3f}", "Difference as a trained network perceives it (AlexNet); 0 is identical."),
     ("l1", "L1", "{:.4f}", "Mean absolute difference of colours from 0 to 1."),
     ("train_peak_memory_mib", "Peak memory, training", "{:.0f} MiB", "Most memory held while training."),
-    ("train_it_per_s", "Speed of training", "{:.1f} steps/s", "Saving and evaluation between steps included."),
+    ("train_it_per_s", "Training steps", "{:.1f} steps/s", "Saving and evaluation between steps included."),
     ("eval_peak_memory_mib", "Peak memory, evaluation", "{:.0f} MiB", "Most memory held while rendering one view."),
     ("num_rays_per_sec", "Rendering speed", "{:,.0f} rays/s", "Rays rendered and measured per second, all outputs."),
 )
