@@ -97,6 +97,7 @@ class TestSimpleMetrics:
     def test_values_out_of_range_are_clipped(self, home: Path, images: tuple[Tensor, Tensor]) -> None:
         assert ImageMetrics()(torch.full((32, 32, 3), 1.2), torch.ones(32, 32, 3))["l1"] == 0
 
+    @pytest.mark.shapes
     def test_wrong_shape_is_refused(self, home: Path) -> None:
         with pytest.raises(Exception, match=r"h w 3|type"):
             ImageMetrics()(torch.rand(3, 32, 32), torch.rand(3, 32, 32))

@@ -229,6 +229,7 @@ def test_bad_options_say_what_to_do() -> None:
         F3rmModelConfig(eval_num_rays_per_chunk=-1)
 
 
+@pytest.mark.shapes
 def test_wrong_shapes_are_refused(make_model: MakeModel) -> None:
     with pytest.raises(Exception, match="positions"):
         make_model().field.density(torch.zeros(4, 3))

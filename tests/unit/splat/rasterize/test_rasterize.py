@@ -60,6 +60,7 @@ def test_moving_a_centre_moves_its_picture(backend: Any, make_scene: Any) -> Non
     assert ((moved - rendered.means2d) * -rendered.means2d.grad).sum() > 0
 
 
+@pytest.mark.shapes
 def test_shapes_are_checked(make_scene: Any) -> None:
     scene = make_scene()
     leaves = scene.leaves(torch.float32)

@@ -233,6 +233,7 @@ def test_normals_are_columns_of_the_rotation(random_gaussians: Callable[..., Gau
     assert torch.equal(table[:, NORMAL:], axes)
 
 
+@pytest.mark.shapes
 def test_field_has_named_parts(random_gaussians: Callable[..., Gaussians]) -> None:
     gaussians = random_gaussians(5, torch.float32)
     points, owners = draw(gaussians, 4)
