@@ -92,6 +92,7 @@ def test_batch_seeds_differ_and_are_stable():
     assert len(np.unique([seed & 0xFFFFFFFF for seed in seeds])) == 400, "torch's CPU generator takes 32 bits"
 
 
+@pytest.mark.shapes
 def test_wrong_shapes_are_noticed():
     with pytest.raises(TypeCheckError):
         ImagePixels(torch.zeros(3, 3, dtype=torch.uint8))
