@@ -120,7 +120,9 @@ def test_features_are_not_taken_for_those_of_another_lens(make_capture, tmp_path
     keys = ImageSet(PinholeDataset(outputs), index).keys()
     assert ImageSet(PinholeDataset(outputs), index).known() == keys
     assert ImageSet(PinholeDataset(outputs, 0.5), index).known() == [None, None]
-    outputs.cameras.distortion_params[:, 0] = -0.1
+    lens = outputs.cameras.distortion_params.clone()
+    lens[:, 0] = -0.1
+    outputs.cameras.distortion_params = lens
     assert ImageSet(PinholeDataset(outputs), index).known() == [None, None]
     assert ImageSet(InputDataset(outputs), index).known() == [None, None]
 
