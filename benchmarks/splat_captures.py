@@ -8,20 +8,17 @@ composited normals, normals from depth). Runs that are there already are only me
 
 import datetime
 import json
-import os
 import platform
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
+from commands import call
 from PIL import Image
 
 HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
 METHOD = "sugar-ext-lite"
 METRICS = ("psnr", "ssim", "lpips", "l1", "gaussian_count", "train_peak_memory_mib", "eval_peak_memory_mib")
 
@@ -61,20 +58,16 @@ class SplatCaptures:
             command = ["ns-train", METHOD, "--data", data, "--output-dir", self.work / "out", "--vis", "tensorboard"]
             command += ["--experiment-name", data.name, "--timestamp", "t", "--resolution-scale", scale]
             started = time.perf_counter()
-            self._call(command)
+            call(command)
             row["train_s"] = time.perf_counter() - started
         answers, images = self.work / f"{data.name}.json", self.work / f"{data.name}-images"
         command = ["ns-eval", "--load-config", run / "config.yml", "--output-path", answers]
-        self._call([*command, "--render-output-path", images])
+        call([*command, "--render-output-path", images])
         results = json.loads(answers.read_text())["results"]
         row |= {key: results[key] for key in METRICS if key in results}
         if self.pictures is not None:
             picture(images).save(self.pictures / f"splats-{data.name}.jpg", quality=88)
         return row
-
-    def _call(self, command: list[Any]) -> None:
-        parts = [str(part) for part in command]
-        subprocess.run([str(BIN / parts[0]), *parts[1:]], check=True, env=dict(os.environ), stdout=sys.stderr)
 
 
 def picture(images: Path, views: int = 2) -> Image.Image:

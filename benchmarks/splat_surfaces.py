@@ -19,10 +19,7 @@ already are only measured again.
 
 import datetime
 import json
-import os
 import platform
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +29,10 @@ import numpy as np
 import torch
 import trimesh
 import tyro
+from commands import call
 from scipy.spatial import KDTree
 
 HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
 METHOD = "sugar-ext-lite"
 MODEL = "--pipeline.model."
 
@@ -144,12 +141,12 @@ class SplatSurfaces:
             command += [f"{MODEL}num-random", self.begin, f"{MODEL}densify.max-gaussians", self.max_gaussians]
             command += [f"{MODEL}seed", seed, "--machine.seed", 42 + seed, *options]
             command += ["blender-data"] * (self.data / "transforms_train.json").exists()
-            self._call([*command, "--data", self.data.resolve()])
+            call([*command, "--data", self.data.resolve()])
         row: dict[str, Any] = {"run": name, "steps": self.steps}
         if trained:
             row["train_s"] = time.perf_counter() - started
         answers = self.work / f"{self.data.name}-{folder.name}.json"
-        self._call(["ns-eval", "--load-config", folder / "config.yml", "--output-path", answers])
+        call(["ns-eval", "--load-config", folder / "config.yml", "--output-path", answers])
         results = json.loads(answers.read_text())["results"]
         row |= {key: results[key] for key in ("psnr", "ssim", "lpips", "gaussian_count") if key in results}
         if seed:
@@ -159,15 +156,11 @@ class SplatSurfaces:
         row |= chamfer(in_capture(means, folder), surface_points(self.data))
         if name in ("none", "no mip filters"):
             scales = self.work / f"{self.data.name}-{folder.name}-scales.json"
-            self._call(["f3rm-ext", "eval-scales", "--load-config", folder / "config.yml", "--out", scales])
+            call(["f3rm-ext", "eval-scales", "--load-config", folder / "config.yml", "--out", scales])
             kept = ("scale", "psnr", "ssim", "lpips")
             entries = json.loads(scales.read_text())["scales"]
             row["scales"] = [{key: entry[key] for key in kept if key in entry} for entry in entries]
         return row
-
-    def _call(self, command: list[Any]) -> None:
-        parts = [str(part) for part in command]
-        subprocess.run([str(BIN / parts[0]), *parts[1:]], check=True, env=dict(os.environ), stdout=sys.stderr)
 
 
 if __name__ == "__main__":
