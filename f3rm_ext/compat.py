@@ -4,6 +4,7 @@ Nothing heavier than the standard library is imported when this module is.
 """
 
 import contextlib
+import importlib.metadata
 import os
 import sys
 import threading
@@ -50,6 +51,24 @@ def register_safe_globals() -> None:
         torch.serialization.add_safe_globals(allowed)
     except (AttributeError, TypeError):  # torch 2.4 and 2.5 take no (object, name) pairs
         torch.serialization.add_safe_globals([*allowed[:-2], scalar])
+
+
+# --- configs ---------------------------------------------------------------------------------------------------------
+
+
+def installed_method_packages() -> frozenset[str]:
+    """Top-level packages whose configs a run may be made of: nerfstudio, and what is registered with it or with us.
+
+    All registered methods and dataparsers are imported when this returns.
+    """
+    from nerfstudio.configs import dataparser_configs, method_configs  # noqa: F401
+
+    groups = ("nerfstudio.method_configs", "nerfstudio.dataparser_configs", "f3rm_ext.extractors")
+    modules = [point.module for group in groups for point in importlib.metadata.entry_points(group=group)]
+    for variable in ("NERFSTUDIO_METHOD_CONFIGS", "NERFSTUDIO_DATAPARSER_CONFIGS"):
+        definitions = os.environ.get(variable, "").split(",")
+        modules += [definition.partition("=")[2].partition(":")[0] for definition in definitions if definition]
+    return frozenset({"nerfstudio", "f3rm_ext", *(module.partition(".")[0] for module in modules)} - {""})
 
 
 # --- devices ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ so nothing else is ever put there: temporary files lie in the run folder, next t
 import os
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,12 @@ def find_folder(given: Path, relative_model_dir: Path) -> Path:
     return inside if not newest_first(given) and inside.is_dir() else given
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path, needed: Collection[str] = ("step", "pipeline", "optimizers")) -> dict[str, Any]:
     """Reads a checkpoint to the CPU, without ever running code from it.
+
+    Args:
+        path: The file.
+        needed: Parts that a checkpoint has to have.
 
     Raises:
         CheckpointError: The file is missing, damaged, or not a nerfstudio checkpoint.
@@ -169,7 +173,7 @@ def load(path: Path) -> dict[str, Any]:
             f"The checkpoint {path} cannot be read ({_first_line(error)}): it is damaged or of another program, "
             "use an earlier one with --load-step."
         ) from error
-    if not isinstance(state, dict) or not {"step", "pipeline", "optimizers"} <= state.keys():
+    if not isinstance(state, dict) or not set(needed) <= state.keys():
         raise CheckpointError(f"The file {path} is not a checkpoint of a nerfstudio run: name a file step-*.ckpt.")
     return state
 

@@ -1,0 +1,284 @@
+"""config.yml read without running anything that it names.
+
+Nerfstudio reads it by a YAML loader that imports and calls whatever the file says. Here values come from an allow-list:
+config dataclasses of nerfstudio and of installed methods (filled in, not called), enums of theirs, paths, tuples and
+plain values. A class or function may only stand where the installed config has one of the same kind by default.
+"""
+
+import dataclasses
+import enum
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_origin
+
+import yaml
+from yaml.constructor import ConstructorError, SafeConstructor
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from f3rm_ext.compat import installed_method_packages
+from f3rm_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nerfstudio.engine.trainer import TrainerConfig
+
+HINT = "give the config.yml of a run, made by a method that is installed here"
+
+_YAML = "tag:yaml.org,2002:"
+_TUPLE, _NAME, _OBJECT, _CALL = (f"{_YAML}python/{kind}" for kind in ("tuple", "name:", "object:", "object/apply:"))
+_PLAIN = {_YAML + kind for kind in ("null", "bool", "int", "float", "str", "binary", "timestamp")}
+_PATHS = {
+    f"{module}.{name}"
+    for module in ("pathlib", "pathlib._local")
+    for name in ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+}
+_GENERIC = f"{_CALL}_operator.getitem"
+"""How a class with a type parameter is written: `VanillaDataManager[DepthDataset]`."""
+_OPTIMIZERS = "torch.optim"
+"""The only module of others whose classes configs name."""
+
+
+class _Unfit(Exception):
+    """The file is no config of a run; the message completes "is not understood (...)"."""
+
+
+class _Refused(Exception):
+    """The file asks for something that is not on the allow-list; the message completes "is refused, because ..."."""
+
+
+class _Place(NamedTuple):
+    """The field of a config that a value is for."""
+
+    owner: type
+    name: str
+    default: Any
+    """Its default in the installed class; ``dataclasses.MISSING`` where there is none."""
+
+
+def read_config(path: Path) -> "TrainerConfig":
+    """Reads the options of a run. Nothing that the file names is called, and no foreign module imported.
+
+    Options that the file lacks, as those of older runs, get their defaults; those that are no more are left out.
+
+    Args:
+        path: a config.yml as nerfstudio writes it.
+
+    Raises:
+        ConfigError: it is no such file, or asks for what is neither a config of nerfstudio nor of an installed method.
+    """
+    from nerfstudio.engine.trainer import TrainerConfig
+
+    try:
+        node = yaml.compose(path.read_text("utf8"), Loader=yaml.SafeLoader)
+        config = None if node is None else _Builder(installed_method_packages()).build(node)
+        if not isinstance(config, TrainerConfig):
+            raise _Unfit("it holds no options of a training")
+    except _Refused as error:
+        raise ConfigError(f"{path} is refused, because {error}: {HINT}.") from None
+    except (_Unfit, OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = str(error) if isinstance(error, _Unfit) else type(error).__name__
+        raise ConfigError(f"{path} is not understood ({reason}): {HINT}.") from error
+    return config
+
+
+class _Builder:
+    """Makes values of YAML nodes.
+
+    Args:
+        packages: top-level packages whose config classes may be used.
+    """
+
+    def __init__(self, packages: frozenset[str]) -> None:
+        self._packages = packages
+        self._plain = SafeConstructor()
+        self._built: dict[int, Any] = {}
+        self._unfinished: set[int] = set()
+
+    def build(self, node: Node, place: _Place | None = None) -> Any:
+        """The value of a node; the same one for all its aliases.
+
+        Args:
+            node: of the file, which outlives the builder.
+            place: the field it is for, if any.
+        """
+        if node.tag == _GENERIC or node.tag.startswith(_NAME):
+            value = self._named(node, place)  # depends on the place, so it is made anew for each alias
+        elif id(node) in self._built:
+            value = self._built[id(node)]
+        elif id(node) in self._unfinished:
+            raise _Unfit(f"line {_line(node)} contains itself")
+        else:
+            self._unfinished.add(id(node))
+            value = self._built[id(node)] = self._value(node)
+        if place is not None:
+            self._check_kind(node, value, place)
+        return value
+
+    def _value(self, node: Node) -> Any:
+        if isinstance(node, ScalarNode) and node.tag in _PLAIN:
+            return self._scalar(node)
+        if isinstance(node, SequenceNode):
+            if node.tag == f"{_YAML}seq":
+                return [self.build(item) for item in node.value]
+            if node.tag == _TUPLE:
+                return tuple(self.build(item) for item in node.value)
+            if node.tag.startswith(_CALL):
+                return self._path_or_enum(node)
+        if isinstance(node, MappingNode):
+            if node.tag == f"{_YAML}map":
+                return {self._key(key): self.build(value) for key, value in node.value}
+            if node.tag == f"{_YAML}set":
+                return {self._key(key) for key, _ in node.value}
+            if node.tag.startswith(_OBJECT):
+                return self._config(node)
+        self._refuse(node)
+
+    def _scalar(self, node: Node) -> Any:
+        try:
+            return self._plain.construct_object(node)
+        except (ConstructorError, ValueError, LookupError, ArithmeticError) as error:
+            raise _Unfit(f"line {_line(node)} has no value") from error
+
+    def _key(self, node: Node) -> Any:
+        if not isinstance(node, ScalarNode) or node.tag not in _PLAIN:
+            self._refuse(node)
+        return self._scalar(node)
+
+    # --- objects -----------------------------------------------------------------------------------------------------
+
+    def _config(self, node: MappingNode) -> Any:
+        """An instance of a config class, filled in as unpickling would, but by its declared fields alone."""
+        kind = self._lookup(node, node.tag[len(_OBJECT) :])
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and self._is_config(kind)):
+            self._refuse(node)
+        given: dict[str, Node] = {}
+        for key, value in node.value:
+            name = self._key(key)
+            if not isinstance(name, str):
+                raise _Unfit(f"line {_line(key)} is no option")
+            given[name] = value
+        config = object.__new__(kind)
+        for field in dataclasses.fields(kind):
+            default = _default(field)
+            if field.name in given:
+                default = self.build(given.pop(field.name), _Place(kind, field.name, default))
+            elif default is dataclasses.MISSING:
+                raise _Unfit(f"line {_line(node)} lacks {field.name}")
+            object.__setattr__(config, field.name, default)  # frozen ones too
+        for value in given.values():  # options that are no more are looked at, and left out
+            self.build(value)
+        return config
+
+    def _is_config(self, kind: type) -> bool:
+        from nerfstudio.configs.base_config import PrintableConfig
+
+        package = _package(kind.__module__)
+        return package in self._packages and (package != "nerfstudio" or issubclass(kind, PrintableConfig))
+
+    def _path_or_enum(self, node: SequenceNode) -> Any:
+        name = node.tag[len(_CALL) :]
+        values = [self._key(item) for item in node.value]
+        if name in _PATHS:
+            if not all(isinstance(part, str) for part in values):
+                raise _Unfit(f"line {_line(node)} is no path")
+            return Path(*values)
+        kind = self._lookup(node, name)
+        if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and _package(kind.__module__) in self._packages):
+            self._refuse(node)
+        known = {member.value: member for member in kind if isinstance(member.value, str | int | float)}
+        if len(values) != 1 or values[0] not in known:
+            raise _Unfit(f"line {_line(node)} is no {kind.__name__}")
+        return known[values[0]]
+
+    # --- classes and functions ---------------------------------------------------------------------------------------
+
+    def _named(self, node: Node, place: _Place | None) -> Any:
+        """A class or a function that stands where the installed config has one of its kind."""
+        if node.tag != _GENERIC:
+            value = self._class_or_function(node)
+            if place is None or not (value is place.default or self._related(value, place.default)):
+                self._refuse(node, where=place)
+            return value
+        if not (isinstance(node, SequenceNode) and len(node.value) == 2 and node.value[0].tag.startswith(_NAME)):
+            self._refuse(node)
+        generic, parameter = node.value
+        origin = self._named(generic, place)
+        inner = parameter.value if parameter.tag == _TUPLE else [parameter]
+        if not (isinstance(origin, type) and all(part.tag.startswith(_NAME) for part in inner)):
+            self._refuse(node)
+        parameters = tuple(self._class_or_function(part) for part in inner)
+        try:
+            return origin[parameters]  # type: ignore[index]
+        except TypeError as error:
+            raise _Unfit(f"line {_line(node)} is no class") from error
+
+    def _class_or_function(self, node: Node) -> Any:
+        if not isinstance(node, ScalarNode) or node.value:
+            self._refuse(node)
+        value = self._lookup(node, node.tag[len(_NAME) :])
+        if not callable(value) or not self._is_known(getattr(value, "__module__", None)):
+            self._refuse(node)
+        return value
+
+    def _related(self, value: Any, default: Any) -> bool:
+        """Whether two classes have a parent in nerfstudio, a method or torch's optimisers, or one is the other's."""
+        default = get_origin(default) or default
+        if not (isinstance(value, type) and isinstance(default, type)):
+            return False
+        return any(issubclass(value, parent) for parent in default.__mro__ if self._is_known(parent.__module__))
+
+    def _check_kind(self, node: Node, value: Any, place: _Place) -> None:
+        """A config may only stand where one of its kind does by default: its ``setup`` will be called there."""
+        from nerfstudio.configs.base_config import InstantiateConfig, PrintableConfig
+
+        default = place.default
+        if not dataclasses.is_dataclass(default) or isinstance(default, type) or value is None:
+            return
+        parents = {kind for kind in type(default).__mro__ if self._is_known(kind.__module__)}
+        if not isinstance(value, tuple(parents - {InstantiateConfig, PrintableConfig})):  # every config is one of these
+            raise _Unfit(f"line {_line(node)} is no value of {place.name}")
+
+    def _lookup(self, node: Node, name: str) -> Any:
+        """What a dotted name stands for; only modules of ours are imported, those of others must be already."""
+        module_name, _, attribute = name.rpartition(".")
+        if not self._is_known(module_name):
+            self._refuse(node)
+        if module_name not in sys.modules and _package(module_name) == _package(__name__):
+            try:
+                importlib.import_module(module_name)
+            except ImportError as error:
+                raise _Unfit(f"line {_line(node)} names {_shown(name)}, which is not here") from error
+        module = sys.modules.get(module_name)
+        if module is None or not hasattr(module, attribute):
+            raise _Unfit(f"line {_line(node)} names {_shown(name)}, which is not here")
+        return getattr(module, attribute)
+
+    def _is_known(self, module: Any) -> bool:
+        if not isinstance(module, str):
+            return False
+        return _package(module) in self._packages or module == _OPTIMIZERS or module.startswith(f"{_OPTIMIZERS}.")
+
+    def _refuse(self, node: Node, where: _Place | None = None) -> NoReturn:
+        asked = node.tag.removeprefix(f"{_YAML}python/").rpartition(":")[2]
+        place = f" as {where.name} of {where.owner.__name__}" if where is not None else ""
+        raise _Refused(
+            f"line {_line(node)} asks for {_shown(asked)}{place}, which no config of nerfstudio or of an installed "
+            "method has there and which could run any code"
+        )
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _line(node: Node) -> int:
+    return node.start_mark.line + 1
+
+
+def _shown(name: str) -> str:
+    """A name out of the file, for the terminal: short, in one line, without control characters."""
+    return (name if name.isprintable() else ascii(name))[:100]
