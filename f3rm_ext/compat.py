@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Any
 from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from nerfstudio.cameras.cameras import Cameras
     from nerfstudio.configs.base_config import ViewerConfig
     from nerfstudio.viewer.viewer import Viewer
     from nerfstudio.viewer.viewer_elements import ViewerControl
+    from viser import ClientHandle
 
 LOCAL_HOST = "127.0.0.1"
 _ANY_HOST = "0.0.0.0"
+_VISER_START = (3.0, 3.0, 3.0)
+"""Where viser 0.2.7 opens a page, in its own frame."""
 _VIEWER_MODULES = ("nerfstudio.viewer.render_state_machine", "nerfstudio.viewer_legacy.server.render_state_machine")
 
 
@@ -187,6 +192,55 @@ def viewer_show_output(control: "ViewerControl", name: str, instead_of: str) -> 
         element = viewer.control_panel._output_render
         if element.value == instead_of and name in element.options:
             element.value = name
+
+
+def viewer_cameras(viewer: "Viewer") -> "Cameras | None":
+    """The training cameras of the run that a viewer shows, if it has them."""
+    manager = getattr(getattr(viewer, "pipeline", None), "datamanager", None)
+    cameras = getattr(getattr(manager, "train_dataset", None), "cameras", None)
+    return None if cameras is None or len(cameras) == 0 else cameras
+
+
+def viewer_open_at(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: float, distance: float) -> None:
+    """Has pages show the view of a training camera when they are opened.
+
+    A page that comes back after its connection was lost is where its user has moved it, and stays there.
+
+    Args:
+        viewer: Whose pages; it may still be under construction.
+        index: Of the camera; its photo, which would stand in front of the view, is hidden.
+        c2w: Its pose (3, 4) in the scene frame, OpenGL axes.
+        fov_rad: Vertical field of view.
+        distance: To the point the view is turned about, scene units.
+    """
+    import numpy as np
+    from nerfstudio.viewer.viewer import VISER_NERFSTUDIO_SCALE_RATIO
+    from viser.transforms import SO3
+
+    # Viser's cameras look along z, with y down.
+    rotation = SO3.from_matrix(c2w[:3, :3] * np.array([1.0, -1.0, -1.0]))
+    position = c2w[:3, 3] * VISER_NERFSTUDIO_SCALE_RATIO
+    look_at = position - c2w[:3, 2] * distance * VISER_NERFSTUDIO_SCALE_RATIO
+
+    def move(client: "ClientHandle") -> None:
+        camera = client.camera
+        if not np.allclose(camera.position, _VISER_START, atol=1e-3):
+            return
+        with client.atomic():
+            camera.position = position
+            camera.wxyz = rotation.wxyz
+            camera.look_at = look_at
+            camera.fov = fov_rad
+
+    draw = viewer.init_scene
+
+    def draw_without_the_photo(*args: Any, **kwargs: Any) -> None:
+        draw(*args, **kwargs)
+        if index in viewer.camera_handles:  # not where there are more cameras than the viewer shows
+            viewer.camera_handles[index].visible = False
+
+    viewer.init_scene = draw_without_the_photo
+    viewer.viser_server.on_client_connect(move)
 
 
 def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerConfig":

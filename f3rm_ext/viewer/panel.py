@@ -10,7 +10,6 @@ from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.viewer.viewer_elements import (
     ViewerButton,
     ViewerClick,
-    ViewerControl,
     ViewerDropdown,
     ViewerSlider,
     ViewerText,
@@ -29,6 +28,7 @@ from f3rm_ext.query.vectors import DEFAULT_TEMPERATURE, Query, QueryVectors
 from f3rm_ext.viewer import outputs, status
 from f3rm_ext.viewer.background import LatestJob
 from f3rm_ext.viewer.board import DEFAULT_THRESHOLD, Board
+from f3rm_ext.viewer.first_view import FirstViewControl
 from f3rm_ext.viewer.looking import Ray, Sight, Viewable, clicked_feature, fitted_displays
 
 _NO_FEATURE = "none"
@@ -91,7 +91,7 @@ class QueryPanel(nn.Module):
         self.ask_08_name = ViewerButton("Add to named queries", cb_hook=self._act(self._add_to_named))
         self.ask_09_clear = ViewerButton("Clear queries", cb_hook=self._act(self._clear))
         self.ask_10_refit = ViewerButton("Refit PCA", cb_hook=self._act(self._refit))
-        self.viewer_control = ViewerControl()
+        self.viewer_control = FirstViewControl()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "QueryPanel":
         """A new panel: of the model's copy where the model is being copied."""
