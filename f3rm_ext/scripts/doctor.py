@@ -206,11 +206,11 @@ def check_methods() -> Iterator[Finding]:
 
 def check_programs() -> Iterator[Finding]:
     """Programs other commands call."""
-    path = shutil.which("ffmpeg")
+    path = compat.provide_ffmpeg()
     if path:
-        yield Finding("programs", "ffmpeg", Verdict.OK, path)
+        yield Finding("programs", "ffmpeg", Verdict.OK, str(Path(path).resolve()))
     else:
-        advice = "Install ffmpeg for videos by `ns-render`; images work without."
+        advice = "`pip install imageio-ffmpeg`, or install ffmpeg: `ns-render` and videos need it."
         yield Finding("programs", "ffmpeg", Verdict.ABSENT, "not on the PATH", advice)
 
 
