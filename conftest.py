@@ -28,7 +28,7 @@ REMEDIES = {  # part of a reason: how to have these tests
     "playwright|extractor_conse|transformers|trimesh": "make install",
     "CUDA device|gsplat": "run them on a machine with an NVIDIA GPU: pytest tests/gpu",
     "tinycudann": "install tiny-cuda-nn (github.com/NVlabs/tiny-cuda-nn)",
-    "F3RM_EXT_TEST_DATA|no fox|no chair|real weights|is not there": "F3RM_EXT_TEST_DATA=FOLDER with captures and weights",
+    "F3RM_EXT_TEST_DATA|no fox|no chair|real weights|is not there": "set F3RM_EXT_TEST_DATA to captures and weights",
     "one thread only": "NUMBA_NUM_THREADS=2 pytest tests/unit/splat/rasterize",
     "Python 3.11": "make PYTHON=python3.11",
     "needs root": "run them as root",

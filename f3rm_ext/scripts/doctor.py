@@ -18,7 +18,7 @@ import rich.markup
 from rich.console import Console
 from rich.table import Table
 
-from f3rm_ext import __version__, compat
+from f3rm_ext import __version__, compat, threads
 
 _GIB = 1 << 30
 _MIN_FREE_GIB = 5
@@ -112,6 +112,18 @@ def check_devices() -> Iterator[Finding]:
         free = torch.cuda.mem_get_info(index)[0] / _GIB
         memory = f"{properties.total_memory / _GIB:.1f} GiB, {free:.1f} GiB free"
         yield Finding("devices", f"cuda:{index}", Verdict.OK, f"{properties.name}, {memory}")
+
+
+def check_threads() -> Iterator[Finding]:
+    """How many threads compute on the CPU, what limits them, and how they wait."""
+    if threads.numba_layer() == "workqueue":
+        advice = (
+            "Install GNU OpenMP (Debian: apt-get install libgomp1): with its layer `workqueue` numba ends the process "
+            "where two threads compute at once."
+        )
+        yield Finding("devices", "threads", Verdict.ABSENT, threads.describe(), advice)
+    else:
+        yield Finding("devices", "threads", Verdict.OK, threads.describe())
 
 
 def check_backends() -> Iterator[Finding]:
@@ -217,6 +229,7 @@ def check_programs() -> Iterator[Finding]:
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_packages,
     check_devices,
+    check_threads,
     check_backends,
     check_weights,
     check_storage,
