@@ -9,14 +9,22 @@ JOBS ?= 2
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format docs bench clean
+.PHONY: help install same-python demo test lint format docs bench clean
 
 help:  ## Show this help
 	@echo "usage: make TARGET"
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  \1\t/' | expand -t 12
 	@echo "Python: $(or $(PYTHON),none found (3.10 or 3.11 is needed: make PYTHON=...)); extras: $(EXTRAS)"
 
-install: $(STAMP)  ## Make .venv and install the package with its development tools
+install: same-python $(STAMP)  ## Make .venv and install the package with its development tools
+
+# A Python that is asked for has to be the one that .venv is of.
+same-python:
+	@version='import sys; print("%d.%d" % sys.version_info[:2])'; \
+	if [ "$(origin PYTHON)" = "command line" ] && [ -x $(BIN)/python ] && \
+	   [ "$$($(PYTHON) -c "$$version")" != "$$($(BIN)/python -c "$$version")" ]; then \
+	  echo "Error: $(VENV) is of $$($(BIN)/python --version), not of $(PYTHON): run make clean first." >&2; exit 2; \
+	fi
 
 $(STAMP): pyproject.toml examples/extractor_conse/pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 or 3.11 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }

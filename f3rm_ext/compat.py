@@ -6,11 +6,14 @@ Nothing heavier than the standard library is imported when this module is.
 import contextlib
 import importlib.metadata
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import types
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
@@ -268,6 +271,38 @@ def quiet_known_warnings() -> None:
     """Silences what nerfstudio 1.1.5 triggers in today's torch at every image, and a user can do nothing about."""
     # Cameras index with lists; torch has announced a change since 2.1 and not made it.
     warnings.filterwarnings("ignore", message="Using a non-tuple sequence", module=r"nerfstudio\.cameras")
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+def provide_ffmpeg() -> str | None:
+    """Lets nerfstudio and mediapy find an ffmpeg where none is installed: they look for that name on the PATH.
+
+    The program of the package imageio-ffmpeg has another name, so the cache folder ($F3RM_EXT_CACHE, else
+    ~/.cache/f3rm_ext) gets a link to it, and the end of the PATH that folder. An ffmpeg on the PATH goes first. Costs
+    next to nothing once the link is there; safe to call twice.
+
+    Returns:
+        Path of the ffmpeg that will be used; None where there is none, or where the link cannot be written.
+    """
+    if found := shutil.which("ffmpeg"):
+        return found
+    folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser() / "bin"
+    link = folder / ("ffmpeg.exe" if os.name == "nt" else "ffmpeg")
+    if not os.access(link, os.X_OK):  # nor is a link whose environment has been removed
+        try:
+            import imageio_ffmpeg
+
+            program = Path(imageio_ffmpeg.get_ffmpeg_exe()).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as fresh:
+                os.symlink(program, Path(fresh, link.name))
+                os.replace(Path(fresh, link.name), link)
+        except (ImportError, RuntimeError, OSError):
+            return None
+    os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH", os.defpath), str(folder.absolute()))))
+    return shutil.which("ffmpeg")
 
 
 # --- gsplat ----------------------------------------------------------------------------------------------------------

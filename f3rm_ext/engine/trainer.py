@@ -19,7 +19,7 @@ from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import comms, writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from f3rm_ext import compat
+from f3rm_ext import compat, threads
 from f3rm_ext.engine import checkpoint, random_state
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
@@ -180,6 +180,7 @@ class F3rmTrainer(Trainer):
             CheckpointError: The checkpoint to resume from is not there or does not fit.
         """
         self.config.check()
+        threads.settle(numba=self.config.machine.device_type == "cpu")
         try:
             super().setup(test_mode)
         except KeyboardInterrupt:

@@ -24,6 +24,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
+from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.rendered import ExtraOutput
@@ -161,6 +162,7 @@ class F3rmModel(Model):
 
     def populate_modules(self) -> None:
         """Builds fields, sampler, renderers and metrics."""
+        threads.settle(numba=torch.device(self.kwargs.get("device") or "cpu").type == "cpu")
         config = self.config
         metadata = self.kwargs.get("metadata") or {}
         self.feature_ray_fraction = float(metadata.get("feature_ray_fraction", 1.0))

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
+from f3rm_ext.compat import provide_ffmpeg
 from f3rm_ext.query.files import OutputFolder
 
 
 def can_write_videos() -> bool:
     """Whether there is an ffmpeg to write videos with."""
-    import mediapy
-
-    return mediapy.video_is_available()
+    return provide_ffmpeg() is not None
 
 
 class Videos:
@@ -33,6 +32,7 @@ class Videos:
         self.out, self.names, self.fps, self.comment = out, dict(names), fps, comment
 
     def __enter__(self) -> "Videos":
+        provide_ffmpeg()
         self._writers: dict[str, object] = {}
         self._stack = contextlib.ExitStack()
         return self

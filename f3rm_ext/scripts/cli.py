@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from f3rm_ext import __version__, errors
+from f3rm_ext import __version__, errors, threads
 from f3rm_ext.errors import ConfigError, UserError
 
 PROGRAM = "f3rm-ext"
@@ -128,6 +128,7 @@ def _complete(arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script: errors as one sentence, exit code 2; Ctrl-C gives 130."""
+    threads.prepare_environment()
     try:
         return run(sys.argv[1:] if arguments is None else arguments)
     except UserError as error:

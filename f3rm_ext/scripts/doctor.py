@@ -18,7 +18,7 @@ import rich.markup
 from rich.console import Console
 from rich.table import Table
 
-from f3rm_ext import __version__, compat
+from f3rm_ext import __version__, compat, threads
 
 _GIB = 1 << 30
 _MIN_FREE_GIB = 5
@@ -114,6 +114,18 @@ def check_devices() -> Iterator[Finding]:
         yield Finding("devices", f"cuda:{index}", Verdict.OK, f"{properties.name}, {memory}")
 
 
+def check_threads() -> Iterator[Finding]:
+    """How many threads compute on the CPU, what limits them, and how they wait."""
+    if threads.numba_layer() == "workqueue":
+        advice = (
+            "Install GNU OpenMP (Debian: apt-get install libgomp1): with its layer `workqueue` numba ends the process "
+            "where two threads compute at once."
+        )
+        yield Finding("devices", "threads", Verdict.ABSENT, threads.describe(), advice)
+    else:
+        yield Finding("devices", "threads", Verdict.OK, threads.describe())
+
+
 def check_backends() -> Iterator[Finding]:
     """Which implementation of the hash grid trains here, and gsplat."""
     try:
@@ -206,17 +218,18 @@ def check_methods() -> Iterator[Finding]:
 
 def check_programs() -> Iterator[Finding]:
     """Programs other commands call."""
-    path = shutil.which("ffmpeg")
+    path = compat.provide_ffmpeg()
     if path:
-        yield Finding("programs", "ffmpeg", Verdict.OK, path)
+        yield Finding("programs", "ffmpeg", Verdict.OK, str(Path(path).resolve()))
     else:
-        advice = "Install ffmpeg for videos by `ns-render`; images work without."
+        advice = "`pip install imageio-ffmpeg`, or install ffmpeg: `ns-render` and videos need it."
         yield Finding("programs", "ffmpeg", Verdict.ABSENT, "not on the PATH", advice)
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_packages,
     check_devices,
+    check_threads,
     check_backends,
     check_weights,
     check_storage,

@@ -16,6 +16,7 @@ from nerfstudio.models.base_model import Model, ModelConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
+from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.nerf.evaluation import feature_images
@@ -126,6 +127,7 @@ class SplatModel(AskedSplats, Model):
 
     def populate_modules(self) -> None:
         """Places the first Gaussians."""
+        threads.settle(numba=torch.device(self.kwargs.get("device") or "cpu").type == "cpu")
         config = self.config
         metadata = self.kwargs.get("metadata") or {}
         cameras: Cameras | None = metadata.get("cameras")

@@ -63,6 +63,18 @@ class TestDevices:
         assert by_name(doctor.check_devices)["cuda:0"].found == "GPU X, 24.0 GiB, 20.0 GiB free"
 
 
+class TestThreads:
+    def test_how_many_and_why(self) -> None:
+        found = by_name(doctor.check_threads)["threads"]
+        assert found.topic == "devices" and found.found == doctor.threads.describe()
+
+    def test_layer_that_two_threads_cannot_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for layer in ("tbb", "omp"):
+            monkeypatch.setitem(sys.modules, f"numba.np.ufunc.{layer}pool", None)  # type: ignore[arg-type]
+        found = by_name(doctor.check_threads)["threads"]
+        assert found.verdict is Verdict.ABSENT and "(workqueue)" in found.found and "libgomp1" in found.advice
+
+
 class TestBackends:
     def test_without_optional_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("tinycudann", "gsplat", "gsplat.strategy"):
