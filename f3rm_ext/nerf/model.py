@@ -227,7 +227,8 @@ class F3rmModel(Model):
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
         """Annealing of the proposal weights (mip-NeRF 360, eq. 18), its schedule, and what steps take."""
 
-        def anneal(step: int) -> None:
+        def before(step: int) -> None:
+            self.cost.before_step(self.device)
             progress = min(1.0, step / max(1, self.config.proposal_anneal_steps))
             slope = 10.0
             self.proposal_sampler.set_anneal(slope * progress / ((slope - 1.0) * progress + 1.0))
@@ -237,7 +238,7 @@ class F3rmModel(Model):
             self.cost.after_step(step, self.device)
 
         return [
-            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], anneal, update_every_num_iters=1),
+            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], before, update_every_num_iters=1),
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after, update_every_num_iters=1),
         ]
 

@@ -229,6 +229,7 @@ class SplatModel(AskedSplats, Model):
         clearing = CacheClearing(config.memory.clear_every)
 
         def before(step: int) -> None:
+            self.cost.before_step(self.device)
             self.step = step
             self.current_sh_degree = schedule.sh_degree(step, config.sh_degree, config.sh_steps_per_degree)
             if config.mip.due(step, schedule.total, self._filter_stale):
@@ -236,7 +237,6 @@ class SplatModel(AskedSplats, Model):
             self._filter_stale = False
 
         def after(step: int) -> None:
-            self.cost.after_step(step, self.device)
             assert self.densifier is not None and self.regularizer is not None and self._drawn is not None
             params = self.gauss_params
             change = self.densifier.after_backward(schedule.at(step), self._drawn, params, optimizers)
@@ -245,6 +245,7 @@ class SplatModel(AskedSplats, Model):
             if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._drawn = None
+            self.cost.after_step(step, self.device)
             clearing.after_step(step, self.device)
             if step + 1 == schedule.total and hasattr(manager, "train_feature_source"):
                 self.lift_features(manager.train_dataset, manager.train_feature_source())
