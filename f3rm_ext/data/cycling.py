@@ -205,26 +205,19 @@ class CyclingDataManager:
         return outputs
 
     def make_cycle(self, split: Literal["train", "eval"], num_images: int) -> WindowCycle:
-        """The cycle that the options of a split ask for.
+        """The cycle that the options of a split ask for; says where they ask for more images than there are.
 
         Raises:
-            ConfigError: more training images are to be in memory than there are.
+            ConfigError: a number cannot work.
         """
         option = flag(f"{split}_num_images_to_sample_from")
         window = parse_count(getattr(self.config, f"{split}_num_images_to_sample_from"), option, unit="images")
         repeat_option = f"{split}_num_times_to_repeat_images"
         repeat = parse_count(getattr(self.config, repeat_option), flag(repeat_option), unit="steps")
-        if split == "eval" and window is not None and window > num_images:
-            window = None  # the same options are often given for both, and there are fewer evaluation images
-        return WindowCycle(
-            num_images,
-            window,
-            repeat,
-            seed=self.seed,
-            shards=self.world_size,
-            shard=self.rank,
-            option=option,
-        )
+        if window is not None and window > num_images and self.test_mode == "val" and self.rank == 0:
+            images = "training" if split == "train" else "evaluation"
+            CONSOLE.print(f"--{option} is {window}, but there are {num_images} {images} images: all of them are used.")
+        return WindowCycle(num_images, window, repeat, seed=self.seed, shards=self.world_size, shard=self.rank)
 
     def draw_eval_image(self) -> int:
         """Index of a random evaluation image."""

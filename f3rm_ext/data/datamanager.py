@@ -39,7 +39,7 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     train_num_rays_per_batch: int = 4096
     """Rays per training step, 1 or more; see ray-batch-scope for what it means with several GPUs."""
     train_num_images_to_sample_from: int | float = -1
-    """Training images kept in memory at a time, 1 to the number of training images; -1 or inf: all."""
+    """Training images kept in memory at a time, 1 or more (at most all are taken); -1 or inf: all."""
     train_num_times_to_repeat_images: int | float = -1
     """Steps for which each set of training images is used before the next set, 1 or more; -1 or inf: for ever."""
     eval_num_rays_per_batch: int = 4096

@@ -51,7 +51,7 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     resolution_schedule: int = 3000
     """Training steps after which the sides are doubled, until they are full, 1 or more."""
     train_num_images_to_sample_from: int | float = -1
-    """Training images kept in memory at a time, 1 to the number of training images; -1 or inf: all."""
+    """Training images kept in memory at a time, 1 or more (at most all are taken); -1 or inf: all."""
     train_num_times_to_repeat_images: int | float = -1
     """Steps (of one image each) for which each set of training images is used before the next set, 1 or more;
     -1 or inf: for ever."""

@@ -284,11 +284,27 @@ def test_too_few_rays_for_all_gpus(build):
         build(world=4, train_num_rays_per_batch=3)
 
 
-def test_a_window_larger_than_the_training_images(build):
-    with pytest.raises(ConfigError, match=r"train-num-images-to-sample-from is 7, but there are only 6 images"):
-        build(train_num_images_to_sample_from=7)
-    manager = build(eval_num_images_to_sample_from=32, eval_num_times_to_repeat_images=512)
-    assert manager.next_eval(0)[0].shape == (20,), "the same window for few evaluation images is no error"
+def test_a_window_larger_than_the_capture_is_all_images_and_says_so(build, capsys):
+    manager = build(
+        train_num_images_to_sample_from=7,
+        train_num_times_to_repeat_images=1,
+        eval_num_images_to_sample_from=32,
+        eval_num_times_to_repeat_images=512,
+    )
+    assert manager.next_eval(0)[0].shape == (20,)
+    for step in range(3):
+        manager.next_train(step)
+    assert manager.train_pixel_sampler.coverage.appearances.tolist() == [1] * 6
+    said = " ".join(capsys.readouterr().out.split())
+    assert "train-num-images-to-sample-from is 7, but there are 6 training images: all of them are used." in said
+    assert "eval-num-images-to-sample-from is 32, but there are" in said
+    assert "All 6 training images are kept in memory." in said
+
+
+@pytest.mark.parametrize("window", [6, -1])
+def test_a_window_that_fits_says_nothing_of_that(build, capsys, window):
+    build(train_num_images_to_sample_from=window)
+    assert "all of them are used" not in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -321,9 +321,12 @@ def test_options_that_cannot_work(options, message):
         ImageDataManagerConfig(**options)
 
 
-def test_a_window_larger_than_the_training_images(build):
-    with pytest.raises(ConfigError, match=r"train-num-images-to-sample-from is 7, but there are only 6 images"):
-        build(train_num_images_to_sample_from=7)
+def test_a_window_larger_than_the_capture_is_all_images_and_says_so(build, capsys):
+    manager = build(train_num_images_to_sample_from=7, train_num_times_to_repeat_images=1)
+    seen = [int(manager.next_train(step)[0].metadata["cam_idx"]) for step in range(6)]
+    assert sorted(seen) == list(range(6))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "train-num-images-to-sample-from is 7, but there are 6 training images: all of them are used." in said
 
 
 def test_config_survives_yaml_and_pickle(make_capture):
