@@ -76,8 +76,8 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     """Trains one variant in this process."""
     from nerfstudio.scripts.train import _set_random_seed
 
-    from f3rm_ext.splat.initial import initial_gaussians, seen_places
     from f3rm_ext.engine.cost import peak_mib
+    from f3rm_ext.splat.initial import initial_gaussians, seen_places
     from f3rm_ext.splat.memory.allocator import gaps_mib
     from f3rm_ext.splat.views import Views
 

@@ -1,6 +1,7 @@
 """The registered methods: presets, their stand-ins, and what config.yml keeps."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -92,6 +93,13 @@ def test_a_broken_part_gives_a_method_that_says_why(monkeypatch: pytest.MonkeyPa
     assert "libfoo.so is missing" in specification.description
     with pytest.raises(ConfigError, match=r"f3rm-ext cannot be used here.*libfoo.so is missing.*doctor"):
         specification.config.setup()
+
+
+def test_no_gpu_is_promised_to_suffice() -> None:
+    """Nothing was measured on GPUs of 8, 12 or 24 GB."""
+    texts = [*PRESETS.values(), *SPLAT_PRESETS.values(), *(path.read_text() for path in (ROOT / "docs").glob("*.md"))]
+    for text in [*texts, (ROOT / "README.md").read_text()]:
+        assert not re.search(r"GPUs? (of|up to|with) \d+ Gi?B", text), text
 
 
 def test_the_table_of_presets_is_up_to_date() -> None:
