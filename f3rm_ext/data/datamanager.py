@@ -54,6 +54,7 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     """Steps between two records of what has been seen (TensorBoard and coverage.json), 1 or more."""
 
     # Options of nerfstudio's datamanager that have no meaning here.
+    masks_on_gpu: tyro.conf.Suppress[bool] = False
     patch_size: tyro.conf.Suppress[int] = 1
     pixel_sampler: tyro.conf.Suppress[PixelSamplerConfig] = field(default_factory=PixelSamplerConfig)
     eval_image_indices: tyro.conf.Suppress[tuple[int, ...] | None] = (0,)

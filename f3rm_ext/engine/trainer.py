@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
+import tyro
 from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 from nerfstudio.engine.optimizers import Optimizers
@@ -22,6 +23,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from f3rm_ext import compat
 from f3rm_ext.engine import checkpoint, random_state
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
+from f3rm_ext.engine.options import LocalViewerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 
 EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
@@ -40,8 +42,10 @@ class F3rmTrainerConfig(TrainerConfig):
         default_factory=lambda: MachineConfig(device_type=compat.default_device_type())  # type: ignore[arg-type]
     )
     """Machine configuration; the device is cuda where there is one, else cpu."""
-    viewer: ViewerConfig = field(default_factory=lambda: ViewerConfig(websocket_host=compat.LOCAL_HOST))
+    viewer: ViewerConfig = field(default_factory=LocalViewerConfig)
     """Viewer configuration; listens on this machine only unless --viewer.websocket-host says otherwise."""
+    # An alias of a model's option that none of ours has.
+    prompt: tyro.conf.Suppress[str | None] = None
 
     # Set on the instance while a trainer is being built; never a field, so never in config.yml.
     _writing: ClassVar[bool] = False

@@ -19,12 +19,13 @@ from nerfstudio.model_components.losses import distortion_loss, interlevel_loss
 from nerfstudio.model_components.ray_samplers import ProposalNetworkSampler
 from nerfstudio.model_components.renderers import AccumulationRenderer, DepthRenderer, RGBRenderer
 from nerfstudio.model_components.scene_colliders import NearFarCollider
-from nerfstudio.models.base_model import Model, ModelConfig
+from nerfstudio.models.base_model import Model
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
+from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.rendered import ExtraOutput
 from f3rm_ext.nerf import evaluation
@@ -56,7 +57,7 @@ class ProposalOptions:
 
 
 @dataclass
-class F3rmModelConfig(ModelConfig):
+class F3rmModelConfig(OwnModelConfig):
     """Feature-distillation radiance field."""
 
     _target: type = field(default_factory=lambda: F3rmModel)

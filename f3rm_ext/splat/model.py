@@ -12,11 +12,12 @@ from jaxtyping import Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
-from nerfstudio.models.base_model import Model, ModelConfig
+from nerfstudio.models.base_model import Model
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
+from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.nerf.evaluation import feature_images
 from f3rm_ext.nerf.guard import OutputGuard
@@ -44,7 +45,7 @@ PREFIX = "gauss_params."
 
 
 @dataclass
-class SplatModelConfig(ModelConfig):
+class SplatModelConfig(OwnModelConfig):
     """Splats aligned to surfaces."""
 
     _target: type = field(default_factory=lambda: SplatModel)
@@ -83,6 +84,8 @@ class SplatModelConfig(ModelConfig):
     """Seed of the initial Gaussians and of the points at which surfaces are compared."""
     lpips_weights: Path | None = None
     """LPIPS weights file for evaluation off-line; by default torchvision's AlexNet, from TORCH_HOME or the network."""
+    # Pictures of splats are drawn whole.
+    eval_num_rays_per_chunk: tyro.conf.Suppress[int] = 4096
 
     def __post_init__(self) -> None:
         if not 0 <= self.sh_degree <= MAX_SH_DEGREE:
