@@ -20,8 +20,12 @@ from f3rm_ext.data.featured import FeaturedDataManager
 from f3rm_ext.data.rays import make_ray_generator
 from f3rm_ext.data.stream import MapSource, PixelStream
 from f3rm_ext.data.windows import WindowCycle
+from f3rm_ext.engine.shortage import Lever, Loss, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
+
+_FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
+"""Rays per batch, and part of them with features, below which nobody is advised to go."""
 
 
 @dataclass
@@ -225,6 +229,21 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         """The streams that are set up."""
         both = {"train": self.train_pixel_sampler, "eval": self.eval_pixel_sampler}
         return {split: stream for split, stream in both.items() if stream is not None}
+
+    def memory_levers(self) -> list[Lever]:
+        """Options that lower what a training step takes."""
+        config = self.config
+        on_cpu = torch.device(self.device).type == "cpu"
+        levers: list[Lever] = []
+        if config.images_on_gpu and not on_cpu:
+            levers.append(Lever(Loss.NOTHING, flag("images_on_gpu"), "True", "False"))
+        if on_cpu:  # Images are kept there.
+            levers += self.window_levers(len(self.train_dataset), Loss.NOISE)
+        levers += halved(Loss.NOISE, flag("train_num_rays_per_batch"), config.train_num_rays_per_batch, _FEWEST_RAYS)
+        if config.features.extractors and config.feature_ray_fraction > _SMALLEST_FRACTION:
+            fraction = config.feature_ray_fraction
+            levers.append(Lever(Loss.NOISE, flag("feature_ray_fraction"), fraction, fraction / 2))
+        return [*levers, self.scale_lever()] if on_cpu else levers
 
     def _rays_of_this_process(self, rays: int, option: str) -> int:
         if self.config.ray_batch_scope == "per-device":

@@ -20,6 +20,7 @@ from f3rm_ext.data.eval_loading import EvalLoader
 from f3rm_ext.data.featured import FeaturedDataManager
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 
@@ -205,6 +206,11 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
     def get_param_groups(self) -> dict[str, list[Parameter]]:
         """None: there is nothing to train."""
         return {}
+
+    def memory_levers(self) -> list[Lever]:
+        """Options that lower what a training step takes."""
+        on_cpu = torch.device(self.device).type == "cpu"  # Images are kept there.
+        return [*(self.window_levers(len(self.train_dataset), Loss.NOTHING) if on_cpu else ()), self.scale_lever()]
 
     def get_datapath(self) -> Path:
         """Where the capture is."""

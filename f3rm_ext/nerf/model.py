@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
 from f3rm_ext.engine.options import OwnModelConfig
+from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.rendered import ExtraOutput
 from f3rm_ext.nerf import evaluation
@@ -36,6 +37,7 @@ from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCub
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.nerf.hash_grid import Backend
 from f3rm_ext.nerf.image_metrics import ImageMetrics
+from f3rm_ext.nerf.levers import levers
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, heaviest_samples
 from f3rm_ext.viewer.panel import QueryPanel
 
@@ -242,6 +244,10 @@ class F3rmModel(Model):
             TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], before, update_every_num_iters=1),
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after, update_every_num_iters=1),
         ]
+
+    def memory_levers(self) -> list[Lever]:
+        """Options that lower what a training step takes."""
+        return list(levers(self.config, bool(self.feature_field.names)))
 
     def get_extra_state(self) -> str:
         """What the checkpoint keeps beside parameters, as JSON."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
 from f3rm_ext.engine.options import OwnModelConfig
+from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.nerf.evaluation import feature_images
 from f3rm_ext.nerf.guard import OutputGuard
@@ -31,6 +32,7 @@ from f3rm_ext.splat.initial import initial_gaussians, seen_places
 from f3rm_ext.splat.losses import photometric_loss
 from f3rm_ext.splat.memory.allocator import CacheClearing, ask_for_expandable_segments
 from f3rm_ext.splat.memory.conversion import Loss, converted
+from f3rm_ext.splat.memory.levers import levers
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.rasterize import Backend, Rendered
@@ -258,6 +260,11 @@ class SplatModel(AskedSplats, Model):
             TrainingCallback([location], call, update_every_num_iters=1)
             for location, call in zip(locations, (before, after), strict=True)
         ]
+
+    def memory_levers(self) -> list[Lever]:
+        """Options that lower what a training step takes."""
+        growing = self.schedule.at(self.step) < self.schedule.last_growth()
+        return list(levers(self.config, self.device.type, self.num_gaussians, growing))
 
     def _follow(self, change: Change) -> bool:
         """Has what is kept by Gaussian follow a change of their set. Returns whether there was one."""

@@ -487,3 +487,37 @@ def test_other_dataparsers_are_checked_too(build, make_capture):
     manager = build(folder, dataparser=BlenderDataParserConfig())
     assert manager.eval_dataset is None
     manager.next_train(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {},
+            [
+                ("train-num-images-to-sample-from", "6 of 6, for ever", "3 --{}train-num-times-to-repeat-images 100"),
+                ("camera-res-scale-factor", 1.0, 0.5),
+            ],
+        ),
+        (
+            {
+                "train_num_images_to_sample_from": 2,
+                "train_num_times_to_repeat_images": 7,
+                "train_num_rays_per_batch": 300,
+            },
+            [
+                ("train-num-images-to-sample-from", "2 of 6, for 7", "1 --{}train-num-times-to-repeat-images 7"),
+                ("train-num-rays-per-batch", 300, 150),
+                ("camera-res-scale-factor", 1.0, 0.5),
+            ],
+        ),
+        ({"train_num_images_to_sample_from": 1}, [("camera-res-scale-factor", 1.0, 0.5)]),
+    ],
+)
+def test_what_lowers_memory_on_the_cpu(build, options, expected):
+    prefix = "pipeline.datamanager."
+    found = [(lever.option, lever.now, lever.lower) for lever in build(**options).memory_levers()]
+    assert found == [
+        (prefix + option, now, lower.format(prefix) if isinstance(lower, str) else lower)
+        for option, now, lower in expected
+    ]

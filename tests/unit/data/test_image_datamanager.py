@@ -366,3 +366,15 @@ def test_the_fox(build):
     height, width = batch["image"].shape[:2]
     assert 940 <= height <= 960 and 525 <= width <= 540 and "mask" not in batch
     assert (int(camera.height), int(camera.width)) == (height, width) and camera.distortion_params is None
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", ["train-num-images-to-sample-from", "camera-res-scale-factor"]), ("cuda", ["camera-res-scale-factor"])],
+)
+def test_what_lowers_memory_depends_on_where_images_are(build, device, expected):
+    manager = build(camera_res_scale_factor=0.5)
+    manager.device = device
+    found = manager.memory_levers()
+    assert [lever.option.removeprefix("pipeline.datamanager.") for lever in found] == expected
+    assert (found[-1].now, found[-1].lower) == (0.5, 0.25)
