@@ -76,6 +76,7 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     """Trains one variant in this process."""
     from nerfstudio.scripts.train import _set_random_seed
 
+    from f3rm_ext.engine.cost import peak_mib
     from f3rm_ext.splat.initial import initial_gaussians, seen_places
     from f3rm_ext.splat.memory.allocator import gaps_mib
     from f3rm_ext.splat.views import Views
@@ -118,7 +119,8 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         "steps_per_s": (len(warm) - 1) / (warm[-1] - warm[0]),
         "gaussians": len(means),
         "pixels": pixels,
-        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else None,
+        # Our methods take the counter back before every step, and remember.
+        "peak_mib": max(peak_mib(model.device), model.cost.peak_mib if hasattr(model, "cost") else 0) if cuda else None,
         "gaps_mib": gaps_mib(model.device),
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
     }

@@ -37,6 +37,10 @@ class SplatFileError(UserError):
     """A file of Gaussian splats cannot be read, or splats cannot be written as asked."""
 
 
+class MemoryShortageError(UserError):
+    """Memory ran out in training."""
+
+
 class CheckpointError(UserError):
     """No usable checkpoint where one was asked for."""
 

@@ -6,8 +6,8 @@ from f3rm_ext.method_configs.guarded import guarded_method
 
 PRESETS = {
     "f3rm-ext": "CLIP features distilled into a radiance field.",
-    "f3rm-ext-lite": "A small feature field for the CPU and for GPUs up to 8 GB.",
-    "f3rm-ext-big": "CLIP and DINOv2 features together, at higher resolution; for GPUs of 24 GB and more.",
+    "f3rm-ext-lite": "A small feature field for the CPU and for small GPUs.",
+    "f3rm-ext-big": "CLIP and DINOv2 features together, at higher resolution; for large GPUs.",
 }
 
 install_excepthook()

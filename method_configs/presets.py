@@ -3,12 +3,12 @@
 from typing import Any
 
 from nerfstudio.cameras.camera_optimizers import CameraOptimizerConfig
-from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
+from nerfstudio.configs.base_config import MachineConfig
 from nerfstudio.engine.optimizers import AdamOptimizerConfig
 from nerfstudio.engine.schedulers import ExponentialDecaySchedulerConfig
 from nerfstudio.pipelines.base_pipeline import VanillaPipelineConfig
 
-from f3rm_ext.compat import LOCAL_HOST, default_device_type
+from f3rm_ext.compat import default_device_type
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.engine.optimizers import FusedAdamOptimizerConfig, RunDecaySchedulerConfig
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
@@ -103,6 +103,5 @@ def make_config(name: str) -> F3rmTrainerConfig:
                 "scheduler": ExponentialDecaySchedulerConfig(lr_final=1e-4, max_steps=5000),
             },
         },
-        viewer=ViewerConfig(num_rays_per_chunk=1 << 15, websocket_host=LOCAL_HOST),
         vis="viewer",
     )

@@ -6,7 +6,7 @@ from f3rm_ext.method_configs.guarded import guarded_splat_method
 
 PRESETS = {
     "sugar-ext": "Gaussian splats aligned to surfaces, with mip filters.",
-    "sugar-ext-lite": "The same, small: for the CPU and for GPUs up to 8 GB.",
+    "sugar-ext-lite": "The same, small: for the CPU and for small GPUs.",
 }
 
 install_excepthook()

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from nerfstudio.configs.base_config import ViewerConfig
 from nerfstudio.engine.optimizers import AdamOptimizerConfig
 from nerfstudio.pipelines.base_pipeline import VanillaPipelineConfig
 
-from f3rm_ext.compat import LOCAL_HOST
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
@@ -62,6 +60,5 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
         use_grad_scaler=False,
         pipeline=VanillaPipelineConfig(datamanager=manager, model=model),
         optimizers=optimizers,
-        viewer=ViewerConfig(num_rays_per_chunk=1 << 15, websocket_host=LOCAL_HOST),
         vis="viewer",
     )

@@ -1,7 +1,8 @@
 """What datamanagers with a cycling window of images share: evaluation images or none, resume, coverage, the end."""
 
+import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
@@ -15,7 +16,11 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.windows import WindowCycle, parse_count
+from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.errors import ConfigError
+
+_REPEAT = 100
+"""Steps for which a window is used, where somebody is advised to have one."""
 
 
 def flag(option: str) -> str:
@@ -205,26 +210,19 @@ class CyclingDataManager:
         return outputs
 
     def make_cycle(self, split: Literal["train", "eval"], num_images: int) -> WindowCycle:
-        """The cycle that the options of a split ask for.
+        """The cycle that the options of a split ask for; says where they ask for more images than there are.
 
         Raises:
-            ConfigError: more training images are to be in memory than there are.
+            ConfigError: a number cannot work.
         """
         option = flag(f"{split}_num_images_to_sample_from")
         window = parse_count(getattr(self.config, f"{split}_num_images_to_sample_from"), option, unit="images")
         repeat_option = f"{split}_num_times_to_repeat_images"
         repeat = parse_count(getattr(self.config, repeat_option), flag(repeat_option), unit="steps")
-        if split == "eval" and window is not None and window > num_images:
-            window = None  # the same options are often given for both, and there are fewer evaluation images
-        return WindowCycle(
-            num_images,
-            window,
-            repeat,
-            seed=self.seed,
-            shards=self.world_size,
-            shard=self.rank,
-            option=option,
-        )
+        if window is not None and window > num_images and self.test_mode == "val" and self.rank == 0:
+            images = "training" if split == "train" else "evaluation"
+            CONSOLE.print(f"--{option} is {window}, but there are {num_images} {images} images: all of them are used.")
+        return WindowCycle(num_images, window, repeat, seed=self.seed, shards=self.world_size, shard=self.rank)
 
     def draw_eval_image(self) -> int:
         """Index of a random evaluation image."""
@@ -232,6 +230,26 @@ class CyclingDataManager:
         dice = random.Random(f"{self.seed}/eval-image/{self.rank}/{self.eval_images_drawn}")
         self.eval_images_drawn += 1
         return dice.randrange(len(self.eval_dataset))
+
+    def window_levers(self, num_images: int, loss: Loss) -> Iterator[Lever]:
+        """Fewer training images in memory, or smaller ones, where they lie in the memory that is short.
+
+        Args:
+            num_images: training images.
+            loss: what fewer of them at a time cost.
+        """
+        window, repeat = (f"train_num_{name}" for name in ("images_to_sample_from", "times_to_repeat_images"))
+        count = parse_count(getattr(self.config, window), flag(window), unit="images") or num_images
+        if min(count, num_images) > 1:
+            steps = getattr(self.config, repeat)
+            lower = f"{min(count, num_images) // 2} --{flag(repeat)} {_REPEAT if steps in (-1, math.inf) else steps}"
+            now = f"{min(count, num_images)} of {num_images}, for {'ever' if steps in (-1, math.inf) else steps}"
+            yield Lever(loss, flag(window), now, lower)
+
+    def scale_lever(self) -> Lever:
+        """Smaller images."""
+        scale = self.config.camera_res_scale_factor
+        return Lever(Loss.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)
 
     def log_window(self, cycle: WindowCycle) -> None:
         """Says once how many training images are in memory."""

@@ -20,8 +20,12 @@ from f3rm_ext.data.featured import FeaturedDataManager
 from f3rm_ext.data.rays import make_ray_generator
 from f3rm_ext.data.stream import MapSource, PixelStream
 from f3rm_ext.data.windows import WindowCycle
+from f3rm_ext.engine.shortage import Lever, Loss, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
+
+_FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
+"""Rays per batch, and part of them with features, below which nobody is advised to go."""
 
 
 @dataclass
@@ -39,7 +43,7 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     train_num_rays_per_batch: int = 4096
     """Rays per training step, 1 or more; see ray-batch-scope for what it means with several GPUs."""
     train_num_images_to_sample_from: int | float = -1
-    """Training images kept in memory at a time, 1 to the number of training images; -1 or inf: all."""
+    """Training images kept in memory at a time, 1 or more (at most all are taken); -1 or inf: all."""
     train_num_times_to_repeat_images: int | float = -1
     """Steps for which each set of training images is used before the next set, 1 or more; -1 or inf: for ever."""
     eval_num_rays_per_batch: int = 4096
@@ -54,6 +58,7 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     """Steps between two records of what has been seen (TensorBoard and coverage.json), 1 or more."""
 
     # Options of nerfstudio's datamanager that have no meaning here.
+    masks_on_gpu: tyro.conf.Suppress[bool] = False
     patch_size: tyro.conf.Suppress[int] = 1
     pixel_sampler: tyro.conf.Suppress[PixelSamplerConfig] = field(default_factory=PixelSamplerConfig)
     eval_image_indices: tyro.conf.Suppress[tuple[int, ...] | None] = (0,)
@@ -224,6 +229,21 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         """The streams that are set up."""
         both = {"train": self.train_pixel_sampler, "eval": self.eval_pixel_sampler}
         return {split: stream for split, stream in both.items() if stream is not None}
+
+    def memory_levers(self) -> list[Lever]:
+        """Options that lower what a training step takes."""
+        config = self.config
+        on_cpu = torch.device(self.device).type == "cpu"
+        levers: list[Lever] = []
+        if config.images_on_gpu and not on_cpu:
+            levers.append(Lever(Loss.NOTHING, flag("images_on_gpu"), "True", "False"))
+        if on_cpu:  # Images are kept there.
+            levers += self.window_levers(len(self.train_dataset), Loss.NOISE)
+        levers += halved(Loss.NOISE, flag("train_num_rays_per_batch"), config.train_num_rays_per_batch, _FEWEST_RAYS)
+        if config.features.extractors and config.feature_ray_fraction > _SMALLEST_FRACTION:
+            fraction = config.feature_ray_fraction
+            levers.append(Lever(Loss.NOISE, flag("feature_ray_fraction"), fraction, fraction / 2))
+        return [*levers, self.scale_lever()] if on_cpu else levers
 
     def _rays_of_this_process(self, rays: int, option: str) -> int:
         if self.config.ray_batch_scope == "per-device":

@@ -20,6 +20,7 @@ from f3rm_ext.data.eval_loading import EvalLoader
 from f3rm_ext.data.featured import FeaturedDataManager
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 
@@ -51,7 +52,7 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     resolution_schedule: int = 3000
     """Training steps after which the sides are doubled, until they are full, 1 or more."""
     train_num_images_to_sample_from: int | float = -1
-    """Training images kept in memory at a time, 1 to the number of training images; -1 or inf: all."""
+    """Training images kept in memory at a time, 1 or more (at most all are taken); -1 or inf: all."""
     train_num_times_to_repeat_images: int | float = -1
     """Steps (of one image each) for which each set of training images is used before the next set, 1 or more;
     -1 or inf: for ever."""
@@ -205,6 +206,11 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
     def get_param_groups(self) -> dict[str, list[Parameter]]:
         """None: there is nothing to train."""
         return {}
+
+    def memory_levers(self) -> list[Lever]:
+        """Options that lower what a training step takes."""
+        on_cpu = torch.device(self.device).type == "cpu"  # Images are kept there.
+        return [*(self.window_levers(len(self.train_dataset), Loss.NOTHING) if on_cpu else ()), self.scale_lever()]
 
     def get_datapath(self) -> Path:
         """Where the capture is."""

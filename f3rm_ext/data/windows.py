@@ -54,31 +54,21 @@ class WindowCycle:
         seed: int = 0,
         shards: int = 1,
         shard: int = 0,
-        option: str = "train-num-images-to-sample-from",
     ) -> None:
         """Starts a cycle; no window is dealt before the first :meth:`step`.
 
         Args:
             num_images: images in the data set, N ≥ 1.
-            window: images per window k, 1 to N; None takes all.
+            window: images per window k, 1 or more; None, or more than N, takes all.
             repeat: steps R for which a window is used; None never changes it.
             seed: start of all random choices.
             shards: number of processes.
             shard: which of them this is.
-            option: name of the command line option that gave ``window``, for the message.
-
-        Raises:
-            ConfigError: the window is larger than the data set.
         """
         if num_images < 1:
             raise ValueError("A cycle needs at least one image.")
-        if window is not None and window > num_images:
-            raise ConfigError(
-                f"--{option} is {window}, but there are only {num_images} images to sample from: "
-                f"give at most {num_images}, or -1 to keep all images in memory."
-            )
         self.num_images = num_images
-        self.window_size = num_images if window is None else window
+        self.window_size = num_images if window is None else min(window, num_images)
         # A window of all images would only be replaced by itself.
         self.repeat = None if self.window_size == num_images else repeat
         self.shards, self.shard = shards, shard

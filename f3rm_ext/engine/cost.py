@@ -34,18 +34,23 @@ def peak_mib(device: torch.device) -> float:
 
 
 class TrainingCost:
-    """What a run took so far. A resumed run goes on with the peak of the checkpoint until its first step."""
+    """What a run took so far. Its peak is that of training steps alone, whatever is drawn between them."""
 
     def __init__(self) -> None:
         self.peak_mib = 0.0
-        """Peak of the process that trained last, MiB; 0 before training."""
+        """Peak of all training steps, also of those before a resume, MiB; 0 before training."""
         self.it_per_s = 0.0
-        """Its steps per second on average, saving and evaluation between steps included; 0 before its second step."""
+        """Steps per second of the process that trained last, on average, saving and evaluation between steps included;
+        0 before its second step."""
         self._first: tuple[int, float] | None = None
+
+    def before_step(self, device: torch.device) -> None:
+        """To be called before every step: what was held since the last one is not training's."""
+        reset_peak(device)
 
     def after_step(self, step: int, device: torch.device) -> None:
         """To be called after every step; the first one, which compiles and loads, does not count for the speed."""
-        self.peak_mib = peak_mib(device)
+        self.peak_mib = max(self.peak_mib, peak_mib(device))
         now = time.perf_counter()
         if self._first is None:
             self._first = (step, now)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
+import tyro
 from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 from nerfstudio.engine.optimizers import Optimizers
@@ -22,7 +23,9 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from f3rm_ext import compat, threads
 from f3rm_ext.engine import checkpoint, random_state
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
-from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.engine.options import LocalViewerConfig
+from f3rm_ext.engine.shortage import is_out_of_memory, shortage
+from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
 
 EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
 
@@ -40,8 +43,10 @@ class F3rmTrainerConfig(TrainerConfig):
         default_factory=lambda: MachineConfig(device_type=compat.default_device_type())  # type: ignore[arg-type]
     )
     """Machine configuration; the device is cuda where there is one, else cpu."""
-    viewer: ViewerConfig = field(default_factory=lambda: ViewerConfig(websocket_host=compat.LOCAL_HOST))
+    viewer: ViewerConfig = field(default_factory=LocalViewerConfig)
     """Viewer configuration; listens on this machine only unless --viewer.websocket-host says otherwise."""
+    # An alias of a model's option that none of ours has.
+    prompt: tyro.conf.Suppress[str | None] = None
 
     # Set on the instance while a trainer is being built; never a field, so never in config.yml.
     _writing: ClassVar[bool] = False
@@ -169,6 +174,7 @@ class F3rmTrainer(Trainer):
         self._saved_step: int | None = None
         self._random_state: dict[str, Any] | None = None
         self._stop_signal: int | None = None
+        self._step_at_work: int | None = None
         self._save_lock = threading.RLock()
 
     # --- set-up ------------------------------------------------------------------------------------------------------
@@ -188,6 +194,7 @@ class F3rmTrainer(Trainer):
         self.callbacks = [
             TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], self._before_step),
             *self.callbacks,
+            TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], self._after_step),
         ]
 
     def setup_optimizers(self) -> Optimizers:
@@ -243,7 +250,11 @@ class F3rmTrainer(Trainer):
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Trains up to `max_num_iterations`, counted from the start of the first run, not from where it resumes."""
+        """Trains up to `max_num_iterations`, counted from the start of the first run, not from where it resumes.
+
+        Raises:
+            MemoryShortageError: Memory ran out in a step; what is saved stays as it is.
+        """
         end = self.config.max_num_iterations
         if self._start_step >= end:
             CONSOLE.print(self.config.nothing_left(self._start_step, self.config.resume_path() or self.base_dir))
@@ -256,6 +267,11 @@ class F3rmTrainer(Trainer):
         with self._catch_signals():
             try:
                 super().train()
+            except Exception as error:
+                # Saving and evaluation lie between steps, and other options would help there.
+                if self._step_at_work is None or not is_out_of_memory(error):
+                    raise
+                raise self._shortage(self._step_at_work) from error
             finally:
                 self.config.max_num_iterations = end
 
@@ -268,6 +284,17 @@ class F3rmTrainer(Trainer):
             self._random_state = None
         if self._stop_signal is not None:
             self._stop(self._stop_signal)
+        self._step_at_work = step
+
+    def _after_step(self, step: int) -> None:
+        """Last of all callbacks of a step."""
+        self._step_at_work = None
+
+    def _shortage(self, step: int) -> MemoryShortageError:
+        """What to do about too little memory for a step."""
+        parts = (self.pipeline.datamanager, self.pipeline.model)
+        levers = [lever for part in parts for lever in getattr(part, "memory_levers", tuple)()]
+        return shortage(step, self.device, self._resume_command(), levers)
 
     def _train_complete_viewer(self) -> None:
         if self._stop_signal is None:  # else it came in the very last step: nobody waits for the viewer
@@ -361,10 +388,17 @@ class F3rmTrainer(Trainer):
         raise SystemExit(code)
 
     def _how_to_resume(self) -> str:
-        newest = checkpoint.newest_first(self.checkpoint_dir)
-        if not newest:
+        command = self._resume_command()
+        if command is None:
             return "Nothing was saved yet: the same command starts again."
-        return f"Saved up to step {newest[0][0]}; go on with: {resume_command(sys.argv, self.checkpoint_dir)}"
+        step, _ = checkpoint.newest_first(self.checkpoint_dir)[0]
+        return f"Saved up to step {step}; go on with: {command}"
+
+    def _resume_command(self) -> str | None:
+        """The command that goes on from the last checkpoint of this run; None where there is none."""
+        if not checkpoint.newest_first(self.checkpoint_dir):
+            return None
+        return resume_command(sys.argv, self.checkpoint_dir)
 
 
 def _detached(values: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
+from f3rm_ext.engine.shortage import is_out_of_memory
+
 DEFAULT_CHUNK_CUDA, DEFAULT_CHUNK_CPU = 1 << 15, 1 << 12
 MIN_CHUNK = 16
 """Below this many rays, memory is not what is missing."""
@@ -16,14 +18,6 @@ MIN_CHUNK = 16
 def default_chunk(device: torch.device) -> int:
     """Rays per chunk where the user gave none."""
     return DEFAULT_CHUNK_CPU if device.type == "cpu" else DEFAULT_CHUNK_CUDA
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that device or host memory ran out."""
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
 class ChunkedRenderer:

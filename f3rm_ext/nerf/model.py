@@ -19,13 +19,15 @@ from nerfstudio.model_components.losses import distortion_loss, interlevel_loss
 from nerfstudio.model_components.ray_samplers import ProposalNetworkSampler
 from nerfstudio.model_components.renderers import AccumulationRenderer, DepthRenderer, RGBRenderer
 from nerfstudio.model_components.scene_colliders import NearFarCollider
-from nerfstudio.models.base_model import Model, ModelConfig
+from nerfstudio.models.base_model import Model
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
 from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
+from f3rm_ext.engine.options import OwnModelConfig
+from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.rendered import ExtraOutput
 from f3rm_ext.nerf import evaluation
@@ -36,6 +38,7 @@ from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCub
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.nerf.hash_grid import Backend
 from f3rm_ext.nerf.image_metrics import ImageMetrics
+from f3rm_ext.nerf.levers import levers
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, heaviest_samples
 from f3rm_ext.viewer.panel import QueryPanel
 
@@ -57,7 +60,7 @@ class ProposalOptions:
 
 
 @dataclass
-class F3rmModelConfig(ModelConfig):
+class F3rmModelConfig(OwnModelConfig):
     """Feature-distillation radiance field."""
 
     _target: type = field(default_factory=lambda: F3rmModel)
@@ -229,7 +232,8 @@ class F3rmModel(Model):
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
         """Annealing of the proposal weights (mip-NeRF 360, eq. 18), its schedule, and what steps take."""
 
-        def anneal(step: int) -> None:
+        def before(step: int) -> None:
+            self.cost.before_step(self.device)
             progress = min(1.0, step / max(1, self.config.proposal_anneal_steps))
             slope = 10.0
             self.proposal_sampler.set_anneal(slope * progress / ((slope - 1.0) * progress + 1.0))
@@ -239,9 +243,13 @@ class F3rmModel(Model):
             self.cost.after_step(step, self.device)
 
         return [
-            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], anneal, update_every_num_iters=1),
+            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], before, update_every_num_iters=1),
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after, update_every_num_iters=1),
         ]
+
+    def memory_levers(self) -> list[Lever]:
+        """Options that lower what a training step takes."""
+        return list(levers(self.config, bool(self.feature_field.names)))
 
     def get_extra_state(self) -> str:
         """What the checkpoint keeps beside parameters, as JSON."""

@@ -29,7 +29,7 @@ _PACKAGES = {  # distribution: (module, whether nothing works without it, what i
     "numba": ("numba", True, "training on the CPU"),
     "open_clip_torch": ("open_clip", False, "CLIP features"),
     "transformers": ("transformers", False, "DINO features from the hub (local weights need nothing)"),
-    "gsplat": ("gsplat", False, "splatfacto"),
+    "gsplat": ("gsplat", False, "sugar-ext on CUDA, and splatfacto"),
     "tinycudann": ("tinycudann", False, "the fastest hash grid on CUDA (torch's is used otherwise)"),
 }
 
@@ -145,7 +145,7 @@ def check_backends() -> Iterator[Finding]:
         found = "with CUDA kernels" if cuda else "importable; its CUDA kernels are compiled at first use"
         yield Finding("backends", "gsplat", Verdict.OK, found)
     except Exception as error:
-        advice = "`pip install gsplat==1.4.0`; only splatfacto needs it."
+        advice = "`pip install gsplat==1.4.0`; sugar-ext needs it on CUDA (not on the CPU), and splatfacto everywhere."
         yield Finding("backends", "gsplat", Verdict.ABSENT, _reason(error), advice)
 
 

@@ -12,12 +12,14 @@ from jaxtyping import Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
-from nerfstudio.models.base_model import Model, ModelConfig
+from nerfstudio.models.base_model import Model
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
 from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
+from f3rm_ext.engine.options import OwnModelConfig
+from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.nerf.evaluation import feature_images
 from f3rm_ext.nerf.guard import OutputGuard
@@ -31,6 +33,7 @@ from f3rm_ext.splat.initial import initial_gaussians, seen_places
 from f3rm_ext.splat.losses import photometric_loss
 from f3rm_ext.splat.memory.allocator import CacheClearing, ask_for_expandable_segments
 from f3rm_ext.splat.memory.conversion import Loss, converted
+from f3rm_ext.splat.memory.levers import levers
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.rasterize import Backend, Rendered
@@ -45,7 +48,7 @@ PREFIX = "gauss_params."
 
 
 @dataclass
-class SplatModelConfig(ModelConfig):
+class SplatModelConfig(OwnModelConfig):
     """Splats aligned to surfaces."""
 
     _target: type = field(default_factory=lambda: SplatModel)
@@ -84,6 +87,8 @@ class SplatModelConfig(ModelConfig):
     """Seed of the initial Gaussians and of the points at which surfaces are compared."""
     lpips_weights: Path | None = None
     """LPIPS weights file for evaluation off-line; by default torchvision's AlexNet, from TORCH_HOME or the network."""
+    # Pictures of splats are drawn whole.
+    eval_num_rays_per_chunk: tyro.conf.Suppress[int] = 4096
 
     def __post_init__(self) -> None:
         if not 0 <= self.sh_degree <= MAX_SH_DEGREE:
@@ -231,6 +236,7 @@ class SplatModel(AskedSplats, Model):
         clearing = CacheClearing(config.memory.clear_every)
 
         def before(step: int) -> None:
+            self.cost.before_step(self.device)
             self.step = step
             self.current_sh_degree = schedule.sh_degree(step, config.sh_degree, config.sh_steps_per_degree)
             if config.mip.due(step, schedule.total, self._filter_stale):
@@ -238,7 +244,6 @@ class SplatModel(AskedSplats, Model):
             self._filter_stale = False
 
         def after(step: int) -> None:
-            self.cost.after_step(step, self.device)
             assert self.densifier is not None and self.regularizer is not None and self._drawn is not None
             params = self.gauss_params
             change = self.densifier.after_backward(schedule.at(step), self._drawn, params, optimizers)
@@ -247,6 +252,7 @@ class SplatModel(AskedSplats, Model):
             if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._drawn = None
+            self.cost.after_step(step, self.device)
             clearing.after_step(step, self.device)
             if step + 1 == schedule.total and hasattr(manager, "train_feature_source"):
                 self.lift_features(manager.train_dataset, manager.train_feature_source())
@@ -256,6 +262,11 @@ class SplatModel(AskedSplats, Model):
             TrainingCallback([location], call, update_every_num_iters=1)
             for location, call in zip(locations, (before, after), strict=True)
         ]
+
+    def memory_levers(self) -> list[Lever]:
+        """Options that lower what a training step takes."""
+        growing = self.schedule.at(self.step) < self.schedule.last_growth()
+        return list(levers(self.config, self.device.type, self.num_gaussians, growing))
 
     def _follow(self, change: Change) -> bool:
         """Has what is kept by Gaussian follow a change of their set. Returns whether there was one."""

@@ -207,9 +207,6 @@ class TestOptions:
         shell.train("--pipeline.datamanager.train-num-rays-per-batch", rays).refuses(rf"{rays}")
         assert shell.trained_nothing()
 
-    def test_window_larger_than_the_data_set(self, shell: Shell, capture: Path) -> None:
-        shell.train("--pipeline.datamanager.train-num-images-to-sample-from", 100).refuses(r"100")
-
     def test_unknown_extractor(self, shell: Shell, capture: Path) -> None:
         shell.train("--pipeline.datamanager.features.extractors", "dense-dasy").refuses(r"dense-dasy.*dense-daisy")
 

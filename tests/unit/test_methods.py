@@ -1,13 +1,19 @@
 """The registered methods: presets, their stand-ins, and what config.yml keeps."""
 
 import dataclasses
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tyro
 import yaml
+from nerfstudio.configs.base_config import ViewerConfig
+from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.plugins.types import MethodSpecification
 
 from f3rm_ext.errors import ConfigError
@@ -92,6 +98,96 @@ def test_a_broken_part_gives_a_method_that_says_why(monkeypatch: pytest.MonkeyPa
     assert "libfoo.so is missing" in specification.description
     with pytest.raises(ConfigError, match=r"f3rm-ext cannot be used here.*libfoo.so is missing.*doctor"):
         specification.config.setup()
+
+
+def _flags(config: TrainerConfig) -> set[str]:
+    parser = tyro.extras.get_parser(type(config), default=config)
+    return {flag.removeprefix("--") for action in parser._actions for flag in action.option_strings}
+
+
+def _options(value: Any, path: str = "") -> Iterator[str]:
+    """What fields and the fields in them would be called on the command line."""
+    if isinstance(value, dict):
+        children = value
+    elif isinstance(value, tuple):
+        children = {str(index): child for index, child in enumerate(value)}
+    elif dataclasses.is_dataclass(value):
+        children = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    else:
+        children = {}
+    if not any(dataclasses.is_dataclass(child) or isinstance(child, dict) for child in [value, *children.values()]):
+        yield path
+        return
+    if not children:
+        yield path
+    for name, child in children.items():
+        if name not in ("_target", "dataparser"):  # the dataparser's are those of a subcommand
+            inside = path if (path, name) == ("pipeline.model", "memory") else f"{path}.{name}".strip(".")
+            yield from _options(child, inside.replace("_", "-"))
+
+
+WITHOUT_EFFECT = {
+    "prompt",
+    "viewer.num-rays-per-chunk",
+    "pipeline.datamanager.masks-on-gpu",
+    "pipeline.model.collider-params",
+    "pipeline.model.enable-collider",
+    "pipeline.model.loss-coefficients",
+    "pipeline.model.prompt",
+}
+"""Options of nerfstudio's that do nothing in any of our methods."""
+OF_FIELDS = {
+    *(
+        f"pipeline.datamanager.{name}"
+        for name in ("camera-optimizer", "eval-image-indices", "patch-size", "pixel-sampler")
+    ),
+    *(f"pipeline.model.camera-optimizer.{name}" for name in ("optimizer", "scheduler")),
+}
+OF_SPLATS = {
+    *(
+        f"pipeline.datamanager.{name}"
+        for name in (
+            *("cache-images", "cache-images-type", "eval-image-indices", "eval-num-images-to-sample-from"),
+            *("eval-num-times-to-repeat-images", "fps-reset-every", "images-on-gpu", "max-thread-workers"),
+            *("train-cameras-sampling-seed", "train-cameras-sampling-strategy"),
+        )
+    ),
+    "pipeline.model.eval-num-rays-per-chunk",
+    "pipeline.model.surface.mode",
+    "optimizers.features-rest.optimizer.moments",
+    "optimizers.features-rest.optimizer.reflective-above",
+}
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *SPLAT_PRESETS])
+def test_options_without_effect_are_not_offered(name: str) -> None:
+    """Whoever adds an option that is not on the command line, or hides one, says so here."""
+    config = make_config(name) if name in PRESETS else make_splat_config(name)
+    expected = WITHOUT_EFFECT | (OF_FIELDS if name in PRESETS else OF_SPLATS)
+    offered = _flags(config)
+    hidden = {option for option in _options(config) if option not in offered}
+    unknown = {option for option in hidden if not any(f"{option}.".startswith(f"{known}.") for known in expected)}
+    assert unknown == set(), "not on the command line, and not known to be without effect"
+    useless = {option for option in offered if any(f"{option}.".startswith(f"{known}.") for known in expected)}
+    assert useless == set(), "offered, but without effect"
+
+
+@pytest.mark.parametrize("name", ["f3rm-ext", "sugar-ext"])
+def test_a_config_file_with_options_without_effect_still_loads(name: str) -> None:
+    config = make_config(name) if name in PRESETS else make_splat_config(name)
+    config.viewer = ViewerConfig(num_rays_per_chunk=7)
+    config.pipeline.model.enable_collider = False
+    config.pipeline.model.collider_params = {"near_plane": 2.0, "far_plane": 6.0}
+    config.pipeline.model.eval_num_rays_per_chunk = 512
+    loaded = yaml.load(yaml.dump(config), Loader=yaml.Loader)
+    assert loaded == config and type(loaded.viewer) is ViewerConfig
+
+
+def test_no_gpu_is_promised_to_suffice() -> None:
+    """Nothing was measured on GPUs of 8, 12 or 24 GB."""
+    texts = [*PRESETS.values(), *SPLAT_PRESETS.values(), *(path.read_text() for path in (ROOT / "docs").glob("*.md"))]
+    for text in [*texts, (ROOT / "README.md").read_text()]:
+        assert not re.search(r"GPUs? (of|up to|with) \d+ Gi?B", text), text
 
 
 def test_the_table_of_presets_is_up_to_date() -> None:

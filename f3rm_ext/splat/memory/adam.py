@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
+import tyro
 from nerfstudio.engine.optimizers import OptimizerConfig
 from torch import Tensor
 from torch.nn import Parameter
@@ -205,11 +206,12 @@ class PackedAdamOptimizerConfig(OptimizerConfig):
     """Learning rate, > 0."""
     eps: float = 1e-15
     """Added to the root of the second moment."""
-    moments: MomentStorage = "float32"
-    """How the two moments are kept: 8 bytes per number in float32, 4 in bfloat16, about 2 in int8."""
     seed: int = 0
     """Seed of the random numbers of rounding."""
-    reflective_above: float = 0.0
+    # Filled in by the model's memory options.
+    moments: tyro.conf.Suppress[MomentStorage] = "float32"
+    """How the two moments are kept: 8 bytes per number in float32, 4 in bfloat16, about 2 in int8."""
+    reflective_above: tyro.conf.Suppress[float] = 0.0
     """View dependence of a colour above which a float16 parameter has more bits kept; 0 for none."""
 
     def setup(self, params: Any) -> torch.optim.Optimizer:

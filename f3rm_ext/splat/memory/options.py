@@ -21,7 +21,7 @@ class MemoryOptions:
 
     optimize_memory: bool = False
     """Turn on the sensible set: what is `auto` below becomes float16 storage with bfloat16 moments and expandable
-    segments. Saves about 60 % of what Gaussians of SH degree 3 take."""
+    segments. By the account a step of 6 million Gaussians takes 24 % less of SH degree 3 and 16 % less of degree 2."""
     sh_storage: Literal["auto", "float32", "float16", "selective"] = "auto"
     """How spherical harmonics beyond the first are kept: float16 is computed with in float32 and rounded at random;
     `selective` keeps more bits for reflective Gaussians. auto is float32, with optimize-memory float16."""

@@ -284,11 +284,27 @@ def test_too_few_rays_for_all_gpus(build):
         build(world=4, train_num_rays_per_batch=3)
 
 
-def test_a_window_larger_than_the_training_images(build):
-    with pytest.raises(ConfigError, match=r"train-num-images-to-sample-from is 7, but there are only 6 images"):
-        build(train_num_images_to_sample_from=7)
-    manager = build(eval_num_images_to_sample_from=32, eval_num_times_to_repeat_images=512)
-    assert manager.next_eval(0)[0].shape == (20,), "the same window for few evaluation images is no error"
+def test_a_window_larger_than_the_capture_is_all_images_and_says_so(build, capsys):
+    manager = build(
+        train_num_images_to_sample_from=7,
+        train_num_times_to_repeat_images=1,
+        eval_num_images_to_sample_from=32,
+        eval_num_times_to_repeat_images=512,
+    )
+    assert manager.next_eval(0)[0].shape == (20,)
+    for step in range(3):
+        manager.next_train(step)
+    assert manager.train_pixel_sampler.coverage.appearances.tolist() == [1] * 6
+    said = " ".join(capsys.readouterr().out.split())
+    assert "train-num-images-to-sample-from is 7, but there are 6 training images: all of them are used." in said
+    assert "eval-num-images-to-sample-from is 32, but there are" in said
+    assert "All 6 training images are kept in memory." in said
+
+
+@pytest.mark.parametrize("window", [6, -1])
+def test_a_window_that_fits_says_nothing_of_that(build, capsys, window):
+    build(train_num_images_to_sample_from=window)
+    assert "all of them are used" not in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -471,3 +487,37 @@ def test_other_dataparsers_are_checked_too(build, make_capture):
     manager = build(folder, dataparser=BlenderDataParserConfig())
     assert manager.eval_dataset is None
     manager.next_train(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {},
+            [
+                ("train-num-images-to-sample-from", "6 of 6, for ever", "3 --{}train-num-times-to-repeat-images 100"),
+                ("camera-res-scale-factor", 1.0, 0.5),
+            ],
+        ),
+        (
+            {
+                "train_num_images_to_sample_from": 2,
+                "train_num_times_to_repeat_images": 7,
+                "train_num_rays_per_batch": 300,
+            },
+            [
+                ("train-num-images-to-sample-from", "2 of 6, for 7", "1 --{}train-num-times-to-repeat-images 7"),
+                ("train-num-rays-per-batch", 300, 150),
+                ("camera-res-scale-factor", 1.0, 0.5),
+            ],
+        ),
+        ({"train_num_images_to_sample_from": 1}, [("camera-res-scale-factor", 1.0, 0.5)]),
+    ],
+)
+def test_what_lowers_memory_on_the_cpu(build, options, expected):
+    prefix = "pipeline.datamanager."
+    found = [(lever.option, lever.now, lever.lower) for lever in build(**options).memory_levers()]
+    assert found == [
+        (prefix + option, now, lower.format(prefix) if isinstance(lower, str) else lower)
+        for option, now, lower in expected
+    ]

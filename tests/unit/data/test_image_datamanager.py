@@ -321,9 +321,12 @@ def test_options_that_cannot_work(options, message):
         ImageDataManagerConfig(**options)
 
 
-def test_a_window_larger_than_the_training_images(build):
-    with pytest.raises(ConfigError, match=r"train-num-images-to-sample-from is 7, but there are only 6 images"):
-        build(train_num_images_to_sample_from=7)
+def test_a_window_larger_than_the_capture_is_all_images_and_says_so(build, capsys):
+    manager = build(train_num_images_to_sample_from=7, train_num_times_to_repeat_images=1)
+    seen = [int(manager.next_train(step)[0].metadata["cam_idx"]) for step in range(6)]
+    assert sorted(seen) == list(range(6))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "train-num-images-to-sample-from is 7, but there are 6 training images: all of them are used." in said
 
 
 def test_config_survives_yaml_and_pickle(make_capture):
@@ -363,3 +366,15 @@ def test_the_fox(build):
     height, width = batch["image"].shape[:2]
     assert 940 <= height <= 960 and 525 <= width <= 540 and "mask" not in batch
     assert (int(camera.height), int(camera.width)) == (height, width) and camera.distortion_params is None
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", ["train-num-images-to-sample-from", "camera-res-scale-factor"]), ("cuda", ["camera-res-scale-factor"])],
+)
+def test_what_lowers_memory_depends_on_where_images_are(build, device, expected):
+    manager = build(camera_res_scale_factor=0.5)
+    manager.device = device
+    found = manager.memory_levers()
+    assert [lever.option.removeprefix("pipeline.datamanager.") for lever in found] == expected
+    assert (found[-1].now, found[-1].lower) == (0.5, 0.25)

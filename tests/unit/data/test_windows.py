@@ -65,6 +65,18 @@ def test_appearances_are_exact_over_all_processes_together(num_images: int, wind
         assert cycles[-1].appearances() == counts
 
 
+@pytest.mark.parametrize("shards", [2, 3, 5])
+@pytest.mark.parametrize("num_images", range(2, 9))
+def test_no_image_is_twice_in_a_window_where_processes_want_more_images_than_there_are(num_images: int, shards: int):
+    for window in range(num_images // shards + 1, num_images):
+        assert shards * window > num_images
+        for seed in range(3):
+            cycle = WindowCycle(num_images, window, 1, seed=seed, shards=shards)
+            for _ in range(3 * num_images):  # enough for windows over the end of an epoch in every process
+                cycle.step()
+                assert all(len(set(images)) == window for images in cycle.round)
+
+
 @pytest.mark.parametrize("repeat", [1, 2, 3, 7])
 def test_a_window_is_used_for_exactly_the_stated_steps(repeat: int):
     cycle = WindowCycle(100, 3, repeat)
@@ -155,9 +167,12 @@ def test_state_of_other_images_is_not_used():
     assert cycle.step() == untouched.step()
 
 
-def test_window_larger_than_the_data_set_is_refused():
-    with pytest.raises(ConfigError, match=r"--images is 9, but there are only 8 images"):
-        WindowCycle(8, 9, 1, option="images")
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_window_larger_than_the_data_set_is_all_of_it(shards: int):
+    cycle, whole = (WindowCycle(8, window, 1, seed=3, shards=shards) for window in (9, None))
+    assert not cycle.changes and cycle.window_size == 8
+    assert [cycle.step() for _ in range(3)] == [whole.step() for _ in range(3)]
+    assert cycle.state() == whole.state()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,27 @@ from f3rm_ext.engine.cost import TrainingCost, peak_mib, reset_peak
 CPU = torch.device("cpu")
 
 
+class Meter:
+    """A device's counter of its peak, MiB."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held = self.peak = 100.0
+        monkeypatch.setattr(cost, "peak_mib", lambda device: self.peak)
+        monkeypatch.setattr(cost, "reset_peak", self.reset)
+
+    def reset(self, device: torch.device) -> None:
+        self.peak = self.held
+
+    def use(self, mib: float) -> None:
+        """Takes so much more, and gives it back."""
+        self.peak = max(self.peak, self.held + mib)
+
+
+@pytest.fixture
+def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
+    return Meter(monkeypatch)
+
+
 def test_the_peak_is_that_since_the_reset() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -35,6 +56,42 @@ def test_steps_per_second_leave_the_first_step_out(monkeypatch: pytest.MonkeyPat
         speeds.append(found.it_per_s)
     assert speeds == [0.0, 1.0, 2.0]
     assert found.peak_mib > 0
+
+
+def test_the_peak_of_training_is_that_of_its_worst_step(meter: Meter) -> None:
+    found = TrainingCost()
+    for step, taken in enumerate((10, 50, 20)):
+        found.before_step(CPU)
+        meter.use(taken)
+        found.after_step(step, CPU)
+    assert found.peak_mib == 150
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["evaluation batch", "picture"])
+def test_what_is_drawn_between_steps_neither_counts_nor_hides_a_peak(meter: Meter, resets: bool) -> None:
+    found = TrainingCost()
+    for step, taken in enumerate((50, 20)):
+        found.before_step(CPU)
+        meter.use(taken)
+        found.after_step(step, CPU)
+        if resets:
+            meter.reset(CPU)
+        meter.use(400)
+    assert found.metrics(CPU) == {
+        "train_peak_memory_mib": 150,
+        "train_it_per_s": found.it_per_s,
+        "eval_peak_memory_mib": 500,
+    }
+
+
+@pytest.mark.parametrize(("saved", "expected"), [(30.0, 110.0), (700.0, 700.0)])
+def test_a_resumed_run_keeps_the_larger_peak(meter: Meter, saved: float, expected: float) -> None:
+    found = TrainingCost()
+    found.restore({"train_peak_mib": saved, "train_it_per_s": 1.0})
+    found.before_step(CPU)
+    meter.use(10)
+    found.after_step(8, CPU)
+    assert found.peak_mib == expected
 
 
 def test_a_checkpoint_keeps_them_and_an_older_one_has_none() -> None:

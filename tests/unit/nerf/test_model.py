@@ -9,6 +9,7 @@ import torch
 from nerfstudio.cameras.camera_optimizers import CameraOptimizerConfig
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
+from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
@@ -196,6 +197,29 @@ def test_image_metrics_without_features(make_model: MakeModel, camera: Cameras) 
     assert metrics["eval_peak_memory_mib"] > 0
     assert all(isinstance(value, float) for value in metrics.values())
     assert images["img"].shape == (12, 40, 3)
+
+
+def test_the_peak_of_training_outlives_the_viewers_pictures(
+    make_model: MakeModel, camera: Cameras, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = {"now": 0.0}
+    monkeypatch.setattr("f3rm_ext.engine.cost.peak_mib", lambda device: peaks["now"])
+    for module in ("f3rm_ext.engine.cost", "f3rm_ext.nerf.model"):
+        monkeypatch.setattr(f"{module}.reset_peak", lambda device: peaks.update(now=0.0))
+    model = make_model()
+    nothing: Any = None
+    callbacks = model.get_training_callbacks(TrainingCallbackAttributes(nothing, nothing, nothing, nothing))
+    for step, taken in enumerate((70.0, 30.0)):
+        for callback in callbacks:
+            callback.run_callback_at_location(step, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
+        peaks["now"] = taken
+        for callback in callbacks:
+            callback.run_callback_at_location(step, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
+        model.eval().get_outputs_for_camera(camera)
+        peaks["now"] = 900.0
+        model.train()
+    assert model.cost.metrics(model.device)["train_peak_memory_mib"] == 70
+    assert model.cost.metrics(model.device)["eval_peak_memory_mib"] == 900
 
 
 def test_a_checkpoint_restores_heads_and_counters(make_model: MakeModel, make_spec: MakeSpec, camera: Cameras) -> None:

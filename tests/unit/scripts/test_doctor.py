@@ -41,6 +41,18 @@ class TestPackages:
         finding = by_name(doctor.check_packages)[name]
         assert finding.verdict is verdict and finding.found == "not installed" and finding.advice
 
+    def test_who_needs_gsplat(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def version(wanted: str) -> str:
+            raise importlib.metadata.PackageNotFoundError(wanted)
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        assert "sugar-ext on CUDA" in by_name(doctor.check_packages)["gsplat"].advice
+        monkeypatch.setitem(sys.modules, "gsplat", None)  # type: ignore[arg-type]
+        monkeypatch.delitem(sys.modules, "gsplat.strategy", raising=False)
+        finding = by_name(doctor.check_backends)["gsplat"]
+        assert finding.verdict is Verdict.ABSENT
+        assert "sugar-ext" in finding.advice and "CUDA" in finding.advice and "only splatfacto" not in finding.advice
+
     def test_installed_but_not_importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "open_clip", None)  # type: ignore[arg-type]
         finding = by_name(doctor.check_packages)["open_clip_torch"]

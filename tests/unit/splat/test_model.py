@@ -295,6 +295,30 @@ def test_a_step_of_every_mode(
     assert model.cost.peak_mib > 0
 
 
+def test_the_peak_of_training_outlives_the_viewers_pictures(
+    make_splat_model: Callable[..., SplatModel],
+    begin_training: Callable[..., Any],
+    camera: Any,
+    batch: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peaks = {"now": 0.0}
+    monkeypatch.setattr("f3rm_ext.engine.cost.peak_mib", lambda device: peaks["now"])
+    for module in ("f3rm_ext.engine.cost", "f3rm_ext.splat.model"):
+        monkeypatch.setattr(f"{module}.reset_peak", lambda device: peaks.update(now=0.0))
+    model = make_splat_model(regularization="none")
+    hooks = begin_training(model)
+    for step, taken in enumerate((70.0, 30.0)):
+        backward(model, hooks, step, camera, batch)
+        peaks["now"] = taken
+        hooks.after(step)
+        model.eval().get_outputs_for_camera(camera)
+        peaks["now"] = 900.0
+        model.train()
+    assert model.cost.metrics(model.device)["train_peak_memory_mib"] == 70
+    assert model.cost.metrics(model.device)["eval_peak_memory_mib"] == 900
+
+
 @pytest.mark.parametrize("mode", ["density", "sdf", "dn-consistency"])
 def test_the_surface_is_done_with_before_the_picture(
     make_splat_model: Callable[..., SplatModel],

@@ -1,10 +1,13 @@
 """The accounting against tensors that are really allocated, and what it says about six million Gaussians."""
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import tyro
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -17,6 +20,7 @@ from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.mip import smoothing_filter
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
+from f3rm_ext.splat.surface.options import RegularizationOptions
 
 COUNT, MILLIONS = 120, 6_000_000
 GB = 1e9
@@ -114,6 +118,28 @@ def test_six_million_gaussians_before_and_after() -> None:
     assert peak(naive) / GB == pytest.approx(10.92)
     assert peak(ours) / GB <= 5.5  # with a picture's intermediates and a million points, every Gaussian visible
     assert total(naive) - total(naive, *same) == total(ours) - total(ours, *same)  # counted alike
+
+
+def _saved_percent(sh_degree: int) -> int:
+    """What optimize-memory saves of the peak of the default, six million Gaussians and the default's points."""
+    points = RegularizationOptions().samples
+    default, ours = (
+        peak(account(Layout.of(options, MILLIONS, sh_degree, points)))
+        for options in (MemoryOptions(), MemoryOptions(optimize_memory=True))
+    )
+    return round(100 * (1 - ours / default))
+
+
+def test_what_is_said_of_optimize_memory_is_what_the_account_says() -> None:
+    help_text = tyro.extras.get_parser(MemoryOptions).format_help()
+    words = " ".join(re.sub(r"[│╭╮╰╯─]|\x1b\[[0-9;]*m", " ", help_text).split())
+    documentation = Path(__file__).parents[4] / "docs"
+    splats, benchmarks = (
+        " ".join((documentation / name).read_text().split()) for name in ("splats.md", "benchmarks.md")
+    )
+    expected = f"{_saved_percent(3)} % less of SH degree 3 and {_saved_percent(2)} % less of degree 2"
+    assert expected in words and expected in splats and expected in benchmarks
+    assert not re.search(r"about 60\s?%", words)
 
 
 def test_a_peak_is_the_worse_of_regularisation_and_picture() -> None:

@@ -1,0 +1,41 @@
+"""What is advised where memory runs out in training a field."""
+
+from collections.abc import Callable
+
+import pytest
+
+from f3rm_ext.engine.shortage import Loss
+from f3rm_ext.method_configs.presets import make_config
+from f3rm_ext.nerf.levers import levers
+from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig
+
+
+def test_what_needs_a_new_start_comes_last() -> None:
+    found = sorted(levers(F3rmModelConfig(), has_features=True), key=lambda lever: lever.loss)
+    assert [(lever.option.removeprefix("pipeline.model."), lever.now, lever.lower) for lever in found] == [
+        ("feature-samples-per-ray", "0, all 48", 4),
+        ("num-samples", 48, 24),
+        ("proposals.0.num-samples", 256, 128),
+        ("proposals.1.num-samples", 96, 48),
+        ("grid.log2-hashmap-size", 19, 18),
+        ("feature-grid.log2-hashmap-size", 19, 18),
+    ]
+    assert [lever.loss for lever in found][-2:] == [Loss.NEW_START] * 2
+
+
+def test_without_features_none_of_theirs() -> None:
+    assert not [lever for lever in levers(F3rmModelConfig(), has_features=False) if "feature" in lever.option]
+
+
+@pytest.mark.parametrize("has_features", [True, False])
+def test_a_model_says_so(
+    make_model: Callable[..., F3rmModel], make_spec: Callable[..., object], has_features: bool
+) -> None:
+    model = make_model((make_spec("a"),) if has_features else ())
+    assert any("feature" in lever.option for lever in model.memory_levers()) is has_features
+
+
+def test_the_lite_preset_has_its_features_at_four_samples() -> None:
+    config = make_config("f3rm-ext-lite").pipeline.model
+    assert isinstance(config, F3rmModelConfig)
+    assert "pipeline.model.feature-samples-per-ray" not in [lever.option for lever in levers(config, True)]
