@@ -1,6 +1,8 @@
 """The steps of the CUDA backend, taken on the CPU with stand-ins of gsplat's kernels made of its own torch pieces."""
 
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from f3rm_ext.splat.rasterize import gsplat_backend
+from f3rm_ext.splat.rasterize import gsplat_backend, rasterize
 from f3rm_ext.splat.rasterize.camera import TILE_PX
 from f3rm_ext.splat.rasterize.reference import pixel_weights
 
@@ -103,6 +105,28 @@ def test_steps_give_the_reference(
         expected.pop("means2d absgrad")
     for name, value in expected.items():
         assert (found[name] - value).norm() <= 1e-4 * value.norm(), name
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("channels", [3, 40])
+def test_absolute_gradients_leave_nothing_behind(channels: int, backward: bool, make_scene: Callable[..., Any]) -> None:
+    scene = make_scene(channels=channels)
+    leaves = scene.leaves(torch.float32)
+    gc.collect()
+    gc.disable()
+    try:
+        rendered = rasterize(
+            **leaves, K=scene.K, width=scene.width, height=scene.height, absgrad=True, backend="gsplat"
+        )
+        rendered.means2d.retain_grad()
+        if backward:
+            rendered.colors.sum().backward()
+            assert (rendered.means2d.absgrad > 0).any()
+        watched = weakref.ref(rendered.means2d)
+        del rendered
+        assert watched() is None, "the centres of a step outlive it"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("count", [0, 7])
