@@ -29,7 +29,7 @@ _PACKAGES = {  # distribution: (module, whether nothing works without it, what i
     "numba": ("numba", True, "training on the CPU"),
     "open_clip_torch": ("open_clip", False, "CLIP features"),
     "transformers": ("transformers", False, "DINO features from the hub (local weights need nothing)"),
-    "gsplat": ("gsplat", False, "splatfacto"),
+    "gsplat": ("gsplat", False, "sugar-ext on CUDA and splatfacto"),
     "tinycudann": ("tinycudann", False, "the fastest hash grid on CUDA (torch's is used otherwise)"),
 }
 
@@ -129,11 +129,10 @@ def check_backends() -> Iterator[Finding]:
         yield Finding("backends", "hash grid (tcnn)", Verdict.ABSENT, found, "Not needed: the torch grid is used.")
     try:
         importlib.import_module("gsplat.strategy")
-        cuda = compat.has_cuda() and importlib.util.find_spec("gsplat.csrc") is not None
-        found = "with CUDA kernels" if cuda else "importable; its CUDA kernels are compiled at first use"
-        yield Finding("backends", "gsplat", Verdict.OK, found)
+        works, found, advice = compat.describe_gsplat()
+        yield Finding("backends", "gsplat", Verdict.OK if works else Verdict.ABSENT, found, advice)
     except Exception as error:
-        advice = "`pip install gsplat==1.4.0`; only splatfacto needs it."
+        advice = "`pip install gsplat==1.4.0`; sugar-ext on CUDA and splatfacto need it."
         yield Finding("backends", "gsplat", Verdict.ABSENT, _reason(error), advice)
 
 

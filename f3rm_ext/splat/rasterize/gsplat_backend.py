@@ -9,6 +9,7 @@ import weakref
 import torch
 from torch import Tensor
 
+from f3rm_ext import compat
 from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
 
 CHANNEL_CHUNK = 32
@@ -51,7 +52,11 @@ def render(
 
     More than 32 channels are composited in several passes; absolute gradients are then sums over the passes, which
     can be larger than those of one pass.
+
+    Raises:
+        ConfigError: gsplat has no kernels here.
     """
+    compat.check_gsplat_kernels()
     from gsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
 
     width, height = camera.width, camera.height

@@ -2,8 +2,10 @@
 
 import gc
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gsplat
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.rasterize import gsplat_backend, rasterize
 from f3rm_ext.splat.rasterize.camera import TILE_PX
 from f3rm_ext.splat.rasterize.reference import pixel_weights
@@ -75,6 +78,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """gsplat without CUDA."""
     from gsplat.cuda._torch_impl import _isect_offset_encode, _isect_tiles
 
+    monkeypatch.setattr(gsplat_backend.compat, "check_gsplat_kernels", lambda: None)
     monkeypatch.setattr(gsplat, "fully_fused_projection", _project)
     monkeypatch.setattr(gsplat, "isect_tiles", _isect_tiles)
     monkeypatch.setattr(gsplat, "isect_offset_encode", _isect_offset_encode)
@@ -138,3 +142,12 @@ def test_nothing_visible_leaves_the_background(count: int, make_scene: Any, diff
     found, expected = differentiate(scene, "gsplat"), differentiate(scene, "torch", torch.float64)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_without_kernels_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, make_scene: Callable[..., Any]) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("f3rm_ext.splat.rasterize.resolve_backend", lambda backend, device: backend)
+    monkeypatch.setitem(sys.modules, "gsplat.cuda._backend", SimpleNamespace(_C=None))
+    scene = make_scene(count=3)
+    with pytest.raises(ConfigError, match=r"gsplat has no kernels here .*CUDA toolkit"):
+        rasterize(**scene.leaves(torch.float32), K=scene.K, width=scene.width, height=scene.height, backend="gsplat")
