@@ -152,6 +152,27 @@ def check_device(device_type: str, num_devices: int = 1) -> None:
         )
 
 
+def set_cuda_allocator(settings: str) -> bool:
+    """Gives CUDA's allocator settings while CUDA is running already.
+
+    Args:
+        settings: as in ``PYTORCH_CUDA_ALLOC_CONF``; all of them, since some versions of torch forget the others.
+
+    Returns:
+        Whether torch took them.
+    """
+    import torch
+
+    try:
+        if hasattr(torch._C, "_accelerator_setAllocatorSettings"):  # torch ≥ 2.9
+            torch._C._accelerator_setAllocatorSettings(settings)
+        else:
+            torch.cuda.memory._set_allocator_settings(settings)
+    except (AttributeError, RuntimeError, ValueError):
+        return False
+    return True
+
+
 # --- viewer ----------------------------------------------------------------------------------------------------------
 
 
@@ -346,3 +367,75 @@ def tolerate_missing_gsplat() -> None:
         for name in stand_in:
             del sys.modules[name]
         sys.modules.update(before)
+
+
+def _gsplat_kernels() -> Any:
+    """gsplat's CUDA kernels, compiled now where that is needed and possible (minutes); None where it is not."""
+    from gsplat.cuda._backend import _C
+
+    return _C
+
+
+def gsplat_wheels() -> str | None:
+    """The index of gsplat 1.4.0 with kernels compiled for this Python, torch and CUDA; None where there is none."""
+    import torch
+
+    version = torch.__version__.split("+")[0].split(".")
+    cuda = (torch.version.cuda or "").replace(".", "")
+    built = {"20": ("118",), "21": ("118", "121"), "22": ("118", "121"), "23": ("118", "121")}
+    built["24"] = ("118", "121", "124")
+    if sys.version_info[:2] != (3, 10) or cuda not in built.get("".join(version[:2]), ()):
+        return None
+    return f"https://docs.gsplat.studio/whl/pt{''.join(version[:2])}cu{cuda}"
+
+
+def gsplat_advice() -> str:
+    """What to do where gsplat has no CUDA kernels; the middle of a sentence."""
+    import torch
+
+    toolkit = f"install the CUDA toolkit {torch.version.cuda or 'of the same version as PyTorch'} (its compiler nvcc)"
+    wheels = gsplat_wheels()
+    if wheels is None:
+        return f"{toolkit}, with which gsplat compiles them at its first use"
+    return f"`pip install gsplat==1.4.0 --index-url {wheels}`, or {toolkit}"
+
+
+def check_gsplat_kernels() -> None:
+    """Makes sure that gsplat can draw on CUDA; compiles its kernels where that was not done yet.
+
+    gsplat from PyPI comes as source. Where it cannot be compiled it is imported nonetheless, and fails at its first
+    use with ``'NoneType' object has no attribute 'CameraModelType'``.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        if _gsplat_kernels() is not None:
+            return
+        reason = "they are not compiled and there is no CUDA toolkit to do it"
+    except Exception as error:  # whatever compilers, linkers and loaders say
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    raise ConfigError(
+        f"Splats cannot be drawn on CUDA, because gsplat has no kernels here ({reason}): {gsplat_advice()}, or use "
+        "--machine.device-type cpu."
+    )
+
+
+def describe_gsplat() -> tuple[bool, str, str]:
+    """Whether gsplat can draw on CUDA as far as can be told without compiling anything, what was found, and advice."""
+    import importlib.util
+
+    if not has_cuda():
+        return True, "importable; its CUDA kernels are not needed without a GPU", ""
+    try:
+        if importlib.util.find_spec("gsplat.csrc") is not None:
+            import gsplat.csrc  # noqa: F401  # pyright: ignore[reportMissingImports]
+
+            return True, "with CUDA kernels", ""
+        reason = "not compiled"
+    except ImportError as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    if shutil.which("nvcc"):
+        return True, f"its CUDA kernels ({reason}) are compiled at first use, which takes minutes", ""
+    advice = gsplat_advice()
+    return False, f"without CUDA kernels ({reason}, and no nvcc)", f"For sugar-ext and splatfacto {advice}."

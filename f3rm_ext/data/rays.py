@@ -18,12 +18,19 @@ def make_ray_generator(cameras: Cameras, device: torch.device | str) -> RayMaker
     """What turns (image, row, column) into rays on a device.
 
     Cameras of one size, one focal length and one distortion get a table; all others nerfstudio's generator, which
-    undoes the lens distortion of every ray anew (most of the time a small batch takes on a CPU).
+    undoes the lens distortion of every ray anew (most of the time a small batch takes on a CPU). Rays are float32 under
+    autocast too, in which nerfstudio's trainer asks for them: half precision is off by half a pixel.
     """
     cameras = cameras.to(device)
     if shares_intrinsics(cameras):
         return TableRayGenerator(cameras)
-    return RayGenerator(cameras).to(device)
+    generator = RayGenerator(cameras).to(device)
+
+    def make(ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
+        with torch.autocast(cameras.device.type, enabled=False):
+            return generator(ray_indices)
+
+    return make
 
 
 def shares_intrinsics(cameras: Cameras) -> bool:
@@ -81,7 +88,8 @@ class TableRayGenerator:
         # OpenCV to OpenGL: y up, looking along -z.
         local = torch.cat([seen[..., :1], -seen[..., 1:], torch.full_like(seen[..., :1], -1.0)], dim=-1)
         pose = self.cameras.camera_to_worlds[image]
-        directions = torch.einsum("nij,knj->kni", pose[:, :, :3], local)
+        # A product of matrices would be rounded to half precision under autocast.
+        directions = (pose[:, :, :3] * local[:, :, None, :]).sum(dim=-1)
         norm = directions.norm(dim=-1, keepdim=True)
         directions = directions / norm
         sides = (directions[1:] - directions[:1]).norm(dim=-1)

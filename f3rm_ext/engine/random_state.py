@@ -1,5 +1,6 @@
 """The state of every random generator of a process, in types that ``torch.load(weights_only=True)`` reads."""
 
+import hashlib
 import random
 from typing import Any
 
@@ -26,11 +27,20 @@ def capture(device: torch.device) -> dict[str, Any]:
     return state
 
 
-def restore(state: dict[str, Any], device: torch.device) -> None:
+def restore(state: dict[str, Any], device: torch.device, rank: int = 0) -> None:
     """Puts the generators back to where :func:`capture` found them.
 
     A state from another kind of device restores what both have.
+
+    Args:
+        state: of the process of rank 0.
+        device: whose generator is restored too.
+        rank: of this process. Others than 0 get generators of their own, which follow from the state and the rank: with
+            those of rank 0 all processes would draw the same numbers.
     """
+    if rank:
+        _seed(state["torch"].cpu().numpy().tobytes() + rank.to_bytes(4, "big"))
+        return
     torch.set_rng_state(state["torch"].cpu())
     saved = state["numpy"]
     np.random.set_state(
@@ -45,3 +55,11 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     random.setstate((saved["version"], tuple(saved["words"].tolist()), saved["gauss"]))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def _seed(name: bytes) -> None:
+    """Seeds the generators of this process, those of its GPUs too, by whatever names them."""
+    seed = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

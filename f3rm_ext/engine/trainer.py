@@ -61,10 +61,11 @@ class F3rmTrainerConfig(TrainerConfig):
         """Checks what can be checked before anything is written or loaded; resolves where to resume from.
 
         Raises:
-            ConfigError: The machine lacks the device, or a number of steps makes no sense.
+            ConfigError: The machine lacks the device or what the model needs, or a number of steps makes no sense.
             CheckpointError: There is no checkpoint where one was asked for.
         """
         compat.check_device(self.machine.device_type, self.machine.num_devices)
+        self.fit_model()
         for name in ("max_num_iterations", "steps_per_save"):
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
@@ -75,6 +76,16 @@ class F3rmTrainerConfig(TrainerConfig):
             self.load_step = checkpoint.step_of(path) if path else None
         elif self.load_checkpoint is not None and not self.load_checkpoint.is_file():
             raise CheckpointError(f"The checkpoint {self.load_checkpoint} given by --load-checkpoint does not exist.")
+
+    def fit_model(self) -> None:
+        """Has the model's options check these and adapt them, where they have a ``fit_trainer``.
+
+        Raises:
+            ConfigError: The model cannot be trained like this.
+        """
+        fit_trainer = getattr(getattr(self.pipeline, "model", None), "fit_trainer", None)
+        if fit_trainer is not None:
+            fit_trainer(self)
 
     def resume_path(self) -> Path | None:
         """The checkpoint to continue from; None to train from scratch.
@@ -167,6 +178,11 @@ class F3rmTrainer(Trainer):
         if config.machine.device_type != "cuda":
             # Half precision is for CUDA; asking for a gradient scaler elsewhere only brings warnings.
             config.mixed_precision = config.use_grad_scaler = False
+        config.fit_model()
+        if config.machine.device_type == "cuda":
+            # Some libraries allocate on the current device, whatever the device of the tensors they are given. This
+            # starts CUDA, so what has to be said before comes first.
+            torch.cuda.set_device(local_rank)
         with config.writing(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*torch.cuda.amp.GradScaler.*", category=FutureWarning)
             super().__init__(config, local_rank=local_rank, world_size=world_size)
@@ -280,7 +296,7 @@ class F3rmTrainer(Trainer):
         self.config.max_num_iterations = self._end_step
         if self._random_state is not None:
             # Here and not earlier: setting up the viewer and the writers may draw random numbers.
-            random_state.restore(self._random_state, torch.device(self.device))
+            random_state.restore(self._random_state, torch.device(self.device), rank=comms.get_rank())
             self._random_state = None
         if self._stop_signal is not None:
             self._stop(self._stop_signal)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -41,8 +42,16 @@ class GridLevel:
         return self.resolution**3 > self.size
 
 
+def level_growth(num_levels: int, base_res: int, max_res: int) -> float:
+    """By how much the resolution grows from level to level."""
+    return (max_res / base_res) ** (1.0 / max(1, num_levels - 1))
+
+
 def grid_levels(num_levels: int, base_res: int, max_res: int, log2_hashmap_size: int) -> tuple[GridLevel, ...]:
     """The levels of a grid whose resolutions grow geometrically from base_res to max_res.
+
+    Computed in float32, step by step as tiny-cuda-nn does it: where a scale is a whole number in exact arithmetic, an
+    error in its last digit decides whether the level has one vertex more per axis.
 
     Args:
         num_levels: number of levels L ≥ 1.
@@ -50,12 +59,14 @@ def grid_levels(num_levels: int, base_res: int, max_res: int, log2_hashmap_size:
         max_res: vertices per axis of the finest level.
         log2_hashmap_size: a level never has more than 2 to this power rows.
     """
-    growth = math.exp(math.log(max_res / base_res) / (num_levels - 1)) if num_levels > 1 else 1.0
+    # log2f and exp2f round what they find in double precision, here as in C.
+    log2_growth = np.float32(math.log2(np.float32(level_growth(num_levels, base_res, max_res))))
     levels: list[GridLevel] = []
     offset = 0
     for level in range(num_levels):
-        scale = base_res * growth**level - 1.0
-        resolution = math.ceil(round(scale, 6)) + 1
+        grown = np.float32(2.0 ** float(np.float32(level) * log2_growth))
+        scale = float(grown * np.float32(base_res) - np.float32(1.0))
+        resolution = math.ceil(scale) + 1
         size = min(-(-(resolution**3) // 8) * 8, 2**log2_hashmap_size)
         levels.append(GridLevel(scale=scale, resolution=resolution, offset=offset, size=size))
         offset += size
@@ -136,7 +147,7 @@ class HashGrid(nn.Module):
             "n_features_per_level": features_per_level,
             "log2_hashmap_size": log2_hashmap_size,
             "base_resolution": base_res,
-            "per_level_scale": (max_res / base_res) ** (1.0 / max(1, num_levels - 1)),
+            "per_level_scale": level_growth(num_levels, base_res, max_res),
         }
         self._tcnn_module: list[nn.Module] = []  # In a list, so that its parameters are not registered twice.
 
@@ -149,7 +160,7 @@ class HashGrid(nn.Module):
         return "torch"
 
     def forward(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "points feat"]:
-        """Features of points in [0, 1]³, level-major; float32 except with tiny-cuda-nn (float16)."""
+        """Features of points in [0, 1]³, level-major; float32, but float16 of tiny-cuda-nn under autocast."""
         backend = self.resolve_backend(points.device)
         if backend == "numba":
             from f3rm_ext.nerf.hash_kernels import hash_grid_numba
@@ -174,4 +185,6 @@ class HashGrid(nn.Module):
             self._tcnn_module.append(encoding)
         encoding = self._tcnn_module[0]
         encoding.params = self.table.view(-1)  # type: ignore[assignment]
-        return encoding(points)
+        features = encoding(points)
+        # They are float16, which the float32 layers behind the grid take under CUDA's autocast only.
+        return features if torch.is_autocast_enabled() else features.float()

@@ -278,7 +278,9 @@ class F3rmModel(Model):
         """
         assert isinstance(ray_bundle, RayBundle)
         if self.training:
-            self.camera_optimizer.apply_to_raybundle(ray_bundle)
+            # Under the trainer's autocast it would round directions to half precision.
+            with torch.autocast(self.device.type, enabled=False):
+                self.camera_optimizer.apply_to_raybundle(ray_bundle)
         ray_samples: RaySamples
         ray_samples, weights_list, samples_list = self.proposal_sampler(ray_bundle, density_fns=self.density_fns)
         frustums = ray_samples.frustums

@@ -141,9 +141,8 @@ def check_backends() -> Iterator[Finding]:
         yield Finding("backends", "hash grid (tcnn)", Verdict.ABSENT, found, "Not needed: the torch grid is used.")
     try:
         importlib.import_module("gsplat.strategy")
-        cuda = compat.has_cuda() and importlib.util.find_spec("gsplat.csrc") is not None
-        found = "with CUDA kernels" if cuda else "importable; its CUDA kernels are compiled at first use"
-        yield Finding("backends", "gsplat", Verdict.OK, found)
+        works, found, advice = compat.describe_gsplat()
+        yield Finding("backends", "gsplat", Verdict.OK if works else Verdict.ABSENT, found, advice)
     except Exception as error:
         advice = "`pip install gsplat==1.4.0`; sugar-ext needs it on CUDA (not on the CPU), and splatfacto everywhere."
         yield Finding("backends", "gsplat", Verdict.ABSENT, _reason(error), advice)

@@ -12,11 +12,12 @@ from jaxtyping import Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
+from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.models.base_model import Model
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
-from f3rm_ext import threads
+from f3rm_ext import compat, threads
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.shortage import Lever
@@ -31,7 +32,7 @@ from f3rm_ext.splat.feature_heads import LiftedHeads
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians
 from f3rm_ext.splat.initial import initial_gaussians, seen_places
 from f3rm_ext.splat.losses import photometric_loss
-from f3rm_ext.splat.memory.allocator import CacheClearing, ask_for_expandable_segments
+from f3rm_ext.splat.memory.allocator import SETTING, VARIABLE, CacheClearing, ask_for_expandable_segments
 from f3rm_ext.splat.memory.conversion import Loss, converted
 from f3rm_ext.splat.memory.levers import levers
 from f3rm_ext.splat.memory.options import MemoryOptions
@@ -107,14 +108,37 @@ class SplatModelConfig(OwnModelConfig):
             )
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
-        """Has the optimisers of a run keep what they keep as the memory options say, and asks CUDA likewise.
+        """Has the optimisers of a run keep what they keep as the memory options say.
 
         Args:
             optimizers: the trainer's, by parameter group; changed in place.
         """
         self.memory.fit(optimizers["features_rest"]["optimizer"])
-        if self.memory.grow_segments:
-            ask_for_expandable_segments()
+
+    def fit_trainer(self, trainer: TrainerConfig) -> None:
+        """Checks and adapts the trainer's options before anything is built; asks CUDA for what it takes at its start.
+
+        Args:
+            trainer: its options, changed in place.
+
+        Raises:
+            ConfigError: splats cannot be trained like this on this machine.
+        """
+        devices = trainer.machine.num_devices * trainer.machine.num_machines
+        if devices > 1:
+            raise ConfigError(
+                f"{devices} devices were asked for, but Gaussians come and go while splats train, which nerfstudio "
+                "cannot follow on several: use --machine.num-devices 1."
+            )
+        if trainer.mixed_precision or trainer.use_grad_scaler:
+            trainer.mixed_precision = trainer.use_grad_scaler = False
+            CONSOLE.print("Splats train in single precision: mixed precision and the gradient scaler are off.")
+        if trainer.machine.device_type != "cuda":
+            return
+        if self.memory.grow_segments and ask_for_expandable_segments() == "late":
+            CONSOLE.print(f"[yellow]CUDA runs already, too late for expandable segments: set {VARIABLE}={SETTING}.")
+        if self.backend in ("auto", "gsplat"):
+            compat.check_gsplat_kernels()  # Compiling them starts CUDA.
 
 
 class SplatModel(AskedSplats, Model):

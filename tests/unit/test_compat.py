@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,66 @@ class TestDevices:
             compat.check_device("cpu", num_devices=2)
         with pytest.raises(ConfigError, match="number of devices is 0"):
             compat.check_device("cpu", num_devices=0)
+
+
+class TestGsplatKernels:
+    """gsplat's CUDA kernels are compiled with the wheel, compiled at first use, or not there."""
+
+    @pytest.fixture
+    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+        """A GPU, and neither compiled kernels nor a compiler."""
+        monkeypatch.setattr(compat, "has_cuda", lambda: True)
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+        monkeypatch.setattr(torch, "__version__", "2.4.1+cu124")
+        monkeypatch.setattr(torch.version, "cuda", "12.4")
+        monkeypatch.setattr(sys, "version_info", (3, 10, 0))
+        return monkeypatch
+
+    @staticmethod
+    def put(monkeypatch: pytest.MonkeyPatch, kernels: object) -> None:
+        monkeypatch.setitem(sys.modules, "gsplat.cuda._backend", SimpleNamespace(_C=kernels))
+
+    def test_present(self, gpu: pytest.MonkeyPatch) -> None:
+        self.put(gpu, object())
+        compat.check_gsplat_kernels()
+
+    def test_neither_compiled_nor_a_compiler(self, gpu: pytest.MonkeyPatch) -> None:
+        self.put(gpu, None)
+        with pytest.raises(ConfigError) as refused:
+            compat.check_gsplat_kernels()
+        text = str(refused.value)
+        assert "there is no CUDA toolkit" in text and "install the CUDA toolkit 12.4" in text
+        assert "--index-url https://docs.gsplat.studio/whl/pt24cu124" in text
+        assert text.endswith("or use --machine.device-type cpu.") and "\n" not in text
+
+    def test_a_compiler_that_fails(self, gpu: pytest.MonkeyPatch) -> None:
+        def fail() -> None:
+            raise RuntimeError("Ninja is required to load C++ extensions.\nMore about it.")
+
+        gpu.setattr(compat, "_gsplat_kernels", fail)
+        with pytest.raises(ConfigError, match=r"\(Ninja is required to load C\+\+ extensions\): "):
+            compat.check_gsplat_kernels()
+
+    @pytest.mark.parametrize(
+        ("python", "version", "cuda", "wheels"),
+        [
+            ((3, 10), "2.1.2+cu118", "11.8", "pt21cu118"),
+            ((3, 10), "2.4.1+cu121", "12.1", "pt24cu121"),
+            ((3, 11), "2.4.1+cu121", "12.1", None),
+            ((3, 10), "2.3.1+cu124", "12.4", None),
+            ((3, 10), "2.15.0+cu132", "13.2", None),
+            ((3, 10), "2.4.1+cpu", None, None),
+        ],
+    )
+    def test_wheels(
+        self, gpu: pytest.MonkeyPatch, python: tuple[int, int], version: str, cuda: str | None, wheels: str | None
+    ) -> None:
+        gpu.setattr(torch, "__version__", version)
+        gpu.setattr(torch.version, "cuda", cuda)
+        gpu.setattr(sys, "version_info", (*python, 0))
+        assert compat.gsplat_wheels() == (wheels and f"https://docs.gsplat.studio/whl/{wheels}")
+        advice = compat.gsplat_advice()
+        assert "CUDA toolkit" in advice and ("--index-url" in advice) == (wheels is not None)
 
 
 class TestViewer:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 
+from f3rm_ext import compat
+
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 _ALSO = ("PYTORCH_ALLOC_CONF",)
 """Newer name of the same."""
@@ -13,23 +15,24 @@ SETTING = "expandable_segments:True"
 
 
 def ask_for_expandable_segments() -> Literal["set", "kept", "late", "unsupported"]:
-    """Sets the environment variable by which CUDA's allocator is told to grow its segments.
+    """Has CUDA's allocator grow its segments: by the environment before CUDA starts, by torch's own way afterwards.
 
-    Has an effect only until CUDA's memory is used for the first time.
+    What torch's allocator has handed out by then stays as it is.
 
     Returns:
-        Whether it was set; "kept" where the user said something about segments already, "late" where CUDA is running,
-        "unsupported" on systems other than Linux.
+        Whether it was set; "kept" where the user said something about segments or chose another allocator already,
+        "late" where CUDA is running and torch knows no way, "unsupported" on systems other than Linux.
     """
     if not sys.platform.startswith("linux"):
         return "unsupported"
-    before = [os.environ.get(name, "") for name in (VARIABLE, *_ALSO)]
-    if any("expandable_segments" in value for value in before):
+    given = {name: os.environ[name] for name in (VARIABLE, *_ALSO) if os.environ.get(name)}
+    if any("expandable_segments" in value or "cudaMallocAsync" in value for value in given.values()):
         return "kept"
-    if torch.cuda.is_initialized():
+    # Torch reads one of them, depending on its version.
+    settings = {name: f"{value},{SETTING}" for name, value in given.items()} or {VARIABLE: SETTING}
+    if torch.cuda.is_initialized() and not compat.set_cuda_allocator(next(iter(settings.values()))):
         return "late"
-    name = next((name for name, value in zip((VARIABLE, *_ALSO), before, strict=True) if value), VARIABLE)
-    os.environ[name] = ",".join(filter(None, (os.environ.get(name), SETTING)))
+    os.environ.update(settings)
     return "set"
 
 

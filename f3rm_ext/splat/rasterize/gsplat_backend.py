@@ -4,22 +4,37 @@ The steps of ``gsplat.rasterization`` are taken one by one, because the 2D centr
 the way from the Gaussians to the picture, whose gradient and absolute gradient callers read.
 """
 
+import weakref
+
 import torch
 from torch import Tensor
 
+from f3rm_ext import compat
 from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
 
 CHANNEL_CHUNK = 32
 """Channels composited at a time: the backward kernel keeps them in shared memory."""
 
 
-def _watch_absolute(means2d: Tensor, batched: Tensor) -> None:
-    """Adds what gsplat leaves on the batched centres to ``means2d.absgrad`` when their gradient arrives."""
+def _batch_and_watch(means2d: Tensor) -> Tensor:
+    """The centres with a first dimension of 1; what gsplat leaves on these is added to ``means2d.absgrad``.
+
+    That happens when their gradient arrives, by a hook. Python's collector does not see through autograd's graph, so
+    that a circle in it would stay for good: the centres hold the batch, the batch holds the hook, and neither is held
+    by what it holds. So the batch is a copy, since a view would hold the centres.
+    """
+    batch = torch.stack([means2d])
+    total: Tensor = means2d.absgrad  # type: ignore[attr-defined]
+    watched = weakref.ref(batch)
 
     def add(_: Tensor) -> None:
-        means2d.absgrad += batched.absgrad[0]  # type: ignore[attr-defined]
+        found = watched()
+        assert found is not None, "the centres went before their gradient came"
+        total.add_(found.absgrad[0])  # type: ignore[attr-defined]
 
-    batched.register_hook(add)
+    batch.register_hook(add)
+    means2d.batches = [*getattr(means2d, "batches", ()), batch]  # type: ignore[attr-defined]
+    return batch
 
 
 def render(
@@ -37,7 +52,11 @@ def render(
 
     More than 32 channels are composited in several passes; absolute gradients are then sums over the passes, which
     can be larger than those of one pass.
+
+    Raises:
+        ConfigError: gsplat has no kernels here.
     """
+    compat.check_gsplat_kernels()
     from gsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
 
     width, height = camera.width, camera.height
@@ -74,9 +93,7 @@ def render(
         means2d.absgrad = torch.zeros_like(means2d)  # type: ignore[attr-defined]
     pictures, alpha = [], None
     for channels, beyond in zip(payload.split(CHANNEL_CHUNK, -1), backdrop.split(CHANNEL_CHUNK), strict=True):
-        centres = means2d[None]
-        if absgrad and centres.requires_grad:
-            _watch_absolute(means2d, centres)
+        centres = _batch_and_watch(means2d) if absgrad and means2d.requires_grad else means2d[None]
         picture, accumulation = rasterize_to_pixels(
             centres, conics, channels[None], alphas[None], width, height, TILE_PX, offsets, flat,
             backgrounds=beyond[None], absgrad=absgrad,

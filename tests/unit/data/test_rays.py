@@ -60,5 +60,17 @@ def test_other_cameras_use_nerfstudios_generator(changes: dict):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("changes", [{}, {"fx": torch.tensor([17.0, 17.0, 18.0])}], ids=["table", "nerfstudio's"])
+def test_autocast_does_not_round_rays(changes: dict, dtype: torch.dtype):
+    make = make_ray_generator(cameras(**changes), "cpu")
+    indices = torch.cartesian_prod(torch.arange(3), torch.arange(14), torch.arange(21))
+    expected = make(indices)
+    with torch.autocast("cpu", dtype=dtype):
+        found = make(indices)
+    for name in ("origins", "directions", "pixel_area"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=0)
+
+
 def test_the_table_is_no_module():
     assert not isinstance(make_ray_generator(cameras(), "cpu"), torch.nn.Module)

@@ -46,3 +46,15 @@ def test_state_of_a_gpu_is_ignored_on_the_cpu() -> None:
     expected = draw()
     random_state.restore(state, CPU)
     assert draw() == expected
+
+
+def test_every_process_goes_on_with_numbers_of_its_own() -> None:
+    state = random_state.capture(CPU)
+    drawn = []
+    for rank in (0, 1, 2, 1):
+        random_state.restore(state, CPU, rank=rank)
+        drawn.append(draw())
+    zero, one, two, again = drawn
+    assert again == one, "a resumed run can be repeated"
+    for first, second in ((zero, one), (zero, two), (one, two)):
+        assert all(a != b for a, b in zip(first, second, strict=True))

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +62,15 @@ class TestResume:
         # Guards the test above: without the saved state the losses do differ.
         other = toy.run(toy.make_config(tmp_path, LAST + 1), seed=7)
         assert other.pipeline.losses != whole.pipeline.losses
+
+    def test_processes_of_several_devices_do_not_share_their_random_numbers(
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = toy.make_config(tmp_path, LAST + 1, load_dir=whole.checkpoint_dir, load_step=4)
+        monkeypatch.setattr("nerfstudio.utils.comms.get_rank", lambda: 1)
+        second = toy.run(config).pipeline.losses
+        assert second.keys() == {5, 6, 7, 8, 9, 10}
+        assert all(loss != whole.pipeline.losses[step] for step, loss in second.items())
 
     def test_stops_at_max_num_iterations(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
         resumed = toy.run(toy.make_config(tmp_path, 15, load_dir=whole.checkpoint_dir))
@@ -292,6 +301,45 @@ class TestConfig:
             warnings.simplefilter("error")
             trainer = toy.make_config(tmp_path, 5, mixed_precision=True).setup(local_rank=0, world_size=1)
         assert not trainer.mixed_precision and not trainer.grad_scaler.is_enabled()
+
+
+class TestCuda:
+    """What happens, and in which order, where the device is CUDA; up to the pipeline, which is not built."""
+
+    @pytest.fixture
+    def events(self, toy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        events: list[str] = []
+
+        def stop(*_: Any, **__: Any) -> None:
+            events.append("pipeline")
+            raise EOFError("nothing is built here")
+
+        monkeypatch.setattr("f3rm_ext.compat.has_cuda", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: events.append(f"device {device}"))
+        monkeypatch.setattr(toy.ToyPipelineConfig, "setup", stop)
+        return events
+
+    @staticmethod
+    def begin(config: F3rmTrainerConfig, local_rank: int = 0, world_size: int = 1) -> None:
+        config.machine.device_type = "cuda"
+        config.save_config()
+        with pytest.raises(EOFError):
+            config.setup(local_rank=local_rank, world_size=world_size).setup()
+
+    def test_every_process_has_its_device_before_anything_allocates(
+        self, toy: ModuleType, tmp_path: Path, events: list[str]
+    ) -> None:
+        config = toy.make_config(tmp_path, 5)
+        config.machine.num_devices = 4
+        self.begin(config, local_rank=3, world_size=4)
+        assert events == ["device 3", "pipeline"]
+
+    def test_the_model_has_its_say_before_cuda_starts(self, toy: ModuleType, tmp_path: Path, events: list[str]) -> None:
+        config = toy.make_config(tmp_path, 5)
+        config.pipeline.model = SimpleNamespace(fit_trainer=lambda trainer: events.append(trainer.method_name))
+        self.begin(config)
+        assert events.index("toy") < events.index("device 0") < events.index("pipeline")
 
 
 class TestSignals:

@@ -38,6 +38,13 @@ def test_dense_sizes_are_padded_to_eight() -> None:
     assert level.size == 32  # 27 vertices
 
 
+def test_levels_are_computed_in_single_precision() -> None:
+    # 16 · 2^(1/3 · 3) − 1 is 31 in exact arithmetic; tiny-cuda-nn finds 31.000004, and so one vertex more.
+    levels = grid_levels(num_levels=16, base_res=16, max_res=512, log2_hashmap_size=19)
+    assert (levels[3].scale, levels[3].resolution) == (31.000003814697266, 33)
+    assert levels[-1].offset + levels[-1].size == 5_261_688
+
+
 def test_a_vertex_returns_its_row() -> None:
     grid = _grid((1, 2, 4, 4, 12))
     (level,) = grid.levels

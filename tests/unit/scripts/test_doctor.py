@@ -5,8 +5,9 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,7 +95,36 @@ class TestBackends:
         found = by_name(doctor.check_backends)
         assert found["hash grid (torch, numba)"].verdict is Verdict.OK
         assert found["hash grid (tcnn)"].verdict is Verdict.ABSENT
-        assert found["gsplat"].verdict is Verdict.ABSENT and "splatfacto" in found["gsplat"].advice
+        assert found["gsplat"].verdict is Verdict.ABSENT and "sugar-ext on CUDA" in found["gsplat"].advice
+
+    @pytest.fixture
+    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+        """A GPU, for which gsplat has no compiled kernels."""
+        monkeypatch.setattr(doctor.compat, "has_cuda", lambda: True)
+        monkeypatch.setitem(sys.modules, "gsplat.csrc", None)  # type: ignore[arg-type]
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+        return monkeypatch
+
+    def test_gsplat_that_cannot_draw(self, gpu: pytest.MonkeyPatch) -> None:
+        finding = by_name(doctor.check_backends)["gsplat"]
+        assert finding.verdict is Verdict.ABSENT and "without CUDA kernels" in finding.found
+        assert "CUDA toolkit" in finding.advice
+
+    def test_gsplat_that_compiles_at_first_use(self, gpu: pytest.MonkeyPatch) -> None:
+        gpu.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "nvcc" else None)
+        finding = by_name(doctor.check_backends)["gsplat"]
+        assert finding.verdict is Verdict.OK and "compiled at first use" in finding.found and not finding.advice
+
+    def test_gsplat_with_kernels(self, gpu: pytest.MonkeyPatch) -> None:
+        module = ModuleType("gsplat.csrc")
+        module.__spec__ = ModuleSpec("gsplat.csrc", None)
+        gpu.setitem(sys.modules, "gsplat.csrc", module)
+        assert by_name(doctor.check_backends)["gsplat"].found == "with CUDA kernels"
+
+    def test_gsplat_where_there_is_no_gpu(self, gpu: pytest.MonkeyPatch) -> None:
+        gpu.setattr(doctor.compat, "has_cuda", lambda: False)
+        finding = by_name(doctor.check_backends)["gsplat"]
+        assert finding.verdict is Verdict.OK and "not needed without a GPU" in finding.found
 
 
 class TestWeights:

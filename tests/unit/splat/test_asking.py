@@ -22,7 +22,6 @@ from f3rm_ext.splat import asking
 from f3rm_ext.splat.drawing import composite
 from f3rm_ext.splat.feature_heads import LiftedHead, save_lifted
 from f3rm_ext.splat.model import SplatModel
-from f3rm_ext.splat.nearest import NearestGaussians
 from f3rm_ext.splat.views import Views
 from f3rm_ext.viewer.looking import Viewable
 
@@ -152,19 +151,6 @@ def test_the_nearest_follow_the_gaussians(model: SplatModel) -> None:
     with torch.no_grad():
         model.gauss_params["means"].copy_(model.gauss_params["means"].flip(0))
     assert (model.rendered_at(torch.zeros(1, 3))["first"] - before).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("count", [1, 4, 99])
-def test_trees_and_comparing_all_agree(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import f3rm_ext.splat.nearest as nearest
-
-    monkeypatch.setattr(nearest, "_PAIRS", 100)
-    means = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    points = torch.randn(9, 3, generator=torch.Generator().manual_seed(1))
-    tree = NearestGaussians(means)
-    found = tree(points, count)
-    tree._tree = None
-    assert found.shape == (9, min(count, 40)) and torch.equal(found, tree(points, count))
 
 
 def test_a_checkpoint_brings_its_features(

@@ -77,8 +77,33 @@ def test_what_the_user_said_about_segments_stays(environment: pytest.MonkeyPatch
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
 
 
-def test_once_cuda_runs_it_is_too_late(environment: pytest.MonkeyPatch) -> None:
+def test_both_names_of_the_settings_are_kept(environment: pytest.MonkeyPatch) -> None:
+    # Newer torch reads the second where both are there, older torch knows the first alone.
+    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    environment.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
+    assert ask_for_expandable_segments() == "set"
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
+
+
+def test_an_allocator_of_the_users_choice_stays(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert ask_for_expandable_segments() == "kept"
+
+
+def test_once_cuda_runs_torch_is_told(environment: pytest.MonkeyPatch) -> None:
+    # tiny-cuda-nn, for one, starts CUDA when it is imported.
+    told: list[str] = []
+    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     environment.setattr(torch.cuda, "is_initialized", lambda: True)
+    environment.setattr("f3rm_ext.compat.set_cuda_allocator", lambda settings: told.append(settings) or True)
+    assert ask_for_expandable_segments() == "set"
+    assert told == ["max_split_size_mb:64,expandable_segments:True"]
+
+
+def test_torch_that_cannot_be_told_is_too_late(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(torch.cuda, "is_initialized", lambda: True)
+    environment.setattr("f3rm_ext.compat.set_cuda_allocator", lambda settings: False)
     assert ask_for_expandable_segments() == "late"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
 

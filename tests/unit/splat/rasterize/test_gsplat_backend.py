@@ -1,7 +1,11 @@
 """The steps of the CUDA backend, taken on the CPU with stand-ins of gsplat's kernels made of its own torch pieces."""
 
+import gc
 import itertools
+import sys
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gsplat
@@ -9,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from f3rm_ext.splat.rasterize import gsplat_backend
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.rasterize import gsplat_backend, rasterize
 from f3rm_ext.splat.rasterize.camera import TILE_PX
 from f3rm_ext.splat.rasterize.reference import pixel_weights
 
@@ -73,6 +78,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """gsplat without CUDA."""
     from gsplat.cuda._torch_impl import _isect_offset_encode, _isect_tiles
 
+    monkeypatch.setattr(gsplat_backend.compat, "check_gsplat_kernels", lambda: None)
     monkeypatch.setattr(gsplat, "fully_fused_projection", _project)
     monkeypatch.setattr(gsplat, "isect_tiles", _isect_tiles)
     monkeypatch.setattr(gsplat, "isect_offset_encode", _isect_offset_encode)
@@ -105,6 +111,28 @@ def test_steps_give_the_reference(
         assert (found[name] - value).norm() <= 1e-4 * value.norm(), name
 
 
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("channels", [3, 40])
+def test_absolute_gradients_leave_nothing_behind(channels: int, backward: bool, make_scene: Callable[..., Any]) -> None:
+    scene = make_scene(channels=channels)
+    leaves = scene.leaves(torch.float32)
+    gc.collect()
+    gc.disable()
+    try:
+        rendered = rasterize(
+            **leaves, K=scene.K, width=scene.width, height=scene.height, absgrad=True, backend="gsplat"
+        )
+        rendered.means2d.retain_grad()
+        if backward:
+            rendered.colors.sum().backward()
+            assert (rendered.means2d.absgrad > 0).any()
+        watched = weakref.ref(rendered.means2d)
+        del rendered
+        assert watched() is None, "the centres of a step outlive it"
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("count", [0, 7])
 def test_nothing_visible_leaves_the_background(count: int, make_scene: Any, differentiate: Any) -> None:
     def behind(scene: Any) -> None:
@@ -114,3 +142,12 @@ def test_nothing_visible_leaves_the_background(count: int, make_scene: Any, diff
     found, expected = differentiate(scene, "gsplat"), differentiate(scene, "torch", torch.float64)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_without_kernels_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, make_scene: Callable[..., Any]) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("f3rm_ext.splat.rasterize.resolve_backend", lambda backend, device: backend)
+    monkeypatch.setitem(sys.modules, "gsplat.cuda._backend", SimpleNamespace(_C=None))
+    scene = make_scene(count=3)
+    with pytest.raises(ConfigError, match=r"gsplat has no kernels here .*CUDA toolkit"):
+        rasterize(**scene.leaves(torch.float32), K=scene.K, width=scene.width, height=scene.height, backend="gsplat")
