@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
@@ -41,6 +41,8 @@ from f3rm_ext.viewer.panel import QueryPanel
 
 PREFIX = "gauss_params."
 """Of the parameters in checkpoints; splatfacto's."""
+FEWEST_LEFT = 0.01
+"""Share of the Gaussians that pruning by opacity has to leave; else nothing is pruned."""
 
 
 @dataclass
@@ -242,7 +244,9 @@ class SplatModel(AskedSplats, Model):
             change = self.densifier.after_backward(schedule.at(step), self._drawn, params, optimizers)
             self._filter_stale = self._follow(change)
             remove = self.regularizer.prune_mask(schedule.at(step), self.gaussians)
-            if remove is not None:
+            if remove is not None and float(remove.float().mean()) > 1 - FEWEST_LEFT:
+                self._say_not_pruned(step, remove)
+            elif remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._drawn = None
             clearing.after_step(step, self.device)
@@ -254,6 +258,15 @@ class SplatModel(AskedSplats, Model):
             TrainingCallback([location], call, update_every_num_iters=1)
             for location, call in zip(locations, (before, after), strict=True)
         ]
+
+    def _say_not_pruned(self, step: int, remove: Bool[Tensor, " gaussians"]) -> None:
+        opaque = self.num_gaussians - int(remove.sum())
+        CONSOLE.log(
+            f"At step {step} only {opaque} of {self.num_gaussians} Gaussians have an opacity of "
+            f"{self.config.surface.prune_opacity} or more, as happens in short runs: going on without removing the "
+            "others; raise --max-num-iterations or lower --pipeline.model.surface.prune-opacity to have them removed.",
+            markup=False,
+        )
 
     def _follow(self, change: Change) -> bool:
         """Has what is kept by Gaussian follow a change of their set. Returns whether there was one."""
