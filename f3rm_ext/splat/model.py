@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import tyro
@@ -17,6 +17,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
+from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.nerf.evaluation import feature_images
 from f3rm_ext.nerf.guard import OutputGuard
@@ -50,9 +51,13 @@ class SplatModelConfig(ModelConfig):
     """Splats aligned to surfaces."""
 
     _target: type = field(default_factory=lambda: SplatModel)
-    regularization: Mode = "dn-consistency"
+    regularization: Annotated[
+        Literal["none", "density", "sdf", "dn-consistency", "dn_consistency"],
+        tyro.conf.arg(aliases=["--regularization"]),
+    ] = "dn-consistency"
     """What draws Gaussians to surfaces after the first half of the run. density: for objects, quick; sdf: for
-    unbounded scenes; dn-consistency: density and agreement of normals with depth, slowest and smoothest; none."""
+    unbounded scenes; dn-consistency (or dn_consistency): density and agreement of normals with depth, slowest and
+    smoothest; none."""
     surface: RegularizationOptions = field(default_factory=RegularizationOptions)
     """Constants of the regularisation; its steps are for a run of 15 000 and scale with the run."""
     densify: DensifyOptions = field(default_factory=DensifyOptions)
@@ -69,7 +74,7 @@ class SplatModelConfig(ModelConfig):
     """What is stored in how many bytes."""
     num_random: int = 50_000
     """Gaussians to begin with where the capture has no points, 1 or more."""
-    sh_degree: int = 3
+    sh_degree: Annotated[int, tyro.conf.arg(aliases=["--sh-degree"])] = 3
     """Degree of the colours' dependence on the direction, 0 (none) to 3."""
     sh_steps_per_degree: int = 1000
     """Steps after which the next degree of the colours is used, 1 or more."""
@@ -87,6 +92,8 @@ class SplatModelConfig(ModelConfig):
     """LPIPS weights file for evaluation off-line; by default torchvision's AlexNet, from TORCH_HOME or the network."""
 
     def __post_init__(self) -> None:
+        if self.regularization == "dn_consistency":
+            self.regularization = "dn-consistency"
         if not 0 <= self.sh_degree <= MAX_SH_DEGREE:
             raise ConfigError(f"sh-degree is {self.sh_degree}, but colours have a degree from 0 to {MAX_SH_DEGREE}.")
         for name in ("num_random", "sh_steps_per_degree"):
@@ -215,14 +222,15 @@ class SplatModel(AskedSplats, Model):
         manager: Any = attributes.pipeline.datamanager
         views = Views.of(manager.train_dataset.cameras).to(self.device)
         self.extent = views.extent()
-        schedule = Schedule.of(attributes.trainer.config.max_num_iterations, config.surface, config.start_stage)
+        last_step = attributes.trainer.config.max_num_iterations - 1
+        schedule = Schedule.of(schedule_length(attributes.trainer.config), config.surface, config.start_stage)
         if config.start_from is not None and not self._loaded:
             from f3rm_ext.splat.start import read_start
 
             loss = self.set_gaussians(read_start(config.start_from).seen_by(views, config.mip))
             CONSOLE.log(f"Starting from {self.num_gaussians} Gaussians of {config.start_from}: {loss}.", markup=False)
         surface = schedule.surface(config.surface)
-        surface.mode = config.regularization
+        surface.mode = cast(Mode, config.regularization)
         self.regularizer = Regularizer(surface)
         self.densifier = make_densifier(schedule.densify(config.densify), self.extent, schedule.last_growth())
         self.schedule = schedule
@@ -250,7 +258,7 @@ class SplatModel(AskedSplats, Model):
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._drawn = None
             clearing.after_step(step, self.device)
-            if step + 1 == schedule.total and hasattr(manager, "train_feature_source"):
+            if step == last_step and hasattr(manager, "train_feature_source"):
                 self.lift_features(manager.train_dataset, manager.train_feature_source())
 
         locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)

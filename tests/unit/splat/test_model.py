@@ -496,6 +496,19 @@ def test_a_resumed_run_does_not_start_again_from_the_file(
     assert model.num_gaussians == 60
 
 
+def test_a_part_of_a_schedule_has_the_stages_of_the_whole(
+    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any]
+) -> None:
+    whole, part = make_splat_model(), make_splat_model()
+    begin_training(whole, STEPS)
+    begin_training(part, 20, schedule_steps=STEPS)
+    assert part.schedule == whole.schedule
+    assert part.regularizer is not None and whole.regularizer is not None
+    assert part.regularizer.options == whole.regularizer.options
+    assert part.densifier is not None and whole.densifier is not None
+    assert part.densifier.options == whole.densifier.options
+
+
 def test_a_late_stage_begins_at_once(
     make_splat_model: Callable[..., SplatModel],
     begin_training: Callable[..., Any],
