@@ -66,8 +66,14 @@ class SplatModelConfig(ModelConfig):
     """Filters against aliasing."""
 
     start_from: Path | None = None
-    """Splats to begin with, in the frame of the scene: .ply, .spz, .splat, or a checkpoint (.ckpt) of this method or
-    of splatfacto."""
+    """Splats to begin with: .ply, .spz, .splat, a checkpoint of this method or of splatfacto (.ckpt) or of SuGaR's
+    coarse stage (.pt), or an output folder of 3DGS or SuGaR."""
+    start_iteration: int | None = None
+    """Which iteration of a folder that --pipeline.model.start-from names, ≥ 0; the newest by default."""
+    start_frame: Literal["auto", "scene", "capture"] = "auto"
+    """Frame of the splats to begin with. scene: nerfstudio's, as exports of this package and of splatfacto; capture:
+    that of the capture's own poses before nerfstudio changed anything, e.g. COLMAP's. auto is capture for output folders
+    of 3DGS and for checkpoints of SuGaR, else scene."""
     start_stage: Stage = "vanilla"
     """Stage to begin with; entropy and regularized need --pipeline.model.start-from."""
     memory: Annotated[MemoryOptions, tyro.conf.arg(name="")] = field(default_factory=MemoryOptions)
@@ -103,6 +109,11 @@ class SplatModelConfig(ModelConfig):
             raise ConfigError(f"ssim-weight is {self.ssim_weight}, but it is a share: use 0 to 1.")
         if not self.near_plane > 0:
             raise ConfigError(f"near-plane is {self.near_plane}, but has to be above 0: 0.01 is usual.")
+        if self.start_iteration is not None and (self.start_from is None or self.start_iteration < 0):
+            raise ConfigError(
+                f"start-iteration is {self.start_iteration}, but it has to be one, from 0 up, of the folder that "
+                "--pipeline.model.start-from names: leave it out for the newest."
+            )
         if self.start_stage != "vanilla" and self.start_from is None:
             raise ConfigError(
                 f"start-stage {self.start_stage} continues with splats that are there already, and there are none: "
@@ -227,8 +238,14 @@ class SplatModel(AskedSplats, Model):
         if config.start_from is not None and not self._loaded:
             from f3rm_ext.splat.start import read_start
 
-            loss = self.set_gaussians(read_start(config.start_from).seen_by(views, config.mip))
-            CONSOLE.log(f"Starting from {self.num_gaussians} Gaussians of {config.start_from}: {loss}.", markup=False)
+            start = read_start(config.start_from, config.start_iteration)
+            start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
+            loss = self.set_gaussians(start.seen_by(views, config.mip))
+            CONSOLE.log(
+                f"Starting from {self.num_gaussians} Gaussians of {start.source}, which lie in the frame of the "
+                f"{start.frame}: {loss}.",
+                markup=False,
+            )
         surface = schedule.surface(config.surface)
         surface.mode = cast(Mode, config.regularization)
         self.regularizer = Regularizer(surface)
