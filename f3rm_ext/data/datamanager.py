@@ -110,6 +110,8 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             UserError: the capture, the features or an option cannot be used.
         """
         self.take_place(local_rank)
+        if hasattr(config.dataparser, "load_3D_points"):
+            config.dataparser.load_3D_points = False  # type: ignore[attr-defined]  # no field looks at them
         self.fixed_indices_eval_dataloader = self._empty_loader(test_mode)
         self.eval_dataloader = self._empty_loader(test_mode)
         super().__init__(

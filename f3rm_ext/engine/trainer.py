@@ -44,8 +44,8 @@ class F3rmTrainerConfig(TrainerConfig):
     """Viewer configuration; listens on this machine only unless --viewer.websocket-host says otherwise."""
 
     schedule_steps: int = 0
-    """Steps of the whole schedule (stages, growth, decays) where --max-num-iterations ends earlier: to run 4000 of 15 000
-    steps, or to go on from 3000 to 4000 of them. 0: as many as --max-num-iterations; else not fewer."""
+    """Steps of the whole schedule (stages, growth, decays) where --max-num-iterations ends earlier: to run 4000 of
+    15 000 steps, or to go on from 3000 to 4000 of them. 0: as many as --max-num-iterations; else not fewer."""
 
     # Set on the instance while a trainer is being built; never a field, so never in config.yml.
     _writing: ClassVar[bool] = False

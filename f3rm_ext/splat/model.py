@@ -44,6 +44,8 @@ PREFIX = "gauss_params."
 """Of the parameters in checkpoints; splatfacto's."""
 FEWEST_LEFT = 0.01
 """Share of the Gaussians that pruning by opacity has to leave; else nothing is pruned."""
+FEWEST_POINTS = 100
+"""A capture with fewer points begins at random places too."""
 
 
 @dataclass
@@ -72,14 +74,14 @@ class SplatModelConfig(ModelConfig):
     """Which iteration of a folder that --pipeline.model.start-from names, ≥ 0; the newest by default."""
     start_frame: Literal["auto", "scene", "capture"] = "auto"
     """Frame of the splats to begin with. scene: nerfstudio's, as exports of this package and of splatfacto; capture:
-    that of the capture's own poses before nerfstudio changed anything, e.g. COLMAP's. auto is capture for output folders
-    of 3DGS and for checkpoints of SuGaR, else scene."""
+    that of the capture's own poses before nerfstudio changed anything, e.g. COLMAP's. auto is capture for output
+    folders of 3DGS and for checkpoints of SuGaR, else scene."""
     start_stage: Stage = "vanilla"
     """Stage to begin with; entropy and regularized need --pipeline.model.start-from."""
     memory: Annotated[MemoryOptions, tyro.conf.arg(name="")] = field(default_factory=MemoryOptions)
     """What is stored in how many bytes."""
     num_random: int = 50_000
-    """Gaussians to begin with where the capture has no points, 1 or more."""
+    """Gaussians to begin with at random places where the capture has no points, or next to none, 1 or more."""
     sh_degree: Annotated[int, tyro.conf.arg(aliases=["--sh-degree"])] = 3
     """Degree of the colours' dependence on the direction, 0 (none) to 3."""
     sh_steps_per_degree: int = 1000
@@ -177,16 +179,26 @@ class SplatModel(AskedSplats, Model):
         config = self.config
         generator = torch.Generator().manual_seed(config.seed)
         seeds = self.kwargs.get("seed_points")
-        if seeds is not None:
-            means, rgb = seeds[0].cpu().float(), seeds[1].cpu().float() / 255.0
-        elif cameras is not None:
-            means, rgb = seen_places(Views.of(cameras), config.num_random, generator), None
-        else:
-            means, rgb = torch.rand(config.num_random, 3, generator=generator) * 2 - 1, None
+        source = (self.kwargs.get("metadata") or {}).get("points3D_source", "the capture")
+        count = 0 if seeds is None else len(seeds[0])
+        parts: list[tuple[Tensor, Tensor]] = []
+        if seeds is not None and count:
+            parts.append((seeds[0].cpu().float(), seeds[1].cpu().float() / 255.0))
+        if count < FEWEST_POINTS:
+            if cameras is not None:
+                drawn = seen_places(Views.of(cameras), config.num_random, generator)
+            else:
+                drawn = torch.rand(config.num_random, 3, generator=generator) * 2 - 1
+            parts.append((drawn, torch.full((config.num_random, 3), 0.5)))
+        means, rgb = (torch.cat(some) for some in zip(*parts, strict=True))
         cap = config.densify.max_gaussians
         if cap and len(means) > cap:
             kept = torch.randperm(len(means), generator=generator)[:cap]
-            means, rgb = means[kept], None if rgb is None else rgb[kept]
+            means, rgb = means[kept], rgb[kept]
+        where = f"the {count} points of {source}" if count else "random places, as there are no points of the capture"
+        if 0 < count < FEWEST_POINTS:
+            where += f" and at random places, as {count} are too few"
+        self._beginning = f"Beginning with {len(means)} Gaussians at {where}."
         return initial_gaussians(means, rgb, config.sh_degree, 0.1 * self.extent, generator)
 
     # --- the Gaussians -----------------------------------------------------------------------------------------------
@@ -246,6 +258,8 @@ class SplatModel(AskedSplats, Model):
                 f"{start.frame}: {loss}.",
                 markup=False,
             )
+        elif not self._loaded:
+            CONSOLE.log(self._beginning, markup=False)
         surface = schedule.surface(config.surface)
         surface.mode = cast(Mode, config.regularization)
         self.regularizer = Regularizer(surface)

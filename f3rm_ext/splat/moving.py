@@ -66,11 +66,12 @@ class Move:
         # A Gaussian is its own mirror image, so that a mirrored one is a turned one.
         proper = self.rotation * np.sign(np.linalg.det(self.rotation))
         x, y, z, w = Rotation.from_matrix(proper).as_quat()
+        turned = self._tensor(np.array([w, x, y, z]), gaussians.quats).to(gaussians.quats.dtype)
         return replace(
             gaussians,
             means=self.points(gaussians.means),
             scales=gaussians.scales + float(np.log(self.scale)),
-            quats=_after(self._tensor(np.array([w, x, y, z]), gaussians.quats).to(gaussians.quats.dtype), gaussians.quats),
+            quats=_after(turned, gaussians.quats),
             features_rest=rest.to(gaussians.features_rest.dtype),
         )
 

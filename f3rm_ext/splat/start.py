@@ -74,8 +74,8 @@ class Start:
         if not bool(sampling_intervals(gaussians.means, *views)[1].any()):
             taken, other = ("scene", "capture") if self.frame == "scene" else ("capture", "scene")
             raise ConfigError(
-                f"No training camera sees any of the {len(gaussians)} Gaussians to start from, taken to be in the frame "
-                f"of the {taken}, so they are of another scene or in another frame: "
+                f"No training camera sees any of the {len(gaussians)} Gaussians to start from, taken to be in the "
+                f"frame of the {taken}, so they are of another scene or in another frame: "
                 f"try --pipeline.model.start-frame {other} (scene: as `f3rm-ext export splats` and "
                 "`ns-export gaussian-splat` write them; capture: as 3DGS and SuGaR write them)."
             )
@@ -95,7 +95,7 @@ def read_start(path: Path, iteration: int | None = None) -> Start:
     """The splats of ``--pipeline.model.start-from``.
 
     Args:
-        path: .ply, .spz, .splat, a checkpoint of `sugar-ext`, splatfacto or SuGaR, or an output folder of 3DGS or SuGaR.
+        path: .ply, .spz, .splat, a checkpoint of `sugar-ext`, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
         iteration: which of a folder's; None for the newest.
 
     Raises:

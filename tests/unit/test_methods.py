@@ -46,6 +46,12 @@ def test_every_method_takes_the_short_name_of_the_scale(name: str, spelling: str
     assert typed(name, spelling, "0.25").datamanager.camera_res_scale_factor == 0.25
 
 
+@pytest.mark.parametrize("name", [*PRESETS, *SPLAT_PRESETS])
+def test_only_splats_read_the_points_of_a_capture(name: str) -> None:
+    for arguments in ((), ("f3rm-ext-data",), ("f3rm-ext-data", "--eval-mode", "all")):
+        assert typed(name, *arguments).datamanager.dataparser.load_3D_points == (name in SPLAT_PRESETS)
+
+
 @pytest.mark.parametrize("name", SPLAT_PRESETS)
 def test_splats_take_short_names(name: str) -> None:
     config = typed(

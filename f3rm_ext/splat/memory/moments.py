@@ -157,7 +157,7 @@ def storage_of(state: dict[str, Any]) -> str:
 
 
 def of_degree(state: dict[str, Tensor], like: Tensor) -> dict[str, Tensor]:
-    """A state of harmonics in the SH degree of a parameter: numbers of dropped coefficients left out, zeros for new ones.
+    """A state of harmonics in the SH degree of a parameter: without those of dropped coefficients, zeros for new ones.
 
     Args:
         state: tensors by name, however the moments are kept; those of other shapes than the moments stay.

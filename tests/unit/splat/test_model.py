@@ -375,9 +375,11 @@ def test_pruning_that_would_leave_next_to_nothing_is_left_out(
     begin_training: Callable[..., Any],
     camera: Any,
     batch: dict[str, Any],
-    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     opaque: int,
 ) -> None:
+    log: list[str] = []
+    monkeypatch.setattr("f3rm_ext.splat.model.CONSOLE.log", lambda line, **_: log.append(line))
     model = make_splat_model(200, regularization="density", surface=small())
     hooks = begin_training(model, STEPS)
     model.gauss_params["opacities"].data.fill_(-1.0)
@@ -387,8 +389,7 @@ def test_pruning_that_would_leave_next_to_nothing_is_left_out(
         backward(model, hooks, step + later, camera, batch)
         hooks.after(step + later)
     assert model.num_gaussians == 200
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count(f"only {opaque} of 200 Gaussians have an opacity of 0.5 or more") == 1
+    (said,) = (line for line in log if f"only {opaque} of 200 Gaussians have an opacity of 0.5 or more" in line)
     assert "--pipeline.model.surface.prune-opacity" in said
 
 
@@ -432,17 +433,43 @@ def make_bare(**options: Any) -> SplatModel:
 
 
 def test_points_of_the_capture_are_where_it_begins() -> None:
-    points, colors = torch.randn(30, 3), torch.randint(0, 256, (30, 3))
+    points, colors = torch.randn(130, 3), torch.randint(0, 256, (130, 3))
     model = make_bare(seed_points=(points, colors))
     assert torch.equal(model.gauss_params["means"].data, points)
     torch.testing.assert_close(sh_to_rgb(model.gauss_params["features_dc"].data), colors / 255.0)
 
 
+@pytest.mark.parametrize(
+    ("count", "begins", "said"),
+    [
+        (130, 130, "Beginning with 130 Gaussians at the 130 points of sparse.ply."),
+        (7, 27, "Beginning with 27 Gaussians at the 7 points of sparse.ply and at random places, as 7 are too few."),
+        (0, 20, "Beginning with 20 Gaussians at random places, as there are no points of the capture."),
+    ],
+)
+def test_the_log_says_where_a_run_begins(
+    begin_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, count: int, begins: int, said: str
+) -> None:
+    log: list[str] = []
+    monkeypatch.setattr("f3rm_ext.splat.model.CONSOLE.log", lambda line, **_: log.append(line))
+    points = torch.randn(count, 3)
+    model = make_bare(
+        seed_points=(points, torch.zeros(count, 3, dtype=torch.uint8)), metadata={"points3D_source": "sparse.ply"}
+    )
+    assert model.num_gaussians == begins and torch.equal(model.gauss_params["means"].data[:count], points)
+    begin_training(model, STEPS)
+    assert log == [said]
+    resumed = make_bare()
+    resumed.load_state_dict(model.state_dict())
+    begin_training(resumed, STEPS)
+    assert log == [said]
+
+
 def test_no_more_begin_than_there_may_be() -> None:
     from f3rm_ext.splat.densify import DensifyOptions
 
-    points = torch.randn(30, 3)
-    model = make_bare(seed_points=(points, torch.zeros(30, 3)), densify=DensifyOptions(max_gaussians=7))
+    points = torch.randn(130, 3)
+    model = make_bare(seed_points=(points, torch.zeros(130, 3)), densify=DensifyOptions(max_gaussians=7))
     kept = model.gauss_params["means"].data
     assert len(kept) == 7 and all((points == row).all(dim=1).any() for row in kept)
 
