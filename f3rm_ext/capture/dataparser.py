@@ -15,6 +15,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture import checks
 from f3rm_ext.capture.images import image_size, image_sizes, name_some
+from f3rm_ext.capture.points import read_capture_points
 from f3rm_ext.errors import CaptureError, ConfigError
 
 
@@ -27,6 +28,9 @@ class CaptureDataParserConfig(NerfstudioDataParserConfig):
     train_split_fraction: float = 0.9
     """Part of the images used for training, (0, 1], where transforms.json has no split lists and eval-mode is
     fraction. The rest is for evaluation."""
+    load_3D_points: bool = False
+    """Whether to read the points of the capture, at which splats begin: those of ply_file_path in transforms.json, else
+    COLMAP's in colmap/sparse/0."""
     drop_missing_frames: bool = False
     """Go on without the frames whose image files are not there."""
 
@@ -74,13 +78,19 @@ class CaptureDataParser(Nerfstudio):
         meta = self._checked
         meta = checks.check_splits(meta, split, drop_unknown=self.config.drop_missing_frames)
         try:
-            outputs = _with_transforms(Nerfstudio._generate_dataparser_outputs, meta)(self, split)
+            # nerfstudio would ask whether it may write to the capture, and only warns where points are missing.
+            self.prompted_user, self.create_pc = True, False
+            without_points = {key: value for key, value in meta.items() if key != "ply_file_path"}
+            outputs = _with_transforms(Nerfstudio._generate_dataparser_outputs, without_points)(self, split)
         except ValueError as error:
             if self.config.eval_mode != "filename":
                 raise
             raise CaptureError(f"Images cannot be split by file name: {error}.") from error
         if self._opens_images:
             self._fit_cameras(outputs)
+        if self.config.load_3D_points and split == "train":
+            _, folder = checks.read_transforms(Path(self.config.data))
+            outputs.metadata.update(read_capture_points(meta, folder, outputs))
         return outputs
 
     def _check(self) -> checks.Meta:

@@ -1,7 +1,7 @@
 """Rays, colours and 2D features for training and evaluation."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -36,6 +36,8 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=CaptureDataParserConfig)
     """How the capture on disk is read."""
+    camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
+    """Ratio of the sizes trained and evaluated at to those of the files, (0, 1]; 0.25 for a quarter of each side."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
     """The 2D features to distil."""
     feature_ray_fraction: float = 0.5
@@ -113,6 +115,8 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             UserError: the capture, the features or an option cannot be used.
         """
         self.take_place(local_rank)
+        if hasattr(config.dataparser, "load_3D_points"):
+            config.dataparser.load_3D_points = False  # type: ignore[attr-defined]  # no field looks at them
         self.fixed_indices_eval_dataloader = self._empty_loader(test_mode)
         self.eval_dataloader = self._empty_loader(test_mode)
         super().__init__(

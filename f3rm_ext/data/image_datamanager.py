@@ -15,6 +15,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch.nn import Parameter
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.capture.points import keep_going_without_points, keep_usable_points
 from f3rm_ext.data.cycling import CyclingDataManager, Stream, check_positive, check_scale_factor, check_window, flag
 from f3rm_ext.data.eval_loading import EvalLoader
 from f3rm_ext.data.featured import FeaturedDataManager
@@ -40,8 +41,8 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
 
     _target: type = field(default_factory=lambda: ImageDataManager)
     """Class to build."""
-    dataparser: AnnotatedDataParserUnion = field(default_factory=CaptureDataParserConfig)
-    """How the capture on disk is read."""
+    dataparser: AnnotatedDataParserUnion = field(default_factory=lambda: CaptureDataParserConfig(load_3D_points=True))
+    """How the capture on disk is read; splats begin at its points."""
     camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
     """Ratio of the sizes trained and evaluated at to those of the files, (0, 1]; 0.25 for a quarter of each side."""
     features: LiftedFeatureOptions = field(default_factory=LiftedFeatureOptions)
@@ -146,11 +147,13 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         else:
             config.data = config.dataparser.data
         self.dataparser = config.dataparser.setup()
+        keep_going_without_points(self.dataparser)
         if test_mode == "inference":
             self.dataparser.downscale_factor = 1  # type: ignore[attr-defined]  # images may be absent
         self.includes_time = self.dataparser.includes_time
         self.train_dataparser_outputs: DataparserOutputs = self.dataparser.get_dataparser_outputs(split="train")
         self.check_train_outputs(self.train_dataparser_outputs)
+        keep_usable_points(self.train_dataparser_outputs.metadata)
         self.train_dataset = self._dataset(self.train_dataparser_outputs)
         # Where models without points of the capture look for a place to begin.
         self.train_dataset.metadata["cameras"] = self.train_dataset.cameras

@@ -32,12 +32,22 @@ class RunDecaySchedulerConfig(ExponentialDecaySchedulerConfig):
     """Exponential decay over the run, however many steps it has."""
 
     max_steps: int = 0
-    """Steps after which the rate is `lr_final`; 0 means --max-num-iterations, so that short runs end sharp too."""
+    """Steps after which the rate is `lr_final`; 0 means --schedule-steps, or --max-num-iterations where that is 0, so
+    that short runs end sharp too."""
 
     def fit(self, num_steps: int) -> None:
         """Fills in the length of the run where none was given.
 
         Args:
-            num_steps: steps of the whole run.
+            num_steps: steps of the whole run, :func:`schedule_length`.
         """
         self.max_steps = self.max_steps or num_steps
+
+
+def schedule_length(config: Any) -> int:
+    """Steps of the whole schedule of a run, of which it may do only a part.
+
+    Args:
+        config: the trainer's; ``schedule_steps`` 0, or none, means ``max_num_iterations``.
+    """
+    return getattr(config, "schedule_steps", 0) or config.max_num_iterations

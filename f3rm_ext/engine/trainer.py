@@ -22,7 +22,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat, threads
 from f3rm_ext.engine import checkpoint, random_state
-from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
+from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
 from f3rm_ext.engine.options import LocalViewerConfig
 from f3rm_ext.engine.shortage import is_out_of_memory, shortage
 from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
@@ -48,6 +48,10 @@ class F3rmTrainerConfig(TrainerConfig):
     # An alias of a model's option that none of ours has.
     prompt: tyro.conf.Suppress[str | None] = None
 
+    schedule_steps: int = 0
+    """Steps of the whole schedule (stages, growth, decays) where --max-num-iterations ends earlier: to run 4000 of
+    15 000 steps, or to go on from 3000 to 4000 of them. 0: as many as --max-num-iterations; else not fewer."""
+
     # Set on the instance while a trainer is being built; never a field, so never in config.yml.
     _writing: ClassVar[bool] = False
 
@@ -70,6 +74,11 @@ class F3rmTrainerConfig(TrainerConfig):
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise ConfigError(f"{option} is {getattr(self, name)}, but has to be at least 1.")
+        if self.schedule_steps and self.schedule_steps < self.max_num_iterations:
+            raise ConfigError(
+                f"--schedule-steps is {self.schedule_steps}, but the run goes on to step {self.max_num_iterations} "
+                f"(--max-num-iterations): give {self.max_num_iterations} or more, or 0 for as many as there are."
+            )
         if self.load_dir is not None:
             self.load_dir = checkpoint.find_folder(self.load_dir, self.relative_model_dir)
             path = self.resume_path()
@@ -217,7 +226,7 @@ class F3rmTrainer(Trainer):
         """The optimizers, with decays that were to fit the run fitted to it."""
         for group in self.config.optimizers.values():
             if isinstance(group["scheduler"], RunDecaySchedulerConfig):
-                group["scheduler"].fit(self.config.max_num_iterations)
+                group["scheduler"].fit(schedule_length(self.config))
         # A model's options may say how its optimisers keep their state.
         fit_optimizers = getattr(getattr(self.config.pipeline, "model", None), "fit_optimizers", None)
         if fit_optimizers is not None:

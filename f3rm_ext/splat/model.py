@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import tyro
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from f3rm_ext import compat, threads
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
+from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import CheckpointError, ConfigError
@@ -46,6 +47,10 @@ from f3rm_ext.viewer.panel import QueryPanel
 
 PREFIX = "gauss_params."
 """Of the parameters in checkpoints; splatfacto's."""
+FEWEST_LEFT = 0.01
+"""Share of the Gaussians that pruning by opacity has to leave; else nothing is pruned."""
+FEWEST_POINTS = 100
+"""A capture with fewer points begins at random places too."""
 
 
 @dataclass
@@ -53,9 +58,13 @@ class SplatModelConfig(OwnModelConfig):
     """Splats aligned to surfaces."""
 
     _target: type = field(default_factory=lambda: SplatModel)
-    regularization: Mode = "dn-consistency"
+    regularization: Annotated[
+        Literal["none", "density", "sdf", "dn-consistency", "dn_consistency"],
+        tyro.conf.arg(aliases=["--regularization"]),
+    ] = "dn-consistency"
     """What draws Gaussians to surfaces after the first half of the run. density: for objects, quick; sdf: for
-    unbounded scenes; dn-consistency: density and agreement of normals with depth, slowest and smoothest; none."""
+    unbounded scenes; dn-consistency (or dn_consistency): density and agreement of normals with depth, slowest and
+    smoothest; none."""
     surface: RegularizationOptions = field(default_factory=RegularizationOptions)
     """Constants of the regularisation; its steps are for a run of 15 000 and scale with the run."""
     densify: DensifyOptions = field(default_factory=DensifyOptions)
@@ -64,15 +73,21 @@ class SplatModelConfig(OwnModelConfig):
     """Filters against aliasing."""
 
     start_from: Path | None = None
-    """Splats to begin with, in the frame of the scene: .ply, .spz, .splat, or a checkpoint (.ckpt) of this method or
-    of splatfacto."""
+    """Splats to begin with: .ply, .spz, .splat, a checkpoint of this method or of splatfacto (.ckpt) or of SuGaR's
+    coarse stage (.pt), or an output folder of 3DGS or SuGaR."""
+    start_iteration: int | None = None
+    """Which iteration of a folder that --pipeline.model.start-from names, ≥ 0; the newest by default."""
+    start_frame: Literal["auto", "scene", "capture"] = "auto"
+    """Frame of the splats to begin with. scene: nerfstudio's, as exports of this package and of splatfacto; capture:
+    that of the capture's own poses before nerfstudio changed anything, e.g. COLMAP's. auto is capture for output
+    folders of 3DGS and for checkpoints of SuGaR, else scene."""
     start_stage: Stage = "vanilla"
     """Stage to begin with; entropy and regularized need --pipeline.model.start-from."""
     memory: Annotated[MemoryOptions, tyro.conf.arg(name="")] = field(default_factory=MemoryOptions)
     """What is stored in how many bytes."""
     num_random: int = 50_000
-    """Gaussians to begin with where the capture has no points, 1 or more."""
-    sh_degree: int = 3
+    """Gaussians to begin with at random places where the capture has no points, or next to none, 1 or more."""
+    sh_degree: Annotated[int, tyro.conf.arg(aliases=["--sh-degree"])] = 3
     """Degree of the colours' dependence on the direction, 0 (none) to 3."""
     sh_steps_per_degree: int = 1000
     """Steps after which the next degree of the colours is used, 1 or more."""
@@ -92,6 +107,8 @@ class SplatModelConfig(OwnModelConfig):
     eval_num_rays_per_chunk: tyro.conf.Suppress[int] = 4096
 
     def __post_init__(self) -> None:
+        if self.regularization == "dn_consistency":
+            self.regularization = "dn-consistency"
         if not 0 <= self.sh_degree <= MAX_SH_DEGREE:
             raise ConfigError(f"sh-degree is {self.sh_degree}, but colours have a degree from 0 to {MAX_SH_DEGREE}.")
         for name in ("num_random", "sh_steps_per_degree"):
@@ -101,6 +118,11 @@ class SplatModelConfig(OwnModelConfig):
             raise ConfigError(f"ssim-weight is {self.ssim_weight}, but it is a share: use 0 to 1.")
         if not self.near_plane > 0:
             raise ConfigError(f"near-plane is {self.near_plane}, but has to be above 0: 0.01 is usual.")
+        if self.start_iteration is not None and (self.start_from is None or self.start_iteration < 0):
+            raise ConfigError(
+                f"start-iteration is {self.start_iteration}, but it has to be one, from 0 up, of the folder that "
+                "--pipeline.model.start-from names: leave it out for the newest."
+            )
         if self.start_stage != "vanilla" and self.start_from is None:
             raise ConfigError(
                 f"start-stage {self.start_stage} continues with splats that are there already, and there are none: "
@@ -188,16 +210,26 @@ class SplatModel(AskedSplats, Model):
         config = self.config
         generator = torch.Generator().manual_seed(config.seed)
         seeds = self.kwargs.get("seed_points")
-        if seeds is not None:
-            means, rgb = seeds[0].cpu().float(), seeds[1].cpu().float() / 255.0
-        elif cameras is not None:
-            means, rgb = seen_places(Views.of(cameras), config.num_random, generator), None
-        else:
-            means, rgb = torch.rand(config.num_random, 3, generator=generator) * 2 - 1, None
+        source = (self.kwargs.get("metadata") or {}).get("points3D_source", "the capture")
+        count = 0 if seeds is None else len(seeds[0])
+        parts: list[tuple[Tensor, Tensor]] = []
+        if seeds is not None and count:
+            parts.append((seeds[0].cpu().float(), seeds[1].cpu().float() / 255.0))
+        if count < FEWEST_POINTS:
+            if cameras is not None:
+                drawn = seen_places(Views.of(cameras), config.num_random, generator)
+            else:
+                drawn = torch.rand(config.num_random, 3, generator=generator) * 2 - 1
+            parts.append((drawn, torch.full((config.num_random, 3), 0.5)))
+        means, rgb = (torch.cat(some) for some in zip(*parts, strict=True))
         cap = config.densify.max_gaussians
         if cap and len(means) > cap:
             kept = torch.randperm(len(means), generator=generator)[:cap]
-            means, rgb = means[kept], None if rgb is None else rgb[kept]
+            means, rgb = means[kept], rgb[kept]
+        where = f"the {count} points of {source}" if count else "random places, as there are no points of the capture"
+        if 0 < count < FEWEST_POINTS:
+            where += f" and at random places, as {count} are too few"
+        self._beginning = f"Beginning with {len(means)} Gaussians at {where}."
         return initial_gaussians(means, rgb, config.sh_degree, 0.1 * self.extent, generator)
 
     # --- the Gaussians -----------------------------------------------------------------------------------------------
@@ -244,14 +276,23 @@ class SplatModel(AskedSplats, Model):
         manager: Any = attributes.pipeline.datamanager
         views = Views.of(manager.train_dataset.cameras).to(self.device)
         self.extent = views.extent()
-        schedule = Schedule.of(attributes.trainer.config.max_num_iterations, config.surface, config.start_stage)
+        last_step = attributes.trainer.config.max_num_iterations - 1
+        schedule = Schedule.of(schedule_length(attributes.trainer.config), config.surface, config.start_stage)
         if config.start_from is not None and not self._loaded:
             from f3rm_ext.splat.start import read_start
 
-            loss = self.set_gaussians(read_start(config.start_from).seen_by(views, config.mip))
-            CONSOLE.log(f"Starting from {self.num_gaussians} Gaussians of {config.start_from}: {loss}.", markup=False)
+            start = read_start(config.start_from, config.start_iteration)
+            start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
+            loss = self.set_gaussians(start.seen_by(views, config.mip))
+            CONSOLE.log(
+                f"Starting from {self.num_gaussians} Gaussians of {start.source}, which lie in the frame of the "
+                f"{start.frame}: {loss}.",
+                markup=False,
+            )
+        elif not self._loaded:
+            CONSOLE.log(self._beginning, markup=False)
         surface = schedule.surface(config.surface)
-        surface.mode = config.regularization
+        surface.mode = cast(Mode, config.regularization)
         self.regularizer = Regularizer(surface)
         self.densifier = make_densifier(schedule.densify(config.densify), self.extent, schedule.last_growth())
         self.schedule = schedule
@@ -273,12 +314,14 @@ class SplatModel(AskedSplats, Model):
             change = self.densifier.after_backward(schedule.at(step), self._drawn, params, optimizers)
             self._filter_stale = self._follow(change)
             remove = self.regularizer.prune_mask(schedule.at(step), self.gaussians)
-            if remove is not None:
+            if remove is not None and float(remove.float().mean()) > 1 - FEWEST_LEFT:
+                self._say_not_pruned(step, remove)
+            elif remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._drawn = None
             self.cost.after_step(step, self.device)
             clearing.after_step(step, self.device)
-            if step + 1 == schedule.total and hasattr(manager, "train_feature_source"):
+            if step == last_step and hasattr(manager, "train_feature_source"):
                 self.lift_features(manager.train_dataset, manager.train_feature_source())
 
         locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
@@ -291,6 +334,15 @@ class SplatModel(AskedSplats, Model):
         """Options that lower what a training step takes."""
         growing = self.schedule.at(self.step) < self.schedule.last_growth()
         return list(levers(self.config, self.device.type, self.num_gaussians, growing))
+
+    def _say_not_pruned(self, step: int, remove: Bool[Tensor, " gaussians"]) -> None:
+        opaque = self.num_gaussians - int(remove.sum())
+        CONSOLE.log(
+            f"At step {step} only {opaque} of {self.num_gaussians} Gaussians have an opacity of "
+            f"{self.config.surface.prune_opacity} or more, as happens in short runs: going on without removing the "
+            "others; raise --max-num-iterations or lower --pipeline.model.surface.prune-opacity to have them removed.",
+            markup=False,
+        )
 
     def _follow(self, change: Change) -> bool:
         """Has what is kept by Gaussian follow a change of their set. Returns whether there was one."""

@@ -28,7 +28,7 @@ class Schedule:
     """
 
     total: int
-    """Steps of the run, --max-num-iterations."""
+    """Steps of a run of the whole schedule: --schedule-steps, else --max-num-iterations."""
     offset: int
     """What is added to a step of the run to get its place in the schedule."""
     ratio: float
@@ -39,7 +39,7 @@ class Schedule:
         """The schedule of a run.
 
         Args:
-            total: steps of the run.
+            total: steps of the run, if it does all of the schedule.
             surface: says when the stages begin in a run of ``surface.schedule_steps``.
             begin: the stage of the first step.
         """

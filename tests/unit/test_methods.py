@@ -44,6 +44,38 @@ def test_config_survives_yaml(name: str) -> None:
     assert again.pipeline.datamanager.features == config.pipeline.datamanager.features
 
 
+@pytest.mark.parametrize("name", [*PRESETS, *SPLAT_PRESETS])
+@pytest.mark.parametrize("spelling", ["--resolution-scale", "--resolution_scale"])
+def test_every_method_takes_the_short_name_of_the_scale(name: str, spelling: str) -> None:
+    assert typed(name, spelling, "0.25").datamanager.camera_res_scale_factor == 0.25
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *SPLAT_PRESETS])
+def test_only_splats_read_the_points_of_a_capture(name: str) -> None:
+    for arguments in ((), ("f3rm-ext-data",), ("f3rm-ext-data", "--eval-mode", "all")):
+        assert typed(name, *arguments).datamanager.dataparser.load_3D_points == (name in SPLAT_PRESETS)
+
+
+@pytest.mark.parametrize("name", SPLAT_PRESETS)
+def test_splats_take_short_names(name: str) -> None:
+    config = typed(
+        name,
+        *("--optimize_memory", "True", "--fragmentation", "aggressive"),
+        *("--sh-degree", "1", "--regularization", "dn_consistency", "f3rm-ext-data"),
+    )
+    model = config.model
+    assert model.memory.optimize_memory and model.memory.fragmentation == "aggressive" and model.sh_degree == 1
+    assert model.regularization == "dn-consistency" and "dn_consistency" not in yaml.dump(config)
+    assert typed(name, "--sh_degree", "0", "--regularization", "sdf").model.regularization == "sdf"
+
+
+def typed(name: str, *arguments: str) -> Any:
+    """The pipeline of a method as ns-train makes it of a command line."""
+    make = make_config if name in PRESETS else make_splat_config
+    pipeline = make(name).pipeline
+    return tyro.cli(type(pipeline), default=pipeline, args=list(arguments), config=(tyro.conf.FlagConversionOff,))
+
+
 def test_presets_do_not_share_state() -> None:
     one, two = make_config("f3rm-ext"), make_config("f3rm-ext")
     one.pipeline.model.grid.num_levels = 3

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory import remainder
-from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, storage_of
+from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, of_degree, storage_of
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.memory.rounding import to_half
 
@@ -126,7 +126,8 @@ class PackedAdam(torch.optim.Optimizer):
         """Goes on from a state of this class, with whichever moments, or of torch's Adam.
 
         Torch would turn every tensor of the state into the dtype of the parameter. Here moments are converted only
-        where this optimiser keeps them another way than the one that wrote them.
+        where this optimiser keeps them another way than the one that wrote them. Moments of harmonics of another
+        degree are cut like their coefficients, or those of new coefficients begin at zero.
 
         Raises:
             ValueError: The moments are of a parameter of another shape.
@@ -181,6 +182,7 @@ def _loaded(saved: dict[str, Any], parameter: Parameter, group: dict[str, Any]) 
     device = parameter.device
     step = int(saved["step"])
     kept = {name: value.to(device) for name, value in saved.items() if isinstance(value, Tensor) and name != "step"}
+    kept = of_degree(kept, parameter)
     if kept[FIRST].shape != parameter.shape:
         raise ValueError(f"moments of {tuple(kept[FIRST].shape)} for a parameter of {tuple(parameter.shape)}")
     state: dict[str, Any] = {"step": step, SEEN: kept[SEEN].clone() if SEEN in kept else _steps(parameter, step)}

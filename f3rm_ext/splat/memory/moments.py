@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from f3rm_ext.splat.memory.rounding import to_bfloat16, to_codes
 
@@ -127,6 +128,8 @@ class ByteMoments(Moments):
         second: Float[Tensor, "rows *rest"],
         generator: torch.Generator,
     ) -> None:
+        if not first.numel():
+            return  # Colours of degree 0 have no harmonics.
         root = second.sqrt()
         for name, values, largest in ((FIRST, first, SIGNED_MAX), (SECOND, root, UNSIGNED_MAX)):
             scale = values.abs().flatten(1).amax(dim=1) / largest
@@ -151,3 +154,31 @@ def storage_of(state: dict[str, Any]) -> str:
     """Which kind of moments a state holds, by their dtype."""
     kinds = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
     return kinds[state[FIRST].dtype]
+
+
+def of_degree(state: dict[str, Tensor], like: Tensor) -> dict[str, Tensor]:
+    """A state of harmonics in the SH degree of a parameter: without those of dropped coefficients, zeros for new ones.
+
+    Args:
+        state: tensors by name, however the moments are kept; those of other shapes than the moments stay.
+        like: the parameter, (gaussians, coeffs, 3).
+
+    Returns:
+        The same state where it is not of as many Gaussians, or not of harmonics.
+    """
+    found = state[FIRST].shape
+    if len(found) != 3 or like.dim() != 3 or (found[0], found[2]) != (len(like), like.shape[2]):
+        return state
+    count, have = like.shape[1], found[1]
+    if count == have:
+        return state
+    return {
+        name: _of_count(value, count) if value.dim() >= 3 and value.shape[-2] == have else value
+        for name, value in state.items()
+    }
+
+
+def _of_count(value: Tensor, count: int) -> Tensor:
+    """The first coefficients of the last axis but one, with zeros after them where there are fewer."""
+    have = value.shape[-2]
+    return value[..., :count, :].clone() if count <= have else functional.pad(value, (0, 0, 0, count - have))

@@ -1,9 +1,10 @@
 """How much memory Gaussians may take: the options, and what they come to."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
@@ -19,7 +20,7 @@ CLEAR_EVERY: dict[str, int] = {"minimal": 100, "normal": 50, "aggressive": 10}
 class MemoryOptions:
     """What is stored in how many bytes. None of it changes what is optimised, only how it is rounded."""
 
-    optimize_memory: bool = False
+    optimize_memory: Annotated[bool, tyro.conf.arg(aliases=["--optimize-memory"])] = False
     """Turn on the sensible set: what is `auto` below becomes float16 storage with bfloat16 moments and expandable
     segments. By the account a step of 6 million Gaussians takes 24 % less of SH degree 3 and 16 % less of degree 2."""
     sh_storage: Literal["auto", "float32", "float16", "selective"] = "auto"
@@ -31,7 +32,9 @@ class MemoryOptions:
     reflective_above: float = 0.05
     """With `selective`: root mean square, over directions, of the view-dependent part of a colour (0 to 1) above which
     a Gaussian counts as reflective, > 0."""
-    fragmentation: Literal["auto", "minimal", "normal", "aggressive"] = "auto"
+    fragmentation: Annotated[
+        Literal["auto", "minimal", "normal", "aggressive"], tyro.conf.arg(aliases=["--fragmentation"])
+    ] = "auto"
     """On CUDA, clear the allocator's cache every 100 (minimal), 50 (normal) or 10 (aggressive) steps. Each clearing
     waits for the GPU. auto is minimal."""
     expandable_segments: bool | None = None

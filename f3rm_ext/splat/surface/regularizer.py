@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
 from f3rm_ext.splat.surface.density import density_loss, normal_loss
 from f3rm_ext.splat.surface.field import gaussian_table, neighbour_field
@@ -186,18 +185,12 @@ class Regularizer:
     def prune_mask(self, step: int, gaussians: Gaussians) -> Bool[Tensor, " gaussians"] | None:
         """Gaussians to remove after a step, True where; None where nothing is to be done.
 
-        Raises:
-            ConfigError: if none would be left.
+        All of them are True where none is opaque enough; the caller then does without.
         """
         options = self.options
         if options.mode == "none" or step != options.prune_step or options.prune_opacity <= 0:
             return None
         remove = ~(gaussians.alphas().detach() >= options.prune_opacity)
-        if len(remove) and bool(remove.all()):
-            raise ConfigError(
-                f"No Gaussian has an opacity of {options.prune_opacity} or more at step {step}, so that pruning would "
-                "leave none: train longer before the regularisation starts, or lower prune-opacity."
-            )
         return remove if bool(remove.any()) else None
 
     def after_change(self, keep: Bool[Tensor, " gaussians"] | Int[Tensor, " kept"]) -> None:

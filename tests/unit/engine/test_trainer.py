@@ -19,6 +19,7 @@ from nerfstudio.utils.eval_utils import eval_load_checkpoint
 from nerfstudio.utils.writer import GLOBAL_BUFFER
 
 from f3rm_ext.engine import checkpoint
+from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
 from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig, resume_command
 from f3rm_ext.errors import CheckpointError, ConfigError
 
@@ -77,6 +78,28 @@ class TestResume:
         assert list(resumed.pipeline.losses) == [11, 12, 13, 14]
         assert steps(resumed) == [14, 12]
         assert resumed.config.max_num_iterations == 15 == GLOBAL_BUFFER["max_iter"]
+
+    def test_a_part_of_a_schedule_goes_on_as_the_whole(self, toy: ModuleType, tmp_path: Path) -> None:
+        def make(steps: int, **options: Any) -> F3rmTrainerConfig:
+            config = toy.make_config(tmp_path, steps, **options)
+            config.optimizers["fields"]["scheduler"] = RunDecaySchedulerConfig(lr_final=1e-3)
+            return config
+
+        whole = toy.run(make(10))
+        part = toy.run(make(6, schedule_steps=10))
+        rest = toy.run(make(10, load_dir=part.checkpoint_dir), seed=7)
+        window = toy.run(make(8, schedule_steps=10, load_dir=part.checkpoint_dir), seed=7)
+        assert {**part.pipeline.losses, **rest.pipeline.losses} == whole.pipeline.losses
+        assert window.pipeline.losses == {step: whole.pipeline.losses[step] for step in (6, 7)}
+        last = [checkpoint.path_of(run.checkpoint_dir, 9) for run in (rest, whole)]
+        assert same_weights(*last)
+        # Guards the test: a schedule as short as the part differs.
+        assert toy.run(make(6)).pipeline.losses != part.pipeline.losses
+
+    def test_a_schedule_shorter_than_the_run(self, toy: ModuleType, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="--schedule-steps is 5, but the run goes on to step 6.*give 6 or more"):
+            toy.make_config(tmp_path, 6, schedule_steps=5).save_config()
+        toy.make_config(tmp_path, 6, schedule_steps=6).check()
 
     def test_callbacks_see_the_true_number_of_iterations(
         self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch

@@ -78,7 +78,7 @@ def begin_training(ring_cameras: Callable[..., Cameras]) -> Callable[..., Any]:
     """Gives a model what nerfstudio's trainer gives it: ``before(step)``, ``after(step)`` and optimisers."""
     from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
 
-    def begin(model: SplatModel, steps: int = 100) -> SimpleNamespace:
+    def begin(model: SplatModel, steps: int = 100, **run: Any) -> SimpleNamespace:
         optimizers = {name: torch.optim.Adam(params, 1e-3) for name, params in model.get_param_groups().items()}
         attributes: Any = TrainingCallbackAttributes(
             optimizers=optimizers,  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def begin_training(ring_cameras: Callable[..., Cameras]) -> Callable[..., Any]:
             pipeline=SimpleNamespace(  # type: ignore[arg-type]
                 datamanager=SimpleNamespace(train_dataset=SimpleNamespace(cameras=ring_cameras()))
             ),
-            trainer=SimpleNamespace(config=SimpleNamespace(max_num_iterations=steps)),  # type: ignore[arg-type]
+            trainer=SimpleNamespace(config=SimpleNamespace(max_num_iterations=steps, **run)),  # type: ignore[arg-type]
         )
         callbacks = model.train().get_training_callbacks(attributes)
 

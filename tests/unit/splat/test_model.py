@@ -393,20 +393,28 @@ def test_transparent_gaussians_go_when_the_surface_begins(
     hooks.after(step + 1)
 
 
-def test_nothing_would_be_left_to_draw(
+@pytest.mark.parametrize("opaque", [0, 1])
+def test_pruning_that_would_leave_next_to_nothing_is_left_out(
     make_splat_model: Callable[..., SplatModel],
     begin_training: Callable[..., Any],
     camera: Any,
     batch: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    opaque: int,
 ) -> None:
-    model = make_splat_model(regularization="density", surface=small())
+    log: list[str] = []
+    monkeypatch.setattr("f3rm_ext.splat.model.CONSOLE.log", lambda line, **_: log.append(line))
+    model = make_splat_model(200, regularization="density", surface=small())
     hooks = begin_training(model, STEPS)
     model.gauss_params["opacities"].data.fill_(-1.0)
+    model.gauss_params["opacities"].data[:opaque] = 1.0
     step = model.schedule.surface(model.config.surface).prune_step
-    backward(model, hooks, step, camera, batch)
-    with pytest.raises(ConfigError, match="pruning would leave none"):
-        hooks.after(step)
-    assert model.num_gaussians == 60
+    for later in range(3):  # The surface is regularised afterwards.
+        backward(model, hooks, step + later, camera, batch)
+        hooks.after(step + later)
+    assert model.num_gaussians == 200
+    (said,) = (line for line in log if f"only {opaque} of 200 Gaussians have an opacity of 0.5 or more" in line)
+    assert "--pipeline.model.surface.prune-opacity" in said
 
 
 def test_the_filter_is_computed_on_schedule(
@@ -449,17 +457,43 @@ def make_bare(**options: Any) -> SplatModel:
 
 
 def test_points_of_the_capture_are_where_it_begins() -> None:
-    points, colors = torch.randn(30, 3), torch.randint(0, 256, (30, 3))
+    points, colors = torch.randn(130, 3), torch.randint(0, 256, (130, 3))
     model = make_bare(seed_points=(points, colors))
     assert torch.equal(model.gauss_params["means"].data, points)
     torch.testing.assert_close(sh_to_rgb(model.gauss_params["features_dc"].data), colors / 255.0)
 
 
+@pytest.mark.parametrize(
+    ("count", "begins", "said"),
+    [
+        (130, 130, "Beginning with 130 Gaussians at the 130 points of sparse.ply."),
+        (7, 27, "Beginning with 27 Gaussians at the 7 points of sparse.ply and at random places, as 7 are too few."),
+        (0, 20, "Beginning with 20 Gaussians at random places, as there are no points of the capture."),
+    ],
+)
+def test_the_log_says_where_a_run_begins(
+    begin_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, count: int, begins: int, said: str
+) -> None:
+    log: list[str] = []
+    monkeypatch.setattr("f3rm_ext.splat.model.CONSOLE.log", lambda line, **_: log.append(line))
+    points = torch.randn(count, 3)
+    model = make_bare(
+        seed_points=(points, torch.zeros(count, 3, dtype=torch.uint8)), metadata={"points3D_source": "sparse.ply"}
+    )
+    assert model.num_gaussians == begins and torch.equal(model.gauss_params["means"].data[:count], points)
+    begin_training(model, STEPS)
+    assert log == [said]
+    resumed = make_bare()
+    resumed.load_state_dict(model.state_dict())
+    begin_training(resumed, STEPS)
+    assert log == [said]
+
+
 def test_no_more_begin_than_there_may_be() -> None:
     from f3rm_ext.splat.densify import DensifyOptions
 
-    points = torch.randn(30, 3)
-    model = make_bare(seed_points=(points, torch.zeros(30, 3)), densify=DensifyOptions(max_gaussians=7))
+    points = torch.randn(130, 3)
+    model = make_bare(seed_points=(points, torch.zeros(130, 3)), densify=DensifyOptions(max_gaussians=7))
     kept = model.gauss_params["means"].data
     assert len(kept) == 7 and all((points == row).all(dim=1).any() for row in kept)
 
@@ -511,6 +545,19 @@ def test_a_resumed_run_does_not_start_again_from_the_file(
     model.load_state_dict(make_splat_model().state_dict())
     begin_training(model, STEPS)
     assert model.num_gaussians == 60
+
+
+def test_a_part_of_a_schedule_has_the_stages_of_the_whole(
+    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any]
+) -> None:
+    whole, part = make_splat_model(), make_splat_model()
+    begin_training(whole, STEPS)
+    begin_training(part, 20, schedule_steps=STEPS)
+    assert part.schedule == whole.schedule
+    assert part.regularizer is not None and whole.regularizer is not None
+    assert part.regularizer.options == whole.regularizer.options
+    assert part.densifier is not None and whole.densifier is not None
+    assert part.densifier.options == whole.densifier.options
 
 
 def test_a_late_stage_begins_at_once(

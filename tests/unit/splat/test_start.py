@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,9 +102,10 @@ def test_splats_of_another_place(
 
 
 def test_there_is_no_such_file(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.ply", tmp_path):
-        with pytest.raises(ConfigError, match=r"no file .* to start from: give a \.ply"):
-            read_start(path)
+    with pytest.raises(ConfigError, match=r"no file .* to start from: give a \.ply"):
+        read_start(tmp_path / "none.ply")
+    with pytest.raises(ConfigError, match=r"no splats to start from in the folder .*point_cloud/iteration_N"):
+        read_start(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "empty.ply", "half.ply"])
@@ -135,8 +137,102 @@ def test_checkpoints_that_need_code_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [{"pipeline": {"_model.field.weight": torch.ones(3)}}, {}, [1, 2], torch.ones(2)])
 def test_checkpoints_of_other_methods(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match="holds no Gaussians: give one of sugar-ext or splatfacto"):
+    with pytest.raises(CheckpointError, match="holds no Gaussians: give one of sugar-ext, splatfacto or SuGaR"):
         read_start(tmp_path / "a.ckpt")
+
+
+def a_folder(folder: Path, *iterations: int) -> Path:
+    """An output folder of 3DGS: as many Gaussians in each iteration as its number."""
+    for count in iterations:
+        (folder / f"point_cloud/iteration_{count}").mkdir(parents=True)
+        splats = Gaussians(
+            torch.rand(count, 3),
+            torch.zeros(count, 3) - 2,
+            torch.ones(count, 4),
+            torch.zeros(count, 1),
+            torch.zeros(count, 3),
+            torch.zeros(count, 15, 3),
+        )
+        export_splats(splats, folder / f"point_cloud/iteration_{count}/point_cloud.ply", SplatInfo())
+    (folder / "cameras.json").write_text("[]")
+    (folder / "cfg_args").write_text("Namespace()")
+    return folder
+
+
+@pytest.mark.parametrize(("iteration", "count"), [(None, 30), (7, 7), (30, 30)])
+def test_a_folder_of_3dgs(tmp_path: Path, iteration: int | None, count: int) -> None:
+    start = read_start(a_folder(tmp_path, 7, 30), iteration)
+    assert len(start.gaussians) == count and start.frame == "capture"
+    assert start.source == tmp_path / f"point_cloud/iteration_{count}/point_cloud.ply"
+
+
+def test_an_iteration_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no iteration 8 .*start-iteration from those there \(7, 30\)"):
+        read_start(a_folder(tmp_path, 30, 7), 8)
+    with pytest.raises(ConfigError, match=r"chooses among those of a folder, and .*\.ply is a file"):
+        read_start(tmp_path / "point_cloud/iteration_7/point_cloud.ply", 7)
+
+
+def of_sugar(splats: Gaussians) -> dict[str, torch.Tensor]:
+    """The tensors as SuGaR keeps them."""
+    return {
+        "_points": splats.means,
+        "_scales": splats.scales,
+        "_quaternions": splats.quats,
+        "all_densities": splats.opacities,
+        "_sh_coordinates_dc": splats.features_dc[:, None],
+        "_sh_coordinates_rest": splats.features_rest,
+    }
+
+
+@pytest.mark.parametrize("degree", [0, 3])
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_a_checkpoint_of_sugar(
+    tmp_path: Path, colourful: Callable[..., Gaussians], degree: int, in_folder: bool
+) -> None:
+    state = {name: torch.nn.Parameter(value) for name, value in of_sugar(colourful(9, degree)).items()}
+    torch.save({"state_dict": state, "epoch": 3, "train_losses": [0.1]}, tmp_path / "15000.pt")
+    start = read_start(tmp_path if in_folder else tmp_path / "15000.pt")
+    same(start.gaussians, colourful(9, degree))
+    assert start.frame == "capture" and not start.fused
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"_surface_mesh_faces": torch.zeros(3, 3)}, "SuGaR's refined model, .*: give the coarse one"),
+        ({"_scales": torch.zeros(9, 2)}, "SuGaR's refined model"),
+        ({"_quaternions": None}, "SuGaR's checkpoint .* lacks _quaternions"),
+        ({"_quaternions": torch.zeros(9, 2)}, r"quats in .* have the shape \(9, 2\)"),
+    ],
+)
+def test_checkpoints_of_sugar_that_cannot_be_used(
+    tmp_path: Path, colourful: Callable[..., Gaussians], change: dict[str, Any], message: str
+) -> None:
+    torch.save({"state_dict": of_sugar(colourful(9)) | change}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=message):
+        read_start(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(("frame", "moved"), [("auto", False), ("scene", False), ("capture", True)])
+def test_splats_are_brought_to_the_scene(
+    tmp_path: Path, colourful: Callable[..., Gaussians], frame: Any, moved: bool
+) -> None:
+    export_splats(colourful(9), tmp_path / "a.ply", SplatInfo())
+    matrix = torch.tensor([[1.0, 0, 0, 0.5], [0, 0, 1, 0], [0, -1, 0, 0]])
+    outputs = SimpleNamespace(dataparser_transform=matrix, dataparser_scale=2.0)
+    start = read_start(tmp_path / "a.ply").in_scene(outputs, frame)
+    means = colourful(9).means
+    expected = 2 * torch.stack([means[:, 0] + 0.5, means[:, 2], -means[:, 1]], dim=1) if moved else means
+    torch.testing.assert_close(start.gaussians.means, expected, atol=1e-5, rtol=0)
+    assert start.frame == ("capture" if moved else "scene")
+
+
+def test_a_folder_of_3dgs_is_brought_to_the_scene_unasked(tmp_path: Path) -> None:
+    outputs = SimpleNamespace(dataparser_transform=torch.eye(4)[:3], dataparser_scale=2.0)
+    start = read_start(a_folder(tmp_path, 5))
+    torch.testing.assert_close(start.in_scene(outputs, "auto").gaussians.means, 2 * start.gaussians.means)
+    torch.testing.assert_close(start.in_scene(outputs, "scene").gaussians.means, start.gaussians.means)
 
 
 def test_a_checkpoint_that_lacks_something(tmp_path: Path, colourful: Callable[..., Gaussians]) -> None:

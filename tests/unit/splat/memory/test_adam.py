@@ -211,13 +211,52 @@ def test_the_state_of_torchs_adam_can_be_taken_over() -> None:
     torch.testing.assert_close(copy, parameter)
 
 
+@pytest.mark.parametrize("new", [0, 3, 8, 15])
+@pytest.mark.parametrize("old", [0, 3, 15])
+@pytest.mark.parametrize("plain", [True, False])
+@KINDS
+def test_moments_of_another_degree_follow_their_coefficients(kind: str, plain: bool, old: int, new: int) -> None:
+    written = Parameter(random(20, old, 3))
+    writer = torch.optim.Adam([written]) if plain else PackedAdam([written], moments=kind)
+    written.grad = random(20, old, 3, seed=1)
+    writer.step()
+    kept = min(old, new)
+    parameter = Parameter(torch.cat([written.detach()[:, :kept], torch.zeros(20, new - kept, 3)], dim=1))
+    reader = PackedAdam([parameter], moments=kind)
+    reader.load_state_dict(saved(writer))
+    theirs = MOMENTS["float32" if plain else kind].read(writer.state[written], slice(None))
+    for value, want in zip(MOMENTS[kind].read(reader.state[parameter], slice(None)), theirs, strict=True):
+        assert value.shape == (20, new, 3) and not value[:, kept:].any()
+        largest = want[:, :kept].abs().max() if kept else 0
+        assert ((value[:, :kept] - want[:, :kept]).abs() <= 0.02 * largest).all()
+    parameter.grad = random(20, new, 3, seed=2)
+    reader.step()
+    assert reader.state[parameter]["step"] == 2 and parameter.isfinite().all()
+
+
+@pytest.mark.parametrize("new", [3, 15])
+def test_remainders_of_another_degree_follow_their_coefficients(new: int) -> None:
+    written = Parameter(random(20, 8, 3).half())
+    writer = PackedAdam([written], reflective_above=0.01)
+    written.grad = random(20, 8, 3, seed=1).half()
+    writer.step()
+    parameter = Parameter(random(20, new, 3).half())
+    reader = PackedAdam([parameter], reflective_above=0.01)
+    reader.load_state_dict(saved(writer))
+    found, wanted = reader.state[parameter]["remainder"], writer.state[written]["remainder"]
+    assert found.shape == (1, 21, new, 3) and torch.equal(found[:, :, : min(8, new)], wanted[:, :, : min(8, new)])
+    parameter.grad = random(20, new, 3, seed=2).half()
+    reader.step()
+
+
 def test_moments_of_another_shape_are_refused() -> None:
     parameter = Parameter(random(20, 15, 3))
     writer = PackedAdam([parameter])
     see(parameter, 0)
     writer.step()
-    with pytest.raises(ValueError, match=r"\(20, 15, 3\) for a parameter of \(20, 8, 3\)"):
-        PackedAdam([Parameter(random(20, 8, 3))]).load_state_dict(saved(writer))
+    for shape in ((19, 15, 3), (20, 15, 4), (20, 15)):
+        with pytest.raises(ValueError, match=r"\(20, 15, 3\) for a parameter of \(\d+, 15"):
+            PackedAdam([Parameter(random(*shape))]).load_state_dict(saved(writer))
 
 
 @KINDS

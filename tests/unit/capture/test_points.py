@@ -1,0 +1,276 @@
+"""The points of a capture: they stay where they are relative to the cameras, and bad ones stop nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
+from nerfstudio.data.dataparsers.nerfstudio_dataparser import Nerfstudio, NerfstudioDataParserConfig
+from nerfstudio.data.utils import colmap_parsing_utils as colmap
+
+from f3rm_ext.capture import points as module
+from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.capture.points import RGB, XYZ, keep_going_without_points, keep_usable_points
+from f3rm_ext.data.datamanager import F3rmDataManagerConfig
+from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.export.ply import write_ply
+from f3rm_ext.features.options import FeatureOptions
+from f3rm_ext.splat.moving import Move
+
+SWAP = np.array([[1.0, 0, 0, 0.5], [0, 0, 1, -0.25], [0, -1, 0, 2.0]])
+"""Axes as ns-process-data exchanges them, and a shift."""
+OLD_SWAP = np.array([[0.0, 1, 0, 0], [1, 0, 0, 0], [0, 0, -1, 0]])
+
+
+def spots(poses: np.ndarray) -> np.ndarray:
+    """Two points for each camera: its centre, and one unit before it."""
+    return np.concatenate([poses[:, :3, 3], poses[:, :3, 3] - poses[:, :3, 2]])
+
+
+def spots_of(outputs: Any) -> torch.Tensor:
+    """The same of cameras in the scene frame, where a unit has another length."""
+    c2w = outputs.cameras.camera_to_worlds
+    return torch.cat([c2w[:, :, 3], c2w[:, :, 3] - outputs.metadata.get("unit", 1.0) * c2w[:, :, 2]])
+
+
+def poses_of(capture: Any) -> np.ndarray:
+    return np.array([frame["transform_matrix"] for frame in capture.frames])
+
+
+def write_points(path: Path, xyz: np.ndarray, rgb: np.ndarray | None = None) -> None:
+    columns = {name: xyz[:, i].astype(np.float32) for i, name in enumerate("xyz")}
+    if rgb is not None:
+        columns |= {name: rgb[:, i].astype(np.uint8) for i, name in enumerate(("red", "green", "blue"))}
+    with path.open("wb") as stream:
+        write_ply(stream, columns)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(module.CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
+    return lines
+
+
+def parse(capture: Any, **options: Any) -> Any:
+    config = CaptureDataParserConfig(data=capture.folder, load_3D_points=True, eval_mode="all", **options)
+    return config.setup().get_dataparser_outputs("train")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"orientation_method": "none", "center_method": "none"}, {"orientation_method": "vertical", "scale_factor": 3.0}],
+    ids=["default", "as it is", "vertical"],
+)
+@pytest.mark.parametrize(
+    "applied", [{}, {"applied_transform": SWAP.tolist()}, {"applied_scale": 0.5}, {"applied_transform": SWAP.tolist(), "applied_scale": 4.0}]
+)  # fmt: skip
+def test_points_stay_with_the_cameras(capture: Any, applied: dict[str, Any], options: dict[str, Any]) -> None:
+    capture.meta |= {"ply_file_path": "sparse_pc.ply", **applied}
+    colours = np.arange(36).reshape(12, 3)
+    write_points(capture.folder / "sparse_pc.ply", spots(poses_of(capture)), colours)
+    before = capture.save().contents()
+    outputs = parse(capture, **options)
+    outputs.metadata["unit"] = outputs.dataparser_scale / applied.get("applied_scale", 1.0)
+    torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
+    assert torch.equal(outputs.metadata[RGB], torch.from_numpy(colours).to(torch.uint8))
+    assert capture.contents() == before, "inputs are never changed"
+
+
+@pytest.mark.parametrize("ending", [".bin", ".txt"])
+@pytest.mark.parametrize("applied", [{}, {"applied_transform": SWAP.tolist()}])
+def test_colmaps_own_points_stand_in(capture: Any, applied: dict[str, Any], ending: str) -> None:
+    sparse = capture.folder / "colmap" / "sparse" / "0"
+    sparse.mkdir(parents=True)
+    capture.meta |= applied
+    before = capture.save().contents()
+    swap = np.array(applied.get("applied_transform", OLD_SWAP))
+    own = (spots(poses_of(capture)) - swap[:, 3]) @ swap[:, :3]
+    write_colmap_points(sparse, own, ending)
+    outputs = parse(capture)
+    outputs.metadata["unit"] = outputs.dataparser_scale
+    torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
+    (sparse / f"points3D{ending}").unlink()
+    assert capture.contents() == before, "nerfstudio would write a PLY file and change transforms.json"
+
+
+def write_colmap_points(folder: Path, xyz: np.ndarray, ending: str) -> None:
+    none = np.array([], dtype=int)
+    points = {
+        i: colmap.Point3D(id=i, xyz=place, rgb=np.array([i, 0, 9]), error=0.5, image_ids=none, point2D_idxs=none)
+        for i, place in enumerate(xyz, start=1)
+    }
+    write = colmap.write_points3D_binary if ending == ".bin" else colmap.write_points3D_text
+    write(points, folder / f"points3D{ending}")
+
+
+@pytest.fixture
+def colmap_capture(capture: Any) -> Callable[[], np.ndarray]:
+    """Writes the capture's cameras as COLMAP does; gives their poses in COLMAP's frame, camera axes as nerfstudio's."""
+
+    def write() -> np.ndarray:
+        sparse = capture.folder / "colmap" / "sparse" / "0"
+        sparse.mkdir(parents=True)
+        poses = poses_of(capture)
+        images = {}
+        for i, (pose, name) in enumerate(zip(poses, capture.names, strict=True), start=1):
+            w2c = np.linalg.inv(pose @ np.diag([1.0, -1, -1, 1]))
+            images[i] = colmap.Image(
+                i, colmap.rotmat2qvec(w2c[:3, :3]), w2c[:3, 3], 1, Path(name).name, np.zeros((0, 2)), np.array([])
+            )
+        colmap.write_images_binary(images, sparse / "images.bin")
+        camera = colmap.Camera(1, "PINHOLE", 16, 12, np.array([18.0, 18.0, 8.0, 6.0]))
+        colmap.write_cameras_binary({1: camera}, sparse / "cameras.bin")
+        return poses
+
+    return write
+
+
+@pytest.mark.parametrize("options", [{}, {"orientation_method": "none"}, {"orientation_method": "none", "assume_colmap_world_coordinate_convention": False}])  # fmt: skip
+def test_splats_of_a_colmap_folder_begin_at_its_points(
+    capture: Any, colmap_capture: Callable[[], np.ndarray], options: dict[str, Any]
+) -> None:
+    poses = colmap_capture()
+    write_colmap_points(capture.folder / "colmap/sparse/0", spots(poses), ".bin")
+    parser = ColmapDataParserConfig(eval_mode="all", downscale_factor=1, **options)
+    manager = ImageDataManagerConfig(data=capture.folder, dataparser=parser).setup(device="cpu")
+    outputs = manager.train_dataparser_outputs
+    outputs.metadata["unit"] = outputs.dataparser_scale
+    torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
+    assert torch.equal(manager.train_dataset.metadata[XYZ], outputs.metadata[XYZ])
+    # Splats in COLMAP's frame go the same way.
+    moved = Move.to_scene(outputs).points(torch.from_numpy(spots(poses)).float())
+    torch.testing.assert_close(moved, spots_of(outputs), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
+def test_a_colmap_folder_without_usable_points_trains_all_the_same(
+    capture: Any, colmap_capture: Callable[[], np.ndarray], log: list[str], damage: str
+) -> None:
+    poses = colmap_capture()
+    path = capture.folder / "colmap/sparse/0/points3D.bin"
+    if damage != "missing":
+        write_colmap_points(path.parent, spots(poses)[: 0 if damage == "empty" else None], ".bin")
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:50])
+    parser = ColmapDataParserConfig(downscale_factor=1)
+    manager = ImageDataManagerConfig(data=capture.folder, dataparser=parser).setup(device="cpu")
+    assert XYZ not in manager.train_dataset.metadata
+    said = [line for line in log if line.startswith("Going on without the capture's points, which cannot be read (")]
+    assert len(said) == 1
+
+
+def test_splats_in_the_capture_s_frame_go_with_the_cameras(capture: Any) -> None:
+    capture.meta["applied_transform"] = SWAP.tolist()
+    capture.save()
+    outputs = parse(capture)
+    own = (poses_of(capture)[:, :3, 3] - SWAP[:, 3]) @ SWAP[:, :3]
+    moved = Move.to_scene(outputs).points(torch.from_numpy(own).float())
+    torch.testing.assert_close(moved, outputs.cameras.camera_to_worlds[:, :, 3], atol=1e-5, rtol=0)
+
+
+# --- points that cannot be used --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "There is no file"),
+        (b"", "is not a PLY file"),
+        (b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\nend_header\n1 2 3\n", "cut short, with 1 of 2"),
+        (b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n1\n", "has no points"),
+    ],
+    ids=["missing", "empty", "cut", "no places"],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read(capture: Any, log: list[str], content: bytes | None, reason: str) -> None:
+    if content is not None:
+        (capture.folder / "sparse_pc.ply").write_bytes(content)
+    capture.meta["ply_file_path"] = "sparse_pc.ply"
+    capture.save()
+    assert XYZ not in parse(capture).metadata
+    (said,) = (line for line in log if line.startswith("Going on without the capture's points: "))
+    assert reason in said and said.endswith(".") and "\n" not in said
+
+
+def manager_of(capture: Any, **options: Any) -> Any:
+    return ImageDataManagerConfig(data=capture.folder, **options).setup(device="cpu")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_points_that_are_not_finite_are_left_out(capture: Any, log: list[str], bad: float) -> None:
+    xyz, rgb = np.ones((5, 3)), np.arange(15).reshape(5, 3)
+    xyz[1, 2] = bad
+    write_points(capture.folder / "p.ply", xyz, rgb)
+    capture.meta["ply_file_path"] = "p.ply"
+    capture.save()
+    metadata = manager_of(capture).train_dataset.metadata
+    assert metadata[XYZ].shape == (4, 3) and metadata[XYZ].isfinite().all()
+    assert metadata[RGB][:, 0].tolist() == [0, 6, 9, 12]
+    assert any("1 of 5 points of" in line and "p.ply are not finite" in line for line in log)
+
+
+@pytest.mark.parametrize("xyz", [np.ones((0, 3)), np.full((3, 3), np.nan)], ids=["none", "NaN"])
+def test_a_capture_whose_points_are_all_bad_has_none(capture: Any, log: list[str], xyz: np.ndarray) -> None:
+    write_points(capture.folder / "p.ply", xyz)
+    capture.meta["ply_file_path"] = "p.ply"
+    capture.save()
+    assert not [name for name in manager_of(capture).train_dataset.metadata if name.startswith("points3D")]
+    assert any("There are no points to use in" in line for line in log)
+
+
+def test_points_without_colours_are_grey(capture: Any) -> None:
+    write_points(capture.folder / "p.ply", np.ones((5, 3)))
+    capture.meta["ply_file_path"] = "p.ply"
+    capture.save()
+    assert (manager_of(capture).train_dataset.metadata[RGB] == 128).all()
+    metadata = {XYZ: torch.ones(4, 3), RGB: torch.empty(0, 3, dtype=torch.uint8)}  # as nerfstudio's dataparser has it
+    keep_usable_points(metadata)
+    assert metadata[RGB].shape == (4, 3)
+
+
+def test_colours_between_0_and_1(capture: Any) -> None:
+    columns = {name: np.full(2, value, dtype=np.float32) for name, value in zip("xyz", (1, 2, 3), strict=True)}
+    columns |= {name: np.array([0.5, 1.0], dtype=np.float32) for name in ("red", "green", "blue")}
+    with (capture.folder / "p.ply").open("wb") as stream:
+        write_ply(stream, columns)
+    _, rgb = module.read_point_cloud(capture.folder / "p.ply")
+    assert rgb.tolist() == [[128] * 3, [255] * 3]
+
+
+def test_parsers_without_points_are_left_alone() -> None:
+    parser = object()
+    keep_going_without_points(parser)
+    metadata: dict[str, Any] = {"a": 1}
+    keep_usable_points(metadata)
+    assert metadata == {"a": 1}
+
+
+# --- who reads them --------------------------------------------------------------------------------------------------
+
+
+def test_splats_read_points_unless_told_otherwise(capture: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Nerfstudio, "_load_3D_points", lambda *_: {XYZ: torch.ones(5, 3)})  # needs open3d
+    write_points(capture.folder / "p.ply", np.ones((5, 3)))
+    capture.meta["ply_file_path"] = "p.ply"
+    capture.save()
+    assert XYZ in manager_of(capture).train_dataset.metadata
+    assert XYZ not in manager_of(capture, dataparser=CaptureDataParserConfig()).train_dataset.metadata
+    theirs = NerfstudioDataParserConfig(load_3D_points=True)
+    assert XYZ in manager_of(capture, dataparser=theirs).train_dataset.metadata
+
+
+@pytest.mark.parametrize("parser", [CaptureDataParserConfig, NerfstudioDataParserConfig])
+def test_fields_read_none(capture: Any, monkeypatch: pytest.MonkeyPatch, parser: Any) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("points were read")
+
+    monkeypatch.setattr("f3rm_ext.capture.dataparser.read_capture_points", refuse)
+    capture.meta["ply_file_path"] = "not there.ply"
+    capture.save()
+    config = F3rmDataManagerConfig(
+        data=capture.folder, dataparser=parser(load_3D_points=True), features=FeatureOptions(extractors=())
+    )
+    assert XYZ not in config.setup(device="cpu").train_dataset.metadata
