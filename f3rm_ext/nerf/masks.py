@@ -18,7 +18,7 @@ WINDOW_PX, SIGMA_PX = 11, 1.5
 _MIN_MSE = 1e-10
 
 
-def keeps_nothing(mask: Mask | None) -> bool:
+def keeps_nothing(mask: Bool[Tensor, "*batch 1"] | None) -> bool:
     """Whether there is a mask and it leaves out every pixel."""
     return mask is not None and not bool(mask.any())
 
@@ -50,8 +50,9 @@ def ssim(pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"], mask: Mas
     """
     if mask is None:
         return _whole_ssim(pred, target)
-    weight = mask.permute(2, 0, 1)[None].to(pred)
-    one, two = (image.permute(2, 0, 1)[None] for image in (pred, target))
+    # Few pixels may differ little: variances as differences of squares need more than float32 then.
+    weight = mask.permute(2, 0, 1)[None].double()
+    one, two = (image.permute(2, 0, 1)[None].double() for image in (pred, target))
     maps = torch.cat([one, two, one * one, two * two, one * two], dim=1) * weight
     # Every kept pixel has its own weight in its window: no division by zero where it counts.
     local = _blurred(maps) / _blurred(weight).clamp(min=torch.finfo(weight.dtype).tiny)
