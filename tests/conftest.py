@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,7 +208,9 @@ def make_model() -> Callable[..., Any]:
     from f3rm_ext.nerf.fields import GridOptions
     from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig, ProposalOptions
 
-    def make(specs: tuple[Any, ...] = (), fraction: float = 0.5, **options: Any) -> F3rmModel:
+    def make(
+        specs: tuple[Any, ...] = (), fraction: float = 0.5, metadata: Mapping[str, Any] | None = None, **options: Any
+    ) -> F3rmModel:
         small = GridOptions(num_levels=3, features_per_level=2, base_res=4, max_res=16, log2_hashmap_size=10)
         defaults: dict[str, Any] = {
             "grid": small,
@@ -227,7 +229,7 @@ def make_model() -> Callable[..., Any]:
         return config.setup(
             scene_box=SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])),
             num_train_data=5,
-            metadata={"feature_specs": specs, "feature_ray_fraction": fraction},
+            metadata={"feature_specs": specs, "feature_ray_fraction": fraction, **(metadata or {})},
         )
 
     return make

@@ -15,6 +15,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.data.coverage import Coverage
+from f3rm_ext.data.reading import MaskedPixels
 from f3rm_ext.data.windows import WindowCycle, parse_count
 from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.errors import ConfigError
@@ -97,6 +98,7 @@ class CyclingDataManager:
     dataparser: DataParser
     test_mode: Literal["test", "val", "inference"]
     test_split: str
+    train_dataparser_outputs: DataparserOutputs
     train_dataset: Any
     eval_dataset: Any
     world_size: int
@@ -189,6 +191,20 @@ class CyclingDataManager:
             CaptureError: they cannot be used.
         """
         check_dataparser_outputs(outputs, check_files=self.test_mode != "inference", min_images=2)
+
+    def note_masked_pixels(self, dataset: InputDataset) -> None:
+        """Has the model know what training makes of masked pixels: ``masked_pixels`` in the data set's metadata.
+
+        Raises:
+            ConfigError: masked pixels are to be trained, and there are no masks.
+        """
+        masked: MaskedPixels = self.config.masked_pixels
+        if masked == "background" and self.test_mode == "val" and not self.train_dataparser_outputs.mask_filenames:
+            raise ConfigError(
+                f"--{flag('masked_pixels')} is background, but the capture has no masks: give each frame a mask_path "
+                "in transforms.json, or leave the option out (images with alpha need none)."
+            )
+        dataset.metadata["masked_pixels"] = masked
 
     def eval_outputs(self) -> DataparserOutputs | None:
         """Cameras and files of the evaluation images, None if there are none.

@@ -18,6 +18,7 @@ from f3rm_ext.data.cycling import CyclingDataManager, Stream, check_positive, ch
 from f3rm_ext.data.eval_loading import EvalLoader, RandomEvalLoader
 from f3rm_ext.data.featured import FeaturedDataManager
 from f3rm_ext.data.rays import make_ray_generator
+from f3rm_ext.data.reading import MaskedPixels
 from f3rm_ext.data.stream import MapSource, PixelStream
 from f3rm_ext.data.windows import WindowCycle
 from f3rm_ext.engine.shortage import Lever, Loss, halved
@@ -42,6 +43,10 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     """The 2D features to distil."""
     feature_ray_fraction: float = 0.5
     """Part of each batch's rays that get feature targets, (0, 1]. All rays train colour."""
+    masked_pixels: MaskedPixels = "ignore"
+    """What training makes of pixels that masks leave out. ignore: nothing, so fog may grow there. background: they are
+    empty, over a random background (that of --pipeline.model.background-color, if it is black or white), so that an
+    object comes out clean. Either way they do not count in evaluation."""
     train_num_rays_per_batch: int = 4096
     """Rays per training step, 1 or more; see ray-batch-scope for what it means with several GPUs."""
     train_num_images_to_sample_from: int | float = -1
@@ -128,9 +133,12 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
 
         Raises:
             CaptureError: they cannot be used.
+            ConfigError: see :meth:`note_masked_pixels`.
         """
         self.check_train_outputs(self.train_dataparser_outputs)
-        return _own_exclusions(super().create_train_dataset())
+        dataset = _own_exclusions(super().create_train_dataset())
+        self.note_masked_pixels(dataset)
+        return dataset
 
     def create_eval_dataset(self) -> InputDataset | None:  # type: ignore[override]
         """The evaluation images, None if there are none."""
@@ -148,7 +156,12 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         if self.test_mode == "val":
             self._prepare_training_features()
         self.train_pixel_sampler = self._stream(
-            "train", self.train_dataset, cycle, rays, None if self._sources is None else self._sources[0]
+            "train",
+            self.train_dataset,
+            cycle,
+            rays,
+            None if self._sources is None else self._sources[0],
+            self.config.masked_pixels,
         )
         self.train_ray_generator = make_ray_generator(self.train_dataset.cameras, self.device)
         if self.test_mode == "val":
@@ -217,6 +230,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         cycle: WindowCycle,
         rays: int,
         source: MapSource | None,
+        masked: MaskedPixels = "ignore",
     ) -> PixelStream:
         return PixelStream(
             dataset,
@@ -227,6 +241,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             pixels_on_device=self.config.images_on_gpu,
             source=source,
             feature_ray_fraction=self.config.feature_ray_fraction,
+            masked=masked,
         )
 
     def streams(self) -> dict[str, Stream]:

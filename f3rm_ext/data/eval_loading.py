@@ -8,6 +8,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.utils.misc import get_dict_to_torch
+from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.data.reading import read_eval_batch
 from f3rm_ext.data.stream import MapSource
@@ -16,6 +17,11 @@ from f3rm_ext.errors import CaptureError
 NO_EVAL_IMAGES = (
     "The capture has no evaluation images, so there is nothing to measure: "
     "list some in test_filenames in transforms.json, or train with a lower --train-split-fraction."
+)
+
+NOTHING_KEPT = (
+    "The masks leave nothing of any evaluation image, so there is nothing to measure: check that white (non-zero) "
+    "means keep, or remove mask_path from transforms.json."
 )
 
 
@@ -51,10 +57,27 @@ class EvalLoader:
         return 0 if self.input_dataset is None else len(self.input_dataset)
 
     def __iter__(self) -> Iterator[tuple[Cameras, dict[str, Any]]]:
+        """Images in order; those of which a mask leaves nothing are passed over, and said.
+
+        Raises:
+            CaptureError: an image cannot be read, the masks leave nothing of any, or there are none though some are
+                required.
+        """
         if self.required and self.input_dataset is None:
             raise CaptureError(NO_EVAL_IMAGES)
+        empty = 0
         for image_idx in range(len(self)):
-            yield self.get_camera(image_idx)
+            camera, batch = self.get_camera(image_idx)
+            if "mask" in batch and not batch["mask"].any():
+                empty += 1
+            else:
+                yield camera, batch
+        if empty and empty == len(self):
+            raise CaptureError(NOTHING_KEPT)
+        if empty:
+            CONSOLE.log(
+                f"{empty} of {len(self)} evaluation images are not measured: their masks leave nothing of them."
+            )
 
     def get_camera(self, image_idx: int = 0) -> tuple[Cameras, dict[str, Any]]:
         """Camera (shape 1) and batch of an image.

@@ -21,6 +21,7 @@ from f3rm_ext.data.eval_loading import EvalLoader
 from f3rm_ext.data.featured import FeaturedDataManager
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.data.reading import MaskedPixels
 from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
@@ -47,6 +48,10 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     """Ratio of the sizes trained and evaluated at to those of the files, (0, 1]; 0.25 for a quarter of each side."""
     features: LiftedFeatureOptions = field(default_factory=LiftedFeatureOptions)
     """The 2D features to lift onto the splats when training ends."""
+    masked_pixels: MaskedPixels = "ignore"
+    """What training makes of pixels that masks leave out. ignore: nothing, so fog may grow there. background: they are
+    empty, over a random background (that of --pipeline.model.background-color, if it is black or white), so that an
+    object comes out clean. Either way they do not count in evaluation."""
     num_downscales: int = 2
     """Training begins with images whose sides are halved this many times, 0 to 8; 0: full size from the start.
     Evaluation is at full size always."""
@@ -157,6 +162,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         self.train_dataset = self._dataset(self.train_dataparser_outputs)
         # Where models without points of the capture look for a place to begin.
         self.train_dataset.metadata["cameras"] = self.train_dataset.cameras
+        self.note_masked_pixels(self.train_dataset)
         outputs = self.eval_outputs()
         self.eval_dataset = None if outputs is None else self._dataset(outputs)
         self.fixed_indices_eval_dataloader = self.eval_dataloader = ImageEvalLoader(
@@ -172,7 +178,8 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         """Prepares features (in training only) and the cycle; loads no image."""
         self.train_feature_source()
         cycle = self.make_cycle("train", len(self.train_dataset))
-        self.train_stream = ImageStream(self.train_dataset, cycle, device=self.device)
+        masked = self.config.masked_pixels
+        self.train_stream = ImageStream(self.train_dataset, cycle, device=self.device, masked=masked)
         if self.test_mode == "val":
             self.log_window(cycle)
             self._log_size()

@@ -14,6 +14,7 @@ from f3rm_ext.data.loading import WindowFeed, read_each
 from f3rm_ext.data.pinhole import shrunk, shrunk_cameras, shrunk_size
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.pixels import ImagePixels, no_valid_pixel
+from f3rm_ext.data.reading import MaskedPixels
 from f3rm_ext.data.windows import WindowCycle
 
 
@@ -41,14 +42,16 @@ class PictureWindow:
         return self._small[image_idx]
 
 
-def load_pictures(dataset: PinholeDataset, images: tuple[int, ...], stopped: Callable[[], bool]) -> PictureWindow:
+def load_pictures(
+    dataset: PinholeDataset, images: tuple[int, ...], stopped: Callable[[], bool], masked: MaskedPixels = "ignore"
+) -> PictureWindow:
     """Reads the pictures of a window.
 
     Raises:
         LoadCancelled: ``stopped`` began to return True.
         CaptureError: an image cannot be read, or the masks leave nothing of any.
     """
-    pictures = read_each(images, dataset.picture, stopped)
+    pictures = read_each(images, lambda image: dataset.picture(image, masked), stopped)
     if all(picture.valid is not None and not picture.valid.any() for picture in pictures):
         raise no_valid_pixel()
     return PictureWindow(images, dict(zip(images, pictures, strict=True)))
@@ -79,7 +82,13 @@ class ImageStream:
     """
 
     def __init__(
-        self, dataset: PinholeDataset, cycle: WindowCycle, *, split: str = "train", device: torch.device | str = "cpu"
+        self,
+        dataset: PinholeDataset,
+        cycle: WindowCycle,
+        *,
+        split: str = "train",
+        device: torch.device | str = "cpu",
+        masked: MaskedPixels = "ignore",
     ) -> None:
         """Sets up.
 
@@ -88,11 +97,13 @@ class ImageStream:
             cycle: which images are in memory when.
             split: name of the split, tells streams of one run apart.
             device: where batches are wanted; pictures stay on the CPU until then.
+            masked: "background" makes masked pixels transparent.
         """
         self.dataset = dataset
         self.cycle = cycle
         self.split = split
         self.device = torch.device(device)
+        self.masked: MaskedPixels = masked
         self.batches = 0
         self.uses = np.zeros(len(dataset), dtype=np.int64)
         """How often this process has used each image."""
@@ -115,6 +126,8 @@ class ImageStream:
 
     def next(self, halvings: int = 0) -> tuple[Cameras, dict[str, Any]]:
         """The next image: its camera (shape 1) and its batch, see :func:`picture_batch`, on the device.
+
+        Where masked pixels are transparent the batch also has ``kept`` Bool[h w 1], False for transparent pixels.
 
         Args:
             halvings: how many times both sides are halved; the camera goes with it.
@@ -141,7 +154,10 @@ class ImageStream:
         if halvings:
             camera = shrunk_cameras(camera, height, width)
         camera.metadata = {**(camera.metadata or {}), "cam_idx": image_idx}
-        return camera, picture_batch(picture, image_idx, self.device)
+        batch = picture_batch(picture, image_idx, self.device)
+        if self.masked == "background" and "alpha" in batch:
+            batch["kept"] = batch["alpha"] > 0
+        return camera, batch
 
     def state(self) -> dict[str, Any]:
         """What :meth:`load_state` needs to go on with the same images."""
@@ -188,4 +204,4 @@ class ImageStream:
         self._steps = 0
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> PictureWindow:
-        return load_pictures(self.dataset, images, stopped)
+        return load_pictures(self.dataset, images, stopped, self.masked)

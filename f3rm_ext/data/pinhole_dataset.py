@@ -13,7 +13,7 @@ from torch import Tensor
 
 from f3rm_ext.data.pinhole import Lens, pinhole_of, shrunk, shrunk_size, undistorted
 from f3rm_ext.data.pixels import ImagePixels
-from f3rm_ext.data.reading import read_pixels
+from f3rm_ext.data.reading import MaskedPixels, read_pixels
 from f3rm_ext.errors import CaptureError
 
 
@@ -65,22 +65,26 @@ class PinholeDataset(InputDataset):
         sizes = [shrunk_size(view.height, view.width, scale_factor) for view in views]
         self.cameras = _cameras(cameras, [view.resized(*size) for view, size in zip(views, sizes, strict=True)])
 
-    def picture(self, image_idx: int) -> ImagePixels:
+    def picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
         """One image, read, undistorted and scaled, with alpha and mask where it has them.
 
+        Args:
+            image_idx: which.
+            masked: see :func:`~f3rm_ext.data.reading.read_pixels`; transparent pixels blend where sizes change.
+
         Raises:
             CaptureError: it cannot be read.
         """
-        picture = self.full_picture(image_idx)
+        picture = self.full_picture(image_idx, masked)
         return shrunk(picture, int(self.cameras.height[image_idx]), int(self.cameras.width[image_idx]))
 
-    def full_picture(self, image_idx: int) -> ImagePixels:
-        """One image, read and undistorted, of the size of :attr:`views`.
+    def full_picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
+        """One image, read and undistorted, of the size of :attr:`views`; see :meth:`picture`.
 
         Raises:
             CaptureError: it cannot be read.
         """
-        photo = read_pixels(self.photos, image_idx)
+        photo = read_pixels(self.photos, image_idx, masked)
         return undistorted(photo, self.lenses[image_idx], self.views[image_idx])
 
     def pixels_identity(self, image_idx: int) -> str:

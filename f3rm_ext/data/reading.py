@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Bool, UInt8
 from nerfstudio.data.datasets.base_dataset import InputDataset
 
 from f3rm_ext.data.pixels import ImagePixels
 from f3rm_ext.errors import CaptureError, UserError
+
+MaskedPixels = Literal["ignore", "background"]
+"""What training makes of pixels that masks leave out: nothing, or emptiness."""
 
 
 @contextmanager
@@ -26,8 +30,14 @@ def naming_image(dataset: InputDataset, image_idx: int) -> Iterator[None]:
         ) from error
 
 
-def read_pixels(dataset: InputDataset, image_idx: int) -> ImagePixels:
+def read_pixels(dataset: InputDataset, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
     """One image through the data set (which knows scale, alpha and masks), cut to its camera's size.
+
+    Args:
+        dataset: the images.
+        image_idx: which of them.
+        masked: "background" makes masked pixels transparent, where they would else be invalid. What lies outside of
+            ``fisheye_crop_radius`` is invalid in any case: nobody knows that nothing is there.
 
     Raises:
         CaptureError: the file cannot be decoded, or its size is not its camera's.
@@ -42,15 +52,26 @@ def read_pixels(dataset: InputDataset, image_idx: int) -> ImagePixels:
     height, width = _camera_size(dataset, image_idx, image.shape[0], image.shape[1])
     mask = data.get("mask")
     valid = None if mask is None else mask[:height, :width, 0].bool()
+    image = image[:height, :width]
+    if masked == "background" and valid is not None:
+        image, valid = _transparent(image, ~valid), None
     radius = (dataset.cameras.metadata or {}).get("fisheye_crop_radius")
     if radius is not None:
         circle = _circle(height, width, float(radius))
         valid = circle if valid is None else valid & circle
-    return ImagePixels(pixels=image[:height, :width], valid=valid)
+    return ImagePixels(pixels=image, valid=valid)
+
+
+def _transparent(image: UInt8[torch.Tensor, "h w channels"], where: Bool[torch.Tensor, "h w"]) -> torch.Tensor:
+    """RGBA, with no alpha in some pixels."""
+    alpha = image[..., 3:] if image.shape[-1] == 4 else torch.full_like(image[..., :1], 255)
+    return torch.cat([image[..., :3], alpha.masked_fill(where[..., None], 0)], dim=-1)
 
 
 def read_eval_batch(dataset: InputDataset, image_idx: int) -> dict[str, Any]:
     """What nerfstudio's evaluation gets for an image: ``image`` float32 in [0, 1], ``image_idx`` and the mask if any.
+
+    As in training, what lies outside of ``fisheye_crop_radius`` is masked.
 
     Raises:
         CaptureError: the file cannot be decoded, or its size is not its camera's.
@@ -61,6 +82,10 @@ def read_eval_batch(dataset: InputDataset, image_idx: int) -> dict[str, Any]:
     for key in ("image", "mask"):
         if key in batch:
             batch[key] = batch[key][:height, :width]
+    radius = (dataset.cameras.metadata or {}).get("fisheye_crop_radius")
+    if radius is not None:
+        circle = _circle(height, width, float(radius))[..., None]
+        batch["mask"] = batch["mask"].bool() & circle if "mask" in batch else circle
     return batch
 
 

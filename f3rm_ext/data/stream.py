@@ -13,7 +13,7 @@ from torch import Tensor
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.loading import WindowFeed, read_each
 from f3rm_ext.data.pixels import ImagePixels, PackedPixels, batch_seed
-from f3rm_ext.data.reading import read_pixels
+from f3rm_ext.data.reading import MaskedPixels, read_pixels
 from f3rm_ext.data.windows import WindowCycle
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
@@ -46,7 +46,11 @@ class LoadedWindow:
 
 
 def load_window(
-    dataset: InputDataset, source: MapSource | None, images: tuple[int, ...], stopped: Callable[[], bool]
+    dataset: InputDataset,
+    source: MapSource | None,
+    images: tuple[int, ...],
+    stopped: Callable[[], bool],
+    masked: MaskedPixels = "ignore",
 ) -> LoadedWindow:
     """Reads images and features of a window.
 
@@ -56,7 +60,7 @@ def load_window(
     """
 
     def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
-        return read_pixels(dataset, image), {} if source is None else source.load(image)
+        return read_pixels(dataset, image, masked), {} if source is None else source.load(image)
 
     parts = read_each(images, read, stopped)
     pixels = PackedPixels.pack(images, [part[0] for part in parts])
@@ -85,6 +89,7 @@ class PixelStream:
         pixels_on_device: bool = False,
         source: MapSource | None = None,
         feature_ray_fraction: float = 1.0,
+        masked: MaskedPixels = "ignore",
     ) -> None:
         """Sets up.
 
@@ -97,6 +102,7 @@ class PixelStream:
             pixels_on_device: keep the window's pixels and features there, too.
             source: feature maps of the data set's images, if any.
             feature_ray_fraction: part of each batch's rays that get features, (0, 1].
+            masked: "background" draws masked pixels too, as transparent ones.
         """
         self.dataset = dataset
         self.cycle = cycle
@@ -106,6 +112,7 @@ class PixelStream:
         self.pixels_on_device = pixels_on_device
         self.source = source
         self.feature_ray_fraction = feature_ray_fraction
+        self.masked: MaskedPixels = masked
         self.batches = 0
         sizes = (dataset.cameras.height * dataset.cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._coverage = Coverage(sizes, cycle.shards)
@@ -130,7 +137,8 @@ class PixelStream:
 
         Returns:
             ``image`` Float[rays channels] in [0, 1], ``indices`` Int[rays 3] (image, row, column) and, where there are
-            features, ``features``: by name, Float[feat_rays feat] of the first rays.
+            features, ``features``: by name, Float[feat_rays feat] of the first rays; where masked pixels are drawn,
+            ``kept`` Bool[rays 1], False for transparent ones, whose features are those of something else.
 
         Raises:
             UserError: an image or a feature shard of the window cannot be read.
@@ -147,6 +155,8 @@ class PixelStream:
             "image": sample.colours.to(self.device),
             "indices": sample.indices.to(self.device),
         }
+        if self.masked == "background" and batch["image"].shape[1] == 4:
+            batch["kept"] = batch["image"][:, 3:] > 0
         if window.features:
             count = math.ceil(self.feature_ray_fraction * self.num_rays_per_batch)
             slots = sample.slots[:count]
@@ -210,4 +220,4 @@ class PixelStream:
         self._window_steps = 0
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
-        return load_window(self.dataset, self.source, images, stopped)
+        return load_window(self.dataset, self.source, images, stopped, self.masked)

@@ -335,6 +335,11 @@ class F3rmTrainer(Trainer):
         self._completed_step = step
         return loss.detach(), _detached(losses), _detached(metrics)
 
+    def eval_iteration(self, step: int) -> None:
+        """What is evaluated at a step, by nerfstudio's trainer, without the graph that it builds of its batches."""
+        with torch.no_grad():
+            super().eval_iteration(step)
+
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, step: int) -> None:

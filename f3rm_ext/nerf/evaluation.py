@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.utils import colormaps
 from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.nerf import masks
 from f3rm_ext.nerf.chunked import default_chunk
 from f3rm_ext.nerf.fields import SceneField
 from f3rm_ext.nerf.losses import cosine
@@ -30,24 +31,32 @@ def feature_metrics(model: "F3rmModel", batch: dict[str, Any]) -> dict[str, floa
         batch: of an evaluation image; without ``camera`` and ``feature_maps`` there is nothing to compare.
 
     Returns:
-        ``feature_cosine_NAME`` and ``feature_mse_NAME``, means over the patches.
+        ``feature_cosine_NAME`` and ``feature_mse_NAME``, means over the patches, each of the weight of its pixels that
+        ``mask`` keeps; nothing where it keeps nothing.
     """
     maps: dict[str, FeatureMap] = batch.get("feature_maps") or {}
     metrics: dict[str, float] = {}
+    mask: Tensor | None = batch.get("mask")
+    if masks.keeps_nothing(mask):
+        return metrics
     for name in model.feature_field.names:
         if name not in maps:
             continue
+        grid = maps[name].grid
         truth = torch.from_numpy(maps[name].values.astype("float32")).flatten(0, 1)
-        centres = torch.from_numpy(maps[name].grid.centres_px()).flatten(0, 1)
+        centres = torch.from_numpy(grid.centres_px()).flatten(0, 1)
+        shares = torch.ones(len(truth)) if mask is None else masks.patch_shares(mask, grid).flatten().cpu()
+        truth, centres, shares = truth[shares > 0], centres[shares > 0], shares[shares > 0]
         chunk = model.chunked.chunk or default_chunk(model.device)
         similarity, squared = 0.0, 0.0
         for start in range(0, len(truth), chunk):
-            wanted = truth[start : start + chunk].to(model.device)
-            rendered = render_at(model, batch["camera"], centres[start : start + chunk])[name]
-            similarity += float(cosine(rendered, wanted).sum())
-            squared += float((rendered - wanted).square().mean(dim=-1).sum())
-        metrics[f"feature_cosine_{name}"] = similarity / len(truth)
-        metrics[f"feature_mse_{name}"] = squared / len(truth)
+            part = slice(start, start + chunk)
+            wanted, share = truth[part].to(model.device), shares[part].to(model.device)
+            rendered = render_at(model, batch["camera"], centres[part])[name]
+            similarity += float((cosine(rendered, wanted) * share).sum())
+            squared += float(((rendered - wanted).square().mean(dim=-1) * share).sum())
+        metrics[f"feature_cosine_{name}"] = similarity / float(shares.sum())
+        metrics[f"feature_mse_{name}"] = squared / float(shares.sum())
     return metrics
 
 
@@ -89,7 +98,7 @@ def render_normals(
 def comparison_images(
     model: "F3rmModel", outputs: dict[str, Tensor], truth: Float[Tensor, "h w 3"], batch: dict[str, Any]
 ) -> dict[str, Tensor]:
-    """Pictures for TensorBoard and for `ns-eval --render-output-path`, in [0, 1].
+    """Pictures for TensorBoard and for `ns-eval --render-output-path`, in [0, 1]; grey where ``mask`` leaves out.
 
     Args:
         model: the model.
@@ -97,12 +106,13 @@ def comparison_images(
         truth: the true image.
         batch: of the evaluation image.
     """
+    mask = batch.get("mask")
     images = {
         "img": torch.cat([truth, outputs["rgb"]], dim=1),
         "accumulation": colormaps.apply_colormap(outputs["accumulation"]),
-        "depth": depth_colors(outputs["depth"], outputs["accumulation"]),
+        "depth": depth_colors(outputs["depth"], outputs["accumulation"], mask),
     }
-    return images | feature_images(model, outputs, batch)
+    return masks.shown(images | feature_images(model, outputs, batch), mask)
 
 
 def feature_images(model: Any, outputs: dict[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -123,14 +133,18 @@ def feature_images(model: Any, outputs: dict[str, Tensor], batch: Mapping[str, A
     return images
 
 
-def depth_colors(depth: Float[Tensor, "h w 1"], accumulation: Float[Tensor, "h w 1"]) -> Float[Tensor, "h w 3"]:
+def depth_colors(
+    depth: Float[Tensor, "h w 1"], accumulation: Float[Tensor, "h w 1"], mask: Bool[Tensor, "h w 1"] | None = None
+) -> Float[Tensor, "h w 3"]:
     """Depth as colours, from its 2 % to its 90 % quantile: a hole in a far wall must not make all else one colour.
 
     Args:
         depth: scene units.
         accumulation: opacity, 0 to 1; the colours fade with it.
+        mask: the quantiles are those of the pixels that it keeps, if it keeps any.
     """
-    some = depth.flatten()[:: max(1, depth.numel() // 100_000)]
+    kept = depth.flatten() if mask is None or not mask.any() else depth[mask.to(depth.device)]
+    some = kept[:: max(1, kept.numel() // 100_000)]
     near, far = torch.quantile(some, torch.tensor([0.02, 0.9], device=some.device)).tolist()
     return colormaps.apply_depth_colormap(depth, accumulation=accumulation, near_plane=near, far_plane=far)
 

@@ -1,4 +1,4 @@
-"""PSNR, SSIM, L1 and LPIPS of a rendered image; LPIPS only where its weights can be had."""
+"""PSNR, SSIM, L1 and LPIPS of a rendered image, or of what a mask keeps; LPIPS only where its weights can be had."""
 
 import contextlib
 import functools
@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.errors import WeightsNotFoundError
+from f3rm_ext.nerf import masks
 
 ALEXNET_URL = "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
 MIN_LPIPS_SIDE_PX = 31
 _PROBE_S, _STALL_S = 5.0, 20.0
-_MIN_MSE = 1e-10
 
 # Layer of AlexNet's features, stride, padding, whether max pooling comes first; LPIPS compares after each.
 _STAGES = ((0, 4, 2, False), (3, 1, 2, True), (6, 1, 1, True), (8, 1, 1, False), (10, 1, 1, False))
@@ -47,19 +47,38 @@ class Lpips:
         ]
         self._heads = [state[f"lin{stage}.model.1.weight"].detach().float() for stage in range(len(_STAGES))]
 
-    def __call__(self, pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"]) -> float:
-        """Distance of two images with values in [0, 1], both sides at least 31 px; 0 for equal ones."""
+    def __call__(
+        self,
+        pred: Float[Tensor, "h w 3"],
+        target: Float[Tensor, "h w 3"],
+        mask: Bool[Tensor, "h w 1"] | None = None,
+    ) -> float:
+        """Distance of two images with values in [0, 1], both sides at least 31 px; 0 for equal ones.
+
+        Args:
+            pred: an image.
+            target: the true one.
+            mask: False for pixels that do not count. To the network they are what lies outside of an image, in both;
+                each of its maps is averaged with the share of kept pixels as weight.
+        """
         with torch.no_grad():
             pair = torch.stack([pred, target]).permute(0, 3, 1, 2).float()
             shift, scale = (pair.new_tensor(values).view(1, 3, 1, 1) for values in (_SHIFT, _SCALE))
             maps = (2 * pair - 1 - shift) / scale
+            kept = None if mask is None else mask.permute(2, 0, 1)[None].to(maps)
+            if kept is not None:
+                maps = torch.where(kept > 0, maps, 0.0)  # as the network pads
             total = pair.new_zeros(())
             for (_, stride, padding, pool), (weight, bias), head in zip(_STAGES, self._convs, self._heads, strict=True):
                 if pool:
                     maps = functional.max_pool2d(maps, kernel_size=3, stride=2)
                 maps = functional.conv2d(maps, weight.to(maps), bias.to(maps), stride=stride, padding=padding).relu()
                 unit = maps / (maps.square().sum(dim=1, keepdim=True) + 1e-8).sqrt()
-                total = total + functional.conv2d((unit[:1] - unit[1:]).square(), head.to(maps)).mean()
+                distance = functional.conv2d((unit[:1] - unit[1:]).square(), head.to(maps))
+                if kept is not None:
+                    share = functional.adaptive_avg_pool2d(kept, (distance.shape[2], distance.shape[3]))
+                    distance = distance * share / share.mean()
+                total = total + distance.mean()
         return float(total)
 
 
@@ -75,28 +94,36 @@ class ImageMetrics:
         """
         self.lpips_weights = lpips_weights
 
-    def __call__(self, pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"]) -> dict[str, float]:
+    def __call__(
+        self,
+        pred: Float[Tensor, "h w 3"],
+        target: Float[Tensor, "h w 3"],
+        mask: Bool[Tensor, "h w 1"] | None = None,
+    ) -> dict[str, float]:
         """Compares two images with values in [0, 1].
+
+        Args:
+            pred: an image.
+            target: the true one.
+            mask: False for pixels that do not count; see :func:`~f3rm_ext.nerf.masks.ssim` and :class:`Lpips`.
 
         Returns:
             ``psnr`` (dB, at most 100), ``ssim`` (as nerfacto computes it), ``l1`` (mean absolute difference) and, where
-            its weights can be had, ``lpips``: the same keys for every image of a run.
+            its weights can be had, ``lpips``: the same keys for every image of a run. Nothing where the mask keeps
+            nothing.
         """
-        from torchmetrics.functional.image import structural_similarity_index_measure
-
+        if masks.keeps_nothing(mask):
+            return {}
         pred, target = pred.float().clamp(0, 1), target.float().clamp(0, 1)
-        batch = [image.permute(2, 0, 1)[None] for image in (target, pred)]
-        # The range that torchmetrics takes from images is 0 where they are of a single colour (all masked, say).
-        data_range = None if any(image.min() < image.max() for image in batch) else 1.0
-        ssim = structural_similarity_index_measure(*batch, data_range=data_range)  # type: ignore[arg-type]
+        mask = None if mask is None or bool(mask.all()) else mask.to(pred.device)
         metrics = {
-            "psnr": float(-10 * functional.mse_loss(pred, target).clamp(min=_MIN_MSE).log10()),
-            "ssim": float(ssim),  # type: ignore[arg-type]
-            "l1": float(functional.l1_loss(pred, target)),
+            "psnr": float(masks.psnr(pred, target, mask)),
+            "ssim": float(masks.ssim(pred, target, mask)),
+            "l1": float(masks.kept_mean((pred - target).abs(), mask)),
         }
         lpips = self._lpips(min(pred.shape[:2]))
         if lpips is not None:
-            metrics["lpips"] = lpips(pred, target)
+            metrics["lpips"] = lpips(pred, target, mask)
         return metrics
 
     def _lpips(self, short_side_px: int) -> Lpips | None:

@@ -30,7 +30,7 @@ from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.rendered import ExtraOutput
-from f3rm_ext.nerf import evaluation
+from f3rm_ext.nerf import evaluation, masks
 from f3rm_ext.nerf.chunked import ChunkedRenderer
 from f3rm_ext.nerf.contraction import ray_points
 from f3rm_ext.nerf.feature_field import FeatureField, FeatureHead
@@ -205,7 +205,10 @@ class F3rmModel(Model):
             update_sched=self._proposal_update_interval,
         )
         self.collider = NearFarCollider(near_plane=config.near_plane, far_plane=config.far_plane)
-        self.renderer_rgb = RGBRenderer(background_color=config.background_color)
+        background = config.background_color
+        if metadata.get("masked_pixels") == "background" and background == "last_sample":
+            background = "random"  # Emptiness has no last sample to learn.
+        self.renderer_rgb = RGBRenderer(background_color=background)
         self.renderer_accumulation = AccumulationRenderer()
         self.renderer_depth = DepthRenderer(method="median")
         self.renderer_expected_depth = DepthRenderer(method="expected")
@@ -355,7 +358,10 @@ class F3rmModel(Model):
     def get_metrics_dict(self, outputs: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
         """Training metrics: psnr, distortion, and the mean cosine similarity of each feature."""
         target = self.renderer_rgb.blend_background(batch["image"].to(self.device))
-        metrics: dict[str, Any] = {"psnr": -10.0 * functional.mse_loss(outputs["rgb"].detach(), target).log10()}
+        kept = batch["kept"].to(self.device) if "kept" in batch else None
+        metrics: dict[str, Any] = {}
+        if not masks.keeps_nothing(kept):
+            metrics["psnr"] = masks.psnr(outputs["rgb"].detach(), target, kept)
         if self.training and self.config.distortion_loss_mult:
             metrics["distortion"] = distortion_loss(outputs["weights_list"], outputs["ray_samples_list"])
         self.camera_optimizer.get_metrics_dict(metrics)
@@ -388,13 +394,16 @@ class F3rmModel(Model):
         return losses
 
     def _feature_pairs(self, outputs: dict[str, Any], batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(head, rendered, wanted) for the rays that have both."""
+        """(head, rendered, wanted) for the rays that have both; masked pixels of ``kept`` have no features."""
         targets = batch.get("features") or {}
+        kept = batch["kept"][:, 0].to(self.device) if "kept" in batch else None
         for name, value in outputs.get("features", {}).items():
             if name in targets:
                 wanted = targets[name].to(value.device, torch.float32)
                 count = min(len(value), len(wanted))
-                yield name, value[:count], wanted[:count]
+                counted = slice(count) if kept is None else kept[:count]
+                if kept is None or kept[:count].any():
+                    yield name, value[:count][counted], wanted[:count][counted]
 
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
         """Renders an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
@@ -465,13 +474,15 @@ class F3rmModel(Model):
             psnr, ssim, lpips (where its weights can be had), l1, feature_cosine_NAME and feature_mse_NAME (at the
             patch centres, in the distilled space), query_localisation_NAME, query_miou_NAME and query_macc_NAME (where
             the capture has labels), train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib; and the images
-            img (truth | prediction), accumulation, depth and feature_pca (truth | prediction).
+            img (truth | prediction), accumulation, depth and feature_pca (truth | prediction). Pixels that ``mask``
+            leaves out count for nothing and are grey; where it leaves out all of them the metrics of pictures are
+            absent.
         """
-        truth = self.renderer_rgb.blend_background(batch["image"].to(self.device))
-        metrics = self.image_metrics(outputs["rgb"], truth)
+        truth, mask = self.renderer_rgb.blend_background(batch["image"].to(self.device)), batch.get("mask")
+        metrics = self.image_metrics(outputs["rgb"], truth, mask)
         metrics.update(evaluation.feature_metrics(self, batch))
         if batch.get("queries") is not None:
-            metrics.update(batch["queries"].metrics(self, batch["camera"], batch["file"]))
+            metrics.update(batch["queries"].metrics(self, batch["camera"], batch["file"], mask))
         metrics.update(self.cost.metrics(self.device))
         return metrics, evaluation.comparison_images(self, outputs, truth, batch)
 

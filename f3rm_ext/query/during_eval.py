@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxtyping import Bool
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.utils.rich_utils import CONSOLE
+from torch import Tensor
 
 from f3rm_ext.capture.ground_truth import Truth
 from f3rm_ext.errors import UserError
@@ -51,13 +53,16 @@ class EvalQueries:
             return None
         return cls(manager, truth)
 
-    def metrics(self, model: Queryable, camera: Cameras, file: Path) -> dict[str, float]:
+    def metrics(
+        self, model: Queryable, camera: Cameras, file: Path, mask: Bool[Tensor, "h w 1"] | None = None
+    ) -> dict[str, float]:
         """Accuracy in one held-out photo, means over the classes seen in it.
 
         Args:
             model: the model.
             camera: of the photo.
             file: the photo.
+            mask: what it leaves out is neither looked for nor found.
 
         Returns:
             ``query_localisation_NAME``, ``query_miou_NAME`` and ``query_macc_NAME`` by feature, at the fixed threshold;
@@ -69,11 +74,12 @@ class EvalQueries:
         if not self._queries or view is None:
             return {}
         scores, _ = score_image(model, camera, self._queries)
+        kept = None if mask is None else mask[..., 0].cpu().numpy()
         result: dict[str, float] = {}
         for name in dict.fromkeys(query.head for query in self._queries):
             mine = [index for index, query in enumerate(self._queries) if query.head == name]
             metrics = QueryMetrics()
-            count_view(metrics, [self._queries[index] for index in mine], scores[..., mine], view)
+            count_view(metrics, [self._queries[index] for index in mine], scores[..., mine], view, kept)
             summary = metrics.summary()
             for key in ("localisation", "miou", "macc"):
                 result[f"query_{key}_{name}"] = float(summary.get(key, 0.0))

@@ -1,12 +1,12 @@
 """Queries against ground truth: in rendered views, at points in space, and in the 2D features for comparison."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor
 
@@ -50,7 +50,11 @@ def labelled_cameras(files: Sequence[Path], cameras: Cameras, truth: GroundTruth
 
 
 def count_view(
-    metrics: QueryMetrics, queries: Sequence[Query], scores: Float[Tensor, "h w queries"], view: LabelledView
+    metrics: QueryMetrics,
+    queries: Sequence[Query],
+    scores: Float[Tensor, "h w queries"],
+    view: LabelledView,
+    kept: Bool[np.ndarray, "h w"] | None = None,
 ) -> None:
     """Adds a view: the queries of all classes that can be seen in it, each the query of that name.
 
@@ -59,11 +63,20 @@ def count_view(
         queries: named as the classes they look for.
         scores: of each query.
         view: the labels.
+        kept: pixels that count; by default all do.
     """
     for index, query in enumerate(queries):
         mask = view.masks.get(query.name)
+        if mask is not None and kept is not None:
+            mask = mask & kept
         if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
-            metrics.add(query.name, scores[..., index], torch.from_numpy(mask), view.boxes[query.name])
+            score = only_kept(scores[..., index], kept)
+            metrics.add(query.name, score, torch.from_numpy(mask), view.boxes[query.name])
+
+
+def only_kept(score: Float[Tensor, "h w"], kept: Bool[np.ndarray, "h w"] | None) -> Float[Tensor, "h w"]:
+    """Scores of which those of left-out pixels are below every threshold and never the best."""
+    return score if kept is None else score.masked_fill(torch.from_numpy(~kept).to(score.device), -torch.inf)
 
 
 @torch.inference_mode()
@@ -103,7 +116,12 @@ class LabelledPoints:
 
 
 def surface_points(
-    files: Sequence[Path], cameras: Cameras, truth: Truth, scale: float, every_px: int = 3
+    files: Sequence[Path],
+    cameras: Cameras,
+    truth: Truth,
+    scale: float,
+    every_px: int = 3,
+    kept: Callable[[int], Bool[np.ndarray, "h w"] | None] = lambda index: None,
 ) -> LabelledPoints | None:
     """Points seen in views that have both depth and labels: every n-th pixel of every n-th row.
 
@@ -113,6 +131,7 @@ def surface_points(
         truth: of the capture.
         scale: scene units per metre.
         every_px: n.
+        kept: gives the pixels of a view that count, None for all.
 
     Returns:
         The points; None where no view has both.
@@ -128,6 +147,9 @@ def surface_points(
         distance = torch.from_numpy(depth_m)[..., None] * scale * rays.metadata["directions_norm"]
         at = (rays.origins + rays.directions * distance).numpy()[::every_px, ::every_px]
         known = depth_m[::every_px, ::every_px] > 0
+        mask = kept(index)
+        if mask is not None:
+            known &= mask[::every_px, ::every_px]
         points.append(at[known])
         labels.append(label[::every_px, ::every_px][known])
     if not points:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
@@ -78,6 +79,15 @@ class Photos:
         from f3rm_ext.features.images import on_white
 
         return on_white(self.dataset(split).get_numpy_image(index))
+
+    def kept(self, split: str, index: int) -> Bool[np.ndarray, "h w"] | None:
+        """Pixels of a photo that its mask keeps; None where it has none."""
+        from f3rm_ext.data.pinhole_dataset import PinholeDataset
+        from f3rm_ext.data.reading import read_pixels
+
+        dataset = self.dataset(split)
+        picture = dataset.picture(index) if isinstance(dataset, PinholeDataset) else read_pixels(dataset, index)
+        return None if picture.valid is None else picture.valid.numpy()
 
     def feature_map(self, split: str, index: int, head: str) -> FeatureMap:
         """The 2D features of a photo, from the feature store.

@@ -20,11 +20,13 @@ from torch import Tensor
 
 from f3rm_ext import pictures
 from f3rm_ext.capture.ground_truth import Thing, Truth
-from f3rm_ext.errors import ConfigError, install_excepthook
+from f3rm_ext.data.eval_loading import NOTHING_KEPT
+from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
 from f3rm_ext.features.atomic import write_atomic
 from f3rm_ext.nerf.evaluation import display_map
+from f3rm_ext.nerf.masks import LEFT_OUT_GREY
 from f3rm_ext.query.choice import deepest_pixel, sharpness, telling_patch
-from f3rm_ext.query.evaluate import MIN_VISIBLE_PX
+from f3rm_ext.query.evaluate import MIN_VISIBLE_PX, only_kept
 from f3rm_ext.query.exemplar import Region, exemplar
 from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.query.run import Run, load_run
@@ -50,6 +52,16 @@ class View:
     file: Path
     rgb: Float[np.ndarray, "h w 3"]
     scores: Float[Tensor, "h w queries"]
+    kept: Bool[np.ndarray, "h w"]
+    """Pixels that the photo's mask keeps."""
+
+    def score(self, number: int) -> Float[Tensor, "h w"]:
+        """Of a query; that of left-out pixels is never the best."""
+        return only_kept(self.scores[..., number], self.kept)
+
+    def shown(self, picture: np.ndarray) -> np.ndarray:
+        """A picture of bytes, grey where the mask leaves out."""
+        return np.where(self.kept[..., None], picture, np.uint8(round(255 * LEFT_OUT_GREY)))
 
 
 @dataclass
@@ -106,9 +118,13 @@ class Measure:
             self._show_exemplar(questions[0])
         indices = np.unique(np.linspace(0, count - 1, min(self.max_views, count)).round().astype(int)).tolist()
         record["views"], views = [], []
+        masks = {index: self.run.kept("test", index) for index in indices}
+        indices = [index for index in indices if (mask := masks[index]) is None or mask.any()]
+        if not indices:
+            raise CaptureError(NOTHING_KEPT)
         for number, index in enumerate(indices):
             print(f"View {number + 1} of {len(indices)}", flush=True)
-            view, entry = self._view(index, number, [question.query for question in questions])
+            view, entry = self._view(index, number, [question.query for question in questions], masks[index])
             views.append(view)
             record["views"].append(entry)
         record["depth"] = self._depth_summary(record["views"])
@@ -118,19 +134,26 @@ class Measure:
 
     # --- views -------------------------------------------------------------------------------------------------------
 
-    def _view(self, index: int, number: int, queries: list[Query]) -> tuple[View, dict[str, Any]]:
-        """Renders a held-out view together with the scores of the queries, and saves its pictures."""
+    def _view(
+        self, index: int, number: int, queries: list[Query], mask: Bool[np.ndarray, "h w"] | None
+    ) -> tuple[View, dict[str, Any]]:
+        """Renders a held-out view together with the scores of the queries, and saves its pictures.
+
+        What the mask leaves out is grey in them and counts for nothing.
+        """
         camera, file = self.run.cameras("test")[index : index + 1], self.run.files("test")[index]
         if queries:
             scores, outputs = score_image(self.run.model, camera, queries)
         else:
             outputs = self.run.model.render_camera(camera, {})
             scores = outputs["rgb"][..., :0]
-        view = View(file, outputs["rgb"].cpu().numpy(), scores.cpu())
         depth_m = self._depth_m(outputs["depth"], camera).cpu().numpy()
         height, width = depth_m.shape
+        kept = np.ones((height, width), dtype=bool) if mask is None else mask
+        view = View(file, outputs["rgb"].cpu().numpy(), scores.cpu(), kept)
         true_m = self.truth.depth_m(file, height, width)
-        low, high = np.quantile(depth_m if true_m is None else true_m[true_m > 0], (0.02, 0.98))
+        known = kept if true_m is None else kept & (true_m > 0)
+        low, high = np.quantile((depth_m if true_m is None else true_m)[known if known.any() else kept], (0.02, 0.98))
         low, high = 0.9 * float(low), float(high)
         shown = {
             "true": self.run.photo("test", index),
@@ -140,13 +163,14 @@ class Measure:
         entry: dict[str, Any] = {"image": file.name, "width": width, "height": height, "depth_range_m": [low, high]}
         if true_m is not None:
             shown["true_depth"] = pictures.colour_map(true_m, low, high, pictures.DEPTH_MAP)
-            error = np.abs(depth_m - true_m)[true_m > 0]
-            entry["depth_error_m"] = {"median": float(np.median(error)), "within_5cm": float((error < 0.05).mean())}
+            error = np.abs(depth_m - true_m)[known]
+            if len(error):
+                entry["depth_error_m"] = {"median": float(np.median(error)), "within_5cm": float((error < 0.05).mean())}
         if "feature_pca" in outputs:
             shown["features"] = pictures.to_bytes(outputs["feature_pca"].cpu().numpy())
             flat = display_map(self.run.model, self.head, self.run.feature_map("test", index, self.head), height, width)
             shown["true_features"] = pictures.to_bytes(flat.cpu().numpy())
-        entry["files"] = {name: self._save(f"view_{number}_{name}", image) for name, image in shown.items()}
+        entry["files"] = {name: self._save(f"view_{number}_{name}", view.shown(image)) for name, image in shown.items()}
         return view, entry
 
     def _depth_m(self, distance: Tensor, camera: Cameras) -> Float[Tensor, "h w"]:
@@ -255,13 +279,13 @@ class Measure:
     ) -> dict[str, Any]:
         """The pictures of the first query, and how well every labelled object was found."""
         thing = questions[0].thing
-        flat = torch.cat([view.scores[..., 0].flatten() for view in views])
+        flat = torch.cat([view.scores[..., 0][torch.from_numpy(view.kept)] for view in views])
         low, high = float(np.quantile(flat.numpy(), HEAT_FROM)), float(flat.max())
         shown = []
         for number, view in enumerate(views):
-            score = view.scores[..., 0]
+            score = view.score(0)
             row, col = divmod(int(score.argmax()), score.shape[1])
-            picture = pictures.heat_overlay(pictures.to_bytes(view.rgb), score.numpy(), low, high)
+            picture = view.shown(pictures.heat_overlay(pictures.to_bytes(view.rgb), score.numpy(), low, high))
             result = {"view": number, "row": row, "col": col, "cosine": float(score[row, col])}
             mask = None if thing is None else self._mask(view, thing)
             if mask is not None:
@@ -285,7 +309,7 @@ class Measure:
 
     def _mask(self, view: View, thing: Thing) -> Bool[np.ndarray, "h w"] | None:
         labels = self.truth.labels(view.file, *view.rgb.shape[:2])
-        return None if labels is None else labels == thing.label
+        return None if labels is None else (labels == thing.label) & view.kept
 
     def _score(self, number: int, question: Question, views: list[View]) -> dict[str, Any]:
         """Over the views that show the object: how often the best pixel lies on it, and the mean IoU."""
@@ -294,7 +318,7 @@ class Measure:
         for view in views:
             mask = self._mask(view, question.thing)
             if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
-                metrics.add(question.thing.name, view.scores[..., number], torch.from_numpy(mask))
+                metrics.add(question.thing.name, view.score(number), torch.from_numpy(mask))
         found = metrics.summary()
         return {
             "name": question.thing.name,

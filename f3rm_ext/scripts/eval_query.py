@@ -172,14 +172,16 @@ class EvalQuery:
         rendered, flat = QueryMetrics(self.threshold), QueryMetrics(self.threshold)
         for view in track(views, "Held-out views"):
             scores, _ = score_image(run.model, view.camera, queries)
-            evaluate.count_view(rendered, queries, scores, view.truth)
+            index = files.index(view.file)
+            kept = run.kept("test", index)
+            evaluate.count_view(rendered, queries, scores, view.truth, kept)
             height, width = scores.shape[:2]
-            feature_map = run.feature_map("test", files.index(view.file), head.name)
-            evaluate.count_view(flat, queries, evaluate.score_map(feature_map, queries, height, width), view.truth)
+            flat_scores = evaluate.score_map(run.feature_map("test", index, head.name), queries, height, width)
+            evaluate.count_view(flat, queries, flat_scores, view.truth, kept)
         results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": flat}
         if isinstance(truth, Truth):
             scale = run.manager.train_dataparser_outputs.dataparser_scale
-            surface = evaluate.surface_points(files, cameras, truth, scale)
+            surface = evaluate.surface_points(files, cameras, truth, scale, kept=lambda i: run.kept("test", i))
             if surface is not None:
                 results["direct-3d"] = evaluate.evaluate_points(run.model, queries, surface, truth, self.threshold)
         return results

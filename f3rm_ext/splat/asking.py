@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.utils.rich_utils import CONSOLE
@@ -19,6 +19,7 @@ from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.extraction import image_progress
 from f3rm_ext.features.rendered import ExtraOutput
 from f3rm_ext.features.source import FeatureSource
+from f3rm_ext.nerf import masks
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.splat.drawing import How, Scene, composite
 from f3rm_ext.splat.feature_heads import LiftedHead, LiftedHeads
@@ -107,12 +108,15 @@ class FeaturePicture:
                 outputs[name] = torch.cat(found).view(self.height, self.width, -1)
         return outputs
 
-    def similarity(self, name: str, feature_map: FeatureMap) -> tuple[float, float]:
+    def similarity(
+        self, name: str, feature_map: FeatureMap, mask: Bool[Tensor, "h w 1"] | None = None
+    ) -> tuple[float, float]:
         """Mean cosine similarity and mean squared error of a feature against a map, over all pixels.
 
         Args:
             name: of the feature.
             feature_map: the true one; between patch centres it is interpolated.
+            mask: keeps the pixels that count, at least one; by default all do.
         """
         cosine = squared = 0.0
         for top, bottom in self.strips():
@@ -123,9 +127,12 @@ class FeaturePicture:
             grid = feature_map.grid
             moved = replace(grid, origin_px=(grid.origin_px[0] - top, grid.origin_px[1]))
             wanted = upsampled(replace(feature_map, grid=moved), slice(None), strip).flatten(0, 1)
+            if mask is not None:
+                kept = mask[top:bottom].flatten().to(rendered.device)
+                rendered, wanted = rendered[kept], wanted[kept]
             cosine += float(functional.cosine_similarity(rendered, wanted, dim=-1).sum())
             squared += float((rendered - wanted).square().mean(dim=-1).sum())
-        pixels = self.width * self.height
+        pixels = self.width * self.height if mask is None else int(mask.sum())
         return cosine / pixels, squared / pixels
 
 
@@ -246,17 +253,20 @@ class AskedSplats:
 
     def feature_metrics(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """feature_cosine_NAME and feature_mse_NAME against the 2D features of a photo, where there are any; and
-        query_*_NAME where the capture has labels.
+        query_*_NAME where the capture has labels. Pixels that ``mask`` leaves out do not count.
 
         Args:
             batch: of an evaluation image.
         """
         metrics: dict[str, float] = {}
+        mask = batch.get("mask")
+        if masks.keeps_nothing(mask):
+            return metrics
         maps = batch.get("feature_maps") or {}
         for name in self.query_heads():
             if name in maps:
-                found = self.feature_picture(batch["camera"]).similarity(name, maps[name])
+                found = self.feature_picture(batch["camera"]).similarity(name, maps[name], mask)
                 metrics[f"feature_cosine_{name}"], metrics[f"feature_mse_{name}"] = found
         if self.query_heads() and batch.get("queries") is not None:
-            metrics.update(batch["queries"].metrics(self, batch["camera"], batch["file"]))
+            metrics.update(batch["queries"].metrics(self, batch["camera"], batch["file"], mask))
         return metrics

@@ -23,6 +23,7 @@ from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.nerf import masks
 from f3rm_ext.nerf.evaluation import feature_images
 from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.nerf.image_metrics import ImageMetrics
@@ -432,13 +433,16 @@ class SplatModel(AskedSplats, Model):
         return losses | regularisers
 
     def get_metrics_dict(self, outputs: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
-        """psnr and the number of Gaussians."""
+        """psnr of what masks keep (absent where they keep nothing) and the number of Gaussians."""
         truth = self._truth(batch, outputs.get("background", self.background))
-        squared = (outputs["rgb"].detach() - truth).square()
-        if "mask" in batch:
-            squared = squared * batch["mask"].to(self.device)
-        psnr = -10 * squared.mean().clamp_min(1e-10).log10()
-        return {"psnr": psnr, "gaussian_count": torch.tensor(float(self.num_gaussians))}
+        kept = batch.get("mask")
+        if "kept" in batch:
+            kept = batch["kept"] if kept is None else kept & batch["kept"]
+        metrics = {"gaussian_count": torch.tensor(float(self.num_gaussians))}
+        if not masks.keeps_nothing(kept):
+            kept = None if kept is None else kept.to(self.device)
+            metrics["psnr"] = masks.psnr(outputs["rgb"].detach(), truth, kept)
+        return metrics
 
     def _truth(self, batch: dict[str, Any], background: Float[Tensor, "3"]) -> Float[Tensor, "h w 3"]:
         image = batch["image"].to(self.device)
@@ -466,20 +470,17 @@ class SplatModel(AskedSplats, Model):
         Returns:
             psnr, ssim, lpips (where its weights can be had), l1, gaussian_count, mean_opacity,
             train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib; and the images img (truth | drawn),
-            accumulation, depth and the normals.
+            accumulation, depth and the normals. Pixels that ``mask`` leaves out count for nothing and are grey; where
+            it leaves out all of them the metrics of pictures are absent.
         """
-        truth = self._truth(batch, self.background)
-        predicted = outputs["rgb"]
-        if "mask" in batch:
-            mask = batch["mask"].to(self.device)
-            truth, predicted = truth * mask, predicted * mask
-        metrics = self.image_metrics(predicted, truth)
+        truth, mask = self._truth(batch, self.background), batch.get("mask")
+        metrics = self.image_metrics(outputs["rgb"], truth, mask)
         metrics["gaussian_count"] = float(self.num_gaussians)
         metrics["mean_opacity"] = float(self.gaussians.alphas().mean())
         metrics.update(self.feature_metrics(batch))
         metrics.update(self.cost.metrics(self.device))
-        images = drawing.comparison_images(outputs, truth) | feature_images(self, outputs, batch)
-        return metrics, images
+        images = drawing.comparison_images(outputs, truth, mask)
+        return metrics, images | masks.shown(feature_images(self, outputs, batch), mask)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

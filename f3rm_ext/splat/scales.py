@@ -59,16 +59,20 @@ class ScaleResult:
     height_px: int
     """Of the first of them."""
     per_image: list[dict[str, float]] = field(default_factory=list)
-    """Metrics of each photo, in order."""
+    """Metrics of each photo, in order; empty where a mask leaves nothing of it."""
     example: Float[Tensor, "h width 3"] | None = None
     """The photo to look at, beside it what was drawn, in [0, 1]."""
 
     def means(self) -> dict[str, float]:
-        """psnr, ssim, l1 and (where it was measured for all pictures) lpips, averaged over pictures."""
+        """psnr, ssim, l1 and (where it was measured for all pictures) lpips, averaged over pictures.
+
+        Pictures of which a mask leaves nothing have no metrics and do not count.
+        """
+        measured = [metrics for metrics in self.per_image if metrics]
         return {
-            name: sum(metrics[name] for metrics in self.per_image) / len(self.per_image)
+            name: sum(metrics[name] for metrics in measured) / len(measured)
             for name in METRICS
-            if self.per_image and all(name in metrics for metrics in self.per_image)
+            if measured and all(name in metrics for metrics in measured)
         }
 
     def record(self) -> dict[str, object]:
@@ -79,7 +83,7 @@ class ScaleResult:
             "height_px": self.height_px,
             "images": len(self.per_image),
             **self.means(),
-            "psnr_of_images": [metrics["psnr"] for metrics in self.per_image],
+            "psnr_of_images": [metrics.get("psnr") for metrics in self.per_image],
         }
 
 

@@ -521,3 +521,70 @@ def test_what_lowers_memory_on_the_cpu(build, options, expected):
         (prefix + option, now, lower.format(prefix) if isinstance(lower, str) else lower)
         for option, now, lower in expected
     ]
+
+
+# --- masked pixels ---------------------------------------------------------------------------------------------------
+
+
+def keep_right(i, height, width):
+    """Keeps all columns but the first four; nothing of image 6."""
+    return (torch.arange(width)[None, :] >= (width if i == 6 else 4)).expand(height, width).numpy()
+
+
+def test_masked_pixels_may_be_trained_as_background(build, make_capture, fake_features):
+    folder = make_capture(8, masks=keep_right, alpha=(1,))
+    manager = build(folder, features=FeatureOptions(), masked_pixels="background", train_num_rays_per_batch=400)
+    assert manager.train_dataset.metadata["masked_pixels"] == "background"
+    _, batch = manager.next_train(0)
+    columns, alpha = batch["indices"][:, 2], batch["image"][:, 3]
+    assert batch["kept"].shape == (400, 1) and torch.equal(batch["kept"][:, 0], columns >= 4)
+    assert set(columns.tolist()) == set(range(16)), "all pixels are drawn"
+    assert not alpha[columns < 4].any()
+    own = batch["indices"][:, 0] == 1
+    assert (alpha[(columns >= 4) & ~own] == 1).all()
+    torch.testing.assert_close(alpha[(columns >= 4) & own], torch.full((int(((columns >= 4) & own).sum()),), 128 / 255))
+    # Evaluation stays with what masks keep.
+    _, batch = manager.next_eval(0)
+    assert int(batch["indices"][:, 2].min()) >= 4 and "kept" not in batch
+    # The window can be another one of the same images.
+    assert all("mask" in batch for _, batch in manager.fixed_indices_eval_dataloader)
+
+
+def test_masked_pixels_are_ignored_by_default(build, make_capture):
+    manager = build(make_capture(8, masks=keep_right))
+    _, batch = manager.next_train(0)
+    assert int(batch["indices"][:, 2].min()) >= 4 and batch["image"].shape[1] == 3 and "kept" not in batch
+    assert manager.train_dataset.metadata["masked_pixels"] == "ignore"
+
+
+def test_features_are_those_of_the_photo(build, make_capture):
+    """2D features are made of what the camera saw, however masked pixels are trained."""
+    manager = build(make_capture(8, masks=keep_right), masked_pixels="background")
+    assert manager.train_dataset.get_numpy_image(0).shape == (12, 16, 3)
+
+
+@pytest.mark.parametrize("mode", ["val", "test", "inference"])
+def test_background_needs_masks_in_training(build, mode):
+    if mode == "val":
+        with pytest.raises(ConfigError, match=r"masked-pixels is background, but the capture has no masks"):
+            build(masked_pixels="background", mode=mode)
+    else:
+        manager = build(masked_pixels="background", mode=mode)
+        assert manager.train_dataset.metadata["masked_pixels"] == "background"
+
+
+def test_images_of_which_nothing_is_kept_are_not_measured(build, make_capture, monkeypatch):
+    manager = build(make_capture(8, masks=keep_right), mode="test")
+    lines: list[str] = []
+    monkeypatch.setattr("f3rm_ext.data.eval_loading.CONSOLE.log", lines.append)
+    assert [batch["image_idx"] for _, batch in manager.fixed_indices_eval_dataloader] == [1]
+    assert lines == ["1 of 2 evaluation images are not measured: their masks leave nothing of them."]
+
+
+def test_masks_that_leave_nothing_to_measure(build, make_capture):
+    def masks(i, height, width):
+        return torch.full((height, width), i < 6).numpy()
+
+    manager = build(make_capture(8, masks=masks), mode="test")
+    with pytest.raises(CaptureError, match="leave nothing of any evaluation image"):
+        list(manager.fixed_indices_eval_dataloader)

@@ -378,3 +378,34 @@ def test_what_lowers_memory_depends_on_where_images_are(build, device, expected)
     found = manager.memory_levers()
     assert [lever.option.removeprefix("pipeline.datamanager.") for lever in found] == expected
     assert (found[-1].now, found[-1].lower) == (0.5, 0.25)
+
+
+def test_masked_pixels_may_be_trained_as_background(build, make_capture):
+    def masks(i, height, width):
+        return np.arange(width)[None, :].repeat(height, 0) >= 5
+
+    folder = make_capture(8, masks=masks, alpha=(0, 1, 2))
+    manager = build(folder, masked_pixels="background", num_downscales=1, resolution_schedule=6)
+    for step in range(12):
+        _, batch = manager.next_train(step)
+        full = 128 / 255 if batch["image_idx"] < 3 else 1.0
+        expected = [0, 0, 0.5, 1, 1, 1, 1, 1] if step < 6 else [0] * 5 + [1] * 11  # the smaller ones are averages
+        assert "mask" not in batch
+        torch.testing.assert_close(batch["alpha"][3, :, 0], torch.tensor(expected) * full, atol=3e-3, rtol=0)
+        assert torch.equal(batch["kept"], batch["alpha"] > 0)
+    # Features, the viewer and evaluation see what the camera saw.
+    assert manager.train_dataset.get_numpy_image(4).shape == (12, 16, 3)
+    assert all("mask" in batch and "kept" not in batch for _, batch in manager.fixed_indices_eval_dataloader)
+
+
+def test_masked_pixels_are_ignored_by_default(build, make_capture):
+    def masks(i, height, width):
+        return np.arange(width)[None, :].repeat(height, 0) >= 5
+
+    _, batch = build(make_capture(8, masks=masks)).next_train(0)
+    assert "mask" in batch and "alpha" not in batch and "kept" not in batch
+
+
+def test_background_needs_masks(build):
+    with pytest.raises(ConfigError, match=r"masked-pixels is background, but the capture has no masks"):
+        build(masked_pixels="background")

@@ -68,3 +68,34 @@ def test_eval_batch_is_float(make_capture):
     batch = read_eval_batch(dataset_of(make_capture(3, val=None)), 2)
     assert batch["image"].dtype == torch.float32 and batch["image_idx"] == 2
     assert float(batch["image"][0, 0, 0]) == pytest.approx(20 / 255)
+
+
+def test_masked_pixels_become_transparent_where_they_are_background(make_capture):
+    def masks(i, height, width):
+        return np.arange(width)[None, :].repeat(height, 0) >= 4
+
+    dataset = dataset_of(make_capture(3, alpha=(1,), masks=masks, val=None))
+    for i, alpha in enumerate((255, 128, 255)):
+        part = read_pixels(dataset, i, "background")
+        assert part.valid is None and part.pixels.shape == (12, 16, 4)
+        assert part.pixels[3, :, 3].tolist() == [alpha if x >= 4 else 0 for x in range(16)]
+        assert torch.equal(part.pixels[..., :3], read_pixels(dataset, i).pixels[..., :3])
+
+
+def test_nobody_knows_what_is_outside_of_the_fisheye_circle(make_capture):
+    """It is not background, and it does not count in evaluation either."""
+    fisheye = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 4}
+    keep_left = make_capture(2, masks=lambda i, h, w: np.arange(w)[None].repeat(h, 0) < 8, val=None, extra=fisheye)
+    dataset = dataset_of(keep_left)
+    part, circle = read_pixels(dataset, 0, "background"), read_pixels(dataset, 0).valid
+    assert part.valid is not None and circle is not None
+    assert part.valid[6, 4] and part.valid[6, 11] and not part.valid[0, 0]
+    assert part.pixels[6, 11, 3] == 0 and part.pixels[6, 4, 3] == 255
+    assert torch.equal(read_eval_batch(dataset, 0)["mask"][..., 0], circle)
+    plain = dataset_of(make_capture(2, val=None, extra=fisheye, name="plain"))
+    assert torch.equal(read_eval_batch(plain, 0)["mask"][..., 0], read_pixels(plain, 0).valid)
+
+
+def test_images_without_masks_stay_as_they_are(make_capture):
+    dataset = dataset_of(make_capture(2, val=None))
+    assert read_pixels(dataset, 0, "background").pixels.shape == (12, 16, 3)

@@ -227,3 +227,54 @@ class TestLpipsIsMissing:
         assert "lpips" not in ImageMetrics()(torch.rand(30, 64, 3), torch.rand(30, 64, 3))
         assert "at least 31 px" in capsys.readouterr().out
         assert "lpips" in ImageMetrics()(torch.rand(31, 31, 3), torch.rand(31, 31, 3))
+
+
+class TestMasks:
+    @pytest.fixture
+    def mask(self) -> Tensor:
+        mask = torch.zeros(40, 56, 1, dtype=torch.bool)
+        mask[10:30, 12:40] = True
+        return mask
+
+    @pytest.fixture
+    def metrics(self, home: Path, alexnet: dict[str, Tensor]) -> ImageMetrics:
+        place(home, alexnet)
+        return ImageMetrics()
+
+    def test_what_is_left_out_does_not_count(
+        self, metrics: ImageMetrics, images: tuple[Tensor, Tensor], mask: Tensor
+    ) -> None:
+        pred, target = images
+        found = metrics(pred, target, mask)
+        assert set(found) == {"psnr", "ssim", "l1", "lpips"}
+        assert metrics(torch.where(mask, pred, 1 - target), torch.where(mask, target, 0.3), mask) == pytest.approx(
+            found
+        )
+        equal = metrics(torch.where(mask, target, pred), target, mask)
+        assert equal == {"psnr": pytest.approx(100), "ssim": pytest.approx(1), "l1": 0, "lpips": 0}
+
+    def test_what_is_kept_counts_as_much_as_a_picture_of_it_alone(
+        self, metrics: ImageMetrics, images: tuple[Tensor, Tensor], mask: Tensor
+    ) -> None:
+        """Empty surroundings must not make an object look better; LPIPS and SSIM see edges, so they are not equal."""
+        pred, target = images
+        alone = metrics(pred[:35, :40], target[:35, :40])
+        wide = torch.zeros(200, 200, 1, dtype=torch.bool)
+        wide[80:115, 80:120] = True
+        framed = [torch.zeros(200, 200, 3) for _ in images]
+        for frame, image in zip(framed, images, strict=True):
+            frame[80:115, 80:120] = image[:35, :40]
+        found = metrics(*framed, wide)
+        assert found["psnr"] == pytest.approx(alone["psnr"], abs=1e-3) and found["l1"] == pytest.approx(alone["l1"])
+        assert found["ssim"] == pytest.approx(alone["ssim"], abs=0.05)
+        assert found["lpips"] == pytest.approx(alone["lpips"], rel=0.5)
+
+    def test_a_mask_that_keeps_everything_changes_nothing(
+        self, metrics: ImageMetrics, images: tuple[Tensor, Tensor]
+    ) -> None:
+        assert metrics(*images, torch.ones(40, 56, 1, dtype=torch.bool)) == metrics(*images)
+
+    def test_a_mask_that_keeps_nothing_leaves_nothing_to_measure(
+        self, metrics: ImageMetrics, images: tuple[Tensor, Tensor]
+    ) -> None:
+        assert metrics(*images, torch.zeros(40, 56, 1, dtype=torch.bool)) == {}

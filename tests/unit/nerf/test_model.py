@@ -257,3 +257,108 @@ def test_bad_options_say_what_to_do() -> None:
 def test_wrong_shapes_are_refused(make_model: MakeModel) -> None:
     with pytest.raises(Exception, match="positions"):
         make_model().field.density(torch.zeros(4, 3))
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def left_half() -> torch.Tensor:
+    mask = torch.zeros(12, 20, 1, dtype=torch.bool)
+    mask[:, :10] = True
+    return mask
+
+
+def test_masked_pixels_do_not_count_in_evaluation(
+    make_model: MakeModel, make_spec: MakeSpec, camera: Cameras, left_half: torch.Tensor
+) -> None:
+    model = make_model((make_spec("a", 12),), eval_num_rays_per_chunk=16).eval()
+    outputs = model.get_outputs_for_camera(camera)
+    grid = PatchGrid.covering(3, 4, 12, 20)
+    values = evaluation.render_at(model, camera, torch.from_numpy(grid.centres_px()).flatten(0, 1))["a"]
+    values = values.view(3, 4, 12) * torch.tensor([1.0, 1.0, -1.0, -1.0])[:, None]
+    batch = {
+        "image": torch.where(left_half, outputs["rgb"], 1 - outputs["rgb"]),
+        "mask": left_half,
+        "camera": camera,
+        "feature_maps": {"a": _feature_map(values.numpy())},
+    }
+    metrics, images = model.get_image_metrics_and_images(outputs, batch)
+    assert metrics["psnr"] == pytest.approx(100) and metrics["ssim"] == pytest.approx(1) and metrics["l1"] == 0
+    assert metrics["feature_cosine_a"] == pytest.approx(1, abs=1e-3)
+    assert metrics["feature_mse_a"] == pytest.approx(0, abs=1e-5)
+    del batch["mask"]
+    without, _ = model.get_image_metrics_and_images(outputs, batch)
+    assert without["psnr"] < 30 and abs(without["feature_cosine_a"]) < 0.1
+    for picture in images.values():
+        for start in range(0, picture.shape[1], 20):
+            assert (picture[:, start + 10 : start + 20] == 0.5).all() and (picture[:, start : start + 10] != 0.5).any()
+
+
+def test_a_mask_that_keeps_nothing_leaves_no_metrics_of_pictures(
+    make_model: MakeModel, make_spec: MakeSpec, camera: Cameras
+) -> None:
+    model = make_model((make_spec("a", 12),)).eval()
+    outputs = model.get_outputs_for_camera(camera)
+    batch = {
+        "image": outputs["rgb"],
+        "mask": torch.zeros(12, 20, 1, dtype=torch.bool),
+        "camera": camera,
+        "feature_maps": {"a": _feature_map(np.ones((3, 4, 12)))},
+    }
+    metrics, images = model.get_image_metrics_and_images(outputs, batch)
+    assert set(metrics) == {"train_peak_memory_mib", "train_it_per_s", "eval_peak_memory_mib"}
+    assert (images["img"] == 0.5).all()
+
+
+def test_the_worst_depth_outside_of_a_mask_does_not_flatten_its_colours(left_half: torch.Tensor) -> None:
+    depth, solid = torch.rand(12, 20, 1), torch.ones(12, 20, 1)
+    far = torch.where(left_half, depth, 1000.0)
+    shown = [evaluation.depth_colors(values, solid, left_half)[:, :10] for values in (depth, far)]
+    torch.testing.assert_close(*shown)
+
+
+def test_masked_pixels_that_are_trained_have_no_features(
+    make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec
+) -> None:
+    model = make_model((make_spec("a"),), fraction=1.0)
+    kept = torch.tensor([True, True, False, True, False, False, True, False])[:, None]
+    outputs = model(make_rays(8))
+    target = torch.randn(8, 12)
+
+    def values(wanted: torch.Tensor, **batch: torch.Tensor) -> tuple[float, float]:
+        full = {"image": torch.zeros(8, 3), "features": {"a": wanted}, **batch}
+        metrics = model.get_metrics_dict(outputs, full)
+        return float(model.get_loss_dict(outputs, full, metrics)["feature_loss_a"]), float(metrics["feature_cosine_a"])
+
+    assert values(target, kept=kept) == values(torch.where(kept, target, -target), kept=kept) != values(target)
+    nothing = {"image": torch.zeros(8, 3), "features": {"a": target}, "kept": torch.zeros_like(kept)}
+    metrics = model.get_metrics_dict(outputs, nothing)
+    losses = model.get_loss_dict(outputs, nothing, metrics)
+    assert "feature_loss_a" not in losses and "psnr" not in metrics
+
+
+def test_masked_pixels_that_are_trained_teach_emptiness(make_model: MakeModel) -> None:
+    """Over a random background only a ray that stops nowhere has the colour of its pixel."""
+    model = make_model(metadata={"masked_pixels": "background"})
+    batch = {"image": torch.tensor([[0.7, 0.2, 0.4, 0.0]]).expand(64, 4)}
+    solid = torch.full((64, 1), 0.5, requires_grad=True)
+    outputs = {"rgb": 0.5 * torch.rand(64, 3), "accumulation": solid}
+    model.eval().get_loss_dict(outputs, batch)["rgb_loss"].backward()
+    assert solid.grad is not None and solid.grad.abs().sum() > 0
+    empty = {"rgb": torch.zeros(64, 3), "accumulation": torch.zeros(64, 1)}
+    assert float(model.get_loss_dict(empty, batch)["rgb_loss"]) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "masked", "expected"),
+    [
+        ("last_sample", "background", "random"),
+        ("last_sample", "ignore", "last_sample"),
+        ("white", "background", "white"),
+        ("random", "ignore", "random"),
+    ],
+)
+def test_what_is_behind_masked_pixels(make_model: MakeModel, chosen: str, masked: str, expected: str) -> None:
+    model = make_model(background_color=chosen, metadata={"masked_pixels": masked})
+    assert model.renderer_rgb.background_color == expected

@@ -205,3 +205,34 @@ def test_classes_are_counted_at_points(make_field: Callable[..., Any], tmp_path:
     assert list(metrics.by_class()) == ["cap"] and len(metrics) == 1
     assert (labels == 2).sum() >= MIN_VISIBLE_PX
     assert metrics.summary()["miou"] == 1.0 and metrics.summary()["localisation"] == 1.0
+
+
+def test_what_masks_leave_out_is_neither_looked_for_nor_found() -> None:
+    nothing = QueryVectors.empty(3)
+    queries = [Query(name, "toy", vectors(1, 3, 0), nothing) for name in ("half", "gone")]
+    view = view_of(half=80, gone=60)
+    kept = np.zeros((20, 10), dtype=bool)
+    kept[4:8] = True  # half of the first object, nothing of the other
+    scores = torch.ones(20, 10, 2)  # the best and above all thresholds wherever nothing counts
+    scores[4:8] = 0.9
+    metrics = QueryMetrics()
+    count_view(metrics, queries, scores, view, kept)
+    (classes,) = metrics.by_class().items()
+    assert classes[0] == "half" and classes[1]["miou"] == 1.0 and classes[1]["macc"] == 1.0
+    assert classes[1]["best_miou"] == 1.0
+    place = LabelledView(view.masks, {"half": ((0.0, 4.0, 10.0, 8.0),), "gone": ()})
+    inside = QueryMetrics()
+    count_view(inside, queries, scores, place, kept)
+    assert inside.summary()["localisation"] == 1.0
+    outside = QueryMetrics()
+    count_view(outside, queries, scores, place)
+    assert outside.by_class()["half"]["localisation"] == 0.0
+
+
+def test_points_that_masks_leave_out_do_not_count(plane: Path) -> None:
+    kept = np.zeros((HEIGHT, WIDTH), dtype=bool)
+    kept[:, :4] = True
+    every = surface_points([plane / "a.png"], cameras(), Truth(plane), SCALE, 1)
+    some = surface_points([plane / "a.png"], cameras(), Truth(plane), SCALE, 1, lambda index: kept)
+    assert every is not None and some is not None
+    assert len(some.points) == len(every.points) * 4 // WIDTH and set(some.labels) == {1}

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from f3rm_ext.capture.ground_truth import Truth
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.query.run import Run, load_run
 from f3rm_ext.report import measure as module
 from f3rm_ext.report.measure import Measure
@@ -153,3 +153,42 @@ def test_a_run_without_features_is_measured_too(measured: Asked, run: Run, monke
     record = measured()
     assert record["query"] is None and record["heads"] == {}
     assert set(record["views"][0]["files"]) == {"true", "rendered", "depth", "true_depth"}
+
+
+def test_what_masks_leave_out_is_grey_and_counts_for_nothing(
+    measured: Asked, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = measured()
+    labels = Truth(run.data).labels(run.files("test")[0], 48, 64)
+    assert labels is not None
+    kept = np.zeros((48, 64), dtype=bool)
+    kept[:24] = True
+    monkeypatch.setattr(Run, "kept", lambda self, split, index: kept)
+    record = measured()
+    (view,) = record["views"]
+    assert {"true", "rendered", "depth", "true_depth", "features", "true_features", "heat"} == set(view["files"])
+    for name, file in view["files"].items():
+        with Image.open(tmp_path / "out" / file) as image:
+            picture = np.asarray(image)
+        lower = picture[24:]
+        ring = 0 if name != "heat" else 0.2  # the ring around the best pixel may reach over
+        assert (lower != 128).any(axis=-1).mean() <= ring and picture[:24].std() > 1, name
+    assert view["depth_error_m"] != everything["views"][0]["depth_error_m"]
+    assert record["query"]["views"][0]["row"] < 24
+    below = {name for name in Truth(run.data).names if (labels == Truth(run.data).names.index(name))[:24].sum() < 25}
+    found = {entry["name"] for entry in record["query"]["objects"] if entry["views"]}
+    assert found and not found & below
+
+
+def test_views_of_which_nothing_is_kept_are_passed_over(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "load_run", lambda path: run)
+    whole = np.ones((48, 64), dtype=bool)
+    monkeypatch.setattr(Run, "kept", lambda self, split, index: whole if index == 1 else ~whole)
+    Measure(load_config=Path("config.yml"), out=tmp_path, max_views=3).main()
+    record = json.loads((tmp_path / "measure.json").read_text())
+    assert [view["image"] for view in record["views"]] == [run.files("test")[1].name]
+    monkeypatch.setattr(Run, "kept", lambda self, split, index: ~whole)
+    with pytest.raises(CaptureError, match="masks leave nothing"):
+        Measure(load_config=Path("config.yml"), out=tmp_path, max_views=3).main()

@@ -183,9 +183,15 @@ def test_masked_pixels_do_not_count_in_evaluation(
     outputs = model.get_outputs_for_camera(camera)
     mask = torch.rand(HEIGHT, WIDTH, 1) > 0.5
     truth = torch.where(mask, outputs["rgb"], batch["image"])
-    metrics, _ = model.get_image_metrics_and_images(outputs, {"image": truth, "mask": mask})
+    metrics, images = model.get_image_metrics_and_images(outputs, {"image": truth, "mask": mask})
     assert metrics["psnr"] == pytest.approx(100) and metrics["l1"] == 0
     assert float(model.get_metrics_dict(outputs, {"image": truth, "mask": mask})["psnr"]) == pytest.approx(100)
+    for picture in images.values():
+        assert (picture[:, -WIDTH:][~mask[..., 0]] == 0.5).all() and (picture[:, :WIDTH][~mask[..., 0]] == 0.5).all()
+    # All that is kept counts as if there was nothing else, in training as in evaluation.
+    other = {"image": torch.where(mask, outputs["rgb"] + 0.1, 0.0), "mask": mask}
+    off = {"rgb": torch.where(mask, outputs["rgb"], 0.0)}
+    assert float(model.get_metrics_dict(off, other)["psnr"]) == pytest.approx(20, abs=1e-3)
     metrics, _ = model.get_image_metrics_and_images(outputs, {"image": truth})
     assert metrics["psnr"] < 40 and metrics["l1"] > 0
 
@@ -208,6 +214,7 @@ def test_a_mask_that_leaves_nothing_does_no_harm(
     hooks.after(SURFACE_STEP)
     metrics, _ = model.eval().get_image_metrics_and_images(model.get_outputs_for_camera(camera), batch)
     assert not [name for name, value in metrics.items() if value != value]
+    assert "psnr" not in metrics and "psnr" not in model.get_metrics_dict(model.get_outputs_for_camera(camera), batch)
 
 
 def test_transparent_truth_lies_over_the_background_of_the_step(

@@ -119,6 +119,13 @@ def test_lpips_of_some_pictures_only_has_no_mean() -> None:
     assert result.record()["psnr_of_images"] == [1.0, 3.0]
 
 
+def test_pictures_of_which_masks_leave_nothing_do_not_count() -> None:
+    result = ScaleResult(1.0, 4, 3, [{"psnr": 20.0, "ssim": 0.5, "l1": 0.1}, {}])
+    assert result.means() == {"psnr": 20.0, "ssim": 0.5, "l1": 0.1}
+    assert result.record()["psnr_of_images"] == [20.0, None]
+    assert ScaleResult(1.0, 4, 3, [{}]).means() == {}
+
+
 def test_the_strip_has_all_scales_at_one_height() -> None:
     def example(height: int, width: int) -> torch.Tensor:
         photo, drawing = torch.zeros(height, width, 3), torch.zeros(height, width, 3)
