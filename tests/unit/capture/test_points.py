@@ -62,7 +62,11 @@ def parse(capture: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"orientation_method": "none", "center_method": "none"}, {"orientation_method": "vertical", "scale_factor": 3.0}],
+    [
+        {},
+        {"orientation_method": "none", "center_method": "none"},
+        {"orientation_method": "vertical", "scale_factor": 3.0},
+    ],
     ids=["default", "as it is", "vertical"],
 )
 @pytest.mark.parametrize(
