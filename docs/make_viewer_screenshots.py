@@ -7,6 +7,7 @@ instant-ngp's repository at a quarter of its size, 1500 steps of `f3rm-ext-lite`
 """
 
 import importlib.util
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ class Options:
     """Of relevancy, 0 to 1."""
     frame: int = 0
     """Which of the training cameras to look through."""
+    fov_deg: float = 75.0
+    """Vertical field of view, degrees; clicks are meant for it."""
     max_res: int = 564
     """Longer side of the rendered picture, px."""
     far: float = 2.8
@@ -93,6 +96,8 @@ def main(options: Options) -> None:
         view = driver.ViewerPage(browser, url, options.size_px, device_scale=5)
         _wait_until_sharp(view, options.max_res, options.patience_s)
         driver.look_through(viewer, options.frame)
+        (client,) = viewer.viser_server.get_clients().values()
+        client.camera.fov = math.radians(options.fov_deg)
         # One far pixel would leave all others a single colour.
         viewer.control_panel._normalize.value = False
         viewer.control_panel._max.value = 1.0 / options.far

@@ -1,0 +1,147 @@
+"""Where a page opens: on a training view, of fields and splats alike; and it stays where its user moves it."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+WAIT_S = 180
+LEAST_CONTRAST = 0.05
+"""Standard deviation of a picture that shows something."""
+
+
+def client_of(viewer: Any) -> Any:
+    """The viewer's only page."""
+    (client,) = viewer.viser_server.get_clients().values()
+    return client
+
+
+def place_of(client: Any) -> np.ndarray:
+    """Position and orientation of a page's camera; the quaternion's sign is arbitrary."""
+    wxyz = np.asarray(client.camera.wxyz)
+    return np.concatenate([client.camera.position, wxyz * np.sign(wxyz[np.abs(wxyz).argmax()])])
+
+
+def is_there(client: Any, place: np.ndarray) -> bool:
+    """Whether a page's camera is at a place; positions are in the viewer's units, a tenth of the scene's."""
+    return bool(np.abs(place_of(client) - place).max() < 1e-3)
+
+
+def training_views(viewer: Any) -> list[np.ndarray]:
+    """Where the training cameras are."""
+    return [place_of(SimpleNamespace(camera=handle)) for handle in viewer.camera_handles.values()]
+
+
+class Relay:
+    """Passes connections on to a port, until it is told to cut them."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._ends: list[socket.socket] = []
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._ends += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """Breaks all connections; new ones are passed on."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    @classmethod
+    @contextmanager
+    def to(cls, port: int) -> Iterator["Relay"]:
+        """A relay for as long as the context lasts."""
+        relay = cls(port)
+        try:
+            yield relay
+        finally:
+            relay._server.close()
+            relay.cut()
+
+
+@pytest.mark.parametrize("name", ["viewer", "splat_viewer"])
+def test_a_page_opens_on_a_training_view_and_shows_it(
+    request: pytest.FixtureRequest, name: str, open_page: Callable[[str], Any], wait_until: Callable[..., None]
+) -> None:
+    viewer = request.getfixturevalue(name)
+    page = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}")
+    wait_until(lambda: page.output() != "not set" and page.resolution() != (0, 0), WAIT_S, "a first picture")
+    if page.output() != "rgb":  # the panel is shared, and an earlier test has chosen something
+        page.choose_output("rgb")
+    client = client_of(viewer)
+    views = training_views(viewer)
+    # The page's own messages have come back by now: this is what it does show.
+    wait_until(lambda: any(is_there(client, view) for view in views), WAIT_S, "a training view")
+    cameras = viewer.pipeline.datamanager.train_dataset.cameras
+    assert client.camera.fov == pytest.approx(2 * np.arctan(float(cameras.height[0] / cameras.fy[0]) / 2), abs=1e-3)
+    wait_until(lambda: page.picture().std() > LEAST_CONTRAST, WAIT_S, "a picture of the scene")
+
+
+def test_a_second_page_opens_there_too_and_does_not_move_the_first(
+    viewer: Any, open_page: Callable[[str], Any], wait_until: Callable[..., None]
+) -> None:
+    url = f"http://127.0.0.1:{viewer.config.websocket_port}"
+    page = open_page(url)
+    wait_until(lambda: page.resolution() != (0, 0), WAIT_S, "a first picture")
+    first = client_of(viewer)
+    opened = place_of(first)
+    page.drag(150)
+    wait_until(lambda: not is_there(first, opened), WAIT_S, "the first page to turn")
+    other = open_page(url)
+    wait_until(lambda: other.resolution() != (0, 0), WAIT_S, "the second page's picture")
+    clients = viewer.viser_server.get_clients()
+    (second,) = (client for number, client in clients.items() if number != first.client_id)
+    wait_until(lambda: is_there(second, opened), WAIT_S, "the second page on the training view")
+    assert not is_there(first, opened), "the first page was moved"
+
+
+def test_a_page_that_comes_back_stays_where_it_was(
+    viewer: Any, open_page: Callable[[str], Any], wait_until: Callable[..., None]
+) -> None:
+    def come_back(relay: Relay, client: Any) -> Any:
+        """Breaks the connection; the page makes a new one by itself."""
+        relay.cut()
+        wait_until(lambda: set(viewer.viser_server.get_clients()) - {client.client_id} != set(), WAIT_S, "coming back")
+        wait_until(
+            lambda: client.client_id not in viewer.viser_server.get_clients(), WAIT_S, "the old client's leaving"
+        )
+        return client_of(viewer)
+
+    with Relay.to(viewer.config.websocket_port) as relay:
+        page = open_page(f"http://127.0.0.1:{relay.port}")
+        wait_until(lambda: page.resolution() != (0, 0), WAIT_S, "a first picture")
+        first = client_of(viewer)
+        opened = place_of(first)
+        # It did show the view: as it comes back it says where it is.
+        again = come_back(relay, first)
+        assert is_there(again, opened)
+        page.drag(150)
+        wait_until(lambda: not is_there(again, opened), WAIT_S, "the page to turn")
+        moved = place_of(again)
+        last = come_back(relay, again)
+        assert is_there(last, moved) and not is_there(last, opened)
