@@ -371,9 +371,9 @@ def tolerate_missing_gsplat() -> None:
 
 def _gsplat_kernels() -> Any:
     """gsplat's CUDA kernels, compiled now where that is needed and possible (minutes); None where it is not."""
-    from gsplat.cuda._backend import _C
+    from gsplat.cuda import _backend
 
-    return _C
+    return _backend._C  # type: ignore[attr-defined]
 
 
 def gsplat_wheels() -> str | None:

@@ -27,7 +27,7 @@ def make_ray_generator(cameras: Cameras, device: torch.device | str) -> RayMaker
     generator = RayGenerator(cameras).to(device)
 
     def make(ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
-        with torch.autocast(cameras.device.type, enabled=False):
+        with torch.autocast(torch.device(device).type, enabled=False):
             return generator(ray_indices)
 
     return make

@@ -67,7 +67,7 @@ def test_backends_by_device(cuda: torch.device) -> None:
 
 
 @pytest.mark.skipif(not tcnn_available(), reason="tiny-cuda-nn (tinycudann) is not installed")
-@pytest.mark.parametrize("shape", SHAPES[1:])
+@pytest.mark.parametrize("shape", [*SHAPES[1:], (16, 8, 16, 512, 19)])
 def test_tiny_cuda_nn_equals_torch(shape: tuple[int, int, int, int, int], cuda: torch.device) -> None:
     points = _points(5000)
     value, _, by_table = _value_and_gradients(_grid(shape), points, cuda)
