@@ -285,6 +285,17 @@ def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerCon
     return viewer
 
 
+def export_command(argv: Sequence[str]) -> str | None:
+    """Which of its commands ``ns-export`` is running; None in every other program.
+
+    Args:
+        argv: Command line of the process.
+    """
+    if not argv or os.path.splitext(os.path.basename(argv[0]))[0] != "ns-export":
+        return None
+    return next((argument for argument in argv[1:] if not argument.startswith("-")), None)
+
+
 # --- noise -----------------------------------------------------------------------------------------------------------
 
 

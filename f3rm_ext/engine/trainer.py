@@ -146,9 +146,13 @@ class F3rmTrainerConfig(TrainerConfig):
 
         Raises:
             CheckpointError: The run is about to be loaded and none of its checkpoints is intact.
+            ConfigError: It is about to be exported by a command of nerfstudio's that cannot do that.
         """
         folder = super().get_checkpoint_dir()
         if not self._writing:
+            command = compat.export_command(sys.argv)
+            if command is not None and hasattr(self.pipeline.model, "check_export"):
+                self.pipeline.model.check_export(command, sys.argv)  # type: ignore[attr-defined]
             if not folder.is_dir():
                 raise CheckpointError(
                     f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "

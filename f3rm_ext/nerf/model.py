@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -29,6 +29,7 @@ from f3rm_ext.engine.cost import TrainingCost, reset_peak
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.export.instead import check_export
 from f3rm_ext.features.rendered import ExtraOutput
 from f3rm_ext.nerf import evaluation, masks
 from f3rm_ext.nerf.chunked import ChunkedRenderer
@@ -148,6 +149,10 @@ class F3rmModelConfig(OwnModelConfig):
             raise ConfigError(
                 f"eval-num-rays-per-chunk is {self.eval_num_rays_per_chunk}: use 0 for the default, or 512 and more."
             )
+
+    def check_export(self, command: str, argv: Sequence[str]) -> None:
+        """Refuses what ns-export cannot do with fields; see :func:`~f3rm_ext.export.instead.check_export`."""
+        check_export(command, argv, splats=False)
 
 
 class F3rmModel(Model):

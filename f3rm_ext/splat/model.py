@@ -1,7 +1,7 @@
 """Gaussian splats with surface regularisation and mip filters, on nerfstudio's trainer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -23,6 +23,7 @@ from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.export.instead import check_export
 from f3rm_ext.nerf import masks
 from f3rm_ext.nerf.evaluation import feature_images
 from f3rm_ext.nerf.guard import OutputGuard
@@ -129,6 +130,10 @@ class SplatModelConfig(OwnModelConfig):
                 f"start-stage {self.start_stage} continues with splats that are there already, and there are none: "
                 "give them by --pipeline.model.start-from, or begin with vanilla."
             )
+
+    def check_export(self, command: str, argv: Sequence[str]) -> None:
+        """Refuses what ns-export cannot do with splats; see :func:`~f3rm_ext.export.instead.check_export`."""
+        check_export(command, argv, splats=True)
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
         """Has the optimisers of a run keep what they keep as the memory options say.
