@@ -1,6 +1,8 @@
 """`sugar-ext-lite` from scratch on real captures, on the CPU: held-out quality, time, and a picture of each.
 
     python benchmarks/splat_captures.py --captures fox:0.25 house:0.5 --pictures ../docs/images
+    python benchmarks/sparse_points.py --capture fox --out fox_points
+    python benchmarks/splat_captures.py --captures fox:0.25 fox_points:0.25     # what the capture's points bring
 
 prints a row for each and writes results/splat_captures.json; --pictures writes splats-NAME.jpg (photo, drawing, depth,
 composited normals, normals from depth). Runs that are there already are only measured again.

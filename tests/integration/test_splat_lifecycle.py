@@ -1,6 +1,7 @@
 """Splats: train → eval → kill → resume → start from a file, as the commands a user types, on the CPU."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from f3rm_ext.export.ply import write_ply
 
 BIN = Path(sys.executable).parent
 METHOD = "sugar-ext-lite"
@@ -131,6 +134,58 @@ def test_a_killed_run_goes_the_way_of_one_that_was_not(
         path.unlink()  # It was quicker than the signal.
     resumed = train_splats(tmp_path / "resumed", "--load-dir", folder)
     assert not differences(final(splats), final(resumed))
+
+
+@pytest.fixture(scope="module")
+def part(train_splats: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 40 steps of a schedule of 60."""
+    folder = tmp_path_factory.mktemp("part")
+    # The last --max-num-iterations counts.
+    return train_splats(folder, "--max-num-iterations", 40, "--schedule-steps", STEPS)
+
+
+def test_a_part_of_a_schedule_goes_the_way_of_the_whole(
+    splats: Path, part: Path, train_splats: Callable[..., Path], tmp_path: Path
+) -> None:
+    resumed = train_splats(tmp_path, "--load-dir", part / "nerfstudio_models")
+    assert not differences(final(splats), final(resumed))
+
+
+def test_a_run_goes_on_with_another_degree(part: Path, train_splats: Callable[..., Path], tmp_path: Path) -> None:
+    folder = train_splats(
+        tmp_path, "--load-dir", part / "nerfstudio_models", "--sh-degree", 1, "--optimize_memory", "True"
+    )
+    parameters = final(folder)
+    rest = parameters["_model.gauss_params.features_rest"]
+    assert rest.shape == (len(parameters["_model.gauss_params.means"]), 3, 3) and rest.isfinite().all()
+    state = torch.load(folder / "nerfstudio_models" / f"step-{STEPS - 1:09d}.ckpt", weights_only=True)
+    moments = state["optimizers"]["features_rest"]["state"][0]["exp_avg"]
+    assert moments.shape == rest.shape and moments.any()
+
+
+def test_a_short_run_ends_although_nothing_is_opaque(
+    train_splats: Callable[..., Path], tiny_capture: Path, tmp_path: Path, run_command: Callable[..., Any]
+) -> None:
+    capture = tmp_path / "capture"
+    shutil.copytree(tiny_capture, capture)
+    places = np.random.default_rng(0).uniform(-1, 1, (200, 3)).astype(np.float32)
+    with (capture / "sparse_pc.ply").open("wb") as stream:
+        write_ply(stream, dict(zip("xyz", places.T, strict=True)))
+    meta = json.loads((capture / "transforms.json").read_text())
+    (capture / "transforms.json").write_text(json.dumps(meta | {"ply_file_path": "sparse_pc.ply"}))
+    done = run_command(
+        "ns-train",
+        METHOD,
+        *("--data", capture, "--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", "t"),
+        *(*SMALL, "--pipeline.model.surface.prune-opacity", 0.99, "--regularization", "dn_consistency"),
+    )
+    assert done.code == 0, done.text[-3000:]
+    said = " ".join(done.text.split())
+    assert "Beginning with 200 Gaussians at the 200 points of" in said
+    assert "have an opacity of 0.99 or more" in said and "going on without removing" in said
+    config = (tmp_path / "e" / METHOD / "t" / "config.yml").read_text()
+    assert "regularization: dn-consistency" in config and "dn_consistency" not in config
+    assert len(final(tmp_path / "e" / METHOD / "t")["_model.gauss_params.means"]) > 100
 
 
 def test_a_run_starts_from_the_splats_of_another(

@@ -70,8 +70,15 @@ def parse(capture: Any, **options: Any) -> Any:
     ids=["default", "as it is", "vertical"],
 )
 @pytest.mark.parametrize(
-    "applied", [{}, {"applied_transform": SWAP.tolist()}, {"applied_scale": 0.5}, {"applied_transform": SWAP.tolist(), "applied_scale": 4.0}]
-)  # fmt: skip
+    "applied",
+    [
+        {},
+        {"applied_transform": SWAP.tolist()},
+        {"applied_scale": 0.5},
+        {"applied_transform": SWAP.tolist(), "applied_scale": 4.0},
+    ],
+    ids=["nothing", "transform", "scale", "both"],
+)
 def test_points_stay_with_the_cameras(capture: Any, applied: dict[str, Any], options: dict[str, Any]) -> None:
     capture.meta |= {"ply_file_path": "sparse_pc.ply", **applied}
     colours = np.arange(36).reshape(12, 3)
@@ -133,7 +140,15 @@ def colmap_capture(capture: Any) -> Callable[[], np.ndarray]:
     return write
 
 
-@pytest.mark.parametrize("options", [{}, {"orientation_method": "none"}, {"orientation_method": "none", "assume_colmap_world_coordinate_convention": False}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"orientation_method": "none"},
+        {"orientation_method": "none", "assume_colmap_world_coordinate_convention": False},
+    ],
+    ids=["default", "exchanged", "as it is"],
+)
 def test_splats_of_a_colmap_folder_begin_at_its_points(
     capture: Any, colmap_capture: Callable[[], np.ndarray], options: dict[str, Any]
 ) -> None:
@@ -179,16 +194,20 @@ def test_splats_in_the_capture_s_frame_go_with_the_cameras(capture: Any) -> None
 # --- points that cannot be used --------------------------------------------------------------------------------------
 
 
+HEADER = b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\n"
+PLACES = b"property float y\nproperty float z\nend_header\n"
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (None, "There is no file"),
         (b"", "is not a PLY file"),
-        (b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\nend_header\n1 2 3\n", "cut short, with 1 of 2"),
-        (b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n1\n", "has no points"),
+        (HEADER + PLACES + b"1 2 3\n", "cut short, with 1 of 2"),
+        (HEADER + b"end_header\n1\n2\n", "has no points"),
     ],
     ids=["missing", "empty", "cut", "no places"],
-)  # fmt: skip
+)
 def test_a_file_that_cannot_be_read(capture: Any, log: list[str], content: bytes | None, reason: str) -> None:
     if content is not None:
         (capture.folder / "sparse_pc.ply").write_bytes(content)
