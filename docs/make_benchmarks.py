@@ -231,6 +231,21 @@ def _captures(report: Report) -> str:
     return _table(head, rows)
 
 
+def _masked_pixels(report: Report) -> str:
+    rows = [
+        [
+            row["method"],
+            row["masked_pixels"],
+            f"{row['psnr']:.2f}",
+            f"{row['ssim']:.3f}",
+            f"{row['lpips']:.3f}" if "lpips" in row else "–",
+            f"{row['fog']:.3f}",
+        ]
+        for row in report["rows"]
+    ]
+    return _table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -241,6 +256,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "rasterize_cpu": _splats,
     "splat_surfaces": _surfaces,
     "splat_captures": _captures,
+    "masked_pixels": _masked_pixels,
     "query_memory": _memory,
     "code_queries": _codes,
     "splat_memory": _splat_memory,
