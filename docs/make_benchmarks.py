@@ -6,6 +6,7 @@ python docs/make_benchmarks.py --check  # fail if it is out of date
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -246,6 +247,25 @@ def _masked_pixels(report: Report) -> str:
     return _table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
 
 
+def _shared(report: Report) -> str:
+    def cell(method: str, waiting: str, company: str, figure: str, digits: int) -> tuple[float, str]:
+        (row,) = [row for row in report["rows"] if (row["method"], row["waiting"]) == (method, waiting)]
+        found = sorted(figures[figure] for figures in row["companies"][company])
+        median = statistics.median(found)
+        return median, f"{median:.{digits}f} ({found[0]:.{digits}f}–{found[-1]:.{digits}f})"
+
+    kinds = ("sleeping", "spinning")
+    head = ["method", "beside a busy program", *(f"{kind}, steps/s" for kind in kinds), "ratio"]
+    body = []
+    for method in dict.fromkeys(row["method"] for row in report["rows"]):
+        for company in report["rows"][0]["companies"]:
+            speeds = [cell(method, kind, company, "steps_per_s", 2) for kind in kinds]
+            cpu = [cell(method, kind, company, "cpu_ms_per_step", 0)[1] for kind in kinds]
+            ratio = f"{speeds[0][0] / speeds[1][0]:.1f}"
+            body.append([method, company, *(text for _, text in speeds), ratio, *cpu])
+    return _table([*head, *(f"{kind}, CPU ms/step" for kind in kinds)], body)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -262,6 +282,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_memory": _splat_memory,
     "splat_regularization": _splat_regularization,
     "splat_precision": _splat_precision,
+    "shared_cores": _shared,
 }
 
 
