@@ -50,17 +50,25 @@ _FIELDS: dict[str, Callable[[Sequence[str]], str]] = {
 """Why a command cannot do it, and what can."""
 
 
-def check_export(command: str, argv: Sequence[str], *, splats: bool) -> None:
+def check_export(command: str, argv: Sequence[str], *, splats: bool, normals: bool = False) -> None:
     """Names the command to use where one of ns-export's cannot export a run.
 
     Args:
         command: of ns-export.
         argv: the whole command line.
         splats: whether the run has splats; else it is a field.
+        normals: whether a field renders normals.
 
     Raises:
         ConfigError: it cannot.
     """
+    if not splats and command in ("pointcloud", "poisson") and not normals:
+        if _given(argv, "--normal-method", "model_output") == "model_output":
+            raise ConfigError(
+                f"ns-export {command} asks the model for normals, which this run does not render: give it "
+                "--normal-method open3d, or train with --pipeline.model.render-normals True."
+            )
+        return
     say = (_SPLATS if splats else _FIELDS).get(command)
     if say is not None:
         raise ConfigError(f"ns-export {command} {say(argv)}.")

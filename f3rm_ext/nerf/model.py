@@ -152,7 +152,7 @@ class F3rmModelConfig(OwnModelConfig):
 
     def check_export(self, command: str, argv: Sequence[str]) -> None:
         """Refuses what ns-export cannot do with fields; see :func:`~f3rm_ext.export.instead.check_export`."""
-        check_export(command, argv, splats=False)
+        check_export(command, argv, splats=False, normals=self.render_normals)
 
 
 class F3rmModel(Model):
