@@ -195,7 +195,8 @@ class SplatModel(AskedSplats, Model):
         if cap and len(means) > cap:
             kept = torch.randperm(len(means), generator=generator)[:cap]
             means, rgb = means[kept], rgb[kept]
-        where = f"the {count} points of {source}" if count else "random places, as there are no points of the capture"
+        some = f"{cap} of the {count}" if cap and count > cap else f"the {count}"
+        where = f"{some} points of {source}" if count else "random places, as there are no points of the capture"
         if 0 < count < FEWEST_POINTS:
             where += f" and at random places, as {count} are too few"
         self._beginning = f"Beginning with {len(means)} Gaussians at {where}."
