@@ -1,6 +1,7 @@
 """The Gaussians a run begins with: at the capture's points, or where cameras look."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,59 @@ NEIGHBOURS = 3
 """A Gaussian begins as large as its mean distance to so many neighbours."""
 NEAREST, FARTHEST = 0.3, 10.0
 """Depths of places on rays, in distances of the farthest camera from the point they look at."""
+FEWEST_POINTS = 100
+"""A capture with fewer points begins at random places too."""
 _ROUNDS = 20
+
+
+class Places(NamedTuple):
+    """Where a run begins."""
+
+    means: Float[Tensor, "gaussians 3"]
+    """Scene frame."""
+    rgb: Float[Tensor, "gaussians 3"]
+    """0 to 1."""
+    described: str
+    """For the log: how many, and from where."""
+
+
+def first_places(
+    points: tuple[Tensor, Tensor] | None,
+    source: str,
+    views: Views | None,
+    count_random: int,
+    most: int,
+    generator: torch.Generator,
+) -> Places:
+    """The capture's points, and random places where these are none or fewer than :data:`FEWEST_POINTS`.
+
+    Args:
+        points: of the capture, (points, 3), scene frame, and their colours, 0 to 255; None where it has none.
+        source: what they are of, for the log.
+        views: training cameras; without them random places fill the cube from −1 to 1.
+        count_random: how many random places.
+        most: so many at most, taken at random; 0 for no limit.
+        generator: of the random numbers (CPU).
+    """
+    count = 0 if points is None else len(points[0])
+    parts: list[tuple[Tensor, Tensor]] = []
+    if points is not None and count:
+        parts.append((points[0].cpu().float(), points[1].cpu().float() / 255.0))
+    if count < FEWEST_POINTS:
+        if views is not None:
+            drawn = seen_places(views, count_random, generator)
+        else:
+            drawn = torch.rand(count_random, 3, generator=generator) * 2 - 1
+        parts.append((drawn, torch.full((count_random, 3), 0.5)))
+    means, rgb = (torch.cat(some) for some in zip(*parts, strict=True))
+    if most and len(means) > most:
+        kept = torch.randperm(len(means), generator=generator)[:most]
+        means, rgb = means[kept], rgb[kept]
+    taken = f"{most} of the {count}" if most and count > most else f"the {count}"
+    where = f"{taken} points of {source}" if count else "random places, as there are no points of the capture"
+    if 0 < count < FEWEST_POINTS:
+        where += f" and at random places, as {count} are too few"
+    return Places(means, rgb, f"Beginning with {len(means)} Gaussians at {where}.")
 
 
 def seen_places(views: Views, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:

@@ -33,7 +33,7 @@ from f3rm_ext.splat.asking import AskedSplats
 from f3rm_ext.splat.densify import Change, Densifier, DensifyOptions, make_densifier
 from f3rm_ext.splat.feature_heads import LiftedHeads
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians
-from f3rm_ext.splat.initial import initial_gaussians, seen_places
+from f3rm_ext.splat.initial import first_places, initial_gaussians
 from f3rm_ext.splat.losses import photometric_loss
 from f3rm_ext.splat.memory.allocator import SETTING, VARIABLE, CacheClearing, ask_for_expandable_segments
 from f3rm_ext.splat.memory.conversion import Loss, converted
@@ -51,8 +51,6 @@ PREFIX = "gauss_params."
 """Of the parameters in checkpoints; splatfacto's."""
 FEWEST_LEFT = 0.01
 """Share of the Gaussians that pruning by opacity has to leave; else nothing is pruned."""
-FEWEST_POINTS = 100
-"""A capture with fewer points begins at random places too."""
 
 
 @dataclass
@@ -215,28 +213,16 @@ class SplatModel(AskedSplats, Model):
     def _first_gaussians(self, cameras: Cameras | None) -> Gaussians:
         config = self.config
         generator = torch.Generator().manual_seed(config.seed)
-        seeds = self.kwargs.get("seed_points")
-        source = (self.kwargs.get("metadata") or {}).get("points3D_source", "the capture")
-        count = 0 if seeds is None else len(seeds[0])
-        parts: list[tuple[Tensor, Tensor]] = []
-        if seeds is not None and count:
-            parts.append((seeds[0].cpu().float(), seeds[1].cpu().float() / 255.0))
-        if count < FEWEST_POINTS:
-            if cameras is not None:
-                drawn = seen_places(Views.of(cameras), config.num_random, generator)
-            else:
-                drawn = torch.rand(config.num_random, 3, generator=generator) * 2 - 1
-            parts.append((drawn, torch.full((config.num_random, 3), 0.5)))
-        means, rgb = (torch.cat(some) for some in zip(*parts, strict=True))
-        cap = config.densify.max_gaussians
-        if cap and len(means) > cap:
-            kept = torch.randperm(len(means), generator=generator)[:cap]
-            means, rgb = means[kept], rgb[kept]
-        where = f"the {count} points of {source}" if count else "random places, as there are no points of the capture"
-        if 0 < count < FEWEST_POINTS:
-            where += f" and at random places, as {count} are too few"
-        self._beginning = f"Beginning with {len(means)} Gaussians at {where}."
-        return initial_gaussians(means, rgb, config.sh_degree, 0.1 * self.extent, generator)
+        places = first_places(
+            self.kwargs.get("seed_points"),
+            (self.kwargs.get("metadata") or {}).get("points3D_source", "the capture"),
+            None if cameras is None else Views.of(cameras),
+            config.num_random,
+            config.densify.max_gaussians,
+            generator,
+        )
+        self._beginning = places.described
+        return initial_gaussians(places.means, places.rgb, config.sh_degree, 0.1 * self.extent, generator)
 
     # --- the Gaussians -----------------------------------------------------------------------------------------------
 

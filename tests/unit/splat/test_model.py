@@ -501,6 +501,7 @@ def test_no_more_begin_than_there_may_be() -> None:
 
     points = torch.randn(130, 3)
     model = make_bare(seed_points=(points, torch.zeros(130, 3)), densify=DensifyOptions(max_gaussians=7))
+    assert "Beginning with 7 Gaussians at 7 of the 130 points of the capture." in model._beginning
     kept = model.gauss_params["means"].data
     assert len(kept) == 7 and all((points == row).all(dim=1).any() for row in kept)
 
