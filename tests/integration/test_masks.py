@@ -14,6 +14,8 @@ from PIL import Image
 from f3rm_ext.query.run import load_run
 
 METHODS = ("f3rm-ext-lite", "sugar-ext-lite")
+STEPS = {"f3rm-ext-lite": 400, "sugar-ext-lite": 150}
+"""As many as it takes to learn where nothing is."""
 SMALL = {
     "f3rm-ext-lite": (
         *("--pipeline.datamanager.train-num-rays-per-batch", 256),
@@ -61,7 +63,7 @@ def train(
         done = run_command(
             *("ns-train", method, "--data", capture, "--output-dir", out),
             *("--experiment-name", "e", "--timestamp", name),
-            *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", 100),
+            *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", STEPS[method]),
             *SMALL[method],
             *arguments,
         )
