@@ -31,11 +31,11 @@ PICTURES = ("psnr", "ssim", "l1", "lpips")
 
 
 def masked(capture: Path, out: Path) -> Path:
-    """A copy of a synthetic room in which the masks keep its objects; of the last held-out photo they keep nothing."""
+    """A synthetic room whose masks keep a table and what is on it, and nothing of the last held-out photo."""
     shutil.copytree(capture, out)
     meta = json.loads((out / "transforms.json").read_text())
     scene = json.loads((out / "scene.json").read_text())
-    objects = [thing["label"] for thing in scene["objects"] if thing["kind"] != "room"]
+    objects = [t["label"] for t in scene["objects"] if t["kind"] == "object" and t.get("name", "") != "rug"]
     (out / "masks").mkdir()
     for frame in meta["frames"]:
         labels = np.asarray(Image.open(out / frame["label_file_path"]))
