@@ -14,6 +14,8 @@ from PIL import Image
 from f3rm_ext.query.run import load_run
 
 METHODS = ("f3rm-ext-lite", "sugar-ext-lite")
+STEPS = {"f3rm-ext-lite": 400, "sugar-ext-lite": 150}
+"""As many as it takes to learn where nothing is."""
 SMALL = {
     "f3rm-ext-lite": (
         *("--pipeline.datamanager.train-num-rays-per-batch", 256),
@@ -29,11 +31,11 @@ PICTURES = ("psnr", "ssim", "l1", "lpips")
 
 
 def masked(capture: Path, out: Path) -> Path:
-    """A copy of a synthetic room in which the masks keep its objects; of the last held-out photo they keep nothing."""
+    """A synthetic room whose masks keep a table and what is on it, and nothing of the last held-out photo."""
     shutil.copytree(capture, out)
     meta = json.loads((out / "transforms.json").read_text())
     scene = json.loads((out / "scene.json").read_text())
-    objects = [thing["label"] for thing in scene["objects"] if thing["kind"] != "room"]
+    objects = [t["label"] for t in scene["objects"] if t["kind"] == "object" and t.get("name", "") != "rug"]
     (out / "masks").mkdir()
     for frame in meta["frames"]:
         labels = np.asarray(Image.open(out / frame["label_file_path"]))
@@ -61,7 +63,7 @@ def train(
         done = run_command(
             *("ns-train", method, "--data", capture, "--output-dir", out),
             *("--experiment-name", "e", "--timestamp", name),
-            *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", 100),
+            *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", STEPS[method]),
             *SMALL[method],
             *arguments,
         )
