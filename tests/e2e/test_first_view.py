@@ -92,6 +92,8 @@ def open_alone(open_page: Callable[[str], Any], wait_until: Callable[..., None])
         wait_until(lambda: not viewer.viser_server.get_clients(), WAIT_S, "pages of other tests leaving")
         page = open_page(f"http://127.0.0.1:{port}")
         wait_until(lambda: page.output() != "not set" and page.resolution() != (0, 0), WAIT_S, "a first picture")
+        # What the panel says may be of an earlier page.
+        wait_until(lambda: bool(viewer.viser_server.get_clients()), WAIT_S, "the page being known to the viewer")
         client, views = client_of(viewer), training_views(viewer)
         wait_until(lambda: any(is_there(client, view) for view in views), WAIT_S, "a training view")
         return page, client

@@ -73,6 +73,8 @@ def page(
     viewer = request.getfixturevalue(getattr(request, "param", "labelled_viewer"))
     view = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}")
     wait_until(lambda: view.output() != "not set" and view.resolution() != (0, 0), WAIT_S, "a first picture")
+    # What the panel says may be of an earlier page.
+    wait_until(lambda: bool(viewer.viser_server.get_clients()), WAIT_S, "the page being known to the viewer")
     look_through(viewer, FRAME)
     view.press("Clear queries")
     wait_until(lambda: "Query" not in view.status() and "Named" not in view.status(), WAIT_S, "nothing asked")

@@ -24,6 +24,8 @@ def view(
     wait_until(lambda: page.output() != "not set" and page.resolution() != (0, 0), WAIT_S, "a first picture")
     if page.output() != "rgb":  # the panel is shared, and an earlier test has chosen something
         page.choose_output("rgb")
+    # What the panel says may be of an earlier page.
+    wait_until(lambda: bool(splat_viewer.viser_server.get_clients()), WAIT_S, "the page being known to the viewer")
     look_through(splat_viewer, 0)
     wait_until(lambda: page.picture().std() > CHANGED, WAIT_S, "a picture of the scene")
     yield page
