@@ -185,8 +185,8 @@ def test_only_the_pictures_of_the_window_are_in_memory(make_stream, dataset, mon
     alive = []
     real = PinholeDataset.picture
 
-    def picture(self, image_idx):
-        found = real(self, image_idx)
+    def picture(self, image_idx, masked):
+        found = real(self, image_idx, masked)
         alive.append(weakref.ref(found.pixels))
         return found
 
@@ -210,12 +210,12 @@ def test_the_next_window_is_loaded_meanwhile_and_the_thread_ends(make_stream, mo
     loads: list[tuple[int, ...]] = []
     second_started, let_second_go = threading.Event(), threading.Event()
 
-    def load(dataset, images, stopped):
+    def load(dataset, images, stopped, masked):
         loads.append(images)
         if len(loads) == 2:
             second_started.set()
             assert let_second_go.wait(TIMEOUT_S)
-        return real(dataset, images, stopped)
+        return real(dataset, images, stopped, masked)
 
     monkeypatch.setattr(module, "load_pictures", load)
     stream = make_stream(window=3, repeat=3)
