@@ -148,13 +148,6 @@ def test_places_that_are_not_there(measured: Asked, tmp_path: Path, text: str, w
     assert not (tmp_path / "out" / "measure.json").exists()
 
 
-def test_a_run_without_features_is_measured_too(measured: Asked, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run.model.feature_field, "heads", type(run.model.feature_field.heads)())
-    record = measured()
-    assert record["query"] is None and record["heads"] == {}
-    assert set(record["views"][0]["files"]) == {"true", "rendered", "depth", "true_depth"}
-
-
 def test_what_masks_leave_out_is_grey_and_counts_for_nothing(
     measured: Asked, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,3 +185,10 @@ def test_views_of_which_nothing_is_kept_are_passed_over(
     monkeypatch.setattr(Run, "kept", lambda self, split, index: ~whole)
     with pytest.raises(CaptureError, match="masks leave nothing"):
         Measure(load_config=Path("config.yml"), out=tmp_path, max_views=3).main()
+
+
+def test_a_run_without_features_is_measured_too(measured: Asked, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.model.feature_field, "heads", type(run.model.feature_field.heads)())
+    record = measured()
+    assert record["query"] is None and record["heads"] == {}
+    assert set(record["views"][0]["files"]) == {"true", "rendered", "depth", "true_depth"}
