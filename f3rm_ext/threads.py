@@ -11,6 +11,7 @@ the machine has cores, however, GNU OpenMP spins for microseconds only: a team t
 Nothing heavier than the standard library is imported when this module is.
 """
 
+import contextlib
 import ctypes
 import importlib
 import math
@@ -171,7 +172,8 @@ def settle(*, numba: bool) -> None:
     if numba:
         if "numba" not in sys.modules:
             _limit(os.environ, "NUMBA_NUM_THREADS")  # later it can be changed for single threads only
-        importlib.import_module("numba")
+        with contextlib.suppress(ImportError):  # whoever needs it will say so
+            importlib.import_module("numba")
     let_waiting_threads_sleep()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -159,6 +160,23 @@ def test_render_writes_images_of_every_output(trained: Any, run_command: Callabl
         assert images, output
         picture = np.asarray(Image.open(images[0]))
         assert picture.shape[:2] == (48, 64) and picture.std() > 1, output
+
+
+def test_render_writes_a_video_where_no_ffmpeg_is_installed(
+    trained: Any, run_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = run_command(
+        "ns-render",
+        "interpolate",
+        *("--load-config", trained.config, "--output-path", tmp_path / "path.mp4", "--rendered-output-names", "rgb"),
+        *("--interpolation-steps", 2, "--pose-source", "eval"),
+        F3RM_EXT_CACHE=str(tmp_path / "cache"),
+        PATH=str(tmp_path / "no-programs"),
+    )
+    assert done.code == 0, done.text[-3000:]
+    with av.open(str(tmp_path / "path.mp4")) as video:
+        frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+    assert len(frames) >= 2 and frames[0].shape == (48, 64, 3) and frames[0].std() > 1
 
 
 def test_render_needs_no_extractor_and_no_store(trained: Any, run_command: Callable[..., Any], tmp_path: Path) -> None:
