@@ -144,7 +144,7 @@ def check_backends() -> Iterator[Finding]:
         works, found, advice = compat.describe_gsplat()
         yield Finding("backends", "gsplat", Verdict.OK if works else Verdict.ABSENT, found, advice)
     except Exception as error:
-        advice = "`pip install gsplat==1.4.0`; sugar-ext needs it on CUDA (not on the CPU), and splatfacto everywhere."
+        advice = "`pip install gsplat==1.4.0`; sugar-ext on CUDA and splatfacto need it (sugar-ext on the CPU does not)."
         yield Finding("backends", "gsplat", Verdict.ABSENT, _reason(error), advice)
 
 
