@@ -144,7 +144,7 @@ def check_backends() -> Iterator[Finding]:
         works, found, advice = compat.describe_gsplat()
         yield Finding("backends", "gsplat", Verdict.OK if works else Verdict.ABSENT, found, advice)
     except Exception as error:
-        advice = "`pip install gsplat==1.4.0`; sugar-ext on CUDA and splatfacto need it (sugar-ext on the CPU does not)."
+        advice = "`pip install gsplat==1.4.0`; sugar-ext on CUDA needs it (on the CPU it does not), and splatfacto."
         yield Finding("backends", "gsplat", Verdict.ABSENT, _reason(error), advice)
 
 
