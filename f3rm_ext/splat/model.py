@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 import torch
 import tyro
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
@@ -17,7 +17,7 @@ from nerfstudio.models.base_model import Model
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
-from f3rm_ext import compat, threads
+from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
@@ -35,7 +35,7 @@ from f3rm_ext.splat.feature_heads import LiftedHeads
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians
 from f3rm_ext.splat.initial import first_places, initial_gaussians
 from f3rm_ext.splat.losses import photometric_loss
-from f3rm_ext.splat.memory.allocator import SETTING, VARIABLE, CacheClearing, ask_for_expandable_segments
+from f3rm_ext.splat.memory.allocator import CacheClearing
 from f3rm_ext.splat.memory.conversion import Loss, converted
 from f3rm_ext.splat.memory.levers import levers
 from f3rm_ext.splat.memory.options import MemoryOptions
@@ -44,13 +44,12 @@ from f3rm_ext.splat.rasterize import Backend, Rendered
 from f3rm_ext.splat.schedule import Schedule, Stage
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 from f3rm_ext.splat.surface.regularizer import Regularizer
+from f3rm_ext.splat.trainer_options import fit_trainer
 from f3rm_ext.splat.views import Views
 from f3rm_ext.viewer.panel import QueryPanel
 
 PREFIX = "gauss_params."
 """Of the parameters in checkpoints; splatfacto's."""
-FEWEST_LEFT = 0.01
-"""Share of the Gaussians that pruning by opacity has to leave; else nothing is pruned."""
 
 
 @dataclass
@@ -150,21 +149,7 @@ class SplatModelConfig(OwnModelConfig):
         Raises:
             ConfigError: splats cannot be trained like this on this machine.
         """
-        devices = trainer.machine.num_devices * trainer.machine.num_machines
-        if devices > 1:
-            raise ConfigError(
-                f"{devices} devices were asked for, but Gaussians come and go while splats train, which nerfstudio "
-                "cannot follow on several: use --machine.num-devices 1."
-            )
-        if trainer.mixed_precision or trainer.use_grad_scaler:
-            trainer.mixed_precision = trainer.use_grad_scaler = False
-            CONSOLE.print("Splats train in single precision: mixed precision and the gradient scaler are off.")
-        if trainer.machine.device_type != "cuda":
-            return
-        if self.memory.grow_segments and ask_for_expandable_segments() == "late":
-            CONSOLE.print(f"[yellow]CUDA runs already, too late for expandable segments: set {VARIABLE}={SETTING}.")
-        if self.backend in ("auto", "gsplat"):
-            compat.check_gsplat_kernels()  # Compiling them starts CUDA.
+        fit_trainer(trainer, self.memory, self.backend)
 
 
 class SplatModel(AskedSplats, Model):
@@ -306,9 +291,7 @@ class SplatModel(AskedSplats, Model):
             change = self.densifier.after_backward(schedule.at(step), self._drawn, params, optimizers)
             self._filter_stale = self._follow(change)
             remove = self.regularizer.prune_mask(schedule.at(step), self.gaussians)
-            if remove is not None and float(remove.float().mean()) > 1 - FEWEST_LEFT:
-                self._say_not_pruned(step, remove)
-            elif remove is not None:
+            if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._drawn = None
             self.cost.after_step(step, self.device)
@@ -326,15 +309,6 @@ class SplatModel(AskedSplats, Model):
         """Options that lower what a training step takes."""
         growing = self.schedule.at(self.step) < self.schedule.last_growth()
         return list(levers(self.config, self.device.type, self.num_gaussians, growing))
-
-    def _say_not_pruned(self, step: int, remove: Bool[Tensor, " gaussians"]) -> None:
-        opaque = self.num_gaussians - int(remove.sum())
-        CONSOLE.log(
-            f"At step {step} only {opaque} of {self.num_gaussians} Gaussians have an opacity of "
-            f"{self.config.surface.prune_opacity} or more, as happens in short runs: going on without removing the "
-            "others; raise --max-num-iterations or lower --pipeline.model.surface.prune-opacity to have them removed.",
-            markup=False,
-        )
 
     def _follow(self, change: Change) -> bool:
         """Has what is kept by Gaussian follow a change of their set. Returns whether there was one."""

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
+from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
@@ -18,6 +19,8 @@ from f3rm_ext.splat.surface.sdf import background_depth, look_up, near_depth, sd
 
 MOST_LOST = 0.1
 """Share of the Gaussians that may go at once before neighbours are searched again rather than crossed out."""
+FEWEST_LEFT = 0.01
+"""Share of the Gaussians that pruning by opacity has to leave; else nothing is pruned."""
 
 
 class Needs(NamedTuple):
@@ -185,13 +188,24 @@ class Regularizer:
     def prune_mask(self, step: int, gaussians: Gaussians) -> Bool[Tensor, " gaussians"] | None:
         """Gaussians to remove after a step, True where; None where nothing is to be done.
 
-        All of them are True where none is opaque enough; the caller then does without.
+        Nothing is where next to none would stay, as in short runs; that is said.
         """
         options = self.options
         if options.mode == "none" or step != options.prune_step or options.prune_opacity <= 0:
             return None
         remove = ~(gaussians.alphas().detach() >= options.prune_opacity)
-        return remove if bool(remove.any()) else None
+        opaque = len(remove) - int(remove.sum())
+        if opaque == len(remove):
+            return None
+        if opaque < FEWEST_LEFT * len(remove):
+            CONSOLE.log(
+                f"Pruning by opacity is left out: only {opaque} of {len(remove)} Gaussians have an opacity of "
+                f"{options.prune_opacity} or more, as happens in short runs; raise --max-num-iterations or lower "
+                "--pipeline.model.surface.prune-opacity to have the others removed.",
+                markup=False,
+            )
+            return None
+        return remove
 
     def after_change(self, keep: Bool[Tensor, " gaussians"] | Int[Tensor, " kept"]) -> None:
         """To be called when Gaussians were removed, reordered, split or added.

@@ -325,10 +325,13 @@ def test_prunes_once(wall: Make) -> None:
     assert reg.prune_mask(9001, wall()) is None, "nothing to prune"
 
 
-def test_pruning_may_take_all(wall: Make, random_gaussians: Make) -> None:
-    mask = regularizer().prune_mask(9001, wall(alpha=0.4))
-    assert mask is not None and bool(mask.all())
+def test_pruning_that_would_leave_next_to_nothing_is_left_out(
+    wall: Make, random_gaussians: Make, capsys: pytest.CaptureFixture
+) -> None:
+    assert regularizer().prune_mask(9001, wall(alpha=0.4)) is None
+    assert "only 0 of" in " ".join(capsys.readouterr().out.split())
     assert regularizer().prune_mask(9001, random_gaussians(0)) is None
+    assert capsys.readouterr().out == ""
 
 
 def test_small_changes_are_followed_and_large_ones_searched(wall: Make, losses_of: Losses) -> None:
