@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(getattr(pytest.mark, layer))
         if layer == "gpu" and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def open3d() -> ModuleType:
+    """What nerfstudio exports with; skips where libraries of the system are missing that its wheel does not bring."""
+    return pytest.importorskip("open3d", exc_type=ImportError)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_bad_input_is_one_sentence(scene: Path, convert: Callable) -> None:
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_nerfstudio_writes_what_we_read(tmp_path: Path) -> None:
+def test_nerfstudio_writes_what_we_read(tmp_path: Path, open3d: ModuleType) -> None:  # its exporter imports it
     from nerfstudio.scripts.exporter import ExportGaussianSplat
 
     ours = gaussians()

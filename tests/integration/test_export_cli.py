@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,7 @@ def exported(trained: Any, tmp_path_factory: pytest.TempPathFactory, run_command
 class TestFiles:
     """One call with two queries, looked at from all sides."""
 
-    def test_open3d_sees_what_is_in_the_npz(self, exported: Path) -> None:
-        import open3d
-
+    def test_open3d_sees_what_is_in_the_npz(self, exported: Path, open3d: ModuleType) -> None:
         cloud, ours = open3d.io.read_point_cloud(str(exported)), arrays(exported.with_suffix(".npz"))
         assert len(cloud.points) == 2000 == len(ours["positions"])
         np.testing.assert_allclose(np.asarray(cloud.points), ours["positions"], atol=1e-5)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,7 @@ def test_npz(ball: Any, make: Make, tmp_path: Path) -> None:
     assert set(arrays["density"].tolist()) == {1.0, 100.0}
 
 
-def test_ply(ball: Any, make: Make, tmp_path: Path) -> None:
-    import open3d
-
+def test_ply(ball: Any, make: Make, tmp_path: Path, open3d: ModuleType) -> None:
     made = make()
     write_features(tmp_path / "a.ply", ball, ball.heads["halves"], made, {"made_by": "test"}, "none")
     cloud = open3d.t.io.read_point_cloud(str(tmp_path / "a.ply"))

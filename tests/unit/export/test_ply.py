@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -31,9 +32,9 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[
     return tmp_path / "cloud.ply", made
 
 
-def test_open3d_reads_points_normals_and_colours(written: tuple[Path, dict[str, np.ndarray]]) -> None:
-    import open3d
-
+def test_open3d_reads_points_normals_and_colours(
+    written: tuple[Path, dict[str, np.ndarray]], open3d: ModuleType
+) -> None:
     path, made = written
     cloud = open3d.io.read_point_cloud(str(path))
     np.testing.assert_allclose(np.asarray(cloud.points).T, [made[name] for name in "xyz"], atol=1e-7)
@@ -42,9 +43,7 @@ def test_open3d_reads_points_normals_and_colours(written: tuple[Path, dict[str, 
     np.testing.assert_allclose(np.asarray(cloud.colors).T, rgb, atol=1e-6)
 
 
-def test_open3d_reads_all_other_properties(written: tuple[Path, dict[str, np.ndarray]]) -> None:
-    import open3d
-
+def test_open3d_reads_all_other_properties(written: tuple[Path, dict[str, np.ndarray]], open3d: ModuleType) -> None:
     path, made = written
     cloud = open3d.t.io.read_point_cloud(str(path))
     for name in ("relevancy_mug", "label"):

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -159,11 +160,10 @@ def test_colours_in_bytes(tmp_path: Path) -> None:
     torch.testing.assert_close(found, torch.tensor([1.0, 0.2, 0.0]), rtol=0, atol=1e-6)
 
 
-def test_open3d_reads_what_we_write(make: Make, tmp_path: Path) -> None:
-    o3d = pytest.importorskip("open3d")
+def test_open3d_reads_what_we_write(make: Make, tmp_path: Path, open3d: ModuleType) -> None:
     gaussians = make(degree=2)
     write_splats(tmp_path / "a.ply", gaussians, SplatInfo(render_mode="default", comments=("made_by: us",)))
-    cloud = o3d.t.io.read_point_cloud(str(tmp_path / "a.ply"))
+    cloud = open3d.t.io.read_point_cloud(str(tmp_path / "a.ply"))
     names = {"positions": "means", "rot": "quats", "opacity": "opacities"}
     names |= {"f_dc": "features_dc", "f_rest": "features_rest"}
     for theirs, ours in names.items():
