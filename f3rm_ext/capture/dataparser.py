@@ -63,6 +63,7 @@ class CaptureDataParser(Nerfstudio):
         """Reads nothing yet."""
         super().__init__(config)
         self._checked: checks.Meta | None = None
+        self._folder = Path()
         self._opens_images = True
 
     def _generate_dataparser_outputs(self, split: str = "train") -> DataparserOutputs:
@@ -89,13 +90,13 @@ class CaptureDataParser(Nerfstudio):
         if self._opens_images:
             self._fit_cameras(outputs)
         if self.config.load_3D_points and split == "train":
-            _, folder = checks.read_transforms(Path(self.config.data))
-            outputs.metadata.update(read_capture_points(meta, folder, outputs))
+            outputs.metadata.update(read_capture_points(meta, self._folder, outputs))
         return outputs
 
     def _check(self) -> checks.Meta:
         """The transforms, checked, without frames that are to be dropped."""
         meta, folder = checks.read_transforms(Path(self.config.data))
+        self._folder = folder
         checks.require_images(min(len(meta["frames"]), 2), self.config.data)
         if self._opens_images or self.config.drop_missing_frames:
             meta = self._without_missing(meta, folder)
