@@ -81,14 +81,14 @@ class QueryMemory:
         import torch
 
         from f3rm_ext.engine.cost import peak_mib, reset_peak
+        from f3rm_ext.query.embeddings import Embeddings, Query
+        from f3rm_ext.query.queryable import score_image
         from f3rm_ext.query.relevancy import relevancy_reference
-        from f3rm_ext.query.scorer import score_image
-        from f3rm_ext.query.vectors import Query, QueryVectors
 
         model, camera = _model(dim, keep=way == "naive"), _camera(self.width, rows)
-        vectors = QueryVectors.of_full(torch.randn(6, dim), tuple("abcdef"))
-        positives = QueryVectors(vectors.values[:2], vectors.sources[:2])
-        negatives = QueryVectors(vectors.values[2:], vectors.sources[2:])
+        vectors = Embeddings.of_full(torch.randn(6, dim), tuple("abcdef"))
+        positives = Embeddings(vectors.values[:2], vectors.sources[:2])
+        negatives = Embeddings(vectors.values[2:], vectors.sources[2:])
         queries = [Query("a", "feature", positives, negatives)]
         # Warm-up: compiles the kernels.
         score_image(model, _camera(64, 64), queries)

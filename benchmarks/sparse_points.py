@@ -19,7 +19,7 @@ import numpy as np
 import tyro
 
 from f3rm_ext.capture.checks import read_transforms
-from f3rm_ext.export.ply import write_ply
+from f3rm_ext.utils.ply import write_ply
 
 RATIO = 0.8
 """Lowe's: the nearest descriptor has to be this much nearer than the second."""
@@ -32,7 +32,7 @@ class Photo(NamedTuple):
     """(N, 2): undistorted positions on the plane z = 1 of the camera, y down."""
     descriptors: np.ndarray
     """(N, 128)."""
-    colours: np.ndarray
+    colors: np.ndarray
     """(N, 3), 0 to 255."""
     w2c: np.ndarray
     """(3, 4): capture to camera, OpenCV axes."""
@@ -90,8 +90,8 @@ class SparsePoints:
         rays = cv2.undistortPoints((pixels + 0.5)[:, None], K, bent)[:, 0]
         c2w = np.array(frame["transform_matrix"], dtype=np.float64) @ np.diag([1.0, -1, -1, 1])
         rows, columns = pixels[:, 1].round().astype(int), pixels[:, 0].round().astype(int)
-        colours = image[rows.clip(0, image.shape[0] - 1), columns.clip(0, image.shape[1] - 1), ::-1]
-        return Photo(rays, descriptors, colours, np.linalg.inv(c2w)[:3], float(K[0, 0]))
+        colors = image[rows.clip(0, image.shape[0] - 1), columns.clip(0, image.shape[1] - 1), ::-1]
+        return Photo(rays, descriptors, colors, np.linalg.inv(c2w)[:3], float(K[0, 0]))
 
     def _matches(self, photos: list[Photo]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         """Pairs of features, each as (photo, feature), that fit the poses."""
@@ -151,7 +151,7 @@ class SparsePoints:
         sight /= np.linalg.norm(sight, axis=1, keepdims=True)
         if (sight @ sight.T).min() > np.cos(np.deg2rad(self.least_angle)):
             return None
-        return np.append(place, np.mean([photos[photo].colours[feature] for photo, feature in track], axis=0))
+        return np.append(place, np.mean([photos[photo].colors[feature] for photo, feature in track], axis=0))
 
 
 def _training_frames(meta: dict[str, Any]) -> list[dict[str, Any]]:

@@ -77,9 +77,9 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     from nerfstudio.scripts.train import _set_random_seed
 
     from f3rm_ext.engine.cost import peak_mib
-    from f3rm_ext.splat.initial import initial_gaussians, seen_places
+    from f3rm_ext.splat.cameras import PinholeCameras
+    from f3rm_ext.splat.initialization import initial_gaussians, seen_places
     from f3rm_ext.splat.memory.allocator import gaps_mib
-    from f3rm_ext.splat.views import Views
 
     config = make_config(VARIANTS[name], options, folder)
     config.save_config()
@@ -87,7 +87,7 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     trainer = config.setup(local_rank=0, world_size=1)
     trainer.setup()
     model = trainer.pipeline.model
-    views = Views.of(trainer.pipeline.datamanager.train_dataset.cameras).to("cpu")
+    views = PinholeCameras.of(trainer.pipeline.datamanager.train_dataset.cameras).to("cpu")
     generator = torch.Generator().manual_seed(0)
     means = seen_places(views, options.count, generator)
     begin = initial_gaussians(means, None, 3, 0.1 * views.extent(), generator)

@@ -17,7 +17,7 @@ XYZ, RGB, SOURCE = "points3D_xyz", "points3D_rgb", "points3D_source"
 """Metadata of a dataparser's outputs: places (N, 3; scene frame), colours (N, 3; uint8), and the file they are of."""
 GREY = 128
 """Colour of points that have none."""
-_COLOURS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
+_COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
 
 
 def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: DataparserOutputs) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def read_point_cloud(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8
         UserError: there is no such file, it is damaged, or it has no points.
         OSError: it cannot be read.
     """
-    from f3rm_ext.splat.files.ply_tables import PlyTables
+    from f3rm_ext.utils.ply_tables import PlyTables
 
     if not path.is_file():
         raise CaptureError(
@@ -91,15 +91,15 @@ def read_point_cloud(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8
     table = tables.tables.get("vertex")
     if table is None or not {"x", "y", "z"} <= table.kinds.keys():
         raise CaptureError(f"The file {path} has no points (vertices with x, y and z): write it again.")
-    names = next((names for names in _COLOURS if set(names) <= table.kinds.keys()), ())
+    names = next((names for names in _COLORS if set(names) <= table.kinds.keys()), ())
     xyz = np.empty((table.count, 3), dtype=np.float32)
     rgb = np.full((table.count, 3), GREY, dtype=np.uint8)
     for where, rows in tables.rows("vertex", ["x", "y", "z", *names]):
         xyz[where] = np.stack([rows[name] for name in "xyz"], axis=1)
         if names:
             unit = 255 if table.kinds[names[0]] in ("f4", "f8") else 1
-            colours = unit * np.nan_to_num(np.stack([rows[name] for name in names], axis=1).astype(np.float64))
-            rgb[where] = colours.clip(0, 255).round()
+            colors = unit * np.nan_to_num(np.stack([rows[name] for name in names], axis=1).astype(np.float64))
+            rgb[where] = colors.clip(0, 255).round()
     return xyz, rgb
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from f3rm_ext.features.atomic import write_atomic
+from f3rm_ext.utils.atomic_files import write_atomic
 
 
 class Coverage:

@@ -14,13 +14,13 @@ from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data.cycling import CyclingDataManager, Stream, check_positive, check_scale_factor, check_window, flag
-from f3rm_ext.data.eval_loading import EvalLoader, RandomEvalLoader
-from f3rm_ext.data.featured import FeaturedDataManager
-from f3rm_ext.data.rays import make_ray_generator
-from f3rm_ext.data.reading import MaskedPixels
-from f3rm_ext.data.stream import MapSource, PixelStream
-from f3rm_ext.data.windows import WindowCycle
+from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
+from f3rm_ext.data.feature_mixin import FeaturedDataManager
+from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.mixin import CyclingDataManager, Stream, check_positive, check_scale_factor, check_window, flag
+from f3rm_ext.data.ray_generators import make_ray_generator
+from f3rm_ext.data.ray_stream import MapSource, PixelStream
 from f3rm_ext.engine.shortage import Lever, Loss, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
@@ -227,7 +227,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         self,
         split: str,
         dataset: InputDataset,
-        cycle: WindowCycle,
+        cycle: ImageCycle,
         rays: int,
         source: MapSource | None,
         masked: MaskedPixels = "ignore",
@@ -274,7 +274,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             )
         return rays // self.world_size + (1 if self.rank < rays % self.world_size else 0)
 
-    def _log_setup(self, cycle: WindowCycle, rays: int) -> None:
+    def _log_setup(self, cycle: ImageCycle, rays: int) -> None:
         if self.rank != 0:
             return
         given = self.config.train_num_rays_per_batch

@@ -16,12 +16,12 @@ from torch.nn import Parameter
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.points import keep_going_without_points, keep_usable_points
-from f3rm_ext.data.cycling import CyclingDataManager, Stream, check_positive, check_scale_factor, check_window, flag
-from f3rm_ext.data.eval_loading import EvalLoader
-from f3rm_ext.data.featured import FeaturedDataManager
+from f3rm_ext.data.eval_dataloaders import EvalLoader
+from f3rm_ext.data.feature_mixin import FeaturedDataManager
+from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
+from f3rm_ext.data.mixin import CyclingDataManager, Stream, check_positive, check_scale_factor, check_window, flag
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
-from f3rm_ext.data.reading import MaskedPixels
 from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions

@@ -10,12 +10,12 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.data.coverage import Coverage
-from f3rm_ext.data.loading import WindowFeed, read_each
-from f3rm_ext.data.pinhole import shrunk, shrunk_cameras, shrunk_size
+from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
-from f3rm_ext.data.pixels import ImagePixels, no_valid_pixel
-from f3rm_ext.data.reading import MaskedPixels
-from f3rm_ext.data.windows import WindowCycle
+from f3rm_ext.data.pixel_sampler import ImagePixels, no_valid_pixel
+from f3rm_ext.data.undistort import shrunk, shrunk_cameras, shrunk_size
+from f3rm_ext.data.window_feed import WindowFeed, read_each
 
 
 @dataclass
@@ -84,7 +84,7 @@ class ImageStream:
     def __init__(
         self,
         dataset: PinholeDataset,
-        cycle: WindowCycle,
+        cycle: ImageCycle,
         *,
         split: str = "train",
         device: torch.device | str = "cpu",

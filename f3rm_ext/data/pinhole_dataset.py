@@ -11,9 +11,9 @@ from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from torch import Tensor
 
-from f3rm_ext.data.pinhole import Lens, pinhole_of, shrunk, shrunk_size, undistorted
-from f3rm_ext.data.pixels import ImagePixels
-from f3rm_ext.data.reading import MaskedPixels, read_pixels
+from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
+from f3rm_ext.data.pixel_sampler import ImagePixels
+from f3rm_ext.data.undistort import DistortedCamera, pinhole_of, shrunk, shrunk_size, undistorted
 from f3rm_ext.errors import CaptureError
 
 
@@ -50,7 +50,7 @@ class PinholeDataset(InputDataset):
         )
         cameras = self.cameras
         names = self.image_filenames
-        self.lenses = [Lens.of(cameras, i, names[i]) for i in range(len(cameras))]
+        self.lenses = [DistortedCamera.of(cameras, i, names[i]) for i in range(len(cameras))]
         views = []
         for lens, name in zip(self.lenses, names, strict=True):
             try:
@@ -70,7 +70,7 @@ class PinholeDataset(InputDataset):
 
         Args:
             image_idx: which.
-            masked: see :func:`~f3rm_ext.data.reading.read_pixels`; transparent pixels blend where sizes change.
+            masked: see :func:`~f3rm_ext.data.image_reader.read_pixels`; transparent pixels blend where sizes change.
 
         Raises:
             CaptureError: it cannot be read.

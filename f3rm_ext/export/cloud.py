@@ -11,9 +11,9 @@ from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.pictures import to_bytes
-from f3rm_ext.query.scorer import Queryable, score_points
-from f3rm_ext.query.vectors import Query
+from f3rm_ext.query.embeddings import Query
+from f3rm_ext.query.queryable import Queryable, score_points
+from f3rm_ext.utils.pictures import to_bytes
 
 DEPTHS = {"median": "depth", "expected": "expected_depth"}
 """Outputs of a model that say how far its surfaces are."""
@@ -59,7 +59,7 @@ class Cloud:
 
     positions: Float32[np.ndarray, "points 3"]
     """Scene frame."""
-    colours: UInt8[np.ndarray, "points 3"]
+    colors: UInt8[np.ndarray, "points 3"]
     """As rendered."""
     accumulation: Float32[np.ndarray, "points"]
     """Opacity of the ray."""
@@ -191,10 +191,10 @@ def _seen(model: Queryable, camera: Cameras, options: CloudOptions, queries: Seq
     at = (rays.origins + rays.directions * outputs[DEPTHS[options.depth]]).view(-1, 3)
     tally.rays += len(at)
     keep = (accumulation >= options.accumulation) & at.isfinite().all(dim=-1)
-    origins, colours = rays.origins.reshape(-1, 3)[keep], outputs["rgb"][..., :3].reshape(-1, 3)[keep]
+    origins, colors = rays.origins.reshape(-1, 3)[keep], outputs["rgb"][..., :3].reshape(-1, 3)[keep]
     found = Cloud(
         positions=at[keep].float().numpy(),
-        colours=to_bytes(colours.float()[None].numpy())[0],
+        colors=to_bytes(colors.float()[None].numpy())[0],
         accumulation=accumulation[keep].float().numpy(),
         density=np.full(int(keep.sum()), np.nan, dtype=np.float32),
         seen_from=origins.float().numpy(),

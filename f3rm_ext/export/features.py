@@ -11,21 +11,21 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.export.cloud import Cloud
-from f3rm_ext.export.files import PROVENANCE, NpzWriter, comments_of, replacing
-from f3rm_ext.export.ply import property_name, write_ply
-from f3rm_ext.features.rendered import FeatureSpace
-from f3rm_ext.pictures import to_bytes
-from f3rm_ext.query.frame import CaptureFrame
+from f3rm_ext.features.space import FeatureSpace
+from f3rm_ext.query.embeddings import Query
+from f3rm_ext.query.queryable import Queryable, QueryHead
 from f3rm_ext.query.relevancy import label_map
-from f3rm_ext.query.scorer import Queryable, QueryHead
-from f3rm_ext.query.vectors import Query
+from f3rm_ext.utils.output_file import PROVENANCE, NpzWriter, comments_of, replacing
+from f3rm_ext.utils.pictures import to_bytes
+from f3rm_ext.utils.ply import property_name, write_ply
 
 _CHUNK = 1 << 13
 Space = Literal["distilled", "full", "none"]
 
 
-class ColouredHead(QueryHead, Protocol):
+class ColoredHead(QueryHead, Protocol):
     """A head that has colours to show its features in."""
 
     def colors(self, features: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch 3"]:
@@ -67,7 +67,7 @@ class FeatureCloud:
         columns: dict[str, np.ndarray] = {}
         columns |= dict(zip(("x", "y", "z"), self.positions().T, strict=True))
         columns |= dict(zip(("nx", "ny", "nz"), self.directions().T, strict=True))
-        columns |= dict(zip(("red", "green", "blue"), self.cloud.colours.T, strict=True))
+        columns |= dict(zip(("red", "green", "blue"), self.cloud.colors.T, strict=True))
         columns |= dict(zip(("pca_red", "pca_green", "pca_blue"), pca.T, strict=True))
         columns["accumulation"] = self.cloud.accumulation
         if self.has_density:
@@ -117,7 +117,7 @@ def features_at(
 def write_features(
     out: Path,
     model: Queryable,
-    head: ColouredHead,
+    head: ColoredHead,
     written: FeatureCloud,
     provenance: Mapping[str, object],
     space: Space = "distilled",
@@ -166,7 +166,7 @@ def write_features(
             archive.array("code_basis", basis.numpy())
         archive.array("positions", written.positions())
         archive.array("normals", written.directions())
-        archive.array("colours", cloud.colours)
+        archive.array("colours", cloud.colors)
         archive.array("pca_colours", pca)
         archive.array("accumulation", cloud.accumulation)
         if written.has_density:

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from f3rm_ext.features.atomic import write_atomic
 from f3rm_ext.features.spec import DisplayBasis
-from f3rm_ext.features.store import FeatureStore
+from f3rm_ext.features.store.feature_store import FeatureStore
+from f3rm_ext.utils.atomic_files import write_atomic
 
 PATCHES = 20_000
 _QUANTILES = (0.01, 0.99)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from f3rm_ext.features.head import DescribedHead, describe_heads, described_specs
-from f3rm_ext.features.rendered import FeatureSpace
+from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.nerf.fields import GridOptions, UnitCube
 from f3rm_ext.nerf.hash_grid import Backend

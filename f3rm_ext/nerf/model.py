@@ -26,19 +26,20 @@ from torch.nn import functional
 
 from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
+from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.export.instead import check_export
-from f3rm_ext.features.rendered import ExtraOutput
-from f3rm_ext.nerf import evaluation, masks
-from f3rm_ext.nerf.chunked import ChunkedRenderer
+from f3rm_ext.features.space import ExtraOutput
+from f3rm_ext.model_components import masks
+from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
+from f3rm_ext.model_components.image_metrics import ImageMetrics
+from f3rm_ext.model_components.output_guard import OutputGuard
+from f3rm_ext.nerf import feature_metrics as evaluation
 from f3rm_ext.nerf.contraction import ray_points
 from f3rm_ext.nerf.feature_field import FeatureField, FeatureHead
 from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube
-from f3rm_ext.nerf.guard import OutputGuard
 from f3rm_ext.nerf.hash_grid import Backend
-from f3rm_ext.nerf.image_metrics import ImageMetrics
 from f3rm_ext.nerf.levers import levers
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, heaviest_samples
 from f3rm_ext.viewer.panel import QueryPanel
@@ -151,7 +152,7 @@ class F3rmModelConfig(OwnModelConfig):
             )
 
     def check_export(self, command: str, argv: Sequence[str]) -> None:
-        """Refuses what ns-export cannot do with fields; see :func:`~f3rm_ext.export.instead.check_export`."""
+        """Refuses what ns-export cannot do with fields; see :func:`~f3rm_ext.engine.ns_export.check_export`."""
         check_export(command, argv, splats=False, normals=self.render_normals)
 
 
@@ -424,7 +425,8 @@ class F3rmModel(Model):
     def get_outputs_for_camera_ray_bundle(
         self, camera_ray_bundle: RayBundle, extra: Mapping[str, ExtraOutput] | None = None
     ) -> dict[str, Tensor]:
-        """Renders an (h, w) bundle of rays in chunks; see :class:`~f3rm_ext.nerf.chunked.ChunkedRenderer`.
+        """Renders an (h, w) bundle of rays in chunks, see
+        :class:`~f3rm_ext.model_components.chunked_rendering.ChunkedRenderer`.
 
         Args:
             camera_ray_bundle: the rays.

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from f3rm_ext.capture.ground_truth import Truth
 from f3rm_ext.errors import UserError
-from f3rm_ext.features.registry import understands_text
-from f3rm_ext.query.evaluate import MIN_VISIBLE_PX, count_view
+from f3rm_ext.features.extractors.registry import understands_text
+from f3rm_ext.query.builders import exemplar_queries, text_queries
+from f3rm_ext.query.embeddings import Query
+from f3rm_ext.query.encoders import TextEncoder
+from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, count_view
 from f3rm_ext.query.metrics import QueryMetrics
-from f3rm_ext.query.questions import exemplar_queries, text_queries
+from f3rm_ext.query.queryable import Queryable, QueryHead, score_image
 from f3rm_ext.query.run import Photos
-from f3rm_ext.query.scorer import Queryable, QueryHead, score_image
-from f3rm_ext.query.text import TextEncoder
-from f3rm_ext.query.vectors import Query
 
 if TYPE_CHECKING:
     from f3rm_ext.data.datamanager import F3rmDataManager

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float32
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.sampling import PackedMaps
-from f3rm_ext.query.vectors import QueryVectors
+from f3rm_ext.query.embeddings import Embeddings
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Region:
             )
 
 
-def exemplar(feature_map: FeatureMap, region: Region) -> QueryVectors:
+def exemplar(feature_map: FeatureMap, region: Region) -> Embeddings:
     """The feature of a region: interpolated at a point, or the mean direction of a box or of the whole image.
 
     Args:
@@ -104,8 +104,8 @@ def exemplar(feature_map: FeatureMap, region: Region) -> QueryVectors:
     unit = sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(1e-8)
     mean = unit.mean(dim=0, keepdim=True)
     if feature_map.residual_norm is None:
-        return QueryVectors.of_codes(mean, (str(region),))
-    return QueryVectors.of_codes(mean[:, :-1], (str(region),), mean[:, -1])
+        return Embeddings.of_codes(mean, (str(region),))
+    return Embeddings.of_codes(mean[:, :-1], (str(region),), mean[:, -1])
 
 
 def with_residual(feature_map: FeatureMap) -> FeatureMap:

@@ -9,7 +9,7 @@ NO_NEGATIVES = "none"
 
 
 @dataclass(kw_only=True)
-class AskOptions:
+class QueryOptions:
     """Options of commands that ask."""
 
     load_config: Path
@@ -38,7 +38,7 @@ class AskOptions:
         Raises:
             ConfigError: an option cannot work.
         """
-        from f3rm_ext.query.asking import asked_for
+        from f3rm_ext.query.parsing import parse_queries
         from f3rm_ext.query.relevancy import check_temperature
 
         check_temperature(self.temperature)
@@ -48,4 +48,4 @@ class AskOptions:
             raise ConfigError("A text after --negative is empty: write a phrase, or `--negative none`.")
         if NO_NEGATIVES in self.negative and len(self.negative) > 1:
             raise ConfigError("--negative none goes with no other negatives: give one or the other.")
-        asked_for(self)
+        parse_queries(self)

@@ -11,7 +11,7 @@ from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.base import FeatureMap
-from f3rm_ext.query.scorer import Queryable, QueryHead, checked_head
+from f3rm_ext.query.queryable import Queryable, QueryHead, checked_head
 
 if TYPE_CHECKING:
     from nerfstudio.data.datasets.base_dataset import InputDataset
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from f3rm_ext.data.datamanager import F3rmDataManager
     from f3rm_ext.data.image_datamanager import ImageDataManager
-    from f3rm_ext.features.source import FeatureSource
     from f3rm_ext.features.spec import FeatureSpec
+    from f3rm_ext.features.store.source import FeatureSource
 
 _MAX_TURN = 0.02
 """Most that two PCA bases of the same features may differ, as a cosine; other machines round otherwise."""
@@ -31,7 +31,7 @@ class Photos:
     """A model and the capture it was trained on. Splits are ``train`` and ``test``."""
 
     model: Any
-    """The model, a :class:`~f3rm_ext.query.scorer.Queryable`, in evaluation mode."""
+    """The model, a :class:`~f3rm_ext.query.queryable.Queryable`, in evaluation mode."""
     manager: "F3rmDataManager | ImageDataManager"
     """The photos and cameras."""
 
@@ -76,14 +76,14 @@ class Photos:
 
     def photo(self, split: str, index: int) -> np.ndarray:
         """A photo as the run sees it, uint8, (h, w, 3)."""
-        from f3rm_ext.features.images import on_white
+        from f3rm_ext.features.store.images import on_white
 
         return on_white(self.dataset(split).get_numpy_image(index))
 
     def kept(self, split: str, index: int) -> Bool[np.ndarray, "h w"] | None:
         """Pixels of a photo that its mask keeps; None where it has none."""
+        from f3rm_ext.data.image_reader import read_pixels
         from f3rm_ext.data.pinhole_dataset import PinholeDataset
-        from f3rm_ext.data.reading import read_pixels
 
         dataset = self.dataset(split)
         picture = dataset.picture(index) if isinstance(dataset, PinholeDataset) else read_pixels(dataset, index)
@@ -106,7 +106,7 @@ class Photos:
         return source.load(index)[found.name]
 
     def _open_sources(self) -> "dict[str, FeatureSource]":
-        from f3rm_ext.features.source import open_features, prepare_features
+        from f3rm_ext.features.store.source import open_features, prepare_features
 
         splits = ["train"] if self.manager.eval_dataset is None else ["train", "test"]
         datasets = [self.dataset(split) for split in splits]

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from f3rm_ext.compat import provide_ffmpeg
-from f3rm_ext.query.files import OutputFolder
+from f3rm_ext.utils.output_folder import OutputFolder
 
 
 def can_write_videos() -> bool:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.features.atomic import FolderLock, write_atomic
 from f3rm_ext.report.content import ReportContent, Stage
 from f3rm_ext.report.facts import machine_facts
 from f3rm_ext.report.page import build_page
 from f3rm_ext.report.records import lpips_reason, read_json, read_scalars
 from f3rm_ext.report.running import Command, Outcome, Progress, run_command
 from f3rm_ext.scene import SynthConfig
+from f3rm_ext.utils.atomic_files import FolderLock, write_atomic
 
 if TYPE_CHECKING:
     from rich.console import Console

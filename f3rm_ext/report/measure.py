@@ -18,20 +18,20 @@ from nerfstudio.cameras.cameras import Cameras
 from PIL import Image
 from torch import Tensor
 
-from f3rm_ext import pictures
 from f3rm_ext.capture.ground_truth import Thing, Truth
-from f3rm_ext.data.eval_loading import NOTHING_KEPT
+from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
-from f3rm_ext.features.atomic import write_atomic
-from f3rm_ext.nerf.evaluation import display_map
-from f3rm_ext.nerf.masks import LEFT_OUT_GREY
+from f3rm_ext.model_components.masks import LEFT_OUT_GREY
+from f3rm_ext.nerf.feature_metrics import display_map
 from f3rm_ext.query.choice import deepest_pixel, sharpness, telling_patch
-from f3rm_ext.query.evaluate import MIN_VISIBLE_PX, only_kept
+from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, only_kept
 from f3rm_ext.query.exemplar import Region, exemplar
 from f3rm_ext.query.metrics import QueryMetrics
+from f3rm_ext.query.queryable import score_image
 from f3rm_ext.query.run import Run, load_run
-from f3rm_ext.query.scorer import score_image
-from f3rm_ext.query.vectors import Query, QueryVectors
+from f3rm_ext.utils import pictures
+from f3rm_ext.utils.atomic_files import write_atomic
 
 MASK_COSINE = 0.93
 """Pixels at least this similar to the exemplar count as found. The same for all objects and scenes: the value at which
@@ -158,11 +158,11 @@ class Measure:
         shown = {
             "true": self.run.photo("test", index),
             "rendered": pictures.to_bytes(view.rgb),
-            "depth": pictures.colour_map(depth_m, low, high, pictures.DEPTH_MAP),
+            "depth": pictures.color_map(depth_m, low, high, pictures.DEPTH_MAP),
         }
         entry: dict[str, Any] = {"image": file.name, "width": width, "height": height, "depth_range_m": [low, high]}
         if true_m is not None:
-            shown["true_depth"] = pictures.colour_map(true_m, low, high, pictures.DEPTH_MAP)
+            shown["true_depth"] = pictures.color_map(true_m, low, high, pictures.DEPTH_MAP)
             error = np.abs(depth_m - true_m)[known]
             if len(error):
                 entry["depth_error_m"] = {"median": float(np.median(error)), "within_5cm": float((error < 0.05).mean())}
@@ -209,7 +209,7 @@ class Measure:
 
     def _question(self, index: int, region: Region, thing: Thing | None) -> Question:
         vectors = exemplar(self.run.feature_map("train", index, self.head), region)
-        nothing = QueryVectors.empty(vectors.values.shape[1])
+        nothing = Embeddings.empty(vectors.values.shape[1])
         name = str(region) if thing is None else thing.name
         height_px, width_px = self.run.photo("train", index).shape[:2]
         middle_px = region.middle_px(width_px, height_px)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from f3rm_ext.scene import files
+from f3rm_ext.scene import capture_files as files
 from f3rm_ext.scene.cameras import focal_length_px, held_out, orbit
 from f3rm_ext.scene.config import SynthConfig
 from f3rm_ext.scene.render import render
@@ -104,14 +104,14 @@ def _write_mesh(folder: Path, world: World) -> None:
     mesh = world.mesh
     vertices, faces = mesh.vertices.astype(np.float32), mesh.faces.astype(np.int32)
     normals, labels = mesh.normals.astype(np.float32), world.vertex_label.astype(np.uint8)
-    colours = files.encode_srgb(world.vertex_rgb)
-    files.write_ply(folder / "gt_mesh.ply", vertices, normals, colours, labels, faces)
+    colors = files.encode_srgb(world.vertex_rgb)
+    files.write_ply(folder / "gt_mesh.ply", vertices, normals, colors, labels, faces)
     arrays = {
         "vertices": vertices,
         "faces": faces,
         "vertex_label": labels,
         "vertex_normal": normals,
-        "vertex_color": colours,
+        "vertex_color": colors,
         "face_label": mesh.label.astype(np.uint8),
     }
     np.savez_compressed(folder / "gt_mesh.npz", **arrays)

@@ -8,10 +8,10 @@ import numpy as np
 
 from f3rm_ext.scene.patterns import Pattern
 
-Colour = tuple[float, float, float]
+Color = tuple[float, float, float]
 
 
-def srgb(code: int) -> Colour:
+def srgb(code: int) -> Color:
     """Linear RGB of an sRGB colour given as 0xRRGGBB."""
     channels = np.array([(code >> shift) & 255 for shift in (16, 8, 0)]) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
@@ -23,9 +23,9 @@ class Material:
     """How a surface looks. Colours are linear RGB in 0-1."""
 
     pattern: Pattern = Pattern.PLAIN
-    a: Colour = (0.5, 0.5, 0.5)
-    b: Colour = (0.5, 0.5, 0.5)
-    c: Colour = (0.5, 0.5, 0.5)
+    a: Color = (0.5, 0.5, 0.5)
+    b: Color = (0.5, 0.5, 0.5)
+    c: Color = (0.5, 0.5, 0.5)
     params: tuple[int | float, ...] = (1.0, 0.0, 0.0, 0.0)
     """p0 … p3 of the pattern."""
     gloss: int | float = 0.0
@@ -43,7 +43,7 @@ class MaterialTable(NamedTuple):
 
     pattern: np.ndarray
     """(materials,) int32."""
-    colours: np.ndarray
+    colors: np.ndarray
     """(materials, 3, 3) float64: a, b, c."""
     params: np.ndarray
     """(materials, 4) float64."""
@@ -58,7 +58,7 @@ def pack(materials: Sequence[Material], shiny: bool) -> MaterialTable:
     ]
     return MaterialTable(
         pattern=np.array([int(m.pattern) for m in materials], np.int32),
-        colours=np.array([[m.a, m.b, m.c] for m in materials], np.float64),
+        colors=np.array([[m.a, m.b, m.c] for m in materials], np.float64),
         params=np.array([(*m.params, 0.0, 0.0, 0.0, 0.0)[:4] for m in materials], np.float64),
         surface=np.array(surface, np.float64),
     )

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import numpy as np
 
 from f3rm_ext.scene import shapes
-from f3rm_ext.scene.materials import Colour, Material, srgb
+from f3rm_ext.scene.materials import Color, Material, srgb
 from f3rm_ext.scene.mesh import Mesh, Real, joined
 from f3rm_ext.scene.patterns import Pattern
 
-GREY: Colour = (0.5, 0.5, 0.5)
+GREY: Color = (0.5, 0.5, 0.5)
 
 
 class Workshop:
@@ -20,14 +20,14 @@ class Workshop:
         self.rng = rng
         self.materials: list[Material] = []
 
-    def material(self, pattern: Pattern, *colours: Colour, params: tuple[Real, ...] = (1.0,), **surface: Real) -> int:
+    def material(self, pattern: Pattern, *colors: Color, params: tuple[Real, ...] = (1.0,), **surface: Real) -> int:
         """Index of a new material; missing colours repeat the last one given."""
-        a, b, c = (*colours, *(colours[-1:] * 2))[:3]
+        a, b, c = (*colors, *(colors[-1:] * 2))[:3]
         metal = bool(surface.pop("metal", 0))
         self.materials.append(Material(pattern, a, b, c, params, metal=metal, **surface))
         return len(self.materials) - 1
 
-    def pick(self, *codes: int) -> Colour:
+    def pick(self, *codes: int) -> Color:
         """One of some sRGB colours, a little varied in hue and brightness."""
         red, green, blue = srgb(int(self.rng.choice(codes)))
         hue, saturation, value = colorsys.rgb_to_hsv(red, green, blue)
@@ -56,8 +56,8 @@ def table(shop: Workshop, radius: Real = 0.66, height: Real = 0.74) -> Mesh:
 
 def rug(shop: Workshop, radius: Real = 1.35) -> Mesh:
     """A round woven rug."""
-    colours = [(0xEFE3CB, 0xA63D40, 0x2F4858), (0xE8DCC8, 0x2A6478, 0xC5852F), (0xF0E6D2, 0x5B6C3A, 0xA9522C)]
-    a, b, c = (srgb(code) for code in colours[int(shop.rng.integers(len(colours)))])
+    colors = [(0xEFE3CB, 0xA63D40, 0x2F4858), (0xE8DCC8, 0x2A6478, 0xC5852F), (0xF0E6D2, 0x5B6C3A, 0xA9522C)]
+    a, b, c = (srgb(code) for code in colors[int(shop.rng.integers(len(colors)))])
     woven = shop.material(Pattern.RUG, a, b, c, params=(radius,))
     return shapes.cylinder(radius, 0.012, spacing=0.036, bevel=0.005, around=160).of(woven)
 
@@ -193,7 +193,7 @@ def plant(shop: Workshop, scale: Real = 1.0, leaves: int = 26) -> Mesh:
     return mesh.moved(np.diag([scale, scale, scale, 1.0]))
 
 
-def _greens() -> list[tuple[Colour, Colour]]:
+def _greens() -> list[tuple[Color, Color]]:
     return [(srgb(a), srgb(b)) for a, b in ((0x3F7D3A, 0x4F9148), (0x2F6B3A, 0x3A7D45), (0x6A994E, 0x7BAB5C))]
 
 

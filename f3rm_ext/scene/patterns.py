@@ -171,13 +171,13 @@ def _cube_face(x, y, z):
 def _painting(x, y, key):
     sky = _blend((0.75, 0.42, 0.25), (0.16, 0.33, 0.52), _step(0.35, 1.0, y + 0.1 * (noise(x * 3, y * 9, key) - 0.5)))
     sun = math.hypot((x - 0.3 - 0.4 * _hash(int(key * 7), 3, 5)) * 1.3, y - 0.68)
-    colour = _blend((0.95, 0.75, 0.30), sky, _step(0.10, 0.115, sun))
+    color = _blend((0.95, 0.75, 0.30), sky, _step(0.10, 0.115, sun))
     for k in range(4):
         ridge = 0.62 - 0.14 * k + 0.16 * (noise(x * (2.2 + k) + 9.7 * k, key, k) - 0.5)
         hill = _blend((0.22, 0.30, 0.42), (0.06, 0.22 + 0.03 * k, 0.06), k / 3.0)
         hill = _times(hill, 0.8 + 0.4 * fractal(x * 20, y * 20, k + key, 2))
-        colour = _blend(hill, colour, _step(ridge - 0.006, ridge + 0.006, y))
-    return colour
+        color = _blend(hill, color, _step(ridge - 0.006, ridge + 0.006, y))
+    return color
 
 
 @no_type_check
@@ -186,7 +186,7 @@ def _doughnut(x, y, a, b):
     edge = 0.035 * math.sin(x * 2.0 * math.pi * 7.0) + 0.03 * math.sin(x * 2.0 * math.pi * 11.0 + 1.0)
     down = abs(y - 0.25 if y < 0.75 else y - 1.25)
     icing = _step(0.205 + edge, 0.195 + edge, down)
-    colour = _blend(_times(a, 0.8 + 0.4 * fractal(x * 40, y * 14, 0.0, 3)), b, icing)
+    color = _blend(_times(a, 0.8 + 0.4 * fractal(x * 40, y * 14, 0.0, 3)), b, icing)
     if icing > 0.5:
         u, v = x * 44.0, y * 14.0
         iu, iv = math.floor(u), math.floor(v)
@@ -195,8 +195,8 @@ def _doughnut(x, y, a, b):
         along = du * math.cos(turn) + dv * math.sin(turn)
         across = -du * math.sin(turn) + dv * math.cos(turn)
         if abs(along) < 0.34 and abs(across) < 0.11 and _hash(iu, iv, 2) < 0.75:
-            colour = _rainbow(_hash(iu, iv, 3))
-    return colour
+            color = _rainbow(_hash(iu, iv, 3))
+    return color
 
 
 @no_type_check
@@ -205,30 +205,30 @@ def _rug(x, y, a, b, c, radius):
     r = math.hypot(x, y) / radius
     angle = math.atan2(y, x)
     wave = 0.025 * math.sin(angle * 24.0)
-    colour = a
+    color = a
     if r > 0.93:
-        colour = b
+        color = b
     elif r > 0.88:
-        colour = c
+        color = c
     elif r > 0.70 + wave:
-        colour = b if r > 0.84 or r < 0.72 + wave else a
+        color = b if r > 0.84 or r < 0.72 + wave else a
         petal = abs(math.sin(angle * 12.0)) * 0.09
         if abs(r - 0.79) < petal * 0.45:
-            colour = c
+            color = c
     else:
         u, v = (x + y) / (0.22 * radius), (x - y) / (0.22 * radius)
         du, dv = abs(u - math.floor(u) - 0.5), abs(v - math.floor(v) - 0.5)
         if max(du, dv) < 0.16:
-            colour = c
+            color = c
         elif max(du, dv) > 0.43:
-            colour = b
+            color = b
     thread = 0.82 + 0.36 * noise(x * 160.0, y * 160.0, 0.0)
-    return _times(colour, thread)
+    return _times(color, thread)
 
 
 @no_type_check
 @njit(cache=True)
-def colour_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
+def color_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
     """Linear RGB albedo (or emitted colour) of a pattern at texture coordinates (x, y, z)."""
     if pattern == 1:
         odd = (math.floor(x / p0) + math.floor(y / p0)) & 1
@@ -246,8 +246,8 @@ def colour_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
         turbulence = fractal(x / p0, y / p0, z / p0, 5)
         vein = abs(math.sin(3.1416 * (0.6 * x + 0.9 * y + 0.5 * z) / p0 + 9.0 * turbulence))
         fine = abs(math.sin(8.0 * (x - y + z) / p0 + 14.0 * turbulence))
-        colour = _blend(b, a, _step(0.0, 0.35, vein))
-        return _blend(_blend(c, colour, 0.45), colour, _step(0.0, 0.12, fine))
+        color = _blend(b, a, _step(0.0, 0.35, vein))
+        return _blend(_blend(c, color, 0.45), color, _step(0.0, 0.12, fine))
     if pattern == 5:
         d, identity = _cell(x / p0, y / p0, z / p0)
         if d > 0.24 + 0.28 * identity:
@@ -265,9 +265,9 @@ def colour_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
         board = math.floor(u)
         tint = _hash(int(row), int(board), 3)
         grain = fractal(x * 3.0 + 40.0 * tint, y * 55.0, 9.0 * tint, 4)
-        colour = _times(_blend(a, b, 0.55 * tint + 0.45 * grain), 0.85 + 0.3 * grain)
+        color = _times(_blend(a, b, 0.55 * tint + 0.45 * grain), 0.85 + 0.3 * grain)
         gap = min(min(y / p1 - row, row + 1 - y / p1) * p1, min(u - board, board + 1 - u) * p0)
-        return _times(colour, 0.45 + 0.55 * _step(0.0005, 0.0035, gap))
+        return _times(color, 0.45 + 0.55 * _step(0.0005, 0.0035, gap))
     if pattern == 8:
         side, u, v = _cube_face(x, y, z)
         su, sv = (u + 1) * 1.5, (v + 1) * 1.5
@@ -307,6 +307,6 @@ def colour_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
         return b if d < 0.3 else a
     if pattern == 17:
         stripe = math.floor((x + y) / p1) & 1
-        colour = _times(a, 1.0 if stripe else 0.93) if z > p0 else b
-        return _times(colour, 0.96 + 0.08 * noise(x * 45, y * 45, z * 45))
+        color = _times(a, 1.0 if stripe else 0.93) if z > p0 else b
+        return _times(color, 0.96 + 0.08 * noise(x * 45, y * 45, z * 45))
     return _times(a, 1.0 + p1 * (2.0 * fractal(x / p0, y / p0, z / p0, 3) - 1.0))

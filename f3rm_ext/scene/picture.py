@@ -10,8 +10,8 @@ from PIL import Image
 
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.scene.cameras import focal_length_px, look_at
+from f3rm_ext.scene.capture_files import encode_normals, sync
 from f3rm_ext.scene.config import PictureConfig
-from f3rm_ext.scene.files import encode_normals, sync
 from f3rm_ext.scene.render import View, render
 from f3rm_ext.scene.world import LOOK_AT, build_world, light_world
 
@@ -61,7 +61,7 @@ def _with_maps(picture: Image.Image, view: View) -> Image.Image:
     height = round(picture.height * width / picture.width)
     sheet = Image.new("RGB", (picture.width, picture.height + height))
     sheet.paste(picture)
-    panels = (_grey(view.depth), encode_normals(view.normals), label_colours(int(view.labels.max()) + 1)[view.labels])
+    panels = (_grey(view.depth), encode_normals(view.normals), label_colors(int(view.labels.max()) + 1)[view.labels])
     for k, pixels in enumerate(panels):
         sheet.paste(Image.fromarray(pixels).resize((width, height), Image.Resampling.BOX), (k * width, picture.height))
     return sheet
@@ -74,12 +74,12 @@ def _grey(depth: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
     return np.repeat((255 * (inverse - low) / max(high - low, 1e-9)).astype(np.uint8)[..., None], 3, axis=2)
 
 
-def label_colours(number: int) -> UInt8[np.ndarray, "number 3"]:
+def label_colors(number: int) -> UInt8[np.ndarray, "number 3"]:
     """Distinct colours for labels 0 … number - 1; 0 is black."""
-    colours = [
+    colors = [
         colorsys.hsv_to_rgb((0.618034 * k) % 1.0, (0.55, 0.85, 0.7)[k % 3], (0.95, 0.75, 0.6)[(k // 3) % 3])
         for k in range(number)
     ]
-    table = np.rint(255 * np.array(colours)).astype(np.uint8)
+    table = np.rint(255 * np.array(colors)).astype(np.uint8)
     table[:1] = 0
     return table

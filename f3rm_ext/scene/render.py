@@ -9,7 +9,7 @@ from numba import njit, prange
 from f3rm_ext.scene.kernels import FAST, STACK_SIZE, Tree, cast
 from f3rm_ext.scene.lighting import Geometry, sun_reaches
 from f3rm_ext.scene.materials import MaterialTable
-from f3rm_ext.scene.patterns import _hash, colour_at
+from f3rm_ext.scene.patterns import _hash, color_at
 
 
 class LitScene(NamedTuple):
@@ -41,10 +41,10 @@ class View(NamedTuple):
 
 @no_type_check
 @njit(cache=True)
-def pattern_colour(materials, m, x, y, z):
+def pattern_color(materials, m, x, y, z):
     """Colour of material m at texture coordinates (x, y, z), linear RGB."""
-    c, p = materials.colours[m], materials.params[m]
-    return colour_at(
+    c, p = materials.colors[m], materials.params[m]
+    return color_at(
         materials.pattern[m],
         x,
         y,
@@ -61,16 +61,16 @@ def pattern_colour(materials, m, x, y, z):
 
 @no_type_check
 @njit(cache=True, parallel=True)
-def _vertex_colours(materials, vertex_material, coords, out):
+def _vertex_colors(materials, vertex_material, coords, out):
     for i in prange(coords.shape[0]):
-        r, g, b = pattern_colour(materials, vertex_material[i], coords[i, 0], coords[i, 1], coords[i, 2])
+        r, g, b = pattern_color(materials, vertex_material[i], coords[i, 0], coords[i, 1], coords[i, 2])
         out[i, 0], out[i, 1], out[i, 2] = r, g, b
 
 
-def vertex_colours(materials: MaterialTable, vertex_material: np.ndarray, coords: np.ndarray) -> np.ndarray:
+def vertex_colors(materials: MaterialTable, vertex_material: np.ndarray, coords: np.ndarray) -> np.ndarray:
     """Albedo (or emitted colour) of each vertex, linear RGB (verts, 3)."""
     out = np.empty((len(coords), 3))
-    _vertex_colours(materials, vertex_material, coords, out)
+    _vertex_colors(materials, vertex_material, coords, out)
     return np.clip(out, 0.0, 1.0)
 
 
@@ -108,7 +108,7 @@ def _radiance(
         bw = 1.0 - bu - bv
         q = geometry.coords
         m = geometry.material[hit]
-        cr, cg, cb = pattern_colour(
+        cr, cg, cb = pattern_color(
             materials,
             m,
             bw * q[i0, 0] + bu * q[i1, 0] + bv * q[i2, 0],

@@ -70,10 +70,8 @@ def window(shop: Workshop) -> Mesh:
 
 def curtains(shop: Workshop) -> Mesh:
     """A linen curtain on each side of the window, hanging in folds."""
-    colour = shop.pick(0xC8553D, 0xD9A441, 0x7A9E9F)
-    linen = shop.material(
-        Pattern.FABRIC, colour, (0.85 * colour[0], 0.85 * colour[1], 0.85 * colour[2]), params=(0.006,)
-    )
+    color = shop.pick(0xC8553D, 0xD9A441, 0x7A9E9F)
+    linen = shop.material(Pattern.FABRIC, color, (0.85 * color[0], 0.85 * color[1], 0.85 * color[2]), params=(0.006,))
     rod_material = shop.material(Pattern.PLAIN, srgb(0x3A3A3A), gloss=0.3, metal=1, roughness=0.1)
     parts = []
     for side in (-1.0, 1.0):

@@ -11,7 +11,7 @@ from f3rm_ext.scene.kernels import build_tree
 from f3rm_ext.scene.lighting import Geometry, Lights, bake
 from f3rm_ext.scene.materials import MaterialTable, pack
 from f3rm_ext.scene.mesh import Mesh, joined, placement
-from f3rm_ext.scene.render import LitScene, vertex_colours
+from f3rm_ext.scene.render import LitScene, vertex_colors
 
 TABLE_HEIGHT = 0.74
 LOOK_AT = (0.0, 0.0, TABLE_HEIGHT + 0.12)
@@ -123,7 +123,7 @@ def build_world(seed: int, shiny: bool = True, light_rays: int = 32) -> World:
 
     mesh = joined(meshes).compacted()
     materials = pack(shop.materials, shiny)
-    rgb = vertex_colours(materials, _per_vertex(mesh, mesh.material), mesh.coords)
+    rgb = vertex_colors(materials, _per_vertex(mesh, mesh.material), mesh.coords)
     return World(mesh, materials, things, rgb, room.lights(rng, lamp_pose, max(2, min(6, math.isqrt(light_rays)))))
 
 

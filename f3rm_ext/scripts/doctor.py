@@ -151,7 +151,7 @@ def check_backends() -> Iterator[Finding]:
 def check_weights() -> Iterator[Finding]:
     """Extractors and whether their weights are on this machine, and those of LPIPS."""
     try:
-        from f3rm_ext.features.registry import available_extractors
+        from f3rm_ext.features.extractors.registry import available_extractors
 
         extractors = available_extractors()
     except Exception as error:
@@ -168,7 +168,7 @@ def check_weights() -> Iterator[Finding]:
             yield Finding("weights", name, Verdict.ABSENT, "weights not on this machine", status.advice)
         else:
             yield Finding("weights", name, Verdict.OK, str(status.path) if status.path else status.advice)
-    from f3rm_ext.nerf.image_metrics import cached_alexnet
+    from f3rm_ext.model_components.image_metrics import cached_alexnet
 
     path = cached_alexnet()
     if path.is_file():

@@ -9,11 +9,11 @@ from f3rm_ext.errors import CaptureError, ConfigError
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.ground_truth import GroundTruth
+    from f3rm_ext.query.builders import Negatives
+    from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.metrics import QueryMetrics
-    from f3rm_ext.query.questions import Negatives
+    from f3rm_ext.query.queryable import QueryHead
     from f3rm_ext.query.run import Run
-    from f3rm_ext.query.scorer import QueryHead
-    from f3rm_ext.query.vectors import Query
 
 Protocol = Literal["rendered", "image-features", "direct-3d"]
 TITLES: dict[Protocol, str] = {
@@ -72,10 +72,10 @@ class EvalQuery:
         """Evaluates and writes the figures. Returns the exit code."""
         from nerfstudio.utils.rich_utils import CONSOLE
 
-        from f3rm_ext.features.atomic import write_atomic
-        from f3rm_ext.features.registry import understands_text
+        from f3rm_ext.features.extractors.registry import understands_text
+        from f3rm_ext.query.queryable import checked_head
         from f3rm_ext.query.run import load_run
-        from f3rm_ext.query.scorer import checked_head
+        from f3rm_ext.utils.atomic_files import write_atomic
 
         run = load_run(self.load_config)
         out = self._writable(self.out or self.load_config.parent / "query.json")
@@ -134,8 +134,8 @@ class EvalQuery:
     def _queries(
         self, run: "Run", head: "QueryHead", truth: "GroundTruth", by: str, negatives: "Negatives"
     ) -> "list[Query]":
-        from f3rm_ext.query.questions import exemplar_queries, text_queries
-        from f3rm_ext.query.text import TextEncoder
+        from f3rm_ext.query.builders import exemplar_queries, text_queries
+        from f3rm_ext.query.encoders import TextEncoder
 
         unknown = [name for name in self.skip if name not in truth.classes]
         if unknown:
@@ -161,9 +161,9 @@ class EvalQuery:
         from rich.progress import track
 
         from f3rm_ext.capture.ground_truth import Truth
-        from f3rm_ext.query import evaluate
+        from f3rm_ext.query import evaluation as evaluate
         from f3rm_ext.query.metrics import QueryMetrics
-        from f3rm_ext.query.scorer import score_image
+        from f3rm_ext.query.queryable import score_image
 
         files, cameras = run.files("test"), run.cameras("test")
         views = list(evaluate.labelled_cameras(files, cameras, truth))

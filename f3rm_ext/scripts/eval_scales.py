@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
-    from f3rm_ext.splat.run import SplatRun
-    from f3rm_ext.splat.scales import ScaleResult
+    from f3rm_ext.splat.export import SplatRun
+    from f3rm_ext.splat.multiscale_eval import ScaleResult
 
 Switch = Literal["as-trained", "on", "off"]
 _SWITCHES: dict[Switch, bool | None] = {"as-trained": None, "on": True, "off": False}
@@ -62,11 +62,11 @@ class EvalScales:
         """Evaluates and writes the figures. Returns the exit code."""
         from nerfstudio.utils.rich_utils import CONSOLE
 
-        from f3rm_ext.export.files import replacing, require_writable
-        from f3rm_ext.features.extraction import image_progress
-        from f3rm_ext.splat.run import load_splat_run
-        from f3rm_ext.splat.scale_strip import strip_png
-        from f3rm_ext.splat.scales import evaluate_scales, possible_scales
+        from f3rm_ext.features.store.extraction import image_progress
+        from f3rm_ext.splat.export import load_splat_run
+        from f3rm_ext.splat.multiscale_eval import evaluate_scales, possible_scales
+        from f3rm_ext.splat.multiscale_strip import strip_png
+        from f3rm_ext.utils.output_file import replacing, require_writable
 
         run = load_splat_run(self.load_config)
         photos = run.photos
@@ -120,7 +120,7 @@ class EvalScales:
     def _table(results: "list[ScaleResult]") -> Any:
         from rich.table import Table
 
-        from f3rm_ext.splat.scales import METRICS
+        from f3rm_ext.splat.multiscale_eval import METRICS
 
         table = Table(title="Held-out photos at several sizes (×1: as trained)")
         for column in ("scale", "size, px", *(name.upper() for name in METRICS)):

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
 import tyro
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.options import AskOptions
+from f3rm_ext.query.options import QueryOptions
 
 if TYPE_CHECKING:
-    from f3rm_ext.export.features import ColouredHead
-    from f3rm_ext.query.frame import CaptureFrame
-    from f3rm_ext.query.scorer import QueryHead
+    from f3rm_ext.capture.frame import CaptureFrame
+    from f3rm_ext.export.features import ColoredHead
+    from f3rm_ext.query.queryable import QueryHead
 
 COMMAND = "export features"
 Vector = tuple[float, float, float]
 
 
 @dataclass(kw_only=True)
-class Features(AskOptions):
+class Features(QueryOptions):
     """Writes a point cloud of the scene with its features, and with the scores of queries if any are given.
 
     The points lie on the surfaces that the training cameras see; features are those of the field at the points. The
@@ -77,16 +77,16 @@ class Features(AskOptions):
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
+        from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.export.cloud import gather
         from f3rm_ext.export.features import FeatureCloud, write_features
-        from f3rm_ext.export.files import require_ours
         from f3rm_ext.export.normals import estimate_normals
-        from f3rm_ext.features.extraction import console, image_progress
-        from f3rm_ext.query.answering import provenance
-        from f3rm_ext.query.asking import build_queries
-        from f3rm_ext.query.frame import CaptureFrame
+        from f3rm_ext.features.store.extraction import console, image_progress
+        from f3rm_ext.query.parsing import build_queries
+        from f3rm_ext.query.queryable import checked_head
         from f3rm_ext.query.run import load_run
-        from f3rm_ext.query.scorer import checked_head
+        from f3rm_ext.query.writer import provenance
+        from f3rm_ext.utils.output_file import require_ours
 
         for path in (self.out, self.out.with_suffix(".npz")):
             require_ours(path, f"f3rm-ext {COMMAND}")
@@ -110,7 +110,7 @@ class Features(AskOptions):
             npz = write_features(
                 self.out,
                 run.model,
-                cast("ColouredHead", head),
+                cast("ColoredHead", head),
                 made,
                 self._provenance(provenance(COMMAND, run, queries, self.threshold), head, frame),
                 self.space,
@@ -193,9 +193,9 @@ class Splats:
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
-        from f3rm_ext.features.extraction import console
+        from f3rm_ext.features.store.extraction import console
+        from f3rm_ext.splat.export import export_run, load_splat_run
         from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
-        from f3rm_ext.splat.run import export_run, load_splat_run
 
         kind = format_to_write(self.out)
         require_replaceable(self.out)
@@ -242,7 +242,7 @@ class Convert:
 
     def main(self) -> int:
         """Converts. Returns the exit code."""
-        from f3rm_ext.features.extraction import console
+        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.splat.files import convert_splats
 
         made = convert_splats(self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from nerfstudio.data.datasets.base_dataset import InputDataset
     from nerfstudio.engine.trainer import TrainerConfig
 
-    from f3rm_ext.features.source import FeatureSource
-    from f3rm_ext.features.store import FeatureStore
+    from f3rm_ext.features.store.feature_store import FeatureStore
+    from f3rm_ext.features.store.source import FeatureSource
 
 EXIT_DAMAGED = 2
 
@@ -58,8 +58,8 @@ class Extract:
         """Extracts. Returns the exit code."""
         import torch
 
-        from f3rm_ext.features.extraction import console
-        from f3rm_ext.features.source import cache_root, prepare_features
+        from f3rm_ext.features.store.extraction import console
+        from f3rm_ext.features.store.source import cache_root, prepare_features
 
         if not self.features.extractors:
             raise ConfigError("No extractor is asked for: name one, e.g. --features.extractors clip.")
@@ -119,8 +119,8 @@ class Lift:
 
         from f3rm_ext.data.image_datamanager import ImageDataManager
         from f3rm_ext.engine.opening import open_run
-        from f3rm_ext.features.extraction import console
-        from f3rm_ext.splat.feature_heads import save_lifted
+        from f3rm_ext.features.store.extraction import console
+        from f3rm_ext.splat.features.heads import save_lifted
         from f3rm_ext.splat.model import SplatModel
 
         if not self.extractors:
@@ -170,8 +170,8 @@ class Info:
         """Prints a table. Returns the exit code."""
         from rich.table import Table
 
-        from f3rm_ext.features.extraction import console
-        from f3rm_ext.features.source import cache_root
+        from f3rm_ext.features.store.extraction import console
+        from f3rm_ext.features.store.source import cache_root
 
         cache = cache_root(self.cache_dir)
         table = Table(title=f"Features in {cache}", title_justify="left")
@@ -220,9 +220,9 @@ class Verify:
 
     def main(self) -> int:
         """Reads everything. Returns the exit code."""
-        from f3rm_ext.features.codes import load_basis
-        from f3rm_ext.features.extraction import console, image_progress
-        from f3rm_ext.features.source import cache_root
+        from f3rm_ext.features.pca_codes import load_basis
+        from f3rm_ext.features.store.extraction import console, image_progress
+        from f3rm_ext.features.store.source import cache_root
 
         cache = cache_root(self.cache_dir)
         found: list[str] = []
@@ -272,7 +272,7 @@ def _store_roots(cache: Path) -> Iterator[Path]:
 
 
 def _open(root: Path) -> "FeatureStore":
-    from f3rm_ext.features.store import FeatureStore
+    from f3rm_ext.features.store.feature_store import FeatureStore
 
     store = FeatureStore.at(root)
     if store is None:

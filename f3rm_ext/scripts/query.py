@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.options import AskOptions
+from f3rm_ext.query.options import QueryOptions
 
 if TYPE_CHECKING:
     from f3rm_ext.query.run import Run
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Query(AskOptions):
+class Query(QueryOptions):
     """Asks a trained run where things are, by text, by example or by saved vectors.
 
     Writes to a folder: overview.png to look at; overlay/QUERY/VIEW.png, heat over each view; labels/VIEW.png, which
@@ -54,16 +54,16 @@ class Query(AskOptions):
 
     def main(self) -> int:
         """Asks and writes. Returns the exit code."""
-        from f3rm_ext.features.extraction import console
-        from f3rm_ext.query.answering import Answering
-        from f3rm_ext.query.asking import build_queries
+        from f3rm_ext.features.store.extraction import console
+        from f3rm_ext.query.parsing import build_queries
         from f3rm_ext.query.run import load_run
         from f3rm_ext.query.views import read_path
+        from f3rm_ext.query.writer import QueryWriter
 
         path = read_path(Path(self.views)) if self.views.endswith(".json") else None
         run = load_run(self.load_config)
         views = self._views(run, path)
-        answering = Answering(
+        answering = QueryWriter(
             run,
             build_queries(self, run),
             views,
@@ -79,7 +79,7 @@ class Query(AskOptions):
         return 0
 
     def _views(self, run: "Run", path: "CameraPath | None") -> "list[View]":
-        from f3rm_ext.features.extraction import console
+        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.query.views import photo_views
 
         if path is None:

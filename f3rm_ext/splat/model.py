@@ -19,21 +19,22 @@ from torch import Tensor, nn
 
 from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost, reset_peak
+from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import CheckpointError, ConfigError
-from f3rm_ext.export.instead import check_export
-from f3rm_ext.nerf import masks
-from f3rm_ext.nerf.evaluation import feature_images
-from f3rm_ext.nerf.guard import OutputGuard
-from f3rm_ext.nerf.image_metrics import ImageMetrics
-from f3rm_ext.splat import drawing
-from f3rm_ext.splat.asking import AskedSplats
+from f3rm_ext.model_components import masks
+from f3rm_ext.model_components.image_metrics import ImageMetrics
+from f3rm_ext.model_components.output_guard import OutputGuard
+from f3rm_ext.nerf.feature_metrics import feature_images
+from f3rm_ext.splat import rendering as drawing
+from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.densify import Change, Densifier, DensifyOptions, make_densifier
-from f3rm_ext.splat.feature_heads import LiftedHeads
+from f3rm_ext.splat.features.heads import LiftedHeads
+from f3rm_ext.splat.features.queryable import QueryableSplats
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians
-from f3rm_ext.splat.initial import first_places, initial_gaussians
+from f3rm_ext.splat.initialization import first_places, initial_gaussians
 from f3rm_ext.splat.losses import photometric_loss
 from f3rm_ext.splat.memory.allocator import CacheClearing
 from f3rm_ext.splat.memory.conversion import Loss, converted
@@ -45,7 +46,6 @@ from f3rm_ext.splat.schedule import Schedule, Stage
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 from f3rm_ext.splat.surface.regularizer import Regularizer
 from f3rm_ext.splat.trainer_options import fit_trainer
-from f3rm_ext.splat.views import Views
 from f3rm_ext.viewer.panel import QueryPanel
 
 PREFIX = "gauss_params."
@@ -129,7 +129,7 @@ class SplatModelConfig(OwnModelConfig):
             )
 
     def check_export(self, command: str, argv: Sequence[str]) -> None:
-        """Refuses what ns-export cannot do with splats; see :func:`~f3rm_ext.export.instead.check_export`."""
+        """Refuses what ns-export cannot do with splats; see :func:`~f3rm_ext.engine.ns_export.check_export`."""
         check_export(command, argv, splats=True)
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ class SplatModelConfig(OwnModelConfig):
         fit_trainer(trainer, self.memory, self.backend)
 
 
-class SplatModel(AskedSplats, Model):
+class SplatModel(QueryableSplats, Model):
     """Gaussians, and what a run does to them.
 
     Args:
@@ -171,7 +171,7 @@ class SplatModel(AskedSplats, Model):
         config = self.config
         metadata = self.kwargs.get("metadata") or {}
         cameras: Cameras | None = metadata.get("cameras")
-        self.extent = 1.0 if cameras is None else Views.of(cameras).extent()
+        self.extent = 1.0 if cameras is None else PinholeCameras.of(cameras).extent()
         self.gauss_params = nn.ParameterDict(
             {name: nn.Parameter(value) for name, value in self._first_gaussians(cameras).tensors().items()}
         )
@@ -201,7 +201,7 @@ class SplatModel(AskedSplats, Model):
         places = first_places(
             self.kwargs.get("seed_points"),
             (self.kwargs.get("metadata") or {}).get("points3D_source", "the capture"),
-            None if cameras is None else Views.of(cameras),
+            None if cameras is None else PinholeCameras.of(cameras),
             config.num_random,
             config.densify.max_gaussians,
             generator,
@@ -251,12 +251,12 @@ class SplatModel(AskedSplats, Model):
         assert attributes.trainer is not None and attributes.pipeline is not None and attributes.optimizers is not None
         config, optimizers = self.config, attributes.optimizers
         manager: Any = attributes.pipeline.datamanager
-        views = Views.of(manager.train_dataset.cameras).to(self.device)
+        views = PinholeCameras.of(manager.train_dataset.cameras).to(self.device)
         self.extent = views.extent()
         last_step = attributes.trainer.config.max_num_iterations - 1
         schedule = Schedule.of(schedule_length(attributes.trainer.config), config.surface, config.start_stage)
         if config.start_from is not None and not self._loaded:
-            from f3rm_ext.splat.start import read_start
+            from f3rm_ext.splat.start_from import read_start
 
             start = read_start(config.start_from, config.start_iteration)
             start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
@@ -332,7 +332,7 @@ class SplatModel(AskedSplats, Model):
         """
         if not self.training:
             return self.seen(camera, {}, obb_box)
-        view, scene = Views.of(camera.to(self.device)), self._scene()
+        view, scene = PinholeCameras.of(camera.to(self.device)), self._scene()
         assert self.densifier is not None and self.regularizer is not None
         needs = self.regularizer.needs(self.schedule.at(self.step))
         background = self._training_background()
@@ -352,7 +352,7 @@ class SplatModel(AskedSplats, Model):
         return outputs
 
     def _look(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
-        view = Views.of(camera.to(self.device))
+        view = PinholeCameras.of(camera.to(self.device))
         return drawing.pictures(
             self._scene(), view, self.current_sh_degree, self.background, self._how, self.guard, obb_box
         )
@@ -361,8 +361,8 @@ class SplatModel(AskedSplats, Model):
         return drawing.Scene(self.gaussians, self.filter_3d, self.config.mip)
 
     @property
-    def _how(self) -> drawing.How:
-        return drawing.How(self.config.near_plane, self.config.backend)
+    def _how(self) -> drawing.RenderSettings:
+        return drawing.RenderSettings(self.config.near_plane, self.config.backend)
 
     def _training_background(self) -> Float[Tensor, "3"]:
         if self.config.background_color != "random":

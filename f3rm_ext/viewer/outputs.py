@@ -6,19 +6,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from f3rm_ext.features.rendered import ExtraOutput, FeatureSpace, RenderedOf
+from f3rm_ext.features.space import ExtraOutput, FeatureSpace, RenderedOf
 from f3rm_ext.features.spec import DisplayBasis
-from f3rm_ext.nerf.guard import OutputGuard
+from f3rm_ext.model_components.output_guard import OutputGuard
+from f3rm_ext.query.queryable import Queryable, Scorer
 from f3rm_ext.query.relevancy import OTHER, label_map
-from f3rm_ext.query.scorer import Queryable, Scorer
-from f3rm_ext.viewer.board import Questions
-from f3rm_ext.viewer.colours import label_colours, overlay
-from f3rm_ext.viewer.looking import SOLID
+from f3rm_ext.utils.colormaps import label_colors, overlay
+from f3rm_ext.viewer.picking import SOLID
+from f3rm_ext.viewer.state import QueryState
 
-RELEVANCY, OVERLAY, LABELS, FEATURE_COLOURS = "relevancy", "relevancy_overlay", "labels", "feature_pca"
+RELEVANCY, OVERLAY, LABELS, FEATURE_COLORS = "relevancy", "relevancy_overlay", "labels", "feature_pca"
 
 
-def extra_outputs(model: Queryable, questions: Questions, guard: OutputGuard) -> dict[str, ExtraOutput]:
+def extra_outputs(model: Queryable, questions: QueryState, guard: OutputGuard) -> dict[str, ExtraOutput]:
     """All of the panel's outputs for one picture; where nothing is asked they say so by what they show.
 
     Args:
@@ -42,13 +42,13 @@ def extra_outputs(model: Queryable, questions: Questions, guard: OutputGuard) ->
     }
     for index, (name, head) in enumerate(heads.items()):
         if (display := questions.displays.get(name)) is not None:
-            colours = Colours(head.space().to(model.device), display)
+            colors = Colors(head.space().to(model.device), display)
             suffix = f"_{name}" if index else ""
-            plain[FEATURE_COLOURS + suffix] = lambda _, of, name=name, colours=colours: colours(of(name))
+            plain[FEATURE_COLORS + suffix] = lambda _, of, name=name, colors=colors: colors(of(name))
     return {name: _guarded(name, compute, guard) for name, compute in plain.items()}
 
 
-class Colours:
+class Colors:
     """Rendered values as colours, by a projection of the distilled space.
 
     Args:
@@ -101,6 +101,6 @@ def _overlay(outputs: Mapping[str, Tensor], threshold: float, asked: bool) -> Te
 def _labels(outputs: Mapping[str, Tensor], rendered_of: RenderedOf, scorer: Scorer | None, threshold: float) -> Tensor:
     solid = _solid(outputs)[:, 0]
     if scorer is None:
-        return label_colours(torch.full_like(solid, OTHER, dtype=torch.int64), 0)
+        return label_colors(torch.full_like(solid, OTHER, dtype=torch.int64), 0)
     labels = torch.where(solid, label_map(scorer(rendered_of), threshold), OTHER)
-    return label_colours(labels, len(scorer.queries))
+    return label_colors(labels, len(scorer.queries))

@@ -18,18 +18,18 @@ from torch import nn
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.features.registry import extractor_name
-from f3rm_ext.features.rendered import ExtraOutput
-from f3rm_ext.nerf.guard import OutputGuard
-from f3rm_ext.query.questions import mean_of_photos
-from f3rm_ext.query.scorer import QueryHead, checked_head
-from f3rm_ext.query.text import ALTERNATIVES, DEFAULT_NEGATIVES, TextEncoder, split_prompts
-from f3rm_ext.query.vectors import DEFAULT_TEMPERATURE, Query, QueryVectors
+from f3rm_ext.features.extractors.registry import extractor_name
+from f3rm_ext.features.space import ExtraOutput
+from f3rm_ext.model_components.output_guard import OutputGuard
+from f3rm_ext.query.builders import mean_of_photos
+from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query
+from f3rm_ext.query.encoders import ALTERNATIVES, DEFAULT_NEGATIVES, TextEncoder, split_prompts
+from f3rm_ext.query.queryable import QueryHead, checked_head
 from f3rm_ext.viewer import outputs, status
-from f3rm_ext.viewer.background import LatestJob
-from f3rm_ext.viewer.board import DEFAULT_THRESHOLD, Board
 from f3rm_ext.viewer.first_view import FirstViewControl
-from f3rm_ext.viewer.looking import Ray, Sight, Viewable, clicked_feature, fitted_displays
+from f3rm_ext.viewer.picking import Ray, Viewable, Viewpoint, clicked_feature, fitted_displays
+from f3rm_ext.viewer.state import DEFAULT_THRESHOLD, QueryStateStore
+from f3rm_ext.viewer.worker import LatestJob
 
 _NO_FEATURE = "none"
 
@@ -42,7 +42,7 @@ class QueryPanel(nn.Module):
     checkpoint. There are no parameters and no buffers: nothing of this is in a checkpoint.
 
     Args:
-        model: whose panel this is, a :class:`~f3rm_ext.viewer.looking.Viewable`; it is not kept alive, and may be
+        model: whose panel this is, a :class:`~f3rm_ext.viewer.picking.Viewable`; it is not kept alive, and may be
             unfinished as yet.
         encoder: reads texts; one of its own by default.
     """
@@ -50,12 +50,12 @@ class QueryPanel(nn.Module):
     def __init__(self, model: nn.Module, encoder: TextEncoder | None = None) -> None:
         super().__init__()
         self._model = weakref.ref(model)
-        self._board = Board()
+        self._board = QueryStateStore()
         self._reader = LatestJob("f3rm-ext text query")
         # Not on the model's device: a text tower would take memory that training counts on.
         self._encoder = encoder or TextEncoder("cpu")
         self._guard = OutputGuard(self._output_failed)
-        self._sight: Sight | None = None
+        self._sight: Viewpoint | None = None
         self._text_seen = ""
         self._clicks, self._waits_for_click = 0, False
         self._feature_line, self._activity, self._problem = "", "", ""
@@ -113,7 +113,7 @@ class QueryPanel(nn.Module):
         if not (questions.are_any or looked_at):
             return {}
         if looked_at:
-            self._sight = Sight(camera, obb_box)
+            self._sight = Viewpoint(camera, obb_box)
         try:
             return outputs.extra_outputs(self._required_model(), questions, self._guard)
         except compat.viewer_interrupts():
@@ -142,7 +142,7 @@ class QueryPanel(nn.Module):
     # --- asking ------------------------------------------------------------------------------------------------------
 
     @property
-    def board(self) -> Board:
+    def board(self) -> QueryStateStore:
         """What is asked at present."""
         return self._board
 
@@ -183,7 +183,7 @@ class QueryPanel(nn.Module):
         try:
             vectors = self._encoder.encode(head, [*prompts, *told_from])
             positives, negatives = (
-                QueryVectors(vectors.values[part], vectors.sources[part])
+                Embeddings(vectors.values[part], vectors.sources[part])
                 for part in (slice(0, len(prompts)), slice(len(prompts), None))
             )
             query = Query(text, head.name, positives, negatives)
@@ -238,7 +238,7 @@ class QueryPanel(nn.Module):
         name = f"click {self._clicks + 1}"
         box = None if self._sight is None else self._sight.obb_box
         vectors, (x, y, z) = clicked_feature(self._required_model(), head, ray, name, box)
-        positives = QueryVectors(vectors.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
+        positives = Embeddings(vectors.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
         query = Query(name, head.name, positives, mean_of_photos(head))
         self._clicks += 1
         return query

@@ -7,11 +7,11 @@ from nerfstudio.viewer.viewer_elements import ViewerElement
 from viser import GuiMarkdownHandle, ViserServer
 
 from f3rm_ext.errors import UserError
-from f3rm_ext.features.registry import understands_text, weights_status
-from f3rm_ext.features.weights import first_line
-from f3rm_ext.query.scorer import QueryHead
-from f3rm_ext.query.vectors import Query
-from f3rm_ext.viewer.colours import label_hex
+from f3rm_ext.features.extractors.registry import understands_text, weights_status
+from f3rm_ext.features.extractors.weights import first_line
+from f3rm_ext.query.embeddings import Query
+from f3rm_ext.query.queryable import QueryHead
+from f3rm_ext.utils.colormaps import label_hex
 
 _LONGEST, _LONGEST_WORD = 400, 24
 _BREAK = "<wbr/>"

@@ -2,7 +2,7 @@
 
 import torch
 
-from f3rm_ext.splat.nearest import NearestGaussians
+from f3rm_ext.splat.knn import NearestGaussians
 
 
 def _truth(points: torch.Tensor, means: torch.Tensor, count: int) -> torch.Tensor:

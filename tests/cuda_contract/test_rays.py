@@ -9,7 +9,7 @@ from nerfstudio.cameras.camera_optimizers import CameraOptimizerConfig
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
 
-from f3rm_ext.data.rays import make_ray_generator
+from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.nerf.model import F3rmModel
 
 FOCAL_PX = 1000.0

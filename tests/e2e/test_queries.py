@@ -54,8 +54,8 @@ class Page:
 
     def heat(self, label: int) -> float:
         """How much hotter (redder than blue) a class is than the rest, with the threshold at the panel's default."""
-        colours, inside = self.seen()
-        hot = colours[..., 0] - colours[..., 2]
+        colors, inside = self.seen()
+        hot = colors[..., 0] - colors[..., 2]
         mask = self.labels == label
         return float(hot[mask & inside].mean() - hot[~mask & inside].mean())
 
@@ -87,8 +87,8 @@ def page(
     truth = np.asarray(page.viewer.pipeline.datamanager.train_dataset[FRAME]["image"])
 
     def is_shown() -> bool:
-        colours, inside = page.seen()
-        return max(view.resolution()) >= 63 and float(np.abs(colours - truth)[inside].mean()) < 0.15
+        colors, inside = page.seen()
+        return max(view.resolution()) >= 63 and float(np.abs(colors - truth)[inside].mean()) < 0.15
 
     wait_until(is_shown, WAIT_S, "the training view in colours: the page's pixels are the photo's")
     yield page
@@ -161,7 +161,7 @@ def test_a_click_lights_up_what_was_clicked(
     assert page.heat(things[0].label) < FOUND / 2
 
 
-def test_labels_show_the_named_queries_in_the_colours_of_the_legend(
+def test_labels_show_the_named_queries_in_the_colors_of_the_legend(
     page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
 ) -> None:
     for thing in things[:2]:
@@ -171,20 +171,20 @@ def test_labels_show_the_named_queries_in_the_colours_of_the_legend(
         wait_until(lambda thing=thing: thing.name in page.view.status().split("Named")[-1], WAIT_S, "its name")
     page.view.choose_output("labels")
     legend = {things[0].label: (0xE6, 0x9F, 0x00), things[1].label: (0x56, 0xB4, 0xE9)}
-    for colour in ("#e69f00", "#56b4e9"):
-        assert colour in page.view.status()
+    for color in ("#e69f00", "#56b4e9"):
+        assert color in page.view.status()
 
     def share(label: int) -> float:
         """Share of a class's pixels that are nearer to its own colour than to the other's and to grey."""
-        colours, inside = page.seen()
+        colors, inside = page.seen()
         palette = np.array([legend[label], *(c for other, c in legend.items() if other != label), (41, 41, 41)]) / 255.0
-        nearest = np.linalg.norm(colours[:, :, None] - palette, axis=-1).argmin(axis=-1)
+        nearest = np.linalg.norm(colors[:, :, None] - palette, axis=-1).argmin(axis=-1)
         return float((nearest[(page.labels == label) & inside] == 0).mean())
 
     wait_until(lambda: all(share(thing.label) > 0.6 for thing in things[:2]), WAIT_S, "both in their colours")
 
 
-def test_refitted_colours_change_the_picture_and_stay(
+def test_refitted_colors_change_the_picture_and_stay(
     page: Page, wait_until: Callable[..., None], difference: Callable[..., float]
 ) -> None:
     page.view.choose_output("feature_pca")

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.nn import functional
 
 from f3rm_ext.features.base import Extractor, TextExtractor
-from f3rm_ext.features.registry import build_extractor
+from f3rm_ext.features.extractors.registry import build_extractor
 
 CPU = torch.device("cpu")
 

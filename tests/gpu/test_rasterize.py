@@ -94,7 +94,7 @@ def test_nothing_visible_leaves_the_background(count: int, cuda: torch.device) -
     assert torch.equal(inputs["background"].grad, torch.full((3,), 200.0, device=cuda))
 
 
-def test_gradients_of_colours_alone(cuda: torch.device) -> None:
+def test_gradients_of_colors_alone(cuda: torch.device) -> None:
     leaves = {name: value.to(cuda) for name, value in _leaves(300, 128, 4).items()}
     colors = leaves.pop("colors").requires_grad_()
     K = torch.tensor([[80.0, 0.0, 37.2], [0.0, 82.0, 25.1], [0.0, 0.0, 1.0]], device=cuda)
@@ -107,7 +107,7 @@ def test_gradients_of_colours_alone(cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("degree", range(4))
-def test_colours_by_direction(degree: int, cuda: torch.device) -> None:
+def test_colors_by_direction(degree: int, cuda: torch.device) -> None:
     generator = torch.Generator().manual_seed(6)
     directions, dc, rest = (torch.randn(500, *tail, generator=generator) for tail in ((3,), (3,), (15, 3)))
     expected = sh_colors(degree, directions, dc, rest)

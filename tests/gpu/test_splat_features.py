@@ -10,13 +10,13 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import SceneBox
 
 from f3rm_ext.features.base import FeatureMap, PatchGrid
-from f3rm_ext.query.scorer import score_image, score_points
-from f3rm_ext.query.vectors import Query, QueryVectors
-from f3rm_ext.splat import lifting
-from f3rm_ext.splat.feature_heads import LiftedHead
+from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.queryable import score_image, score_points
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.features import lifting
+from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
-from f3rm_ext.splat.views import Views
 
 DIM = 70
 """More than are lifted at a time."""
@@ -43,12 +43,12 @@ def test_lifting_and_asking(make_spec: Callable[..., Any]) -> None:
     values = np.random.default_rng(0).normal(size=(6, 8, DIM)).astype(np.float16)
     feature_map = FeatureMap(values, PatchGrid.covering(6, 8, 48, 64))
     unit = torch.nn.functional.normalize(torch.randn(1, DIM, generator=torch.Generator().manual_seed(1)), dim=1)
-    query = Query("it", "dense", QueryVectors(unit, ("it",)), QueryVectors(torch.zeros(0, DIM), ()))
+    query = Query("it", "dense", Embeddings(unit, ("it",)), Embeddings(torch.zeros(0, DIM), ()))
     found = {}
     for device in ("cpu", "cuda"):
         model = copy.deepcopy(make_model(make_spec)).to(device)
         codes = lifting.lift_maps(
-            model._scene(), Views.of(cameras).to(device), DIM, lambda index: feature_map, model._how
+            model._scene(), PinholeCameras.of(cameras).to(device), DIM, lambda index: feature_map, model._how
         )
         assert codes.device.type == device
         model.lifted.put(LiftedHead(make_spec("dense", DIM), codes).to(device))

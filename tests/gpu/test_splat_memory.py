@@ -71,9 +71,9 @@ def test_a_step_takes_no_more_than_the_accounting_says(cuda: torch.device) -> No
         optimizer.zero_grad()
     peak = (torch.cuda.max_memory_allocated(cuda) - before) / MIB
     kept = sum(item.bytes for item in account(layout) if item.name.endswith("harmonics") and "but" not in item.name)
-    colours = 12 * count * 12  # directions, colours and their gradients, a dozen tensors of three numbers
+    colors = 12 * count * 12  # directions, colours and their gradients, a dozen tensors of three numbers
     chunk = 2**18 * 45 * 4 * 10
-    assert peak < (kept + colours + chunk) / MIB
+    assert peak < (kept + colors + chunk) / MIB
 
 
 @pytest.mark.parametrize("strategy", ["default", "mcmc"])

@@ -29,7 +29,7 @@ def test_weights_status_neither_loads_networks_nor_goes_on_line() -> None:
         + """
 import torch
 torch.load = refuse
-from f3rm_ext.features.registry import available_extractors
+from f3rm_ext.features.extractors.registry import available_extractors
 for info in available_extractors().values():
     print(info.name, info.weights_status().missing)
 """
@@ -46,7 +46,7 @@ def test_missing_weights_without_network_fail_soon_and_say_how_to_place_them(env
         """
 import time, torch
 from f3rm_ext.errors import WeightsNotFoundError
-from f3rm_ext.features.registry import build_extractor
+from f3rm_ext.features.extractors.registry import build_extractor
 for text, option in (("clip", "pretrained"), ("dino", "weights"), ("dinov2:model=vitb14_reg", "weights")):
     started = time.monotonic()
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.features.base import Extractor, TextExtractor
-from f3rm_ext.features.registry import available_extractors, build_extractor
+from f3rm_ext.features.extractors.registry import available_extractors, build_extractor
 
 pytestmark = pytest.mark.integration
 
@@ -108,7 +108,7 @@ class TestClipAtItsRealSize:
 
     @torch.no_grad()
     def test_tokens_and_pooled_output_agree_with_open_clip(self, clip) -> None:
-        from f3rm_ext.features.clip import tokens_before_last_block
+        from f3rm_ext.features.extractors.clip import tokens_before_last_block
 
         visual = clip.model.visual
         pixels = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.export.ply import write_ply
+from f3rm_ext.utils.ply import write_ply
 
 BIN = Path(sys.executable).parent
 METHOD = "sugar-ext-lite"

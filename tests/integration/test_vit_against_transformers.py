@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from f3rm_ext.features.vit import VisionTransformer
-from f3rm_ext.features.weights import load_state_dict
+from f3rm_ext.features.extractors.vit import VisionTransformer
+from f3rm_ext.features.extractors.weights import load_state_dict
 
 pytestmark = pytest.mark.integration
 transformers = pytest.importorskip("transformers", reason="transformers, the reference, is not installed")

@@ -9,8 +9,8 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
 from torch import Tensor
 
-from f3rm_ext.features.rendered import ExtraOutput, FeatureSpace
-from f3rm_ext.nerf.chunked import ChunkedRenderer
+from f3rm_ext.features.space import ExtraOutput, FeatureSpace
+from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
 
 RADIUS = 0.5
 

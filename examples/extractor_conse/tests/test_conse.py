@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from f3rm_ext.errors import ExtractorError, WeightsNotFoundError
-from f3rm_ext.features.registry import available_extractors, build_extractor
+from f3rm_ext.features.extractors.registry import available_extractors, build_extractor
 
 timm = pytest.importorskip("timm")
 conse = pytest.importorskip("f3rm_ext_conse.extractor", reason="the package examples/extractor_conse is not installed")

@@ -1,8 +1,8 @@
 """Growth and pruning of Gaussians."""
 
-from f3rm_ext.splat.densify.densifier import Densifier, Screen
+from f3rm_ext.splat.densify.base import Densifier, Screen
+from f3rm_ext.splat.densify.ops import Change, OptimizersOfRun, Parameters, apply, rebind
 from f3rm_ext.splat.densify.options import DensifyOptions
-from f3rm_ext.splat.densify.rows import Change, OptimizersOfRun, Parameters, apply, rebind
 
 __all__ = [
     "Change",

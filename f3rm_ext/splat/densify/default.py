@@ -8,9 +8,9 @@ from gsplat.strategy import DefaultStrategy
 from torch import Tensor
 from torch.nn import Parameter
 
-from f3rm_ext.splat.densify.densifier import Densifier, Screen
+from f3rm_ext.splat.densify.base import Densifier, Screen
+from f3rm_ext.splat.densify.ops import Change, OptimizersOfRun, Parameters, apply, named, zero_moments
 from f3rm_ext.splat.densify.options import DensifyOptions
-from f3rm_ext.splat.densify.rows import Change, OptimizersOfRun, Parameters, apply, named, zero_moments
 
 GEOMETRY = ("means", "scales", "quats", "opacities")
 STATISTICS = ("grad2d", "count", "radii")

@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from f3rm_ext.splat.densify.densifier import Densifier, Screen
+from f3rm_ext.splat.densify.base import Densifier, Screen
+from f3rm_ext.splat.densify.ops import Change, OptimizersOfRun, Parameters, apply, named
 from f3rm_ext.splat.densify.relocation import add_noise, relocated, sampled_rows
-from f3rm_ext.splat.densify.rows import Change, OptimizersOfRun, Parameters, apply, named
 
 
 class MCMCDensifier(Densifier):

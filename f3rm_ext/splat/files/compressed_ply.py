@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, UInt8, UInt32
 
 from f3rm_ext.errors import SplatFileError
-from f3rm_ext.export.ply import header
 from f3rm_ext.splat.files import packing
 from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
 from f3rm_ext.splat.files.ply import rest_degree
-from f3rm_ext.splat.files.ply_tables import PlyTables, Table
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians, sh_rest_count
+from f3rm_ext.utils.ply import header
+from f3rm_ext.utils.ply_tables import PlyTables, Table
 
 CHUNK = 256
 LIMIT_SCALE = 20.0
@@ -108,8 +108,8 @@ def _pack(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Bounds of chunks and packed numbers of a block."""
     count = len(arrays["means"])
     chunk_of = np.arange(count) // CHUNK
-    colours = arrays["features_dc"].astype(np.float64) * SH_C0 + 0.5
-    vectors = (arrays["means"], np.clip(arrays["scales"], -LIMIT_SCALE, LIMIT_SCALE), colours)
+    colors = arrays["features_dc"].astype(np.float64) * SH_C0 + 0.5
+    vectors = (arrays["means"], np.clip(arrays["scales"], -LIMIT_SCALE, LIMIT_SCALE), colors)
     bounds, parts = [], []
     for vector in vectors:
         starts = np.arange(0, count, CHUNK)
@@ -120,12 +120,12 @@ def _pack(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         extent = high - low
         parts.append(np.where(extent > 0, (vector - low) / np.where(extent > 0, extent, 1), 0))
     rgba = np.concatenate([parts[2], packing.alphas_of(arrays["opacities"])[:, None]], axis=1)
-    colour = packing.pack_unorm(rgba, 8)
+    color = packing.pack_unorm(rgba, 8)
     packed = [
         _pack_vector(parts[0]),
         _pack_rotations(arrays["quats"]),
         _pack_vector(parts[1]),
-        colour[:, 0] << 24 | colour[:, 1] << 16 | colour[:, 2] << 8 | colour[:, 3],
+        color[:, 0] << 24 | color[:, 1] << 16 | color[:, 2] << 8 | color[:, 3],
     ]
     return np.concatenate(bounds, axis=1), np.stack(packed, axis=1)
 

@@ -8,17 +8,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from f3rm_ext.errors import SplatFileError
-from f3rm_ext.export.files import replacing
-from f3rm_ext.export.ply import read_comments
 from f3rm_ext.splat.files import packing
 from f3rm_ext.splat.files.checks import BadValues, checked
 from f3rm_ext.splat.files.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from f3rm_ext.splat.files.info import Format, SplatInfo, maker_of
 from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
-from f3rm_ext.splat.files.ply_tables import PlyTables
 from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import GZIP, Axes, comments_in, read_spz, require_known_version, write_spz
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.utils.output_file import replacing
+from f3rm_ext.utils.ply import read_comments
+from f3rm_ext.utils.ply_tables import PlyTables
 
 SUFFIXES: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",

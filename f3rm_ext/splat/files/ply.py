@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from f3rm_ext.errors import ConfigError, SplatFileError
-from f3rm_ext.export.ply import write_ply
 from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
-from f3rm_ext.splat.files.ply_tables import PlyTables, Table
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians, sh_degree_of, sh_rest_count
+from f3rm_ext.utils.ply import write_ply
+from f3rm_ext.utils.ply_tables import PlyTables, Table
 
 POSITION = ("x", "y", "z")
 NORMAL = ("nx", "ny", "nz")
@@ -38,7 +38,7 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
     """
     tables = tables or PlyTables.open(path)
     table = _require_splats(path, tables)
-    colours = _colours(path, table)
+    colors = _colors(path, table)
     degree = rest_degree(path, table)
     per_channel = sh_rest_count(degree)
     count = table.count
@@ -52,7 +52,7 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
         **{name: means[:, i] for i, name in enumerate(POSITION)},
         **{name: scales[:, i] for i, name in enumerate(SCALE)},
         **{name: quats[:, i] for i, name in enumerate(ROTATION)},
-        **{name: dc[:, i] for i, name in enumerate(colours)},
+        **{name: dc[:, i] for i, name in enumerate(colors)},
         OPACITY: opacities[:, 0],
         # all of red come first, then all of green, then all of blue
         **{f"f_rest_{i}": rest[:, i % per_channel, i // per_channel] for i in range(3 * per_channel)},
@@ -61,7 +61,7 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
         for where, rows in tables.rows("vertex", list(targets)):
             for name, target in targets.items():
                 target[where] = rows[name]
-    if colours == RGB:
+    if colors == RGB:
         dc = ((dc.astype(np.float64) / 255 - 0.5) / SH_C0).astype(np.float32)
     mode, fused, comments = read_tags(tables.comments)
     gaussians = Gaussians(*(torch.from_numpy(array) for array in (means, scales, quats, opacities, dc, rest)))
@@ -133,7 +133,7 @@ def _require_splats(path: Path, tables: PlyTables) -> Table:
     return table
 
 
-def _colours(path: Path, table: Table) -> tuple[str, str, str]:
+def _colors(path: Path, table: Table) -> tuple[str, str, str]:
     """The properties that hold the colours: SH coefficients, or bytes as ``ns-export --ply-color-mode rgb`` writes."""
     missing = [name for name in DC if name not in table.kinds]
     if not missing:

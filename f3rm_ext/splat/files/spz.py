@@ -32,7 +32,7 @@ GZIP = b"\x1f\x8b"
 HEADER = struct.Struct("<4sIIBBBB")
 VERSIONS = (2, 3)
 ANTIALIASED, EXTENSIONS = 1, 2
-COLOUR_SCALE = 0.15
+COLOR_SCALE = 0.15
 SH_STEPS = (8, 16)
 """Steps of SH coefficients of degree 1, and of higher ones, in units of 1/128."""
 MAX_FRACTION_BITS = 23
@@ -91,7 +91,7 @@ def _read(path: Path, stream: gzip.GzipFile, comments: list[str], axes: Axes) ->
     turn, turn_sh = (_TURN, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
     means = _unpack_positions(take(9), fraction_bits) * turn
     opacities = packing.logits_of(take(1)[:, 0] / 255.0)
-    dc = (take(3) / 255.0 - 0.5) / COLOUR_SCALE
+    dc = (take(3) / 255.0 - 0.5) / COLOR_SCALE
     scales = take(3) / 16.0 - 10.0
     xyzw = (_unpack_three if version == 2 else _unpack_smallest)(take(width))
     quats = np.concatenate([xyzw[:, 3:], xyzw[:, :3] * turn], axis=1)
@@ -178,7 +178,7 @@ def _pieces(arrays: dict[str, np.ndarray], bits: int, axes: Axes) -> Iterator[by
     packers = {
         "means": lambda block: _pack_positions(block * turn, bits),
         "opacities": lambda block: packing.pack_unorm(packing.alphas_of(block), 8),
-        "features_dc": lambda block: np.clip(np.round(block * (COLOUR_SCALE * 255) + 127.5), 0, 255),
+        "features_dc": lambda block: np.clip(np.round(block * (COLOR_SCALE * 255) + 127.5), 0, 255),
         "scales": lambda block: np.clip(np.round((block + 10.0) * 16), 0, 255),
         "quats": lambda block: _pack_smallest(packing.unit_quats(np.roll(block, -1, axis=1)) * [*turn, 1]),
         "features_rest": lambda block: _pack_rest(block * turn_sh),

@@ -16,9 +16,9 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.points import RGB, XYZ, keep_going_without_points, keep_usable_points
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
-from f3rm_ext.export.ply import write_ply
 from f3rm_ext.features.options import FeatureOptions
-from f3rm_ext.splat.moving import Move
+from f3rm_ext.splat.transform import Move
+from f3rm_ext.utils.ply import write_ply
 
 SWAP = np.array([[1.0, 0, 0, 0.5], [0, 0, 1, -0.25], [0, -1, 0, 2.0]])
 """Axes as ns-process-data exchanges them, and a shift."""
@@ -81,13 +81,13 @@ def parse(capture: Any, **options: Any) -> Any:
 )
 def test_points_stay_with_the_cameras(capture: Any, applied: dict[str, Any], options: dict[str, Any]) -> None:
     capture.meta |= {"ply_file_path": "sparse_pc.ply", **applied}
-    colours = np.arange(36).reshape(12, 3)
-    write_points(capture.folder / "sparse_pc.ply", spots(poses_of(capture)), colours)
+    colors = np.arange(36).reshape(12, 3)
+    write_points(capture.folder / "sparse_pc.ply", spots(poses_of(capture)), colors)
     before = capture.save().contents()
     outputs = parse(capture, **options)
     outputs.metadata["unit"] = outputs.dataparser_scale / applied.get("applied_scale", 1.0)
     torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
-    assert torch.equal(outputs.metadata[RGB], torch.from_numpy(colours).to(torch.uint8))
+    assert torch.equal(outputs.metadata[RGB], torch.from_numpy(colors).to(torch.uint8))
     assert capture.contents() == before, "inputs are never changed"
 
 
@@ -244,7 +244,7 @@ def test_a_capture_whose_points_are_all_bad_has_none(capture: Any, log: list[str
     assert any("There are no points to use in" in line for line in log)
 
 
-def test_points_without_colours_are_grey(capture: Any) -> None:
+def test_points_without_colors_are_grey(capture: Any) -> None:
     write_points(capture.folder / "p.ply", np.ones((5, 3)))
     capture.meta["ply_file_path"] = "p.ply"
     capture.save()
@@ -254,7 +254,7 @@ def test_points_without_colours_are_grey(capture: Any) -> None:
     assert metadata[RGB].shape == (4, 3)
 
 
-def test_colours_between_0_and_1(capture: Any) -> None:
+def test_colors_between_0_and_1(capture: Any) -> None:
     columns = {name: np.full(2, value, dtype=np.float32) for name, value in zip("xyz", (1, 2, 3), strict=True)}
     columns |= {name: np.array([0.5, 1.0], dtype=np.float32) for name in ("red", "green", "blue")}
     with (capture.folder / "p.ply").open("wb") as stream:

@@ -113,7 +113,7 @@ class FakeSource:
 @pytest.fixture
 def fake_features(monkeypatch: pytest.MonkeyPatch) -> list[list[FakeSource]]:
     """Replaces feature preparation; collects the sources handed out at each call."""
-    import f3rm_ext.features.source as module
+    import f3rm_ext.features.store.source as module
 
     calls: list[list[FakeSource]] = []
 

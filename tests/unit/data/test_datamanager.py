@@ -18,7 +18,7 @@ from nerfstudio.utils import writer
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data import datamanager as module
-from f3rm_ext.data import stream as stream_module
+from f3rm_ext.data import ray_stream as stream_module
 from f3rm_ext.data.datamanager import F3rmDataManager, F3rmDataManagerConfig
 from f3rm_ext.errors import CaptureError, ConfigError, WeightsNotFoundError
 from f3rm_ext.features.options import FeatureOptions
@@ -147,7 +147,7 @@ def test_evaluation_with_codes_takes_the_basis_of_the_training_images(build, fak
 
 
 def test_evaluation_without_weights_goes_on_without_features(build, fake_features, monkeypatch, log):
-    import f3rm_ext.features.source as source
+    import f3rm_ext.features.store.source as source
 
     def fail(*args, **options):
         raise WeightsNotFoundError("no weights here")
@@ -159,7 +159,7 @@ def test_evaluation_without_weights_goes_on_without_features(build, fake_feature
 
 
 def test_training_without_weights_is_an_error(build, fake_features, monkeypatch):
-    import f3rm_ext.features.source as source
+    import f3rm_ext.features.store.source as source
 
     def fail(*args, **options):
         raise WeightsNotFoundError("no weights here")
@@ -576,7 +576,7 @@ def test_background_needs_masks_in_training(build, mode):
 def test_images_of_which_nothing_is_kept_are_not_measured(build, make_capture, monkeypatch):
     manager = build(make_capture(8, masks=keep_right), mode="test")
     lines: list[str] = []
-    monkeypatch.setattr("f3rm_ext.data.eval_loading.CONSOLE.log", lines.append)
+    monkeypatch.setattr("f3rm_ext.data.eval_dataloaders.CONSOLE.log", lines.append)
     assert [batch["image_idx"] for _, batch in manager.fixed_indices_eval_dataloader] == [1]
     assert lines == ["1 of 2 evaluation images are not measured: their masks leave nothing of them."]
 

@@ -23,8 +23,8 @@ from PIL import Image
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data import image_stream
-from f3rm_ext.data.cycling import CONSOLE
 from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig
+from f3rm_ext.data.mixin import CONSOLE
 from f3rm_ext.errors import CaptureError, ConfigError
 
 DATA = Path(os.environ.get("F3RM_EXT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -182,8 +182,8 @@ def test_distortion_is_undone_whatever_the_parser(build, make_capture, parser, l
 
 
 def test_blender_images_keep_their_alpha_over_what_the_parser_asks_for(build, blender):
-    for colour, shown in (("black", 0.0), ("white", 1.0), (None, 1.0)):
-        manager = build(blender, dataparser=BlenderDataParserConfig(alpha_color=colour), num_downscales=1)
+    for color, shown in (("black", 0.0), ("white", 1.0), (None, 1.0)):
+        manager = build(blender, dataparser=BlenderDataParserConfig(alpha_color=color), num_downscales=1)
         camera, batch = manager.next_train(0)
         assert batch["image"].shape == (7, 8, 3) and batch["alpha"].shape == (7, 8, 1) and "mask" not in batch
         assert float(batch["alpha"][3, 0, 0]) == pytest.approx(100 / 255, abs=2e-3)
@@ -196,7 +196,7 @@ def test_blender_images_keep_their_alpha_over_what_the_parser_asks_for(build, bl
         assert manager.next_eval_image(0)[1]["alpha"].shape == (13, 15, 1)
         assert float(manager.train_dataset[0]["image"][0, 14, 0]) == shown
         given = manager.train_dataset.metadata["alpha_color"]
-        assert given is None if colour is None else given.tolist() == [shown] * 3
+        assert given is None if color is None else given.tolist() == [shown] * 3
 
 
 def test_mixed_sizes_masks_and_alpha(build, make_capture):

@@ -11,9 +11,9 @@ import torch
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data import image_stream as module
+from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_stream import ImageStream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
-from f3rm_ext.data.windows import WindowCycle
 from f3rm_ext.errors import CaptureError
 
 TIMEOUT_S = 20
@@ -32,7 +32,7 @@ def make_stream(dataset):
     streams = []
 
     def make(window: int | None = 3, repeat: int | None = 6, *, seed: int = 0, **cycle) -> ImageStream:
-        streams.append(ImageStream(dataset, WindowCycle(8, window, repeat, seed=seed, **cycle)))
+        streams.append(ImageStream(dataset, ImageCycle(8, window, repeat, seed=seed, **cycle)))
         return streams[-1]
 
     yield make
@@ -133,7 +133,7 @@ def test_resume_with_another_window_begins_a_new_turn(make_stream):
 def test_a_state_of_other_images_is_not_used(make_stream):
     stream = make_stream()
     state = stream.state()
-    state["cycle"] = WindowCycle(5, 2, 2).state()
+    state["cycle"] = ImageCycle(5, 2, 2).state()
     assert not stream.load_state(state)
 
 
@@ -265,7 +265,7 @@ def test_alpha_and_masks_reach_the_batch(make_capture):
     folder = make_capture(3, alpha=(0, 1, 2), masks=masks, val=None)
     config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0)
     dataset = PinholeDataset(config.setup().get_dataparser_outputs("train"))
-    stream = ImageStream(dataset, WindowCycle(3, None, None))
+    stream = ImageStream(dataset, ImageCycle(3, None, None))
     for halvings, size in ((0, (12, 16)), (1, (6, 8))):
         _, batch = stream.next(halvings)
         assert batch["image"].shape == (*size, 3)
@@ -279,7 +279,7 @@ def test_masks_that_leave_nothing_are_refused(make_capture):
     folder = make_capture(2, masks=lambda i, height, width: np.zeros((height, width), dtype=bool), val=None)
     config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0)
     dataset = PinholeDataset(config.setup().get_dataparser_outputs("train"))
-    stream = ImageStream(dataset, WindowCycle(2, None, None))
+    stream = ImageStream(dataset, ImageCycle(2, None, None))
     with pytest.raises(CaptureError, match="masks leave no pixel"):
         stream.next()
     stream.close()

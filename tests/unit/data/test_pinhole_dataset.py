@@ -10,7 +10,7 @@ from nerfstudio.data.utils.dataloaders import FixedIndicesEvalDataloader
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.features.images import ImageIndex, ImageSet
+from f3rm_ext.features.store.images import ImageIndex, ImageSet
 
 BARREL = {"k1": -0.2, "k2": 0.02}
 
@@ -92,7 +92,7 @@ def test_the_circle_of_a_fisheye_camera_is_a_mask(make_capture):
     assert "fisheye_crop_radius" not in (dataset.cameras.metadata or {})
 
 
-def test_mask_colour_paints_the_pixels(make_capture):
+def test_mask_color_paints_the_pixels(make_capture):
     folder = make_capture(2, masks=lambda i, height, width: np.zeros((height, width), dtype=bool), val=None)
     dataset = PinholeDataset(outputs_of(folder, mask_color=(1.0, 0.5, 0.0)))
     assert dataset.get_numpy_image(0)[0, 0].tolist() == [255, 128, 0]

@@ -11,7 +11,7 @@ from nerfstudio.cameras.cameras import Cameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.export.cloud import Cloud, CloudOptions, HasDensity, gather, thinned
 from f3rm_ext.export.normals import estimate_normals
-from f3rm_ext.query.vectors import Query, QueryVectors
+from f3rm_ext.query.embeddings import Embeddings, Query
 
 MakeBall = Callable[..., Any]
 
@@ -19,7 +19,7 @@ MakeBall = Callable[..., Any]
 def halves(ball: Any) -> list[Query]:
     """A query for the upper half and one for the lower, each against the other."""
     weight = ball.heads["halves"].weight
-    sides = [QueryVectors.of_full(weight[:, i][None], (name,)) for i, name in enumerate(("upper", "lower"))]
+    sides = [Embeddings.of_full(weight[:, i][None], (name,)) for i, name in enumerate(("upper", "lower"))]
     return [Query(side.sources[0], "halves", side, other) for side, other in (sides, sides[::-1])]
 
 
@@ -29,7 +29,7 @@ def test_points_lie_on_the_surface_and_all_around(make_ball: MakeBall, around: C
     np.testing.assert_allclose(np.linalg.norm(cloud.positions, axis=1), 0.5, atol=1e-5)
     octants = {tuple(row) for row in (cloud.positions > 0).tolist()}
     assert len(octants) == 8
-    np.testing.assert_allclose(cloud.colours / 255, cloud.positions + 0.5, atol=0.5 / 255 + 1e-6)
+    np.testing.assert_allclose(cloud.colors / 255, cloud.positions + 0.5, atol=0.5 / 255 + 1e-6)
     assert np.isnan(cloud.density).all() and (cloud.accumulation == 1).all() and cloud.scores.shape == (900, 0)
     assert len(np.unique(cloud.positions, axis=0)) == 900
 
@@ -115,7 +115,7 @@ def test_a_voxel_keeps_what_is_nearest_to_the_mean() -> None:
     zeros = np.zeros((count, 3), dtype=np.float32)
     cloud = Cloud(
         positions=np.stack([x, 0 * x, 0 * x], axis=1),
-        colours=np.arange(3 * count, dtype=np.uint8).reshape(count, 3),
+        colors=np.arange(3 * count, dtype=np.uint8).reshape(count, 3),
         accumulation=x,
         density=x,
         seen_from=zeros,
@@ -123,7 +123,7 @@ def test_a_voxel_keeps_what_is_nearest_to_the_mean() -> None:
     )
     kept = thinned(cloud, 1.0)
     np.testing.assert_array_equal(kept.positions[:, 0], x[[1, 3, 4]])
-    np.testing.assert_array_equal(kept.colours, cloud.colours[[1, 3, 4]])
+    np.testing.assert_array_equal(kept.colors, cloud.colors[[1, 3, 4]])
     assert len(thinned(cloud, 0.0)) == count
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from nerfstudio.cameras.cameras import Cameras
 
+from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.export.cloud import CloudOptions, gather
 from f3rm_ext.export.features import FeatureCloud, features_at, write_features
 from f3rm_ext.export.normals import estimate_normals
-from f3rm_ext.query.frame import CaptureFrame
-from f3rm_ext.query.vectors import Query, QueryVectors
+from f3rm_ext.query.embeddings import Embeddings, Query
 
 FRAME = CaptureFrame(rotation=np.asarray([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]), translation=np.arange(3.0), scale=0.25)
 Make = Callable[..., FeatureCloud]
@@ -29,8 +29,8 @@ def ball(make_ball: Callable[..., Any]) -> Any:
 @pytest.fixture
 def make(ball: Any, around: Cameras) -> Make:
     def build(frame: CaptureFrame | None = None, names: tuple[str, ...] = ("blue mug", "blue-mug")) -> FeatureCloud:
-        vectors = QueryVectors.of_full(ball.heads["halves"].weight[:, 0][None], ("upper",))
-        nothing = QueryVectors.empty(5)
+        vectors = Embeddings.of_full(ball.heads["halves"].weight[:, 0][None], ("upper",))
+        nothing = Embeddings.empty(5)
         queries = [Query(name, "halves", vectors, nothing) for name in names]
         cloud = gather(ball, around, CloudOptions(points=200), queries)
         return FeatureCloud(cloud, estimate_normals(cloud.positions, cloud.seen_from), frame, queries, 0.5)
@@ -62,7 +62,7 @@ def test_npz(ball: Any, make: Make, tmp_path: Path) -> None:
     np.testing.assert_allclose(arrays["normals"] @ FRAME.rotation.T, made.normals, atol=1e-5)
     np.testing.assert_array_equal(arrays["names"], ["blue mug", "blue-mug"])
     np.testing.assert_array_equal(arrays["labels"] == 0, arrays["scores"][:, 0] >= 0.5)
-    np.testing.assert_array_equal(arrays["colours"], made.cloud.colours)
+    np.testing.assert_array_equal(arrays["colours"], made.cloud.colors)
     wanted = np.rint(np.clip(np.abs(arrays["features"][:, :3].astype(float)), 0, 1) * 255)
     np.testing.assert_allclose(arrays["pca_colours"], wanted, atol=1)
     assert set(arrays["density"].tolist()) == {1.0, 100.0}
@@ -74,7 +74,7 @@ def test_ply(ball: Any, make: Make, tmp_path: Path, open3d: ModuleType) -> None:
     cloud = open3d.t.io.read_point_cloud(str(tmp_path / "a.ply"))
     np.testing.assert_array_equal(cloud.point.positions.numpy(), made.cloud.positions)
     np.testing.assert_allclose(cloud.point.normals.numpy(), made.normals, atol=1e-7)
-    np.testing.assert_array_equal(cloud.point.colors.numpy(), made.cloud.colours)
+    np.testing.assert_array_equal(cloud.point.colors.numpy(), made.cloud.colors)
     for number, name in enumerate(("cosine_blue_mug", "cosine_blue_mug_2")):
         np.testing.assert_array_equal(cloud.point[name].numpy()[:, 0], made.cloud.scores[:, number])
     assert all(name in cloud.point for name in ("pca_red", "accumulation", "density", "label"))

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
-from f3rm_ext.features.images import image_key
+from f3rm_ext.features.store.images import image_key
 
 PATCH_PX = 8
 
@@ -72,15 +72,15 @@ def write_images(folder: Path, count: int, *, seed: int = 0, channels: int = 3) 
     for number in range(count):
         height, width = int(rng.integers(17, 40)), int(rng.integers(17, 40))
         ramp = np.linspace(0, 1, height * width).reshape(height, width, 1)
-        colours = rng.uniform(0, 255, (2, channels))
+        colors = rng.uniform(0, 255, (2, channels))
         paths.append(folder / f"{number:03d}.png")
-        Image.fromarray((colours[0] * ramp + colours[1] * (1 - ramp)).astype(np.uint8)).save(paths[-1])
+        Image.fromarray((colors[0] * ramp + colors[1] * (1 - ramp)).astype(np.uint8)).save(paths[-1])
     return paths
 
 
 def kill_at_point(target: int) -> None:
     """Makes this process kill itself (SIGKILL) at the given one of the points where a file is being written."""
-    from f3rm_ext.features import atomic
+    from f3rm_ext.utils import atomic_files as atomic
 
     seen = -1
     replace, plain_open = os.replace, open
@@ -132,9 +132,9 @@ def kill_at_point(target: int) -> None:
 
 def main(job: dict[str, Any]) -> None:
     """Prepares the features of some images; ``job`` says how."""
-    from f3rm_ext.features.atomic import FolderLock
     from f3rm_ext.features.options import FeatureOptions
-    from f3rm_ext.features.source import prepare_features
+    from f3rm_ext.features.store.source import prepare_features
+    from f3rm_ext.utils.atomic_files import FolderLock
 
     if "kill_at" in job:
         kill_at_point(job["kill_at"])

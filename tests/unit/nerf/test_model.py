@@ -14,7 +14,7 @@ from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCall
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.spec import FeatureSpec
-from f3rm_ext.nerf import evaluation
+from f3rm_ext.nerf import feature_metrics as evaluation
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig
 
 MakeModel = Callable[..., F3rmModel]
@@ -126,7 +126,7 @@ def test_chunk_size_does_not_change_the_image(make_model: MakeModel, make_spec: 
         torch.testing.assert_close(images[0][name], images[1][name])
 
 
-def test_normals_are_unit_vectors_mapped_to_colours(make_model: MakeModel, camera: Cameras) -> None:
+def test_normals_are_unit_vectors_mapped_to_colors(make_model: MakeModel, camera: Cameras) -> None:
     model = make_model(render_normals=True).eval()
     torch.nn.init.normal_(model.field.grid.table)
     normals = model.get_outputs_for_camera(camera)["normals"] * 2 - 1
@@ -180,7 +180,7 @@ def test_feature_metrics_compare_at_patch_centres(make_model: MakeModel, make_sp
     assert metrics["feature_mse_a"] == pytest.approx(4 * float(np.square(same).mean()), rel=2e-2)
 
 
-def test_one_far_pixel_does_not_flatten_the_depth_colours() -> None:
+def test_one_far_pixel_does_not_flatten_the_depth_colors() -> None:
     depth = torch.linspace(1.0, 2.0, 200).view(10, 20, 1)
     solid = torch.ones(10, 20, 1)
     plain = evaluation.depth_colors(depth, solid)
@@ -311,7 +311,7 @@ def test_a_mask_that_keeps_nothing_leaves_no_metrics_of_pictures(
     assert (images["img"] == 0.5).all()
 
 
-def test_the_worst_depth_outside_of_a_mask_does_not_flatten_its_colours(left_half: torch.Tensor) -> None:
+def test_the_worst_depth_outside_of_a_mask_does_not_flatten_its_colors(left_half: torch.Tensor) -> None:
     depth, solid = torch.rand(12, 20, 1), torch.ones(12, 20, 1)
     far = torch.where(left_half, depth, 1000.0)
     shown = [evaluation.depth_colors(values, solid, left_half)[:, :10] for values in (depth, far)]

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.files import OutputFolder, file_names
-from f3rm_ext.query.vectors import QueryVectors, load_vectors, to_save
+from f3rm_ext.query.embeddings import Embeddings, load_vectors, to_save
 from f3rm_ext.query.video import Videos
+from f3rm_ext.utils.output_folder import OutputFolder, file_names
 
 RECORD = {"made_by": "f3rm-ext query", "step": 3, "queries": [{"name": "grüße"}]}
 PICTURE = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from f3rm_ext.query import files
+    from f3rm_ext.utils import output_folder as files
 
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -103,14 +103,14 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_saved_vectors_come_back(tmp_path: Path) -> None:
-    given = QueryVectors.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"))
+    given = Embeddings.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"))
     np.save(tmp_path / "v.npy", to_save(given))
     torch.testing.assert_close(load_vectors(tmp_path / "v.npy", 9, None).values, given.values)
 
 
 def test_saved_codes_come_back_with_what_they_leave_out(tmp_path: Path) -> None:
     basis = torch.linalg.qr(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))[0].T.contiguous()
-    given = QueryVectors.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"), basis)
+    given = Embeddings.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"), basis)
     assert (given.values.norm(dim=1) < 0.95).all()
     np.save(tmp_path / "v.npy", to_save(given))
     torch.testing.assert_close(load_vectors(tmp_path / "v.npy", 4, basis).values, given.values)

@@ -8,8 +8,8 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from f3rm_ext.query.scorer import Scorer, score_image
-from f3rm_ext.query.vectors import Query, QueryVectors
+from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.queryable import Scorer, score_image
 
 SIZE_PX, CHUNK = 24, 64
 
@@ -30,11 +30,9 @@ class Largest(TorchDispatchMode):
 
 
 def queries(dim: int) -> list[Query]:
-    vectors = QueryVectors.of_full(torch.randn(6, dim), tuple("abcdef"))
+    vectors = Embeddings.of_full(torch.randn(6, dim), tuple("abcdef"))
     return [
-        Query(
-            "a", "dense", QueryVectors(vectors.values[:2], ("a", "b")), QueryVectors(vectors.values[2:], tuple("cdef"))
-        )
+        Query("a", "dense", Embeddings(vectors.values[:2], ("a", "b")), Embeddings(vectors.values[2:], tuple("cdef")))
     ]
 
 

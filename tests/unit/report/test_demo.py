@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.features.atomic import FolderLock
 from f3rm_ext.report import demo as module
 from f3rm_ext.report.content import ReportContent
 from f3rm_ext.report.demo import Demo, DemoOptions, fresh_folder
 from f3rm_ext.report.running import Command, Interrupted, Outcome
+from f3rm_ext.utils.atomic_files import FolderLock
 
 
 class Player:

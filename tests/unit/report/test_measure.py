@@ -15,7 +15,7 @@ from f3rm_ext.query.run import Run, load_run
 from f3rm_ext.report import measure as module
 from f3rm_ext.report.measure import Measure
 
-Asked = Callable[..., dict[str, Any]]
+QuerySpec = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def run(untrained: Any) -> Run:
 
 
 @pytest.fixture
-def measured(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
+def measured(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QuerySpec:
     """Measures one view of the run; returns what measure.json says."""
     monkeypatch.setattr(module, "load_run", lambda path: run)
 
@@ -41,7 +41,7 @@ def no_labels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "Truth", lambda data: Truth(tmp_path))
 
 
-def test_everything_is_measured(measured: Asked, run: Run, tmp_path: Path) -> None:
+def test_everything_is_measured(measured: QuerySpec, run: Run, tmp_path: Path) -> None:
     record = measured()
     assert record["steps"] == 1 and record["train_images"] == 9 and record["eval_images"] == 3
     assert record["heads"] == {"labels": f"labels:data={run.data}"} and record["device"] == "cpu"
@@ -56,7 +56,7 @@ def test_everything_is_measured(measured: Asked, run: Run, tmp_path: Path) -> No
     assert record["depth"]["views"] == 1 and record["depth"]["median_m"] > 0
 
 
-def test_a_favourite_object_is_asked_for_first_and_then_all(measured: Asked, run: Run) -> None:
+def test_a_favourite_object_is_asked_for_first_and_then_all(measured: QuerySpec, run: Run) -> None:
     query = measured()["query"]
     asked = [entry["name"] for entry in query["objects"]]
     assert query["object"] == next(name for name in module.FAVOURITES if name in asked)
@@ -74,7 +74,7 @@ def test_a_favourite_object_is_asked_for_first_and_then_all(measured: Asked, run
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_objects_are_scored_by_the_pixels_found(
-    measured: Asked, run: Run, monkeypatch: pytest.MonkeyPatch, sign: float
+    measured: QuerySpec, run: Run, monkeypatch: pytest.MonkeyPatch, sign: float
 ) -> None:
     """A field that renders exactly the labels finds everything; one that renders their negative nothing."""
     import torch
@@ -95,7 +95,7 @@ def test_objects_are_scored_by_the_pixels_found(
     assert {entry["hits"] for entry in seen} == {int(sign > 0)}
 
 
-def test_objects_no_view_shows_are_not_judged(measured: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_no_view_shows_are_not_judged(measured: QuerySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MIN_VISIBLE_PX", 10_000)
     query = measured()["query"]
     assert all((entry["views"], entry["hits"], entry["iou"]) == (0, 0, None) for entry in query["objects"])
@@ -103,7 +103,7 @@ def test_objects_no_view_shows_are_not_judged(measured: Asked, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("no_labels")
-def test_a_capture_without_labels_is_asked_for_a_patch(measured: Asked) -> None:
+def test_a_capture_without_labels_is_asked_for_a_patch(measured: QuerySpec) -> None:
     record = measured()
     query = record["query"]
     assert query["object"] is None and query["objects"] == [] and record["depth"] is None
@@ -112,7 +112,7 @@ def test_a_capture_without_labels_is_asked_for_a_patch(measured: Asked) -> None:
     assert 16 <= query["x"] <= 48 and 12 <= query["y"] <= 36, "in the middle half"
 
 
-def test_a_place_of_ones_own(measured: Asked, run: Run) -> None:
+def test_a_place_of_ones_own(measured: QuerySpec, run: Run) -> None:
     labels = Truth(run.data).labels(run.files("train")[0], 48, 64)
     assert labels is not None
     for text, middle, is_point in (
@@ -128,7 +128,7 @@ def test_a_place_of_ones_own(measured: Asked, run: Run) -> None:
         assert len(query["objects"]) > 3
 
 
-def test_an_object_of_ones_own(measured: Asked) -> None:
+def test_an_object_of_ones_own(measured: QuerySpec) -> None:
     assert measured(exemplar="rug")["query"]["object"] == "rug"
 
 
@@ -142,14 +142,14 @@ def test_an_object_of_ones_own(measured: Asked) -> None:
         ("frame_00001.png:60,1,5,5", "outside the image"),
     ],
 )
-def test_places_that_are_not_there(measured: Asked, tmp_path: Path, text: str, words: str) -> None:
+def test_places_that_are_not_there(measured: QuerySpec, tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         measured(exemplar=text)
     assert not (tmp_path / "out" / "measure.json").exists()
 
 
 def test_what_masks_leave_out_is_grey_and_counts_for_nothing(
-    measured: Asked, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: QuerySpec, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = measured()
     labels = Truth(run.data).labels(run.files("test")[0], 48, 64)
@@ -187,7 +187,7 @@ def test_views_of_which_nothing_is_kept_are_passed_over(
         Measure(load_config=Path("config.yml"), out=tmp_path, max_views=3).main()
 
 
-def test_a_run_without_features_is_measured_too(measured: Asked, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_features_is_measured_too(measured: QuerySpec, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.model.feature_field, "heads", type(run.model.feature_field.heads)())
     record = measured()
     assert record["query"] is None and record["heads"] == {}

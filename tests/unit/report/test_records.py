@@ -50,7 +50,7 @@ def test_reason_for_missing_lpips(tmp_path: Path) -> None:
     assert lpips_reason(log) == ""
 
 
-def test_colour_codes_are_removed() -> None:
+def test_color_codes_are_removed() -> None:
     assert plain_text("\x1b[2K\x1b[1;32mdone\x1b[0m\n") == "done\n"
 
 

@@ -11,7 +11,7 @@ import trimesh
 
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.scene import SynthConfig, synthesize
-from f3rm_ext.scene.files import encode_depth, encode_normals
+from f3rm_ext.scene.capture_files import encode_depth, encode_normals
 from f3rm_ext.scene.world import LOOK_AT
 
 
@@ -139,7 +139,7 @@ def test_names_are_the_same_everywhere(capture: SimpleNamespace) -> None:
     assert capture.labels.max() < len(names) and (capture.labels > 0).all()
 
 
-def test_colours_fill_the_range(capture: SimpleNamespace) -> None:
+def test_colors_fill_the_range(capture: SimpleNamespace) -> None:
     """Not black, not burnt out, and lit differently in different places."""
     assert 40 < capture.rgb.mean() < 180
     assert (capture.rgb.max(axis=-1) >= 254).mean() < 0.2 and (capture.rgb.max(axis=-1) <= 3).mean() < 0.05
@@ -207,7 +207,7 @@ def test_trouble_half_way_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     trouble: BaseException,
 ) -> None:
-    from f3rm_ext.scene import files
+    from f3rm_ext.scene import capture_files as files
 
     written = []
 

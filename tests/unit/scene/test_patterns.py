@@ -5,7 +5,7 @@ import pytest
 
 from f3rm_ext.scene.materials import Material, pack, srgb
 from f3rm_ext.scene.patterns import Pattern
-from f3rm_ext.scene.render import vertex_colours
+from f3rm_ext.scene.render import vertex_colors
 
 A, B, C = (0.8, 0.1, 0.1), (0.1, 0.6, 0.1), (0.1, 0.1, 0.7)
 PARAMS = {
@@ -19,30 +19,30 @@ PARAMS = {
 }
 
 
-def colours(pattern: Pattern, coords: np.ndarray) -> np.ndarray:
+def colors(pattern: Pattern, coords: np.ndarray) -> np.ndarray:
     table = pack([Material(pattern, A, B, C, PARAMS.get(pattern, (0.1,)))], shiny=True)
-    return vertex_colours(table, np.zeros(len(coords), np.int32), coords)
+    return vertex_colors(table, np.zeros(len(coords), np.int32), coords)
 
 
 @pytest.mark.parametrize("pattern", Pattern)
 def test_every_pattern_varies_within_range(pattern: Pattern) -> None:
     coords = np.random.default_rng(0).uniform(-1, 1, (2000, 3))
-    out = colours(pattern, coords)
+    out = colors(pattern, coords)
     assert out.min() >= 0 and out.max() <= 1
     assert out.std(axis=0).max() > 0.01
-    np.testing.assert_array_equal(colours(pattern, coords[::-1].copy()), out[::-1])
+    np.testing.assert_array_equal(colors(pattern, coords[::-1].copy()), out[::-1])
 
 
 def test_checker_has_squares_of_the_given_side() -> None:
     at = np.array([[0.05, 0.05, 0], [0.15, 0.05, 0], [0.15, 0.15, 0], [-0.05, 0.05, 0]])
-    np.testing.assert_allclose(colours(Pattern.CHECKER, at), [A, B, A, B])
+    np.testing.assert_allclose(colors(Pattern.CHECKER, at), [A, B, A, B])
 
 
-def test_cube_has_six_differently_coloured_sides_and_dark_gaps() -> None:
+def test_cube_has_six_differently_colored_sides_and_dark_gaps() -> None:
     gaps = np.array([[1.0, 1 / 3, 0.0], [0.0, -1.0, 1 / 3]])
-    assert (colours(Pattern.CUBE, gaps) < 0.05).all()
+    assert (colors(Pattern.CUBE, gaps) < 0.05).all()
     stickers = np.array([[s * (axis == k) for k in range(3)] for axis in range(3) for s in (1.0, -1.0)])
-    assert len(np.unique(colours(Pattern.CUBE, stickers), axis=0)) >= 3
+    assert len(np.unique(colors(Pattern.CUBE, stickers), axis=0)) >= 3
 
 
 def test_srgb_is_decoded() -> None:

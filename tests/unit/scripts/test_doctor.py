@@ -150,7 +150,7 @@ class TestWeights:
             def weights_status(self) -> None:
                 raise RuntimeError("it is broken")
 
-        monkeypatch.setattr("f3rm_ext.features.registry.available_extractors", lambda: {"odd": Info()})
+        monkeypatch.setattr("f3rm_ext.features.extractors.registry.available_extractors", lambda: {"odd": Info()})
         finding = by_name(doctor.check_weights)["odd"]
         assert finding.found == "RuntimeError: it is broken" and "some-package" in finding.advice
 

@@ -11,10 +11,10 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import SceneBox
 
+from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import smoothing_filter
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
-from f3rm_ext.splat.views import Views
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def ring_cameras() -> Callable[..., Cameras]:
 
 
 @pytest.fixture(scope="session")
-def colourful() -> Callable[..., Gaussians]:
+def colorful() -> Callable[..., Gaussians]:
     """Makes Gaussians of all colours, sizes and opacities in a ball around the origin."""
 
     def make(count: int = 60, sh_degree: int = 1, radius: float = 0.5) -> Gaussians:
@@ -57,7 +57,7 @@ def colourful() -> Callable[..., Gaussians]:
 
 @pytest.fixture(scope="session")
 def make_splat_model(
-    ring_cameras: Callable[..., Cameras], colourful: Callable[..., Gaussians]
+    ring_cameras: Callable[..., Cameras], colorful: Callable[..., Gaussians]
 ) -> Callable[..., SplatModel]:
     """Makes a model of colourful Gaussians, in evaluation mode, with a 3D filter."""
 
@@ -66,8 +66,10 @@ def make_splat_model(
         cameras = ring_cameras()
         box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
         model: SplatModel = config.setup(scene_box=box, num_train_data=6, metadata={"cameras": cameras})
-        gaussians = colourful(count, config.sh_degree)
-        model.set_gaussians(gaussians, smoothing_filter(gaussians.means, *Views.of(cameras), options=config.mip))
+        gaussians = colorful(count, config.sh_degree)
+        model.set_gaussians(
+            gaussians, smoothing_filter(gaussians.means, *PinholeCameras.of(cameras), options=config.mip)
+        )
         return model.eval()
 
     return make
@@ -104,7 +106,7 @@ def begin_training(ring_cameras: Callable[..., Cameras]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def make_splat_run(tiny_capture: Path, colourful: Callable[..., Gaussians]) -> Callable[..., Path]:
+def make_splat_run(tiny_capture: Path, colorful: Callable[..., Gaussians]) -> Callable[..., Path]:
     """Writes a run of sugar-ext-lite on the tiny capture, not trained, of some options; gives its config.yml."""
 
     def make(root: Path, *, sh_degree_in_use: int | None = None, scale: float = 0.5, **options: Any) -> Path:
@@ -120,8 +122,8 @@ def make_splat_run(tiny_capture: Path, colourful: Callable[..., Gaussians]) -> C
             setattr(config.pipeline.model.mip, name, value)
         pipeline = config.pipeline.setup(device="cpu", test_mode="val")
         model = pipeline.model
-        gaussians = colourful(300, 2, radius=0.8)
-        views = Views.of(pipeline.datamanager.train_dataset.cameras)
+        gaussians = colorful(300, 2, radius=0.8)
+        views = PinholeCameras.of(pipeline.datamanager.train_dataset.cameras)
         filter_3d = smoothing_filter(gaussians.means, *views, options=model.config.mip)
         model.set_gaussians(gaussians, filter_3d if model.config.mip.filter_3d else None)
         if sh_degree_in_use is not None:

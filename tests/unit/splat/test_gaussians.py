@@ -32,7 +32,7 @@ def test_no_degree_has_that_many_coefficients() -> None:
         sh_degree_of(7)
 
 
-def test_colours_there_and_back() -> None:
+def test_colors_there_and_back() -> None:
     rgb = torch.rand(4, 3)
     torch.testing.assert_close(sh_to_rgb(rgb_to_sh(rgb)), rgb)
     assert torch.equal(rgb_to_sh(torch.full((1, 3), 0.5)), torch.zeros(1, 3))

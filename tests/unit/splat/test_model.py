@@ -138,7 +138,7 @@ def test_a_failure_on_the_viewers_thread_is_a_black_picture(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("broken on purpose")
 
-    monkeypatch.setattr("f3rm_ext.splat.drawing.pictures", broken)
+    monkeypatch.setattr("f3rm_ext.splat.rendering.pictures", broken)
     with pytest.raises(ZeroDivisionError):
         model.get_outputs_for_camera(camera)
     monkeypatch.setattr("f3rm_ext.compat.is_viewer_thread", lambda: True)
@@ -440,7 +440,7 @@ def test_the_filter_is_computed_on_schedule(
     assert not off.filter_3d.any()
 
 
-def test_the_degree_of_colours_rises(
+def test_the_degree_of_colors_rises(
     make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any]
 ) -> None:
     model = make_splat_model(sh_degree=3, sh_steps_per_degree=3000)
@@ -516,7 +516,7 @@ def test_without_cameras_and_points_it_begins_anywhere() -> None:
 @pytest.mark.parametrize("suffix", [".ply", ".ckpt"])
 def test_start_from_replaces_the_first_gaussians(
     begin_training: Callable[..., Any],
-    colourful: Callable[..., Gaussians],
+    colorful: Callable[..., Gaussians],
     camera: Any,
     batch: dict[str, Any],
     tmp_path: Any,
@@ -525,9 +525,9 @@ def test_start_from_replaces_the_first_gaussians(
 ) -> None:
     path = tmp_path / f"a{suffix}"
     if suffix == ".ply":
-        export_splats(colourful(40, 3), path, SplatInfo())
+        export_splats(colorful(40, 3), path, SplatInfo())
     else:
-        state = {f"_model.gauss_params.{name}": value for name, value in colourful(40, 3).tensors().items()}
+        state = {f"_model.gauss_params.{name}": value for name, value in colorful(40, 3).tensors().items()}
         torch.save({"step": 9, "pipeline": state}, path)
     model = make_bare(start_from=path)
     hooks = begin_training(model, STEPS)
@@ -535,7 +535,7 @@ def test_start_from_replaces_the_first_gaussians(
     assert (
         model.num_gaussians == 40 and "Starting from 40 Gaussians of" in said and "by degrees that are dropped" in said
     )
-    torch.testing.assert_close(model.gauss_params["means"].data, colourful(40, 3).means, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.gauss_params["means"].data, colorful(40, 3).means, atol=1e-5, rtol=0)
     assert model.gauss_params["features_rest"].shape == (40, 3, 3)
     backward(model, hooks, 0, camera, batch)
     assert (model.filter_3d > 0).all()
@@ -545,10 +545,10 @@ def test_start_from_replaces_the_first_gaussians(
 def test_a_resumed_run_does_not_start_again_from_the_file(
     make_splat_model: Callable[..., SplatModel],
     begin_training: Callable[..., Any],
-    colourful: Callable[..., Gaussians],
+    colorful: Callable[..., Gaussians],
     tmp_path: Any,
 ) -> None:
-    export_splats(colourful(40), tmp_path / "a.ply", SplatInfo())
+    export_splats(colorful(40), tmp_path / "a.ply", SplatInfo())
     model = make_bare(start_from=tmp_path / "a.ply")
     model.load_state_dict(make_splat_model().state_dict())
     begin_training(model, STEPS)
@@ -571,12 +571,12 @@ def test_a_part_of_a_schedule_has_the_stages_of_the_whole(
 def test_a_late_stage_begins_at_once(
     make_splat_model: Callable[..., SplatModel],
     begin_training: Callable[..., Any],
-    colourful: Callable[..., Gaussians],
+    colorful: Callable[..., Gaussians],
     camera: Any,
     batch: dict[str, Any],
     tmp_path: Any,
 ) -> None:
-    export_splats(colourful(40), tmp_path / "a.ply", SplatInfo())
+    export_splats(colorful(40), tmp_path / "a.ply", SplatInfo())
     options = {"start_from": tmp_path / "a.ply", "start_stage": "regularized", "surface": small()}
     model = make_bare(regularization="density", **options)
     hooks = begin_training(model, STEPS)

@@ -51,7 +51,7 @@ def test_a_later_stage_gives_its_steps_to_what_is_left(stage, first: int, ratio:
     assert schedule.at(0) == first
 
 
-def test_degrees_of_colours_come_one_after_the_other() -> None:
+def test_degrees_of_colors_come_one_after_the_other() -> None:
     schedule = Schedule.of(3000, SURFACE)
     assert [schedule.sh_degree(step, 3, 1000) for step in (0, 199, 200, 400, 600, 2999)] == [0, 0, 1, 2, 3, 3]
     assert schedule.sh_degree(2999, 0, 1000) == 0

@@ -10,9 +10,9 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor, nn
 
-from f3rm_ext.features.rendered import FeatureSpace
-from f3rm_ext.query.text import TextEncoder
-from f3rm_ext.query.vectors import Query, QueryVectors
+from f3rm_ext.features.space import FeatureSpace
+from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.encoders import TextEncoder
 from f3rm_ext.viewer.panel import QueryPanel
 
 MUG, BOOK, REST = torch.eye(3)
@@ -83,7 +83,7 @@ class ToyEncoder(TextEncoder):
         self.failure: Exception | None = None
         self.read: list[tuple[str, ...]] = []
 
-    def encode(self, head: Any, prompts: Sequence[str]) -> QueryVectors:
+    def encode(self, head: Any, prompts: Sequence[str]) -> Embeddings:
         self.at_work.set()
         self.read.append(tuple(prompts))
         if "slow" in prompts:
@@ -91,7 +91,7 @@ class ToyEncoder(TextEncoder):
         if self.failure is not None:
             raise self.failure
         vectors = torch.stack([WORDS.get(prompt, torch.tensor([1.0, 1.0, 0.0])) for prompt in prompts])
-        return QueryVectors.of_full(vectors, prompts)
+        return Embeddings.of_full(vectors, prompts)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def query_for() -> Callable[..., Query]:
     """A query for a word, told from another."""
 
     def make(word: str, told_from: str = "object", head: str = "toy") -> Query:
-        positives, negatives = (QueryVectors.of_full(WORDS[text][None], [text]) for text in (word, told_from))
+        positives, negatives = (Embeddings.of_full(WORDS[text][None], [text]) for text in (word, told_from))
         return Query(word, head, positives, negatives)
 
     return make

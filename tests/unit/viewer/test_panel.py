@@ -17,7 +17,7 @@ from torch import nn
 from f3rm_ext import compat
 from f3rm_ext.errors import WeightsNotFoundError
 from f3rm_ext.features.spec import FeatureSpec
-from f3rm_ext.query.vectors import Query
+from f3rm_ext.query.embeddings import Query
 from f3rm_ext.viewer.panel import QueryPanel
 
 PATIENCE_S = 30.0
@@ -348,7 +348,7 @@ def test_another_feature_is_asked_the_same_text(make_toy: Callable[..., Any], en
     assert panel.board.questions.live is None, "where was clicked in the other feature means nothing here"
 
 
-def test_refitted_colours_last_and_the_stored_ones_stay_in_the_checkpoint(
+def test_refitted_colors_last_and_the_stored_ones_stay_in_the_checkpoint(
     make_model: Callable[..., Any],
     make_spec: Callable[..., FeatureSpec],
     make_camera: Callable[[int], Cameras],
@@ -378,13 +378,13 @@ def test_outside_of_the_viewer_nothing_is_computed_unless_it_is_asked_for(
     make_camera: Callable[[int], Cameras],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from f3rm_ext.query.vectors import QueryVectors
+    from f3rm_ext.query.embeddings import Embeddings
 
     model, camera = make_model((make_spec("dense", 12),), init_density=5.0).eval(), make_camera(8)
     ours = {"relevancy", "relevancy_overlay", "labels"}
     assert model.queries.extra_outputs(camera, None) == {} and not ours & set(model.get_outputs_for_camera(camera))
-    vectors = QueryVectors.of_full(torch.eye(12)[:1], ["x"])
-    model.queries.board.change(lambda q: q.looking_for(Query("x", "dense", vectors, QueryVectors.empty(12))))
+    vectors = Embeddings.of_full(torch.eye(12)[:1], ["x"])
+    model.queries.board.change(lambda q: q.looking_for(Query("x", "dense", vectors, Embeddings.empty(12))))
     asked = model.get_outputs_for_camera(camera)
     assert ours <= set(asked) and asked["relevancy"].shape == (8, 8, 1)
     assert asked["labels"].shape == asked["relevancy_overlay"].shape == (8, 8, 3)

@@ -9,7 +9,7 @@ import torch
 from viser import ViserServer
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.vectors import Query, QueryVectors
+from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.viewer import status
 
 
@@ -65,14 +65,14 @@ def test_a_model_without_features_is_told_apart() -> None:
 
 
 def test_queries_are_described_by_what_they_were_made_of() -> None:
-    two = QueryVectors.of_full(torch.eye(3)[:2], ["blue mug", "cup"])
-    query = Query("q", "toy", two, QueryVectors.of_full(torch.eye(3)[2:], ["object"]))
+    two = Embeddings.of_full(torch.eye(3)[:2], ["blue mug", "cup"])
+    query = Query("q", "toy", two, Embeddings.of_full(torch.eye(3)[2:], ["object"]))
     assert status.describe_query(query) == "**Query** “blue mug”, “cup”, told from “object”"
-    assert "plain cosine" in status.describe_query(Query("q", "toy", two, QueryVectors.empty(3)))
+    assert "plain cosine" in status.describe_query(Query("q", "toy", two, Embeddings.empty(3)))
     assert status.describe_query(None) == ""
     assert status.describe_labels([query]) == "**Named** `#e69f00` q"
     assert status.describe_labels([]) == ""
-    many = Query("q", "toy", QueryVectors.of_full(torch.ones(9, 3), [str(i) for i in range(9)]), QueryVectors.empty(3))
+    many = Query("q", "toy", Embeddings.of_full(torch.ones(9, 3), [str(i) for i in range(9)]), Embeddings.empty(3))
     assert "“4”, …" in status.describe_query(many)
 
 

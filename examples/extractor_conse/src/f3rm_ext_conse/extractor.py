@@ -14,9 +14,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from f3rm_ext.errors import ExtractorError, WeightsNotFoundError
-from f3rm_ext.features import preprocess
 from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
-from f3rm_ext.features.weights import WeightsStatus, file_hash
+from f3rm_ext.features.extractors import preprocess
+from f3rm_ext.features.extractors.weights import WeightsStatus, file_hash
 from f3rm_ext_conse.text import MODEL_FILE, TOKENIZER_FILE, SentenceEncoder
 from f3rm_ext_conse.vision import STRIDE_PX, DenseClassifier
 

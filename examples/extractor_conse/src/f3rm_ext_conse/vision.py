@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.errors import ExtractorError
-from f3rm_ext.features.weights import load_state_dict
+from f3rm_ext.features.extractors.weights import load_state_dict
 
 STRIDE_PX = 32
 """Pixels between neighbouring outputs of the network."""

@@ -16,13 +16,13 @@ Make = Callable[..., Gaussians]
 NAME = "a.compressed.ply"
 AXES = [f"{end}_{axis}" for end in ("min", "max") for axis in "xyz"]
 SCALES = [f"{end}_scale_{axis}" for end in ("min", "max") for axis in "xyz"]
-COLOURS = [f"{end}_{axis}" for end in ("min", "max") for axis in "rgb"]
+COLORS = [f"{end}_{axis}" for end in ("min", "max") for axis in "rgb"]
 PACKED = ["packed_position", "packed_rotation", "packed_scale", "packed_color"]
 BOUNDS = [-1.0, 0.0, 2.0, 1.0, 4.0, 2.0, -8.0, -6.0, -5.0, -4.0, -2.0, -5.0, 0.0, -1.0, 0.25, 1.0, 2.0, 0.75]
 POSITION = 2047 << 21 | 0 << 11 | 1023  # x at its greatest, y at its least; z has only one value
 ROTATION = 3 << 30 | 1023 << 20 | 512 << 10 | 256  # z is the largest; then w, x and y
 SCALE = 0 << 21 | 1023 << 11 | 0
-COLOUR = 255 << 24 | 0 << 16 | 51 << 8 | 204
+COLOR = 255 << 24 | 0 << 16 | 51 << 8 | 204
 
 
 def file_of(
@@ -35,32 +35,32 @@ def file_of(
     if sh:
         text += [f"element sh {vertices}", *(f"property uchar f_rest_{i}" for i in range(len(sh)))]
     data = struct.pack(f"<{len(bounds)}f", *bounds) * chunks
-    data += struct.pack("<4I", POSITION, ROTATION, SCALE, COLOUR) * vertices + sh * vertices
+    data += struct.pack("<4I", POSITION, ROTATION, SCALE, COLOR) * vertices + sh * vertices
     path.write_bytes(("\n".join([*text, "end_header"]) + "\n").encode() + data)
     return path
 
 
 def test_bytes_that_are_read(tmp_path: Path) -> None:
     sh = bytes([0, 255, 128, 1, 127, 64, 192, 129, 254])
-    gaussians, info = read_splats(file_of(tmp_path / "a.ply", AXES + SCALES + COLOURS, BOUNDS, sh))
+    gaussians, info = read_splats(file_of(tmp_path / "a.ply", AXES + SCALES + COLORS, BOUNDS, sh))
     assert info == SplatInfo("compressed-ply", "mip", None, 1, 1)
     assert gaussians.means.tolist() == [[1.0, 0.0, 2.0]]
     assert gaussians.scales.tolist() == [[-8.0, -2.0, -5.0]]
     w, x, y = 0.5 * 2**0.5, (512 / 1023 - 0.5) * 2**0.5, (256 / 1023 - 0.5) * 2**0.5
     z = max(0.0, 1 - w * w - x * x - y * y) ** 0.5
     torch.testing.assert_close(gaussians.quats, torch.tensor([[w, x, y, z]]), rtol=0, atol=1e-6)
-    colours = gaussians.features_dc[0] * SH_C0 + 0.5
-    torch.testing.assert_close(colours, torch.tensor([1.0, -1.0, 0.25 + 0.5 / 5]), rtol=0, atol=1e-6)
+    colors = gaussians.features_dc[0] * SH_C0 + 0.5
+    torch.testing.assert_close(colors, torch.tensor([1.0, -1.0, 0.25 + 0.5 / 5]), rtol=0, atol=1e-6)
     torch.testing.assert_close(gaussians.alphas(), torch.tensor([0.8]), rtol=0, atol=1e-6)
     # red is f_rest_0 to f_rest_2: the ends of the range are exact, other levels are read at their centre
     wanted = [[-4.0, 4.0, 0.5 / 32], [-4 + 1.5 / 32, -0.5 / 32, -2 + 0.5 / 32], [2 + 0.5 / 32, 1.5 / 32, 4 - 1.5 / 32]]
     assert gaussians.features_rest[0].T.tolist() == wanted
 
 
-def test_colours_without_bounds(tmp_path: Path) -> None:
+def test_colors_without_bounds(tmp_path: Path) -> None:
     gaussians, _ = read_splats(file_of(tmp_path / "a.ply", AXES + SCALES, BOUNDS[:12]))
-    colours = gaussians.features_dc[0] * SH_C0 + 0.5
-    torch.testing.assert_close(colours, torch.tensor([1.0, 0.0, 0.2]), rtol=0, atol=1e-6)
+    colors = gaussians.features_dc[0] * SH_C0 + 0.5
+    torch.testing.assert_close(colors, torch.tensor([1.0, 0.0, 0.2]), rtol=0, atol=1e-6)
 
 
 def test_bytes_that_are_written(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_no_element_without_properties(make: Make, tmp_path: Path) -> None:
 
 
 def test_layouts_that_are_not_known(tmp_path: Path) -> None:
-    chunk, path = AXES + SCALES + COLOURS, tmp_path / "a.ply"
+    chunk, path = AXES + SCALES + COLORS, tmp_path / "a.ply"
     for names, message in ((chunk[1:], "lacks min_x"), (chunk[:-1], "lacks max_b")):
         with pytest.raises(SplatFileError, match=message):
             read_splats(file_of(path, names, BOUNDS[: len(names)]))
@@ -163,7 +163,7 @@ def test_layouts_that_are_not_known(tmp_path: Path) -> None:
 
 
 def test_cut_short(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "a.ply", AXES + SCALES + COLOURS, BOUNDS, bytes(9))
+    path = file_of(tmp_path / "a.ply", AXES + SCALES + COLORS, BOUNDS, bytes(9))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(SplatFileError, match="is cut short, with 0 of 1 rows of its element sh"):
         read_splats(path)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError, SplatFileError
-from f3rm_ext.export.files import replacing
-from f3rm_ext.export.ply import write_ply
 from f3rm_ext.splat.files import SUFFIXES, SplatInfo, export_splats, formats, read_splats, write_splats
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.utils.output_file import replacing
+from f3rm_ext.utils.ply import write_ply
 
 Make = Callable[..., Gaussians]
 NAMES = [f"a{suffix}" for suffix in SUFFIXES]

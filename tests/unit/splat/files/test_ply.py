@@ -149,7 +149,7 @@ def test_bytes_after_the_end(tmp_path: Path) -> None:
     assert read_splats(path)[1].notices == ("a.ply has 3 bytes after its last Gaussian, which are left out.",)
 
 
-def test_colours_in_bytes(tmp_path: Path) -> None:
+def test_colors_in_bytes(tmp_path: Path) -> None:
     """As ``ns-export gaussian-splat --ply-color-mode rgb`` writes them."""
     values = {name: value for name, value in VALUES.items() if not name.startswith("f_dc")}
     properties = [*values, "property uchar red", "property uchar green", "property uchar blue"]

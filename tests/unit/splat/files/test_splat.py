@@ -25,8 +25,8 @@ def test_bytes_that_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(gaussians.scales[0], torch.tensor([0, -math.log(2), -math.log(8)]))
     assert gaussians.quats[1].tolist() == [0.5, 0.0, -0.5, -1.0]
     torch.testing.assert_close(gaussians.alphas(), torch.tensor([0.8, 0.8]), rtol=0, atol=1e-6)
-    colours = gaussians.features_dc[0] * SH_C0 + 0.5
-    torch.testing.assert_close(colours, torch.tensor([1.0, 0.0, 0.2]), rtol=0, atol=1e-6)
+    colors = gaussians.features_dc[0] * SH_C0 + 0.5
+    torch.testing.assert_close(colors, torch.tensor([1.0, 0.0, 0.2]), rtol=0, atol=1e-6)
     assert gaussians.features_rest.shape == (2, 0, 3)
 
 

@@ -152,13 +152,13 @@ def test_a_turned_scene_looks_the_same_from_a_turned_direction(make: Make, tmp_p
 
     torch.testing.assert_close(covariances(rub), turn @ covariances(ply) @ turn.T)
 
-    def colours(gaussians: Gaussians, directions: torch.Tensor) -> torch.Tensor:
+    def colors(gaussians: Gaussians, directions: torch.Tensor) -> torch.Tensor:
         coefficients = torch.cat([gaussians.features_dc[:, None], gaussians.features_rest], dim=1)
         return gsplat._spherical_harmonics(3, directions, coefficients)
 
     directions = torch.nn.functional.normalize(torch.randn(50, 3, generator=torch.Generator().manual_seed(1)), dim=1)
-    torch.testing.assert_close(colours(rub, directions @ turn.T), colours(ply, directions), rtol=0, atol=1e-5)
-    assert (colours(rub, directions) - colours(ply, directions)).abs().max() > 0.1
+    torch.testing.assert_close(colors(rub, directions @ turn.T), colors(ply, directions), rtol=0, atol=1e-5)
+    assert (colors(rub, directions) - colors(ply, directions)).abs().max() > 0.1
 
 
 def test_tags_and_origin_are_in_the_comment_of_the_stream(make: Make, tmp_path: Path) -> None:

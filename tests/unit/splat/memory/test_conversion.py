@@ -16,7 +16,7 @@ def test_the_same_again_loses_nothing() -> None:
     assert torch.equal(rest, REST) and str(loss) == "nothing is lost"
 
 
-def test_stated_losses_are_those_of_colours() -> None:
+def test_stated_losses_are_those_of_colors() -> None:
     directions = functional.normalize(torch.randn(5000, 3, generator=torch.Generator().manual_seed(1)), dim=-1)
     bases = sh_bases(3, directions)
     rest, loss = converted(REST, 1, torch.float16)

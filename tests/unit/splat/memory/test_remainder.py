@@ -27,7 +27,7 @@ def stepped(parameter: Parameter, steps: int = 1, **options: Any) -> PackedAdam:
     return optimizer
 
 
-def test_view_dependence_is_the_spread_of_colours_over_directions() -> None:
+def test_view_dependence_is_the_spread_of_colors_over_directions() -> None:
     rest = values(3)
     directions = torch.nn.functional.normalize(
         torch.randn(40_000, 3, generator=torch.Generator().manual_seed(1)), dim=-1

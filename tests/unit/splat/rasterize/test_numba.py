@@ -108,7 +108,7 @@ def test_needles_a_thousand_times_as_long_as_thick_lose_no_more_than_the_referen
 
 @pytest.mark.parametrize("size", [(1, 1), (16, 16), (17, 8), (8, 33), (64, 5)])
 @pytest.mark.parametrize("channels", [1, 4, 37])
-def test_pictures_and_colours_of_any_size(
+def test_pictures_and_colors_of_any_size(
     size: tuple[int, int], channels: int, make_scene: Any, differentiate: Run, assert_agree: Any
 ) -> None:
     scene = make_scene(seed=11, size=size, channels=channels)
@@ -131,25 +131,25 @@ def test_no_gaussians_leave_the_background(make_scene: Any, differentiate: Run, 
     assert found["means gradient"].shape == (0, 3)
 
 
-def test_gradients_of_colours_alone_are_the_same_and_come_from_their_own_kernel(
+def test_gradients_of_colors_alone_are_the_same_and_come_from_their_own_kernel(
     make_scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = make_scene(channels=19, seed=3)
     leaves = {name: value.detach() for name, value in scene.leaves(torch.float32).items()}
     upstream = torch.randn(scene.height, scene.width, 19, generator=torch.Generator().manual_seed(5))
 
-    def colour_gradient(**leaf: Tensor) -> Tensor:
+    def color_gradient(**leaf: Tensor) -> Tensor:
         picture = rasterize(**{**leaves, **leaf}, K=scene.K, width=scene.width, height=scene.height).colors
         return torch.autograd.grad(picture, leaf["colors"], upstream)[0]
 
     colors = leaves["colors"].clone().requires_grad_()
-    with_geometry = colour_gradient(colors=colors, means=leaves["means"].clone().requires_grad_())
+    with_geometry = color_gradient(colors=colors, means=leaves["means"].clone().requires_grad_())
     monkeypatch.setattr(cpu, "backward", None)  # the kernel of all gradients may not be called
-    alone = colour_gradient(colors=colors)
+    alone = color_gradient(colors=colors)
     torch.testing.assert_close(alone, with_geometry, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_of_colours_add_a_picture_up_with_the_weights(make_scene: Any) -> None:
+def test_gradients_of_colors_add_a_picture_up_with_the_weights(make_scene: Any) -> None:
     # The sum of weights over pixels is what the accumulation of the picture is made of.
     scene = make_scene(seed=4)
     leaves = {name: value.detach() for name, value in scene.leaves(torch.float32).items()}

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 import torch
 
+from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize import Backend, rasterize
-from f3rm_ext.splat.views import Views
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize("rows", [(0, 16), (16, 40), (32, 40), (0, 40)])
 def test_rows(
-    backend: Backend, rows: tuple[int, int], colourful: Callable[..., Gaussians], ring_cameras: Callable[..., Any]
+    backend: Backend, rows: tuple[int, int], colorful: Callable[..., Gaussians], ring_cameras: Callable[..., Any]
 ) -> None:
-    gaussians = colourful(80)
-    view = Views.of(ring_cameras()[2:3])
+    gaussians = colorful(80)
+    view = PinholeCameras.of(ring_cameras()[2:3])
     K = view.Ks[0].clone()
     K[1, 2] = 26.0  # off the middle, so that the strip's own middle would be another
     values = torch.randn(80, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()

@@ -19,7 +19,7 @@ def _inputs(degree: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tens
 
 @pytest.mark.parametrize("degree", range(4))
 @pytest.mark.parametrize("extra", [0, 1])
-def test_colours_are_gsplats(degree: int, extra: int) -> None:
+def test_colors_are_gsplats(degree: int, extra: int) -> None:
     from gsplat.cuda._torch_impl import _spherical_harmonics
 
     directions, dc, rest = _inputs(min(3, degree + extra))

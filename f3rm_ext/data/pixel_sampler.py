@@ -1,0 +1,145 @@
+"""The pixels of a window of images, packed, and uniform sampling from them."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from f3rm_ext.errors import CaptureError
+
+
+def batch_seed(*parts: int | str) -> int:
+    """A 63-bit seed from what names a batch, such as (seed, split, rank, number of the batch)."""
+    text = "/".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def no_valid_pixel() -> CaptureError:
+    """The error where masks leave nothing of a window."""
+    return CaptureError(
+        "The masks leave no pixel of a whole window of images to train on: "
+        "check that white (non-zero) means keep, or remove mask_path from transforms.json."
+    )
+
+
+@dataclass(frozen=True)
+class ImagePixels:
+    """One decoded image."""
+
+    pixels: UInt8[Tensor, "h w channels"]
+    """RGB or RGBA."""
+    valid: Bool[Tensor, "h w"] | None = None
+    """Pixels that may be sampled; None for all."""
+
+
+@dataclass(frozen=True)
+class PixelSample:
+    """Pixels drawn from a window."""
+
+    slots: Int[Tensor, "rays"]
+    """Which image of the window."""
+    indices: Int[Tensor, "rays 3"]
+    """Image in the data set, row, column."""
+    colors: Float[Tensor, "rays channels"]
+    """RGB or RGBA in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class PackedPixels:
+    """Images of any sizes in one flat tensor."""
+
+    images: tuple[int, ...]
+    """The images' indices in the data set; the place in this tuple is the image's slot."""
+    pixels: UInt8[Tensor, "points channels"]
+    """Rows of pixels of all images, one after another."""
+    image_of: Int[Tensor, "cams"]
+    """``images`` as a tensor."""
+    starts: Int[Tensor, "cams"]
+    """Where each image begins in ``pixels``."""
+    widths: Int[Tensor, "cams"]
+    """Width of each image, px."""
+    valid: Int[Tensor, "valid"] | None
+    """Indices into ``pixels`` of what may be sampled; None for everything."""
+
+    @classmethod
+    def pack(cls, images: Sequence[int], decoded: Iterable[ImagePixels]) -> "PackedPixels":
+        """Packs decoded images. If any of them has an alpha channel, the others get an opaque one.
+
+        Raises:
+            CaptureError: the masks leave no pixel.
+        """
+        parts = list(decoded)
+        channels = max(part.pixels.shape[-1] for part in parts)
+        sizes = torch.tensor([part.pixels.shape[0] * part.pixels.shape[1] for part in parts])
+        starts = torch.cumsum(sizes, 0) - sizes
+        pixels = torch.empty((int(sizes.sum()), channels), dtype=torch.uint8)
+        for part, start, size in zip(parts, starts.tolist(), sizes.tolist(), strict=True):
+            depth = part.pixels.shape[-1]
+            pixels[start : start + size, :depth] = part.pixels.reshape(size, depth)
+            pixels[start : start + size, depth:] = 255
+        valid = None
+        if any(part.valid is not None for part in parts):
+            small = pixels.shape[0] < 2**31
+            valid = torch.cat(
+                [_valid_indices(part, start, small) for part, start in zip(parts, starts.tolist(), strict=True)]
+            )
+            if not len(valid):
+                raise no_valid_pixel()
+        return cls(
+            images=tuple(images),
+            pixels=pixels,
+            image_of=torch.tensor(list(images), dtype=torch.int64),
+            starts=starts,
+            widths=torch.tensor([part.pixels.shape[1] for part in parts]),
+            valid=valid,
+        )
+
+    @property
+    def num_pixels(self) -> int:
+        """Pixels that can be sampled."""
+        return len(self.pixels if self.valid is None else self.valid)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pixels are."""
+        return self.pixels.device
+
+    def to(self, device: torch.device | str) -> "PackedPixels":
+        """The same on a device."""
+        return replace(
+            self,
+            pixels=self.pixels.to(device),
+            image_of=self.image_of.to(device),
+            starts=self.starts.to(device),
+            widths=self.widths.to(device),
+            valid=None if self.valid is None else self.valid.to(device),
+        )
+
+    def sample(self, num_rays: int, generator: torch.Generator) -> PixelSample:
+        """Draws pixels, all of the window equally likely, with replacement.
+
+        Args:
+            num_rays: how many.
+            generator: random numbers, on the pixels' device.
+        """
+        flat = torch.randint(self.num_pixels, (num_rays,), generator=generator, device=self.device)
+        if self.valid is not None:
+            flat = self.valid[flat].long()
+        slots = torch.searchsorted(self.starts, flat, right=True) - 1
+        within = flat - self.starts[slots]
+        width = self.widths[slots]
+        rows = torch.div(within, width, rounding_mode="floor")
+        return PixelSample(
+            slots=slots,
+            indices=torch.stack([self.image_of[slots], rows, within - rows * width], dim=-1),
+            colors=self.pixels[flat].float() / 255.0,
+        )
+
+
+def _valid_indices(part: ImagePixels, start: int, small: bool) -> Int[Tensor, "_"]:
+    count = part.pixels.shape[0] * part.pixels.shape[1]
+    local = torch.arange(count) if part.valid is None else part.valid.reshape(-1).nonzero().squeeze(-1)
+    return (local + start).to(torch.int32 if small else torch.int64)

@@ -1,0 +1,223 @@
+"""Batches of pixels and features from a cycling window of images."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from nerfstudio.data.datasets.base_dataset import InputDataset
+from torch import Tensor
+
+from f3rm_ext.data.coverage import Coverage
+from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
+from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, batch_seed
+from f3rm_ext.data.window_feed import WindowFeed, read_each
+from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.features.sampling import PackedMaps
+
+
+@runtime_checkable
+class MapSource(Protocol):
+    """Where feature maps come from, see :mod:`f3rm_ext.features.store.source`."""
+
+    def load(self, image_idx: int) -> dict[str, FeatureMap]:
+        """The feature maps of one image, by name."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoadedWindow:
+    """What is in memory of a window."""
+
+    pixels: PackedPixels
+    features: dict[str, PackedMaps]
+
+    @property
+    def images(self) -> tuple[int, ...]:
+        """The images' indices in the data set."""
+        return self.pixels.images
+
+    def to(self, device: torch.device) -> "LoadedWindow":
+        """The same on a device."""
+        return LoadedWindow(self.pixels.to(device), {name: maps.to(device) for name, maps in self.features.items()})
+
+
+def load_window(
+    dataset: InputDataset,
+    source: MapSource | None,
+    images: tuple[int, ...],
+    stopped: Callable[[], bool],
+    masked: MaskedPixels = "ignore",
+) -> LoadedWindow:
+    """Reads images and features of a window.
+
+    Raises:
+        LoadCancelled: ``stopped`` began to return True.
+        UserError: an image or a feature shard cannot be read.
+    """
+
+    def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
+        return read_pixels(dataset, image, masked), {} if source is None else source.load(image)
+
+    parts = read_each(images, read, stopped)
+    pixels = PackedPixels.pack(images, [part[0] for part in parts])
+    maps = [part[1] for part in parts]
+    features: dict[str, PackedMaps] = {}
+    if source is not None:
+        features = {name: PackedMaps.pack([one[name] for one in maps]) for name in maps[0]}
+    return LoadedWindow(pixels=pixels, features=features)
+
+
+class PixelStream:
+    """Endless batches from one data set; nothing is loaded before the first.
+
+    A batch depends on the window and on (seed, name of the split, rank, number of the batch) alone. So after a resume
+    the same batches follow, whatever else has drawn random numbers.
+    """
+
+    def __init__(
+        self,
+        dataset: InputDataset,
+        cycle: ImageCycle,
+        *,
+        num_rays: int,
+        split: str,
+        device: torch.device | str = "cpu",
+        pixels_on_device: bool = False,
+        source: MapSource | None = None,
+        feature_ray_fraction: float = 1.0,
+        masked: MaskedPixels = "ignore",
+    ) -> None:
+        """Sets up.
+
+        Args:
+            dataset: images and cameras.
+            cycle: which images are in memory when.
+            num_rays: rays per batch of this process.
+            split: name of the split, tells streams of one run apart.
+            device: where batches are wanted.
+            pixels_on_device: keep the window's pixels and features there, too.
+            source: feature maps of the data set's images, if any.
+            feature_ray_fraction: part of each batch's rays that get features, (0, 1].
+            masked: "background" draws masked pixels too, as transparent ones.
+        """
+        self.dataset = dataset
+        self.cycle = cycle
+        self.num_rays_per_batch = num_rays
+        self.split = split
+        self.device = torch.device(device)
+        self.pixels_on_device = pixels_on_device
+        self.source = source
+        self.feature_ray_fraction = feature_ray_fraction
+        self.masked: MaskedPixels = masked
+        self.batches = 0
+        sizes = (dataset.cameras.height * dataset.cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
+        self._coverage = Coverage(sizes, cycle.shards)
+        self._feed: WindowFeed[LoadedWindow] = WindowFeed(cycle, self._load, leave=self._leave, place=self._placed)
+        self._window_rays: Tensor | None = None
+        self._window_steps = 0
+        self._round: tuple[tuple[int, ...], ...] = ()
+        self._generator: torch.Generator | None = None
+
+    @property
+    def coverage(self) -> Coverage:
+        """What has been seen up to now."""
+        self._flush()
+        return self._coverage
+
+    def set_num_rays_per_batch(self, num_rays_per_batch: int) -> None:
+        """Changes the batch size, as nerfstudio's pixel samplers allow."""
+        self.num_rays_per_batch = num_rays_per_batch
+
+    def next(self) -> dict[str, Any]:
+        """The next batch.
+
+        Returns:
+            ``image`` Float[rays channels] in [0, 1], ``indices`` Int[rays 3] (image, row, column) and, where there are
+            features, ``features``: by name, Float[feat_rays feat] of the first rays; where masked pixels are drawn,
+            ``kept`` Bool[rays 1], False for transparent ones, whose features are those of something else.
+
+        Raises:
+            UserError: an image or a feature shard of the window cannot be read.
+        """
+        window = self._current()
+        generator = self._generator
+        assert generator is not None and self._window_rays is not None
+        generator.manual_seed(batch_seed(self.cycle.seed, self.split, self.cycle.shard, self.batches))
+        self.batches += 1
+        self._window_steps += 1
+        sample = window.pixels.sample(self.num_rays_per_batch, generator)
+        self._window_rays.index_add_(0, sample.slots, torch.ones_like(sample.slots))
+        batch: dict[str, Any] = {
+            "image": sample.colors.to(self.device),
+            "indices": sample.indices.to(self.device),
+        }
+        if self.masked == "background" and batch["image"].shape[1] == 4:
+            batch["kept"] = batch["image"][:, 3:] > 0
+        if window.features:
+            count = math.ceil(self.feature_ray_fraction * self.num_rays_per_batch)
+            slots = sample.slots[:count]
+            yx_px = sample.indices[:count, 1:].float() + 0.5
+            batch["features"] = {
+                name: maps.sample(slots, yx_px).to(self.device) for name, maps in window.features.items()
+            }
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`load_state` needs to go on with the same windows and the same pixels."""
+        return {"cycle": self.cycle.state(), "batches": self.batches, "coverage": self.coverage.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> bool:
+        """Goes on where :meth:`state` was taken.
+
+        Returns:
+            Whether it could; not if the data set has another number of images now.
+        """
+        if not self.cycle.load_state(state["cycle"]):
+            return False
+        self._coverage.load_state(state["coverage"])
+        self.batches = int(state["batches"])
+        self._feed.forget()
+        self._window_rays, self._window_steps, self._round = None, 0, self.cycle.round
+        return True
+
+    def close(self) -> None:
+        """Stops loading in the background and lets go of the window."""
+        self._flush()
+        self._feed.close()
+        self._window_rays = None
+
+    def _current(self) -> LoadedWindow:
+        """The window for the coming step, new if the cycle says so."""
+        window = self._feed.step()
+        if self._window_rays is None:
+            device = window.pixels.device
+            if self._generator is None:
+                self._generator = torch.Generator(device=device)
+            self._window_rays = torch.zeros(len(window.images), dtype=torch.int64, device=device)
+        if self._feed.begins:
+            self._round = self.cycle.round
+            self._coverage.add_windows(self._round)
+        return window
+
+    def _placed(self, window: LoadedWindow) -> LoadedWindow:
+        return window.to(self.device) if self.pixels_on_device else window
+
+    def _leave(self) -> None:
+        self._flush()
+        self._window_rays = None
+
+    def _flush(self) -> None:
+        """Moves what was counted on the device to the coverage."""
+        window = self._feed.window
+        if window is not None and self._window_rays is not None and self._window_steps:
+            self._coverage.add_steps(self._round, self._window_steps)
+            self._coverage.add_rays(window.images, self._window_rays.cpu().numpy())
+            self._window_rays.zero_()
+        self._window_steps = 0
+
+    def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
+        return load_window(self.dataset, self.source, images, stopped, self.masked)

@@ -1,0 +1,172 @@
+"""CLIP through open_clip: dense image features by MaskCLIP's value path, and text embeddings for queries.
+
+Dense features: Zhou et al. 2022, "Extract Free Dense Labels from CLIP" (arXiv 2112.01071), as F3RM uses them: in the
+last block only the value path ``out_proj(v_proj(ln_1(x)))``, without residual and MLP, then ``ln_post`` and the
+projection into the space shared with text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torch.nn import functional
+
+from f3rm_ext.errors import ExtractorError
+from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
+from f3rm_ext.features.extractors import preprocess
+from f3rm_ext.features.extractors.clip_models import RANDOM, ClipModel, load_clip
+from f3rm_ext.features.extractors.prompts import TEMPLATES, encode_ensemble
+from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus, file_hash, resolve, status
+
+
+@dataclass
+class ClipConfig:
+    """Options of ``clip``; the defaults are F3RM's."""
+
+    model: str = "ViT-L-14-336"
+    """Architecture, any ViT of open_clip, e.g. ViT-B-16, ViT-L-14 or ViT-H-14."""
+    pretrained: str = "openai"
+    """open_clip's tag of the weights (openai, laion2b_s34b_b88k ...), or the path of a local file of them.
+    The word random gives seeded random weights: for tests only."""
+    short_side_px: int = 336
+    """Size the short side of the image is resized to, ≥ 32; both sides are rounded to whole patches."""
+    templates: Literal["none", "photo", "simple", "imagenet"] = "none"
+    """Sentences each text prompt is put into, whose embeddings are averaged: none (the prompt as it is),
+    photo (1 sentence), simple (7) or imagenet (80). Changes text queries only, not image features."""
+
+    def __post_init__(self) -> None:
+        if self.short_side_px < preprocess.MIN_SIDE_PX:
+            raise ExtractorError(
+                f"short_side_px is {self.short_side_px}, below {preprocess.MIN_SIDE_PX}: "
+                "take about the size the model was trained at, e.g. 224 or 336."
+            )
+
+
+class ClipExtractor:
+    """CLIP patch features in the space of its text embeddings (open_clip, MaskCLIP's value path).
+
+    Weights are looked up at once and loaded when first needed.
+    """
+
+    config_class = ClipConfig
+
+    def __init__(self, config: ClipConfig, *, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self._described = ClipModel.named(config.model)
+        weights = self._described.weights(config.pretrained)
+        self._path: Path | None = None if weights is None else resolve(weights)
+        self._half = device.type == "cuda"
+        self._model: Any = None
+
+    @classmethod
+    def weights_status(cls, config: ClipConfig) -> WeightsStatus:
+        """Whether the weights are on this machine."""
+        weights = ClipModel.named(config.model).weights(config.pretrained)
+        return NO_WEIGHTS if weights is None else status(weights)
+
+    @property
+    def model(self) -> Any:
+        """open_clip's model on this extractor's device: float32 on the CPU, half precision on a GPU."""
+        if self._model is None:
+            model = load_clip(self._described, self.config.pretrained, self._path)
+            self._model = model.to(device=self.device, dtype=torch.float16 if self._half else torch.float32)
+        return self._model
+
+    @property
+    def identity(self) -> ExtractorIdentity:
+        """Architecture, weights and size."""
+        mean, std = self._described.normalisation(self.config.pretrained)
+        return ExtractorIdentity(
+            extractor="clip",
+            model=self.config.model,
+            weights=f"{RANDOM}-0" if self._path is None else file_hash(self._path),
+            resolution=f"short side {self.config.short_side_px} px in whole patches",
+            preprocessing=f"bicubic antialiased, mean {mean}, std {std}; value path of the last block, "
+            "ln_post, projection",
+        )
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the space shared with text."""
+        return self._described.dim
+
+    @property
+    def batch_size(self) -> int:
+        """Small on the CPU, where nothing is gained by more."""
+        return 2 if self.device.type == "cpu" else 32
+
+    def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
+        """Patches tile the whole image."""
+        height, width = self._input_size(height_px, width_px)
+        patch = self._described.patch_px
+        return PatchGrid.covering(height // patch, width // patch, height_px, width_px)
+
+    def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
+        """Patch features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
+        return preprocess.extract_in_batches(
+            images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
+        )
+
+    def encode_text(self, prompts: Sequence[str]) -> Float[Tensor, "prompts feat"]:
+        """Unit-norm embeddings of the prompts, each averaged over the config's templates; float32 on the CPU."""
+        return encode_ensemble(self._encode_sentences, prompts, TEMPLATES[self.config.templates])
+
+    def _encode_sentences(self, sentences: Sequence[str]) -> Float[Tensor, "sentences feat"]:
+        import open_clip
+
+        tokens = open_clip.get_tokenizer(self.config.model)(list(sentences)).to(self.device)
+        with torch.inference_mode():
+            embeddings = torch.cat([self.model.encode_text(part).float().cpu() for part in tokens.split(64)])
+        return functional.normalize(embeddings, dim=-1).clone()
+
+    def _input_size(self, height_px: int, width_px: int) -> tuple[int, int]:
+        return preprocess.whole_patches(height_px, width_px, self.config.short_side_px, self._described.patch_px)
+
+    def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
+        pixels = preprocess.normalise(pixels, *self._described.normalisation(self.config.pretrained))
+        return value_path(self.model.visual, pixels.half() if self._half else pixels)
+
+
+def tokens_before_last_block(visual: Any, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch tokens width"]:
+    """Class token and patch tokens that enter the last block of open_clip's `visual`, for any image size."""
+    patches = visual.conv1(pixels)
+    rows, cols = patches.shape[-2:]
+    cls = visual.class_embedding.to(patches.dtype).expand(patches.shape[0], 1, -1)
+    tokens = torch.cat([cls, patches.flatten(2).transpose(1, 2)], dim=1)
+    tokens = visual.ln_pre(tokens + position_embedding(visual, rows, cols).to(tokens.dtype))
+    for block in visual.transformer.resblocks[:-1]:
+        tokens = block(tokens)
+    return tokens
+
+
+def position_embedding(visual: Any, rows: int, cols: int) -> Float[Tensor, "tokens width"]:
+    """The position embedding of `visual` for a rows x cols grid, the patches' part bicubically interpolated."""
+    native = tuple(visual.grid_size)
+    embedding = visual.positional_embedding
+    if native == (rows, cols):
+        return embedding
+    image = embedding[1:].unflatten(0, native).permute(2, 0, 1)[None].float()
+    image = functional.interpolate(image, size=(rows, cols), mode="bicubic", align_corners=False)
+    return torch.cat([embedding[:1].float(), image[0].flatten(1).T])
+
+
+def last_block_values(block: Any, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+    """The value path of an attention block: out_proj(v_proj(ln_1(x))), no mixing between tokens, no residual."""
+    attention, width = block.attn, tokens.shape[-1]
+    bias = None if attention.in_proj_bias is None else attention.in_proj_bias[2 * width :]
+    values = functional.linear(block.ln_1(tokens), attention.in_proj_weight[2 * width :], bias)
+    return block.ls_1(attention.out_proj(values))
+
+
+def value_path(visual: Any, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
+    """MaskCLIP's dense features of normalised images whose sides are whole patches."""
+    patch_height, patch_width = visual.patch_size
+    rows, cols = pixels.shape[-2] // patch_height, pixels.shape[-1] // patch_width
+    tokens = last_block_values(visual.transformer.resblocks[-1], tokens_before_last_block(visual, pixels))
+    return (visual.ln_post(tokens[:, 1:]) @ visual.proj).unflatten(1, (rows, cols))

@@ -1,0 +1,156 @@
+"""open_clip's ViT models: what their configs say, where their weights are, how they are loaded."""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from f3rm_ext.errors import ExtractorError
+from f3rm_ext.features.extractors.parsing import close_match
+from f3rm_ext.features.extractors.preprocess import RGB
+from f3rm_ext.features.extractors.weights import Weights, first_line
+
+RANDOM = "random"
+"""Tag of seeded random weights: a testing aid, the features mean nothing."""
+_RANDOM_SEED = 0
+_OPENAI_EXTRAS = ("input_resolution", "context_length", "vocab_size")
+
+
+@dataclass(frozen=True)
+class ClipModel:
+    """An architecture of open_clip whose image tower is a plain ViT."""
+
+    name: str
+    """open_clip's name, e.g. ``ViT-B-16``."""
+    dim: int
+    """Dimension of the space shared with text."""
+    patch_px: int
+    """Patch size."""
+
+    @classmethod
+    def named(cls, name: str) -> "ClipModel":
+        """Reads open_clip's config of the model; loads no weights.
+
+        Raises:
+            ExtractorError: There is no such model, or its image tower has no value path to take.
+        """
+        import open_clip
+
+        config = open_clip.get_model_config(name)
+        if config is None:
+            known = [model for model in open_clip.list_models() if model.startswith("ViT")]
+            raise ExtractorError(
+                f"open_clip has no model '{name}'{close_match(name, known)}: choose for instance "
+                "ViT-B-16, ViT-L-14, ViT-L-14-336 or ViT-H-14."
+            )
+        vision = config["vision_cfg"]
+        tower = None
+        if "timm_model_name" in vision:
+            tower = f"timm's {vision['timm_model_name']}"
+        elif isinstance(vision["layers"], list):
+            tower = "a ResNet"
+        elif vision.get("attentional_pool"):
+            tower = "a ViT with attentional pooling"
+        if tower:
+            raise ExtractorError(
+                f"The image tower of {name} is {tower}, from which dense features by the value path cannot be taken: "
+                "use a plain ViT of open_clip, e.g. ViT-B-16 or ViT-L-14-336."
+            )
+        return cls(name=name, dim=config["embed_dim"], patch_px=vision["patch_size"])
+
+    def weights(self, pretrained: str) -> Weights | None:
+        """Where the weights `pretrained` (a tag or a path) come from; None for random ones.
+
+        Raises:
+            ExtractorError: The tag is not one of this model's.
+        """
+        import open_clip
+
+        if pretrained == RANDOM:
+            return None
+        label = f"CLIP {self.name}"
+        tag = open_clip.get_pretrained_cfg(self.name, pretrained)
+        if not tag:
+            if _looks_like_path(pretrained):
+                return Weights(model=label, option="pretrained", local=Path(pretrained).expanduser())
+            tags = open_clip.list_pretrained_tags_by_model(self.name)
+            raise ExtractorError(
+                f"open_clip has no weights '{pretrained}' for {self.name}{close_match(pretrained, tags)}: "
+                f"use {', '.join(tags) or 'another model'}, or the path of a file."
+            )
+        repository, _, name = tag.get("hf_hub", "").rpartition("/")
+        names = (name,) if name else ("open_clip_pytorch_model.bin",)
+        safe = Path(names[0]).with_suffix(".safetensors").name if name else "open_clip_model.safetensors"
+        return Weights(
+            model=f"{label} {pretrained}",
+            option="pretrained",
+            hub_files=tuple((repository, name) for name in dict.fromkeys((safe, *names))) if repository else (),
+            urls=(tag["url"],) if tag.get("url") else (),
+        )
+
+    def normalisation(self, pretrained: str) -> tuple[RGB, RGB]:
+        """Mean and standard deviation of the colours the weights were trained with."""
+        import open_clip
+
+        tag = open_clip.get_pretrained_cfg(self.name, pretrained)
+        mean, std = tag.get("mean", open_clip.OPENAI_DATASET_MEAN), tag.get("std", open_clip.OPENAI_DATASET_STD)
+        return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+
+
+def load_clip(described: ClipModel, pretrained: str, path: Path | None) -> Any:
+    """open_clip's model in float32 on the CPU, ready for inference.
+
+    Weights trained with QuickGELU (OpenAI's) get it whether or not the model's name says so.
+
+    Args:
+        described: The architecture.
+        pretrained: Tag or path, as in the config.
+        path: The weights file; None for seeded random weights.
+
+    Raises:
+        ExtractorError: The file does not hold weights of this architecture.
+    """
+    import open_clip
+
+    tag = open_clip.get_pretrained_cfg(described.name, pretrained)
+    archive = _openai_archive(path) if path is not None else None
+    quick_gelu = bool(tag.get("quick_gelu", False)) or archive is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_RANDOM_SEED)
+        try:
+            # pretrained_hf: the text tower's own weights would be fetched only to be overwritten.
+            model: Any = open_clip.create_model(described.name, force_quick_gelu=quick_gelu, pretrained_hf=False)
+        except OSError as error:
+            raise ExtractorError(
+                f"The text tower of {described.name} cannot be set up ({first_line(error)}): "
+                "use a model with open_clip's own text tower, e.g. ViT-L-14-336."
+            ) from error
+    if path is not None:
+        try:
+            if archive is not None:
+                model.load_state_dict(archive)
+            else:
+                open_clip.load_checkpoint(model, str(path))
+        except Exception as error:
+            raise ExtractorError(
+                f"The file {path} does not hold weights of {described.name} ({' '.join(str(error).split())[:160]}): "
+                "check model= and pretrained=."
+            ) from error
+    return model.eval().requires_grad_(False)
+
+
+def _looks_like_path(text: str) -> bool:
+    return "/" in text or "\\" in text or Path(text).suffix in {".bin", ".pt", ".pth", ".safetensors"}
+
+
+def _openai_archive(path: Path) -> dict[str, torch.Tensor] | None:
+    """State dict of the TorchScript archive in which OpenAI published CLIP; None for other files."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        if not any("/code/" in name for name in archive.namelist()):
+            return None
+    state = torch.jit.load(path, map_location="cpu").state_dict()
+    return {name: tensor for name, tensor in state.items() if name not in _OPENAI_EXTRAS}

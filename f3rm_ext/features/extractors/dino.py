@@ -1,0 +1,208 @@
+"""DINO (Caron et al. 2021, arXiv 2104.14294) and DINOv2 (Oquab et al. 2023, arXiv 2304.07193) patch features."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from f3rm_ext.errors import ExtractorError
+from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
+from f3rm_ext.features.extractors import preprocess
+from f3rm_ext.features.extractors.vit import Facet, VisionTransformer
+from f3rm_ext.features.extractors.weights import Weights, WeightsStatus, file_hash, load_state_dict, resolve, status
+
+_DINO_URL = "https://dl.fbaipublicfiles.com/dino"
+_DINOV2_URL = "https://dl.fbaipublicfiles.com/dinov2"
+_DINO_FILES = {
+    "vits8": ("facebook/dino-vits8", "dino_deitsmall8_pretrain"),
+    "vits16": ("facebook/dino-vits16", "dino_deitsmall16_pretrain"),
+    "vitb8": ("facebook/dino-vitb8", "dino_vitbase8_pretrain"),
+    "vitb16": ("facebook/dino-vitb16", "dino_vitbase16_pretrain"),
+}
+_DINOV2_SIZES = {"vits14": "small", "vitb14": "base", "vitl14": "large", "vitg14": "giant"}
+
+DinoModel = Literal["vits8", "vits16", "vitb8", "vitb16"]
+Dinov2Model = Literal["vits14", "vitb14", "vitl14", "vitg14", "vits14_reg", "vitb14_reg", "vitl14_reg", "vitg14_reg"]
+
+
+@dataclass
+class DinoConfig:
+    """Options of ``dino``; the defaults are F3RM's."""
+
+    model: DinoModel = "vits8"
+    """Published model whose weights to take, unless `weights` gives a file."""
+    weights: Path | None = None
+    """State dict of a ViT (.pth, .pt or .safetensors; names of DINO, timm or transformers)."""
+    short_side_px: int = 224
+    """Size the short side of the image is resized to, ≥ 32; both sides are rounded to whole patches."""
+    stride_px: int | None = 4
+    """Distance between patch centres in the resized image, 1 to the patch size; below the patch size the patches
+    overlap and the map is finer. None takes the patch size."""
+    facet: Facet = "key"
+    """What to take: token (output of the block), key, query or value (of its attention)."""
+    layers: tuple[int, ...] = (-1,)
+    """Blocks whose features are averaged, as 6+7+8+9; negative counts from the last."""
+
+    def __post_init__(self) -> None:
+        _check(self.short_side_px, self.stride_px)
+
+
+@dataclass
+class Dinov2Config:
+    """Options of ``dinov2``."""
+
+    model: Dinov2Model = "vits14"
+    """Published model whose weights to take, unless `weights` gives a file."""
+    weights: Path | None = None
+    """State dict of a ViT (.pth, .pt or .safetensors; names of DINOv2, timm or transformers)."""
+    short_side_px: int = 448
+    """Size the short side of the image is resized to, ≥ 32; both sides are rounded to whole patches."""
+    stride_px: int | None = None
+    """Distance between patch centres in the resized image, 1 to the patch size. None takes the patch size."""
+    facet: Facet = "token"
+    """What to take: token (output of the block), key, query or value (of its attention)."""
+    layers: tuple[int, ...] = (-1,)
+    """Blocks whose features are averaged, as 6+7+8+9; negative counts from the last."""
+
+    def __post_init__(self) -> None:
+        _check(self.short_side_px, self.stride_px)
+
+
+def _check(short_side_px: int, stride_px: int | None) -> None:
+    if short_side_px < preprocess.MIN_SIDE_PX:
+        raise ExtractorError(
+            f"short_side_px is {short_side_px}, below {preprocess.MIN_SIDE_PX}: patch features need a larger image."
+        )
+    if stride_px is not None and stride_px < 1:
+        raise ExtractorError(f"stride_px is {stride_px}: it must be at least 1, or none for the patch size.")
+
+
+class _VitExtractor:
+    """What DINO and DINOv2 share: a plain ViT whose patch tokens, or one facet of them, are the features."""
+
+    name: ClassVar[str]
+
+    def __init__(self, config: DinoConfig | Dinov2Config, *, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self._path = resolve(self._weights(config))
+        self._vit = VisionTransformer.from_state_dict(load_state_dict(self._path))
+        depth, patch_px = self._vit.depth, self._vit.patch_px
+        for layer in config.layers:
+            if not -depth <= layer < depth:
+                raise ExtractorError(
+                    f"Layer {layer} does not exist in {self._path.name}: its {depth} blocks are 0 to {depth - 1}."
+                )
+        self.stride_px = config.stride_px or patch_px
+        if self.stride_px > patch_px:
+            raise ExtractorError(
+                f"stride_px is {self.stride_px}, above the patch size {patch_px}: parts of the image would be skipped."
+            )
+        self._half = device.type == "cuda"
+        self._vit.to(device=device, dtype=torch.float16 if self._half else torch.float32)
+
+    @staticmethod
+    def _weights(config: DinoConfig | Dinov2Config) -> Weights:
+        raise NotImplementedError
+
+    @classmethod
+    def weights_status(cls, config: DinoConfig | Dinov2Config) -> WeightsStatus:
+        """Whether the weights are on this machine."""
+        return status(cls._weights(config))
+
+    @property
+    def identity(self) -> ExtractorIdentity:
+        """The weights, the size and what is taken from the network."""
+        layers = "+".join(str(layer % self._vit.depth) for layer in self.config.layers)
+        return ExtractorIdentity(
+            extractor=self.name,
+            model=f"ViT {self._vit.width}x{self._vit.depth}/{self._vit.patch_px}",
+            weights=file_hash(self._path),
+            resolution=f"short side {self.config.short_side_px} px in whole patches, stride {self.stride_px}",
+            preprocessing=f"bicubic antialiased, ImageNet mean and std; {self.config.facet} of blocks {layers}, "
+            "last tokens with the final norm, earlier ones with a plain norm, mean over blocks",
+        )
+
+    @property
+    def dim(self) -> int:
+        """The width of the ViT."""
+        return self._vit.width
+
+    @property
+    def batch_size(self) -> int:
+        """Small on the CPU, where nothing is gained by more."""
+        return 2 if self.device.type == "cpu" else 16
+
+    def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
+        """Patches tile the whole image; with a stride below the patch size they overlap."""
+        height, width = self._input_size(height_px, width_px)
+        patch, stride = self._vit.patch_px, self.stride_px
+        scale = (height_px / height, width_px / width)
+        return PatchGrid(
+            rows=(height - patch) // stride + 1,
+            cols=(width - patch) // stride + 1,
+            origin_px=(scale[0] * patch / 2, scale[1] * patch / 2),
+            stride_px=(scale[0] * stride, scale[1] * stride),
+        )
+
+    def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
+        """Patch features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
+        return preprocess.extract_in_batches(
+            images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
+        )
+
+    def _input_size(self, height_px: int, width_px: int) -> tuple[int, int]:
+        return preprocess.whole_patches(height_px, width_px, self.config.short_side_px, self._vit.patch_px)
+
+    def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
+        pixels = preprocess.normalise(pixels, preprocess.IMAGENET_MEAN, preprocess.IMAGENET_STD)
+        maps = self._vit(
+            pixels.half() if self._half else pixels,
+            self.config.layers,
+            facet=self.config.facet,
+            stride_px=self.stride_px,
+        )
+        return torch.stack([features.float() for features in maps]).mean(dim=0)
+
+
+class DinoExtractor(_VitExtractor):
+    """DINO ViT patch features (key facet of the last block, as in F3RM)."""
+
+    name = "dino"
+    config_class = DinoConfig
+
+    @staticmethod
+    def _weights(config: DinoConfig | Dinov2Config) -> Weights:
+        repository, stem = _DINO_FILES[config.model]
+        return Weights(
+            model=f"DINO {config.model}",
+            option="weights",
+            local=config.weights,
+            hub_files=((repository, "model.safetensors"), (repository, "pytorch_model.bin")),
+            urls=(f"{_DINO_URL}/{stem}/{stem}.pth",),
+        )
+
+
+class Dinov2Extractor(_VitExtractor):
+    """DINOv2 ViT patch features (tokens of chosen blocks)."""
+
+    name = "dinov2"
+    config_class = Dinov2Config
+
+    @staticmethod
+    def _weights(config: DinoConfig | Dinov2Config) -> Weights:
+        size, _, registers = config.model.partition("_")
+        repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{_DINOV2_SIZES[size]}"
+        stem = f"dinov2_{size}" + ("_reg4" if registers else "")
+        return Weights(
+            model=f"DINOv2 {config.model}",
+            option="weights",
+            local=config.weights,
+            hub_files=((repository, "model.safetensors"), (repository, "pytorch_model.bin")),
+            urls=(f"{_DINOV2_URL}/dinov2_{size}/{stem}_pretrain.pth",),
+        )

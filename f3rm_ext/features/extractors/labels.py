@@ -1,0 +1,112 @@
+"""Label images as features: perfect by construction, to test everything that comes after an encoder."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from f3rm_ext.capture.ground_truth import LABEL_KEYS, Truth
+from f3rm_ext.errors import ExtractorError
+from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
+from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus
+
+
+@dataclass
+class LabelsConfig:
+    """Options of ``labels``."""
+
+    data: Path = field(default_factory=Path)
+    """The capture, whose transforms.json names classes and label images."""
+
+
+class LabelsExtractor:
+    """One-hot labels of a capture that has them, for tests of what comes after an encoder; texts are class names.
+
+    A patch is a pixel; at other sizes than that of the labels it is the share of each class in the pixel's area.
+    """
+
+    config_class = LabelsConfig
+
+    def __init__(self, config: LabelsConfig, *, device: torch.device) -> None:
+        self.config = config
+        self.truth = Truth(config.data)
+        if not self.truth.has_labels:
+            raise ExtractorError(
+                f"There are no label images in {config.data}: `labels:data=CAPTURE` needs a transforms.json with "
+                "`classes`, and `label_file_path` for each frame."
+            )
+        self._digest = self._digest_of_labels()
+
+    @classmethod
+    def weights_status(cls, config: LabelsConfig) -> WeightsStatus:
+        """There are none."""
+        return NO_WEIGHTS
+
+    @property
+    def identity(self) -> ExtractorIdentity:
+        """Names of the classes, and contents of the label images."""
+        return ExtractorIdentity(
+            extractor="labels",
+            model=f"{self.dim} classes",
+            weights=self._digest,
+            resolution="image",
+            preprocessing="share of each class in the pixel's area",
+        )
+
+    @property
+    def dim(self) -> int:
+        """Number of classes, that of nothing included."""
+        return len(self.truth.names)
+
+    @property
+    def batch_size(self) -> int:
+        """Nothing is gained by more than one."""
+        return 1
+
+    def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
+        """One patch per pixel."""
+        return PatchGrid.covering(height_px, width_px, height_px, width_px)
+
+    def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
+        """Not possible without files.
+
+        Raises:
+            ExtractorError: always.
+        """
+        raise ExtractorError("Labels belong to the files of a capture: an image without a file has none.")
+
+    def extract_files(
+        self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]], files: Sequence[Path]
+    ) -> list[Float[Tensor, "_ _ feat"]]:
+        """Shares of the classes in each pixel, (h, w, classes), by the label image of each file."""
+        return [self._shares(file, *image.shape[:2]) for image, file in zip(images, files, strict=True)]
+
+    def encode_text(self, prompts: Sequence[str]) -> Float[Tensor, "prompts feat"]:
+        """The class of that name; for other texts all classes alike."""
+        names = [name.casefold() for name in self.truth.names]
+        vectors = torch.full((len(prompts), self.dim), self.dim**-0.5)
+        for row, prompt in zip(vectors, prompts, strict=True):
+            if prompt.casefold() in names:
+                row.zero_()
+                row[names.index(prompt.casefold())] = 1.0
+        return vectors
+
+    def _digest_of_labels(self) -> str:
+        digest = hashlib.sha256("\n".join(self.truth.names).encode())
+        for path in self.truth.files(LABEL_KEYS):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:16]
+
+    def _shares(self, file: Path, height_px: int, width_px: int) -> Float[Tensor, "_ _ feat"]:
+        labels = self.truth.label_image(file)
+        if labels is None or labels.max() >= self.dim:
+            wrong = "has no label image" if labels is None else f"has a label {labels.max()} without a name"
+            raise ExtractorError(f"The image {file} {wrong}: mend transforms.json in {self.config.data}.")
+        onehot = torch.nn.functional.one_hot(torch.from_numpy(labels), self.dim).permute(2, 0, 1)[None].float()
+        shares = torch.nn.functional.interpolate(onehot, (height_px, width_px), mode="area")
+        return shares[0].permute(1, 2, 0).contiguous()

@@ -1,0 +1,197 @@
+"""Which extractors there are, built in or from other packages, and how one is built from its name and options."""
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+
+import torch
+
+from f3rm_ext.errors import ExtractorError
+from f3rm_ext.features.base import Extractor
+from f3rm_ext.features.extractors.parsing import build_config, close_match, extractor_name
+from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus, first_line
+
+__all__ = [
+    "ExtractorInfo",
+    "available_extractors",
+    "build_extractor",
+    "extractor_name",
+    "understands_text",
+    "weights_status",
+]
+
+ENTRY_POINT_GROUP = "f3rm_ext.extractors"
+
+_BUILT_IN = {
+    "clip": (
+        "f3rm_ext.features.extractors.clip:ClipExtractor",
+        "CLIP patch features with text queries (open_clip, MaskCLIP).",
+    ),
+    "dino": ("f3rm_ext.features.extractors.dino:DinoExtractor", "DINO ViT patch features (key facet, as F3RM)."),
+    "dinov2": ("f3rm_ext.features.extractors.dino:Dinov2Extractor", "DINOv2 ViT patch features, also with registers."),
+    "labels": (
+        "f3rm_ext.features.extractors.labels:LabelsExtractor",
+        "One-hot labels of a capture that has them, for tests.",
+    ),
+    "dense-daisy": (
+        "f3rm_ext.features.extractors.daisy:DaisyExtractor",
+        "Texture and colour without weights, for off-line use.",
+    ),
+}
+
+
+@runtime_checkable
+class ExtractorFactory(Protocol):
+    """What an entry point of the group ``f3rm_ext.extractors`` names; usually the extractor's class itself.
+
+    It may also have ``weights_status(config) -> WeightsStatus`` for ``doctor``, which must be cheap and off-line.
+    """
+
+    config_class: ClassVar[type]
+    """Dataclass of the options; every field has a default."""
+
+    def __call__(self, config: Any, *, device: torch.device) -> Extractor:
+        """Builds the extractor."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExtractorInfo:
+    """An extractor as ``doctor`` lists it."""
+
+    name: str
+    """Name to use in ``NAME:key=value``."""
+    description: str
+    """One line; for a broken one, why it cannot be used."""
+    provider: str
+    """``built in``, or the package that registers it."""
+    broken: bool = False
+    """True where loading it failed."""
+
+    def weights_status(self, options: str = "") -> WeightsStatus:
+        """Whether the weights are on this machine, off-line and without loading them.
+
+        Args:
+            options: ``key=value,key=value`` other than the defaults.
+
+        Raises:
+            ExtractorError: The extractor is broken, or an option is wrong.
+        """
+        return weights_status(f"{self.name}:{options}")
+
+
+def weights_status(text: str) -> WeightsStatus:
+    """Whether the weights of an extractor are on this machine, off-line and without loading them.
+
+    Args:
+        text: What the user wrote, as for :func:`build_extractor`.
+
+    Raises:
+        ExtractorError: Name, option or value is wrong, or the extractor is broken.
+    """
+    factory = _factory(extractor_name(text))
+    config = build_config(factory.config_class, text)
+    check = getattr(factory, "weights_status", None)
+    return NO_WEIGHTS if check is None else check(config)
+
+
+def build_extractor(text: str, *, device: torch.device) -> Extractor:
+    """Builds the extractor that ``NAME`` or ``NAME:key=value,key=value`` stands for.
+
+    Args:
+        text: What the user wrote, e.g. ``clip:model=ViT-B-16,pretrained=laion2b_s34b_b88k``.
+        device: Where the network runs.
+
+    Raises:
+        ExtractorError: Name, option or value is wrong, or the package that provides the extractor is broken.
+        WeightsNotFoundError: The weights are not on this machine and cannot be fetched.
+    """
+    name = extractor_name(text)
+    factory = _factory(name)
+    config = build_config(factory.config_class, text)
+    try:
+        return factory(config, device=device)
+    except ImportError as error:
+        raise ExtractorError(
+            f"Extractor {name} needs a package that cannot be imported ({first_line(error)}): install it."
+        ) from error
+
+
+def understands_text(text: str) -> bool:
+    """Whether texts can be embedded into the features of an extractor; needs no weights.
+
+    Args:
+        text: As for :func:`build_extractor`.
+
+    Raises:
+        ExtractorError: It is unknown or broken.
+    """
+    return hasattr(_factory(extractor_name(text)), "encode_text")
+
+
+def available_extractors() -> dict[str, ExtractorInfo]:
+    """All extractors by name, built-in ones first; a broken one says so in its description."""
+    found = {name: ExtractorInfo(name, text, "built in") for name, (_, text) in _BUILT_IN.items()}
+    for name, points in sorted(_registered().items()):
+        if name in found:
+            continue
+        provider = " and ".join(_provider(point) for point in points)
+        try:
+            description, broken = _description(_factory(name)), False
+        except ExtractorError as error:
+            description, broken = str(error), True
+        found[name] = ExtractorInfo(name, description, provider, broken)
+    return found
+
+
+def _registered() -> Mapping[str, list[EntryPoint]]:
+    """Entry points of other packages by name; the same package seen twice on the path counts once."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        others = found.setdefault(point.name, [])
+        if all(point.value != other.value for other in others):
+            others.append(point)
+    return found
+
+
+def _factory(name: str) -> ExtractorFactory:
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name][0].partition(":")
+        return cast(ExtractorFactory, getattr(importlib.import_module(module), attribute))
+    registered = _registered()
+    points = registered.get(name, [])
+    if not points:
+        known = list(dict.fromkeys([*_BUILT_IN, *sorted(registered)]))
+        raise ExtractorError(
+            f"There is no extractor '{name}'{close_match(name, known)}: known ones are {', '.join(known)}."
+        )
+    if len(points) > 1:
+        raise ExtractorError(
+            f"Extractor {name} is registered by {' and '.join(map(_provider, points))}: uninstall all but one."
+        )
+    provider = _provider(points[0])
+    try:
+        factory = points[0].load()
+    except Exception as error:
+        raise ExtractorError(
+            f"Extractor {name} of {provider} cannot be loaded ({type(error).__name__}: {first_line(error)}): "
+            "mend or uninstall that package."
+        ) from error
+    if not callable(factory) or not dataclasses.is_dataclass(getattr(factory, "config_class", None)):
+        raise ExtractorError(
+            f"Extractor {name} of {provider} ({points[0].value}) is not callable or has no dataclass config_class: "
+            "mend or uninstall that package."
+        )
+    return cast(ExtractorFactory, factory)
+
+
+def _provider(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value
+
+
+def _description(factory: ExtractorFactory) -> str:
+    lines = (getattr(factory, "__doc__", None) or "").strip().splitlines()
+    return lines[0] if lines else "No description."

@@ -1,0 +1,222 @@
+"""A Vision Transformer that takes its shape from its weights: DINO, DINOv2 (also with registers) and timm's ViT.
+
+Architecture: Dosovitskiy et al. 2021 (arXiv 2010.11929); LayerScale: Touvron et al. 2021 (arXiv 2103.17239);
+register tokens: Darcet et al. 2024 (arXiv 2309.16588).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from f3rm_ext.errors import ExtractorError
+from f3rm_ext.features.extractors.vit_weights import block_count, to_common_names
+
+HEAD_WIDTH = 64
+"""Width of one attention head in every published DINO and DINOv2 model."""
+NORM_EPS = 1e-6
+Facet = Literal["token", "key", "query", "value"]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with one matrix for query, key and value."""
+
+    def __init__(self, width: int, heads: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.proj = nn.Linear(width, width)
+
+    def facets(self, x: Float[Tensor, "b t c"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each of shape (b, t, c) with the heads side by side."""
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        return query, key, value
+
+    def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
+        query, key, value = (facet.unflatten(-1, (self.heads, -1)).transpose(1, 2) for facet in self.facets(x))
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """Linear, GELU, linear."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
+        return self.fc2(functional.gelu(self.fc1(x)))
+
+
+class SwiGlu(nn.Module):
+    """The gated MLP of DINOv2's giant (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(width, 2 * hidden)
+        self.w3 = nn.Linear(hidden, width)
+
+    def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
+        gate, content = self.w12(x).chunk(2, dim=-1)
+        return self.w3(functional.silu(gate) * content)
+
+
+class LayerScale(nn.Module):
+    """A learnt factor per channel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block."""
+
+    def __init__(self, state: Mapping[str, Tensor], width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=NORM_EPS)
+        self.attn = Attention(width, heads, qkv_bias="blocks.0.attn.qkv.bias" in state)
+        self.ls1 = LayerScale(width) if "blocks.0.ls1.gamma" in state else nn.Identity()
+        self.norm2 = nn.LayerNorm(width, eps=NORM_EPS)
+        if "blocks.0.mlp.w12.weight" in state:
+            self.mlp = SwiGlu(width, state["blocks.0.mlp.w12.weight"].shape[0] // 2)
+        else:
+            self.mlp = Mlp(width, state["blocks.0.mlp.fc1.weight"].shape[0])
+        self.ls2 = LayerScale(width) if "blocks.0.ls2.gamma" in state else nn.Identity()
+
+    def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class PatchEmbed(nn.Module):
+    """Linear embedding of square patches."""
+
+    def __init__(self, width: int, patch_px: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, width, kernel_size=patch_px, stride=patch_px)
+
+    def forward(self, pixels: Float[Tensor, "b 3 h w"], stride_px: int) -> Float[Tensor, "b c rows cols"]:
+        return functional.conv2d(pixels, self.proj.weight, self.proj.bias, stride=stride_px)
+
+
+class VisionTransformer(nn.Module):
+    """Dense features of a ViT at any image size; build it with :meth:`from_state_dict`."""
+
+    def __init__(self, state: Mapping[str, Tensor], heads: int | None = None) -> None:
+        super().__init__()
+        self.width, _, self.patch_px, _ = state["patch_embed.proj.weight"].shape
+        self.depth = block_count(state)
+        self.heads = heads or self.width // HEAD_WIDTH
+        if self.heads == 0 or self.width % self.heads:
+            raise ExtractorError(
+                f"A ViT of width {self.width} cannot be split into attention heads of {HEAD_WIDTH}: "
+                "these weights are not of a DINO or DINOv2 model."
+            )
+        self.patch_embed = PatchEmbed(self.width, self.patch_px)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.width))
+        registers = state["register_tokens"].shape[1] if "register_tokens" in state else 0
+        self.register_tokens = nn.Parameter(torch.zeros(1, registers, self.width)) if registers else None
+        self.pos_embed = nn.Parameter(torch.zeros(state["pos_embed"].shape))
+        positions = self.pos_embed.shape[1]
+        # Some models give the class token a position of its own, some do not.
+        self.cls_positions = next((n for n in (1, 0) if math.isqrt(positions - n) ** 2 == positions - n), -1)
+        if self.cls_positions < 0:
+            raise ExtractorError(
+                f"The position embedding of these weights has {positions} entries, which is no square grid: "
+                "use weights trained on square images."
+            )
+        self.blocks = nn.ModuleList(Block(state, self.width, self.heads) for _ in range(self.depth))
+        self.norm = nn.LayerNorm(self.width, eps=NORM_EPS)
+
+    @classmethod
+    def from_state_dict(cls, weights: Mapping[str, Tensor], heads: int | None = None) -> "VisionTransformer":
+        """Builds the model these weights belong to, in float32 on the CPU, for inference.
+
+        Args:
+            weights: State dict with the names of timm / DINO / DINOv2 or of ``transformers``; any float type.
+            heads: Number of attention heads; default width / 64.
+
+        Raises:
+            ExtractorError: Names are missing or unknown, or shapes do not fit together.
+        """
+        state = to_common_names(weights)
+        with torch.device("meta"):
+            model = cls(state, heads)
+        expected = model.state_dict()
+        missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+        misfits = [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape]
+        for names, problem in ((missing, "lack"), (unexpected, "hold unknown"), (misfits, "hold ill-fitting")):
+            if names:
+                shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+                raise ExtractorError(
+                    f"The weights {problem} parameters ({shown}): this is no plain ViT as in DINO, DINOv2 or timm."
+                )
+        model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
+        return model.eval().requires_grad_(False)
+
+    def positions(self, rows: int, cols: int) -> Float[Tensor, "1 tokens c"]:
+        """Position embeddings of a rows x cols grid of patches, bicubically interpolated."""
+        side = math.isqrt(self.pos_embed.shape[1] - self.cls_positions)
+        grid = self.pos_embed[:, self.cls_positions :]
+        if (rows, cols) == (side, side):
+            return grid
+        image = grid.unflatten(1, (side, side)).permute(0, 3, 1, 2).float()
+        image = functional.interpolate(image, size=(rows, cols), mode="bicubic", align_corners=False)
+        return image.flatten(2).transpose(1, 2).to(grid.dtype)
+
+    def _normed(self, x: Float[Tensor, "b t c"], index: int) -> Float[Tensor, "b t c"]:
+        return self.norm(x) if index == self.depth - 1 else functional.layer_norm(x, (self.width,), eps=NORM_EPS)
+
+    def embed(self, pixels: Float[Tensor, "b 3 h w"], stride_px: int) -> tuple[Float[Tensor, "b t c"], int, int]:
+        """The token sequence before the first block, and the rows and columns of its patch grid."""
+        patches = self.patch_embed(pixels, stride_px)
+        batch, _, rows, cols = patches.shape
+        tokens = patches.flatten(2).transpose(1, 2) + self.positions(rows, cols)
+        prefix = [self.cls_token + self.pos_embed[:, :1] if self.cls_positions else self.cls_token]
+        if self.register_tokens is not None:
+            prefix.append(self.register_tokens)
+        return torch.cat([*(token.expand(batch, -1, -1) for token in prefix), tokens], dim=1), rows, cols
+
+    def forward(
+        self,
+        pixels: Float[Tensor, "b 3 h w"],
+        layers: Sequence[int] = (-1,),
+        *,
+        facet: Facet = "token",
+        normed: bool = True,
+        stride_px: int | None = None,
+    ) -> list[Float[Tensor, "b rows cols c"]]:
+        """Dense features of the patches after (or, for the facets, inside) some blocks.
+
+        Args:
+            pixels: Normalised images.
+            layers: Blocks to look at, 0 … depth - 1 or negative from the end.
+            facet: ``token`` for the block's output, or its attention's ``key``, ``query`` or ``value``.
+            normed: Whether to normalise tokens: those of the last block by the model's final LayerNorm, those of
+                earlier blocks, for which that was not trained, by one without weights.
+            stride_px: Distance between patches; default the patch size, less gives overlapping patches.
+
+        Returns:
+            One map per entry of `layers`, in that order.
+        """
+        wanted = [layer % self.depth for layer in layers]
+        x, rows, cols = self.embed(pixels, stride_px or self.patch_px)
+        found: dict[int, Tensor] = {}
+        for index, block in enumerate(self.blocks[: max(wanted) + 1]):
+            assert isinstance(block, Block)
+            if facet != "token" and index in wanted:
+                found[index] = block.attn.facets(block.norm1(x))[("query", "key", "value").index(facet)]
+            x = block(x)
+            if facet == "token" and index in wanted:
+                found[index] = self._normed(x, index) if normed else x
+        return [found[index][:, -rows * cols :].unflatten(1, (rows, cols)) for index in wanted]

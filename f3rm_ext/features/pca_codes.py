@@ -1,0 +1,223 @@
+"""PCA codes: features in K dimensions, with what is needed to query them there.
+
+Uncentred PCA: the basis B (K x D, orthonormal rows) spans the K strongest directions of the second-moment matrix of
+all patches of the training images. Being uncentred it keeps inner products: with c = B f and r = |f - Bᵀ c| a query q
+has q·f ≈ (B q)·c and |f|² = |c|² + r². So text and exemplar queries need K dimensions only.
+"""
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from f3rm_ext.errors import ExtractorError, FeatureStoreError
+from f3rm_ext.features.display import fixed_signs
+from f3rm_ext.features.store.feature_store import FeatureStore
+from f3rm_ext.utils.atomic_files import digest_of, remove_temporaries, write_atomic
+
+_COMMIT_EVERY = 32
+
+
+@dataclass(frozen=True)
+class CodeBasis:
+    """The K directions codes are made of."""
+
+    rows: Float32[Tensor, "code feat"]
+    """Orthonormal; strongest first; the largest entry of each is positive."""
+    energy: tuple[float, ...]
+    """Share of the features' energy (mean squared norm) along each of all D directions, descending."""
+    digest: str
+    """Hash of the stored basis."""
+
+    @property
+    def explained(self) -> float:
+        """Share of the energy that the K codes keep, 0 to 1."""
+        return float(sum(self.energy[: len(self.rows)]))
+
+
+def second_moment(
+    patches: Sequence[Callable[[], Float[Tensor, "_ feat"]]], dim: int, device: torch.device
+) -> tuple[np.ndarray, int]:
+    """Sum of f fᵀ over all patches, and their number.
+
+    Products are taken in float32 per image (fp16 features have exact products there) and summed in float64.
+    """
+    moment, count = np.zeros((dim, dim)), 0
+    for load in patches:
+        values = load().to(device, torch.float32)
+        moment += (values.T @ values).cpu().double().numpy()
+        count += len(values)
+    return moment, count
+
+
+def principal_rows(moment: np.ndarray, codes: int) -> tuple[Float32[Tensor, "code feat"], tuple[float, ...]]:
+    """The strongest directions of a second-moment matrix, and the share of energy along each of all of them."""
+    values, vectors = np.linalg.eigh(moment)
+    energy = np.clip(values[::-1], 0.0, None)
+    energy = energy / max(float(energy.sum()), np.finfo(np.float64).tiny)
+    rows = fixed_signs(torch.from_numpy(np.ascontiguousarray(vectors.T[::-1][:codes])))
+    return rows.float(), tuple(float(e) for e in energy)
+
+
+def project_query(
+    basis: Float[Tensor, "code feat"], query: Float[Tensor, "*batch feat"]
+) -> Float[Tensor, "*batch code"]:
+    """A query of the full feature space in code space: B q."""
+    return query.to(basis.dtype) @ basis.T
+
+
+def code_cosine(
+    query_code: Float[Tensor, "*#batch code"],
+    query_norm: Float[Tensor, "*#batch"],
+    code: Float[Tensor, "*#batch code"],
+    residual_norm: Float[Tensor, "*#batch"] | None = None,
+) -> Float[Tensor, "..."]:
+    """Cosine of query and feature in the full space, from codes: (B q)·c / (|q| √(|c|² + r²)).
+
+    Exact but for the inner product of what the codes leave out on both sides.
+
+    Args:
+        query_code: B q, see :func:`project_query`.
+        query_norm: |q| in the full space.
+        code: c; shapes broadcast.
+        residual_norm: r; without it the feature is taken to lie in the span of the basis.
+    """
+    square = code.float().square().sum(-1)
+    if residual_norm is not None:
+        square = square + residual_norm.float().square()
+    dot = (query_code.float() * code.float()).sum(-1)
+    return dot / (query_norm.float() * square.sqrt()).clamp_min(1e-12)
+
+
+def encode(
+    basis: Float[Tensor, "code feat"], values: Float[Tensor, "rows cols feat"]
+) -> Float[Tensor, "rows cols channels"]:
+    """Codes of a feature map, with the residual norm as one more channel."""
+    values = values.to(basis.dtype)
+    codes = values @ basis.T
+    residual = (values - codes @ basis).norm(dim=-1, keepdim=True)
+    return torch.cat([codes, residual], dim=-1)
+
+
+def codes_root(store: FeatureStore, set_key: str, codes: int) -> Path:
+    """Folder of the codes of a store for a set of training images."""
+    return store.root / "codes" / f"{set_key}-k{codes}"
+
+
+def save_basis(root: Path, rows: Float32[Tensor, "code feat"], energy: tuple[float, ...]) -> CodeBasis:
+    """Writes ``basis.npy``, then ``spectrum.json``, which vouches for it."""
+    root.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, rows.numpy().astype(np.float32), allow_pickle=False)
+    digest = digest_of(buffer.getvalue())
+    write_atomic(root / "basis.npy", buffer.getvalue())
+    raw = {
+        "format": 1,
+        "codes": rows.shape[0],
+        "dim": rows.shape[1],
+        "explained": float(sum(energy[: len(rows)])),
+        "basis_blake2b": digest,
+        "energy": energy,
+    }
+    write_atomic(root / "spectrum.json", json.dumps(raw).encode())
+    return CodeBasis(rows, energy, digest)
+
+
+def load_basis(root: Path) -> CodeBasis | None:
+    """Reads a basis; None where there is none yet.
+
+    Raises:
+        FeatureStoreError: When it is damaged.
+    """
+    try:
+        raw = json.loads((root / "spectrum.json").read_bytes())
+        data = (root / "basis.npy").read_bytes()
+        shape, energy, digest = (raw["codes"], raw["dim"]), raw["energy"], raw["basis_blake2b"]
+        if digest_of(data) != digest:
+            raise ValueError("its hash is not the recorded one")
+        rows = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        if rows.shape != shape or rows.dtype != np.float32 or len(energy) != shape[1]:
+            raise ValueError(f"it is not a float32 array of shape {shape}")
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+        raise FeatureStoreError(
+            f"The PCA basis {root / 'basis.npy'} is damaged ({error}): delete the folder {root}, "
+            "or run `f3rm-ext features extract` with the same options to redo it."
+        ) from error
+    return CodeBasis(torch.from_numpy(rows), tuple(float(e) for e in energy), digest)
+
+
+def open_codes(store: FeatureStore, root: Path, basis: CodeBasis) -> FeatureStore:
+    """The store of the codes made with a basis."""
+    identity = {**store.manifest.identity, "codes": str(len(basis.rows)), "basis": basis.digest}
+    return FeatureStore.open(root, identity, len(basis.rows), residual=True)
+
+
+def build_codes(
+    store: FeatureStore,
+    root: Path,
+    basis_keys: Sequence[str],
+    keys: Sequence[str],
+    codes: int,
+    device: torch.device,
+    on_progress: Callable[[], None] = lambda: None,
+) -> FeatureStore:
+    """Makes the basis (unless it is there) and whatever codes are missing. Only under the store's lock.
+
+    What is damaged is made again: codes follow from the features.
+
+    Args:
+        store: The full features; must hold all keys.
+        root: Folder of the codes, see :func:`codes_root`.
+        basis_keys: Images the basis is fitted to (training).
+        keys: Images that need codes (training and evaluation).
+        codes: K.
+        device: Where to compute.
+        on_progress: Called once per image.
+    """
+    try:
+        basis = load_basis(root)
+        code_store = open_codes(store, root, basis) if basis is not None else None
+    except FeatureStoreError:
+        basis = code_store = None
+    if basis is None or code_store is None:
+        shutil.rmtree(root, ignore_errors=True)
+        basis = _fit(store, root, basis_keys, codes, device)
+        code_store = open_codes(store, root, basis)
+    remove_temporaries(root)
+    code_store.recover()
+    rows = basis.rows.to(device)
+    written = 0
+    for key in sorted(set(keys)):
+        on_progress()
+        if code_store.state(key) == "present" and code_store.damage(key) is None:
+            continue
+        values = torch.from_numpy(np.array(store.load(key).values)).to(device)
+        half = encode(rows, values).to(torch.float16).cpu().numpy()
+        if not np.isfinite(half).all():
+            raise ExtractorError(
+                f"The PCA codes of image {key} overflow half precision: distil the full features (codes 0) instead."
+            )
+        entry = store.manifest.images[key]
+        code_store.put(key, half, entry.grid, (entry.height_px, entry.width_px))
+        written += 1
+        if written % _COMMIT_EVERY == 0:
+            code_store.commit()
+    code_store.commit()
+    return code_store
+
+
+def _fit(store: FeatureStore, root: Path, keys: Sequence[str], codes: int, device: torch.device) -> CodeBasis:
+    def loader(key: str) -> Callable[[], Tensor]:
+        return lambda: torch.from_numpy(np.array(store.load(key).values)).reshape(-1, store.dim)
+
+    moment, _ = second_moment([loader(key) for key in sorted(set(keys))], store.dim, device)
+    return save_basis(root, *principal_rows(moment, codes))

@@ -1,0 +1,281 @@
+"""Extracting what a feature store lacks: resumable, with a progress bar, one process at a time."""
+
+import contextlib
+import errno
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float16
+
+from f3rm_ext.errors import ExtractorError, FeatureStoreError
+from f3rm_ext.features.base import Extractor, FileExtractor, PatchGrid
+from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes
+from f3rm_ext.features.store.images import Decoded, ImageSet, decode
+from f3rm_ext.features.store.manifest import REDO
+from f3rm_ext.utils.atomic_files import FolderLock, is_disk_full
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+_SPARE_BYTES = 64 << 20
+_WAIT_POLL_S = 0.5
+_WAIT_LOG_S = 30.0
+_ABANDONED_S = 600.0
+
+
+def console() -> "Console":
+    """Nerfstudio's console, where all its messages go."""
+    from nerfstudio.utils.rich_utils import CONSOLE
+
+    return CONSOLE
+
+
+def image_progress(unit: str = "images") -> "Progress":
+    """A progress bar with images (or whatever is counted) per second and the time left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task):
+            speed = task.finished_speed or task.speed
+            return Text(f"    - {unit}/s" if speed is None else f"{speed:5.1f} {unit}/s")
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=console(),
+    )
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
+    """Turns a full or read-only disk into a FeatureStoreError that says what is needed and where."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise FeatureStoreError(
+                f"The disk is full while features are written to {folder}: about {_mib(needed_bytes())} more are "
+                "needed there; free some space or choose another folder with --features.cache-dir, then run the same "
+                "command again (finished images are kept)."
+            ) from error
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            raise FeatureStoreError(
+                f"The feature store {folder} cannot be written ({error.strerror}): make it writable, or choose "
+                "another folder with --features.cache-dir or $F3RM_EXT_CACHE."
+            ) from error
+        raise
+
+
+def pending(store: FeatureStore, sets: Sequence[ImageSet], *, repair: bool) -> list[tuple[ImageSet, int]]:
+    """Images without features, those of unknown content included.
+
+    Args:
+        store: Where their features would be.
+        sets: Images, whose keys are looked up but not computed.
+        repair: Read every shard and count the damaged ones as missing. Otherwise only sizes are looked at and a
+            damaged shard is an error.
+
+    Raises:
+        FeatureStoreError: Without ``repair``, when a shard is damaged.
+    """
+    todo: list[tuple[ImageSet, int]] = []
+    seen: set[str] = set()
+    for image_set in sets:
+        for i, key in enumerate(image_set.known()):
+            if key is None:
+                todo.append((image_set, i))
+            elif key not in seen:
+                seen.add(key)
+                if not _is_there(store, key, repair=repair):
+                    todo.append((image_set, i))
+    return todo
+
+
+def _is_there(store: FeatureStore, key: str, *, repair: bool) -> bool:
+    if key not in store:
+        return False
+    if not repair:
+        state = store.state(key)
+        if state == "damaged":
+            store.require((key,))
+        return state == "present"
+    damage = store.damage(key)
+    if damage is not None:
+        console().print(f"[yellow]{damage.path.name} {damage.reason}; extracting it again.", highlight=False)
+        del store.manifest.images[key]
+    return damage is None
+
+
+def extract_missing(
+    extractor: Extractor, store: FeatureStore, sets: Sequence[ImageSet], *, name: str, repair: bool = False
+) -> int:
+    """Extracts the features a store lacks. Only under the store's lock.
+
+    After every batch the store is complete as far as it goes, so that killing the process loses a batch at most.
+    Images are decoded on threads while the extractor works; memory holds two batches of images.
+
+    Args:
+        extractor: What to extract with.
+        store: Where to put it; opened after the lock was taken.
+        sets: Images; several with the same pixels are extracted once.
+        name: What to call this on the progress bar.
+        repair: See :func:`pending`.
+
+    Returns:
+        How many images were extracted.
+
+    Raises:
+        FeatureStoreError: When the disk is full (or would be) or read-only.
+        ExtractorError: When the extractor breaks its contract.
+    """
+    todo = pending(store, sets, repair=repair)
+    done = 0
+
+    def needed_bytes() -> int:
+        return sum(_shard_bytes(extractor, image_set, i) for image_set, i in todo[done:])
+
+    with disk_errors(store.root, needed_bytes):
+        store.recover()
+        if not todo:
+            return 0
+        _check_space(store.root, needed_bytes())
+        batch: dict[str, Decoded] = {}
+        extracted = 0
+        with image_progress() as progress, contextlib.closing(decode(todo, ahead=extractor.batch_size)) as images:
+            task = progress.add_task(f"Features {name}", total=len(todo))
+            try:
+                for number, (_, _, image) in enumerate(images, start=1):
+                    if image.key not in batch and not _is_there(store, image.key, repair=repair):
+                        batch[image.key] = image
+                    if len(batch) >= max(1, extractor.batch_size) or (batch and number == len(todo)):
+                        _extract_batch(extractor, store, list(batch.values()))
+                        extracted += len(batch)
+                        batch.clear()
+                        sets[0].index.save(now=False)
+                        done = number
+                    progress.update(task, completed=number - len(batch))
+            except KeyboardInterrupt:
+                progress.console.print(
+                    f"Stopped: {done} of {len(todo)} images are done and kept in {store.root}; "
+                    "run the same command again to go on.",
+                    highlight=False,
+                )
+                raise
+            finally:
+                sets[0].index.save()
+    return extracted
+
+
+def _extract_batch(extractor: Extractor, store: FeatureStore, batch: Sequence[Decoded]) -> None:
+    pixels = [image.pixels for image in batch]
+    if isinstance(extractor, FileExtractor):
+        maps = extractor.extract_files(pixels, [image.file for image in batch])
+    else:
+        maps = extractor.extract(pixels)
+    if len(maps) != len(batch):
+        raise ExtractorError(f"Extractor {extractor.identity.extractor} gave {len(maps)} maps for {len(batch)} images.")
+    try:
+        for image, values in zip(batch, maps, strict=True):
+            height_px, width_px = image.pixels.shape[:2]
+            grid = extractor.patch_grid(height_px, width_px)
+            store.put(image.key, _to_half(extractor, values, grid), grid, (height_px, width_px))
+    finally:
+        # Also after a failure: what is on the disk already is kept.
+        store.commit()
+
+
+def _to_half(extractor: Extractor, values: torch.Tensor, grid: PatchGrid) -> Float16[np.ndarray, "rows cols feat"]:
+    who = extractor.identity.extractor
+    if tuple(values.shape) != (grid.rows, grid.cols, extractor.dim):
+        raise ExtractorError(
+            f"Extractor {who} gave features of shape {tuple(values.shape)} where its patch grid and dimension say "
+            f"{(grid.rows, grid.cols, extractor.dim)}: report this to who wrote it."
+        )
+    half = values.detach().to("cpu", torch.float16).numpy()
+    if not np.isfinite(half).all():
+        raise ExtractorError(
+            f"Extractor {who} gave features that are not finite in half precision: its weights are damaged, "
+            "or its values exceed 65504."
+        )
+    return half
+
+
+def _shard_bytes(extractor: Extractor, image_set: ImageSet, i: int) -> int:
+    grid = extractor.patch_grid(*image_set.size_px(i))
+    return shard_bytes(grid.rows, grid.cols, extractor.dim)
+
+
+def _check_space(folder: Path, needed_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed_bytes > free:
+        raise FeatureStoreError(
+            f"The features need about {_mib(needed_bytes)} but only {_mib(free)} are free in {folder}: free some "
+            "space, choose another folder with --features.cache-dir, or use fewer or smaller images."
+        )
+    if needed_bytes + _SPARE_BYTES > free * 0.9:
+        console().print(
+            f"[yellow]The features need about {_mib(needed_bytes)} of the {_mib(free)} left in {folder}.",
+            highlight=False,
+        )
+
+
+def _mib(size: int) -> str:
+    mib = size / (1 << 20)
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
+
+
+def say_waiting(root: Path, what: str) -> Callable[[float], None]:
+    """A function of the seconds waited that says now and then what is waited for."""
+    said = -_WAIT_LOG_S
+
+    def say(waited_s: float) -> None:
+        nonlocal said
+        if waited_s - said >= _WAIT_LOG_S:
+            said = waited_s
+            console().print(f"Waiting for {what} to finish the features in {root} ({waited_s:.0f} s).", highlight=False)
+
+    return say
+
+
+def wait_until(
+    complete: Callable[[], bool],
+    lock: FolderLock,
+    say: Callable[[float], None],
+    *,
+    abandoned_s: float = _ABANDONED_S,
+) -> None:
+    """Waits for another process to complete a store. Polls files: no collective that could time out.
+
+    Args:
+        complete: Whether it is done; told afresh at every call.
+        lock: The lock that the other process holds while it works.
+        say: Called with the seconds waited.
+        abandoned_s: Give up after nobody has held the lock for so long.
+
+    Raises:
+        FeatureStoreError: When nobody is working on the store.
+    """
+    start = held = time.monotonic()
+    while not complete():
+        now = time.monotonic()
+        if lock.is_held():
+            held = now
+        elif now - held > abandoned_s:
+            raise FeatureStoreError(
+                f"The features in {lock.path.parent} are not complete and nobody has worked on them for "
+                f"{abandoned_s:.0f} s: the process of rank 0 has failed (see its message); {REDO.split(' on ')[0]} "
+                "before training."
+            )
+        say(now - start)
+        time.sleep(_WAIT_POLL_S)

@@ -1,0 +1,136 @@
+"""The manifest of a feature store: what is in it, of which model, and how to tell whether it is intact."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from f3rm_ext.errors import FeatureStoreError
+from f3rm_ext.features.base import PatchGrid
+from f3rm_ext.utils.atomic_files import write_atomic
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+REDO = "run `f3rm-ext features extract` on this capture with the same options to redo it, or delete the file"
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """What the manifest says about the features of one image."""
+
+    bytes: int
+    """Size of the shard's file."""
+    blake2b: str
+    """Hash of the shard's file, 32 hex digits."""
+    grid: PatchGrid
+    """Where the patches lie in the image."""
+    height_px: int
+    """Height of the image."""
+    width_px: int
+    """Width of the image."""
+
+    def to_json(self, key: str) -> dict[str, Any]:
+        """The entry as it stands in the manifest."""
+        return {
+            "file": shard_name(key),
+            "bytes": self.bytes,
+            "blake2b": self.blake2b,
+            **dataclasses.asdict(self.grid),
+            "height_px": self.height_px,
+            "width_px": self.width_px,
+        }
+
+    @classmethod
+    def from_json(cls, key: str, raw: Mapping[str, Any]) -> "ShardEntry":
+        """Reads an entry; raises KeyError, TypeError or ValueError where it is not one."""
+        if raw["file"] != shard_name(key):
+            raise ValueError(f"the file of {key} is said to be {raw['file']!r}")
+        origin, stride = ((float(raw[name][0]), float(raw[name][1])) for name in ("origin_px", "stride_px"))
+        grid = PatchGrid(rows=int(raw["rows"]), cols=int(raw["cols"]), origin_px=origin, stride_px=stride)
+        if min(grid.rows, grid.cols) < 1 or min(grid.stride_px) <= 0:
+            raise ValueError(f"the patch grid of {key} is empty")
+        return cls(int(raw["bytes"]), str(raw["blake2b"]), grid, int(raw["height_px"]), int(raw["width_px"]))
+
+
+def shard_name(key: str) -> str:
+    """Path of an image's shard within the store."""
+    return f"shards/{key}.npy"
+
+
+@dataclass
+class Manifest:
+    """Everything a store says of itself. Kept as JSON, replaced as a whole."""
+
+    identity: dict[str, str]
+    """Fields of the extractor's identity; with PCA codes also the basis they belong to."""
+    dim: int
+    """Feature dimension."""
+    residual: bool = False
+    """Whether each shard has one more channel: the norm of what the PCA codes leave out."""
+    images: dict[str, ShardEntry] = field(default_factory=dict)
+    """Shards by image key."""
+
+    @property
+    def channels(self) -> int:
+        """Numbers per patch in a shard."""
+        return self.dim + int(self.residual)
+
+    def save(self, root: Path) -> None:
+        """Writes the manifest, whole or not at all."""
+        raw = {
+            "format": FORMAT,
+            "identity": self.identity,
+            "dim": self.dim,
+            "residual": self.residual,
+            "images": {key: entry.to_json(key) for key, entry in self.images.items()},
+        }
+        write_atomic(root / MANIFEST_NAME, json.dumps(raw, indent=0).encode())
+
+    @classmethod
+    def load(cls, root: Path) -> "Manifest | None":
+        """Reads the manifest of a store.
+
+        Returns:
+            None where there is none yet.
+
+        Raises:
+            FeatureStoreError: When the file is damaged, or written by a newer version.
+        """
+        path = root / MANIFEST_NAME
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            raw = json.loads(text)
+            version = int(raw["format"])
+            if version > FORMAT:
+                raise FeatureStoreError(
+                    f"The feature store {root} was written by a newer f3rm-ext (format {version}, this one reads "
+                    f"{FORMAT}): upgrade f3rm-ext, or choose another cache folder."
+                )
+            return cls(
+                identity={str(name): str(value) for name, value in raw["identity"].items()},
+                dim=int(raw["dim"]),
+                residual=bool(raw["residual"]),
+                images={key: ShardEntry.from_json(key, entry) for key, entry in raw["images"].items()},
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise FeatureStoreError(
+                f"The manifest {path} is damaged ({type(error).__name__}: {error}): delete it and run "
+                "`f3rm-ext features extract` on the capture to make its features again."
+            ) from error
+
+    def require(self, root: Path, identity: Mapping[str, str], dim: int, residual: bool) -> None:
+        """Raises FeatureStoreError unless the store holds what is asked for."""
+        asked = {**identity, "dim": str(dim), "residual": str(residual)}
+        found = {**self.identity, "dim": str(self.dim), "residual": str(self.residual)}
+        for name in asked.keys() | found.keys():
+            if asked.get(name) != found.get(name):
+                raise FeatureStoreError(
+                    f"The feature store {root} is of another model ({name} is {found.get(name)!r} in its manifest, "
+                    f"{asked.get(name)!r} is asked for): move or delete that folder, then run "
+                    "`f3rm-ext features extract`."
+                )

@@ -1,0 +1,248 @@
+"""PSNR, SSIM, L1 and LPIPS of a rendered image, or of what a mask keeps; LPIPS only where its weights can be had."""
+
+import contextlib
+import functools
+import importlib.resources
+import os
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float
+from nerfstudio.utils.rich_utils import CONSOLE
+from torch import Tensor
+from torch.nn import functional
+
+from f3rm_ext.errors import WeightsNotFoundError
+from f3rm_ext.model_components import masks
+
+ALEXNET_URL = "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
+MIN_LPIPS_SIDE_PX = 31
+_PROBE_S, _STALL_S = 5.0, 20.0
+
+# Layer of AlexNet's features, stride, padding, whether max pooling comes first; LPIPS compares after each.
+_STAGES = ((0, 4, 2, False), (3, 1, 2, True), (6, 1, 1, True), (8, 1, 1, False), (10, 1, 1, False))
+_SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
+
+
+class Lpips:
+    """LPIPS with AlexNet, version 0.1 (Zhang et al., CVPR 2018), the value torchmetrics and nerfstudio report.
+
+    Plain tensors rather than modules: nothing ends up in a checkpoint, and building it draws no random numbers.
+    """
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        """Takes weights under the names of the ``lpips`` package (``net.slice1.0.weight`` ... ``lin4.model.1.weight``).
+
+        Raises:
+            KeyError: One is missing.
+        """
+        self._convs = [
+            tuple(state[f"net.slice{stage + 1}.{layer}.{part}"].detach().float() for part in ("weight", "bias"))
+            for stage, (layer, *_) in enumerate(_STAGES)
+        ]
+        self._heads = [state[f"lin{stage}.model.1.weight"].detach().float() for stage in range(len(_STAGES))]
+
+    def __call__(
+        self,
+        pred: Float[Tensor, "h w 3"],
+        target: Float[Tensor, "h w 3"],
+        mask: Bool[Tensor, "h w 1"] | None = None,
+    ) -> float:
+        """Distance of two images with values in [0, 1], both sides at least 31 px; 0 for equal ones.
+
+        Args:
+            pred: an image.
+            target: the true one.
+            mask: False for pixels that do not count. To the network they are what lies outside of an image, in both;
+                each of its maps is averaged with the share of kept pixels as weight.
+        """
+        with torch.no_grad():
+            pair = torch.stack([pred, target]).permute(0, 3, 1, 2).float()
+            shift, scale = (pair.new_tensor(values).view(1, 3, 1, 1) for values in (_SHIFT, _SCALE))
+            maps = (2 * pair - 1 - shift) / scale
+            kept = None if mask is None else mask.permute(2, 0, 1)[None].to(maps)
+            if kept is not None:
+                maps = torch.where(kept > 0, maps, 0.0)  # as the network pads
+            total = pair.new_zeros(())
+            for (_, stride, padding, pool), (weight, bias), head in zip(_STAGES, self._convs, self._heads, strict=True):
+                if pool:
+                    maps = functional.max_pool2d(maps, kernel_size=3, stride=2)
+                maps = functional.conv2d(maps, weight.to(maps), bias.to(maps), stride=stride, padding=padding).relu()
+                unit = maps / (maps.square().sum(dim=1, keepdim=True) + 1e-8).sqrt()
+                distance = functional.conv2d((unit[:1] - unit[1:]).square(), head.to(maps))
+                if kept is not None:
+                    share = functional.adaptive_avg_pool2d(kept, (distance.shape[2], distance.shape[3]))
+                    distance = distance * share / share.mean()
+                total = total + distance.mean()
+        return float(total)
+
+
+class ImageMetrics:
+    """Metrics of rendered images; not a module, so that nothing of it is in checkpoints or parameter groups."""
+
+    def __init__(self, lpips_weights: Path | None = None) -> None:
+        """Loads nothing yet.
+
+        Args:
+            lpips_weights: File with the LPIPS weights (``lpips_alex_v0.1.pth``) or with torchvision's AlexNet; default
+                is the AlexNet of torchvision's cache ($TORCH_HOME), fetched once where there is a network.
+        """
+        self.lpips_weights = lpips_weights
+
+    def __call__(
+        self,
+        pred: Float[Tensor, "h w 3"],
+        target: Float[Tensor, "h w 3"],
+        mask: Bool[Tensor, "h w 1"] | None = None,
+    ) -> dict[str, float]:
+        """Compares two images with values in [0, 1].
+
+        Args:
+            pred: an image.
+            target: the true one.
+            mask: False for pixels that do not count; see :func:`~f3rm_ext.model_components.masks.ssim` and
+                :class:`Lpips`.
+
+        Returns:
+            ``psnr`` (dB, at most 100), ``ssim`` (as nerfacto computes it), ``l1`` (mean absolute difference) and, where
+            its weights can be had, ``lpips``: the same keys for every image of a run. Nothing where the mask keeps
+            nothing.
+        """
+        if masks.keeps_nothing(mask):
+            return {}
+        pred, target = pred.float().clamp(0, 1), target.float().clamp(0, 1)
+        mask = None if mask is None or bool(mask.all()) else mask.to(pred.device)
+        metrics = {
+            "psnr": float(masks.psnr(pred, target, mask)),
+            "ssim": float(masks.ssim(pred, target, mask)),
+            "l1": float(masks.kept_mean((pred - target).abs(), mask)),
+        }
+        lpips = self._lpips(min(pred.shape[:2]))
+        if lpips is not None:
+            metrics["lpips"] = lpips(pred, target, mask)
+        return metrics
+
+    def _lpips(self, short_side_px: int) -> Lpips | None:
+        if short_side_px < MIN_LPIPS_SIDE_PX:
+            _say_once(f"LPIPS is left out: it needs images of at least {MIN_LPIPS_SIDE_PX} px, these have fewer.")
+            return None
+        found = find_lpips(self.lpips_weights)
+        if isinstance(found, Lpips):
+            return found
+        _say_once(found)
+        return None
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    CONSOLE.print(f"Warning: {text}", style="bold yellow", markup=False, soft_wrap=True)
+
+
+@functools.cache
+def find_lpips(weights: Path | None, may_download: bool = True) -> Lpips | str:
+    """LPIPS, or the sentence that says why it is not to be had; tried once per process.
+
+    Args:
+        weights: See :class:`ImageMetrics`.
+        may_download: Fetch AlexNet where it is nowhere on this machine.
+    """
+    try:
+        if weights is None:
+            weights = cached_alexnet()
+            if not weights.is_file():
+                if not may_download:
+                    raise WeightsNotFoundError(_missing(f"{weights} is not there"))
+                _fetch(weights)
+        elif not weights.is_file():
+            raise WeightsNotFoundError(f"LPIPS is left out: its weights {weights} are not there, check the path.")
+        return Lpips(_read(weights))
+    except WeightsNotFoundError as error:
+        return str(error)
+
+
+def cached_alexnet() -> Path:
+    """Where torchvision keeps AlexNet, whether it is there or not."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / ALEXNET_URL.rsplit("/", 1)[-1]
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """LPIPS weights from a file of either kind.
+
+    Raises:
+        WeightsNotFoundError: It holds neither.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if "features.0.weight" in state:  # torchvision's AlexNet; torchmetrics brings the five small heads
+            heads = importlib.resources.files("torchmetrics.functional.image") / "lpips_models" / "alex.pth"
+            with heads.open("rb") as file:
+                full = dict(torch.load(file, map_location="cpu", weights_only=True))
+            for stage, (layer, *_) in enumerate(_STAGES):
+                for part in ("weight", "bias"):
+                    full[f"net.slice{stage + 1}.{layer}.{part}"] = state[f"features.{layer}.{part}"].clone()
+            state = full
+        Lpips(state)
+    except Exception as error:  # pickle, zip and I/O errors of many types
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise WeightsNotFoundError(
+            f"LPIPS is left out: {path} holds neither LPIPS nor AlexNet weights ({reason}), replace the file."
+        ) from error
+    return state
+
+
+def _missing(reason: str) -> str:
+    name = cached_alexnet().name
+    return (
+        f"LPIPS is left out: {reason}; place {name} there (from {ALEXNET_URL}, or set TORCH_HOME to a folder with "
+        f"hub/checkpoints/{name}), or name a file by --pipeline.model.lpips-weights."
+    )
+
+
+def _fetch(target: Path) -> None:
+    """Downloads AlexNet to torchvision's cache; gives up within seconds where there is no network.
+
+    Raises:
+        WeightsNotFoundError: It could not be had, or HF_HUB_OFFLINE forbids to try.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "ON", "YES", "TRUE"}:
+        raise WeightsNotFoundError(_missing(f"{target} is not there and HF_HUB_OFFLINE is set"))
+    problem: list[str] = ["no answer"]
+
+    def probe() -> None:
+        try:
+            request = urllib.request.Request(ALEXNET_URL, method="HEAD")
+            urllib.request.urlopen(request, timeout=_PROBE_S).close()
+            problem.clear()
+        except urllib.error.HTTPError as answer:  # the server is there, whatever it thinks of HEAD
+            answer.close()
+            problem.clear()
+        except (OSError, ValueError) as error:
+            problem[:] = [str(getattr(error, "reason", error))]
+
+    # In a thread, since no time-out covers the look-up of the host's name.
+    thread = threading.Thread(target=probe, daemon=True, name="lpips-probe")
+    thread.start()
+    thread.join(2 * _PROBE_S)
+    if not problem:
+        try:
+            with _socket_timeout(_STALL_S):
+                torch.hub.load_state_dict_from_url(ALEXNET_URL, map_location="cpu", check_hash=True, weights_only=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            problem = [str(error).splitlines()[0]]
+    if problem:
+        raise WeightsNotFoundError(_missing(f"{target} is not there and cannot be fetched ({problem[0]})"))
+
+
+@contextlib.contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

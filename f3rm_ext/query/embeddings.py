@@ -1,0 +1,199 @@
+"""What is looked for: directions in the feature space of one head, and named queries made of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.pca_codes import project_query
+from f3rm_ext.features.space import MIN_NORM
+from f3rm_ext.query.relevancy import check_temperature
+
+DEFAULT_TEMPERATURE = 0.1
+"""LERF's; relevancy goes from 0.27 to 0.73 while the difference of cosines goes from −0.1 to 0.1."""
+_ROUNDING = 1e-3
+"""Norms lost by less than this are rounding."""
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Directions of an extractor's full space, written in the distilled space of a head.
+
+    Their norm is 1 in the full space; with PCA codes it is less here, by what the codes leave out.
+    """
+
+    values: Float[Tensor, "vectors feat"]
+    """Float32 on the CPU."""
+    sources: tuple[str, ...]
+    """What each is: a text, or a place in an image such as ``photo.jpg:120,80``."""
+
+    def __post_init__(self) -> None:
+        assert len(self.values) == len(self.sources), (self.values.shape, self.sources)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @classmethod
+    def empty(cls, dim: int) -> "Embeddings":
+        """No directions."""
+        return cls(torch.zeros(0, dim), ())
+
+    @classmethod
+    def join(cls, parts: Sequence["Embeddings"]) -> "Embeddings":
+        """All directions of several; at least one part."""
+        return cls(torch.cat([part.values for part in parts]), tuple(s for part in parts for s in part.sources))
+
+    @classmethod
+    def of_full(
+        cls,
+        vectors: Float[Tensor, "vectors full"],
+        sources: Sequence[str],
+        code_basis: Float[Tensor, "code full"] | None = None,
+    ) -> "Embeddings":
+        """Vectors of the extractor's full space, of any norm.
+
+        Args:
+            vectors: text embeddings, say.
+            sources: what each is.
+            code_basis: orthonormal rows of the PCA codes, where codes are distilled.
+
+        Raises:
+            ConfigError: a vector is zero or not finite.
+        """
+        vectors = vectors.float().cpu()
+        norms = _norms(vectors, sources)
+        unit = vectors / norms[:, None]
+        return cls(unit if code_basis is None else project_query(code_basis.float().cpu(), unit), tuple(sources))
+
+    @classmethod
+    def of_codes(
+        cls,
+        values: Float[Tensor, "vectors feat"],
+        sources: Sequence[str],
+        residual_norm: Float[Tensor, "vectors"] | None = None,
+    ) -> "Embeddings":
+        """Vectors of the distilled space, of any norm.
+
+        Args:
+            values: codes (or full features, where no codes are used).
+            sources: what each is.
+            residual_norm: norm of what the codes leave out.
+
+        Raises:
+            ConfigError: a vector is zero or not finite.
+        """
+        values = values.float().cpu()
+        if residual_norm is None:
+            norms = _norms(values, sources)
+        else:
+            norms = _norms(torch.cat([values, residual_norm.float().cpu()[:, None]], dim=1), sources)
+        return cls(values / norms[:, None], tuple(sources))
+
+
+def _norms(vectors: Float[Tensor, "vectors feat"], sources: Sequence[str]) -> Float[Tensor, "vectors"]:
+    norms = vectors.norm(dim=-1)
+    for norm, source in zip(norms.tolist(), sources, strict=True):
+        if not MIN_NORM < norm < float("inf"):
+            what = "is zero" if norm <= MIN_NORM else "is not finite"
+            raise ConfigError(f"The feature of {source!r} {what}, so nothing can be compared with it: ask another way.")
+    return norms
+
+
+@dataclass(frozen=True)
+class Query:
+    """A named question to one head."""
+
+    name: str
+    """Shown to people, and used in file names."""
+    head: str
+    """Name of the feature (head) in whose space the vectors lie; empty for the model's primary one."""
+    positives: Embeddings
+    """What to look for; the one most alike counts."""
+    negatives: Embeddings
+    """What it must be told from. With none the score is the plain cosine, −1 to 1; else the relevancy, 0 to 1."""
+    temperature: float = field(default=DEFAULT_TEMPERATURE)
+    """Of the relevancy, > 0."""
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if not len(self.positives):
+            raise ConfigError(f"The query {self.name!r} looks for nothing: give a text or an example.")
+
+    @property
+    def is_relevancy(self) -> bool:
+        """Whether the score is a relevancy (0 to 1) and not a cosine."""
+        return len(self.negatives) > 0
+
+    @property
+    def lowest(self) -> float:
+        """Least score there can be; the greatest is 1."""
+        return 0.0 if self.is_relevancy else -1.0
+
+    def describe(self) -> dict[str, object]:
+        """The query as JSON, without its vectors."""
+        return {
+            "name": self.name,
+            "feature": self.head,
+            "positives": list(self.positives.sources),
+            "negatives": list(self.negatives.sources),
+            "score": "relevancy" if self.is_relevancy else "cosine",
+            "temperature": self.temperature if self.is_relevancy else None,
+        }
+
+
+def against_each_other(queries: Sequence[Query]) -> list[Query]:
+    """The same queries, each with the positives of all others of its head as further negatives."""
+    told_apart = []
+    for query in queries:
+        others = [other.positives for other in queries if other is not query and other.head == query.head]
+        negatives = Embeddings.join([query.negatives, *others])
+        told_apart.append(Query(query.name, query.head, query.positives, negatives, query.temperature))
+    return told_apart
+
+
+def to_save(vectors: Embeddings) -> Float[np.ndarray, "vectors _"]:
+    """Vectors as :func:`load_vectors` reads them without loss: norm 1, what codes leave out as one more value."""
+    lost = (1.0 - vectors.values.double().square().sum(dim=1, keepdim=True)).clamp_min(0.0).sqrt().float()
+    kept = bool((lost < _ROUNDING).all())
+    return (vectors.values if kept else torch.cat([vectors.values, lost], dim=1)).numpy()
+
+
+def load_vectors(path: Path, dim: int, code_basis: Float[Tensor, "code full"] | None) -> Embeddings:
+    """Vectors saved by another program, or by ``f3rm-ext query``.
+
+    Args:
+        path: a .npy file with one vector or a matrix of rows; of the full feature space, or of the distilled one. With
+            codes, one more value is the norm of what the codes leave out.
+        dim: dimension of the distilled space.
+        code_basis: of the PCA codes, where codes are distilled.
+
+    Raises:
+        ConfigError: it cannot be read, or has neither dimension.
+    """
+    try:
+        with open(path, "rb") as stream:
+            values = np.lib.format.read_array(stream, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"The vector file {path} cannot be read ({error}): give a .npy file.") from error
+    if values.ndim not in (1, 2) or not values.size or values.dtype.kind not in "fiu":
+        raise ConfigError(f"The vector file {path} holds no vector of numbers: save one of shape (D,) or (n, D).")
+    with np.errstate(over="ignore"):  # said below, by the vector's name
+        rows = torch.from_numpy(np.atleast_2d(values).astype(np.float32))
+    sources = [path.name if len(rows) == 1 else f"{path.name}[{i}]" for i in range(len(rows))]
+    full = dim if code_basis is None else code_basis.shape[1]
+    if rows.shape[1] == full:
+        return Embeddings.of_full(rows, sources, code_basis)
+    if rows.shape[1] == dim:
+        return Embeddings.of_codes(rows, sources)
+    if code_basis is not None and rows.shape[1] == dim + 1:
+        return Embeddings.of_codes(rows[:, :-1], sources, rows[:, -1])
+    known = f"{full}" if full == dim else f"{full} (or {dim} PCA codes)"
+    raise ConfigError(
+        f"The vectors in {path} have {rows.shape[1]} dimensions, but this feature has {known}: "
+        "take them from the same extractor."
+    )

@@ -1,0 +1,179 @@
+"""Queries against ground truth: in rendered views, at points in space, and in the 2D features for comparison."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from nerfstudio.cameras.cameras import Cameras
+from torch import Tensor
+
+from f3rm_ext.capture.ground_truth import GroundTruth, LabelledView, Truth
+from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.features.sampling import PackedMaps
+from f3rm_ext.features.space import FeatureSpace
+from f3rm_ext.query.embeddings import Query
+from f3rm_ext.query.exemplar import with_residual
+from f3rm_ext.query.metrics import QueryMetrics
+from f3rm_ext.query.queryable import Queryable, Scorer, score_points
+
+MIN_VISIBLE_PX = 25
+"""Objects with fewer pixels in a view are not asked for there."""
+_PIXELS_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True)
+class LabelledCamera:
+    """A view with labels."""
+
+    file: Path
+    """Of its photo."""
+    camera: Cameras
+    """One camera."""
+    truth: LabelledView
+    """Labels at the camera's size."""
+
+
+def labelled_cameras(files: Sequence[Path], cameras: Cameras, truth: GroundTruth) -> Iterable[LabelledCamera]:
+    """Those views of a split that have labels.
+
+    Raises:
+        CaptureError: labels cannot be read.
+    """
+    for index, file in enumerate(files):
+        camera = cameras[index : index + 1]
+        view = truth.view(file, int(camera.height.item()), int(camera.width.item()))
+        if view is not None:
+            yield LabelledCamera(file, camera, view)
+
+
+def count_view(
+    metrics: QueryMetrics,
+    queries: Sequence[Query],
+    scores: Float[Tensor, "h w queries"],
+    view: LabelledView,
+    kept: Bool[np.ndarray, "h w"] | None = None,
+) -> None:
+    """Adds a view: the queries of all classes that can be seen in it, each the query of that name.
+
+    Args:
+        metrics: changed.
+        queries: named as the classes they look for.
+        scores: of each query.
+        view: the labels.
+        kept: pixels that count; by default all do.
+    """
+    for index, query in enumerate(queries):
+        mask = view.masks.get(query.name)
+        if mask is not None and kept is not None:
+            mask = mask & kept
+        if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
+            score = only_kept(scores[..., index], kept)
+            metrics.add(query.name, score, torch.from_numpy(mask), view.boxes[query.name])
+
+
+def only_kept(score: Float[Tensor, "h w"], kept: Bool[np.ndarray, "h w"] | None) -> Float[Tensor, "h w"]:
+    """Scores of which those of left-out pixels are below every threshold and never the best."""
+    return score if kept is None else score.masked_fill(torch.from_numpy(~kept).to(score.device), -torch.inf)
+
+
+@torch.inference_mode()
+def score_map(
+    feature_map: FeatureMap, queries: Sequence[Query], height_px: int, width_px: int
+) -> Float[Tensor, "h w queries"]:
+    """Scores of the 2D features themselves, interpolated to pixels: what a field distilled from them has to beat.
+
+    Args:
+        feature_map: of the photo.
+        queries: all of the head that the map is of.
+        height_px: of the image that the map was made from.
+        width_px: of that image.
+    """
+    packed = PackedMaps.pack([with_residual(feature_map)])
+    space = FeatureSpace.of_features()
+    if feature_map.residual_norm is not None:
+        space = FeatureSpace.of_codes_with_residual(feature_map.values.shape[2])
+    scorer = Scorer(queries, {queries[0].head: space})
+    y, x = torch.meshgrid(torch.arange(height_px) + 0.5, torch.arange(width_px) + 0.5, indexing="ij")
+    places = torch.stack([y, x], dim=-1).view(-1, 2)
+    parts = []
+    for part in places.split(_PIXELS_AT_ONCE):
+        sampled = packed.sample(torch.zeros(len(part), dtype=torch.long), part)
+        parts.append(scorer(lambda _, sampled=sampled: sampled))
+    return torch.cat(parts).view(height_px, width_px, -1)
+
+
+@dataclass(frozen=True)
+class LabelledPoints:
+    """Points on surfaces, with labels."""
+
+    points: Float[np.ndarray, "points 3"]
+    """Scene frame."""
+    labels: np.ndarray
+    """Number of the class of each, as in the label images."""
+
+
+def surface_points(
+    files: Sequence[Path],
+    cameras: Cameras,
+    truth: Truth,
+    scale: float,
+    every_px: int = 3,
+    kept: Callable[[int], Bool[np.ndarray, "h w"] | None] = lambda index: None,
+) -> LabelledPoints | None:
+    """Points seen in views that have both depth and labels: every n-th pixel of every n-th row.
+
+    Args:
+        files: of the photos.
+        cameras: one for each, scene frame.
+        truth: of the capture.
+        scale: scene units per metre.
+        every_px: n.
+        kept: gives the pixels of a view that count, None for all.
+
+    Returns:
+        The points; None where no view has both.
+    """
+    points, labels = [], []
+    for index, file in enumerate(files):
+        camera = cameras[index : index + 1]
+        height, width = int(camera.height.item()), int(camera.width.item())
+        depth_m, label = truth.depth_m(file, height, width), truth.labels(file, height, width)
+        if depth_m is None or label is None:
+            continue
+        rays = camera.generate_rays(camera_indices=0, keep_shape=True)
+        distance = torch.from_numpy(depth_m)[..., None] * scale * rays.metadata["directions_norm"]
+        at = (rays.origins + rays.directions * distance).numpy()[::every_px, ::every_px]
+        known = depth_m[::every_px, ::every_px] > 0
+        mask = kept(index)
+        if mask is not None:
+            known &= mask[::every_px, ::every_px]
+        points.append(at[known])
+        labels.append(label[::every_px, ::every_px][known])
+    if not points:
+        return None
+    return LabelledPoints(np.concatenate(points).astype(np.float32), np.concatenate(labels))
+
+
+def evaluate_points(
+    model: Queryable, queries: Sequence[Query], surface: LabelledPoints, truth: Truth, threshold: float
+) -> QueryMetrics:
+    """The queries asked at the points themselves, without rendering; each class is one pair.
+
+    Args:
+        model: the model.
+        queries: named as the classes they look for.
+        surface: the points.
+        truth: names of the labels.
+        threshold: the fixed one.
+    """
+    metrics = QueryMetrics(threshold)
+    scores = score_points(model, torch.from_numpy(surface.points), queries)
+    numbers = {thing.name: thing.label for thing in truth.things}
+    for index, query in enumerate(queries):
+        mask = torch.from_numpy(surface.labels == numbers.get(query.name, -1))
+        if int(mask.sum()) >= MIN_VISIBLE_PX:
+            metrics.add(query.name, scores[:, index], mask)
+    return metrics

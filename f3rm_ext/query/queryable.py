@@ -1,0 +1,195 @@
+"""Scores of several queries at rays or points, from rendered values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from nerfstudio.cameras.cameras import Cameras
+from torch import Tensor
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.space import ExtraOutput, FeatureSpace, RenderedOf
+from f3rm_ext.query.embeddings import Query
+from f3rm_ext.query.relevancy import relevancy
+
+
+@runtime_checkable
+class QueryHead(Protocol):
+    """What queries need to know of one distilled feature."""
+
+    name: str
+    dim: int
+    extractor: str
+    identity: dict[str, str]
+    display_mean: Tensor
+    """Mean feature of the training images, in the distilled space."""
+
+    @property
+    def basis(self) -> Float[Tensor, "code full"] | None:
+        """Orthonormal rows of the PCA codes; None where full features are distilled."""
+        ...
+
+    def space(self) -> FeatureSpace:
+        """Coordinates in which rendered values are compared."""
+        ...
+
+
+@runtime_checkable
+class Queryable(Protocol):
+    """A model that can be asked: a feature field, or splats with features."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it renders."""
+        ...
+
+    def query_heads(self) -> Mapping[str, QueryHead]:
+        """Its features by name, the primary one first."""
+        ...
+
+    def render_camera(self, camera: Cameras, extra: Mapping[str, ExtraOutput]) -> dict[str, Tensor]:
+        """All outputs for one camera, (h, w, channels) each, with further ones computed chunk by chunk.
+
+        ``rgb``, ``accumulation``, and ``depth`` and ``expected_depth`` along the rays are always among them.
+        """
+        ...
+
+    def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
+        """Values of each head at points of the scene frame."""
+        ...
+
+
+class Scorer:
+    """Queries made ready for one device and one way in which features are given. Holds no model.
+
+    Args:
+        queries: at least one; they may be of different heads.
+        spaces: coordinates of the values of each head.
+        device: where the values come from.
+    """
+
+    def __init__(
+        self, queries: Sequence[Query], spaces: Mapping[str, FeatureSpace], device: torch.device | str = "cpu"
+    ) -> None:
+        assert queries, "no queries"
+        self.queries = tuple(queries)
+        self._parts: list[tuple[str, FeatureSpace, Tensor, list[tuple[int, int, int]]]] = []
+        for name in dict.fromkeys(query.head for query in queries):
+            rows, spans, end = [], [], 0
+            for query in queries:
+                if query.head != name:
+                    spans.append((0, 0, 0))
+                    continue
+                rows += [query.positives.values, query.negatives.values]
+                middle = end + len(query.positives)
+                spans.append((end, middle, middle + len(query.negatives)))
+                end = spans[-1][2]
+            self._parts.append((name, spaces[name].to(device), torch.cat(rows).to(device), spans))
+
+    @classmethod
+    def of_model(cls, model: Queryable, queries: Sequence[Query]) -> "Scorer":
+        """Ready for the values that a model renders.
+
+        Raises:
+            ConfigError: the model lacks a head, or a query is of other dimensions than its head.
+        """
+        heads = model.query_heads()
+        for query in queries:
+            head = checked_head(heads, query.head)
+            for vectors in (query.positives, query.negatives):
+                if vectors.values.shape[1] != head.dim:
+                    raise ConfigError(
+                        f"The query {query.name!r} has {vectors.values.shape[1]} dimensions, but the feature "
+                        f"{head.name!r} has {head.dim}: take it from features of the same extractor and number of "
+                        "codes."
+                    )
+        named = [replace(query, head=checked_head(heads, query.head).name) for query in queries]
+        return cls(named, {name: heads[name].space() for name in {query.head for query in named}}, model.device)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Heads whose rendered values are needed."""
+        return tuple(name for name, _, _, _ in self._parts)
+
+    def __call__(self, rendered_of: RenderedOf) -> Float[Tensor, "rays queries"]:
+        """Scores at rays or points: relevancy or cosine, as each query says.
+
+        Args:
+            rendered_of: gives rendered values of a head.
+        """
+        scores: list[Tensor | None] = [None] * len(self.queries)
+        for name, space, vectors, spans in self._parts:
+            cosines = space.cosine(rendered_of(name), vectors)
+            for index, (start, middle, end) in enumerate(spans):
+                if middle > start:
+                    positive, negative = cosines[..., start:middle], cosines[..., middle:end]
+                    scores[index] = (
+                        relevancy(positive, negative, self.queries[index].temperature)
+                        if end > middle
+                        else positive.amax(dim=-1)
+                    )
+        return torch.stack([score for score in scores if score is not None], dim=-1)
+
+
+def checked_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
+    """The head of this name; the primary one for an empty name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not heads:
+        raise ConfigError(
+            "This checkpoint has no distilled features, so it cannot be asked: train with "
+            "--pipeline.datamanager.features.extractors, or lift some onto splats with `f3rm-ext features lift`."
+        )
+    if not name:
+        return next(iter(heads.values()))
+    if name not in heads:
+        raise ConfigError(f"The model has no feature {name!r}: choose from those it has ({', '.join(heads)}).")
+    return heads[name]
+
+
+def score_image(
+    model: Queryable, camera: Cameras, queries: Sequence[Query]
+) -> tuple[Float[Tensor, "h w queries"], dict[str, Tensor]]:
+    """Scores of every pixel, and everything else the model renders, in one pass over the rays.
+
+    Features are compared chunk of rays by chunk of rays in at most as many dimensions as there are hidden values:
+    memory does not depend on the dimension of the features.
+
+    Args:
+        model: the model.
+        camera: one camera.
+        queries: at least one.
+
+    Returns:
+        The scores, and the outputs by name.
+
+    Raises:
+        ConfigError: see :meth:`Scorer.of_model`.
+    """
+    scorer = Scorer.of_model(model, queries)
+    outputs = model.render_camera(camera, {"scores": lambda _, rendered_of: scorer(rendered_of)})
+    return outputs.pop("scores"), outputs
+
+
+@torch.inference_mode()
+def score_points(
+    model: Queryable, points: Float[Tensor, "points 3"], queries: Sequence[Query], chunk: int = 1 << 16
+) -> Float[Tensor, "points queries"]:
+    """Scores of points of the scene frame, on the CPU.
+
+    Args:
+        model: the model.
+        points: float32.
+        queries: at least one.
+        chunk: points looked at together.
+    """
+    scorer = Scorer.of_model(model, queries)
+    parts = []
+    for part in points.split(chunk):
+        rendered = model.rendered_at(part.to(model.device))
+        parts.append(scorer(rendered.__getitem__).cpu())
+    return torch.cat(parts)

@@ -1,0 +1,203 @@
+"""Pictures of answers: heat over photos, labels in colours with a legend, and an overview of all of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int64, UInt8
+from PIL import Image, ImageDraw, ImageFont
+
+from f3rm_ext.query.relevancy import OTHER
+from f3rm_ext.utils.pictures import HEAT_MAP, color_map, heat_overlay, mark_spot
+
+THUMBNAIL_PX = 300
+_MAX_COLUMNS, _MAX_ROWS = 8, 6
+_GAP_PX = 6
+_INK, _PAPER = (30, 30, 30), (255, 255, 255)
+
+
+@lru_cache(maxsize=8)
+def _font(size_px: int) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which matplotlib brings along and which knows most alphabets."""
+    import matplotlib
+
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size_px)
+
+
+def label_colors(count: int) -> UInt8[np.ndarray, "queries 3"]:
+    """Colours that can be told apart, one for each query."""
+    from matplotlib import colormaps
+
+    table = np.asarray(colormaps["tab10" if count <= 10 else "tab20"](range(10 if count <= 10 else 20)))[:, :3]
+    return np.rint(table[np.arange(count) % len(table)] * 255.0).astype(np.uint8)
+
+
+def overlay(
+    picture: UInt8[np.ndarray, "h w 3"], score: Float[np.ndarray, "h w"], heat: tuple[float, float]
+) -> UInt8[np.ndarray, "h w 3"]:
+    """Heat over a picture.
+
+    Args:
+        picture: of the size of the score.
+        score: of a query.
+        heat: scores at which heat begins and is greatest.
+    """
+    return heat_overlay(picture, score, *heat)
+
+
+def label_overlay(picture: UInt8[np.ndarray, "h w 3"], labels: Int64[np.ndarray, "h w"], count: int) -> np.ndarray:
+    """A greyed picture in which what each of some queries claims has its colour.
+
+    Args:
+        picture: of the size of the labels.
+        labels: index of a query, or -1.
+        count: number of queries.
+    """
+    grey = (picture.astype(np.float32) @ np.asarray([0.299, 0.587, 0.114], dtype=np.float32))[..., None]
+    colored = 0.35 * grey + 0.65 * label_colors(count)[np.maximum(labels, 0)].astype(np.float32)
+    dim = 0.5 * grey + 0.15 * picture
+    return np.rint(np.where((labels == OTHER)[..., None], dim, colored)).astype(np.uint8)
+
+
+def with_legend(
+    picture: UInt8[np.ndarray, "h w 3"], names: Sequence[str], threshold: float
+) -> UInt8[np.ndarray, "height w 3"]:
+    """A label picture with the names of its colours below."""
+    size = int(np.clip(picture.shape[1] // 40, 11, 22))
+    entries = [
+        *zip(names, map(tuple, label_colors(len(names)).tolist()), strict=True),
+        (f"other (below {threshold:g})", (110, 110, 110)),
+    ]
+    rows: list[list[tuple[float, str, tuple[int, ...]]]] = [[]]
+    x = 0.0
+    for name, color in entries:
+        width = 2.2 * size + _font(size).getlength(name)
+        if rows[-1] and x + width > picture.shape[1]:
+            rows.append([])
+            x = 0.0
+        rows[-1].append((x, name, color))
+        x += width
+    strip = Image.new("RGB", (picture.shape[1], round(1.6 * size * len(rows)) + 4), _PAPER)
+    draw = ImageDraw.Draw(strip)
+    for number, row in enumerate(rows):
+        y = 3 + 1.6 * size * number
+        for x, name, color in row:
+            draw.rectangle((x + 3, y + 2, x + 3 + size, y + 2 + size), fill=color)
+            draw.text((x + 8 + size, y), name, fill=_INK, font=_font(size))
+    return np.concatenate([picture, np.asarray(strip)])
+
+
+def resized(picture: UInt8[np.ndarray, "h w 3"], height_px: int, width_px: int) -> UInt8[np.ndarray, "_ _ 3"]:
+    """A picture at another size."""
+    if picture.shape[:2] == (height_px, width_px):
+        return picture
+    return np.asarray(Image.fromarray(picture).resize((width_px, height_px), Image.Resampling.LANCZOS))
+
+
+@dataclass
+class Row:
+    """A view in the overview."""
+
+    name: str
+    """Of the view."""
+    pictures: list[np.ndarray]
+    """The same number in every row; reduced already."""
+
+
+class Overview:
+    """A sheet with some of the views: one row each, its picture and one overlay per query, the best pixel ringed.
+
+    Args:
+        titles: of the columns.
+        heats: of the overlays, None for columns without heat; as many.
+        views: number of views there will be, of which some are shown.
+    """
+
+    def __init__(self, titles: Sequence[str], heats: Sequence[tuple[float, float] | None], views: int) -> None:
+        self.columns = list(range(len(titles)))[:_MAX_COLUMNS]
+        self.titles, self.heats = [titles[i] for i in self.columns], [heats[i] for i in self.columns]
+        self.left_out = len(titles) - len(self.columns)
+        self.shown = set(np.linspace(0, views - 1, min(views, _MAX_ROWS)).round().astype(int).tolist())
+        self.rows: list[Row] = []
+
+    def add(self, number: int, name: str, pictures: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> None:
+        """Adds a view, if it is one of those shown.
+
+        Args:
+            number: of the view.
+            name: of the view.
+            pictures: one per title.
+        """
+        if number in self.shown:
+            self.rows.append(Row(name, [_thumbnail(pictures[i]) for i in self.columns]))
+
+    def draw(self, footer: Sequence[str]) -> UInt8[np.ndarray, "h w 3"]:
+        """The sheet.
+
+        Args:
+            footer: lines below: where all this comes from.
+        """
+        widths = [max(row.pictures[i].shape[1] for row in self.rows) for i in range(len(self.titles))]
+        heights = [max(picture.shape[0] for picture in row.pictures) for row in self.rows]
+        lines = [*footer, f"{self.left_out} more queries are in the folder."] if self.left_out else list(footer)
+        head, caption, foot = 40, 18, 17 * len(lines) + 8
+        width = max(sum(widths) + _GAP_PX * (len(widths) + 1), 480)
+        sheet = Image.new("RGB", (width, head + sum(heights) + (caption + _GAP_PX) * len(heights) + foot), _PAPER)
+        draw = ImageDraw.Draw(sheet)
+        for i, (title, heat) in enumerate(zip(self.titles, self.heats, strict=True)):
+            x = _GAP_PX + sum(widths[:i]) + _GAP_PX * i
+            draw.text((x, 3), _fitting(title, widths[i], 14), fill=_INK, font=_font(14))
+            if heat is not None:
+                _scale_bar(sheet, x, 23, widths[i], heat)
+        y = head
+        for row, height in zip(self.rows, heights, strict=True):
+            draw.text((_GAP_PX, y), _fitting(row.name, width, 11), fill=_INK, font=_font(11))
+            y += caption
+            for i, picture in enumerate(row.pictures):
+                sheet.paste(Image.fromarray(picture), (_GAP_PX + sum(widths[:i]) + _GAP_PX * i, y))
+            y += height + _GAP_PX
+        for number, line in enumerate(lines):
+            draw.text((_GAP_PX, y + 4 + 17 * number), _fitting(line, width, 11), fill=_INK, font=_font(11))
+        return np.asarray(sheet)
+
+
+def ringed(picture: UInt8[np.ndarray, "h w 3"], best_px: Sequence[float]) -> UInt8[np.ndarray, "h w 3"]:
+    """A picture with a ring around a place (x, y)."""
+    return mark_spot(picture, int(best_px[1]), int(best_px[0]))
+
+
+def _thumbnail(picture: np.ndarray) -> np.ndarray:
+    image = Image.fromarray(picture)
+    factor = THUMBNAIL_PX / max(picture.shape[:2])
+    if factor < 1:
+        image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
+    elif factor > 1:
+        # Whole numbers keep pixels square and what is found as it is.
+        image = image.resize(
+            (image.width * math.ceil(factor), image.height * math.ceil(factor)), Image.Resampling.NEAREST
+        )
+    return np.asarray(image)
+
+
+def _fitting(text: str, width_px: int, size_px: int) -> str:
+    """A text, cut where it would be too long."""
+    if _font(size_px).getlength(text) <= width_px:
+        return text
+    while text and _font(size_px).getlength(text + "…") > width_px:
+        text = text[:-1]
+    return text + "…"
+
+
+def _scale_bar(sheet: Image.Image, x: int, y: int, width_px: int, heat: tuple[float, float]) -> None:
+    low, high = (f"{value:.2f}" for value in heat)
+    font = _font(11)
+    left, right = font.getlength(low) + 4, font.getlength(high) + 4
+    bar_width = max(10, int(width_px - left - right))
+    ramp = np.linspace(0.0, 1.0, bar_width)[None].repeat(9, axis=0)
+    draw = ImageDraw.Draw(sheet)
+    draw.text((x, y - 2), low, fill=_INK, font=font)
+    sheet.paste(Image.fromarray(color_map(ramp, 0.0, 1.0, HEAT_MAP)), (int(x + left), y + 1))
+    draw.text((x + left + bar_width + 4, y - 2), high, fill=_INK, font=font)

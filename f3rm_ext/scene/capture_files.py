@@ -1,0 +1,159 @@
+"""The files of a synthetic capture: images, labels, mesh; and how a finished folder takes the place of another."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
+
+from f3rm_ext.errors import CaptureError
+
+GENERATOR = "f3rm-ext scene synth"
+IMAGE_FOLDERS = ("images", "depth", "normals", "labels")
+_OTHER_FILES = ("transforms.json", "scene.json", "classes.txt", "classes.json", "gt_mesh.ply", "gt_mesh.npz")
+_FRAME = re.compile(r"frame_\d{5}\.png")
+DEPTH_UNIT_M = 1e-3
+
+
+def write_png(path: Path, pixels: np.ndarray) -> None:
+    """Writes uint8 (h, w[, 3]) or uint16 (h, w) pixels."""
+    Image.fromarray(pixels).save(path, compress_level=4)
+    sync(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes readable JSON."""
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    sync(path)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file is on the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def encode_depth(depth_m: Float[np.ndarray, "h w"]) -> np.ndarray:
+    """Metres to uint16 millimetres; 0 stays 0, which means that nothing was hit."""
+    return np.clip(np.rint(depth_m / DEPTH_UNIT_M), 0, 65535).astype(np.uint16)
+
+
+def encode_normals(normals: Float[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h w 3"]:
+    """Components -1 … 1 to 0 … 255; the zero vector (nothing hit) to 128."""
+    return np.floor(np.clip((normals + 1) * 127.5, 0, 255) + 0.5).astype(np.uint8)
+
+
+def encode_srgb(linear: Float[np.ndarray, "n 3"]) -> UInt8[np.ndarray, "n 3"]:
+    """Linear RGB in 0-1 to sRGB bytes."""
+    display = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * np.maximum(linear, 1e-9) ** (1 / 2.4) - 0.055)
+    return np.rint(255 * np.clip(display, 0, 1)).astype(np.uint8)
+
+
+def write_ply(
+    path: Path,
+    vertices: Float[np.ndarray, "verts 3"],
+    normals: Float[np.ndarray, "verts 3"],
+    colors: UInt8[np.ndarray, "verts 3"],
+    labels: UInt8[np.ndarray, "verts"],
+    faces: Int[np.ndarray, "faces 3"],
+) -> None:
+    """Binary PLY with normals, colours and a ``label`` at each vertex."""
+    names = ("x", "y", "z", "nx", "ny", "nz")
+    vertex = np.empty(
+        len(vertices),
+        [(name, "<f4") for name in names] + [(name, "u1") for name in ("red", "green", "blue", "label")],
+    )
+    for name, column in zip(names, np.concatenate([vertices, normals], axis=1).T, strict=True):
+        vertex[name] = column
+    vertex["red"], vertex["green"], vertex["blue"] = colors.T
+    vertex["label"] = labels
+    face = np.empty(len(faces), [("count", "u1"), ("corners", "<i4", 3)])
+    face["count"], face["corners"] = 3, faces
+    header = [
+        "ply",
+        "format binary_little_endian 1.0",
+        f"element vertex {len(vertices)}",
+        *[f"property float {name}" for name in names],
+        *[f"property uchar {name}" for name in ("red", "green", "blue", "label")],
+        f"element face {len(faces)}",
+        "property list uchar int vertex_indices",
+        "end_header",
+    ]
+    with path.open("wb") as file:
+        file.write(("\n".join(header) + "\n").encode("ascii"))
+        file.write(vertex.tobytes())
+        file.write(face.tobytes())
+    sync(path)
+
+
+def check_target(out: Path, overwrite: bool) -> None:
+    """Raises :class:`CaptureError` unless a new capture may take the place of ``out``."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise CaptureError(f"{out} is not a folder, so no capture can be written there: choose another name.")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise CaptureError(
+            f"{out} is not empty, and writing there could replace your files: choose a new folder, "
+            "or give --overwrite to replace a synthetic capture."
+        )
+    try:
+        made_here = json.loads((out / "scene.json").read_text(encoding="utf-8")).get("generator") == GENERATOR
+    except (OSError, ValueError, AttributeError):
+        made_here = False
+    if not made_here:
+        raise CaptureError(
+            f"{out} holds no synthetic capture (no scene.json of `{GENERATOR}`) and --overwrite replaces nothing else: "
+            "choose a new folder."
+        )
+    for folder in IMAGE_FOLDERS:
+        for path in sorted((out / folder).iterdir()) if (out / folder).is_dir() else ():
+            if not _FRAME.fullmatch(path.name):
+                raise CaptureError(
+                    f"{path} was not written by `{GENERATOR}` and --overwrite would lose it: move it away first."
+                )
+
+
+@contextmanager
+def finished_or_nothing(out: Path, overwrite: bool) -> Iterator[Path]:
+    """A new folder to write into that becomes ``out`` when the block ends well and is removed otherwise.
+
+    Files in an old ``out`` that are not part of a synthetic capture are carried over.
+
+    Raises:
+        CaptureError: ``out`` may not be replaced, or cannot be written (no rights, disk full).
+    """
+    out = Path(os.path.abspath(out))
+    check_target(out, overwrite)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        _swap(partial, out)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CaptureError(
+            f"Cannot write {out}: {reason}; free some space or choose a folder you may write to."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _swap(partial: Path, out: Path) -> None:
+    if not out.exists() or not any(out.iterdir()):
+        partial.rename(out)
+        return
+    old = out.parent / f".{out.name}.replaced-{os.getpid()}"
+    out.rename(old)
+    partial.rename(out)
+    for path in old.iterdir():
+        if path.name not in (*IMAGE_FOLDERS, *_OTHER_FILES):
+            path.rename(out / path.name)
+    shutil.rmtree(old)

@@ -1,0 +1,128 @@
+"""A trained run of splats, opened again, and its splats as a file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from f3rm_ext.engine.opening import open_run
+from f3rm_ext.errors import CaptureError
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.files import BadValues, SplatInfo, export_splats
+from f3rm_ext.splat.files.spz import Axes
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.mip import fuse, smoothing_filter
+
+if TYPE_CHECKING:
+    from nerfstudio.engine.trainer import TrainerConfig
+
+    from f3rm_ext.data.image_datamanager import ImageDataManager
+    from f3rm_ext.data.pinhole_dataset import PinholeDataset
+    from f3rm_ext.splat.model import SplatModel
+
+
+@dataclass
+class SplatRun:
+    """A trained run of splats."""
+
+    model: "SplatModel"
+    """In evaluation mode."""
+    manager: "ImageDataManager"
+    """Its photos and cameras."""
+    config: "TrainerConfig"
+    """Its options."""
+    checkpoint: Path
+    """The file that was loaded."""
+    step: int
+    """Number of the last training step in it."""
+
+    def describe(self) -> dict[str, object]:
+        """Where results come from, for files that hold them."""
+        return {"checkpoint": str(self.checkpoint.resolve()), "step": self.step, "method": self.config.method_name}
+
+    @property
+    def photos(self) -> "PinholeDataset":
+        """The held-out photos.
+
+        Raises:
+            CaptureError: there are none.
+        """
+        if self.manager.eval_dataset is None:
+            from f3rm_ext.data.eval_dataloaders import NO_EVAL_IMAGES
+
+            raise CaptureError(NO_EVAL_IMAGES)
+        return self.manager.eval_dataset
+
+    def set_filters(self, filter_2d: bool | None, filter_3d: bool | None) -> None:
+        """Has the model draw with or without its filters; None leaves one as it was trained.
+
+        A 3D filter that the run was trained without is computed from the training cameras.
+        """
+        mip = self.model.config.mip
+        if filter_2d is not None:
+            mip.filter_2d = filter_2d
+        if filter_3d and not mip.filter_3d:
+            views = PinholeCameras.of(self.manager.train_dataset.cameras).to(self.model.device)
+            means = self.model.gaussians.means.detach()
+            self.model.filter_3d = smoothing_filter(means, *views, options=mip)
+        if filter_3d is not None:
+            mip.filter_3d = filter_3d
+
+    def splats(self, fused: bool = True) -> Gaussians:
+        """The Gaussians as they are drawn, up to the SH degree that the training had come to.
+
+        Args:
+            fused: with the 3D filter in their sizes and opacities, where the run has one.
+        """
+        model = self.model
+        # Half-stored colours become numbers that every format can hold.
+        gaussians = Gaussians.of({name: value.detach().float() for name, value in model.gaussians.tensors().items()})
+        gaussians = gaussians.with_sh_degree(model.current_sh_degree)
+        return fuse(gaussians, model.filter_3d) if fused and model.config.mip.filter_3d else gaussians
+
+
+def load_splat_run(load_config: Path) -> SplatRun:
+    """Opens a run of splats.
+
+    Args:
+        load_config: its config.yml.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be understood, or the run is of a method without splats.
+        CheckpointError: it has no checkpoint yet, or all are damaged.
+    """
+    from f3rm_ext.data.image_datamanager import ImageDataManager
+    from f3rm_ext.splat.model import SplatModel
+
+    opened = open_run(
+        load_config,
+        lambda config: issubclass(config.pipeline.model._target, SplatModel),
+        "which has no splats that this can use: give a run of sugar-ext",
+    )
+    model, manager = opened.pipeline.model, opened.pipeline.datamanager
+    assert isinstance(model, SplatModel) and isinstance(manager, ImageDataManager)
+    return SplatRun(model, manager, opened.config, opened.checkpoint, opened.step)
+
+
+def export_run(
+    run: SplatRun, out: Path, fused: bool = True, bad_values: BadValues = "error", spz_axes: Axes = "rub"
+) -> SplatInfo:
+    """Writes the splats of a run, in the format of the name and in the frame of the scene.
+
+    Args:
+        run: the run.
+        out: ends in one of :data:`~f3rm_ext.splat.files.SUFFIXES`.
+        fused: see :meth:`SplatRun.splats`.
+        bad_values: what to do with values that are NaN or infinite.
+        spz_axes: axes of the coordinates where it is ``.spz``.
+
+    Returns:
+        What the file says; its notices are for the user.
+
+    Raises:
+        SplatFileError: see :func:`~f3rm_ext.splat.files.export_splats`.
+        ConfigError: the file cannot be written.
+    """
+    mip = run.model.config.mip
+    info = SplatInfo(render_mode="mip" if mip.filter_2d else "default", filters_fused=fused if mip.filter_3d else False)
+    record = {**run.describe(), "frame": "scene", "dilation_px2": mip.eps2d}
+    return export_splats(run.splats(fused), out, info, record, bad_values, spz_axes)

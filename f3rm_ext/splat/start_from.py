@@ -1,0 +1,209 @@
+"""Splats that a run begins with, from a file or from a checkpoint."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.files import read_splats
+from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
+from f3rm_ext.splat.mip import MipOptions, sampling_intervals, smoothing_filter, unfuse
+from f3rm_ext.splat.transform import Move
+
+CHECKPOINTS = (".ckpt", ".pt")
+_PREFIXES = ("_model.gauss_params.", "gauss_params.")
+_SHAPES = {"means": (3,), "scales": (3,), "quats": (4,), "opacities": (1,), "features_dc": (3,), "features_rest": ()}
+_REST = tuple(map(sh_rest_count, range(MAX_SH_DEGREE + 1)))
+_OF_SUGAR = {
+    "means": "_points",
+    "scales": "_scales",
+    "quats": "_quaternions",
+    "opacities": "all_densities",
+    "features_dc": "_sh_coordinates_dc",
+    "features_rest": "_sh_coordinates_rest",
+}
+"""What SuGaR calls the tensors."""
+_ITERATION = re.compile(r"iteration_(\d+)")
+
+Frame = Literal["scene", "capture"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Splats to begin with."""
+
+    gaussians: Gaussians
+    """As they are in the file."""
+    fused: bool
+    """Whether the 3D filter is in them."""
+    source: Path
+    """The file."""
+    frame: Frame
+    """Where splats of such files lie: those of 3DGS's folders and of SuGaR in the frame of the capture's own poses."""
+
+    def in_scene(self, outputs: Any, frame: Literal["auto", "scene", "capture"]) -> "Start":
+        """The splats in the scene frame.
+
+        Args:
+            outputs: the dataparser's for the training images.
+            frame: the frame they lie in; auto is the usual one of such files.
+        """
+        if (self.frame if frame == "auto" else frame) == "scene":
+            return replace(self, frame="scene")
+        return replace(self, gaussians=Move.to_scene(outputs).gaussians(self.gaussians), frame="capture")
+
+    def seen_by(self, views: PinholeCameras, options: MipOptions) -> Gaussians:
+        """The splats as a run begins with them: seen by its cameras, and without a 3D filter, which it applies itself.
+
+        The filter is taken out as the run's cameras make it. Where these cannot be those it was made with, for
+        Gaussians would be left without a size, the splats stay as they are, and that is said.
+
+        Args:
+            views: the training cameras; the splats go to their device.
+            options: of the filter; nothing is taken out where the run has none.
+
+        Raises:
+            ConfigError: no camera sees any of them.
+        """
+        gaussians = self.gaussians.to(views.viewmats.device)
+        if not bool(sampling_intervals(gaussians.means, *views)[1].any()):
+            taken, other = ("scene", "capture") if self.frame == "scene" else ("capture", "scene")
+            raise ConfigError(
+                f"No training camera sees any of the {len(gaussians)} Gaussians to start from, taken to be in the "
+                f"frame of the {taken}, so they are of another scene or in another frame: "
+                f"try --pipeline.model.start-frame {other} (scene: as `f3rm-ext export splats` and "
+                "`ns-export gaussian-splat` write them; capture: as 3DGS and SuGaR write them)."
+            )
+        if not (self.fused and options.filter_3d):
+            return gaussians
+        try:
+            return unfuse(gaussians, smoothing_filter(gaussians.means, *views, options=options))
+        except ConfigError:
+            CONSOLE.log(
+                "The 3D filter is in the splats already, made for other cameras than these, and is applied again, so "
+                "that they begin too wide: export them with --no-fused to go on where they were."
+            )
+            return gaussians
+
+
+def read_start(path: Path, iteration: int | None = None) -> Start:
+    """The splats of ``--pipeline.model.start-from``.
+
+    Args:
+        path: .ply, .spz, .splat, a checkpoint of `sugar-ext`, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
+        iteration: which of a folder's; None for the newest.
+
+    Raises:
+        UserError: there is no such file or iteration, or it holds no usable Gaussians.
+    """
+    folder = path.is_dir()
+    if folder:
+        path = _of_folder(path, iteration)
+    elif not path.is_file():
+        raise ConfigError(
+            f"There is no file {path} to start from: give a .ply, .spz, .splat, .ckpt or .pt file, or an output folder "
+            "of 3DGS."
+        )
+    elif iteration is not None:
+        raise ConfigError(
+            f"--pipeline.model.start-iteration chooses among those of a folder, and {path} is a file: leave it out."
+        )
+    if path.suffix in CHECKPOINTS:
+        gaussians, frame = _of_checkpoint(path)
+        return Start(gaussians, False, path, frame)
+    gaussians, info = read_splats(path)
+    for notice in info.notices:
+        CONSOLE.log(notice, markup=False)
+    return Start(gaussians, bool(info.filters_fused), path, "capture" if folder else "scene")
+
+
+def _of_folder(folder: Path, iteration: int | None) -> Path:
+    """The file of an iteration (the newest by default) in a folder as 3DGS and SuGaR write them."""
+    found = {int(path.stem): path for path in folder.glob("*.pt") if path.stem.isdigit()}
+    for path in folder.glob("point_cloud/iteration_*/point_cloud.ply"):
+        if number := _ITERATION.fullmatch(path.parent.name):
+            found[int(number[1])] = path
+    if not found:
+        raise ConfigError(
+            f"There are no splats to start from in the folder {folder}: give an output folder of 3DGS (with "
+            "point_cloud/iteration_N/point_cloud.ply) or of SuGaR (with N.pt), or a file."
+        )
+    if iteration is not None and iteration not in found:
+        there = ", ".join(map(str, sorted(found)))
+        raise ConfigError(
+            f"There is no iteration {iteration} in the folder {folder}: choose --pipeline.model.start-iteration from "
+            f"those there ({there}), or leave it out for the newest."
+        )
+    return found[max(found) if iteration is None else iteration]
+
+
+def _of_checkpoint(path: Path) -> tuple[Gaussians, Frame]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"The checkpoint {path} cannot be read ({type(error).__name__}), it is damaged or needs code to be run: "
+            "export it as .ply with the program that made it."
+        ) from error
+    state = content if isinstance(content, dict) else {}
+    for key in ("pipeline", "state_dict"):
+        if isinstance(state.get(key), dict):
+            state = state[key]
+    if _OF_SUGAR["means"] in state:
+        return _of_sugar(state, path), "capture"
+    for prefix in _PREFIXES:
+        found = {
+            name.removeprefix(prefix): value
+            for name, value in state.items()
+            if name.startswith(prefix) and isinstance(value, torch.Tensor)
+        }
+        if found:
+            missing = [name for name in _SHAPES if name not in found]
+            if missing:
+                raise CheckpointError(
+                    f"The checkpoint {path} lacks {', '.join(missing)} of its Gaussians: export it as .ply instead."
+                )
+            _require_shapes(found, path)
+            return Gaussians.of(found).checked(str(path)), "scene"
+    raise CheckpointError(f"The checkpoint {path} holds no Gaussians: give one of sugar-ext, splatfacto or SuGaR.")
+
+
+def _of_sugar(state: dict[str, Any], path: Path) -> Gaussians:
+    """The Gaussians of SuGaR's coarse stage."""
+    if "_surface_mesh_faces" in state or (
+        isinstance(state.get("_scales"), torch.Tensor) and state["_scales"].shape[1:] == (2,)
+    ):
+        raise CheckpointError(
+            f"The checkpoint {path} is of SuGaR's refined model, whose Gaussians are bound to a mesh: give the coarse "
+            "one, or the .ply that SuGaR exports of the refined one."
+        )
+    missing = [name for name in _OF_SUGAR.values() if not isinstance(state.get(name), torch.Tensor)]
+    if missing:
+        raise CheckpointError(f"SuGaR's checkpoint {path} lacks {', '.join(missing)}: export it as .ply instead.")
+    found = {name: state[theirs].detach().float() for name, theirs in _OF_SUGAR.items()}
+    found["features_dc"] = found["features_dc"].flatten(1)
+    found["opacities"] = found["opacities"].reshape(len(found["opacities"]), -1)
+    _require_shapes(found, path)
+    return Gaussians.of(found).checked(str(path))
+
+
+def _require_shapes(found: dict[str, torch.Tensor], path: Path) -> None:
+    """Raises CheckpointError unless all tensors are of as many Gaussians, with the right shape for each."""
+    rest = found["features_rest"].shape
+    if len(rest) != 3 or rest[1] not in _REST or rest[2] != 3:
+        raise CheckpointError(
+            f"The colours' coefficients in {path} have the shape {tuple(rest)}, which belongs to no degree of "
+            f"spherical harmonics from 0 to {MAX_SH_DEGREE}: export it as .ply with the program that made it."
+        )
+    for name, shape in _SHAPES.items():
+        value = tuple(found[name].shape)
+        if value[:1] != rest[:1] or (shape and value[1:] != shape):
+            raise CheckpointError(
+                f"The {name} in {path} have the shape {value}, which does not fit the {rest[0]} Gaussians there: "
+                "export it as .ply with the program that made it."
+            )

@@ -1,0 +1,168 @@
+"""The files of one command in a folder: whole or not there, with where they come from, and none of anybody else's."""
+
+import io
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from f3rm_ext import __version__
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.atomic_files import write_atomic
+
+SUMMARY = "summary.json"
+PROVENANCE = "f3rm-ext"
+"""Key of the provenance in PNG text, as JSON."""
+_LONGEST_NAME = 60
+
+
+def made_by(command: str) -> dict[str, object]:
+    """What made a file, for its provenance."""
+    return {"made_by": f"f3rm-ext {command}", "version": __version__}
+
+
+def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
+    """File names for names that people gave, without suffix: no two alike, on any file system.
+
+    Args:
+        names: of queries, say.
+        taken: file names that must not be used.
+    """
+    used = {name.casefold() for name in taken}
+    found = []
+    for name in names:
+        base = re.sub(r"[^\w.-]+", "_", name).strip("._")[:_LONGEST_NAME] or "query"
+        number, candidate = 1, base
+        while candidate.casefold() in used:
+            number += 1
+            candidate = f"{base}_{number}"
+        used.add(candidate.casefold())
+        found.append(candidate)
+    return found
+
+
+class OutputFolder:
+    """A folder that a command writes to.
+
+    ``summary.json`` lists the files that were written by this command and before; only those are replaced.
+
+    Args:
+        folder: made where it is not there.
+        provenance: goes into every file that can hold it; ``made_by`` and all.
+
+    Raises:
+        ConfigError: the folder cannot be written to, or its summary.json is another program's.
+    """
+
+    def __init__(self, folder: Path, provenance: Mapping[str, object]) -> None:
+        self.folder, self.provenance = folder, dict(provenance)
+        self._text = json.dumps(self.provenance)
+        self._ours = self._listed()
+        self._planned: list[str] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / f".{secrets.token_hex(8)}.tmp"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"The folder {folder} cannot be written to ({error.strerror or error}): choose another one with --out."
+            ) from error
+
+    def _listed(self) -> set[str]:
+        path = self.folder / SUMMARY
+        if not path.exists():
+            return set()
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            if summary["made_by"] == self.provenance["made_by"]:
+                return {SUMMARY, *map(str, summary["files"]), *map(str, summary.get("earlier_files", ()))}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        raise ConfigError(
+            f"{path} was not written by `{self.provenance['made_by']}` and will not be overwritten: "
+            "choose another folder with --out."
+        )
+
+    def plan(self, names: Sequence[str]) -> None:
+        """Says which files will be written, and notes them down in the folder.
+
+        Args:
+            names: relative to the folder.
+
+        Raises:
+            ConfigError: there is such a file already, and it is somebody else's.
+        """
+        for name in names:
+            if name not in self._ours and (self.folder / name).exists():
+                raise ConfigError(
+                    f"{self.folder / name} is there already and was not written by `{self.provenance['made_by']}`: "
+                    "move it away, or choose another folder with --out."
+                )
+        self._planned = sorted(names)
+        self.summary({"complete": False})
+
+    def summary(self, content: Mapping[str, object]) -> None:
+        """Writes summary.json: provenance, content, and the list of files."""
+        files = {"files": self._planned, "earlier_files": sorted(self._ours - {SUMMARY, *self._planned})}
+        self._write(SUMMARY, json.dumps({**self.provenance, **content, **files}, indent=1).encode())
+
+    def png(self, name: str, image: UInt8[np.ndarray, "h w 3"]) -> None:
+        """Writes a picture, with its provenance as text."""
+        self._write(name, png_bytes(image, self._text))
+
+    def npz(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Writes arrays (compressed), with the provenance as ``provenance``."""
+        stream = io.BytesIO()
+        # numpy's stubs take allow_pickle for an array.
+        everything: dict[str, Any] = {**arrays, "provenance": np.asarray(self._text)}
+        np.savez_compressed(stream, **everything)
+        self._write(name, stream.getvalue())
+
+    def npy(self, name: str, array: np.ndarray) -> None:
+        """Writes one array."""
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, array, allow_pickle=False)
+        self._write(name, stream.getvalue())
+
+    def take(self, name: str, temporary: Path) -> None:
+        """Gives its name to a file that somebody else wrote in the same folder under a temporary one.
+
+        Args:
+            name: of the file.
+            temporary: where it is.
+        """
+        try:
+            temporary.replace(self.folder / name)
+        except OSError as error:
+            raise _failed(self.folder / name, error) from error
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self.folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, data)
+        except OSError as error:
+            raise _failed(path, error) from error
+
+
+def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:
+    """A PNG with its provenance (JSON) as text."""
+    text = PngInfo()
+    text.add_itxt(PROVENANCE, provenance)
+    stream = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(image)).save(stream, "PNG", pnginfo=text)
+    return stream.getvalue()
+
+
+def _failed(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be written ({error.strerror or error}): free some space or choose another --out."
+    )

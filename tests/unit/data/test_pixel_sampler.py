@@ -1,0 +1,98 @@
+"""Packing and sampling pixels."""
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, batch_seed
+from f3rm_ext.errors import CaptureError
+
+
+def image(number: int, height: int, width: int, channels: int = 3) -> torch.Tensor:
+    pixels = torch.full((height, width, channels), 100, dtype=torch.uint8)
+    pixels[..., 0] = number
+    pixels[..., 1] = torch.arange(height)[:, None]
+    pixels[..., 2] = torch.arange(width)[None, :]
+    return pixels
+
+
+def draw(packed: PackedPixels, rays: int, seed: int = 0):
+    return packed.sample(rays, torch.Generator(device=packed.device).manual_seed(seed))
+
+
+def test_indices_and_colors_belong_together_for_images_of_any_size():
+    sizes = [(3, 5), (8, 2), (1, 1), (4, 9)]
+    numbers = [11, 4, 7, 30]
+    packed = PackedPixels.pack(numbers, [ImagePixels(image(n, *size)) for n, size in zip(numbers, sizes, strict=True)])
+    assert packed.pixels.dtype == torch.uint8 and packed.num_pixels == sum(h * w for h, w in sizes)
+    sample = draw(packed, 4000)
+    colors = (sample.colors * 255).round().long()
+    torch.testing.assert_close(sample.indices, colors)
+    torch.testing.assert_close(torch.tensor(numbers)[sample.slots], sample.indices[:, 0])
+    assert sample.colors.dtype == torch.float32 and float(sample.colors.max()) <= 1
+
+
+def test_all_pixels_of_the_window_are_equally_likely():
+    packed = PackedPixels.pack([0, 1], [ImagePixels(image(0, 2, 2)), ImagePixels(image(1, 4, 8))])
+    rays = 36_000
+    index = draw(packed, rays).indices
+    flat = torch.where(index[:, 0] == 0, index[:, 1] * 2 + index[:, 2], 4 + index[:, 1] * 8 + index[:, 2])
+    counts = torch.bincount(flat, minlength=36).double()
+    expected = rays / 36
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert len(counts) == 36 and chi_square < 66  # 99.9 % quantile of 35 degrees of freedom
+
+
+def test_alpha_is_kept_and_others_become_opaque():
+    packed = PackedPixels.pack([0, 1], [ImagePixels(image(0, 2, 2)), ImagePixels(image(1, 2, 2, channels=4))])
+    sample = draw(packed, 200)
+    alpha = sample.colors[:, 3]
+    assert (alpha[sample.slots == 0] == 1).all()
+    torch.testing.assert_close(alpha[sample.slots == 1], torch.full_like(alpha[sample.slots == 1], 100 / 255))
+
+
+def test_masked_pixels_are_never_drawn_and_all_others_are():
+    keep = torch.zeros(6, 7, dtype=torch.bool)
+    keep[2:4, 1:5] = True
+    packed = PackedPixels.pack([0, 1], [ImagePixels(image(0, 6, 7), keep), ImagePixels(image(1, 2, 3))])
+    assert packed.num_pixels == 8 + 6
+    sample = draw(packed, 2000)
+    first = sample.indices[sample.indices[:, 0] == 0]
+    assert keep[first[:, 1], first[:, 2]].all()
+    assert len(torch.unique(sample.indices, dim=0)) == 14
+
+
+def test_masks_that_leave_nothing_are_an_error():
+    nothing = torch.zeros(2, 2, dtype=torch.bool)
+    with pytest.raises(CaptureError, match="leave no pixel"):
+        PackedPixels.pack([0], [ImagePixels(image(0, 2, 2), nothing)])
+
+
+def test_the_generator_decides():
+    packed = PackedPixels.pack([0], [ImagePixels(image(0, 20, 20))])
+    torch.manual_seed(0)
+    first = draw(packed, 50, seed=1)
+    torch.manual_seed(5)
+    torch.testing.assert_close(draw(packed, 50, seed=1).indices, first.indices)
+    assert not torch.equal(draw(packed, 50, seed=2).indices, first.indices)
+
+
+def test_batch_seeds_differ_and_are_stable():
+    seeds = {
+        batch_seed(seed, split, rank, number)
+        for seed in (0, 1)
+        for split in ("train", "eval")
+        for rank in range(2)
+        for number in range(50)
+    }
+    assert len(seeds) == 400
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert batch_seed(1, "train", 0, 7) == batch_seed(1, "train", 0, 7) != batch_seed(1, "train", 0, 8)
+    assert len(np.unique([seed & 0xFFFFFFFF for seed in seeds])) == 400, "torch's CPU generator takes 32 bits"
+
+
+@pytest.mark.shapes
+def test_wrong_shapes_are_noticed():
+    with pytest.raises(TypeCheckError):
+        ImagePixels(torch.zeros(3, 3, dtype=torch.uint8))

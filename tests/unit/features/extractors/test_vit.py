@@ -1,0 +1,199 @@
+"""The own ViT against timm's, with random weights; names, sizes and what does not fit."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from f3rm_ext.errors import ExtractorError
+from f3rm_ext.features.extractors.vit import VisionTransformer
+
+timm_vit = pytest.importorskip("timm.models.vision_transformer")
+
+WIDTH, DEPTH, PATCH, GRID = 128, 3, 14, 4
+
+
+def random_timm(**options) -> torch.nn.Module:
+    """timm's ViT with every parameter random, so that nothing drops out of the comparison."""
+    torch.manual_seed(0)
+    model = timm_vit.VisionTransformer(
+        img_size=GRID * PATCH, patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=2, num_classes=0, **options
+    )
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def reference() -> torch.nn.Module:
+    return random_timm(init_values=1.0)
+
+
+@pytest.fixture(scope="module")
+def vit(reference: torch.nn.Module) -> VisionTransformer:
+    return VisionTransformer.from_state_dict(reference.state_dict())
+
+
+@pytest.fixture(scope="module")
+def pixels() -> Tensor:
+    return torch.randn(2, 3, GRID * PATCH, GRID * PATCH, generator=torch.Generator().manual_seed(1))
+
+
+def test_shape_is_taken_from_the_weights(vit: VisionTransformer) -> None:
+    assert (vit.width, vit.depth, vit.patch_px, vit.heads) == (WIDTH, DEPTH, PATCH, 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{"init_values": 1.0}, {"init_values": None}, {"qkv_bias": False}, {"mlp_ratio": 3}]
+)
+@torch.no_grad()
+def test_last_block_equals_timm(options: dict, pixels: Tensor) -> None:
+    reference = random_timm(**options)
+    (found,) = VisionTransformer.from_state_dict(reference.state_dict())(pixels)
+    expected = reference.forward_features(pixels)[:, 1:].unflatten(1, (GRID, GRID))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_every_block_equals_timm(reference: torch.nn.Module, vit: VisionTransformer, pixels: Tensor) -> None:
+    seen: list[Tensor] = []
+    hooks = [block.register_forward_hook(lambda _m, _i, output: seen.append(output)) for block in reference.blocks]
+    reference.forward_features(pixels)
+    for hook in hooks:
+        hook.remove()
+    raw = vit(pixels, (0, 1, -1), normed=False)
+    normed = vit(pixels, (2, 0))
+    for found, expected in zip(raw, seen, strict=True):
+        torch.testing.assert_close(found.flatten(1, 2), expected[:, 1:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(normed[0].flatten(1, 2), reference.norm(seen[2])[:, 1:], atol=1e-4, rtol=1e-4)
+    plain = torch.nn.functional.layer_norm(seen[0], (WIDTH,), eps=1e-6)
+    torch.testing.assert_close(normed[1].flatten(1, 2), plain[:, 1:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("facet", "part"), [("query", 0), ("key", 1), ("value", 2)])
+@torch.no_grad()
+def test_facets_equal_timms_attention(
+    reference: torch.nn.Module, vit: VisionTransformer, pixels: Tensor, facet: str, part: int
+) -> None:
+    seen: list[Tensor] = []
+    hook = reference.blocks[1].attn.qkv.register_forward_hook(lambda _m, _i, output: seen.append(output))
+    reference.forward_features(pixels)
+    hook.remove()
+    (found,) = vit(pixels, (1,), facet=facet)
+    expected = seen[0][:, 1:, part * WIDTH : (part + 1) * WIDTH]
+    torch.testing.assert_close(found.flatten(1, 2), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_overlapping_patches_hold_the_others(vit: VisionTransformer, pixels: Tensor) -> None:
+    whole, _, _ = vit.embed(pixels, PATCH)
+    overlapping, rows, cols = vit.embed(pixels, PATCH // 2)
+    assert (rows, cols) == (2 * GRID - 1, 2 * GRID - 1)
+    bare = whole[:, 1:].unflatten(1, (GRID, GRID)) - vit.positions(GRID, GRID).unflatten(1, (GRID, GRID))
+    finer = overlapping[:, 1:].unflatten(1, (rows, cols)) - vit.positions(rows, cols).unflatten(1, (rows, cols))
+    torch.testing.assert_close(finer[:, ::2, ::2], bare, atol=1e-5, rtol=1e-4)
+
+
+class TestPositions:
+    def test_native_grid_is_untouched(self, vit: VisionTransformer) -> None:
+        assert torch.equal(vit.positions(GRID, GRID), vit.pos_embed[:, 1:])
+
+    def test_any_aspect_ratio(self, vit: VisionTransformer) -> None:
+        (found,) = vit(torch.zeros(1, 3, 2 * PATCH, 7 * PATCH))
+        assert found.shape == (1, 2, 7, WIDTH)
+
+    def test_follow_the_axes_of_the_image(self, vit: VisionTransformer) -> None:
+        # A ramp from top to bottom stays one on a wide grid: rows differ, columns do not.
+        state = dict(vit.state_dict())
+        ramp = torch.arange(float(GRID)).repeat_interleave(GRID)
+        state["pos_embed"] = torch.cat([torch.tensor([99.0]), ramp])[None, :, None].expand(1, -1, WIDTH).clone()
+        found = VisionTransformer.from_state_dict(state).positions(8, 5).unflatten(1, (8, 5))[0, ..., 0]
+        torch.testing.assert_close(found, found[:, :1].expand(-1, 5))
+        assert (found.diff(dim=0) > 0).all()
+
+    def test_class_token_without_position(self, vit: VisionTransformer) -> None:
+        state = dict(vit.state_dict())
+        state["pos_embed"] = state["pos_embed"][:, 1:].clone()
+        tokens, _, _ = VisionTransformer.from_state_dict(state).embed(torch.zeros(1, 3, 2 * PATCH, 3 * PATCH), PATCH)
+        torch.testing.assert_close(tokens[:, :1], vit.cls_token)
+
+    def test_no_square_grid_is_refused(self, vit: VisionTransformer) -> None:
+        state = dict(vit.state_dict())
+        state["pos_embed"] = torch.zeros(1, 13, WIDTH)
+        with pytest.raises(ExtractorError, match="13 entries"):
+            VisionTransformer.from_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["register_tokens", "reg_token"])
+@torch.no_grad()
+def test_registers_take_part_but_are_not_patches(vit: VisionTransformer, pixels: Tensor, name: str) -> None:
+    state = dict(vit.state_dict()) | {name: torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(3))}
+    model = VisionTransformer.from_state_dict(state)
+    tokens, rows, cols = model.embed(pixels, PATCH)
+    assert tokens.shape[1] == 1 + 4 + rows * cols
+    torch.testing.assert_close(tokens[:, 1:5], state[name].expand(2, -1, -1))
+    (found,) = model(pixels)
+    assert found.shape == (2, GRID, GRID, WIDTH)
+    assert not torch.allclose(found, vit(pixels)[0])
+
+
+@torch.no_grad()
+def test_half_precision_weights_become_single(vit: VisionTransformer, pixels: Tensor) -> None:
+    state = {name: tensor.half() for name, tensor in vit.state_dict().items()}
+    model = VisionTransformer.from_state_dict(state)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not model.training
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    torch.testing.assert_close(model(pixels)[0], vit(pixels)[0], atol=0.05, rtol=0.05)
+
+
+def test_heads_and_mask_tokens_are_left_out(vit: VisionTransformer) -> None:
+    extra = {
+        "mask_token": torch.zeros(1, WIDTH),
+        "head.weight": torch.zeros(10, WIDTH),
+        "head.mlp.0.bias": torch.zeros(3),
+    }
+    VisionTransformer.from_state_dict(dict(vit.state_dict()) | extra)
+
+
+def test_blocks_saved_in_chunks(vit: VisionTransformer) -> None:
+    chunked = {name.replace("blocks.", "blocks.0."): tensor for name, tensor in vit.state_dict().items()}
+    model = VisionTransformer.from_state_dict(chunked)
+    assert model.depth == DEPTH
+
+
+class TestMisfits:
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"blocks.1.attn.q_norm.weight": torch.zeros(64)}, "unknown parameters .*q_norm"),
+            ({"blocks.2.norm1.weight": None}, "lack parameters .*blocks.2.norm1.weight"),
+            ({"blocks.1.mlp.fc1.weight": torch.zeros(3, 3)}, "ill-fitting parameters .*blocks.1.mlp.fc1.weight"),
+            ({"patch_embed.proj.weight": None}, "lack patch_embed.proj.weight"),
+            ({"cls_token": None}, "lack cls_token"),
+        ],
+    )
+    def test_are_named(self, vit: VisionTransformer, change: dict[str, Tensor | None], words: str) -> None:
+        state = {name: tensor for name, tensor in (dict(vit.state_dict()) | change).items() if tensor is not None}
+        with pytest.raises(ExtractorError, match=words):
+            VisionTransformer.from_state_dict(state)
+
+    def test_many_are_counted(self, vit: VisionTransformer) -> None:
+        extra = {f"adapter.{index}": torch.zeros(1) for index in range(9)}
+        with pytest.raises(ExtractorError, match="and 5 more"):
+            VisionTransformer.from_state_dict(dict(vit.state_dict()) | extra)
+
+    def test_other_networks(self) -> None:
+        with pytest.raises(ExtractorError, match="state dict of a ViT"):
+            VisionTransformer.from_state_dict({"conv1.weight": torch.zeros(1)})
+
+    def test_width_that_has_no_whole_heads(self) -> None:
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tiny = timm_vit.VisionTransformer(img_size=28, patch_size=14, embed_dim=32, depth=1, num_heads=2)
+        with pytest.raises(ExtractorError, match="width 32"):
+            VisionTransformer.from_state_dict(tiny.state_dict())
+        assert VisionTransformer.from_state_dict(tiny.state_dict(), heads=2).heads == 2

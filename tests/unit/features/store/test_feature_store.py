@@ -1,0 +1,332 @@
+"""The feature store: what is written is read back, what is damaged is refused with the file's name."""
+
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import f3rm_ext.features
+from f3rm_ext.errors import FeatureStoreError
+from f3rm_ext.features.base import PatchGrid
+from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes
+from f3rm_ext.utils import atomic_files as atomic
+from f3rm_ext.utils.atomic_files import FolderLock, write_atomic
+
+IDENTITY = {"extractor": "toy", "model": "one"}
+DIM = 6
+KEYS = tuple(letter * 32 for letter in "abc")
+
+
+def values_of(number: int, rows: int, channels: int = DIM) -> np.ndarray:
+    return np.random.default_rng(number).normal(size=(rows, 4, channels)).astype(np.float16)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store with three images of unequal sizes."""
+    root = tmp_path / "store"
+    store = FeatureStore.open(root, IDENTITY, DIM)
+    store.recover()
+    for number, key in enumerate(KEYS):
+        rows = number + 2
+        store.put(key, values_of(number, rows), PatchGrid.covering(rows, 4, rows * 10, 50), (rows * 10, 50))
+    store.commit()
+    return root
+
+
+def reopened(root: Path) -> FeatureStore:
+    return FeatureStore.open(root, IDENTITY, DIM)
+
+
+def test_reads_back_what_was_written(root: Path) -> None:
+    store = reopened(root)
+    for number, key in enumerate(KEYS):
+        loaded = store.load(key)
+        assert isinstance(loaded.values, np.memmap) and loaded.values.dtype == np.float16
+        np.testing.assert_array_equal(loaded.values, values_of(number, number + 2))
+        assert loaded.grid == PatchGrid.covering(number + 2, 4, (number + 2) * 10, 50)
+        assert loaded.residual_norm is None
+    assert list(store.verify()) == []
+
+
+def test_shards_are_plain_npy_of_the_estimated_size(root: Path) -> None:
+    path = root / "shards" / f"{KEYS[0]}.npy"
+    np.testing.assert_array_equal(np.load(path, allow_pickle=False), values_of(0, 2))
+    assert path.stat().st_size == shard_bytes(2, 4, DIM)
+
+
+def test_residual_is_the_last_channel(tmp_path: Path) -> None:
+    store = FeatureStore.open(tmp_path, IDENTITY, DIM, residual=True)
+    both = values_of(0, 3, DIM + 1)
+    store.put(KEYS[0], both, PatchGrid.covering(3, 4, 30, 40), (30, 40))
+    store.commit()
+    loaded = FeatureStore.open(tmp_path, IDENTITY, DIM, residual=True).load(KEYS[0])
+    np.testing.assert_array_equal(loaded.values, both[..., :DIM])
+    np.testing.assert_array_equal(loaded.residual_norm, both[..., DIM])
+
+
+def test_manifest_says_what_is_there(root: Path) -> None:
+    raw = json.loads((root / "manifest.json").read_text())
+    entry = raw["images"][KEYS[1]]
+    assert raw["format"] == 1 and raw["identity"] == IDENTITY and raw["dim"] == DIM
+    assert entry["file"] == f"shards/{KEYS[1]}.npy" and (entry["rows"], entry["cols"]) == (3, 4)
+    assert entry["bytes"] == (root / entry["file"]).stat().st_size
+    assert entry["blake2b"] == atomic.digest_of_file(root / entry["file"])
+    assert (entry["height_px"], entry["width_px"]) == (30, 50)
+    assert entry["origin_px"] == [5.0, 6.25] and entry["stride_px"] == [10.0, 12.5]
+
+
+def test_wrong_shape_is_not_stored(tmp_path: Path) -> None:
+    store = FeatureStore.open(tmp_path, IDENTITY, DIM)
+    with pytest.raises(ValueError, match="do not fit"):
+        store.put(KEYS[0], values_of(0, 3), PatchGrid.covering(2, 4, 20, 40), (20, 40))
+
+
+def damage_truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def damage_flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def damage_swap(path: Path) -> None:
+    """A valid shard of the same size, but of another image."""
+    buffer = io.BytesIO()
+    np.save(buffer, values_of(99, 2))
+    path.write_bytes(buffer.getvalue())
+
+
+def damage_pickle(path: Path) -> None:
+    """A shard that would run code if it were unpickled, padded to the stated size."""
+    data = pickle.dumps({"values": [1, 2, 3]})
+    path.write_bytes(data + b"\0" * (path.stat().st_size - len(data)))
+
+
+def damage_append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (damage_truncate, "truncated"),
+        (damage_flip, "altered"),
+        (damage_swap, "another image"),
+        (damage_pickle, "altered"),
+        (damage_append, "altered"),
+        (Path.unlink, "missing"),
+    ],
+)
+def test_damaged_shard_is_refused_by_name(root: Path, damage, word: str) -> None:
+    path = root / "shards" / f"{KEYS[0]}.npy"
+    damage(path)
+    store = reopened(root)
+    with pytest.raises(FeatureStoreError) as caught:
+        store.load(KEYS[0])
+    message = str(caught.value)
+    assert str(path) in message and word in message
+    assert "f3rm-ext features extract" in message and "delete the file" in message
+    assert [found.path for found in store.verify()] == [path]
+    assert store.load(KEYS[1]).values.shape == (3, 4, DIM)  # the others are usable
+
+
+def test_sizes_are_checked_before_anything_is_read(root: Path) -> None:
+    store = reopened(root)
+    store.require(KEYS)
+    damage_truncate(root / "shards" / f"{KEYS[2]}.npy")
+    assert [store.state(key) for key in KEYS] == ["present", "present", "damaged"]
+    with pytest.raises(FeatureStoreError, match="truncated"):
+        store.require(KEYS)
+    with pytest.raises(FeatureStoreError, match="no features of image"):
+        store.require(("d" * 32,))
+
+
+def test_content_is_hashed_once_per_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Path] = []
+    real = atomic.digest_of_file
+
+    def counting(path: Path) -> str:
+        hashed.append(path)
+        return real(path)
+
+    monkeypatch.setattr("f3rm_ext.features.store.feature_store.digest_of_file", counting)
+    store = reopened(root)
+    for _ in range(3):
+        store.load(KEYS[0])
+    assert hashed == [root / "shards" / f"{KEYS[0]}.npy"]
+
+
+def test_loaded_map_survives_a_replaced_shard(root: Path) -> None:
+    store = reopened(root)
+    before = store.load(KEYS[0])
+    store.put(KEYS[0], values_of(50, 2), before.grid, (20, 50))
+    store.commit()
+    np.testing.assert_array_equal(before.values, values_of(0, 2))
+    np.testing.assert_array_equal(reopened(root).load(KEYS[0]).values, values_of(50, 2))
+
+
+@pytest.mark.parametrize(
+    ("identity", "dim", "residual", "word"),
+    [
+        ({**IDENTITY, "model": "two"}, DIM, False, "model"),
+        ({**IDENTITY, "more": "x"}, DIM, False, "more"),
+        (IDENTITY, DIM + 1, False, "dim"),
+        (IDENTITY, DIM, True, "residual"),
+    ],
+)
+def test_another_model_is_refused(root: Path, identity: dict, dim: int, residual: bool, word: str) -> None:
+    with pytest.raises(FeatureStoreError, match=f"of another model \\({word} is"):
+        FeatureStore.open(root, identity, dim, residual=residual)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1, 2]",
+        b'{"format": 1}',
+        b"[" * 100_000,
+        pickle.dumps({"format": 1, "images": {}}),
+    ],
+)
+def test_damaged_manifest_is_refused_by_name(root: Path, content: bytes) -> None:
+    (root / "manifest.json").write_bytes(content)
+    with pytest.raises(FeatureStoreError, match=re.escape(str(root / "manifest.json"))):
+        reopened(root)
+
+
+def test_manifest_cannot_point_elsewhere(root: Path) -> None:
+    raw = json.loads((root / "manifest.json").read_text())
+    raw["images"][KEYS[0]]["file"] = "../../secret.npy"
+    (root / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(FeatureStoreError, match="damaged"):
+        reopened(root)
+
+
+def test_newer_format_asks_for_an_upgrade(root: Path) -> None:
+    raw = json.loads((root / "manifest.json").read_text())
+    (root / "manifest.json").write_text(json.dumps({**raw, "format": 99}))
+    with pytest.raises(FeatureStoreError, match="newer f3rm-ext"):
+        reopened(root)
+
+
+def test_pickle_in_the_shape_of_a_shard_is_refused(root: Path) -> None:
+    """Even where the manifest vouches for it."""
+    path = root / "shards" / f"{KEYS[0]}.npy"
+    np.save(path, np.array([{"a": 1}, None], dtype=object), allow_pickle=True)
+    raw = json.loads((root / "manifest.json").read_text())
+    raw["images"][KEYS[0]] |= {"bytes": path.stat().st_size, "blake2b": atomic.digest_of_file(path)}
+    (root / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(FeatureStoreError, match="cannot be mapped"):
+        reopened(root).load(KEYS[0])
+
+
+def test_npz_and_wrong_dtype_are_refused(root: Path) -> None:
+    path = root / "shards" / f"{KEYS[0]}.npy"
+
+    def vouch_for() -> None:
+        raw = json.loads((root / "manifest.json").read_text())
+        raw["images"][KEYS[0]] |= {"bytes": path.stat().st_size, "blake2b": atomic.digest_of_file(path)}
+        (root / "manifest.json").write_text(json.dumps(raw))
+
+    np.save(path, values_of(0, 2).astype(np.float32))
+    vouch_for()
+    with pytest.raises(FeatureStoreError, match="not a float16 array"):
+        reopened(root).load(KEYS[0])
+    with open(path, "wb") as stream:
+        np.savez(stream, values_of(0, 2))
+    vouch_for()
+    with pytest.raises(FeatureStoreError, match="not a float16 array"):
+        reopened(root).load(KEYS[0])
+
+
+def test_no_pickle_in_the_sources() -> None:
+    """No cache of the package may be read or written by pickle."""
+    folder = Path(f3rm_ext.features.__file__).parent
+    ours = ["atomic", "codes", "display", "extraction", "images", "manifest", "sampling", "source", "store"]
+    for name in ours:
+        text = (folder / f"{name}.py").read_text()
+        assert not re.search(r"import pickle|torch\.(save|load)\(|joblib|shelve|allow_pickle=True", text), name
+    for path in folder.glob("*.py"):
+        text = path.read_text()
+        for call in re.findall(r"np\.load\([^\n]*", text):
+            assert "allow_pickle=False" in call, f"{path.name}: {call}"
+        for call in re.findall(r"torch\.load\([^\n]*", text):
+            assert "weights_only=True" in call, f"{path.name}: {call}"
+        assert not re.search(r"pickle\.(load|dump|Pickler|Unpickler\()|torch\.save\(|allow_pickle=True", text), (
+            path.name
+        )
+
+
+def test_recover_removes_what_a_killed_writer_left(root: Path) -> None:
+    leftovers = [
+        root / "shards" / f".{KEYS[0]}.npy.123-abcd.tmp",
+        root / ".manifest.json.9-ff.tmp",
+        root / "shards" / f"{'f' * 32}.npy",  # renamed, but not in the manifest
+    ]
+    for path in leftovers:
+        path.write_bytes(b"half")
+    assert reopened(root).recover() == 3
+    assert not any(path.exists() for path in leftovers)
+    assert list(reopened(root).verify()) == [] and len(reopened(root).manifest.images) == 3
+
+
+def test_uncommitted_shard_does_not_count(root: Path) -> None:
+    store = reopened(root)
+    store.put("d" * 32, values_of(4, 2), PatchGrid.covering(2, 4, 20, 40), (20, 40))
+    assert reopened(root).state("d" * 32) == "missing"
+    store.commit()
+    assert reopened(root).state("d" * 32) == "present"
+
+
+def test_moved_store_still_opens(root: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.move(root, moved)
+    assert list(reopened(moved).verify()) == []
+    assert reopened(moved).load(KEYS[0]).values.shape == (2, 4, DIM)
+
+
+def test_write_atomic_keeps_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lock_excludes_and_is_free_afterwards(tmp_path: Path) -> None:
+    lock, other = FolderLock(tmp_path / "store" / "lock"), FolderLock(tmp_path / "store" / "lock")
+    assert not lock.is_held()
+    with lock.hold():
+        assert other.is_held()
+
+        def give_up(waited_s: float) -> None:
+            raise TimeoutError
+
+        with pytest.raises(TimeoutError), other.hold(give_up):
+            pytest.fail("two holders")
+    assert not other.is_held()
+    with other.hold(give_up):
+        pass
+
+
+def test_size_on_disk_counts_shards_and_manifest(root: Path) -> None:
+    expected = sum(path.stat().st_size for path in [*(root / "shards").iterdir(), root / "manifest.json"])
+    assert reopened(root).bytes_on_disk() == expected
+    assert FeatureStore.at(root / "nowhere") is None

@@ -1,0 +1,129 @@
+"""Comparing what a mask keeps: by definition, and untouched by anything that it leaves out."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchmetrics.functional.image import structural_similarity_index_measure
+
+from f3rm_ext.features.base import PatchGrid
+from f3rm_ext.model_components import masks
+
+HEIGHT, WIDTH = 24, 30
+
+
+@pytest.fixture
+def pair() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    target = torch.rand(HEIGHT, WIDTH, 3, generator=generator)
+    return (target + 0.1 * torch.randn(HEIGHT, WIDTH, 3, generator=generator)).clamp(0, 1), target
+
+
+@pytest.fixture
+def disc() -> Tensor:
+    y, x = torch.meshgrid(torch.arange(HEIGHT) - 12, torch.arange(WIDTH) - 13, indexing="ij")
+    return (y**2 + x**2 < 49)[..., None]
+
+
+def spoilt(image: Tensor, mask: Tensor) -> Tensor:
+    """The same where the mask keeps, other values elsewhere."""
+    return torch.where(mask, image, 3 * image - 1)
+
+
+def slow_ssim(pred: Tensor, target: Tensor, mask: Tensor) -> float:
+    """Pixel by pixel, from the definition: moments weighted by a Gaussian window over the kept pixels."""
+    kept = mask[..., 0].numpy()
+    one, two = (image.double().numpy() for image in (pred, target))
+    spread = max(np.ptp(one[kept]), np.ptp(two[kept]))
+    c1, c2 = (0.01 * spread) ** 2, (0.03 * spread) ** 2
+    rows, cols = np.mgrid[:HEIGHT, :WIDTH]
+    found = []
+    for row, col in np.argwhere(kept):
+        near = kept & (abs(rows - row) <= 5) & (abs(cols - col) <= 5)
+        weight = np.exp(-((rows[near] - row) ** 2 + (cols[near] - col) ** 2) / (2 * 1.5**2))[:, None]
+        weight = weight / weight.sum()
+        a, b = one[near], two[near]
+        mean_a, mean_b = (weight * a).sum(0), (weight * b).sum(0)
+        var_a, var_b = (weight * (a - mean_a) ** 2).sum(0), (weight * (b - mean_b) ** 2).sum(0)
+        both = (weight * (a - mean_a) * (b - mean_b)).sum(0)
+        found.append(
+            (2 * mean_a * mean_b + c1) * (2 * both + c2) / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+        )
+    return float(np.mean(found))
+
+
+def test_ssim_is_that_of_windows_of_kept_pixels(pair: tuple[Tensor, Tensor], disc: Tensor) -> None:
+    assert float(masks.ssim(*pair, disc)) == pytest.approx(slow_ssim(*pair, disc), abs=1e-5)
+
+
+def test_nothing_that_is_left_out_counts(pair: tuple[Tensor, Tensor], disc: Tensor) -> None:
+    pred, target = pair
+    for compare in (masks.psnr, masks.ssim):
+        value = float(compare(pred, target, disc))
+        assert float(compare(spoilt(pred, disc), spoilt(target, disc), disc)) == pytest.approx(value, rel=1e-6)
+        assert float(compare(spoilt(pred, disc), target, disc)) == pytest.approx(value, rel=1e-6)
+        assert float(compare(spoilt(pred, disc), target)) != pytest.approx(value, rel=1e-2)
+
+
+def test_psnr_is_that_of_the_kept_pixels(pair: tuple[Tensor, Tensor], disc: Tensor) -> None:
+    pred, target = pair
+    squared = (pred[disc[..., 0]] - target[disc[..., 0]]).square()
+    assert float(masks.psnr(pred, target, disc)) == pytest.approx(float(-10 * squared.mean().log10()), abs=1e-4)
+    assert float(masks.psnr(target, target, disc)) == pytest.approx(100)
+
+
+def test_a_mask_that_keeps_everything_changes_nothing(pair: tuple[Tensor, Tensor]) -> None:
+    everything = torch.ones(HEIGHT, WIDTH, 1, dtype=torch.bool)
+    batch = [image.permute(2, 0, 1)[None] for image in pair]
+    expected = float(structural_similarity_index_measure(*batch))  # type: ignore[arg-type]
+    assert float(masks.ssim(*pair, everything)) == pytest.approx(expected, abs=1e-5)
+    assert float(masks.ssim(*pair)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_few_pixels_have_an_ssim(pair: tuple[Tensor, Tensor]) -> None:
+    pred, target = pair
+    border = torch.zeros(HEIGHT, WIDTH, 1, dtype=torch.bool)
+    border[:3] = True
+    assert float(masks.ssim(target, target, border)) == pytest.approx(1, abs=1e-5)
+    assert 0 < float(masks.ssim(pred, target, border)) < 1
+    single = torch.zeros_like(border)
+    single[7, 9] = True
+    assert float(masks.ssim(target, target, single)) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (4, 40), (11, 11)])
+def test_small_pictures_have_an_ssim(size: tuple[int, int]) -> None:
+    image = torch.rand(*size, 3)
+    mask = torch.zeros(*size, 1, dtype=torch.bool)
+    mask[0, 0] = True
+    assert float(masks.ssim(image, image, mask)) == pytest.approx(1, abs=1e-5)
+
+
+def test_shares_of_patches() -> None:
+    mask = torch.zeros(8, 12, 1, dtype=torch.bool)
+    mask[:4, :6] = True
+    shares = masks.patch_shares(mask, PatchGrid.covering(2, 3, 8, 12))
+    torch.testing.assert_close(shares, torch.tensor([[1.0, 0.5, 0.0], [0.0, 0.0, 0.0]]))
+
+
+def test_pixels_outside_of_a_grid_count_for_its_outermost_patches() -> None:
+    """So that whatever is kept has some weight."""
+    mask = torch.zeros(8, 12, 1, dtype=torch.bool)
+    mask[7, 11] = True
+    shares = masks.patch_shares(mask, PatchGrid(2, 2, origin_px=(2.0, 2.0), stride_px=(2.0, 2.0)))
+    assert shares[1, 1] > 0 and shares.count_nonzero() == 1
+
+
+def test_shown_pictures_are_grey_where_the_mask_leaves_out(disc: Tensor) -> None:
+    single, double = torch.rand(HEIGHT, WIDTH, 3), torch.rand(HEIGHT, 2 * WIDTH, 3)
+    given = masks.shown({"depth": single, "img": double}, disc)
+    kept = disc[..., 0]
+    for picture, original in ((given["depth"], single), (given["img"][:, :WIDTH], double[:, :WIDTH])):
+        assert torch.equal(picture[kept], original[kept]) and (picture[~kept] == masks.LEFT_OUT_GREY).all()
+    assert (given["img"][:, WIDTH:][~kept] == masks.LEFT_OUT_GREY).all()
+    assert masks.shown({"img": double}, None)["img"] is double
+
+
+def test_what_keeps_nothing(disc: Tensor) -> None:
+    assert masks.keeps_nothing(torch.zeros_like(disc))
+    assert not masks.keeps_nothing(disc) and not masks.keeps_nothing(None)

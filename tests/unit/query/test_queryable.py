@@ -1,0 +1,185 @@
+"""Scores of images and points against scores computed from full features in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from nerfstudio.cameras.cameras import Cameras
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.queryable import Queryable, Scorer, checked_head, score_image, score_points
+from f3rm_ext.query.relevancy import relevancy_reference
+
+HEIGHT, WIDTH = 7, 9
+
+
+def vectors(count: int, dim: int, seed: int) -> Embeddings:
+    given = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+    return Embeddings.of_full(given, [f"{seed}.{i}" for i in range(count)])
+
+
+def cosine_query(dim: int = 40, seed: int = 0, head: str = "toy", count: int = 1) -> Query:
+    return Query("cosine", head, vectors(count, dim, seed), Embeddings.empty(dim))
+
+
+def relevancy_query(dim: int = 40, seed: int = 10, head: str = "toy") -> Query:
+    return Query("relevancy", head, vectors(2, dim, seed), vectors(3, dim, seed + 1), 0.2)
+
+
+def expected_score(features: torch.Tensor, query: Query) -> torch.Tensor:
+    unit = features / features.norm(dim=-1, keepdim=True)
+    positive = unit @ query.positives.values.double().T
+    if not query.is_relevancy:
+        return positive.amax(dim=-1)
+    return relevancy_reference(positive, unit @ query.negatives.values.double().T, query.temperature)
+
+
+def directions(camera: Cameras) -> torch.Tensor:
+    return camera.generate_rays(camera_indices=0, keep_shape=True).directions
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that any operation gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.numel = max(self.numel, leaf.numel())
+        return out
+
+
+def test_both_kinds_of_queries_in_one_pass(make_field: Callable[..., Any], camera: Cameras) -> None:
+    field, queries = make_field(), [cosine_query(count=3), relevancy_query(), cosine_query(seed=5)]
+    scores, outputs = score_image(field, camera, queries)
+    assert scores.shape == (HEIGHT, WIDTH, 3) and set(outputs) == {"rgb"}
+    features = field.features("toy", directions(camera))
+    for index, query in enumerate(queries):
+        torch.testing.assert_close(scores[..., index].double(), expected_score(features, query), atol=5e-6, rtol=0)
+
+
+def test_queries_of_several_features_keep_their_order(
+    make_field: Callable[..., Any], make_head: Callable[..., Any], camera: Cameras
+) -> None:
+    field = make_field(make_head("a", 40), make_head("b", 5, 3))
+    queries = [
+        cosine_query(5, 1, "b"),
+        relevancy_query(40, 2, "a"),
+        relevancy_query(5, 3, "b"),
+        cosine_query(40, 4, "a"),
+    ]
+    scores, _ = score_image(field, camera, queries)
+    for index, query in enumerate(queries):
+        features = field.features(query.head, directions(camera))
+        torch.testing.assert_close(scores[..., index].double(), expected_score(features, query), atol=5e-6, rtol=0)
+    assert Scorer.of_model(field, queries).heads == ("b", "a")
+
+
+def test_points_are_scored_as_rays_are(make_field: Callable[..., Any]) -> None:
+    field, queries = make_field(), [relevancy_query(), cosine_query()]
+    points = torch.randn(25, 3, generator=torch.Generator().manual_seed(3))
+    scores = score_points(field, points, queries, chunk=10)
+    assert scores.shape == (25, 2)
+    for index, query in enumerate(queries):
+        expected = expected_score(field.features("toy", points), query)
+        torch.testing.assert_close(scores[:, index].double(), expected, atol=5e-6, rtol=0)
+
+
+def test_no_points_have_no_scores(make_field: Callable[..., Any]) -> None:
+    assert score_points(make_field(), torch.zeros(0, 3), [cosine_query()]).shape == (0, 1)
+
+
+def test_an_empty_name_is_the_primary_feature(
+    make_field: Callable[..., Any], make_head: Callable[..., Any], camera: Cameras
+) -> None:
+    field = make_field(make_head("a", 40), make_head("b", 40, 3))
+    unnamed, _ = score_image(field, camera, [cosine_query(head="")])
+    named, _ = score_image(field, camera, [cosine_query(head="a")])
+    assert torch.equal(unnamed, named)
+
+
+def test_unknown_features_are_refused(make_field: Callable[..., Any], camera: Cameras) -> None:
+    with pytest.raises(ConfigError, match=r"no feature 'clip': choose from those it has \(toy\)"):
+        score_image(make_field(), camera, [cosine_query(head="clip")])
+    with pytest.raises(ConfigError, match="no distilled features, so it cannot be asked"):
+        checked_head({}, "clip")
+
+
+@pytest.mark.parametrize("part", ["positives", "negatives"])
+def test_vectors_of_other_dimensions_are_refused(make_field: Callable[..., Any], camera: Cameras, part: str) -> None:
+    right, wrong = vectors(1, 40, 0), vectors(1, 7, 0)
+    query = Query("cup", "toy", wrong if part == "positives" else right, wrong if part == "negatives" else right)
+    with pytest.raises(ConfigError, match=r"'cup' has 7 dimensions, but the feature 'toy' has 40: .*same extractor"):
+        score_image(make_field(), camera, [query])
+
+
+def test_full_features_are_never_formed(
+    make_field: Callable[..., Any], make_head: Callable[..., Any], make_camera: Callable[[int], Cameras]
+) -> None:
+    """Nothing as large as all features of a chunk of rays, nor of an image in another dimension than its scores."""
+    dim, chunk, camera = 700, 256, make_camera(64)
+    field = make_field(make_head(dim=dim), chunk=chunk)
+    with Largest() as largest:
+        score_image(field, camera, [relevancy_query(dim), cosine_query(dim)])
+    assert largest.numel < chunk * dim
+    with Largest() as formed:
+        field.features("toy", torch.zeros(chunk, 3))
+    assert formed.numel == chunk * dim, "what is looked for would be seen"
+
+
+def test_memory_does_not_grow_with_the_dimension(
+    make_field: Callable[..., Any], make_head: Callable[..., Any], make_camera: Callable[[int], Cameras]
+) -> None:
+    def largest(dim: int) -> int:
+        with Largest() as seen:
+            score_image(make_field(make_head(dim=dim), chunk=512), make_camera(64), [relevancy_query(dim)])
+        return seen.numel
+
+    assert largest(20) == largest(600)
+
+
+def test_scores_may_be_changed_in_place(make_field: Callable[..., Any], camera: Cameras) -> None:
+    scores, outputs = score_image(make_field(), camera, [cosine_query()])
+    scores.mul_(2.0)
+    outputs["rgb"].clamp_(0.0, 0.5)
+
+
+def test_a_model_is_queryable(make_model: Callable[..., Any], make_spec: Callable[..., Any]) -> None:
+    assert isinstance(make_model((make_spec(),)), Queryable)
+    assert not isinstance(torch.nn.Linear(2, 2), Queryable)
+
+
+@pytest.mark.parametrize("dim", [5, 200])
+def test_scores_of_a_model_are_those_of_its_decoded_features(
+    make_model: Callable[..., Any], make_spec: Callable[..., Any], make_camera: Callable[[int], Cameras], dim: int
+) -> None:
+    model = make_model((make_spec(dim=dim),), output_features=True).eval()
+    queries = [relevancy_query(dim, head="dense"), cosine_query(dim, head="dense")]
+    scores, outputs = score_image(model, make_camera(6), queries)
+    for index, query in enumerate(queries):
+        expected = expected_score(outputs["feature"].double(), query)
+        torch.testing.assert_close(scores[..., index].double(), expected, atol=1e-5, rtol=0)
+    scores.zero_()
+    points = torch.rand(11, 3, generator=torch.Generator().manual_seed(0)) - 0.5
+    with torch.no_grad():
+        features = model.feature_field.head("dense").decode(model.rendered_at(points)["dense"].clone()).double()
+    expected = expected_score(features, queries[0])
+    torch.testing.assert_close(
+        score_points(model, points, queries, chunk=4)[:, 0].double(), expected, atol=1e-5, rtol=0
+    )
+
+
+def test_normals_are_rendered_beside_scores(
+    make_model: Callable[..., Any], make_spec: Callable[..., Any], make_camera: Callable[[int], Cameras]
+) -> None:
+    model = make_model((make_spec(),), render_normals=True).eval()
+    _, outputs = score_image(model, make_camera(4), [cosine_query(12, head="dense")])
+    assert outputs["normals"].shape == (4, 4, 3)

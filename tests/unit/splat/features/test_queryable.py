@@ -1,0 +1,263 @@
+"""Splats with features answer as fields do: pictures strip by strip, points, checkpoints, and the viewer's panel."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nerfstudio.data.scene_box import OrientedBox
+
+from f3rm_ext.engine import checkpoint
+from f3rm_ext.errors import ConfigError, FeatureStoreError
+from f3rm_ext.export.cloud import HasDensity
+from f3rm_ext.features.base import FeatureMap, PatchGrid
+from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.queryable import Queryable, score_image, score_points
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.features import queryable as asking
+from f3rm_ext.splat.features.heads import LiftedHead, save_lifted
+from f3rm_ext.splat.model import SplatModel
+from f3rm_ext.splat.rendering import composite
+from f3rm_ext.viewer.picking import Viewable
+
+DIM = 7
+
+
+@pytest.fixture
+def model(make_splat_model: Callable[..., SplatModel], make_spec: Callable[..., Any]) -> SplatModel:
+    """Two features on 60 Gaussians."""
+    made = make_splat_model()
+    generator = torch.Generator().manual_seed(5)
+    for name, dim in (("first", DIM), ("second", 5)):
+        made.lifted.put(LiftedHead(make_spec(name, dim), torch.randn(60, dim, generator=generator).half()))
+    return made
+
+
+@pytest.fixture
+def camera(ring_cameras: Callable[..., Any]) -> Any:
+    return ring_cameras()[1:2]
+
+
+def query(head: str, dim: int) -> Query:
+    unit = torch.nn.functional.normalize(torch.randn(1, dim, generator=torch.Generator().manual_seed(1)), dim=1)
+    empty = Embeddings(torch.zeros(0, dim), ())
+    return Query("thing", head, Embeddings(unit, ("thing",)), empty)
+
+
+def whole(model: SplatModel, camera: Any, name: str) -> torch.Tensor:
+    """A feature in the picture, drawn at once."""
+    codes = model.query_heads()[name].codes.float()
+    return composite(model._scene(), PinholeCameras.of(camera), codes, model._how)
+
+
+def test_protocols(model: SplatModel, make_splat_model: Callable[..., SplatModel], camera: Any) -> None:
+    assert isinstance(model, Queryable) and isinstance(model, Viewable) and not isinstance(model, HasDensity)
+    assert list(model.query_heads()) == ["first", "second"]
+    plain = make_splat_model()
+    assert plain.query_heads() == {} and "feature_pca" not in plain.get_outputs_for_camera(camera)
+    with pytest.raises(ConfigError, match="features lift"):
+        score_image(plain, camera, [query("", DIM)])
+
+
+def test_pictures_of_features(model: SplatModel, camera: Any) -> None:
+    outputs = model.get_outputs_for_camera(camera)
+    for name, key in (("first", "feature_pca"), ("second", "feature_pca_second")):
+        wanted = model.query_heads()[name].colors(whole(model, camera, name))
+        torch.testing.assert_close(outputs[key], wanted, atol=1e-4, rtol=1e-3)
+        assert wanted.std() > 0.05
+
+
+@pytest.mark.parametrize("strip_numbers", [1, 1 << 25])
+def test_scores_of_a_picture(
+    model: SplatModel, camera: Any, strip_numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strips of 16 rows, or one; slices of 3 channels; both give what the whole picture has."""
+    monkeypatch.setattr(asking, "STRIP_NUMBERS", strip_numbers)
+    monkeypatch.setattr(asking, "CHANNELS", 3)
+    strips = model.feature_picture(camera).strips()
+    assert strips == ([(0, 16), (16, 24)] if strip_numbers == 1 else [(0, 24)])
+    asked = query("first", DIM)
+    scores, outputs = score_image(model, camera, [asked])
+    wanted = torch.nn.functional.cosine_similarity(whole(model, camera, "first"), asked.positives.values[0], dim=-1)
+    solid = outputs["accumulation"][..., 0] > 0.05
+    torch.testing.assert_close(scores[..., 0][solid], wanted[solid], atol=1e-3, rtol=1e-3)
+    assert solid.sum() > 50 and scores[solid].std() > 0.1
+
+
+def test_no_more_than_a_strip_of_features_is_there_at_a_time(
+    model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "STRIP_NUMBERS", 1)
+    sizes: list[tuple[int, ...]] = []
+
+    def look(_: Any, rendered_of: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        sizes.append(tuple(rendered_of("first").shape))
+        assert rendered_of("first") is rendered_of("first")
+        return rendered_of("first")[:, :1]
+
+    outputs = model.render_camera(camera, {"one": look, "none": lambda *_: None})
+    assert sizes == [(16 * 32, DIM), (8 * 32, DIM)]
+    assert outputs["one"].shape == (24, 32, 1) and "none" not in outputs
+    torch.testing.assert_close(outputs["one"], whole(model, camera, "first")[..., :1], atol=1e-4, rtol=1e-3)
+
+
+def test_depth_for_questions_is_along_the_ray(model: SplatModel, camera: Any) -> None:
+    along, axis = model.render_camera(camera, {}), model.get_outputs_for_camera(camera)
+    rays = camera.generate_rays(camera_indices=0, keep_shape=True)
+    forward = -camera.camera_to_worlds[0, :3, 2]
+    cosine = (rays.directions @ forward)[..., None]
+    torch.testing.assert_close(along["depth"] * cosine, axis["depth"], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(along["expected_depth"], along["depth"])
+    assert (along["depth"] - axis["depth"]).max() > 0.02
+
+
+def test_what_lies_outside_the_box_is_not_asked(model: SplatModel, camera: Any) -> None:
+    box = OrientedBox(torch.eye(3), torch.tensor([5.0, 0, 0]), torch.tensor([10.0, 10.0, 10.0]))
+    inside = model.gaussians.means[:, 0] > 0
+    assert 10 < inside.sum() < 50
+    seen = model.render_camera(camera, {"codes": lambda _, of: of("first")}, box)["codes"]
+    heads = {name: LiftedHead(head.spec, head.codes.clone()) for name, head in model.query_heads().items()}
+    for head in heads.values():
+        head.codes[~inside] = 0
+        model.lifted.put(head)
+    model.gauss_params["opacities"].data[~inside] = -30
+    torch.testing.assert_close(seen, whole(model, camera, "first"), atol=1e-4, rtol=1e-3)
+
+
+def test_features_at_points(model: SplatModel) -> None:
+    means = model.gaussians.means.detach()
+    points = torch.cat([means[:5] + 0.01, torch.tensor([[9.0, 9.0, 9.0]])])
+    found = model.rendered_at(points)
+    assert found["first"].shape == (6, DIM) and found["second"].shape == (6, 5) and found["first"].isfinite().all()
+    sizes, alphas = model._scene().solids()
+    near = (points[0] - means).norm(dim=1).argsort()[:16]
+    shares = torch.zeros(len(near), 1)
+    for share, index in zip(shares, near.tolist(), strict=True):
+        turned = model.gaussians.rotations()[index].T @ (points[0] - means[index]) / sizes[index]
+        share[0] = (alphas[index] * torch.exp(-0.5 * turned.square().sum())).detach()
+    wanted = (shares * model.query_heads()["first"].codes[near].float()).sum(dim=0) / shares.sum()
+    torch.testing.assert_close(found["first"][0], wanted, atol=1e-3, rtol=1e-3)
+    scores = score_points(model, points, [query("first", DIM)])
+    assert scores.shape == (6, 1) and scores.std() > 0.05
+
+
+def test_the_nearest_follow_the_gaussians(model: SplatModel) -> None:
+    before = model.rendered_at(torch.zeros(1, 3))["first"]
+    with torch.no_grad():
+        model.gauss_params["means"].copy_(model.gauss_params["means"].flip(0))
+    assert (model.rendered_at(torch.zeros(1, 3))["first"] - before).abs().max() > 1e-3
+
+
+def test_a_checkpoint_brings_its_features(
+    model: SplatModel, make_splat_model: Callable[..., SplatModel], camera: Any
+) -> None:
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    fresh = make_splat_model(count=9)
+    fresh.load_state_dict(state)
+    assert [head.spec.identity for head in fresh.query_heads().values()] == [
+        head.spec.identity for head in model.query_heads().values()
+    ]
+    assert fresh.query_heads()["first"].codes.dtype == torch.float16
+    torch.testing.assert_close(
+        fresh.render_camera(camera, {"a": lambda _, of: of("second")})["a"], whole(model, camera, "second")
+    )
+    without = {key: value for key, value in make_splat_model().state_dict().items()}
+    fresh.load_state_dict(without)
+    assert fresh.query_heads() == {}
+
+
+def test_other_gaussians_have_no_features(model: SplatModel, begin_training: Callable[..., Any]) -> None:
+    copied = io.BytesIO()
+    torch.save(model.state_dict(), copied)
+    begin_training(model)
+    assert model.query_heads() == {}, "training goes on"
+    copied.seek(0)
+    model.load_state_dict(torch.load(copied, weights_only=True))
+    assert model.query_heads()
+    model.set_gaussians(model.gaussians[:10])
+    assert model.query_heads() == {}
+
+
+def test_features_are_added_to_a_checkpoint(
+    model: SplatModel, make_splat_model: Callable[..., SplatModel], make_spec: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "run" / "nerfstudio_models" / "step-000000007.ckpt"
+    path.parent.mkdir(parents=True)
+    state = {f"_model.{name}": value for name, value in model.state_dict().items()}
+    checkpoint.write({"step": 7, "pipeline": state, "optimizers": {"means": {"lr": 0.5}}}, path)
+    other = make_splat_model()
+    other.lifted.put(LiftedHead(make_spec("third", 4), torch.ones(60, 4).half()))
+    save_lifted(other.lifted, path)
+    written = checkpoint.load(path)
+    assert written["step"] == 7 and written["optimizers"] == {"means": {"lr": 0.5}}
+    fresh = make_splat_model()
+    fresh.load_state_dict({name.removeprefix("_model."): value for name, value in written["pipeline"].items()})
+    assert list(fresh.query_heads()) == ["third"] and (fresh.query_heads()["third"].codes == 1).all()
+    about = json.loads(written["pipeline"]["_model._extra_state"]["about"])
+    assert about["extent"] == model.extent
+    torch.testing.assert_close(fresh.gaussians.means, model.gaussians.means)
+
+
+def test_metrics_of_features(model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the picture's own features they are perfect; against others they are what they are."""
+    monkeypatch.setattr(asking, "STRIP_NUMBERS", 1)
+    seen = whole(model, camera, "first")
+    grid = PatchGrid.covering(24, 32, 24, 32)
+    own = FeatureMap(seen.numpy().astype(np.float16), grid)
+    metrics = model.feature_metrics({"camera": camera, "feature_maps": {"first": own}})
+    empty = (seen.norm(dim=-1) == 0).float().mean()
+    assert set(metrics) == {"feature_cosine_first", "feature_mse_first"}
+    assert metrics["feature_cosine_first"] == pytest.approx(float(1 - empty), abs=5e-3)
+    assert metrics["feature_mse_first"] < 1e-4
+    other = replace(own, values=np.ascontiguousarray(own.values[::-1]))
+    metrics = model.feature_metrics({"camera": camera, "feature_maps": {"first": other}})
+    flipped = seen.flip(0)
+    wanted = torch.nn.functional.cosine_similarity(seen, flipped, dim=-1).mean()
+    assert metrics["feature_cosine_first"] == pytest.approx(float(wanted), abs=5e-3)
+    assert metrics["feature_mse_first"] == pytest.approx(float((seen - flipped).square().mean()), rel=0.02)
+    assert model.feature_metrics({"camera": camera}) == {}
+
+
+def test_a_failure_at_the_end_does_not_cost_the_training(
+    model: SplatModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise FeatureStoreError("The shard x is damaged: run y.")
+        yield
+
+    monkeypatch.setattr(asking, "lift", fails)
+    monkeypatch.setattr(asking, "looks", lambda *_: 1)
+
+    class Dataset(asking.PinholeDataset):
+        def __init__(self) -> None: ...
+
+    class Source(asking.FeatureSource):
+        def __init__(self) -> None: ...
+
+    model.lift_features(Dataset(), Source())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The shard x is damaged: run y." in said and "features lift" in said and model.query_heads() == {}
+    with pytest.raises(FeatureStoreError):
+        model.lift_features(Dataset(), Source(), required=True)
+
+
+def test_the_viewers_panel(model: SplatModel, camera: Any) -> None:
+    """Relevancy, overlay and labels come with a query, and colours of features with a refit."""
+    plain = model.get_outputs_for_camera(camera)
+    assert "relevancy" not in plain
+    board = model.queries.board
+    asked = query("first", DIM)
+    board.answer(board.ticket(), lambda questions: questions.looking_for(asked))
+    board.change(lambda questions: questions.with_named(asked))
+    outputs = model.get_outputs_for_camera(camera)
+    assert outputs["relevancy"].shape == (24, 32, 1) and outputs["relevancy"].max() > 0.1
+    assert outputs["relevancy_overlay"].shape == outputs["labels"].shape == (24, 32, 3)
+    torch.testing.assert_close(outputs["rgb"], plain["rgb"])

@@ -1,0 +1,173 @@
+"""From Gaussians to pictures: filters, depth, normals, and what is looked at in the viewer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from nerfstudio.data.scene_box import OrientedBox
+
+from f3rm_ext.model_components.output_guard import OutputGuard
+from f3rm_ext.splat import rendering as drawing
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
+from f3rm_ext.splat.mip import MipOptions, fuse
+from f3rm_ext.splat.rendering import RenderSettings, Scene, comparison_images, draw, pictures
+
+BLACK = torch.zeros(3)
+PLAIN = MipOptions(filter_2d=False, filter_3d=False)
+
+
+@pytest.fixture
+def view(ring_cameras: Callable[..., Any]) -> PinholeCameras:
+    """From (2, 0, 0.4), on to the origin."""
+    return PinholeCameras.of(ring_cameras()[:1])
+
+
+@pytest.fixture
+def scene(colorful: Callable[..., Gaussians]) -> Scene:
+    return Scene(colorful(), torch.full((60,), 0.05), MipOptions())
+
+
+def wall(view: PinholeCameras, distance: float = 2.0, half: int = 12, apart: float = 0.12) -> Gaussians:
+    """Opaque flat Gaussians on a plane across the view; red, their smallest axis along it."""
+    turn = view.viewmats[0, :3, :3]
+    steps = torch.arange(-half, half + 1) * apart
+    x, y = torch.meshgrid(steps, steps, indexing="xy")
+    local = torch.stack([x.flatten(), y.flatten(), torch.full((x.numel(),), distance)], dim=1)
+    count = len(local)
+    return Gaussians(
+        means=(local - view.viewmats[0, :3, 3]) @ turn,
+        scales=torch.tensor([0.1, 0.1, 1e-3]).log().repeat(count, 1),
+        quats=quaternion(turn.T).repeat(count, 1),
+        opacities=torch.full((count, 1), 6.0),
+        features_dc=rgb_to_sh(torch.tensor([1.0, 0.0, 0.0])).repeat(count, 1),
+        features_rest=torch.zeros(count, 0, 3),
+    )
+
+
+def quaternion(rotation: torch.Tensor) -> torch.Tensor:
+    """(w, x, y, z) of a rotation: the eigenvector to the largest eigenvalue of Bar-Itzhack's matrix."""
+    r = rotation.double()
+    matrix = torch.zeros(4, 4, dtype=torch.float64)
+    matrix[0, 0] = r.trace()
+    matrix[1:, 1:] = r + r.T - torch.eye(3) * r.trace()
+    vector = torch.stack([r[2, 1] - r[1, 2], r[0, 2] - r[2, 0], r[1, 0] - r[0, 1]])
+    matrix[0, 1:] = matrix[1:, 0] = vector
+    return torch.linalg.eigh(matrix)[1][:, -1].float()
+
+
+def test_the_filter_makes_solids_wider_and_no_heavier(scene: Scene) -> None:
+    sizes, alphas = scene.solids()
+    plain_sizes, plain_alphas = replace(scene, mip=PLAIN).solids()
+    assert (sizes > plain_sizes).all() and (alphas < plain_alphas).all()
+    torch.testing.assert_close(sizes, (plain_sizes**2 + 0.05**2).sqrt())
+    torch.testing.assert_close(alphas * sizes.prod(dim=1), plain_alphas * plain_sizes.prod(dim=1))
+    torch.testing.assert_close(plain_sizes, scene.gaussians.scales.exp())
+
+
+def test_fused_splats_without_a_filter_are_the_same_picture(scene: Scene, view: PinholeCameras) -> None:
+    fused = Scene(fuse(scene.gaussians, scene.filter_3d), torch.zeros(60), replace(scene.mip, filter_3d=False))
+    one, two = (draw(s, view, 1, BLACK, RenderSettings()).screen.colors for s in (scene, fused))
+    torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
+    unfiltered = draw(replace(scene, mip=PLAIN), view, 1, BLACK, RenderSettings()).screen.colors
+    assert (one - unfiltered).abs().max() > 0.01
+
+
+def test_only_what_is_in_the_box(scene: Scene) -> None:
+    box = OrientedBox.from_params((0.0, 0.0, 0.5), (0.0, 0.0, 0.0), (2.0, 2.0, 1.0))
+    inside = scene.inside(box)
+    upper = scene.gaussians.means[:, 2] > 0
+    assert torch.equal(inside.gaussians.means, scene.gaussians.means[upper]) and len(inside.filter_3d) == upper.sum()
+
+
+def test_normals_beside_colors_leave_them_alone(scene: Scene, view: PinholeCameras) -> None:
+    background = torch.tensor([0.2, 0.4, 0.6])
+    without, along = (draw(scene, view, 1, background, RenderSettings(), normals=normals) for normals in (False, True))
+    assert without.normals is None and along.normals is not None and along.normals.shape == (24, 32, 3)
+    for name, value in without.outputs().items():
+        torch.testing.assert_close(along.outputs()[name], value, msg=name)
+    empty = along.screen.alpha == 0
+    assert empty.any() and not along.normals[empty].any(), "normals lie over nothing, not over the background"
+    assert torch.equal(along.outputs()["rgb"][empty], background.expand(int(empty.sum()), 3))
+
+
+def test_gradients_reach_everything_but_the_direction(scene: Scene, view: PinholeCameras) -> None:
+    tensors = {name: value.clone().requires_grad_() for name, value in scene.gaussians.tensors().items()}
+    drawn = draw(replace(scene, gaussians=Gaussians.of(tensors)), view, 0, BLACK, RenderSettings(), normals=True)
+    assert drawn.normals is not None
+    drawn.screen.colors.square().sum().backward(retain_graph=True)
+    for name in ("means", "scales", "quats", "opacities", "features_dc"):
+        grad = tensors[name].grad
+        assert grad is not None and torch.isfinite(grad).all() and grad.any(), name
+
+
+def test_backends_agree(scene: Scene, view: PinholeCameras) -> None:
+    one, two = (draw(scene, view, 1, BLACK, RenderSettings(backend=name), normals=True) for name in ("numba", "torch"))
+    torch.testing.assert_close(one.screen.colors, two.screen.colors, atol=1e-4, rtol=0)
+    torch.testing.assert_close(one.screen.depth, two.screen.depth, atol=1e-4, rtol=0)
+
+
+def test_near_plane(scene: Scene, view: PinholeCameras) -> None:
+    assert draw(scene, view, 1, BLACK, RenderSettings(near_plane=0.01)).screen.alpha.any()
+    assert not draw(scene, view, 1, BLACK, RenderSettings(near_plane=5.0)).screen.alpha.any()
+
+
+@pytest.mark.parametrize("distance", [1.0, 2.0])
+def test_a_wall_has_its_distance_and_faces_the_camera(view: PinholeCameras, distance: float) -> None:
+    found = Scene(wall(view, distance), torch.zeros(625), PLAIN)
+    outputs = pictures(found, view, 0, BLACK, RenderSettings(), OutputGuard())
+    middle = slice(4, 20), slice(4, 28)
+    torch.testing.assert_close(outputs["accumulation"][middle], torch.ones(16, 24, 1), atol=0.01, rtol=0)
+    torch.testing.assert_close(outputs["depth"][middle], torch.full((16, 24, 1), distance), atol=1e-3, rtol=0)
+    torch.testing.assert_close(outputs["rgb"][middle], torch.tensor([1.0, 0, 0]).expand(16, 24, 3), atol=0.01, rtol=0)
+    towards = (1 - view.forward[0]) / 2  # of the normal −forward, as a colour
+    for name in ("normal", "normal_from_depth"):
+        torch.testing.assert_close(outputs[name][middle], towards.expand(16, 24, 3), atol=0.02, rtol=0, msg=name)
+
+
+def test_where_there_is_little_there_is_no_normal(view: PinholeCameras) -> None:
+    thin = wall(view)
+    thin.opacities.fill_(-3.0)
+    outputs = pictures(Scene(thin, torch.zeros(625), PLAIN), view, 0, BLACK, RenderSettings(), OutputGuard())
+    faint = outputs["accumulation"][..., 0] < drawing.SOLID
+    assert faint.any() and outputs["depth"][faint].any()
+    assert not outputs["normal"][faint].any() and not outputs["normal_from_depth"][faint].any()
+
+
+def test_pictures_are_colors(scene: Scene, view: PinholeCameras) -> None:
+    bright = replace(scene.gaussians, features_dc=scene.gaussians.features_dc + 5)
+    outputs = pictures(replace(scene, gaussians=bright), view, 1, BLACK, RenderSettings(), OutputGuard())
+    assert outputs["rgb"].max() == 1
+    assert not any(value.requires_grad for value in outputs.values())
+
+
+def test_normals_that_fail_leave_the_picture(
+    scene: Scene, view: PinholeCameras, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("broken on purpose")
+
+    expected = pictures(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
+    monkeypatch.setattr(drawing, "normals_from_depth", broken)
+    outputs = pictures(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
+    assert set(expected) - set(outputs) == {"normal_from_depth"}
+    assert torch.equal(outputs["rgb"], expected["rgb"]) and torch.equal(outputs["normal"], expected["normal"])
+    assert "broken on purpose" in " ".join(capsys.readouterr().out.split())
+
+
+def test_images_to_compare(scene: Scene, view: PinholeCameras) -> None:
+    outputs = pictures(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
+    truth = torch.rand(24, 32, 3)
+    images = comparison_images(outputs, truth)
+    assert {name: tuple(image.shape) for name, image in images.items()} == {
+        "img": (24, 64, 3),
+        "accumulation": (24, 32, 3),
+        "depth": (24, 32, 3),
+        "normal": (24, 64, 3),
+    }
+    assert torch.equal(images["img"][:, :32], truth) and torch.equal(images["img"][:, 32:], outputs["rgb"])
+    assert all(0 <= image.min() and image.max() <= 1 for image in images.values())
+    del outputs["normal"], outputs["normal_from_depth"]
+    assert "normal" not in comparison_images(outputs, truth)

@@ -1,0 +1,101 @@
+"""Splats in another frame: they look the same to cameras that went along, whatever their degree."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.transform import Rotation
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.rasterize import rasterize
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors_reference
+from f3rm_ext.splat.transform import Move
+
+TURN = Rotation.from_euler("xyz", [0.3, -1.2, 2.0]).as_matrix()
+COLMAP = np.array([[1.0, 0, 0], [0, 0, 1], [0, -1, 0]])
+"""What ns-process-data applies to the poses."""
+MIRROR = np.diag([1.0, 1.0, -1.0])
+
+
+def outputs(rotation: np.ndarray, shift: tuple[float, ...] = (0.4, -0.1, 2.0), scale: float = 0.3) -> Any:
+    matrix = np.column_stack([rotation, shift])
+    return SimpleNamespace(dataparser_transform=torch.from_numpy(matrix).float(), dataparser_scale=scale)
+
+
+@pytest.mark.parametrize("rotation", [np.eye(3), COLMAP, TURN, TURN @ MIRROR], ids=["none", "axes", "turn", "mirror"])
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+def test_colors_are_those_of_turned_directions(
+    colorful: Callable[..., Gaussians], rotation: np.ndarray, degree: int
+) -> None:
+    splats = colorful(50, degree)
+    directions = torch.nn.functional.normalize(torch.randn(50, 3, generator=torch.Generator().manual_seed(1)), dim=1)
+    moved = Move.to_scene(outputs(rotation)).gaussians(splats)
+    turned = directions @ torch.from_numpy(rotation).float().T
+    torch.testing.assert_close(
+        sh_colors_reference(degree, turned, moved.features_dc, moved.features_rest),
+        sh_colors_reference(degree, directions, splats.features_dc, splats.features_rest),
+        atol=1e-5,
+        rtol=0,
+    )
+
+
+@pytest.mark.parametrize("rotation", [COLMAP, TURN, TURN @ MIRROR], ids=["axes", "turn", "mirror"])
+def test_shapes_go_along(colorful: Callable[..., Gaussians], rotation: np.ndarray) -> None:
+    splats = colorful(50)
+    moved = Move.to_scene(outputs(rotation)).gaussians(splats)
+    linear = torch.from_numpy(rotation).float()
+    torch.testing.assert_close(moved.means, 0.3 * (splats.means @ linear.T + torch.tensor([0.4, -0.1, 2.0])))
+
+    def covariance(some: Gaussians) -> torch.Tensor:
+        axes = some.rotations() * some.sizes()[:, None]
+        return axes @ axes.transpose(1, 2)
+
+    torch.testing.assert_close(covariance(moved), 0.09 * linear @ covariance(splats) @ linear.T, atol=1e-6, rtol=1e-4)
+    assert torch.equal(moved.opacities, splats.opacities)
+
+
+def test_a_camera_that_goes_along_sees_the_same(
+    colorful: Callable[..., Gaussians], ring_cameras: Callable[..., Any]
+) -> None:
+    splats, move = colorful(60, 3), Move.to_scene(outputs(TURN))
+    before = ring_cameras()[1:2]
+    after = ring_cameras()[1:2]
+    c2w = before.camera_to_worlds
+    turn = torch.from_numpy(TURN).float()
+    after.camera_to_worlds = torch.cat([turn @ c2w[:, :3, :3], move.points(c2w[:, :3, 3])[..., None]], dim=-1)
+    pictures = []
+    for some, camera in ((splats, before), (move.gaussians(splats), after)):
+        view = PinholeCameras.of(camera)
+        colors = sh_colors_reference(3, some.means - view.positions, some.features_dc, some.features_rest)
+        drawn = rasterize(
+            some.means,
+            some.quats,
+            some.sizes(),
+            some.alphas(),
+            colors,
+            view.viewmats[0],
+            view.Ks[0],
+            32,
+            24,
+        )
+        pictures.append(drawn.colors)
+    assert pictures[0].std() > 0.05
+    torch.testing.assert_close(pictures[1], pictures[0], atol=1e-3, rtol=0)
+
+
+def test_a_transform_with_a_scale_of_its_own() -> None:
+    move = Move.to_scene(outputs(2 * TURN))
+    assert move.scale == pytest.approx(0.6)
+    point = torch.tensor([[1.0, 2.0, 3.0]])
+    expected = 0.3 * (2 * torch.from_numpy(TURN).float() @ point[0] + torch.tensor([0.4, -0.1, 2.0]))
+    torch.testing.assert_close(move.points(point)[0], expected)
+
+
+def test_a_transform_that_shears_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not made of a rotation, a shift and a scale"):
+        Move.to_scene(outputs(np.array([[1.0, 0.5, 0], [0, 1, 0], [0, 0, 1]])))
