@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from f3rm_ext.errors import CaptureError, ExtractorError, FeatureStoreError
-from f3rm_ext.features.store.feature_store import FeatureStore, extraction
+from f3rm_ext.features.store import extraction
+from f3rm_ext.features.store.feature_store import FeatureStore
 from f3rm_ext.features.store.images import ImageIndex, ImageSet, image_key
 from f3rm_ext.utils import atomic_files as atomic
 from f3rm_ext.utils.atomic_files import FolderLock

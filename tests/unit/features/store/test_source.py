@@ -20,7 +20,7 @@ from PIL import Image
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.pca_codes import project_query
-from f3rm_ext.features.store.feature_store import images as images_module
+from f3rm_ext.features.store import images as images_module
 from f3rm_ext.features.store.images import ImageIndex, ImageSet, image_key, on_white, set_key
 from f3rm_ext.features.store.source import FeatureSource, cache_root, head_names, open_features, prepare_features
 
