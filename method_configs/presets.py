@@ -6,7 +6,6 @@ from nerfstudio.cameras.camera_optimizers import CameraOptimizerConfig
 from nerfstudio.configs.base_config import MachineConfig
 from nerfstudio.engine.optimizers import AdamOptimizerConfig
 from nerfstudio.engine.schedulers import ExponentialDecaySchedulerConfig
-from nerfstudio.pipelines.base_pipeline import VanillaPipelineConfig
 
 from f3rm_ext.compat import default_device_type
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
@@ -15,6 +14,7 @@ from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.nerf.fields import GridOptions
 from f3rm_ext.nerf.model import F3rmModelConfig, ProposalOptions
+from f3rm_ext.pipeline import FeaturePipelineConfig
 
 
 def _model(name: str) -> F3rmModelConfig:
@@ -93,7 +93,7 @@ def make_config(name: str) -> F3rmTrainerConfig:
         steps_per_save=500 if lite else 2000,
         mixed_precision=True,
         machine=MachineConfig(device_type=default_device_type()),  # type: ignore[arg-type]
-        pipeline=VanillaPipelineConfig(datamanager=_datamanager(name), model=_model(name)),
+        pipeline=FeaturePipelineConfig(datamanager=_datamanager(name), model=_model(name)),
         optimizers={
             "proposal_networks": group(1e-2, final, FusedAdamOptimizerConfig),
             "fields": group(1e-2, final, FusedAdamOptimizerConfig),

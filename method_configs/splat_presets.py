@@ -3,11 +3,11 @@
 from typing import Any
 
 from nerfstudio.engine.optimizers import AdamOptimizerConfig
-from nerfstudio.pipelines.base_pipeline import VanillaPipelineConfig
 
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
+from f3rm_ext.pipeline import FeaturePipelineConfig
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
 from f3rm_ext.splat.model import SplatModelConfig
@@ -58,7 +58,7 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
         steps_per_save=500 if lite else 1000,
         mixed_precision=False,
         use_grad_scaler=False,
-        pipeline=VanillaPipelineConfig(datamanager=manager, model=model),
+        pipeline=FeaturePipelineConfig(datamanager=manager, model=model),
         optimizers=optimizers,
         vis="viewer",
     )

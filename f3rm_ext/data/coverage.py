@@ -1,4 +1,4 @@
-"""What training has seen of each image, for logs and the run folder."""
+"""Counts what training has seen of each image, for the logs and the run folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,9 @@ from f3rm_ext.utils.atomic_files import write_atomic
 
 
 class Coverage:
-    """Counts per image: windows it was in, steps it was in memory, rays drawn from it.
+    """Per image: the windows it was in, the steps it was in memory, and the rays drawn from it.
 
-    With several processes, windows and steps are those of all of them (every process knows them), rays those of this
-    process.
+    With several processes, windows and steps count all of them (every process knows them); rays count this process.
     """
 
     def __init__(
@@ -26,9 +25,9 @@ class Coverage:
 
         Args:
             pixels: number of pixels of each image.
-            num_processes: processes that train together.
-            whole_images: whether an image is seen whole or not at all, so that being in memory does not count as
-                seen; its rays are those of this process.
+            num_processes: number of processes that train together.
+            whole_images: whether training uses whole images, so that an image counts as seen once it was used, not
+                once it is in memory.
         """
         self.whole_images = whole_images
         self.pixels = pixels
@@ -38,24 +37,21 @@ class Coverage:
         self.rays = np.zeros_like(pixels)
 
     def add_windows(self, windows: Sequence[Sequence[int]]) -> None:
-        """Counts new windows, one of each process."""
+        """Counts new windows, one per process."""
         for window in windows:
             self.appearances[list(window)] += 1
 
     def add_steps(self, windows: Sequence[Sequence[int]], steps: int) -> None:
-        """Counts steps for which windows were in use."""
+        """Counts the steps that used these windows."""
         for window in windows:
             self.steps[list(window)] += steps
 
     def add_rays(self, images: Sequence[int], rays: Int64[np.ndarray, "slots"]) -> None:
-        """Counts rays drawn from the images of a window."""
+        """Counts the rays drawn from the images of a window."""
         np.add.at(self.rays, list(images), rays)
 
     def summary(self) -> dict[str, float]:
-        """Figures for the log.
-
-        ``effective_epochs`` is rays of all processes over pixels of the data set.
-        """
+        """Returns figures for the log. ``effective_epochs`` is the rays of all processes over the pixels of the data set."""
         rays = float(self.rays.sum()) * self.num_processes
         return {
             "images": float(len(self.pixels)),
@@ -67,7 +63,7 @@ class Coverage:
         }
 
     def describe(self) -> str:
-        """One line for the console."""
+        """Describes the coverage in one line."""
         s = self.summary()
         return (
             f"{s['images_seen']:.0f} of {s['images']:.0f} images seen, each in {s['appearances_min']:.0f} to "
@@ -75,22 +71,22 @@ class Coverage:
         )
 
     def state(self) -> dict[str, Any]:
-        """Small tensors from which :meth:`load_state` goes on."""
+        """Returns small tensors from which :meth:`load_state` continues."""
         return {name: torch.from_numpy(getattr(self, name).copy()) for name in ("appearances", "steps", "rays")}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on counting where :meth:`state` was taken; a state of another number of images is not used."""
+        """Continues counting where :meth:`state` was taken. A state of another number of images is ignored."""
         loaded = {name: np.asarray(state[name], dtype=np.int64) for name in ("appearances", "steps", "rays")}
         if all(values.shape == self.pixels.shape for values in loaded.values()):
             for name, values in loaded.items():
                 setattr(self, name, values.copy())
 
     def write(self, path: Path, *, step: int, names: Sequence[str]) -> None:
-        """Writes everything as JSON, whole or not at all.
+        """Writes all counts as JSON, atomically.
 
         Args:
-            path: file to write.
-            step: training step, for the record.
+            path: the file.
+            step: the training step, for the record.
             names: file name of each image.
         """
         record = {

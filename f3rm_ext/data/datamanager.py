@@ -14,16 +14,17 @@ from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.data.config_checks import check_positive, check_scale_factor, check_window, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
-from f3rm_ext.data.feature_mixin import FeaturedDataManager
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
-from f3rm_ext.data.mixin import CyclingDataManager, Stream, check_positive, check_scale_factor, check_window, flag
+from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.ray_generators import make_ray_generator
-from f3rm_ext.data.ray_stream import MapSource, PixelStream
+from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.engine.shortage import Lever, Loss, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
+from f3rm_ext.features.store.source import FeatureSource
 
 _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
 """Rays per batch, and part of them with features, below which nobody is advised to go."""
@@ -177,9 +178,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             "eval", dataset, cycle, rays, None if self._sources is None else self._sources[-1]
         )
         self.eval_ray_generator = make_ray_generator(dataset.cameras, self.device)
-        self.fixed_indices_eval_dataloader = EvalLoader(
-            dataset, self.device, self.eval_feature_source, queries=self.eval_queries
-        )
+        self.fixed_indices_eval_dataloader = EvalLoader(dataset, self.device, self.eval_feature_source)
         self.eval_dataloader = RandomEvalLoader(dataset, self.device, self.eval_feature_source, self.draw_eval_image)
 
     def next_train(self, step: int) -> tuple[RayBundle, dict[str, Any]]:
@@ -229,7 +228,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         dataset: InputDataset,
         cycle: ImageCycle,
         rays: int,
-        source: MapSource | None,
+        source: FeatureSource | None,
         masked: MaskedPixels = "ignore",
     ) -> PixelStream:
         return PixelStream(

@@ -1,7 +1,6 @@
 """Whole images for evaluation, with their feature maps."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from nerfstudio.utils.misc import get_dict_to_torch
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.data.image_reader import read_eval_batch
-from f3rm_ext.data.ray_stream import MapSource
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.features.store.source import FeatureSource
 
 NO_EVAL_IMAGES = (
     "The capture has no evaluation images, so there is nothing to measure: "
@@ -26,42 +25,39 @@ NOTHING_KEPT = (
 
 
 class EvalLoader:
-    """All images in order, or one by index, as nerfstudio's evaluation loaders give them."""
+    """Gives all images in order, or one by index, as nerfstudio's evaluation loaders do."""
 
     def __init__(
         self,
         dataset: InputDataset | None,
         device: torch.device | str,
-        source: Callable[[], MapSource | None],
+        source: Callable[[], FeatureSource | None],
         *,
-        queries: Callable[[], Any] = lambda: None,
         required: bool = False,
     ) -> None:
-        """Sets up; loads nothing.
+        """Loads nothing yet.
 
         Args:
-            dataset: the images, None for an empty loader.
-            device: where batches are wanted (``image`` stays where it is, as nerfstudio has it).
-            source: called when feature maps are needed; returns None where there are none.
-            queries: gives the :class:`~f3rm_ext.query.during_eval.EvalQueries` of the capture, or None.
-            required: whether going through no images at all is an error.
+            dataset: the images; None for an empty loader.
+            device: device of the batches; ``image`` stays on the CPU, as in nerfstudio.
+            source: returns the source of feature maps, or None; called when the first maps are needed.
+            required: whether iterating over no images is an error.
         """
         self.required = required
         self.input_dataset: InputDataset | None = dataset
         self.device = device
         self.cameras = None if dataset is None else dataset.cameras.to(device)
         self._source = source
-        self._queries = queries
 
     def __len__(self) -> int:
         return 0 if self.input_dataset is None else len(self.input_dataset)
 
     def __iter__(self) -> Iterator[tuple[Cameras, dict[str, Any]]]:
-        """Images in order; those of which a mask leaves nothing are passed over, and said.
+        """Yields the images in order. Images that are masked out entirely are skipped, and the log counts them.
 
         Raises:
-            CaptureError: an image cannot be read, the masks leave nothing of any, or there are none though some are
-                required.
+            CaptureError: an image cannot be read, all images are masked out entirely, or there are no images though
+                some are required.
         """
         if self.required and self.input_dataset is None:
             raise CaptureError(NO_EVAL_IMAGES)
@@ -80,10 +76,10 @@ class EvalLoader:
             )
 
     def get_camera(self, image_idx: int = 0) -> tuple[Cameras, dict[str, Any]]:
-        """Camera (shape 1) and batch of an image.
+        """Returns the camera (shape 1) and the batch of an image.
 
-        The batch has ``image`` Float[h w channels] in [0, 1], ``image_idx``, ``camera``, the mask if there is one, and
-        ``feature_maps`` (by name) where there are features, ``queries`` and ``file`` where there are labels.
+        The batch has ``image`` Float[h w channels] in [0, 1], ``image_idx``, ``camera``, ``mask`` if there is one, and
+        ``feature_maps`` by name if there are features.
 
         Raises:
             CaptureError: there are no images, or this one cannot be read.
@@ -96,28 +92,25 @@ class EvalLoader:
         source = self._source()
         if source is not None:
             batch["feature_maps"] = source.load(image_idx)
-        queries = self._queries()
-        if queries is not None:
-            batch["queries"], batch["file"] = queries, Path(self.input_dataset.image_filenames[image_idx])
         return camera, batch
 
     def read(self, image_idx: int) -> dict[str, Any]:
-        """What a batch has of the image file itself."""
+        """Reads the part of a batch that comes from the image file."""
         assert self.input_dataset is not None
         return get_dict_to_torch(read_eval_batch(self.input_dataset, image_idx), self.device, exclude=["image"])
 
 
 class RandomEvalLoader(EvalLoader):
-    """Images in random order, without end."""
+    """Gives random images without end."""
 
     def __init__(
         self,
         dataset: InputDataset | None,
         device: torch.device | str,
-        source: Callable[[], MapSource | None],
+        source: Callable[[], FeatureSource | None],
         draw: Callable[[], int],
     ) -> None:
-        """As :class:`EvalLoader`; ``draw`` gives the index of the next image."""
+        """See :class:`EvalLoader`; ``draw`` returns the index of the next image."""
         super().__init__(dataset, device, source)
         self._draw = draw
 

@@ -1,48 +1,22 @@
-"""Which images are in memory when: exact cycling through a data set in windows of k images.
+"""Decides which images are in memory when: exact cycling through a data set in windows of k images.
 
-Images are taken from shuffled epochs without replacement. A window that reaches over the end of an epoch takes what
-is left of the old epoch and goes on in the new one, whose order is drawn so that its first images are not those left
-over. So no image is twice in a window, and at any time the numbers of windows any two images have been in differ by
-at most one: within an epoch each image is taken once, and a new epoch starts only when every image of the old one
-has been taken.
+Images are dealt from shuffled epochs without replacement. A window that crosses the end of an epoch takes the images
+left over from the old epoch and continues with the new one, which is shuffled so that it does not begin with those
+images. Hence no window holds an image twice. Every epoch deals each image once before the next epoch begins, so the
+numbers of windows that any two images have been in never differ by more than one.
 """
 
-import math
 import random
 from collections.abc import Mapping
 from typing import Any
-
-from f3rm_ext.errors import ConfigError
-
-
-def parse_count(value: int | float, option: str, *, unit: str) -> int | None:
-    """A positive whole number, or None where -1 or inf say "all" or "never".
-
-    Args:
-        value: what the user gave.
-        option: name of the command line option, for the message.
-        unit: what is counted, for the message.
-
-    Raises:
-        ConfigError: any other value.
-    """
-    if value == -1 or value == math.inf:
-        return None
-    if not math.isfinite(value) or value != int(value) or value < 1:
-        raise ConfigError(
-            f"--{option} is {value}, which is not a number of {unit}: give a whole number from 1 up, or -1 or inf "
-            "for no limit."
-        )
-    return int(value)
 
 
 class ImageCycle:
     """Deals images into windows, each used for a fixed number of steps.
 
-    With several processes all of them deal the same sequence and each takes every ``shards``-th window of it, so that
-    appearances are balanced over the processes together; no two of them have the same image at a time, if there are
-    enough images. Everything follows from ``seed``; the global random state is
-    neither used nor changed.
+    Several processes deal the same sequence, and each takes every ``shards``-th window of it. Appearances are balanced
+    over all processes together, and no two processes hold the same image at a time if there are enough images.
+    Everything follows from ``seed``; the global random state is neither used nor changed.
     """
 
     def __init__(
@@ -55,15 +29,15 @@ class ImageCycle:
         shards: int = 1,
         shard: int = 0,
     ) -> None:
-        """Starts a cycle; no window is dealt before the first :meth:`step`.
+        """Starts a cycle. The first :meth:`step` deals the first window.
 
         Args:
             num_images: images in the data set, N ≥ 1.
-            window: images per window k, 1 or more; None, or more than N, takes all.
-            repeat: steps R for which a window is used; None never changes it.
-            seed: start of all random choices.
+            window: images per window k ≥ 1; None or more than N takes all images.
+            repeat: number of steps R that a window is used for; None keeps it for ever.
+            seed: seed of all random choices.
             shards: number of processes.
-            shard: which of them this is.
+            shard: index of this process.
         """
         if num_images < 1:
             raise ValueError("A cycle needs at least one image.")
@@ -81,17 +55,17 @@ class ImageCycle:
 
     @property
     def changes(self) -> bool:
-        """Whether there will ever be a second window."""
+        """Whether a second window will ever follow."""
         return self.repeat is not None
 
     @property
     def epoch(self) -> int:
-        """Number of complete passes dealt before the present one."""
+        """Number of complete passes before the present one."""
         return self._epoch
 
     @property
     def uses(self) -> int:
-        """Steps for which the present window has been used."""
+        """Number of steps that have used the present window."""
         return self._uses
 
     @property
@@ -100,7 +74,7 @@ class ImageCycle:
         return tuple(tuple(window) for window in self._round)
 
     def step(self) -> tuple[int, ...]:
-        """The images to use for the coming step; deals a new window when the present one has been used R times."""
+        """Returns the images of the next step. Deals a new window when the present one has been used for R steps."""
         if not self._round or (self.repeat is not None and self._uses >= self.repeat):
             self._round, self._epoch, self._order, self._position = self._dealt()
             self._uses = 0
@@ -108,20 +82,20 @@ class ImageCycle:
         return tuple(self._round[self.shard])
 
     def upcoming(self) -> tuple[int, ...] | None:
-        """The window after the present one, without dealing it; None if the present one stays for ever."""
+        """Returns the window after the present one without dealing it; None if the present one stays for ever."""
         if self._round and not self.changes:
             return None
         return tuple(self._dealt()[0][self.shard])
 
     def appearances(self) -> list[int]:
-        """For each image, the number of windows (of all processes) it has been in, the present ones included."""
+        """Returns, for each image, the number of windows (of all processes) it has been in, including the present ones."""
         counts = [self._epoch] * self.num_images
         for image in self._order[: self._position]:
             counts[image] += 1
         return counts
 
     def state(self) -> dict[str, Any]:
-        """Ints and lists from which :meth:`load_state` goes on exactly, on any process."""
+        """Returns ints and lists from which :meth:`load_state` continues exactly, on any process."""
         return {
             "num_images": self.num_images,
             "window_size": self.window_size,
@@ -135,13 +109,13 @@ class ImageCycle:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Goes on where :meth:`state` was taken.
+        """Continues where :meth:`state` was taken.
 
-        With another window size or another number of processes, dealing goes on at the same place of the same epoch,
-        beginning with a new window. A state of another number of images cannot be used.
+        With another window size or number of processes, dealing continues at the same place of the same epoch with a
+        new window. A state of another number of images cannot be used.
 
         Returns:
-            Whether the state was used; if not, the cycle is as it was.
+            Whether the state was used. If not, the cycle is unchanged.
         """
         order = [int(image) for image in state["order"]]
         if int(state["num_images"]) != self.num_images or sorted(order) != list(range(self.num_images)):
@@ -154,7 +128,7 @@ class ImageCycle:
         return True
 
     def _dealt(self) -> tuple[list[list[int]], int, list[int], int]:
-        """The next window of every process, and epoch, order and position after them."""
+        """The next window of every process, and the epoch, order and position after them."""
         epoch, order, position = self._epoch, self._order, self._position
         windows: list[list[int]] = []
         per_round = self.shards * self.window_size
@@ -174,7 +148,7 @@ class ImageCycle:
         return windows, epoch, order, position
 
     def _shuffled(self, epoch: int, avoid_first: list[int], first: int) -> list[int]:
-        """All images in the order of one epoch; none of ``avoid_first`` is among the ``first`` ones."""
+        """All images in the order of an epoch; none of ``avoid_first`` is among the first ``first``."""
         dice = random.Random(f"{self.seed}/{epoch}")
         order = list(range(self.num_images))
         dice.shuffle(order)

@@ -16,11 +16,11 @@ from torch.nn import Parameter
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.points import keep_going_without_points, keep_usable_points
+from f3rm_ext.data.config_checks import check_positive, check_scale_factor, check_window, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
-from f3rm_ext.data.feature_mixin import FeaturedDataManager
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
-from f3rm_ext.data.mixin import CyclingDataManager, Stream, check_positive, check_scale_factor, check_window, flag
+from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.errors import ConfigError
@@ -169,7 +169,6 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
             self.eval_dataset,
             device,
             self.eval_feature_source,
-            queries=self.eval_queries,
             required=test_mode == "test",
         )
         super().__init__()

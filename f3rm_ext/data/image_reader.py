@@ -1,4 +1,4 @@
-"""Reading images of a data set, with errors that name the file."""
+"""Reads images of a data set, with errors that name the file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.errors import CaptureError, UserError
 
 MaskedPixels = Literal["ignore", "background"]
-"""What training makes of pixels that masks leave out: nothing, or emptiness."""
+"""How training treats masked pixels: it ignores them, or learns that they are empty."""
 
 
 @contextmanager
 def naming_image(dataset: InputDataset, image_idx: int) -> Iterator[None]:
-    """Turns whatever goes wrong while an image is decoded into a :class:`CaptureError` that names its file."""
+    """Turns any error while an image is decoded into a :class:`CaptureError` that names its file."""
     try:
         yield
     except (UserError, MemoryError):
@@ -31,13 +31,13 @@ def naming_image(dataset: InputDataset, image_idx: int) -> Iterator[None]:
 
 
 def read_pixels(dataset: InputDataset, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
-    """One image through the data set (which knows scale, alpha and masks), cut to its camera's size.
+    """Reads one image through the data set (which knows scale, alpha and masks) and crops it to its camera's size.
 
     Args:
         dataset: the images.
-        image_idx: which of them.
-        masked: "background" makes masked pixels transparent, where they would else be invalid. What lies outside of
-            ``fisheye_crop_radius`` is invalid in any case: nobody knows that nothing is there.
+        image_idx: index of the image.
+        masked: "background" makes masked pixels transparent instead of invalid. Pixels outside of
+            ``fisheye_crop_radius`` are always invalid: nothing is known about them.
 
     Raises:
         CaptureError: the file cannot be decoded, or its size is not its camera's.
@@ -63,15 +63,15 @@ def read_pixels(dataset: InputDataset, image_idx: int, masked: MaskedPixels = "i
 
 
 def _transparent(image: UInt8[torch.Tensor, "h w channels"], where: Bool[torch.Tensor, "h w"]) -> torch.Tensor:
-    """RGBA, with no alpha in some pixels."""
+    """RGBA with alpha 0 at the given pixels."""
     alpha = image[..., 3:] if image.shape[-1] == 4 else torch.full_like(image[..., :1], 255)
     return torch.cat([image[..., :3], alpha.masked_fill(where[..., None], 0)], dim=-1)
 
 
 def read_eval_batch(dataset: InputDataset, image_idx: int) -> dict[str, Any]:
-    """What nerfstudio's evaluation gets for an image: ``image`` float32 in [0, 1], ``image_idx`` and the mask if any.
+    """Reads the batch of an evaluation image: ``image`` float32 in [0, 1], ``image_idx``, and ``mask`` if there is one.
 
-    As in training, what lies outside of ``fisheye_crop_radius`` is masked.
+    As in training, pixels outside of ``fisheye_crop_radius`` are masked.
 
     Raises:
         CaptureError: the file cannot be decoded, or its size is not its camera's.
@@ -90,7 +90,7 @@ def read_eval_batch(dataset: InputDataset, image_idx: int) -> dict[str, Any]:
 
 
 def _camera_size(dataset: InputDataset, image_idx: int, height_px: int, width_px: int) -> tuple[int, int]:
-    """The camera's size, which the image may exceed by one pixel (rounding of downscaled images)."""
+    """The camera's size. The image may be one pixel larger (rounding of downscaled images)."""
     camera_height = int(dataset.cameras.height[image_idx])
     camera_width = int(dataset.cameras.width[image_idx])
     if not (0 <= height_px - camera_height <= 1 and 0 <= width_px - camera_width <= 1):

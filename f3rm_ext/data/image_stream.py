@@ -14,23 +14,23 @@ from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.pixel_sampler import ImagePixels, no_valid_pixel
+from f3rm_ext.data.prefetch import WindowFeed, read_each
 from f3rm_ext.data.undistort import shrunk, shrunk_cameras, shrunk_size
-from f3rm_ext.data.window_feed import WindowFeed, read_each
 
 
 @dataclass
 class PictureWindow:
-    """The pictures of a window in memory (uint8, CPU), and smaller copies of those used at a lower resolution."""
+    """The images of a window (uint8, CPU), and downscaled copies of those used at a lower resolution."""
 
     images: tuple[int, ...]
-    """Their indices in the data set."""
+    """Indices of the images in the data set."""
     pictures: dict[int, ImagePixels]
-    """By index."""
+    """The images by index."""
     _halvings: int = 0
     _small: dict[int, ImagePixels] = field(default_factory=dict)
 
     def picture(self, image_idx: int, halvings: int) -> ImagePixels:
-        """A picture with its sides halved so many times; copies of one resolution are kept at a time."""
+        """Returns an image with its sides halved ``halvings`` times. Copies of one resolution are kept at a time."""
         picture = self.pictures[image_idx]
         if halvings != self._halvings:
             self._halvings, self._small = halvings, {}
@@ -45,11 +45,11 @@ class PictureWindow:
 def load_pictures(
     dataset: PinholeDataset, images: tuple[int, ...], stopped: Callable[[], bool], masked: MaskedPixels = "ignore"
 ) -> PictureWindow:
-    """Reads the pictures of a window.
+    """Reads the images of a window.
 
     Raises:
-        LoadCancelled: ``stopped`` began to return True.
-        CaptureError: an image cannot be read, or the masks leave nothing of any.
+        LoadCancelled: ``stopped`` returned True.
+        CaptureError: an image cannot be read, or all images are masked out entirely.
     """
     pictures = read_each(images, lambda image: dataset.picture(image, masked), stopped)
     if all(picture.valid is not None and not picture.valid.any() for picture in pictures):
@@ -58,7 +58,7 @@ def load_pictures(
 
 
 def picture_batch(picture: ImagePixels, image_idx: int, device: torch.device | str) -> dict[str, Any]:
-    """A picture as the model gets it.
+    """Turns an image into the batch of the model.
 
     Returns:
         ``image`` Float[h w 3] in [0, 1] (not multiplied by alpha) and ``image_idx``; ``alpha`` Float[h w 1] in [0, 1]
@@ -94,9 +94,9 @@ class ImageStream:
 
         Args:
             dataset: images and cameras.
-            cycle: which images are in memory when.
-            split: name of the split, tells streams of one run apart.
-            device: where batches are wanted; pictures stay on the CPU until then.
+            cycle: decides which images are in memory when.
+            split: name of the split; distinguishes the streams of a run.
+            device: device of the batches; the window stays on the CPU.
             masked: "background" makes masked pixels transparent.
         """
         self.dataset = dataset
@@ -106,10 +106,10 @@ class ImageStream:
         self.masked: MaskedPixels = masked
         self.batches = 0
         self.uses = np.zeros(len(dataset), dtype=np.int64)
-        """How often this process has used each image."""
+        """Number of times that this process has used each image."""
         cameras = dataset.cameras
         self.pixels_per_batch = int(cameras.height[0]) * int(cameras.width[0])
-        """Pixels of the image used last; before that, of the first image."""
+        """Pixels of the last image; before the first step, of the first image."""
         sizes = (cameras.height * cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._cameras = cameras.to(self.device)
         self._coverage = Coverage(sizes, cycle.shards, whole_images=True)
@@ -120,17 +120,17 @@ class ImageStream:
 
     @property
     def coverage(self) -> Coverage:
-        """What has been seen up to now; its rays are pixels."""
+        """What training has seen so far; rays are pixels."""
         self._flush()
         return self._coverage
 
     def next(self, halvings: int = 0) -> tuple[Cameras, dict[str, Any]]:
-        """The next image: its camera (shape 1) and its batch, see :func:`picture_batch`, on the device.
+        """Returns the next camera (shape 1) and its batch (see :func:`picture_batch`) on the device.
 
-        Where masked pixels are transparent the batch also has ``kept`` Bool[h w 1], False for transparent pixels.
+        If masked pixels are transparent, the batch also has ``kept`` Bool[h w 1], False for transparent pixels.
 
         Args:
-            halvings: how many times both sides are halved; the camera goes with it.
+            halvings: number of times that both sides are halved; the camera is scaled alike.
 
         Raises:
             CaptureError: an image of the window cannot be read.
@@ -160,7 +160,7 @@ class ImageStream:
         return camera, batch
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`load_state` needs to go on with the same images."""
+        """Returns what :meth:`load_state` needs to continue with the same images."""
         return {
             "cycle": self.cycle.state(),
             "batches": self.batches,
@@ -170,10 +170,10 @@ class ImageStream:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Goes on where :meth:`state` was taken.
+        """Continues where :meth:`state` was taken.
 
         Returns:
-            Whether it could; not if the data set has another number of images now.
+            Whether it could: not if the number of images has changed.
         """
         if not self.cycle.load_state(state["cycle"]):
             return False
@@ -187,12 +187,12 @@ class ImageStream:
         return True
 
     def close(self) -> None:
-        """Stops loading in the background and lets go of the window."""
+        """Stops background loading and releases the window."""
         self._flush()
         self._feed.close()
 
     def _shuffled(self, images: tuple[int, ...]) -> list[int]:
-        """An order of images, those used least first."""
+        """The images in random order, least used first."""
         dice = random.Random(f"{self.cycle.seed}/{self.split}/turn/{self.cycle.shard}/{self.batches}")
         order = sorted(images)
         dice.shuffle(order)

@@ -1,4 +1,4 @@
-"""What datamanagers with a cycling window of images share: evaluation images or none, resume, coverage, the end."""
+"""What both datamanagers share: the image cycle, coverage and resume; optional evaluation images; 2D features."""
 
 import math
 import random
@@ -14,57 +14,16 @@ from nerfstudio.utils import comms, writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
+from f3rm_ext.data.config_checks import flag, parse_count
 from f3rm_ext.data.coverage import Coverage
-from f3rm_ext.data.image_cycle import ImageCycle, parse_count
+from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.engine.shortage import Lever, Loss
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, UserError
+from f3rm_ext.features.store.source import FeatureSource
 
 _REPEAT = 100
-"""Steps for which a window is used, where somebody is advised to have one."""
-
-
-def flag(option: str) -> str:
-    """Command line option of a datamanager's config field."""
-    return "pipeline.datamanager." + option.replace("_", "-")
-
-
-def check_positive(config: object, *options: str) -> None:
-    """Checks that options are whole numbers from 1 up.
-
-    Raises:
-        ConfigError: one is not.
-    """
-    for option in options:
-        value = getattr(config, option)
-        if isinstance(value, bool) or value != int(value) or value < 1:
-            raise ConfigError(f"--{flag(option)} is {value}, but it has to be a whole number from 1 up.")
-
-
-def check_window(config: object, split: Literal["train", "eval"]) -> None:
-    """Checks how many images of a split are to be in memory and for how long.
-
-    Raises:
-        ConfigError: one of the numbers cannot work.
-    """
-    for option, unit in (
-        (f"{split}_num_images_to_sample_from", "images"),
-        (f"{split}_num_times_to_repeat_images", "steps"),
-    ):
-        parse_count(getattr(config, option), flag(option), unit=unit)
-
-
-def check_scale_factor(config: Any) -> None:
-    """Checks the ratio by which images are scaled.
-
-    Raises:
-        ConfigError: it is outside (0, 1].
-    """
-    if not 0 < config.camera_res_scale_factor <= 1:
-        raise ConfigError(
-            f"--{flag('camera_res_scale_factor')} is {config.camera_res_scale_factor}, outside (0, 1]: "
-            "give 1 for full size, 0.5 for half."
-        )
+"""Steps per window that :meth:`CyclingDataManager.window_levers` suggests."""
 
 
 @runtime_checkable
@@ -73,24 +32,24 @@ class Stream(Protocol):
 
     @property
     def coverage(self) -> Coverage:
-        """What has been seen up to now."""
+        """What training has seen so far."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`load_state` needs to go on."""
+        """What :meth:`load_state` needs to continue."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Goes on where :meth:`state` was taken; returns whether it could."""
+        """Continues where :meth:`state` was taken; returns whether it could."""
         ...
 
     def close(self) -> None:
-        """Stops loading and lets go of images."""
+        """Stops loading and releases the images."""
         ...
 
 
 class CyclingDataManager:
-    """Mixin in front of one of nerfstudio's datamanagers."""
+    """Mixin for nerfstudio's datamanagers: training images come in windows that cycle through the data set."""
 
     STATE_VERSION: ClassVar[int] = 1
 
@@ -108,10 +67,10 @@ class CyclingDataManager:
     eval_images_drawn: int
 
     def take_place(self, local_rank: int) -> None:
-        """Settles which process this is, and the seed all of them share.
+        """Sets the rank of this process and the seed that all processes share.
 
         Args:
-            local_rank: of this process, where torch does not know better.
+            local_rank: the rank to use outside of a process group.
         """
         self.rank = comms.get_rank() if comms.is_dist_avail_and_initialized() else local_rank
         # nerfstudio seeds each process with the machine's seed plus its rank.
@@ -119,11 +78,11 @@ class CyclingDataManager:
         self.eval_images_drawn = 0
 
     def streams(self) -> dict[str, Stream]:
-        """The streams there are by split (train, eval); those of the training images are recorded as coverage."""
+        """The streams by split (train, eval). Coverage is recorded for the training images."""
         raise NotImplementedError
 
     def cycle_state(self) -> dict[str, Any]:
-        """Where the image cycles and draws are: numbers, lists and small tensors, for the checkpoint."""
+        """The position of the image cycles and random draws, for the checkpoint: numbers, lists and small tensors."""
         state: dict[str, Any] = {
             "version": self.STATE_VERSION,
             "seed": self.seed,
@@ -134,9 +93,9 @@ class CyclingDataManager:
         return state
 
     def load_cycle_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where :meth:`cycle_state` was taken, so that the same images and draws follow.
+        """Continues where :meth:`cycle_state` was taken: the same images and draws follow.
 
-        A state of other images is not used; a line in the log says so.
+        A state of other images is ignored, and the log says so.
         """
         if not state:
             return
@@ -152,7 +111,7 @@ class CyclingDataManager:
     def get_training_callbacks(
         self, training_callback_attributes: TrainingCallbackAttributes
     ) -> list[TrainingCallback]:
-        """Records coverage during training and at its end."""
+        """Records coverage during training and at the end."""
         trainer = training_callback_attributes.trainer
         path = None if trainer is None else Path(trainer.base_dir) / "coverage.json"
 
@@ -180,12 +139,12 @@ class CyclingDataManager:
         ]
 
     def close(self) -> None:
-        """Stops loading in the background and lets go of all images. Another batch would start again."""
+        """Stops background loading and releases all images. The next batch would start it again."""
         for stream in self.streams().values():
             stream.close()
 
     def check_train_outputs(self, outputs: DataparserOutputs) -> None:
-        """Checks cameras and files of the training images.
+        """Checks the cameras and files of the training images.
 
         Raises:
             CaptureError: they cannot be used.
@@ -193,10 +152,10 @@ class CyclingDataManager:
         check_dataparser_outputs(outputs, check_files=self.test_mode != "inference", min_images=2)
 
     def note_masked_pixels(self, dataset: InputDataset) -> None:
-        """Has the model know what training makes of masked pixels: ``masked_pixels`` in the data set's metadata.
+        """Tells the model how training treats masked pixels: ``masked_pixels`` in the data set's metadata.
 
         Raises:
-            ConfigError: masked pixels are to be trained, and there are no masks.
+            ConfigError: masked pixels should be trained as background, but the capture has no masks.
         """
         masked: MaskedPixels = self.config.masked_pixels
         if masked == "background" and self.test_mode == "val" and not self.train_dataparser_outputs.mask_filenames:
@@ -207,7 +166,7 @@ class CyclingDataManager:
         dataset.metadata["masked_pixels"] = masked
 
     def eval_outputs(self) -> DataparserOutputs | None:
-        """Cameras and files of the evaluation images, None if there are none.
+        """Cameras and files of the evaluation images, or None if the capture has none.
 
         Raises:
             CaptureError: they cannot be used.
@@ -226,10 +185,10 @@ class CyclingDataManager:
         return outputs
 
     def make_cycle(self, split: Literal["train", "eval"], num_images: int) -> ImageCycle:
-        """The cycle that the options of a split ask for; says where they ask for more images than there are.
+        """The image cycle of a split. A window larger than the split takes all of its images, and the log says so.
 
         Raises:
-            ConfigError: a number cannot work.
+            ConfigError: an option is out of range.
         """
         option = flag(f"{split}_num_images_to_sample_from")
         window = parse_count(getattr(self.config, f"{split}_num_images_to_sample_from"), option, unit="images")
@@ -248,11 +207,11 @@ class CyclingDataManager:
         return dice.randrange(len(self.eval_dataset))
 
     def window_levers(self, num_images: int, loss: Loss) -> Iterator[Lever]:
-        """Fewer training images in memory, or smaller ones, where they lie in the memory that is short.
+        """Suggests keeping fewer training images in memory.
 
         Args:
-            num_images: training images.
-            loss: what fewer of them at a time cost.
+            num_images: number of training images.
+            loss: what a smaller window costs.
         """
         window, repeat = (f"train_num_{name}" for name in ("images_to_sample_from", "times_to_repeat_images"))
         count = parse_count(getattr(self.config, window), flag(window), unit="images") or num_images
@@ -263,12 +222,12 @@ class CyclingDataManager:
             yield Lever(loss, flag(window), now, lower)
 
     def scale_lever(self) -> Lever:
-        """Smaller images."""
+        """Suggests smaller images."""
         scale = self.config.camera_res_scale_factor
         return Lever(Loss.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)
 
     def log_window(self, cycle: ImageCycle) -> None:
-        """Says once how many training images are in memory."""
+        """Logs how many training images are in memory."""
         if self.rank != 0:
             return
         if cycle.window_size == cycle.num_images:
@@ -293,3 +252,62 @@ class CyclingDataManager:
             stream.coverage.write(path, step=step, names=names)
         except OSError as error:  # a full disk must not end training here
             CONSOLE.log(f"{path} could not be written: {error}", markup=False)
+
+
+class FeaturedDataManager:
+    """Mixin for nerfstudio's datamanagers whose config has ``features``: the 2D features of both splits."""
+
+    config: Any
+    device: torch.device | str
+    test_mode: Literal["test", "val", "inference"]
+    train_dataset: Any
+    eval_dataset: Any
+    local_rank: int
+    world_size: int
+    _sources: list[FeatureSource] | None = None
+    _sources_failed: bool = False
+
+    def train_feature_source(self) -> Any:
+        """Feature maps of the training images; None without extractors, and outside of training."""
+        if self.test_mode != "val" or not self.config.features.extractors:
+            return None
+        if self._sources is None:
+            self._sources = self.prepare_features(with_train=True)
+        return self._sources[0]
+
+    def eval_feature_source(self) -> FeatureSource | None:
+        """Feature maps of the evaluation images; None if there are none or they cannot be extracted."""
+        if self.test_mode == "inference" or not self.config.features.extractors or self.eval_dataset is None:
+            return None
+        if self._sources is None and not self._sources_failed:
+            try:
+                # The basis of PCA codes belongs to the training images.
+                self._sources = self.prepare_features(with_train=self.config.features.codes > 0)
+            except (UserError, OSError) as error:
+                self._sources_failed = True
+                CONSOLE.log(f"Evaluating without 2D features: {error}", markup=False)
+        return None if self._sources is None else self._sources[-1]
+
+    def prepare_features(self, *, with_train: bool) -> list[FeatureSource]:
+        """Extracts the missing features of the evaluation images and, with ``with_train``, of the training images.
+
+        Returns:
+            One source per data set, the training images first.
+
+        Raises:
+            UserError: see :func:`~f3rm_ext.features.store.source.prepare_features`.
+        """
+        from f3rm_ext.features.store.source import prepare_features
+
+        datasets = [self.train_dataset] if with_train else []
+        if self.eval_dataset is not None:
+            datasets.append(self.eval_dataset)
+        return list(
+            prepare_features(
+                datasets,
+                self.config.features,
+                device=self.device,
+                local_rank=self.local_rank,
+                world_size=self.world_size,
+            )
+        )

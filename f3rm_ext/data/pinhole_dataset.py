@@ -1,6 +1,6 @@
-"""A data set whose pictures and cameras are those of pinhole cameras, whatever lens took the photos."""
+"""A data set of pinhole images and cameras, whatever lens took the photos."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,26 +20,26 @@ from f3rm_ext.errors import CaptureError
 class PinholeDataset(InputDataset):
     """nerfstudio's data set with distortion undone and sizes scaled exactly.
 
-    Cameras are right from the start, without opening an image. Whoever takes ``image`` from it (viewer, renderer)
-    gets three channels; :meth:`picture` keeps alpha.
+    The cameras are known without opening an image. ``image`` has three channels, as the viewer and the renderer need
+    it; :meth:`picture` keeps alpha.
     """
 
     def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0) -> None:
-        """Works out the cameras; opens no image.
+        """Computes the cameras; opens no image.
 
         Args:
             dataparser_outputs: cameras and files.
-            scale_factor: ratio of the sizes to those of the files, (0, 1].
+            scale_factor: ratio of the image sizes to those of the files, (0, 1].
 
         Raises:
-            CaptureError: a camera cannot be made a pinhole camera.
+            CaptureError: the images of a camera cannot be undistorted.
         """
         super().__init__(dataparser_outputs)
         # nerfstudio changes the list it finds, which belongs to the class.
         self.exclude_batch_keys_from_device = list(self.exclude_batch_keys_from_device)
         self.scale_factor = scale_factor
         self.alpha_color = dataparser_outputs.alpha_color
-        """What is behind transparent pixels where a picture is shown, RGB in [0, 1]; None for white."""
+        """Colour behind transparent pixels where an image is shown, RGB in [0, 1]; None means white."""
         self.metadata["alpha_color"] = self.alpha_color
         self.photos = InputDataset(
             replace(
@@ -66,10 +66,10 @@ class PinholeDataset(InputDataset):
         self.cameras = _cameras(cameras, [view.resized(*size) for view, size in zip(views, sizes, strict=True)])
 
     def picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
-        """One image, read, undistorted and scaled, with alpha and mask where it has them.
+        """Reads, undistorts and scales one image; alpha and mask are kept.
 
         Args:
-            image_idx: which.
+            image_idx: index of the image.
             masked: see :func:`~f3rm_ext.data.image_reader.read_pixels`; transparent pixels blend where sizes change.
 
         Raises:
@@ -79,7 +79,7 @@ class PinholeDataset(InputDataset):
         return shrunk(picture, int(self.cameras.height[image_idx]), int(self.cameras.width[image_idx]))
 
     def full_picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
-        """One image, read and undistorted, of the size of :attr:`views`; see :meth:`picture`.
+        """Reads and undistorts one image at the size of :attr:`views`; see :meth:`picture`.
 
         Raises:
             CaptureError: it cannot be read.
@@ -88,10 +88,10 @@ class PinholeDataset(InputDataset):
         return undistorted(photo, self.lenses[image_idx], self.views[image_idx])
 
     def pixels_identity(self, image_idx: int) -> str:
-        """Names all that decides the pixels of :meth:`get_numpy_image` besides the file."""
+        """Identifies everything besides the file that decides the pixels of :meth:`get_numpy_image`."""
         view = self.views[image_idx]
         size = shrunk_size(view.height, view.width, self.scale_factor)
-        return f"{self.lenses[image_idx]}|{size}"
+        return f"{astuple(self.lenses[image_idx])}|{size}"
 
     def get_numpy_image(self, image_idx: int) -> UInt8[np.ndarray, "h w channels"]:
         """RGB or RGBA."""
@@ -106,7 +106,7 @@ class PinholeDataset(InputDataset):
         return self.get_image_uint8(image_idx).float() / 255.0
 
     def get_data(self, image_idx: int, image_type: Literal["uint8", "float32"] = "float32") -> dict[str, Any]:
-        """What nerfstudio's data set gives: ``image_idx``, ``image`` (RGB) and ``mask`` Bool[h w 1] if there is one."""
+        """The batch of nerfstudio's data set: ``image_idx``, ``image`` (RGB) and ``mask`` Bool[h w 1] if there is one."""
         picture = self.picture(image_idx)
         image = self._shown(picture)
         data: dict[str, Any] = {

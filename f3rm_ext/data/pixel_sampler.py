@@ -1,4 +1,4 @@
-"""The pixels of a window of images, packed, and uniform sampling from them."""
+"""Packs the pixels of a window of images and samples them uniformly."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from f3rm_ext.errors import CaptureError
 
 
 def batch_seed(*parts: int | str) -> int:
-    """A 63-bit seed from what names a batch, such as (seed, split, rank, number of the batch)."""
+    """A 63-bit seed from the parts that identify a batch, such as (seed, split, rank, batch number)."""
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def no_valid_pixel() -> CaptureError:
-    """The error where masks leave nothing of a window."""
+    """The error for a window that is masked out entirely."""
     return CaptureError(
         "The masks leave no pixel of a whole window of images to train on: "
         "check that white (non-zero) means keep, or remove mask_path from transforms.json."
@@ -32,7 +32,7 @@ class ImagePixels:
     pixels: UInt8[Tensor, "h w channels"]
     """RGB or RGBA."""
     valid: Bool[Tensor, "h w"] | None = None
-    """Pixels that may be sampled; None for all."""
+    """Pixels that may be sampled; None means all."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class PixelSample:
     """Pixels drawn from a window."""
 
     slots: Int[Tensor, "rays"]
-    """Which image of the window."""
+    """Index of the image within the window."""
     indices: Int[Tensor, "rays 3"]
-    """Image in the data set, row, column."""
+    """Image in the data set, row and column."""
     colors: Float[Tensor, "rays channels"]
     """RGB or RGBA in [0, 1]."""
 
@@ -52,9 +52,9 @@ class PackedPixels:
     """Images of any sizes in one flat tensor."""
 
     images: tuple[int, ...]
-    """The images' indices in the data set; the place in this tuple is the image's slot."""
+    """Indices of the images in the data set; the position in this tuple is the image's slot."""
     pixels: UInt8[Tensor, "points channels"]
-    """Rows of pixels of all images, one after another."""
+    """Pixels of all images, row by row, one image after another."""
     image_of: Int[Tensor, "cams"]
     """``images`` as a tensor."""
     starts: Int[Tensor, "cams"]
@@ -62,14 +62,14 @@ class PackedPixels:
     widths: Int[Tensor, "cams"]
     """Width of each image, px."""
     valid: Int[Tensor, "valid"] | None
-    """Indices into ``pixels`` of what may be sampled; None for everything."""
+    """Indices into ``pixels`` that may be sampled; None means all."""
 
     @classmethod
     def pack(cls, images: Sequence[int], decoded: Iterable[ImagePixels]) -> "PackedPixels":
-        """Packs decoded images. If any of them has an alpha channel, the others get an opaque one.
+        """Packs decoded images. If one of them has an alpha channel, the others get an opaque one.
 
         Raises:
-            CaptureError: the masks leave no pixel.
+            CaptureError: all pixels are masked out.
         """
         parts = list(decoded)
         channels = max(part.pixels.shape[-1] for part in parts)
@@ -99,16 +99,16 @@ class PackedPixels:
 
     @property
     def num_pixels(self) -> int:
-        """Pixels that can be sampled."""
+        """Number of pixels that can be sampled."""
         return len(self.pixels if self.valid is None else self.valid)
 
     @property
     def device(self) -> torch.device:
-        """Where the pixels are."""
+        """Device of the pixels."""
         return self.pixels.device
 
     def to(self, device: torch.device | str) -> "PackedPixels":
-        """The same on a device."""
+        """Returns a copy on a device."""
         return replace(
             self,
             pixels=self.pixels.to(device),
@@ -119,11 +119,11 @@ class PackedPixels:
         )
 
     def sample(self, num_rays: int, generator: torch.Generator) -> PixelSample:
-        """Draws pixels, all of the window equally likely, with replacement.
+        """Draws pixels uniformly over the window, with replacement.
 
         Args:
-            num_rays: how many.
-            generator: random numbers, on the pixels' device.
+            num_rays: number of pixels.
+            generator: random number generator on the device of the pixels.
         """
         flat = torch.randint(self.num_pixels, (num_rays,), generator=generator, device=self.device)
         if self.valid is not None:

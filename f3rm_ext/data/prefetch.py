@@ -1,30 +1,35 @@
-"""Loading the next window in the background while the present one trains."""
+"""The window of images in memory, and the next one, which a background thread is loading."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
+from f3rm_ext.data.image_cycle import ImageCycle
+
+DECODE_THREADS = 4
+
+PartT = TypeVar("PartT")
 LoadedT = TypeVar("LoadedT")
 
 
 class LoadCancelled(Exception):
-    """Raised by a load function that was asked to stop."""
+    """Raised by a load function that was told to stop."""
 
 
 class Prefetcher(Generic[LoadedT]):
     """Loads one window at a time in one thread.
 
-    Errors of the load function are raised by :meth:`take`. At most one loaded window is held, and none after
-    :meth:`take` has handed it out.
+    :meth:`take` raises the errors of the load function. At most one loaded window is held, and none once :meth:`take`
+    has handed it out.
     """
 
     def __init__(self, load: Callable[[tuple[int, ...], Callable[[], bool]], LoadedT]) -> None:
-        """Nothing is started before the first request.
+        """The first request starts the thread.
 
         Args:
-            load: makes a window of these images; it should raise :class:`LoadCancelled` soon after its second
-                argument, a function, begins to return True.
+            load: makes a window of the given images. Its second argument is a function; once that returns True, it
+                should raise :class:`LoadCancelled` soon.
         """
         self._load = load
         self._executor: ThreadPoolExecutor | None = None
@@ -34,11 +39,11 @@ class Prefetcher(Generic[LoadedT]):
 
     @property
     def ready(self) -> bool:
-        """Whether the requested window is loaded, so that :meth:`take` will not wait."""
+        """Whether the requested window is loaded, so that :meth:`take` would not wait."""
         return self._future is not None and self._future.done()
 
     def request(self, images: tuple[int, ...]) -> None:
-        """Starts loading these images; a request for the same images again does nothing."""
+        """Starts loading these images. A repeated request does nothing."""
         if self._future is not None and self._images == images:
             return
         self._drop()
@@ -49,10 +54,10 @@ class Prefetcher(Generic[LoadedT]):
         self._future = self._executor.submit(self._load, images, stop.is_set)
 
     def take(self, images: tuple[int, ...]) -> LoadedT:
-        """The loaded window of these images; waits for it, or starts loading it where it was not requested.
+        """Returns the window of these images: waits for it, or loads it if it was not requested.
 
         Raises:
-            Exception: whatever the load function raised.
+            Exception: raised by the load function.
         """
         self.request(images)
         future, self._future, self._images = self._future, None, None
@@ -60,7 +65,7 @@ class Prefetcher(Generic[LoadedT]):
         return future.result()
 
     def close(self) -> None:
-        """Stops the thread and forgets what it has loaded. Another request would start it again."""
+        """Stops the thread and drops what it has loaded. Another request would start it again."""
         self._drop()
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
@@ -71,3 +76,97 @@ class Prefetcher(Generic[LoadedT]):
             self._stop.set()
             self._future.cancel()
         self._future = self._images = None
+
+
+@runtime_checkable
+class Window(Protocol):
+    """The data of a window."""
+
+    @property
+    def images(self) -> tuple[int, ...]:
+        """The images' indices in the data set."""
+        ...
+
+
+WindowT = TypeVar("WindowT", bound=Window)
+
+
+def read_each(images: Sequence[int], read: Callable[[int], PartT], stopped: Callable[[], bool]) -> list[PartT]:
+    """Reads images on a few threads; the results keep the order.
+
+    Raises:
+        LoadCancelled: ``stopped`` returned True.
+        Exception: raised by ``read``.
+    """
+
+    def read_one(image: int) -> PartT:
+        if stopped():
+            raise LoadCancelled
+        return read(image)
+
+    if len(images) == 1:
+        return [read_one(images[0])]
+    with ThreadPoolExecutor(max_workers=min(DECODE_THREADS, len(images))) as pool:
+        return list(pool.map(read_one, images))
+
+
+class WindowFeed(Generic[WindowT]):
+    """Hands out the window of every step, as an image cycle says. Loads nothing before the first step."""
+
+    def __init__(
+        self,
+        cycle: ImageCycle,
+        load: Callable[[tuple[int, ...], Callable[[], bool]], WindowT],
+        *,
+        leave: Callable[[], None],
+        place: Callable[[WindowT], WindowT] = lambda window: window,
+    ) -> None:
+        """Loads nothing yet.
+
+        Args:
+            cycle: decides which images are in memory when.
+            load: makes a window of images in the background, see :class:`Prefetcher`.
+            leave: called before a new window begins, while :attr:`window` is still the old one.
+            place: moves a loaded window to the device where it is used. Called on the thread that steps, after the
+                old window was released.
+        """
+        self.cycle = cycle
+        self.prefetcher: Prefetcher[WindowT] = Prefetcher(load)
+        self.window: WindowT | None = None
+        self.begins = False
+        """Whether the last step was the first of its window, even if the window before had the same images."""
+        self._leave = leave
+        self._place = place
+        self._upcoming_requested = False
+
+    def step(self) -> WindowT:
+        """Returns the window of the next step. The first step of a window starts loading the one after it.
+
+        Raises:
+            Exception: raised by ``load``.
+        """
+        images = self.cycle.step()
+        self.begins = self.cycle.uses == 1
+        if self.begins:
+            self._leave()
+        if self.window is None or self.window.images != images:
+            if not self.begins:
+                self._leave()
+            self.window = None  # before the new one is moved to the device
+            self.window = self._place(self.prefetcher.take(images))
+        if self.begins or not self._upcoming_requested:
+            upcoming = self.cycle.upcoming()
+            if upcoming is not None and upcoming != images:
+                self.prefetcher.request(upcoming)
+            self._upcoming_requested = True
+        return self.window
+
+    def forget(self) -> None:
+        """Releases the window; call it after the cycle was moved to another position."""
+        self.window = None
+        self._upcoming_requested = False
+
+    def close(self) -> None:
+        """Stops background loading and releases the window. Another step would start it again."""
+        self.prefetcher.close()
+        self.window = None

@@ -1,4 +1,4 @@
-"""Rays through pixels, quickly where all cameras share one set of intrinsics."""
+"""Rays through pixels; fast where all cameras share one set of intrinsics."""
 
 from collections.abc import Callable
 
@@ -15,11 +15,11 @@ _ROWS_AT_A_TIME = 64
 
 
 def make_ray_generator(cameras: Cameras, device: torch.device | str) -> RayMaker:
-    """What turns (image, row, column) into rays on a device.
+    """Makes the function that turns (image, row, column) into rays on a device.
 
-    Cameras of one size, one focal length and one distortion get a table; all others nerfstudio's generator, which
-    undoes the lens distortion of every ray anew (most of the time a small batch takes on a CPU). Rays are float32 under
-    autocast too, in which nerfstudio's trainer asks for them: half precision is off by half a pixel.
+    Cameras that share size, focal length and distortion get a table. All others get nerfstudio's generator, which
+    undoes the lens distortion of every ray anew: on a CPU that is most of the time of a small batch. Rays stay float32
+    under the autocast of nerfstudio's trainer, because half precision would shift them by half a pixel.
     """
     cameras = cameras.to(device)
     if shares_intrinsics(cameras):
@@ -34,7 +34,7 @@ def make_ray_generator(cameras: Cameras, device: torch.device | str) -> RayMaker
 
 
 def shares_intrinsics(cameras: Cameras) -> bool:
-    """Whether all cameras are pinhole cameras (with or without distortion) that differ in their poses only."""
+    """Whether all cameras are perspective cameras (with or without distortion) that differ only in their poses."""
     if cameras.times is not None or len(cameras.shape) != 1 or not len(cameras):
         return False
     if any(isinstance(value, Tensor) for value in (cameras.metadata or {}).values()):
@@ -50,14 +50,14 @@ def shares_intrinsics(cameras: Cameras) -> bool:
 class TableRayGenerator:
     """nerfstudio's rays, with the lens distortion of every pixel undone once.
 
-    Not a torch module, so that the datamanager has no buffers.
+    Not a torch module, because the datamanager must have no buffers.
     """
 
     def __init__(self, cameras: Cameras) -> None:
         """Makes the table, 8 bytes per pixel on the cameras' device.
 
         Args:
-            cameras: for which :func:`shares_intrinsics` holds.
+            cameras: cameras for which :func:`shares_intrinsics` is true.
         """
         self.cameras = cameras
         # One row and column more, because a pixel's area is measured to its neighbours below and to the right.
@@ -76,7 +76,7 @@ class TableRayGenerator:
             self.table[first * width : first * width + len(grid)] = grid
 
     def __call__(self, ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
-        """Rays of pixels, as nerfstudio's ``RayGenerator`` gives them.
+        """Returns the rays of pixels, as nerfstudio's ``RayGenerator`` does.
 
         Args:
             ray_indices: image, row and column.

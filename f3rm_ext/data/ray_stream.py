@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,23 +14,15 @@ from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
 from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, batch_seed
-from f3rm_ext.data.window_feed import WindowFeed, read_each
+from f3rm_ext.data.prefetch import WindowFeed, read_each
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
-
-
-@runtime_checkable
-class MapSource(Protocol):
-    """Where feature maps come from, see :mod:`f3rm_ext.features.store.source`."""
-
-    def load(self, image_idx: int) -> dict[str, FeatureMap]:
-        """The feature maps of one image, by name."""
-        ...
+from f3rm_ext.features.store.source import FeatureSource
 
 
 @dataclass(frozen=True)
 class LoadedWindow:
-    """What is in memory of a window."""
+    """The pixels and features of a window."""
 
     pixels: PackedPixels
     features: dict[str, PackedMaps]
@@ -41,21 +33,21 @@ class LoadedWindow:
         return self.pixels.images
 
     def to(self, device: torch.device) -> "LoadedWindow":
-        """The same on a device."""
+        """Returns a copy on a device."""
         return LoadedWindow(self.pixels.to(device), {name: maps.to(device) for name, maps in self.features.items()})
 
 
 def load_window(
     dataset: InputDataset,
-    source: MapSource | None,
+    source: FeatureSource | None,
     images: tuple[int, ...],
     stopped: Callable[[], bool],
     masked: MaskedPixels = "ignore",
 ) -> LoadedWindow:
-    """Reads images and features of a window.
+    """Reads the images and features of a window.
 
     Raises:
-        LoadCancelled: ``stopped`` began to return True.
+        LoadCancelled: ``stopped`` returned True.
         UserError: an image or a feature shard cannot be read.
     """
 
@@ -72,10 +64,10 @@ def load_window(
 
 
 class PixelStream:
-    """Endless batches from one data set; nothing is loaded before the first.
+    """Endless batches from one data set. Loads nothing before the first batch.
 
-    A batch depends on the window and on (seed, name of the split, rank, number of the batch) alone. So after a resume
-    the same batches follow, whatever else has drawn random numbers.
+    A batch depends only on the window and on (seed, split, rank, batch number). After a resume the same batches follow,
+    whatever else has drawn random numbers.
     """
 
     def __init__(
@@ -87,22 +79,22 @@ class PixelStream:
         split: str,
         device: torch.device | str = "cpu",
         pixels_on_device: bool = False,
-        source: MapSource | None = None,
+        source: FeatureSource | None = None,
         feature_ray_fraction: float = 1.0,
         masked: MaskedPixels = "ignore",
     ) -> None:
-        """Sets up.
+        """Loads nothing yet.
 
         Args:
             dataset: images and cameras.
-            cycle: which images are in memory when.
+            cycle: decides which images are in memory when.
             num_rays: rays per batch of this process.
-            split: name of the split, tells streams of one run apart.
-            device: where batches are wanted.
-            pixels_on_device: keep the window's pixels and features there, too.
-            source: feature maps of the data set's images, if any.
-            feature_ray_fraction: part of each batch's rays that get features, (0, 1].
-            masked: "background" draws masked pixels too, as transparent ones.
+            split: name of the split; distinguishes the streams of a run.
+            device: device of the batches.
+            pixels_on_device: whether the window's pixels and features are kept on that device.
+            source: feature maps of the images, if any.
+            feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
+            masked: "background" also draws masked pixels, as transparent ones.
         """
         self.dataset = dataset
         self.cycle = cycle
@@ -124,21 +116,21 @@ class PixelStream:
 
     @property
     def coverage(self) -> Coverage:
-        """What has been seen up to now."""
+        """What training has seen so far."""
         self._flush()
         return self._coverage
 
     def set_num_rays_per_batch(self, num_rays_per_batch: int) -> None:
-        """Changes the batch size, as nerfstudio's pixel samplers allow."""
+        """Changes the batch size, as nerfstudio's pixel samplers do."""
         self.num_rays_per_batch = num_rays_per_batch
 
     def next(self) -> dict[str, Any]:
-        """The next batch.
+        """Returns the next batch.
 
         Returns:
-            ``image`` Float[rays channels] in [0, 1], ``indices`` Int[rays 3] (image, row, column) and, where there are
-            features, ``features``: by name, Float[feat_rays feat] of the first rays; where masked pixels are drawn,
-            ``kept`` Bool[rays 1], False for transparent ones, whose features are those of something else.
+            ``image`` Float[rays channels] in [0, 1] and ``indices`` Int[rays 3] (image, row, column). With features also
+            ``features``: by name, Float[feat_rays feat] of the first rays. If masked pixels are drawn, ``kept``
+            Bool[rays 1] is False for them: their features are those of something else.
 
         Raises:
             UserError: an image or a feature shard of the window cannot be read.
@@ -167,14 +159,14 @@ class PixelStream:
         return batch
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`load_state` needs to go on with the same windows and the same pixels."""
+        """Returns what :meth:`load_state` needs to continue with the same windows and pixels."""
         return {"cycle": self.cycle.state(), "batches": self.batches, "coverage": self.coverage.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Goes on where :meth:`state` was taken.
+        """Continues where :meth:`state` was taken.
 
         Returns:
-            Whether it could; not if the data set has another number of images now.
+            Whether it could: not if the number of images has changed.
         """
         if not self.cycle.load_state(state["cycle"]):
             return False
@@ -185,13 +177,13 @@ class PixelStream:
         return True
 
     def close(self) -> None:
-        """Stops loading in the background and lets go of the window."""
+        """Stops background loading and releases the window."""
         self._flush()
         self._feed.close()
         self._window_rays = None
 
     def _current(self) -> LoadedWindow:
-        """The window for the coming step, new if the cycle says so."""
+        """The window of the next step; a new one if the cycle says so."""
         window = self._feed.step()
         if self._window_rays is None:
             device = window.pixels.device
@@ -211,7 +203,7 @@ class PixelStream:
         self._window_rays = None
 
     def _flush(self) -> None:
-        """Moves what was counted on the device to the coverage."""
+        """Adds the counts on the device to the coverage."""
         window = self._feed.window
         if window is not None and self._window_rays is not None and self._window_steps:
             self._coverage.add_steps(self._round, self._window_steps)

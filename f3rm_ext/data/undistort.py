@@ -1,8 +1,8 @@
-"""Photos made into pictures of a pinhole camera, and pictures made smaller with their camera.
+"""Undistorts photos to images of a pinhole camera, and downscales images together with their cameras.
 
-Positions are in pixels, the middle of the first pixel being (0.5, 0.5), as nerfstudio has them. A picture made smaller
-is the exact average over the area of each new pixel, and its camera is scaled by the same ratio on each axis, so that
-a point of the scene falls on the same place of the picture, whatever the sizes.
+Positions are in pixels; the centre of the first pixel is (0.5, 0.5), as in nerfstudio. A downscaled image is the exact
+average over the area of each new pixel. Its camera is scaled by the same ratio on each axis, so that a point of the
+scene falls on the same place of the image at every size.
 """
 
 import math
@@ -20,7 +20,7 @@ from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.errors import CaptureError
 
 MAX_HALF_ANGLE_RAD = math.radians(60)
-"""A fisheye picture is kept up to this angle from the axis; a flat picture of more would be mostly rim."""
+"""A fisheye photo is kept up to this angle from the axis; beyond it a flat image would be mostly rim."""
 _MAX_RESIDUAL_PX = 0.25
 _ALL_VALID = 1 - 1e-3
 _ROWS_AT_A_TIME = 256
@@ -29,7 +29,7 @@ _RIM_SAMPLES = 256
 
 @dataclass(frozen=True)
 class PinholeIntrinsics:
-    """Size and intrinsics of a picture without distortion, px."""
+    """Size and intrinsics of an image without distortion, px."""
 
     width: int
     height: int
@@ -39,7 +39,7 @@ class PinholeIntrinsics:
     cy: float
 
     def resized(self, height_px: int, width_px: int) -> "PinholeIntrinsics":
-        """The same view with another number of pixels."""
+        """Returns the same view with another number of pixels."""
         x, y = width_px / self.width, height_px / self.height
         return PinholeIntrinsics(width_px, height_px, self.fx * x, self.fy * y, self.cx * x, self.cy * y)
 
@@ -52,19 +52,19 @@ class DistortedCamera:
     distortion: tuple[float, ...] = (0.0,) * 6
     """k1 k2 k3 k4 p1 p2, as nerfstudio orders them."""
     fisheye: bool = False
-    """Whether distances from the middle are angles."""
+    """Whether distances from the centre are angles."""
 
     @classmethod
     def of(cls, cameras: Cameras, image_idx: int, name: object) -> "DistortedCamera":
-        """The lens of one of several cameras.
+        """Reads one of several cameras.
 
         Args:
-            cameras: of a data set.
-            image_idx: which one.
-            name: of the image, for the message.
+            cameras: the cameras of a data set.
+            image_idx: index of the camera.
+            name: name of its image, for the message.
 
         Raises:
-            CaptureError: its pictures cannot be made into those of a pinhole camera.
+            CaptureError: its images cannot be undistorted to a pinhole camera.
         """
         kind = CameraType(int(cameras.camera_type[image_idx]))
         if kind not in (CameraType.PERSPECTIVE, CameraType.FISHEYE):
@@ -81,13 +81,13 @@ class DistortedCamera:
 
     @property
     def is_pinhole(self) -> bool:
-        """Whether there is nothing to undo."""
+        """Whether the photo has no distortion."""
         return not self.fisheye and not any(self.distortion)
 
     def project(
         self, x: Float64[np.ndarray, "*points"], y: Float64[np.ndarray, "*points"]
     ) -> tuple[Float64[np.ndarray, "*points"], Float64[np.ndarray, "*points"]]:
-        """Where directions (x, y, 1) are seen in the photo: column and row, px."""
+        """Projects directions (x, y, 1) into the photo: column and row, px."""
         if self.fisheye:
             tangent = np.hypot(x, y)
             shrunk = np.where(tangent > 1e-9, np.arctan(tangent) / np.maximum(tangent, 1e-9), 1.0)
@@ -96,7 +96,7 @@ class DistortedCamera:
         return self.frame.fx * x + self.frame.cx, self.frame.fy * y + self.frame.cy
 
     def rim(self) -> Float64[np.ndarray, "4 points 2"]:
-        """Directions (x, y, 1) of the photo's left, right, upper and lower edge.
+        """Returns the directions (x, y, 1) along the photo's left, right, upper and lower edges.
 
         Raises:
             ValueError: the distortion has no inverse there.
@@ -141,12 +141,12 @@ class DistortedCamera:
 
 @lru_cache(maxsize=4096)
 def pinhole_of(lens: DistortedCamera) -> PinholeIntrinsics:
-    """The pinhole camera of a lens: the largest picture that the photo fills, of no more pixels than the photo.
+    """Returns the pinhole camera of the largest image that the photo fills, with no more pixels than the photo.
 
-    Where there are pixels enough it keeps the focal lengths, so that the middle is as sharp as in the photo.
+    It keeps the focal lengths if the pixels suffice, so that the centre stays as sharp as in the photo.
 
     Raises:
-        ValueError: the distortion folds the photo, so it cannot be undone.
+        ValueError: the distortion folds the photo and cannot be undone.
     """
     if lens.is_pinhole:
         return lens.frame
@@ -170,14 +170,14 @@ def pinhole_of(lens: DistortedCamera) -> PinholeIntrinsics:
 
 
 def undistorted(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrinsics) -> ImagePixels:
-    """A photo as a pinhole camera would have taken it (bilinear, by colour times alpha where there is alpha).
+    """Undistorts a photo to a pinhole camera, bilinearly; colours with alpha are weighted by alpha.
 
-    A pixel is valid where all that it is made of is.
+    A pixel is valid if all of its source pixels are.
 
     Args:
         picture: the photo.
-        lens: it was taken with.
-        view: the pinhole camera, as :func:`pinhole_of` has it.
+        lens: the camera that took it.
+        view: the pinhole camera, see :func:`pinhole_of`.
     """
     if lens.is_pinhole and view == lens.frame:
         return picture
@@ -200,9 +200,9 @@ def undistorted(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrin
 
 
 def shrunk(picture: ImagePixels, height_px: int, width_px: int) -> ImagePixels:
-    """A smaller picture: averages over areas, of colour times alpha where there is alpha.
+    """Downscales an image by averaging over areas; colours with alpha are weighted by alpha.
 
-    A pixel is valid where all that it is made of is.
+    A pixel is valid if all of its source pixels are.
     """
     if picture.pixels.shape[:2] == (height_px, width_px):
         return picture
@@ -218,15 +218,15 @@ def shrunk(picture: ImagePixels, height_px: int, width_px: int) -> ImagePixels:
 
 
 def shrunk_size(height_px: int, width_px: int, ratio: float) -> tuple[int, int]:
-    """Height and width times a ratio, rounded, at least 1."""
+    """Returns height and width times a ratio, rounded, at least 1."""
     return max(1, int(height_px * ratio + 0.5)), max(1, int(width_px * ratio + 0.5))
 
 
 def shrunk_cameras(cameras: Cameras, height_px: int, width_px: int) -> Cameras:
-    """Cameras of pictures made smaller to a common size, exactly.
+    """Returns the cameras of images downscaled to a common size.
 
     Args:
-        cameras: pinhole cameras of any shape; not changed.
+        cameras: pinhole cameras of any shape; they are not changed.
         height_px: new height.
         width_px: new width.
     """
@@ -246,7 +246,7 @@ def shrunk_cameras(cameras: Cameras, height_px: int, width_px: int) -> Cameras:
 
 
 def _by_alpha(picture: ImagePixels, change: Any) -> torch.Tensor:
-    """Applies a change that averages; with alpha to colour times alpha, as it would look over any background."""
+    """Applies an averaging function; with alpha, to colour times alpha, which is right over any background."""
     pixels = picture.pixels.numpy()
     if pixels.shape[-1] == 3:
         return torch.from_numpy(np.ascontiguousarray(change(pixels)))
@@ -262,9 +262,9 @@ def _by_alpha(picture: ImagePixels, change: Any) -> torch.Tensor:
 def _source_map(
     lens: DistortedCamera, view: PinholeIntrinsics
 ) -> tuple[Float32[np.ndarray, "h w"], Float32[np.ndarray, "h w"]]:
-    """Columns and rows of the photo for each pixel of the view, px from the middle of the first pixel.
+    """Columns and rows of the photo for each pixel of the view, px from the centre of the first pixel.
 
-    Kept for the lenses used last: photos of one camera share it.
+    Cached for the cameras used last, because the photos of one camera share it.
     """
     columns = np.empty((view.height, view.width), np.float32)
     rows = np.empty_like(columns)

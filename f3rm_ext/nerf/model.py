@@ -479,17 +479,14 @@ class F3rmModel(Model):
 
         Returns:
             psnr, ssim, lpips (where its weights can be had), l1, feature_cosine_NAME and feature_mse_NAME (at the
-            patch centres, in the distilled space), query_localisation_NAME, query_miou_NAME and query_macc_NAME (where
-            the capture has labels), train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib; and the images
-            img (truth | prediction), accumulation, depth and feature_pca (truth | prediction). Pixels that ``mask``
-            leaves out count for nothing and are grey; where it leaves out all of them the metrics of pictures are
-            absent.
+            patch centres, in the distilled space), train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib; and
+            the images img (truth | prediction), accumulation, depth and feature_pca (truth | prediction). Pixels that
+            ``mask`` leaves out count for nothing and are grey; where it leaves out all of them the metrics of pictures
+            are absent.
         """
         truth, mask = self.renderer_rgb.blend_background(batch["image"].to(self.device)), batch.get("mask")
         metrics = self.image_metrics(outputs["rgb"], truth, mask)
         metrics.update(evaluation.feature_metrics(self, batch))
-        if batch.get("queries") is not None:
-            metrics.update(batch["queries"].metrics(self, batch["camera"], batch["file"], mask))
         metrics.update(self.cost.metrics(self.device))
         return metrics, evaluation.comparison_images(self, outputs, truth, batch)
 

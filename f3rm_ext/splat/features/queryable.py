@@ -255,8 +255,8 @@ class QueryableSplats:
             self.queries.sync()
 
     def feature_metrics(self, batch: Mapping[str, Any]) -> dict[str, float]:
-        """feature_cosine_NAME and feature_mse_NAME against the 2D features of a photo, where there are any; and
-        query_*_NAME where the capture has labels. Pixels that ``mask`` leaves out do not count.
+        """feature_cosine_NAME and feature_mse_NAME against the 2D features of a photo, where there are any. Pixels that
+        ``mask`` leaves out do not count.
 
         Args:
             batch: of an evaluation image.
@@ -270,6 +270,4 @@ class QueryableSplats:
             if name in maps:
                 found = self.feature_picture(batch["camera"]).similarity(name, maps[name], mask)
                 metrics[f"feature_cosine_{name}"], metrics[f"feature_mse_{name}"] = found
-        if self.query_heads() and batch.get("queries") is not None:
-            metrics.update(batch["queries"].metrics(self, batch["camera"], batch["file"], mask))
         return metrics

@@ -12,6 +12,7 @@ from PIL import Image
 
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
+from f3rm_ext.features.store.source import FeatureSource
 
 CaptureMaker = Callable[..., Path]
 
@@ -94,10 +95,11 @@ def position_map(i: int, height: int, width: int) -> FeatureMap:
     return FeatureMap(values=np.concatenate([number, centres], axis=-1).astype(np.float16), grid=grid)
 
 
-class FakeSource:
-    """Stands in for a feature source of a data set."""
+class FakeSource(FeatureSource):
+    """The features of a data set without a store: see :func:`position_map`."""
 
     def __init__(self, dataset) -> None:
+        super().__init__((), (), [""] * len(dataset))
         self.dataset = dataset
         self.loaded: list[int] = []
         display = DisplayBasis(torch.zeros(3), torch.eye(3), torch.zeros(3), torch.ones(3))

@@ -46,9 +46,10 @@ def images_in(batch: dict) -> set[int]:
 
 
 def fake_source(dataset):
-    from f3rm_ext.features.base import FeatureMap, PatchGrid
+    from f3rm_ext.features.store.source import FeatureSource
+from f3rm_ext.features.base import FeatureMap, PatchGrid
 
-    class Source:
+    class Source(FeatureSource):
         def load(self, image_idx: int) -> dict[str, FeatureMap]:
             height, width = int(dataset.cameras.height[image_idx]), int(dataset.cameras.width[image_idx])
             grid = PatchGrid.covering(height // 4, width // 4, height, width)
@@ -56,7 +57,7 @@ def fake_source(dataset):
             values[..., 1:] = torch.from_numpy(grid.centres_px())
             return {"where": FeatureMap(values=values.half().numpy(), grid=grid)}
 
-    return Source()
+    return Source((), (), [])
 
 
 def test_colors_are_those_of_the_indexed_pixels(make_stream):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from f3rm_ext.data.image_cycle import ImageCycle
-from f3rm_ext.data.prefetch import LoadCancelled
-from f3rm_ext.data.window_feed import DECODE_THREADS, WindowFeed, read_each
+from f3rm_ext.data.prefetch import DECODE_THREADS, LoadCancelled, WindowFeed, read_each
 
 TIMEOUT_S = 20
 

@@ -164,7 +164,7 @@ def test_nerfstudios_loader_does_run_them(text: str, mark: Path, command: str) -
 def test_what_is_built_later_is_of_the_kind_that_belongs_there(
     read: Callable[[str], Any], text: str, target: str
 ) -> None:
-    right = f"{NAME}nerfstudio.pipelines.base_pipeline.VanillaPipeline ''"
+    right = f"{NAME}f3rm_ext.pipeline.FeaturePipeline ''"
     assert right in text
     with pytest.raises(ConfigError, match=r"is (refused|not understood).*line \d+ (asks for|names)"):
         read(text.replace(right, f"{NAME}{target} ''"))
@@ -174,7 +174,9 @@ def test_what_is_built_later_may_be_another_of_its_kind(read: Callable[[str], An
     from nerfstudio.pipelines.dynamic_batch import DynamicBatchPipeline
     from torch.optim import SGD
 
-    changed = text.replace("base_pipeline.VanillaPipeline ''", "dynamic_batch.DynamicBatchPipeline ''")
+    changed = text.replace(
+        "f3rm_ext.pipeline.FeaturePipeline ''", "nerfstudio.pipelines.dynamic_batch.DynamicBatchPipeline ''"
+    )
     changed = changed.replace("torch.optim.adam.Adam ''", "torch.optim.sgd.SGD ''")
     config = read(changed)
     assert config.pipeline._target is DynamicBatchPipeline

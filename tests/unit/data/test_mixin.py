@@ -36,24 +36,22 @@ def test_training_prepares_them_before_the_first_step(make: Any, tmp_path: Path)
     source = manager.train_feature_source()
     assert len(source) == 9 and source.specs[0].name == "labels"
     assert source.load(0)["labels"].values.shape[:2] == (48, 64)
-    assert manager.eval_queries() is None, "only ns-eval asks"
 
 
 def test_without_extractors_there_are_none(make: Any, tmp_path: Path) -> None:
     manager = make(extractors=())
     assert manager.train_feature_source() is None and manager.eval_feature_source() is None
     manager = make("test", extractors=())
-    assert manager.eval_queries() is None
     _, batch = manager.fixed_indices_eval_dataloader.get_camera(0)
-    assert not {"feature_maps", "queries"} & set(batch) and not list(tmp_path.rglob("*.npy"))
+    assert "feature_maps" not in batch and not list(tmp_path.rglob("*.npy"))
 
 
-def test_evaluation_gets_maps_and_queries(make: Any) -> None:
+def test_evaluation_gets_maps(make: Any) -> None:
     manager = make("test")
     assert manager.train_feature_source() is None
     _, batch = manager.fixed_indices_eval_dataloader.get_camera(1)
     assert batch["feature_maps"]["labels"].values.shape[:2] == (48, 64)
-    assert batch["queries"] is manager.eval_queries() and batch["file"].name == "frame_00007.png"
+    assert manager.eval_dataset.image_filenames[batch["image_idx"]].name == "frame_00007.png"
 
 
 def test_the_viewer_needs_neither_extractor_nor_store(make: Any, tmp_path: Path) -> None:

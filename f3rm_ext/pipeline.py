@@ -1,0 +1,114 @@
+"""nerfstudio's pipeline, whose evaluation also queries the model where the capture has labels."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from f3rm_ext.capture.ground_truth import Truth
+from f3rm_ext.data.datamanager import F3rmDataManager
+from f3rm_ext.data.image_datamanager import ImageDataManager
+from f3rm_ext.errors import UserError
+from f3rm_ext.features.extractors.registry import understands_text
+from f3rm_ext.query.builders import exemplar_queries, text_queries
+from f3rm_ext.query.embeddings import Query
+from f3rm_ext.query.encoders import TextEncoder
+from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, count_view
+from f3rm_ext.query.metrics import QueryMetrics
+from f3rm_ext.query.queryable import Queryable, QueryHead, score_image
+from f3rm_ext.query.run import Photos
+
+
+@dataclass
+class FeaturePipelineConfig(VanillaPipelineConfig):
+    """Options of :class:`FeaturePipeline`."""
+
+    _target: type = field(default_factory=lambda: FeaturePipeline)
+    """Class to build."""
+
+
+class FeaturePipeline(VanillaPipeline):
+    """A datamanager and a model with features. ``ns-eval`` adds the accuracy of queries to the metrics."""
+
+    def get_average_image_metrics(self, data_loader: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The metrics of nerfstudio's pipeline and, in a test, those of queries, see :meth:`query_metrics`.
+
+        Args:
+            data_loader: gives the camera and batch of each held-out photo.
+            args: passed on to nerfstudio.
+            kwargs: passed on to nerfstudio.
+        """
+        metrics = super().get_average_image_metrics(data_loader, *args, **kwargs)
+        return metrics | (self.query_metrics(data_loader) if self.test_mode == "test" else {})
+
+    def query_metrics(self, views: Iterable[tuple[Cameras, dict[str, Any]]]) -> dict[str, float]:
+        """Queries the model in labelled photos.
+
+        Args:
+            views: camera and batch (``image_idx``, ``mask`` where there is one) of each held-out photo.
+
+        Returns:
+            ``query_localisation_NAME``, ``query_miou_NAME`` and ``query_macc_NAME`` by feature, at the fixed threshold:
+            means over all pairs of a photo and a class visible in it. Empty unless every held-out photo has labels and
+            the model has features.
+        """
+        manager, model = self.datamanager, self.model
+        assert isinstance(manager, F3rmDataManager | ImageDataManager) and isinstance(model, Queryable)
+        truth = _labels(manager) if model.query_heads() else None
+        if truth is None or manager.eval_dataset is None:
+            return {}
+        photos = Photos(model, manager)
+        queries = [query for head in model.query_heads().values() for query in _class_queries(photos, head, truth)]
+        if not queries:
+            return {}
+        counts = {query.head: QueryMetrics() for query in queries}
+        was_training = self.training
+        self.eval()
+        for camera, batch in views:
+            file = Path(manager.eval_dataset.image_filenames[int(batch["image_idx"])])
+            view = truth.view(file, int(camera.height.item()), int(camera.width.item()))
+            if view is None:
+                continue
+            scores, _ = score_image(model, camera, queries)
+            kept = None if batch.get("mask") is None else batch["mask"][..., 0].cpu().numpy()
+            for name, count in counts.items():
+                mine = [index for index, query in enumerate(queries) if query.head == name]
+                count_view(count, [queries[index] for index in mine], scores[..., mine], view, kept)
+        self.train(was_training)
+        return {
+            f"query_{key}_{name}": float(count.summary().get(key, 0.0))
+            for name, count in counts.items()
+            for key in ("localisation", "miou", "macc")
+        }
+
+
+def _labels(manager: F3rmDataManager | ImageDataManager) -> Truth | None:
+    """The labels of a capture, if all of its held-out photos show labelled objects."""
+    files: Sequence[Any] = [] if manager.eval_dataset is None else manager.eval_dataset.image_filenames
+    try:
+        truth = Truth(Path(manager.dataparser.config.data))
+        if not files or not truth.has_labels:
+            return None
+        labels = [truth.label_image(Path(file)) for file in files]
+    except UserError as error:
+        CONSOLE.log(f"Evaluating without queries: {error}", markup=False)
+        return None
+    return truth if all(label is not None and label.any() for label in labels) else None
+
+
+def _class_queries(photos: Photos, head: QueryHead, truth: Truth) -> list[Query]:
+    """A query for each labelled class: by its name if the feature understands text, else by example."""
+    try:
+        if understands_text(head.extractor):
+            how, queries = "text", text_queries(head, truth.classes, TextEncoder(photos.model.device), "common")
+        else:
+            how, queries = "example", exemplar_queries(photos, head, truth, truth.classes, "both")
+    except (UserError, OSError) as error:
+        CONSOLE.log(f"Evaluating {head.name} without queries: {error}", markup=False)
+        return []
+    CONSOLE.log(f"Querying {head.name} for {len(queries)} classes by {how} (≥ {MIN_VISIBLE_PX} pixels).")
+    return queries
