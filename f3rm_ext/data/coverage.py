@@ -51,7 +51,7 @@ class Coverage:
         np.add.at(self.rays, list(images), rays)
 
     def summary(self) -> dict[str, float]:
-        """Returns figures for the log. ``effective_epochs`` is the rays of all processes over the pixels of the data set."""
+        """Figures for the log. ``effective_epochs`` is rays of all processes divided by pixels of the data set."""
         rays = float(self.rays.sum()) * self.num_processes
         return {
             "images": float(len(self.pixels)),

@@ -88,7 +88,7 @@ class ImageCycle:
         return tuple(self._dealt()[0][self.shard])
 
     def appearances(self) -> list[int]:
-        """Returns, for each image, the number of windows (of all processes) it has been in, including the present ones."""
+        """For each image, the number of windows (of all processes) that have held it, including the present ones."""
         counts = [self._epoch] * self.num_images
         for image in self._order[: self._position]:
             counts[image] += 1

@@ -62,7 +62,7 @@ def picture_batch(picture: ImagePixels, image_idx: int, device: torch.device | s
 
     Returns:
         ``image`` Float[h w 3] in [0, 1] (not multiplied by alpha) and ``image_idx``; ``alpha`` Float[h w 1] in [0, 1]
-        where the file has alpha; ``mask`` Bool[h w 1], False where nothing is to be learned, where there is a mask.
+        if the file has alpha; ``mask`` Bool[h w 1] if there is a mask, False for pixels that do not count.
     """
     pixels = picture.pixels.to(device).float().div_(255.0)  # bytes are moved, four times less than floats
     batch: dict[str, Any] = {"image": pixels[..., :3].contiguous(), "image_idx": image_idx}
@@ -74,11 +74,11 @@ def picture_batch(picture: ImagePixels, image_idx: int, device: torch.device | s
 
 
 class ImageStream:
-    """Endless images of one data set; nothing is loaded before the first.
+    """Endless images from one data set. Loads nothing before the first image.
 
-    The images of a window take turns: each is used once before any is used again, in an order drawn anew for every
-    turn. Where the window is left within a turn, those used least so far have gone first. Everything follows from the
-    cycle's seed and the number of the batch.
+    The images of a window take turns: each is used once before any is used again, in a new random order for every turn.
+    The images used least go first, in case the window ends within a turn. Everything follows from the seed of the cycle
+    and the batch number.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ImageStream:
         device: torch.device | str = "cpu",
         masked: MaskedPixels = "ignore",
     ) -> None:
-        """Sets up.
+        """Loads nothing yet.
 
         Args:
             dataset: images and cameras.

@@ -106,7 +106,7 @@ class PinholeDataset(InputDataset):
         return self.get_image_uint8(image_idx).float() / 255.0
 
     def get_data(self, image_idx: int, image_type: Literal["uint8", "float32"] = "float32") -> dict[str, Any]:
-        """The batch of nerfstudio's data set: ``image_idx``, ``image`` (RGB) and ``mask`` Bool[h w 1] if there is one."""
+        """nerfstudio's batch: ``image_idx``, ``image`` (RGB) and ``mask`` Bool[h w 1] if there is one."""
         picture = self.picture(image_idx)
         image = self._shown(picture)
         data: dict[str, Any] = {

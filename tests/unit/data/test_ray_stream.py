@@ -13,6 +13,7 @@ from f3rm_ext.data import ray_stream as stream_module
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.features.store.source import FeatureSource
 
 TIMEOUT_S = 20
 
@@ -46,8 +47,7 @@ def images_in(batch: dict) -> set[int]:
 
 
 def fake_source(dataset):
-    from f3rm_ext.features.store.source import FeatureSource
-from f3rm_ext.features.base import FeatureMap, PatchGrid
+    from f3rm_ext.features.base import FeatureMap, PatchGrid
 
     class Source(FeatureSource):
         def load(self, image_idx: int) -> dict[str, FeatureMap]:
