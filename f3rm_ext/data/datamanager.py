@@ -27,7 +27,7 @@ from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.store.source import FeatureSource
 
 _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
-"""Rays per batch, and part of them with features, below which nobody is advised to go."""
+"""The fewest rays per batch, and the smallest fraction of them with features, that :meth:`memory_levers` suggests."""
 
 
 @dataclass
@@ -39,31 +39,31 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     dataparser: AnnotatedDataParserUnion = field(default_factory=CaptureDataParserConfig)
     """How the capture on disk is read."""
     camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
-    """Ratio of the sizes trained and evaluated at to those of the files, (0, 1]; 0.25 for a quarter of each side."""
+    """Ratio of image sides, in training and evaluation, to those of the files, (0, 1]: 0.5 halves each side."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
     """The 2D features to distil."""
     feature_ray_fraction: float = 0.5
-    """Part of each batch's rays that get feature targets, (0, 1]. All rays train colour."""
+    """Fraction of each batch's rays with feature targets, (0, 1]. All rays train colour."""
     masked_pixels: MaskedPixels = "ignore"
-    """What training makes of pixels that masks leave out. ignore: nothing, so fog may grow there. background: they are
-    empty, over a random background (that of --pipeline.model.background-color, if it is black or white), so that an
-    object comes out clean. Either way they do not count in evaluation."""
+    """How training treats masked pixels. ignore: they do not count, so fog may grow there. background: they are empty,
+    so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is black
+    or white. Evaluation never counts masked pixels."""
     train_num_rays_per_batch: int = 4096
-    """Rays per training step, 1 or more; see ray-batch-scope for what it means with several GPUs."""
+    """Rays per training step, 1 or more. With several GPUs see ray-batch-scope."""
     train_num_images_to_sample_from: int | float = -1
-    """Training images kept in memory at a time, 1 or more (at most all are taken); -1 or inf: all."""
+    """Training images in memory at a time, 1 or more; -1 or inf: all."""
     train_num_times_to_repeat_images: int | float = -1
-    """Steps for which each set of training images is used before the next set, 1 or more; -1 or inf: for ever."""
+    """Steps that use a set of training images before the next set is loaded, 1 or more; -1 or inf: for ever."""
     eval_num_rays_per_batch: int = 4096
     """Rays per evaluation step during training, 1 or more."""
     eval_num_images_to_sample_from: int | float = -1
-    """Evaluation images kept in memory at a time, 1 or more (at most all are taken); -1 or inf: all."""
+    """Evaluation images in memory at a time, 1 or more; -1 or inf: all."""
     eval_num_times_to_repeat_images: int | float = -1
-    """Evaluation steps for which each set of images is used, 1 or more; -1 or inf: for ever."""
+    """Evaluation steps that use a set of images before the next set is loaded, 1 or more; -1 or inf: for ever."""
     ray_batch_scope: Literal["global", "per-device"] = "global"
-    """global: the rays per batch are divided over the GPUs. per-device: every GPU takes that many."""
+    """global: the GPUs share the rays of a batch. per-device: every GPU takes that many rays, as nerfstudio has it."""
     steps_per_coverage: int = 500
-    """Steps between two records of what has been seen (TensorBoard and coverage.json), 1 or more."""
+    """Steps between two records of the coverage (TensorBoard and coverage.json), 1 or more."""
 
     # Options of nerfstudio's datamanager that have no meaning here.
     masks_on_gpu: tyro.conf.Suppress[bool] = False
@@ -72,10 +72,10 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     eval_image_indices: tyro.conf.Suppress[tuple[int, ...] | None] = (0,)
 
     def __post_init__(self) -> None:
-        """Checks the values.
+        """Checks the options.
 
         Raises:
-            ConfigError: one of them cannot work.
+            ConfigError: an option is out of range.
         """
         super().__post_init__()
         check_positive(self, "train_num_rays_per_batch", "eval_num_rays_per_batch", "steps_per_coverage")
@@ -94,9 +94,8 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
 class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManager[InputDataset]):
     """Batches of rays with colours and features, and whole images for evaluation.
 
-    Nothing but the present window of images (and the next one, loaded in the background) is in memory, and nothing is
-    loaded before the first batch is asked for. It has no parameters, buffers or state that training would have to
-    save other than :meth:`cycle_state`.
+    Only the present window of images is in memory, and the next one while it is loaded in the background. Nothing is
+    loaded before the first batch. There are no parameters or buffers; :meth:`cycle_state` is all there is to save.
     """
 
     config: F3rmDataManagerConfig
@@ -142,7 +141,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         return dataset
 
     def create_eval_dataset(self) -> InputDataset | None:  # type: ignore[override]
-        """The evaluation images, None if there are none."""
+        """The evaluation images, or None if the capture has none."""
         outputs = self.eval_outputs()
         if outputs is None:
             return None
@@ -151,7 +150,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         )
 
     def setup_train(self) -> None:
-        """Prepares features (in training only) and the cycle; loads no image."""
+        """Prepares the image cycle and, in training, the features. Loads no image."""
         rays = self._rays_of_this_process(self.config.train_num_rays_per_batch, "train_num_rays_per_batch")
         cycle = self.make_cycle("train", len(self.train_dataset))
         if self.test_mode == "val":
@@ -169,7 +168,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             self._log_setup(cycle, rays)
 
     def setup_eval(self) -> None:
-        """Sets up evaluation; loads no image."""
+        """Sets up evaluation. Loads no image."""
         dataset = self.eval_dataset
         assert dataset is not None
         rays = self._rays_of_this_process(self.config.eval_num_rays_per_batch, "eval_num_rays_per_batch")
@@ -182,31 +181,31 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         self.eval_dataloader = RandomEvalLoader(dataset, self.device, self.eval_feature_source, self.draw_eval_image)
 
     def next_train(self, step: int) -> tuple[RayBundle, dict[str, Any]]:
-        """Rays, and ``image``, ``indices`` and (in training) ``features``, see :meth:`PixelStream.next`."""
+        """Returns rays, and ``image``, ``indices`` and (in training) ``features``, see :meth:`PixelStream.next`."""
         assert self.train_pixel_sampler is not None
         self.train_count += 1
         batch = self.train_pixel_sampler.next()
         return self.train_ray_generator(batch["indices"]), batch
 
     def next_eval(self, step: int) -> tuple[RayBundle, dict[str, Any]]:
-        """The same from the evaluation images."""
+        """Returns rays and a batch of the evaluation images, see :meth:`next_train`."""
         assert self.eval_pixel_sampler is not None
         self.eval_count += 1
         batch = self.eval_pixel_sampler.next()
         return self.eval_ray_generator(batch["indices"]), batch
 
     def next_eval_image(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """A random evaluation image: its camera, and ``image``, ``image_idx``, ``camera``, ``feature_maps``."""
+        """Returns a random evaluation image: its camera, and ``image``, ``image_idx``, ``camera``, ``feature_maps``."""
         return next(iter(self.eval_dataloader))
 
     def get_train_rays_per_batch(self) -> int:
-        """Rays per training step of this process."""
+        """Number of rays per training step of this process."""
         if self.train_pixel_sampler is not None:
             return self.train_pixel_sampler.num_rays_per_batch
         return self.config.train_num_rays_per_batch
 
     def get_eval_rays_per_batch(self) -> int:
-        """Rays per evaluation step of this process."""
+        """Number of rays per evaluation step of this process."""
         if self.eval_pixel_sampler is not None:
             return self.eval_pixel_sampler.num_rays_per_batch
         return self.config.eval_num_rays_per_batch
@@ -244,12 +243,12 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         )
 
     def streams(self) -> dict[str, Stream]:
-        """The streams that are set up."""
+        """The streams that are set up, by split."""
         both = {"train": self.train_pixel_sampler, "eval": self.eval_pixel_sampler}
         return {split: stream for split, stream in both.items() if stream is not None}
 
     def memory_levers(self) -> list[Lever]:
-        """Options that lower what a training step takes."""
+        """Options that lower the memory of a training step."""
         config = self.config
         on_cpu = torch.device(self.device).type == "cpu"
         levers: list[Lever] = []
@@ -291,6 +290,6 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
 
 
 def _own_exclusions(dataset: InputDataset) -> InputDataset:
-    """Gives the data set its own list, because nerfstudio changes the one it finds, which belongs to the class."""
+    """Gives the data set a list of its own: nerfstudio changes the one it finds, which belongs to the class."""
     dataset.exclude_batch_keys_from_device = list(dataset.exclude_batch_keys_from_device)
     return dataset

@@ -29,7 +29,7 @@ from f3rm_ext.features.options import FeatureOptions
 
 @dataclass
 class LiftedFeatureOptions(FeatureOptions):
-    """Which 2D features the splats get, and where features are kept."""
+    """Which 2D features are lifted onto the splats, and where features are stored."""
 
     extractors: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--pipeline.model.features"])] = ()
     """Extractors whose features are lifted onto the splats when training ends, each as NAME or
@@ -43,30 +43,30 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     _target: type = field(default_factory=lambda: ImageDataManager)
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=lambda: CaptureDataParserConfig(load_3D_points=True))
-    """How the capture on disk is read; splats begin at its points."""
+    """How the capture is read. Splats start at its 3D points."""
     camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
-    """Ratio of the sizes trained and evaluated at to those of the files, (0, 1]; 0.25 for a quarter of each side."""
+    """Ratio of image sides, in training and evaluation, to those of the files, (0, 1]: 0.5 halves each side."""
     features: LiftedFeatureOptions = field(default_factory=LiftedFeatureOptions)
     """The 2D features to lift onto the splats when training ends."""
     masked_pixels: MaskedPixels = "ignore"
-    """What training makes of pixels that masks leave out. ignore: nothing, so fog may grow there. background: they are
-    empty, over a random background (that of --pipeline.model.background-color, if it is black or white), so that an
-    object comes out clean. Either way they do not count in evaluation."""
+    """How training treats masked pixels. ignore: they do not count, so fog may grow there. background: they are empty,
+    so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is black
+    or white. Evaluation never counts masked pixels."""
     num_downscales: int = 2
-    """Training begins with images whose sides are halved this many times, 0 to 8; 0: full size from the start.
-    Evaluation is at full size always."""
+    """Training starts with images whose sides are halved this many times, 0 to 8; 0: full size from the start.
+    Evaluation always uses the full size."""
     resolution_schedule: int = 3000
-    """Training steps after which the sides are doubled, until they are full, 1 or more."""
+    """Training steps after which the image sides are doubled, until they are full, 1 or more."""
     train_num_images_to_sample_from: int | float = -1
-    """Training images kept in memory at a time, 1 or more (at most all are taken); -1 or inf: all."""
+    """Training images in memory at a time, 1 or more; -1 or inf: all."""
     train_num_times_to_repeat_images: int | float = -1
-    """Steps (of one image each) for which each set of training images is used before the next set, 1 or more;
-    -1 or inf: for ever."""
+    """Steps (of one image each) that use a set of training images before the next set is loaded, 1 or more; -1 or inf:
+    for ever."""
     steps_per_coverage: int = 500
-    """Steps between two records of what has been seen (TensorBoard and coverage.json), 1 or more."""
+    """Steps between two records of the coverage (TensorBoard and coverage.json), 1 or more."""
 
-    # Options of nerfstudio's datamanagers that have no meaning here: images are kept as bytes on the CPU, and
-    # evaluation reads one image at a time. nerfstudio's commands set some of them.
+    # Options of nerfstudio's datamanagers that have no effect here: images are kept as bytes on the CPU, and evaluation
+    # reads one image at a time. The commands of nerfstudio set some of them.
     masks_on_gpu: tyro.conf.Suppress[bool] = False
     images_on_gpu: tyro.conf.Suppress[bool] = False
     eval_num_images_to_sample_from: tyro.conf.Suppress[int] = -1
@@ -80,10 +80,10 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     fps_reset_every: tyro.conf.Suppress[int] = 100
 
     def __post_init__(self) -> None:
-        """Checks the values.
+        """Checks the options.
 
         Raises:
-            ConfigError: one of them cannot work.
+            ConfigError: an option is out of range.
         """
         check_positive(self, "resolution_schedule", "steps_per_coverage")
         check_window(self, "train")
@@ -94,16 +94,16 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
             )
 
     def halvings(self, step: int) -> int:
-        """How many times the sides of the images of a training step are halved.
+        """Number of times that the image sides are halved at a training step.
 
         Args:
-            step: counted from 0 over the whole run.
+            step: training step, counted from 0 over the whole run.
         """
         return max(0, self.num_downscales - step // self.resolution_schedule)
 
 
 class ImageEvalLoader(EvalLoader):
-    """Evaluation images in order, or one by index, each read when it is asked for and kept by no one."""
+    """Evaluation images in order, or one by index. Each is read when needed and not kept."""
 
     def read(self, image_idx: int) -> dict[str, Any]:
         """See :func:`~f3rm_ext.data.image_stream.picture_batch`."""
@@ -112,11 +112,11 @@ class ImageEvalLoader(EvalLoader):
 
 
 class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
-    """A pinhole camera and its whole image at every step, and the same for evaluation.
+    """A pinhole camera and its whole image at every step, in training and evaluation.
 
-    Nothing but the present window of images (and the next one, loaded in the background) is in memory, as bytes on
-    the CPU, and nothing is loaded before the first step. It has no parameters, buffers or state that training would
-    have to save other than :meth:`cycle_state`.
+    Only the present window of images is in memory, as bytes on the CPU, and the next one while it is loaded in the
+    background. Nothing is loaded before the first step. There are no parameters or buffers; :meth:`cycle_state` is all
+    there is to save.
     """
 
     config: ImageDataManagerConfig
@@ -125,7 +125,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
     train_stream: ImageStream | None = None
     fixed_indices_eval_dataloader: ImageEvalLoader
     eval_dataloader: ImageEvalLoader
-    """The same; nerfstudio's renderer asks it for a camera to start from."""
+    """The same loader; nerfstudio's renderer takes its first camera from it."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         local_rank: int = 0,
         **kwargs: Any,
     ) -> None:
-        """Reads the capture; opens no image that the dataparser does not open.
+        """Reads the capture. Opens no image beyond those the dataparser opens.
 
         Raises:
             UserError: the capture or an option cannot be used.
@@ -160,7 +160,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         self.check_train_outputs(self.train_dataparser_outputs)
         keep_usable_points(self.train_dataparser_outputs.metadata)
         self.train_dataset = self._dataset(self.train_dataparser_outputs)
-        # Where models without points of the capture look for a place to begin.
+        # Models start here if the capture has no 3D points.
         self.train_dataset.metadata["cameras"] = self.train_dataset.cameras
         self.note_masked_pixels(self.train_dataset)
         outputs = self.eval_outputs()
@@ -174,7 +174,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         super().__init__()
 
     def setup_train(self) -> None:
-        """Prepares features (in training only) and the cycle; loads no image."""
+        """Prepares the image cycle and, in training, the features. Loads no image."""
         self.train_feature_source()
         cycle = self.make_cycle("train", len(self.train_dataset))
         masked = self.config.masked_pixels
@@ -184,27 +184,27 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
             self._log_size()
 
     def setup_eval(self) -> None:
-        """Nothing to do: images are read when they are asked for."""
+        """Does nothing: images are read when they are needed."""
 
     def next_train(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """The camera (shape 1) and the batch of the next image, at the resolution of the step.
+        """Returns the camera (shape 1) and the batch of the next image, at the resolution of the step.
 
-        The batch has what :func:`~f3rm_ext.data.image_stream.picture_batch` says, on the device. The camera's
-        metadata has ``cam_idx``, the image's index.
+        The batch is that of :func:`~f3rm_ext.data.image_stream.picture_batch`, on the device. The camera's metadata has
+        ``cam_idx``, the index of the image.
 
         Args:
-            step: counted from 0 over the whole run; decides the resolution, nothing else.
+            step: training step, counted from 0 over the whole run; it decides only the resolution.
         """
         assert self.train_stream is not None
         self.train_count += 1
         return self.train_stream.next(self.config.halvings(step))
 
     def next_eval(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """A random evaluation image, as :meth:`next_eval_image`."""
+        """Returns a random evaluation image, see :meth:`next_eval_image`."""
         return self.next_eval_image(step)
 
     def next_eval_image(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """A random evaluation image at full resolution: its camera, and its batch with ``camera`` in it.
+        """Returns a random evaluation image at full resolution: its camera, and its batch, which has ``camera`` too.
 
         Raises:
             CaptureError: there are no evaluation images.
@@ -213,26 +213,26 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         return self.eval_dataloader.get_camera(0 if self.eval_dataset is None else self.draw_eval_image())
 
     def get_param_groups(self) -> dict[str, list[Parameter]]:
-        """None: there is nothing to train."""
+        """Returns no groups: there is nothing to train."""
         return {}
 
     def memory_levers(self) -> list[Lever]:
-        """Options that lower what a training step takes."""
+        """Options that lower the memory of a training step."""
         on_cpu = torch.device(self.device).type == "cpu"  # Images are kept there.
         return [*(self.window_levers(len(self.train_dataset), Loss.NOTHING) if on_cpu else ()), self.scale_lever()]
 
     def get_datapath(self) -> Path:
-        """Where the capture is."""
+        """Path of the capture."""
         return Path(self.config.dataparser.data)
 
     def get_train_rays_per_batch(self) -> int:
-        """Pixels of the image of the last training step."""
+        """Number of pixels of the last training image."""
         if self.train_stream is not None:
             return self.train_stream.pixels_per_batch
         return int(self.train_dataset.cameras.height[0]) * int(self.train_dataset.cameras.width[0])
 
     def get_eval_rays_per_batch(self) -> int:
-        """Pixels of the first evaluation image."""
+        """Number of pixels of the first evaluation image."""
         if self.eval_dataset is None:
             return 0
         return int(self.eval_dataset.cameras.height[0]) * int(self.eval_dataset.cameras.width[0])

@@ -129,8 +129,8 @@ class PixelStream:
 
         Returns:
             ``image`` Float[rays channels] in [0, 1] and ``indices`` Int[rays 3] (image, row, column). If there are
-            features, ``features`` has them by name, Float[feat_rays feat], for the first rays. If masked pixels are drawn, ``kept``
-            Bool[rays 1] is False for them: their features are those of something else.
+            features, ``features`` has them by name, Float[feat_rays feat], for the first rays. If masked pixels are
+            drawn, ``kept`` Bool[rays 1] is False for them: their features are those of something else.
 
         Raises:
             UserError: an image or a feature shard of the window cannot be read.
