@@ -58,8 +58,8 @@ class Extract:
         """Extracts. Returns the exit code."""
         import torch
 
-        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.features.store.source import cache_root, prepare_features
+        from f3rm_ext.utils.console import console
 
         if not self.features.extractors:
             raise ConfigError("No extractor is asked for: name one, e.g. --features.extractors clip.")
@@ -119,9 +119,9 @@ class Lift:
 
         from f3rm_ext.data.image_datamanager import ImageDataManager
         from f3rm_ext.engine.opening import open_run
-        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.splat.features.heads import save_lifted
         from f3rm_ext.splat.model import SplatModel
+        from f3rm_ext.utils.console import console
 
         if not self.extractors:
             raise ConfigError("No extractor is asked for: name one, e.g. --extractors clip.")
@@ -170,8 +170,8 @@ class Info:
         """Prints a table. Returns the exit code."""
         from rich.table import Table
 
-        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.features.store.source import cache_root
+        from f3rm_ext.utils.console import console
 
         cache = cache_root(self.cache_dir)
         table = Table(title=f"Features in {cache}", title_justify="left")
@@ -221,8 +221,8 @@ class Verify:
     def main(self) -> int:
         """Reads everything. Returns the exit code."""
         from f3rm_ext.features.pca_codes import load_basis
-        from f3rm_ext.features.store.extraction import console, image_progress
         from f3rm_ext.features.store.source import cache_root
+        from f3rm_ext.utils.console import console, image_progress
 
         cache = cache_root(self.cache_dir)
         found: list[str] = []

@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,43 +17,12 @@ from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes
 from f3rm_ext.features.store.images import Decoded, ImageSet, decode
 from f3rm_ext.features.store.manifest import REDO
 from f3rm_ext.utils.atomic_files import FolderLock, is_disk_full
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
+from f3rm_ext.utils.console import console, image_progress
 
 _SPARE_BYTES = 64 << 20
 _WAIT_POLL_S = 0.5
 _WAIT_LOG_S = 30.0
 _ABANDONED_S = 600.0
-
-
-def console() -> "Console":
-    """Nerfstudio's console, where all its messages go."""
-    from nerfstudio.utils.rich_utils import CONSOLE
-
-    return CONSOLE
-
-
-def image_progress(unit: str = "images") -> "Progress":
-    """A progress bar with images (or whatever is counted) per second and the time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        def render(self, task):
-            speed = task.finished_speed or task.speed
-            return Text(f"    - {unit}/s" if speed is None else f"{speed:5.1f} {unit}/s")
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=console(),
-    )
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.features.store.extraction import (
     disk_errors,
     extract_missing,
-    image_progress,
     pending,
     say_waiting,
     wait_until,
@@ -28,6 +27,7 @@ from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes
 from f3rm_ext.features.store.images import INDEX_NAME, ImageDataset, ImageIndex, ImageSet, set_key
 from f3rm_ext.features.store.manifest import MANIFEST_NAME
 from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
+from f3rm_ext.utils.console import image_progress
 
 BuildExtractor = Callable[..., Extractor]
 
