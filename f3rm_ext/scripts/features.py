@@ -58,7 +58,8 @@ class Extract:
         """Extracts. Returns the exit code."""
         import torch
 
-        from f3rm_ext.features.store.source import cache_root, prepare_features
+        from f3rm_ext.features.store.feature_store import cache_root
+        from f3rm_ext.features.store.source import prepare_features
         from f3rm_ext.utils.console import console
 
         if not self.features.extractors:
@@ -170,7 +171,7 @@ class Info:
         """Prints a table. Returns the exit code."""
         from rich.table import Table
 
-        from f3rm_ext.features.store.source import cache_root
+        from f3rm_ext.features.store.feature_store import cache_root
         from f3rm_ext.utils.console import console
 
         cache = cache_root(self.cache_dir)
@@ -221,7 +222,7 @@ class Verify:
     def main(self) -> int:
         """Reads everything. Returns the exit code."""
         from f3rm_ext.features.pca_codes import load_basis
-        from f3rm_ext.features.store.source import cache_root
+        from f3rm_ext.features.store.feature_store import cache_root
         from f3rm_ext.utils.console import console, image_progress
 
         cache = cache_root(self.cache_dir)

@@ -5,7 +5,7 @@ last block only the value path ``out_proj(v_proj(ln_1(x)))``, without residual a
 projection into the space shared with text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +20,33 @@ from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
 from f3rm_ext.features.extractors import preprocess
 from f3rm_ext.features.extractors.clip_models import RANDOM, ClipModel, load_clip
-from f3rm_ext.features.extractors.prompts import TEMPLATES, encode_ensemble
 from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus, file_hash, resolve, status
+
+_SIMPLE = (
+    "itap of a {}.",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
+)
+
+
+class _Templates(dict[str, tuple[str, ...]]):
+    """Adds open_clip's ImageNet templates when they are asked for, so that open_clip is not imported before."""
+
+    def __missing__(self, name: str) -> tuple[str, ...]:
+        if name != "imagenet":
+            raise KeyError(name)
+        from open_clip import OPENAI_IMAGENET_TEMPLATES
+
+        self[name] = tuple(template("{}") for template in OPENAI_IMAGENET_TEMPLATES)
+        return self[name]
+
+
+TEMPLATES = _Templates(none=("{}",), photo=("a photo of a {}.",), simple=_SIMPLE)
+"""Sets of sentences by name; ``simple`` are the seven that the CLIP authors found to do most of the work."""
 
 
 @dataclass
@@ -131,6 +156,25 @@ class ClipExtractor:
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         pixels = preprocess.normalise(pixels, *self._described.normalisation(self.config.pretrained))
         return value_path(self.model.visual, pixels.half() if self._half else pixels)
+
+
+def encode_ensemble(
+    encode: Callable[[Sequence[str]], Float[Tensor, "sentences feat"]],
+    prompts: Sequence[str],
+    templates: Sequence[str],
+) -> Float[Tensor, "prompts feat"]:
+    """Unit-norm embeddings of prompts, each the mean direction over the sentences it is put into.
+
+    Args:
+        encode: Text encoder giving unit-norm embeddings.
+        prompts: What the user typed.
+        templates: Sentences with one ``{}`` each.
+    """
+    if not prompts:
+        return encode([""])[:0]
+    embeddings = encode([template.replace("{}", prompt) for prompt in prompts for template in templates])
+    means = torch.stack([group.mean(dim=0) for group in embeddings.split(len(templates))])
+    return functional.normalize(means, dim=-1)
 
 
 def tokens_before_last_block(visual: Any, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch tokens width"]:

@@ -21,8 +21,9 @@ from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.pca_codes import project_query
 from f3rm_ext.features.store import images as images_module
+from f3rm_ext.features.store.feature_store import cache_root
 from f3rm_ext.features.store.images import ImageIndex, ImageSet, image_key, on_white, set_key
-from f3rm_ext.features.store.source import FeatureSource, cache_root, head_names, open_features, prepare_features
+from f3rm_ext.features.store.source import FeatureSource, head_names, open_features, prepare_features
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -263,7 +264,7 @@ def test_folder_of_another_model_is_refused(toy: ModuleType, tmp_path: Path, tra
     prepare(toy, tmp_path, train[:1], extractors=("two",))
     one, two = sorted((tmp_path / "cache" / "features").glob("toy-*"), key=lambda p: len(list(p.rglob("*.npy"))))
     (one / "manifest.json").write_bytes((two / "manifest.json").read_bytes())
-    with pytest.raises(FeatureStoreError, match="of another model"):
+    with pytest.raises(FeatureStoreError, match="belongs to another model"):
         prepare(toy, tmp_path, train, extractors=("two",))
 
 
@@ -378,8 +379,7 @@ def test_features_are_opened_without_an_extractor(
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("an extractor is built")
 
-    monkeypatch.setattr("f3rm_ext.features.extractors.registry.build_extractor", forbidden)
-    monkeypatch.setattr("f3rm_ext.features.store.source._build_registered", forbidden)
+    monkeypatch.setattr("f3rm_ext.features.store.source.build_extractor", forbidden)
     opened = reopened(toy, tmp_path, made[0].specs, train, evaluation)
     assert opened is not None and [source.keys for source in opened] == [source.keys for source in made]
     (spec,), (before,) = opened[0].specs, made[0].specs
