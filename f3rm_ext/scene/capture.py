@@ -1,4 +1,4 @@
-"""Renders the scene from every camera and writes it as a capture. Import it late: it pulls in numba."""
+"""Renders the scene from every camera and writes a capture. Import this module late, because it imports numba."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ CONVENTIONS = {
 
 
 def write_capture(out: Path, config: SynthConfig, progress: bool = True) -> Path:
-    """See :func:`f3rm_ext.scene.synthesize`."""
+    """Writes a synthetic capture, see :func:`f3rm_ext.scene.synthesize`."""
     config.check()
     with files.finished_or_nothing(out, config.overwrite) as folder:
         _write(folder, config, progress)
@@ -66,7 +66,7 @@ def _frame_name(k: int) -> str:
 
 
 def _steps(number: int, progress: bool) -> Iterator[int]:
-    """0 (light), then each view's index, under a progress bar with rate and time left."""
+    """Yields 0 for the lighting and then the index of each view, under a progress bar."""
     from rich.console import Console
 
     console = Console(stderr=True)
