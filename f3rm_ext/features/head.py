@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 
 
-class DescribedHead(nn.Module):
+class BaseFeatureHead(nn.Module):
     """Keeps a feature's spec in a checkpoint, so that opening a run needs neither extractor nor store.
 
     Tensors are buffers; :func:`describe_heads` gives the rest.
@@ -65,13 +65,13 @@ class DescribedHead(nn.Module):
         return ((value - self.display_low) / (self.display_high - self.display_low)).clamp(0.0, 1.0)
 
 
-def describe_heads(heads: Iterable[DescribedHead]) -> list[dict[str, Any]]:
+def describe_heads(heads: Iterable[BaseFeatureHead]) -> list[dict[str, Any]]:
     """Returns the facts about each head that are not tensors, ready for JSON."""
     keys = ("name", "dim", "extractor", "identity", "code_energy")
     return [{key: getattr(head, key) for key in keys} for head in heads]
 
 
-def described_specs(
+def specs_from_checkpoint(
     described: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], prefix: str
 ) -> Iterator[FeatureSpec]:
     """Yields the specs of the heads in a checkpoint.

@@ -21,7 +21,7 @@ from f3rm_ext.utils.console import image_progress
 
 @dataclass
 class StoredHead:
-    """The features of a capture that one extractor made, in the store: opens, makes and waits for them."""
+    """One extractor's features of a capture: opens them in the store, makes them, or waits for another process."""
 
     text: str
     """The extractor as the user wrote it."""
