@@ -42,7 +42,7 @@ def orbit(number: int, target: Float[np.ndarray, "3"], seed: int) -> Float[np.nd
 def focal_length_px(fov_deg: float, width_px: int) -> float:
     """Returns the focal length in pixels for a horizontal field of view.
 
-    >>> round(float(focal_length_px(90, 640)), 6)
+    >>> round(float(focal_length_px(90.0, 640)), 6)
     320.0
     """
     return width_px / 2 / np.tan(np.deg2rad(fov_deg) / 2)

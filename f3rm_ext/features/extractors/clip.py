@@ -24,31 +24,19 @@ from f3rm_ext.features.extractors import preprocess
 from f3rm_ext.features.extractors.clip_models import RANDOM, ClipModel, load_clip
 from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus, file_hash, resolve, status
 
-_SIMPLE = (
-    "itap of a {}.",
-    "a bad photo of the {}.",
-    "a origami {}.",
-    "a photo of the large {}.",
-    "a {} in a video game.",
-    "art of the {}.",
-    "a photo of the small {}.",
-)
-
-
-class _Templates(dict[str, tuple[str, ...]]):
-    """Adds open_clip's ImageNet templates on first use, so that open_clip is not imported before."""
-
-    def __missing__(self, name: str) -> tuple[str, ...]:
-        if name != "imagenet":
-            raise KeyError(name)
-        from open_clip import OPENAI_IMAGENET_TEMPLATES
-
-        self[name] = tuple(template("{}") for template in OPENAI_IMAGENET_TEMPLATES)
-        return self[name]
-
-
-TEMPLATES = _Templates(none=("{}",), photo=("a photo of a {}.",), simple=_SIMPLE)
-"""Sets of sentences by name. ``simple`` holds the seven that do most of the work according to CLIP's authors."""
+_TEMPLATES = {
+    "none": ("{}",),
+    "photo": ("a photo of a {}.",),
+    "simple": (
+        "itap of a {}.",
+        "a bad photo of the {}.",
+        "a origami {}.",
+        "a photo of the large {}.",
+        "a {} in a video game.",
+        "art of the {}.",
+        "a photo of the small {}.",
+    ),
+}
 
 
 @dataclass
@@ -143,7 +131,7 @@ class ClipExtractor:
 
     def encode_text(self, prompts: Sequence[str]) -> Float[Tensor, "prompts feat"]:
         """Returns unit-norm embeddings of the prompts, averaged over the config's templates, float32 on the CPU."""
-        return encode_ensemble(self._encode_sentences, prompts, TEMPLATES[self.config.templates])
+        return encode_ensemble(self._encode_sentences, prompts, prompt_templates(self.config.templates))
 
     def _encode_sentences(self, sentences: Sequence[str]) -> Float[Tensor, "sentences feat"]:
         import open_clip
@@ -159,6 +147,21 @@ class ClipExtractor:
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         pixels = preprocess.normalise(pixels, *self._architecture.normalisation(self.config.pretrained))
         return value_path(self.model.visual, pixels.half() if self._half else pixels)
+
+
+def prompt_templates(name: str) -> tuple[str, ...]:
+    """Returns the sentences of a prompt ensemble, with one ``{}`` each.
+
+    ``simple`` holds the seven that do most of the work according to CLIP's authors; ``imagenet`` all 80 of open_clip.
+
+    >>> prompt_templates("photo")
+    ('a photo of a {}.',)
+    """
+    if name == "imagenet":
+        from open_clip import OPENAI_IMAGENET_TEMPLATES
+
+        return tuple(template("{}") for template in OPENAI_IMAGENET_TEMPLATES)
+    return _TEMPLATES[name]
 
 
 def encode_ensemble(

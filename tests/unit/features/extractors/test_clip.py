@@ -14,12 +14,12 @@ from f3rm_ext.errors import ExtractorError, WeightsNotFoundError
 from f3rm_ext.features.base import Extractor, TextExtractor
 from f3rm_ext.features.extractors import preprocess
 from f3rm_ext.features.extractors.clip import (
-    TEMPLATES,
     ClipConfig,
     ClipExtractor,
     encode_ensemble,
     last_block_values,
     position_embedding,
+    prompt_templates,
     tokens_before_last_block,
     value_path,
 )
@@ -323,7 +323,7 @@ def encode_by_length(sentences):
 
 def test_one_template_is_the_embedding_itself() -> None:
     torch.testing.assert_close(
-        encode_ensemble(encode_by_length, ["ab", "abc"], TEMPLATES["none"]), encode_by_length(["ab", "abc"])
+        encode_ensemble(encode_by_length, ["ab", "abc"], prompt_templates("none")), encode_by_length(["ab", "abc"])
     )
 
 
@@ -335,7 +335,7 @@ def test_each_prompt_is_the_mean_direction_over_its_own_sentences() -> None:
 
 
 def test_no_prompts_give_no_rows() -> None:
-    assert encode_ensemble(encode_by_length, [], TEMPLATES["simple"]).shape == (0, 2)
+    assert encode_ensemble(encode_by_length, [], prompt_templates("simple")).shape == (0, 2)
 
 
 def test_braces_in_a_prompt_are_text() -> None:
@@ -351,5 +351,5 @@ def test_braces_in_a_prompt_are_text() -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("none", 1), ("photo", 1), ("simple", 7), ("imagenet", 80)])
 def test_template_sets(name: str, count: int) -> None:
-    assert len(TEMPLATES[name]) == count
-    assert all(template.count("{}") == 1 for template in TEMPLATES[name])
+    templates = prompt_templates(name)
+    assert len(templates) == count and all(template.count("{}") == 1 for template in templates)
