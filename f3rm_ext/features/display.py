@@ -1,4 +1,4 @@
-"""A fixed projection of features to RGB: the first principal components of the training images' patches."""
+"""A fixed projection of features to RGB: the first three principal components of the training images' patches."""
 
 import json
 from collections.abc import Sequence
@@ -19,15 +19,19 @@ _MAX_FIT = 1_000_000
 
 
 def fixed_signs(rows: Float[Tensor, "k feat"]) -> Float[Tensor, "k feat"]:
-    """The same directions, each with its largest entry positive: eigenvectors come with arbitrary signs."""
+    """Flips directions so that the largest entry of each is positive. Eigenvectors have arbitrary signs.
+
+    >>> fixed_signs(torch.tensor([[0.6, -0.8], [0.0, 1.0]])).tolist()
+    [[-0.6000000238418579, 0.800000011920929], [0.0, 1.0]]
+    """
     largest = rows.abs().argmax(dim=1, keepdim=True)
     return rows * torch.where(rows.gather(1, largest) < 0, -1.0, 1.0).to(rows)
 
 
 def sample_patches(store: FeatureStore, keys: Sequence[str], count: int = PATCHES) -> Float[Tensor, "patches feat"]:
-    """About ``count`` patches, the same number from each image, spread evenly and the same every time."""
+    """Draws about ``count`` patches at random, the same number from each image and the same ones every time."""
     unique = sorted(set(keys))
-    # With very many images, fewer are opened rather than one patch taken from each.
+    # Open at most about 1000 images.
     unique = unique[:: max(1, len(unique) // 1000)]
     share = max(1, -(-count // len(unique)))
     parts = []
@@ -39,9 +43,9 @@ def sample_patches(store: FeatureStore, keys: Sequence[str], count: int = PATCHE
 
 
 def fit_display(patches: Float[Tensor, "patches feat"]) -> DisplayBasis:
-    """Centred PCA to three components, shown from their 1 % to their 99 % quantile.
+    """Fits a centred PCA with three components, each shown from its 1 % to its 99 % quantile.
 
-    Features that do not vary are shown as mid-grey: no range is ever of zero width.
+    Features that do not vary are shown as mid-grey, because no range has zero width.
     """
     patches = patches.float()
     mean = patches.mean(0)
@@ -53,7 +57,7 @@ def fit_display(patches: Float[Tensor, "patches feat"]) -> DisplayBasis:
     components[:top] = fixed_signs(vectors.flip(1).T[:top].float())
     projected = centred @ components.T
     low, high = torch.quantile(projected, torch.tensor(_QUANTILES), dim=0).unbind(0)
-    # Below the rounding of fp16 features a range is noise, not variation.
+    # A range below the rounding error of fp16 features is noise.
     scale = patches.abs().amax().clamp_min(1e-6) * 2**-10
     flat = high - low < scale
     low, high = torch.where(flat, low - scale, low), torch.where(flat, high + scale, high)
@@ -61,13 +65,13 @@ def fit_display(patches: Float[Tensor, "patches feat"]) -> DisplayBasis:
 
 
 def save_display(path: Path, basis: DisplayBasis) -> None:
-    """Writes a basis as JSON, whole or not at all."""
+    """Writes a basis as JSON, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps({name: value.tolist() for name, value in vars(basis).items()}).encode())
 
 
 def load_display(path: Path, dim: int) -> DisplayBasis | None:
-    """Reads a basis; None where there is none, or none that is usable (it is made again then)."""
+    """Reads a basis; returns None if there is none or it is unusable, so that it is made again."""
     try:
         raw = json.loads(path.read_bytes())
         tensors = {name: torch.tensor(raw[name], dtype=torch.float32) for name in ("mean", "components", "low", "high")}

@@ -1,4 +1,4 @@
-"""What a model keeps of each feature it has, whether the feature was distilled into a field or lifted onto splats."""
+"""The base of feature heads: what a checkpoint stores about a feature that was distilled or lifted onto splats."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 
 
-class DescribedHead(nn.Module):
-    """A feature's facts: numbers as buffers, so that a checkpoint has them and needs neither extractor nor store.
+class BaseFeatureHead(nn.Module):
+    """Keeps a feature's spec in a checkpoint, so that opening a run needs neither extractor nor store.
+
+    Tensors are buffers; :func:`describe_heads` gives the rest.
 
     Args:
-        spec: what is distilled or lifted.
+        spec: The feature that is distilled or lifted.
     """
 
     display_mean: Tensor
@@ -36,7 +38,7 @@ class DescribedHead(nn.Module):
 
     @property
     def spec(self) -> FeatureSpec:
-        """The spec this head was built from."""
+        """Spec that this head was built from."""
         display = DisplayBasis(self.display_mean, self.display_components, self.display_low, self.display_high)
         return FeatureSpec(
             name=self.name,
@@ -50,34 +52,34 @@ class DescribedHead(nn.Module):
 
     @property
     def basis(self) -> Float[Tensor, "code full"] | None:
-        """Orthonormal rows of the PCA codes; None where full features are distilled."""
+        """Orthonormal rows of the PCA codes; None for full features."""
         return self.code_basis if self.code_basis.numel() else None
 
     def colors(self, features: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch 3"]:
-        """RGB in [0, 1] in the stored basis, from features."""
+        """Projects features to RGB in [0, 1] with the display basis."""
         return self.shade(features @ self.display_components.T)
 
     def shade(self, projected: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-        """RGB in [0, 1] from what the display's components make of features."""
+        """Turns features that were projected on the display's components into RGB in [0, 1]."""
         value = projected - self.display_components @ self.display_mean
         return ((value - self.display_low) / (self.display_high - self.display_low)).clamp(0.0, 1.0)
 
 
-def describe_heads(heads: Iterable[DescribedHead]) -> list[dict[str, Any]]:
-    """What buffers cannot say, fit for JSON."""
+def describe_heads(heads: Iterable[BaseFeatureHead]) -> list[dict[str, Any]]:
+    """Returns the facts about each head that are not tensors, ready for JSON."""
     keys = ("name", "dim", "extractor", "identity", "code_energy")
     return [{key: getattr(head, key) for key in keys} for head in heads]
 
 
-def described_specs(
+def specs_from_checkpoint(
     described: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], prefix: str
 ) -> Iterator[FeatureSpec]:
-    """The specs of the heads in a checkpoint.
+    """Yields the specs of the heads in a checkpoint.
 
     Args:
-        described: see :func:`describe_heads`.
-        state_dict: has the heads' buffers.
-        prefix: of those; a head's name and a dot follow it.
+        described: What :func:`describe_heads` returned.
+        state_dict: Holds the heads' buffers.
+        prefix: Prefix of their names, which a head's name and a dot follow.
     """
     for head in described:
         at = f"{prefix}{head['name']}."

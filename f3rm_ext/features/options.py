@@ -1,4 +1,4 @@
-"""The options of 2D feature extraction, shared by the datamanager's config and by the command line."""
+"""Options of 2D feature extraction, shared by the datamanager's config and the command line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +10,18 @@ MIN_CODES, MAX_CODES = 8, 512
 
 @dataclass
 class FeatureOptions:
-    """Which 2D features are distilled and where they are kept."""
+    """Which 2D features to distil and where to keep them."""
 
     extractors: tuple[str, ...] = ("clip",)
-    """Extractors to distil together, each as NAME or NAME:key=value,key=value, for instance
-    `clip:model=ViT-B-16,pretrained=laion2b_s34b_b88k` or `dinov2:weights=/path/to/vits14.pth`.
-    `f3rm-ext doctor` lists the names. None at all gives a plain radiance field."""
+    """Extractors whose features are distilled together, each written as NAME or NAME:key=value,key=value.
+    Examples are `clip:model=ViT-B-16,pretrained=laion2b_s34b_b88k` and `dinov2:weights=/path/to/vits14.pth`.
+    `f3rm-ext doctor` lists the names. Without any extractor a plain radiance field is trained."""
     cache_dir: Path | None = None
-    """Folder of the feature store; default $F3RM_EXT_CACHE, else ~/.cache/f3rm_ext. Features are keyed by image
-    content and extractor, so one folder serves all captures."""
+    """Folder of the feature store, which serves all captures.
+    By default it is $F3RM_EXT_CACHE or, if that is not set, ~/.cache/f3rm_ext."""
     codes: int = 0
-    """Dimension K of the PCA codes to distil instead of the full features; 0 keeps the full features.
-    64 to 128 is a good choice for CLIP; range 8 to 512, below the extractor's own dimension."""
+    """Number K of PCA codes to distil instead of the full features, 8 to 512 and fewer than their dimensions.
+    64 to 128 suits CLIP; 0 distils the full features."""
 
     def __post_init__(self) -> None:
         if self.codes and not MIN_CODES <= self.codes <= MAX_CODES:

@@ -1,8 +1,8 @@
-"""PCA codes: features in K dimensions, with what is needed to query them there.
+"""PCA codes: features reduced to K dimensions in which text and exemplar queries still work.
 
-Uncentred PCA: the basis B (K x D, orthonormal rows) spans the K strongest directions of the second-moment matrix of
-all patches of the training images. Being uncentred it keeps inner products: with c = B f and r = |f - Bᵀ c| a query q
-has q·f ≈ (B q)·c and |f|² = |c|² + r². So text and exemplar queries need K dimensions only.
+The PCA is uncentred: the rows of the basis B (K x D, orthonormal) span the K strongest directions of the second-moment
+matrix of all patches of the training images. Without centring, inner products are kept: with codes c = B f and residual
+norm r = |f - Bᵀ c|, a query q has q·f ≈ (B q)·c, and |f|² = |c|² + r². A query therefore needs K dimensions only.
 """
 
 import io
@@ -27,10 +27,10 @@ _COMMIT_EVERY = 32
 
 @dataclass(frozen=True)
 class CodeBasis:
-    """The K directions codes are made of."""
+    """The K directions that codes are coordinates in."""
 
     rows: Float32[Tensor, "code feat"]
-    """Orthonormal; strongest first; the largest entry of each is positive."""
+    """Orthonormal, strongest first; the largest entry of each row is positive."""
     energy: tuple[float, ...]
     """Share of the features' energy (mean squared norm) along each of all D directions, descending."""
     digest: str
@@ -45,9 +45,14 @@ class CodeBasis:
 def second_moment(
     patches: Sequence[Callable[[], Float[Tensor, "_ feat"]]], dim: int, device: torch.device
 ) -> tuple[np.ndarray, int]:
-    """Sum of f fᵀ over all patches, and their number.
+    """Returns the sum of f fᵀ over all patches, (D, D), and the number of patches.
 
-    Products are taken in float32 per image (fp16 features have exact products there) and summed in float64.
+    Products are formed in float32 for each image (products of fp16 features are exact there) and summed in float64.
+
+    Args:
+        patches: Functions that load the patches of one image, (patches, D).
+        dim: Feature dimension D.
+        device: Where to compute.
     """
     moment, count = np.zeros((dim, dim)), 0
     for load in patches:
@@ -58,7 +63,12 @@ def second_moment(
 
 
 def principal_rows(moment: np.ndarray, codes: int) -> tuple[Float32[Tensor, "code feat"], tuple[float, ...]]:
-    """The strongest directions of a second-moment matrix, and the share of energy along each of all of them."""
+    """Returns the strongest directions of a second-moment matrix, and the share of energy along all its directions.
+
+    >>> rows, energy = principal_rows(np.diag([1.0, 3.0]), codes=1)
+    >>> rows.tolist(), energy
+    ([[0.0, 1.0]], (0.75, 0.25))
+    """
     values, vectors = np.linalg.eigh(moment)
     energy = np.clip(values[::-1], 0.0, None)
     energy = energy / max(float(energy.sum()), np.finfo(np.float64).tiny)
@@ -69,7 +79,7 @@ def principal_rows(moment: np.ndarray, codes: int) -> tuple[Float32[Tensor, "cod
 def project_query(
     basis: Float[Tensor, "code feat"], query: Float[Tensor, "*batch feat"]
 ) -> Float[Tensor, "*batch code"]:
-    """A query of the full feature space in code space: B q."""
+    """Projects queries from the full feature space to code space: B q."""
     return query.to(basis.dtype) @ basis.T
 
 
@@ -79,15 +89,19 @@ def code_cosine(
     code: Float[Tensor, "*#batch code"],
     residual_norm: Float[Tensor, "*#batch"] | None = None,
 ) -> Float[Tensor, "..."]:
-    """Cosine of query and feature in the full space, from codes: (B q)·c / (|q| √(|c|² + r²)).
+    """Returns the cosine of query and feature in the full space, from codes: (B q)·c / (|q| √(|c|² + r²)).
 
-    Exact but for the inner product of what the codes leave out on both sides.
+    It is exact except for the inner product of what the codes leave out of query and feature.
+
+    >>> basis, query, feature = torch.eye(3)[:2], torch.tensor([0.6, 0.0, 0.8]), torch.tensor([3.0, 4.0, 0.0])
+    >>> round(float(code_cosine(project_query(basis, query), query.norm(), basis @ feature)), 3)
+    0.36
 
     Args:
         query_code: B q, see :func:`project_query`.
         query_norm: |q| in the full space.
         code: c; shapes broadcast.
-        residual_norm: r; without it the feature is taken to lie in the span of the basis.
+        residual_norm: r. Without it the feature is taken to lie in the span of the basis.
     """
     square = code.float().square().sum(-1)
     if residual_norm is not None:
@@ -99,7 +113,7 @@ def code_cosine(
 def encode(
     basis: Float[Tensor, "code feat"], values: Float[Tensor, "rows cols feat"]
 ) -> Float[Tensor, "rows cols channels"]:
-    """Codes of a feature map, with the residual norm as one more channel."""
+    """Returns the codes of a feature map, with the residual norm as last channel."""
     values = values.to(basis.dtype)
     codes = values @ basis.T
     residual = (values - codes @ basis).norm(dim=-1, keepdim=True)
@@ -107,12 +121,12 @@ def encode(
 
 
 def codes_root(store: FeatureStore, set_key: str, codes: int) -> Path:
-    """Folder of the codes of a store for a set of training images."""
+    """Returns the folder of a store's codes for a set of training images."""
     return store.root / "codes" / f"{set_key}-k{codes}"
 
 
 def save_basis(root: Path, rows: Float32[Tensor, "code feat"], energy: tuple[float, ...]) -> CodeBasis:
-    """Writes ``basis.npy``, then ``spectrum.json``, which vouches for it."""
+    """Writes ``basis.npy`` and then ``spectrum.json``, which holds its hash."""
     root.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, rows.numpy().astype(np.float32), allow_pickle=False)
@@ -131,10 +145,10 @@ def save_basis(root: Path, rows: Float32[Tensor, "code feat"], energy: tuple[flo
 
 
 def load_basis(root: Path) -> CodeBasis | None:
-    """Reads a basis; None where there is none yet.
+    """Reads a basis; returns None if there is none yet.
 
     Raises:
-        FeatureStoreError: When it is damaged.
+        FeatureStoreError: It is damaged.
     """
     try:
         raw = json.loads((root / "spectrum.json").read_bytes())
@@ -156,7 +170,7 @@ def load_basis(root: Path) -> CodeBasis | None:
 
 
 def open_codes(store: FeatureStore, root: Path, basis: CodeBasis) -> FeatureStore:
-    """The store of the codes made with a basis."""
+    """Opens the store of the codes made with a basis."""
     identity = {**store.manifest.identity, "codes": str(len(basis.rows)), "basis": basis.digest}
     return FeatureStore.open(root, identity, len(basis.rows), residual=True)
 
@@ -170,18 +184,24 @@ def build_codes(
     device: torch.device,
     on_progress: Callable[[], None] = lambda: None,
 ) -> FeatureStore:
-    """Makes the basis (unless it is there) and whatever codes are missing. Only under the store's lock.
+    """Makes the basis, unless it exists, and the codes that are missing. The caller must hold the store's lock.
 
-    What is damaged is made again: codes follow from the features.
+    A damaged basis or code is made again, because both follow from the full features.
 
     Args:
-        store: The full features; must hold all keys.
+        store: Store of the full features, which must hold all keys.
         root: Folder of the codes, see :func:`codes_root`.
-        basis_keys: Images the basis is fitted to (training).
+        basis_keys: Images that the basis is fitted to (training).
         keys: Images that need codes (training and evaluation).
-        codes: K.
+        codes: Number K of codes.
         device: Where to compute.
         on_progress: Called once per image.
+
+    Returns:
+        The store of the codes.
+
+    Raises:
+        ExtractorError: Codes overflow half precision.
     """
     try:
         basis = load_basis(root)

@@ -1,8 +1,8 @@
-"""Bilinear sampling of patch features at pixel positions, for one map and for a window of maps of any sizes.
+"""Bilinear sampling of patch features at pixel positions, from one map or from many maps of any sizes.
 
 Positions are continuous pixel coordinates (y, x) with pixel centres at +0.5, as in
-:class:`~f3rm_ext.features.base.PatchGrid`. Between patch centres features are interpolated; outside the outermost
-centres they are those of the border.
+:class:`~f3rm_ext.features.base.PatchGrid`. Features are interpolated between patch centres; beyond the outermost
+centres they equal those at the border.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,14 @@ from f3rm_ext.features.base import FeatureMap
 
 
 def sample_map(feature_map: FeatureMap, yx_px: Float[np.ndarray, "points 2"]) -> Float32[np.ndarray, "points feat"]:
-    """Samples one map, one point after the other: the readable reference for :class:`PackedMaps`."""
+    """Samples one map point by point: the readable reference for :class:`PackedMaps`.
+
+    >>> from f3rm_ext.features.base import PatchGrid
+    >>> grid = PatchGrid.covering(rows=1, cols=2, height_px=10, width_px=20)  # patch centres at x = 5 and x = 15
+    >>> values = np.array([[[0.0], [1.0]]], dtype=np.float16)
+    >>> sample_map(FeatureMap(values, grid), np.array([[5.0, 5.0], [5.0, 10.0], [5.0, 19.0]])).ravel().tolist()
+    [0.0, 0.5, 1.0]
+    """
     grid = feature_map.grid
     values = np.asarray(feature_map.values, dtype=np.float32)
     out = np.empty((len(yx_px), values.shape[2]), dtype=np.float32)
@@ -35,15 +42,15 @@ def sample_map(feature_map: FeatureMap, yx_px: Float[np.ndarray, "points 2"]) ->
 
 @dataclass(frozen=True)
 class PackedMaps:
-    """The feature maps of a window of images in one flat tensor, on any device.
+    """The feature maps of several images in one flat tensor, on any device.
 
-    An image is named by its slot: its position in the sequence given to :meth:`pack`.
+    An image is identified by its slot, its position in the sequence given to :meth:`pack`.
     """
 
     values: Float16[Tensor, "patches feat"]
     """All patches, image after image, each row by row."""
     residual_norm: Float16[Tensor, "patches"] | None
-    """With PCA codes: norm of what they leave out."""
+    """For PCA codes: norm of what they leave out."""
     offset: Int64[Tensor, "cams"]
     """First patch of each image."""
     shape: Int64[Tensor, "cams 2"]
@@ -55,11 +62,11 @@ class PackedMaps:
 
     @classmethod
     def pack(cls, maps: Sequence[FeatureMap], device: torch.device | str = "cpu") -> "PackedMaps":
-        """Copies maps (of one dimension, of any sizes) into one tensor.
+        """Copies maps into one tensor.
 
         Args:
-            maps: At least one; those of PCA codes must all have residual norms.
-            device: Where the tensors are to be.
+            maps: At least one map. All have the same feature dimension; their sizes may differ.
+            device: Where to put the tensors.
         """
         grids = [feature_map.grid for feature_map in maps]
         sizes = [grid.rows * grid.cols for grid in grids]
@@ -82,7 +89,7 @@ class PackedMaps:
         ).to(device)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PackedMaps":
-        """The same maps on another device."""
+        """Returns the same maps on another device."""
         moved = {
             name: value.to(device, non_blocking=non_blocking)
             for name, value in vars(self).items()
@@ -91,20 +98,20 @@ class PackedMaps:
         return replace(self, **moved)
 
     def pin_memory(self) -> "PackedMaps":
-        """The same maps in page-locked memory, for copies to a GPU in the background."""
+        """Returns the same maps in page-locked memory, for copies to a GPU in the background."""
         return replace(self, **{name: v.pin_memory() for name, v in vars(self).items() if isinstance(v, Tensor)})
 
     @property
     def nbytes(self) -> int:
-        """Memory taken by the features."""
+        """Memory that the features take, in bytes."""
         tensors = [self.values] if self.residual_norm is None else [self.values, self.residual_norm]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def sample(self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]) -> Float32[Tensor, "rays feat"]:
-        """Features at pixel positions.
+        """Returns the features at pixel positions.
 
         Args:
-            image_slot: Which image each position is in.
+            image_slot: Slot of the image that each position lies in.
             yx_px: Positions (y, x) in pixels of that image.
         """
         out: Tensor | None = None
@@ -117,7 +124,11 @@ class PackedMaps:
     def sample_residual(
         self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]
     ) -> Float32[Tensor, "rays"]:
-        """Residual norms at pixel positions; ValueError where the maps have none."""
+        """Returns the residual norms at pixel positions.
+
+        Raises:
+            ValueError: The maps have no residual norms.
+        """
         if self.residual_norm is None:
             raise ValueError("these maps have no residual norms: they are not PCA codes")
         corners = self._corners(image_slot, yx_px)
@@ -126,7 +137,7 @@ class PackedMaps:
     def _corners(
         self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]
     ) -> list[tuple[Int64[Tensor, "rays"], Float32[Tensor, "rays"]]]:
-        """The four patches around each position and their weights."""
+        """Returns the four patches around each position, and their weights."""
         slot = image_slot.long()
         last = self.shape[slot] - 1
         position = (yx_px.float() - self.origin_px[slot]) / self.stride_px[slot]

@@ -1,9 +1,8 @@
-"""Features rendered along rays: how they are compared with queries without ever being formed.
+"""The space in which rendered features are compared with queries, without forming the features themselves.
 
-A head's features are W h with hidden values h rendered per ray (see
-:class:`~f3rm_ext.nerf.feature_field.FeatureHead`). With W = Q R (Q has orthonormal columns) the inner product with a
-query q is (Qᵀ q)·(R h) and the norm is |R h|: exact in as many dimensions as there are hidden values, whatever the
-dimension of the features.
+A head's features are W h, where the hidden values h are rendered along rays (see
+:class:`~f3rm_ext.nerf.feature_field.FeatureHead`). With the QR decomposition W = Q R, the inner product with a query q
+is (Qᵀ q)·(R h) and the norm is |R h|. Both are exact and take only as many dimensions as there are hidden values.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 RenderedOf = Callable[[str], Tensor]
-"""Gives the rendered values of a head, (rays, hidden)."""
+"""Returns the rendered values of a head, (rays, hidden), given its name."""
 ExtraOutput = Callable[[Mapping[str, Tensor], RenderedOf], Tensor | None]
-"""One more output of a rendered chunk of rays, (rays, channels), from the outputs so far and the rendered values; None
-leaves it out of the image."""
+"""Computes one more output of a chunk of rays, (rays, channels), from the outputs so far and the rendered values.
+None leaves the output out of the image."""
 
 MIN_NORM = 1e-8
 """Vectors shorter than this have no direction."""
@@ -25,64 +24,68 @@ MIN_NORM = 1e-8
 
 @dataclass(frozen=True)
 class FeatureSpace:
-    """Coordinates in which features of one head are compared with queries."""
+    """Coordinates in which the features of one head are compared with queries.
+
+    >>> space = FeatureSpace.of_linear_map(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))  # feat 3, hidden 2
+    >>> space.cosine(rendered=torch.tensor([1.0, 0.0]), vectors=torch.eye(3)).tolist()
+    [1.0, 0.0, 0.0]
+    """
 
     basis: Float[Tensor, "feat coord"] | None
-    """Orthonormal columns Q; None where coordinates are the features themselves."""
+    """Orthonormal columns Q; None if coordinates are the features themselves."""
     transform: Float[Tensor, "coord hidden"] | None
-    """R, from rendered values to coordinates; None where rendered values are the features themselves."""
+    """R, which maps rendered values to coordinates; None if rendered values are the coordinates themselves."""
     energy: float = 1.0
-    """Share of the features' mean squared norm that lies in the distilled space: below 1 with PCA codes."""
+    """Share of the features' mean squared norm that lies in the distilled space; below 1 for PCA codes."""
 
     @classmethod
     def of_linear_map(cls, weight: Float[Tensor, "feat hidden"], energy: float = 1.0) -> "FeatureSpace":
-        """The space of features W h."""
+        """Returns the space of features W h."""
         basis, transform = torch.linalg.qr(weight.detach().double())
         return cls(basis=basis.float(), transform=transform.float(), energy=energy)
 
     @classmethod
     def of_features(cls, energy: float = 1.0) -> "FeatureSpace":
-        """The space of features that are rendered as they are."""
+        """Returns the space of features that are rendered as they are."""
         return cls(basis=None, transform=None, energy=energy)
 
     @classmethod
     def of_codes_with_residual(cls, codes: int) -> "FeatureSpace":
-        """The space of PCA codes with the norm of what they leave out as one more value, as stored maps have it."""
+        """Returns the space of stored PCA codes, which have the norm of what they leave out as last value."""
         return cls(basis=torch.eye(codes, codes + 1), transform=None)
 
     def to(self, device: torch.device | str) -> "FeatureSpace":
-        """The same on another device."""
+        """Returns the same space on another device."""
         basis, transform = (None if part is None else part.to(device) for part in (self.basis, self.transform))
         return FeatureSpace(basis, transform, self.energy)
 
     def coordinates(self, rendered: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch coord"]:
-        """Coordinates of rendered values, float32."""
+        """Returns the coordinates of rendered values, float32."""
         return rendered.float() if self.transform is None else rendered.float() @ self.transform.T
 
     def features(self, rendered: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch feat"]:
-        """Features in the distilled space, float32; where they need not be formed, :meth:`cosine` is cheaper."""
-        at = self.coordinates(rendered)
-        return at if self.basis is None else at @ self.basis.T
+        """Returns features in the distilled space, float32. For comparisons alone, :meth:`cosine` is cheaper."""
+        return self.lift(self.coordinates(rendered))
 
     def project(self, vectors: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch coord"]:
-        """Coordinates of vectors of the distilled space; what lies outside of the field's reach is dropped."""
+        """Returns the coordinates of vectors of the distilled space; drops what the field cannot represent."""
         return vectors if self.basis is None else vectors.to(self.basis) @ self.basis
 
     def lift(self, coordinates: Float[Tensor, "*batch coord"]) -> Float[Tensor, "*batch feat"]:
-        """Vectors of the distilled space at coordinates: what :meth:`project` takes back to them."""
+        """Returns the vectors of the distilled space at these coordinates; :meth:`project` is its inverse."""
         return coordinates if self.basis is None else coordinates @ self.basis.T.to(coordinates)
 
     def cosine(
         self, rendered: Float[Tensor, "*batch hidden"], vectors: Float[Tensor, "queries feat"]
     ) -> Float[Tensor, "*batch queries"]:
-        """Cosine similarity in the extractor's full space, −1 to 1; 0 where the rendered feature is zero.
+        """Returns cosine similarities in the extractor's full space, −1 to 1; 0 where the rendered feature is zero.
 
-        With PCA codes the norm of what they leave out is not known per ray; its mean over the training images
-        stands for it, which scales all cosines alike: orders and arg-maxima are exact.
+        With PCA codes, the norm of what they leave out is not known for each ray. Its mean over the training images
+        is used instead, which scales all cosines alike and leaves their order unchanged.
 
         Args:
-            rendered: rendered values.
-            vectors: directions in the distilled space, as :class:`~f3rm_ext.query.embeddings.Embeddings` has them.
+            rendered: Rendered values.
+            vectors: Unit vectors in the distilled space, see :class:`~f3rm_ext.query.embeddings.Embeddings`.
         """
         at = self.coordinates(rendered)
         at = at / at.norm(dim=-1, keepdim=True).clamp_min(MIN_NORM)

@@ -1,4 +1,4 @@
-"""What a feature field has to know about the features it distils."""
+"""What field, queries and checkpoints need to know about a distilled feature."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DisplayBasis:
-    """A fixed projection of features to RGB, so that colours do not flicker between frames."""
+    """A projection of features to RGB that is fixed, so that colours do not flicker between frames."""
 
     mean: Float[Tensor, "feat"]
-    """Subtracted first."""
+    """Mean feature, which is subtracted first."""
     components: Float[Tensor, "3 feat"]
     """First three principal directions, unit rows."""
     low: Float[Tensor, "3"]
@@ -27,14 +27,14 @@ class FeatureSpec:
     name: str
     """Name of the head, e.g. ``clip``; unique within a run."""
     dim: int
-    """Dimension that is distilled: K with PCA codes, else the extractor's D."""
+    """Dimension that is distilled: K for PCA codes, otherwise the extractor's D."""
     extractor: str
-    """The extractor as the user asked for it, e.g. ``clip:model=ViT-B-16``."""
+    """The extractor as the user wrote it, e.g. ``clip:model=ViT-B-16``."""
     identity: dict[str, str]
     """Fields of the :class:`~f3rm_ext.features.base.ExtractorIdentity`."""
     display: DisplayBasis
     """Projection to RGB in the distilled space."""
     code_basis: Float[Tensor, "code feat"] | None = None
-    """With PCA codes: orthonormal rows; full feature ≈ code @ code_basis."""
+    """For PCA codes: orthonormal rows; full feature ≈ code @ code_basis."""
     code_energy: float = 1.0
-    """With PCA codes: share of the features' mean squared norm that the codes keep, (0, 1]."""
+    """For PCA codes: share of the features' mean squared norm that the codes keep, (0, 1]."""

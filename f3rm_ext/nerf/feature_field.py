@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from f3rm_ext.features.head import DescribedHead, describe_heads, described_specs
+from f3rm_ext.features.head import BaseFeatureHead, describe_heads, specs_from_checkpoint
 from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.nerf.fields import GridOptions, UnitCube
@@ -16,7 +16,7 @@ from f3rm_ext.nerf.hash_grid import Backend
 from f3rm_ext.nerf.mlp import Mlp, frequency_encoding
 
 
-class FeatureHead(DescribedHead):
+class FeatureHead(BaseFeatureHead):
     """One distilled feature: a trunk per sample and a linear map per ray.
 
     The last layer is linear and without bias, so rendering commutes with it: Σ wᵢ W hᵢ = W Σ wᵢ hᵢ. Hidden values
@@ -142,7 +142,7 @@ class FeatureField(nn.Module):
         described = state_dict.get(prefix + "_extra_state")
         device = self.grid.table.device
         heads = json.loads(described)["heads"] if described else []
-        for spec in described_specs(heads, state_dict, f"{prefix}heads."):
+        for spec in specs_from_checkpoint(heads, state_dict, f"{prefix}heads."):
             if spec.name not in self.heads:
                 self._add_head(spec)
                 self.heads[spec.name].to(device)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from f3rm_ext.capture.frame import CaptureFrame
-from f3rm_ext.features.store.extraction import console, image_progress
 from f3rm_ext.query import render as answers
 from f3rm_ext.query import visualization as figures
 from f3rm_ext.query.embeddings import Query, to_save
@@ -18,6 +17,7 @@ from f3rm_ext.query.render import ScoredView
 from f3rm_ext.query.run import Run
 from f3rm_ext.query.video import Videos, can_write_videos
 from f3rm_ext.query.views import View
+from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.output_folder import OutputFolder, file_names, made_by
 
 LABELS = "labels"

@@ -1,18 +1,22 @@
-"""Cameras that orbit the table. Poses are camera to world in the OpenGL convention: x right, y up, looking along -z."""
+"""Cameras on an orbit around the table. Poses are camera to world, OpenGL (x right, y up, looking along -z)."""
 
 import numpy as np
 from jaxtyping import Float
 
 HEIGHTS = (1.22, 1.5, 1.82)
-"""Heights of the orbit's cameras in turn, metres."""
+"""Heights of the cameras, in turn, metres."""
 RADII = (1.62, 1.66, 1.56)
-"""Their distances from the axis of the room, metres."""
+"""Distances of the cameras from the axis of the room, in turn, metres."""
 
 
 def look_at(
     eye: Float[np.ndarray, "3"], target: Float[np.ndarray, "3"], up: tuple[float, float, float] = (0.0, 0.0, 1.0)
 ) -> Float[np.ndarray, "4 4"]:
-    """The pose of a camera at ``eye`` whose optical axis passes through ``target``."""
+    """Returns the pose of a camera at ``eye`` whose optical axis passes through ``target``.
+
+    >>> look_at(np.array([0.0, -2.0, 0.0]), np.zeros(3))[:3, 2].tolist()  # z points away from the target
+    [0.0, -1.0, 0.0]
+    """
     back = eye - target
     back = back / np.linalg.norm(back)
     right = np.cross(up, back)
@@ -23,7 +27,7 @@ def look_at(
 
 
 def orbit(number: int, target: Float[np.ndarray, "3"], seed: int) -> Float[np.ndarray, "cams 4 4"]:
-    """Poses once around the room's axis, heights in turn, each a little off the regular place."""
+    """Returns poses once around the room's axis with alternating heights, each a little off its regular place."""
     rng = np.random.default_rng([seed, 2])
     start = rng.uniform(0, 2 * np.pi)
     poses = []
@@ -36,10 +40,18 @@ def orbit(number: int, target: Float[np.ndarray, "3"], seed: int) -> Float[np.nd
 
 
 def focal_length_px(fov_deg: float, width_px: int) -> float:
-    """Focal length in pixels of a horizontal field of view."""
+    """Returns the focal length in pixels for a horizontal field of view.
+
+    >>> round(float(focal_length_px(90.0, 640)), 6)
+    320.0
+    """
     return width_px / 2 / np.tan(np.deg2rad(fov_deg) / 2)
 
 
 def held_out(number: int, every: int) -> list[int]:
-    """Indices of the views kept from training: the middle one of every ``every``; at least one of two or more."""
+    """Returns the indices of the held-out views: the middle one of every ``every`` views, and at least one.
+
+    >>> held_out(20, every=8)
+    [4, 12]
+    """
     return list(range(every // 2, number, every)) or [number - 1]

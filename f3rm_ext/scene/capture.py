@@ -1,7 +1,7 @@
-"""Renders the scene from every camera and writes it as a capture. Import it late: it pulls in numba."""
+"""Renders the scene from every camera and writes a capture. Import this module late, because it imports numba."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from f3rm_ext.scene.cameras import focal_length_px, held_out, orbit
 from f3rm_ext.scene.config import SynthConfig
 from f3rm_ext.scene.render import render
 from f3rm_ext.scene.world import LOOK_AT, World, build_world, light_world
+from f3rm_ext.utils.console import image_progress
 
 CONVENTIONS = {
     "units": "metres",
@@ -26,7 +27,7 @@ CONVENTIONS = {
 
 
 def write_capture(out: Path, config: SynthConfig, progress: bool = True) -> Path:
-    """See :func:`f3rm_ext.scene.synthesize`."""
+    """Writes a synthetic capture, see :func:`f3rm_ext.scene.synthesize`."""
     config.check()
     with files.finished_or_nothing(out, config.overwrite) as folder:
         _write(folder, config, progress)
@@ -65,33 +66,11 @@ def _frame_name(k: int) -> str:
 
 
 def _steps(number: int, progress: bool) -> Iterator[int]:
-    """0 (light), then each view's index, under a progress bar with rate and time left."""
+    """Yields 0 for the lighting and then the index of each view, under a progress bar."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:.1f} images/s" if task.speed else "")
 
     console = Console(stderr=True)
-    columns: Iterable[Any] = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as bar:
+    with image_progress(on=console, disable=not (progress and console.is_terminal)) as bar:
         task = bar.add_task("Lighting the room", total=number)
         yield 0
         bar.reset(task, description="Taking pictures")

@@ -1,4 +1,4 @@
-"""The files of a synthetic capture: images, labels, mesh; and how a finished folder takes the place of another."""
+"""Writes the files of a synthetic capture, and replaces an old capture by a finished one."""
 
 import json
 import os
@@ -41,17 +41,21 @@ def sync(path: Path) -> None:
 
 
 def encode_depth(depth_m: Float[np.ndarray, "h w"]) -> np.ndarray:
-    """Metres to uint16 millimetres; 0 stays 0, which means that nothing was hit."""
+    """Converts metres to uint16 millimetres. 0 stays 0 and means that nothing was hit.
+
+    >>> encode_depth(np.array([[0.0, 1.2346, 100.0]])).tolist()
+    [[0, 1235, 65535]]
+    """
     return np.clip(np.rint(depth_m / DEPTH_UNIT_M), 0, 65535).astype(np.uint16)
 
 
 def encode_normals(normals: Float[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h w 3"]:
-    """Components -1 … 1 to 0 … 255; the zero vector (nothing hit) to 128."""
+    """Maps components from [-1, 1] to 0 … 255. The zero vector (nothing hit) becomes 128."""
     return np.floor(np.clip((normals + 1) * 127.5, 0, 255) + 0.5).astype(np.uint8)
 
 
 def encode_srgb(linear: Float[np.ndarray, "n 3"]) -> UInt8[np.ndarray, "n 3"]:
-    """Linear RGB in 0-1 to sRGB bytes."""
+    """Converts linear RGB in 0-1 to sRGB bytes."""
     display = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * np.maximum(linear, 1e-9) ** (1 / 2.4) - 0.055)
     return np.rint(255 * np.clip(display, 0, 1)).astype(np.uint8)
 
@@ -64,7 +68,7 @@ def write_ply(
     labels: UInt8[np.ndarray, "verts"],
     faces: Int[np.ndarray, "faces 3"],
 ) -> None:
-    """Binary PLY with normals, colours and a ``label`` at each vertex."""
+    """Writes a binary PLY with normal, colour and ``label`` at each vertex."""
     names = ("x", "y", "z", "nx", "ny", "nz")
     vertex = np.empty(
         len(vertices),
@@ -102,7 +106,7 @@ def check_target(out: Path, overwrite: bool) -> None:
     if not overwrite:
         raise CaptureError(
             f"{out} is not empty, and writing there could replace your files: choose a new folder, "
-            "or give --overwrite to replace a synthetic capture."
+            "or use --overwrite to replace a synthetic capture."
         )
     try:
         made_here = json.loads((out / "scene.json").read_text(encoding="utf-8")).get("generator") == GENERATOR
@@ -123,12 +127,12 @@ def check_target(out: Path, overwrite: bool) -> None:
 
 @contextmanager
 def finished_or_nothing(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A new folder to write into that becomes ``out`` when the block ends well and is removed otherwise.
+    """Yields a new folder, which becomes ``out`` if the block succeeds and is deleted otherwise.
 
-    Files in an old ``out`` that are not part of a synthetic capture are carried over.
+    Files in an old ``out`` that are not part of a synthetic capture are kept.
 
     Raises:
-        CaptureError: ``out`` may not be replaced, or cannot be written (no rights, disk full).
+        CaptureError: ``out`` must not be replaced, or cannot be written (no permission, disk full).
     """
     out = Path(os.path.abspath(out))
     check_target(out, overwrite)
@@ -139,9 +143,7 @@ def finished_or_nothing(out: Path, overwrite: bool) -> Iterator[Path]:
         _swap(partial, out)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CaptureError(
-            f"Cannot write {out}: {reason}; free some space or choose a folder you may write to."
-        ) from error
+        raise CaptureError(f"Cannot write {out}: {reason}; free some space or choose a writable folder.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""What a synthetic capture is to be like."""
+"""Options of synthetic captures and pictures."""
 
 from dataclasses import dataclass
 
@@ -18,22 +18,22 @@ class SynthConfig:
     fov: float = 56.0
     """Horizontal field of view in degrees, 10-120."""
     seed: int = 0
-    """Which scene: places, colours, pictures, sun and cameras follow from it, ≥ 0."""
+    """Number of the scene, ≥ 0. It determines places, colours, paintings, sun and cameras."""
     samples: int = 2
-    """Colour samples along each side of a pixel, 1-8: 2 means four rays per pixel, for smooth edges."""
+    """Colour samples along each side of a pixel, 1-8; 2 means four rays per pixel."""
     shiny: bool = True
     """Glaze, varnish and metal reflect the room; otherwise every surface is matt."""
     bounces: int = 2
-    """How many mirror-like reflections a ray is followed through, 0-8."""
+    """Number of mirror-like reflections that a ray is followed through, 0-8."""
     light_rays: int = 32
-    """Rays per mesh vertex that gather the light between surfaces, 1-1024: fewer is faster and blotchier."""
+    """Rays per mesh vertex that gather the light between surfaces, 1-1024. Fewer are faster and blotchier."""
     holdout_every: int = 8
-    """One of this many views is held out for evaluation (val and test), ≥ 2."""
+    """Every n-th view is held out for evaluation (val and test), n ≥ 2."""
     overwrite: bool = False
-    """Replace the synthetic capture that is already in the folder; other files there are kept."""
+    """Replace a synthetic capture in the folder. Other files there are kept."""
 
     def check(self) -> None:
-        """Raises :class:`~f3rm_ext.errors.ConfigError` for the first option that cannot work."""
+        """Raises :class:`~f3rm_ext.errors.ConfigError` if an option is out of range."""
         _check_limits(self)
 
 
@@ -48,28 +48,28 @@ class PictureConfig:
     fov: float = 52.0
     """Horizontal field of view in degrees, 10-120."""
     seed: int = 0
-    """Which scene, ≥ 0."""
+    """Number of the scene, ≥ 0."""
     samples: int = 3
     """Colour samples along each side of a pixel, 1-8."""
     shiny: bool = True
     """Glaze, varnish and metal reflect the room; otherwise every surface is matt."""
     bounces: int = 3
-    """How many mirror-like reflections a ray is followed through, 0-8."""
+    """Number of mirror-like reflections that a ray is followed through, 0-8."""
     light_rays: int = 64
     """Rays per mesh vertex that gather the light between surfaces, 1-1024."""
     azimuth: float = 115.0
-    """Where the camera stands: degrees around the table, anticlockwise from the x axis, -360 to 360."""
+    """Direction from the table to the camera in degrees, anticlockwise from the x axis, -360 to 360."""
     eye_height: float = 1.42
     """Height of the camera in metres, 0.9-2.5."""
     distance: float = 1.62
     """Distance of the camera from the middle of the table in metres, 0.9-2.2."""
     maps: bool = False
-    """Add a strip below with depth, normals and labels."""
+    """Add a strip with depth, normals and labels below the picture."""
     overwrite: bool = False
-    """Replace the file if it is there."""
+    """Replace an existing file."""
 
     def check(self) -> None:
-        """Raises :class:`~f3rm_ext.errors.ConfigError` for the first option that cannot work."""
+        """Raises :class:`~f3rm_ext.errors.ConfigError` if an option is out of range."""
         _check_limits(self)
 
 

@@ -2,25 +2,26 @@
 
 Everything here is deterministic: each result depends on its own ray alone, never on the order of threads. The hierarchy
 is a binary tree split by the binned surface area heuristic (Wald, "On fast Construction of SAH-based Bounding Volume
-Hierarchies", 2007); triangles are hit by the test of Möller and Trumbore (1997). :mod:`f3rm_ext.scene.reference` is
-the same thing in a few lines of numpy.
+Hierarchies", 2007). Rays and triangles are intersected as by Möller and Trumbore (1997). The kernels are tested against
+:func:`cast_brute_force`, a few lines of numpy.
 """
 
 from typing import NamedTuple, no_type_check
 
 import numpy as np
+from jaxtyping import Float, Int
 from numba import njit, prange
 
 LEAF_SIZE = 4
 STACK_SIZE = 64
 MISS = -1
 _BINS = 16
-# All of fast maths except "no infinities" and "no NaNs": the slab test divides by zero on purpose.
+# All of fast math except "no infinities" and "no NaNs": the slab test divides by zero on purpose.
 FAST = {"contract", "afn", "reassoc", "nsz", "arcp"}
 
 
 class Tree(NamedTuple):
-    """A hierarchy over the triangles of one mesh, in the order in which its leaves list them."""
+    """A hierarchy over the triangles of one mesh; triangles are in the order of its leaves."""
 
     bounds: np.ndarray
     """(nodes, 6) float32: least corner, then greatest corner."""
@@ -31,13 +32,13 @@ class Tree(NamedTuple):
     triangles: np.ndarray
     """(faces, 9) float32: corner 0, edge to corner 1, edge to corner 2."""
     order: np.ndarray
-    """(faces,) int32: which face of the mesh each of ``triangles`` is."""
+    """(faces,) int32: face of the mesh that each of ``triangles`` is."""
 
 
 @no_type_check
 @njit(cache=True)
 def _split(lo, hi, centres, order, begin, end):
-    """Best (axis, centre value) to split order[begin:end] at; axis -1 where a leaf is cheaper."""
+    """Returns the best axis and centre value to split order[begin:end] at; axis -1 if a leaf is cheaper."""
     best_cost = np.inf
     best_axis = -1
     best_value = 0.0
@@ -146,7 +147,7 @@ def _build(corners):
 
 
 def build_tree(vertices: np.ndarray, faces: np.ndarray) -> Tree:
-    """The hierarchy over a mesh: vertices (V, 3) in any unit, faces (F, 3) vertex indices, F ≥ 1."""
+    """Builds the hierarchy over a mesh: vertices (V, 3) in any unit, faces (F, 3) of vertex indices, F ≥ 1."""
     corners = vertices.astype(np.float32)[faces]
     bounds, first, count, order = _build(corners)
     corners = corners[order]
@@ -159,11 +160,10 @@ def build_tree(vertices: np.ndarray, faces: np.ndarray) -> Tree:
 @no_type_check
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="never")
 def cast(tree, ox, oy, oz, dx, dy, dz, far, any_hit, stack):
-    """First triangle that a ray meets before ``far``.
+    """Finds the first triangle that a ray meets before ``far``; with ``any_hit``, any such triangle.
 
-    Returns (t, index into ``tree.triangles`` or MISS, u, v): t in units of the direction's length, u and v the
-    barycentric weights of corners 1 and 2. With ``any_hit`` the first one found will do. ``stack`` is a scratch
-    array (STACK_SIZE,) int32.
+    Returns (t, index into ``tree.triangles`` or MISS, u, v), where t is in units of the direction's length, and u and v
+    are the barycentric weights of corners 1 and 2. ``stack`` is a scratch array (STACK_SIZE,) int32.
     """
     bounds, first, count, triangles = tree.bounds, tree.first, tree.count, tree.triangles
     ix, iy, iz = 1.0 / dx, 1.0 / dy, 1.0 / dz
@@ -191,7 +191,7 @@ def cast(tree, ox, oy, oz, dx, dy, dz, far, any_hit, stack):
                 sy = oy - triangles[i, 1]
                 sz = oz - triangles[i, 2]
                 u = (sx * px + sy * py + sz * pz) * inv
-                # A hair of tolerance closes the cracks that rounding opens between neighbours.
+                # A tiny tolerance closes the cracks that rounding opens between neighbouring triangles.
                 if u < -1e-6 or u > 1.000001:
                     continue
                 qx = sy * e1z - sz * e1y
@@ -232,7 +232,7 @@ def cast(tree, ox, oy, oz, dx, dy, dz, far, any_hit, stack):
 @no_type_check
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _entry(bounds, node, ox, oy, oz, ix, iy, iz, best):
-    """Where a ray enters a node's box; infinity where it misses the box or enters behind ``best``."""
+    """Returns where a ray enters a node's box; infinity if it misses the box or enters it behind ``best``."""
     ax = (bounds[node, 0] - ox) * ix
     bx = (bounds[node, 3] - ox) * ix
     ay = (bounds[node, 1] - oy) * iy
@@ -265,10 +265,10 @@ def _cast_many(tree, origins, directions, far, t, faces, weights):
 def cast_many(
     tree: Tree, origins: np.ndarray, directions: np.ndarray, far: float = np.inf
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First hits of many rays, origins and directions (rays, 3).
+    """Finds the first hits of many rays, given by origins and directions (rays, 3).
 
-    Returns t (rays,), infinite or ``far`` where nothing is hit; face index of the mesh (rays,), -1 where nothing is
-    hit; barycentric weights (rays, 2) of corners 1 and 2.
+    Returns t (rays,), which is ``far`` where nothing is hit; face indices of the mesh (rays,), -1 where nothing is hit;
+    and the barycentric weights (rays, 2) of corners 1 and 2.
     """
     t = np.empty(len(origins), np.float64)
     faces = np.empty(len(origins), np.int32)
@@ -283,3 +283,29 @@ def cast_many(
         weights,
     )
     return t, faces, weights
+
+
+def cast_brute_force(
+    vertices: Float[np.ndarray, "verts 3"],
+    faces: Int[np.ndarray, "faces 3"],
+    origins: Float[np.ndarray, "rays 3"],
+    directions: Float[np.ndarray, "rays 3"],
+) -> tuple[Float[np.ndarray, "rays"], Int[np.ndarray, "rays"]]:
+    """Finds the nearest hit of each ray by testing every triangle, in plain numpy.
+
+    Returns distances in units of the direction's length (∞ for a miss) and face indices (-1 for a miss).
+    """
+    corners = vertices.astype(np.float64)[faces]
+    distances = np.full((len(origins), len(faces)), np.inf)
+    for r, (origin, direction) in enumerate(zip(origins, directions, strict=True)):
+        # origin + t·direction = corner0 + u·edge1 + v·edge2, one 3x3 system per triangle.
+        edge1, edge2 = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
+        systems = np.stack([np.broadcast_to(-direction, edge1.shape), edge1, edge2], axis=-1)
+        solvable = np.abs(np.linalg.det(systems)) > 1e-18
+        right = (origin - corners[solvable, 0])[..., None]
+        t, u, v = np.moveaxis(np.linalg.solve(systems[solvable], right)[..., 0], -1, 0)
+        inside = (u >= 0) & (v >= 0) & (u + v <= 1) & (t > 0)
+        distances[r, solvable] = np.where(inside, t, np.inf)
+    nearest = distances.argmin(axis=1)
+    t = distances[np.arange(len(origins)), nearest]
+    return t, np.where(np.isfinite(t), nearest, -1)

@@ -1,9 +1,9 @@
-"""Light that does not depend on where one looks from, worked out once at every vertex of the scene.
+"""Light that does not depend on the viewpoint, computed once at every vertex of the scene.
 
-Direct light comes from points on the area lights and from the sun through the window, each with a shadow ray; light
-that bounced off other surfaces is gathered over the hemisphere, twice. What is stored is irradiance / π, so that a
-matt surface of albedo a sends out a times it. Since the pictures only look these values up, they are free of noise and
-a surface has the same colour in every view.
+Direct light comes from points on the area lights and from the sun through the window, each tested with a shadow ray.
+Light that bounced off other surfaces is gathered over the hemisphere, for two bounces. The stored value is
+irradiance / π, so that a matt surface of albedo a sends out a times this value. Because views only look these values
+up, they are free of noise and a surface has the same colour in every view.
 """
 
 import math
@@ -16,26 +16,26 @@ from f3rm_ext.scene.kernels import FAST, STACK_SIZE, Tree, cast
 from f3rm_ext.scene.patterns import _hash
 
 OFFSET = 1e-3
-"""How far above a surface rays start, metres."""
+"""Distance above a surface at which rays start, metres."""
 _BLOCK = 128
 
 
 class Lights(NamedTuple):
-    """Points that stand for the area lights, and the sun."""
+    """Points that represent the area lights, and the sun."""
 
     points: np.ndarray
     """(lights, 3) float64, metres."""
     normals: np.ndarray
     """(lights, 3) float64: each point shines into the half-space its normal points to."""
     power: np.ndarray
-    """(lights, 3) float64: radiance x area that the point stands for, linear RGB."""
+    """(lights, 3) float64: radiance x area that the point represents, linear RGB."""
     sun: np.ndarray
-    """(5, 3) float64: unit direction to the sun, irradiance / π facing it, and the pane it shines through as centre and
-    two half-sides. Irradiance 0 means there is no sun."""
+    """(5, 3) float64: unit direction to the sun; irradiance / π of a surface facing it; centre and two half-sides of
+    the pane that it shines through. An irradiance of 0 means that there is no sun."""
 
 
 class Geometry(NamedTuple):
-    """The mesh, as the kernels read it. Faces are in the order of the tree's triangles."""
+    """The mesh as the kernels read it, with faces in the order of the tree's triangles."""
 
     corners: np.ndarray
     """(faces, 3) int32 vertex indices."""
@@ -54,9 +54,9 @@ class Geometry(NamedTuple):
 @no_type_check
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def sun_reaches(tree, sun, x, y, z, tilt_u, tilt_v, stack):
-    """Whether the sun's ray through (x, y, z) passes the pane and nothing stands in its way.
+    """Tells whether the sun's ray to (x, y, z) passes through the pane and nothing blocks it.
 
-    ``tilt_u`` and ``tilt_v`` lean the ray along the pane's sides by these slopes, for a sun that is not a point.
+    ``tilt_u`` and ``tilt_v`` tilt the ray along the pane's sides by these slopes, for a sun that is not a point.
     """
     ux, uy, uz = sun[3, 0], sun[3, 1], sun[3, 2]
     vx, vy, vz = sun[4, 0], sun[4, 1], sun[4, 2]
@@ -116,7 +116,7 @@ def _direct(tree, vertices, normals, points, light_normals, power, sun, area_lig
 @no_type_check
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
 def _gather(tree, corners, vertices, normals, sent, rays, found):
-    """Mean of what other surfaces send towards each vertex, cosine weighted."""
+    """Computes the cosine-weighted mean of the light that other surfaces send towards each vertex."""
     count = vertices.shape[0]
     for block in prange((count + _BLOCK - 1) // _BLOCK):
         stack = np.empty(STACK_SIZE, np.int32)
@@ -151,7 +151,7 @@ def _gather(tree, corners, vertices, normals, sent, rays, found):
                     + (e[5] * e[6] - e[3] * e[8]) * dy
                     + (e[3] * e[7] - e[4] * e[6]) * dz
                 )
-                if facing > 0.0:  # the inside of something
+                if facing > 0.0:  # a back face
                     continue
                 i0, i1, i2 = corners[hit, 0], corners[hit, 1], corners[hit, 2]
                 bw = 1.0 - bu - bv
@@ -162,7 +162,7 @@ def _gather(tree, corners, vertices, normals, sent, rays, found):
 
 
 def _smoothed(values: np.ndarray, faces: np.ndarray, times: int) -> np.ndarray:
-    """Each vertex's value averaged with its neighbours', some times over."""
+    """Averages each vertex's value with those of its neighbours, several times."""
     from scipy.sparse import coo_matrix, diags
 
     edges = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
@@ -185,16 +185,16 @@ def bake(
     rays: int,
     bounces: int = 2,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Light at each vertex as irradiance / π, linear RGB.
+    """Computes the light at each vertex as irradiance / π, linear RGB.
 
     Args:
-        tree: The hierarchy over its triangles.
+        tree: Hierarchy over the scene's triangles.
         geometry: The scene.
-        lights: What shines.
+        lights: Light sources.
         albedo: (verts, 3) linear RGB at each vertex.
-        glows: (verts,) bool: vertices of surfaces that give off light themselves; they reflect none.
-        rays: Rays to gather bounced light with, per vertex and bounce.
-        bounces: How often light may bounce before it arrives.
+        glows: (verts,) bool: vertices of surfaces that emit light; they reflect none.
+        rays: Rays per vertex and bounce that gather bounced light.
+        bounces: Number of bounces before light arrives.
 
     Returns:
         Light without the sun's direct light (verts, 3), and the sun's direct light (verts, 3).

@@ -1,4 +1,4 @@
-"""Materials: a pattern, how shiny it is and whether it glows; packed into arrays for the kernels."""
+"""Materials: a pattern with gloss and emission. They are packed into arrays for the kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,11 @@ Color = tuple[float, float, float]
 
 
 def srgb(code: int) -> Color:
-    """Linear RGB of an sRGB colour given as 0xRRGGBB."""
+    """Returns the linear RGB of an sRGB colour given as 0xRRGGBB.
+
+    >>> srgb(0xFF0000)
+    (1.0, 0.0, 0.0)
+    """
     channels = np.array([(code >> shift) & 255 for shift in (16, 8, 0)]) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     return (float(linear[0]), float(linear[1]), float(linear[2]))
@@ -20,7 +24,7 @@ def srgb(code: int) -> Color:
 
 @dataclass(frozen=True)
 class Material:
-    """How a surface looks. Colours are linear RGB in 0-1."""
+    """The look of a surface. Colours are linear RGB in 0-1."""
 
     pattern: Pattern = Pattern.PLAIN
     a: Color = (0.5, 0.5, 0.5)
@@ -29,13 +33,13 @@ class Material:
     params: tuple[int | float, ...] = (1.0, 0.0, 0.0, 0.0)
     """p0 … p3 of the pattern."""
     gloss: int | float = 0.0
-    """Mirror reflectance seen straight on, 0-1: 0.04 for varnish or glaze, 0 for matt; grazing light reflects more."""
+    """Mirror reflectance at normal incidence, 0-1: 0.04 for varnish or glaze, 0 for matt; more at grazing angles."""
     metal: bool = False
-    """The reflection takes the colour of the pattern and nothing is scattered."""
+    """Whether the reflection takes the colour of the pattern and nothing is scattered."""
     roughness: int | float = 0.0
     """Spread of the reflection, 0 (mirror) to 0.3."""
     emission: int | float = 0.0
-    """Radiance of the pattern's colour that the surface gives off by itself; such a surface is not lit."""
+    """Radiance that the surface emits in the pattern's colour. A surface that emits light is not lit."""
 
 
 class MaterialTable(NamedTuple):
@@ -52,7 +56,7 @@ class MaterialTable(NamedTuple):
 
 
 def pack(materials: Sequence[Material], shiny: bool) -> MaterialTable:
-    """The table of some materials; without ``shiny`` every gloss is 0 and metals scatter light like paint."""
+    """Returns the table of these materials. Without ``shiny`` every gloss is 0 and metals scatter light like paint."""
     surface = [
         (m.gloss, float(m.metal), m.roughness, m.emission) if shiny else (0.0, 0.0, 0.0, m.emission) for m in materials
     ]

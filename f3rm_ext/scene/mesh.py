@@ -1,4 +1,4 @@
-"""Triangle meshes of the scene: one small class and how meshes are moved and joined."""
+"""Triangle meshes of the scene, and functions that move and join them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,23 +11,23 @@ Real = int | float
 
 @dataclass(frozen=True)
 class Mesh:
-    """A triangle mesh with smooth normals; vertices are doubled where the surface has a sharp edge."""
+    """A triangle mesh with smooth normals; vertices are doubled at sharp edges."""
 
     vertices: Float[np.ndarray, "verts 3"]
     """Metres, z up."""
     normals: Float[np.ndarray, "verts 3"]
-    """Unit normals of the smooth surface that the mesh stands for, outwards."""
+    """Outward unit normals of the smooth surface that the mesh approximates."""
     faces: Int[np.ndarray, "faces 3"]
     """Vertex indices, counter-clockwise seen from outside."""
     coords: Float[np.ndarray, "verts 3"]
-    """Texture coordinates: what the patterns of :mod:`f3rm_ext.scene.patterns` are functions of."""
+    """Texture coordinates, the arguments of the patterns in :mod:`f3rm_ext.scene.patterns`."""
     material: Int[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Material index of each face; empty until the mesh is given a material."""
     label: Int[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Object id of each face; empty until the mesh becomes part of an object."""
+    """Object id of each face; empty until the mesh is given a label."""
 
     def moved(self, transform: Float[np.ndarray, "4 4"]) -> "Mesh":
-        """The mesh under a similarity transform; texture coordinates stay with the surface."""
+        """Returns the mesh under a similarity transform. Texture coordinates move with the surface."""
         normals = self.normals @ transform[:3, :3].T
         return replace(
             self,
@@ -36,19 +36,19 @@ class Mesh:
         )
 
     def at(self, x: Real = 0.0, y: Real = 0.0, z: Real = 0.0, turn_deg: Real = 0.0, tilt_deg: Real = 0.0) -> "Mesh":
-        """The mesh tilted about x, then turned about z, then shifted by (x, y, z) metres."""
+        """Returns the mesh tilted about x, then turned about z, then shifted by (x, y, z) metres."""
         return self.moved(placement(x, y, z, turn_deg, tilt_deg))
 
     def textured(self, coords: np.ndarray) -> "Mesh":
-        """The mesh with other texture coordinates."""
+        """Returns the mesh with other texture coordinates."""
         return replace(self, coords=np.asarray(coords, np.float64))
 
     def of(self, material: int) -> "Mesh":
-        """The mesh with every face of one material."""
+        """Returns the mesh with one material on every face."""
         return replace(self, material=np.full(len(self.faces), material, np.int32))
 
     def compacted(self) -> "Mesh":
-        """The mesh without vertices that no face uses."""
+        """Returns the mesh without vertices that no face uses."""
         used = np.unique(self.faces)
         number = np.zeros(len(self.vertices), np.int32)
         number[used] = np.arange(len(used))
@@ -61,12 +61,16 @@ class Mesh:
         )
 
     def labelled(self, label: int) -> "Mesh":
-        """The mesh with every face belonging to one object."""
+        """Returns the mesh with every face belonging to one object."""
         return replace(self, label=np.full(len(self.faces), label, np.int32))
 
 
 def placement(x: Real, y: Real, z: Real, turn_deg: Real = 0.0, tilt_deg: Real = 0.0) -> Float[np.ndarray, "4 4"]:
-    """The rigid transform that tilts about x, then turns about z, then shifts."""
+    """Returns the rigid transform that tilts about x, then turns about z, then shifts.
+
+    >>> placement(1, 2, 3)[:3, 3].tolist()
+    [1.0, 2.0, 3.0]
+    """
     turn, tilt = np.deg2rad(turn_deg), np.deg2rad(tilt_deg)
     about_z = np.array([[np.cos(turn), -np.sin(turn), 0], [np.sin(turn), np.cos(turn), 0], [0, 0, 1]])
     about_x = np.array([[1, 0, 0], [0, np.cos(tilt), -np.sin(tilt)], [0, np.sin(tilt), np.cos(tilt)]])
@@ -77,7 +81,7 @@ def placement(x: Real, y: Real, z: Real, turn_deg: Real = 0.0, tilt_deg: Real = 
 
 
 def joined(meshes: Sequence[Mesh]) -> Mesh:
-    """One mesh out of several, in order."""
+    """Joins several meshes into one, in order."""
     offsets = np.cumsum([0] + [len(mesh.vertices) for mesh in meshes[:-1]])
     return Mesh(
         vertices=np.concatenate([mesh.vertices for mesh in meshes]),

@@ -1,4 +1,4 @@
-"""The named things on and around the table, each standing on z = 0 in its own frame, sizes in metres."""
+"""The named things on and around the table. Each stands on z = 0 in its own frame; sizes are in metres."""
 
 import colorsys
 from collections.abc import Callable
@@ -14,21 +14,21 @@ GREY: Color = (0.5, 0.5, 0.5)
 
 
 class Workshop:
-    """Makes objects: hands out materials and the random numbers that vary them."""
+    """Provides the materials of objects and the random numbers that vary them."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
         self.materials: list[Material] = []
 
     def material(self, pattern: Pattern, *colors: Color, params: tuple[Real, ...] = (1.0,), **surface: Real) -> int:
-        """Index of a new material; missing colours repeat the last one given."""
+        """Adds a material and returns its index. Missing colours repeat the last one given."""
         a, b, c = (*colors, *(colors[-1:] * 2))[:3]
         metal = bool(surface.pop("metal", 0))
         self.materials.append(Material(pattern, a, b, c, params, metal=metal, **surface))
         return len(self.materials) - 1
 
     def pick(self, *codes: int) -> Color:
-        """One of some sRGB colours, a little varied in hue and brightness."""
+        """Returns one of these sRGB colours, slightly varied in hue and brightness."""
         red, green, blue = srgb(int(self.rng.choice(codes)))
         hue, saturation, value = colorsys.rgb_to_hsv(red, green, blue)
         return colorsys.hsv_to_rgb(
@@ -106,7 +106,7 @@ def lamp(shop: Workshop) -> Mesh:
 
 
 SHADE = (0.36, 0.53, 0.135, 0.085)
-"""The lamp's shade: z of its lower and upper rim, and their radii."""
+"""The lamp's shade: z of its lower and upper rim, then their radii."""
 
 
 def book_stack(shop: Workshop) -> Mesh:
@@ -236,7 +236,7 @@ def picture_frame(shop: Workshop) -> Mesh:
 
 
 def painted(shop: Workshop, width: Real, height: Real, gloss: Real = 0.0, spacing: Real = 0.02) -> Mesh:
-    """A landscape in the x-z plane, facing -y, centred on the origin."""
+    """A painted landscape in the x-z plane, facing -y, centred on the origin."""
     paint = shop.material(Pattern.PAINTING, GREY, params=(float(shop.rng.uniform(0, 50)),), gloss=gloss)
     sheet = shapes.rectangle(width, height, spacing)
     sheet = sheet.textured(sheet.vertices / [width, height, 1.0] + [0.5, 0.5, 0.0])
@@ -325,7 +325,7 @@ def apple(shop: Workshop) -> Mesh:
 
 
 def rubber_duck(shop: Workshop) -> Mesh:
-    """A bath duck: a smooth union of blobs, beak and eyes apart."""
+    """A bath duck: a smooth union of blobs, with separate beak and eyes."""
     yellow = shop.material(Pattern.PLAIN, shop.pick(0xF7C625, 0xFFCF33), gloss=0.04, roughness=0.05)
     orange = shop.material(Pattern.PLAIN, srgb(0xE8651A), gloss=0.04, roughness=0.05)
     black = shop.material(Pattern.PLAIN, srgb(0x141414), gloss=0.06)
@@ -394,7 +394,7 @@ TALL: dict[str, Callable[[Workshop], Mesh]] = {
     "book stack": book_stack,
     "picture frame": picture_frame,
 }
-"""What stands around the lamp in the middle of the table."""
+"""Things around the lamp in the middle of the table."""
 
 SMALL: dict[str, Callable[[Workshop], Mesh]] = {
     "mug": mug,
@@ -408,4 +408,4 @@ SMALL: dict[str, Callable[[Workshop], Mesh]] = {
     "rubber duck": rubber_duck,
     "fruit bowl": fruit_bowl,
 }
-"""What stands along the rim of the table."""
+"""Things along the rim of the table."""

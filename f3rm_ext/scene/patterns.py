@@ -1,8 +1,8 @@
 """Procedural textures: colour as a function of texture coordinates, in numba.
 
-A pattern takes coordinates (x, y, z), three linear RGB colours and four parameters from a material, and gives the
-linear RGB albedo there. Which coordinates a shape has is said in :mod:`f3rm_ext.scene.shapes`; ``scale`` below is the
-size of one feature in the units of those coordinates.
+A pattern takes coordinates (x, y, z), three linear RGB colours and four parameters of a material, and returns the
+linear RGB albedo there. :mod:`f3rm_ext.scene.shapes` documents the coordinates of each shape, in whose units sizes and
+distances below are.
 """
 
 import enum
@@ -16,7 +16,7 @@ from f3rm_ext.scene.kernels import FAST
 
 
 class Pattern(enum.IntEnum):
-    """What each material can look like; a, b, c are its colours, p0 … p3 its parameters."""
+    """Patterns of materials; a, b and c are the material's colours, p0 … p3 its parameters."""
 
     PLAIN = 0
     """a with a cloudy variation of strength p1 and size p0."""
@@ -25,19 +25,19 @@ class Pattern(enum.IntEnum):
     STRIPES = 2
     """a and b in stripes of width p0 along p1·x + p2·y + p3·z."""
     WOOD = 3
-    """Rings and grain around the x axis, from a to b; p0 is the distance of the rings."""
+    """Rings and grain around the x axis, from a to b; p0 is the distance between rings."""
     MARBLE = 4
-    """Veins of b and some c in a; p0 is the distance of the veins."""
+    """Veins of b and some c in a; p0 is the distance between veins."""
     TERRAZZO = 5
     """Chips of b, c and grey in a; p0 is the size of the chips."""
     FABRIC = 6
     """A weave of threads of a and b, p0 apart, on x and y."""
     PLANKS = 7
-    """Floor boards along x, from a to b; p0 long and p1 wide."""
+    """Floorboards along x, from a to b, p0 long and p1 wide."""
     CUBE = 8
     """3x3 coloured stickers on each side of the cube ±1; p0 shuffles them."""
     PAINTING = 9
-    """Hills under a sun, on x, y in 0-1; p0 changes the picture."""
+    """Hills under a sun, on x, y in 0-1; p0 varies the picture."""
     DOUGHNUT = 10
     """Dough a, icing b with sprinkles, on (turn around, turn across)."""
     RUG = 11
@@ -59,7 +59,7 @@ class Pattern(enum.IntEnum):
 @no_type_check
 @njit(cache=True, inline="always")
 def _hash(ix, iy, iz):
-    """A number in [0, 1) for a lattice point."""
+    """Returns a pseudo-random number in [0, 1) for a lattice point."""
     h = np.uint32(ix * 374761393 + iy * 668265263 + iz * 2147483647 + 974634777)
     h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(1274126177))
     h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(2246822519))
@@ -69,7 +69,7 @@ def _hash(ix, iy, iz):
 @no_type_check
 @njit(cache=True, fastmath=FAST)
 def noise(x, y, z):
-    """Value noise in [0, 1], smooth, features of size 1."""
+    """Returns smooth value noise in [0, 1] with features of size 1."""
     fx, fy, fz = math.floor(x), math.floor(y), math.floor(z)
     ix, iy, iz = int(fx), int(fy), int(fz)
     tx, ty, tz = x - fx, y - fy, z - fz
@@ -87,7 +87,7 @@ def noise(x, y, z):
 @no_type_check
 @njit(cache=True, fastmath=FAST)
 def fractal(x, y, z, octaves):
-    """Sum of noise at doubling frequencies, in [0, 1]."""
+    """Returns a sum of noise at doubling frequencies, in [0, 1]."""
     total, amplitude, norm = 0.0, 0.5, 0.0
     for _ in range(octaves):
         total += amplitude * noise(x, y, z)
@@ -137,7 +137,7 @@ def _rainbow(h):
 @no_type_check
 @njit(cache=True)
 def _cell(x, y, z):
-    """Distance to, and identity of, the nearest of one jittered point per unit cell."""
+    """Returns distance and identity of the nearest jittered point, with one such point in each unit cell."""
     fx, fy, fz = math.floor(x), math.floor(y), math.floor(z)
     best, identity = 1e9, 0.0
     for dx in range(-1, 2):
@@ -157,7 +157,7 @@ def _cell(x, y, z):
 @no_type_check
 @njit(cache=True)
 def _cube_face(x, y, z):
-    """Side of the cube ±1 a point is on (0-5) and its two coordinates there."""
+    """Returns the side (0-5) of the cube ±1 that a point lies on, and its two coordinates there."""
     ax, ay, az = abs(x), abs(y), abs(z)
     if az >= ax and az >= ay:
         return (4 if z > 0 else 5), x, y
@@ -229,7 +229,7 @@ def _rug(x, y, a, b, c, radius):
 @no_type_check
 @njit(cache=True)
 def color_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
-    """Linear RGB albedo (or emitted colour) of a pattern at texture coordinates (x, y, z)."""
+    """Returns the linear RGB albedo (or emitted colour) of a pattern at texture coordinates (x, y, z)."""
     if pattern == 1:
         odd = (math.floor(x / p0) + math.floor(y / p0)) & 1
         return b if odd else a

@@ -1,4 +1,4 @@
-"""One large picture of the room. Import it late: it pulls in numba."""
+"""Renders one large picture of the room. Import this module late, because it imports numba."""
 
 import colorsys
 import os
@@ -19,12 +19,12 @@ _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 
 
 def write_picture(out: Path, config: PictureConfig) -> Path:
-    """See :func:`f3rm_ext.scene.take_picture`."""
+    """Writes one picture of the room, see :func:`f3rm_ext.scene.take_picture`."""
     config.check()
     if out.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"{out} does not end in .jpg or .png, so its format is unclear: give it such a name.")
+        raise ConfigError(f"{out} does not end in .jpg or .png, so its format is unclear: choose such a name.")
     if out.is_dir() or (out.exists() and not config.overwrite):
-        raise CaptureError(f"{out} is there already and would be lost: choose another name, or give --overwrite.")
+        raise CaptureError(f"{out} already exists and would be lost: choose another name, or use --overwrite.")
     scene = light_world(build_world(config.seed, config.shiny, config.light_rays), config.light_rays)
     angle = np.deg2rad(config.azimuth)
     eye = np.array([config.distance * np.cos(angle), config.distance * np.sin(angle), config.eye_height])
@@ -47,16 +47,14 @@ def write_picture(out: Path, config: PictureConfig) -> Path:
         sync(partial)
         os.replace(partial, out)
     except OSError as error:
-        raise CaptureError(
-            f"Cannot write {out}: {error.strerror or error}; choose a place you may write to."
-        ) from error
+        raise CaptureError(f"Cannot write {out}: {error.strerror or error}; choose a writable place.") from error
     finally:
         partial.unlink(missing_ok=True)
     return out
 
 
 def _with_maps(picture: Image.Image, view: View) -> Image.Image:
-    """The picture with depth, normals and labels side by side below it."""
+    """Returns the picture with depth, normals and labels side by side below it."""
     width = picture.width // 3
     height = round(picture.height * width / picture.width)
     sheet = Image.new("RGB", (picture.width, picture.height + height))
@@ -68,14 +66,14 @@ def _with_maps(picture: Image.Image, view: View) -> Image.Image:
 
 
 def _grey(depth: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
-    """Near is bright; evenly spread in inverse depth."""
+    """Shows depth as grey that is linear in inverse depth; near is bright."""
     inverse = 1 / np.maximum(depth, 1e-3)
     low, high = inverse.min(), inverse.max()
     return np.repeat((255 * (inverse - low) / max(high - low, 1e-9)).astype(np.uint8)[..., None], 3, axis=2)
 
 
 def label_colors(number: int) -> UInt8[np.ndarray, "number 3"]:
-    """Distinct colours for labels 0 … number - 1; 0 is black."""
+    """Returns distinct colours for labels 0 … number - 1; label 0 is black."""
     colors = [
         colorsys.hsv_to_rgb((0.618034 * k) % 1.0, (0.55, 0.85, 0.7)[k % 3], (0.95, 0.75, 0.6)[(k // 3) % 3])
         for k in range(number)

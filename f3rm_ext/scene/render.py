@@ -1,4 +1,4 @@
-"""The picture kernel: one thread per row, mirror-like reflections traced, everything else looked up."""
+"""The rendering kernel: one thread per row. It traces mirror-like reflections and looks up all other light."""
 
 import math
 from typing import NamedTuple, no_type_check
@@ -13,7 +13,7 @@ from f3rm_ext.scene.patterns import _hash, color_at
 
 
 class LitScene(NamedTuple):
-    """All that a picture is made from."""
+    """Everything that a view is rendered from."""
 
     tree: Tree
     geometry: Geometry
@@ -27,7 +27,7 @@ class LitScene(NamedTuple):
 
 
 class View(NamedTuple):
-    """What one camera sees, all (h, w, …)."""
+    """What one camera sees; all arrays are (h, w, …)."""
 
     rgb: np.ndarray
     """uint8 sRGB, supersampled."""
@@ -68,7 +68,7 @@ def _vertex_colors(materials, vertex_material, coords, out):
 
 
 def vertex_colors(materials: MaterialTable, vertex_material: np.ndarray, coords: np.ndarray) -> np.ndarray:
-    """Albedo (or emitted colour) of each vertex, linear RGB (verts, 3)."""
+    """Returns the albedo (or emitted colour) of each vertex, linear RGB (verts, 3)."""
     out = np.empty((len(coords), 3))
     _vertex_colors(materials, vertex_material, coords, out)
     return np.clip(out, 0.0, 1.0)
@@ -230,7 +230,7 @@ def _render(
                     nx, ny, nz = _normal_at(tree, geometry, hit, bu, bv, dx, dy, dz)
                     normals[row, col, 0], normals[row, col, 1], normals[row, col, 2] = nx, ny, nz
                 else:
-                    # The sun is 0.4° wide: each sample sees another part of it, the same part in every pixel.
+                    # The sun is 0.4° wide: each sample of a pixel sees another part, the same part in every pixel.
                     number = (row * width + col) * side * side + sample
                     tilt_u = 0.007 * ((sample % side + 0.5) / side - 0.5)
                     tilt_v = 0.007 * ((sample // side + 0.5) / side - 0.5)
@@ -272,16 +272,16 @@ def render(
     bounces: int = 2,
     exposure: float = 1.0,
 ) -> View:
-    """One view of the scene.
+    """Renders one view of the scene.
 
     Args:
         scene: The lit scene.
         c2w: (3 or 4, 4) camera to world, OpenGL convention, metres.
         width_px: Image width.
         height_px: Image height; the principal point is the middle of the image.
-        focal_px: Focal length, both axes.
-        samples: Samples along each side of a pixel for the colours.
-        bounces: How often a ray is followed from one shiny surface to the next.
+        focal_px: Focal length of both axes.
+        samples: Colour samples along each side of a pixel.
+        bounces: Number of reflections that a ray is followed through.
         exposure: Factor on radiance before the film curve.
     """
     view = View(

@@ -1,4 +1,4 @@
-"""The room around the table: walls, window, curtains, pictures, shelf, and what stands on the floor."""
+"""The room around the table: walls, window, curtains, paintings, shelf, and the things on the floor."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ HALF = 2.5
 HEIGHT = 2.7
 """Height of the ceiling, metres."""
 WINDOW = (1.9, 1.45, 1.62)
-"""Width, height and height of the centre of the window in the wall at y = +HALF, metres."""
+"""The window in the wall at y = +HALF: its width, its height, and the height of its centre, metres."""
 _SKY = 2.6
 _SHADE = np.array([1.9, 1.25, 0.7])
 
@@ -34,7 +34,7 @@ def ceiling(shop: Workshop) -> Mesh:
 
 
 def walls(shop: Workshop) -> Mesh:
-    """Wallpaper above a painted dado, with skirting and a rail between."""
+    """Wallpaper above a painted dado, with a skirting board and a dado rail."""
     upper = shop.pick(0xE7DCC3, 0xD8DFD3, 0xDCD6E2)
     dado = shop.pick(0x8FA998, 0x86A0B8, 0xBC8F7A)
     paper = shop.material(Pattern.PANEL, upper, dado, params=(0.92, 0.125))
@@ -118,7 +118,7 @@ def bookshelf(shop: Workshop) -> Mesh:
             tall = float(shop.rng.uniform(0.62, 0.93)) * (gap - board)
             deep = float(shop.rng.uniform(0.17, 0.23))
             book = shapes.box(thick - 0.001, deep, tall, 0.13)
-            # The weave runs along the visible spine: its texture lies in x and z.
+            # The weave shows on the visible spine, so its texture lies in x and z.
             book = book.textured(book.vertices[:, [0, 2, 1]]).at(
                 x + thick / 2, -depth + 0.03 + deep / 2, k * gap + board
             )
@@ -141,7 +141,7 @@ def stool(shop: Workshop) -> Mesh:
 
 
 def checker_ball(shop: Workshop) -> Mesh:
-    """A large play ball in squares of two colours."""
+    """A large play ball with squares of two colours."""
     skin = shop.material(
         Pattern.CHECKER,
         shop.pick(0x2A9D8F, 0xE76F51, 0x3D5A80),
@@ -152,17 +152,17 @@ def checker_ball(shop: Workshop) -> Mesh:
     )
     ball = shapes.sphere(0.17, around=96)
     polar = np.arccos(np.clip(ball.normals[:, 2], -1, 1)) / np.pi
-    # Texture runs once around in eight squares, pole to pole in four (0.125 · 2 each).
+    # Eight squares around the ball, four from pole to pole (0.125 · 2 each).
     return ball.textured(np.stack([ball.coords[:, 0], polar, 0 * polar], -1)).of(skin)
 
 
 def lights(rng: np.random.Generator, lamp_to_world: np.ndarray, fineness: int) -> Lights:
-    """The window's sky, the lamp's shade and its open ends, and a low sun.
+    """Returns the lights: the sky in the window, the lamp's shade with its open ends, and a low sun.
 
     Args:
-        rng: Varies where the sun stands.
-        lamp_to_world: Where the lamp is.
-        fineness: Points along a side of the window's grid of lights; the lamp has fewer.
+        rng: Varies the position of the sun.
+        lamp_to_world: Pose of the lamp.
+        fineness: Sets how many points represent the window and the lamp.
     """
     width, height, middle = WINDOW
     across, up = 2 * fineness, int(1.4 * fineness) + 1

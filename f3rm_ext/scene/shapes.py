@@ -14,9 +14,10 @@ from f3rm_ext.scene.mesh import Mesh, Real, joined, placement
 
 
 def patch(points: Float[np.ndarray, "us vs 3"], closed_v: bool = False) -> Mesh:
-    """A surface through a grid of points; ∂u x ∂v points outwards. With ``closed_v`` the last column meets the first.
+    """Returns a surface through a grid of points, where ∂u x ∂v points outwards.
 
-    A row may shrink to a point (a pole): its empty triangles are left out.
+    With ``closed_v`` the last column coincides with the first. A row may shrink to a point (a pole); its empty
+    triangles are left out.
     """
     us, vs = points.shape[:2]
     along_u = np.gradient(points, axis=0)
@@ -44,14 +45,18 @@ def patch(points: Float[np.ndarray, "us vs 3"], closed_v: bool = False) -> Mesh:
 
 
 def rectangle(width: Real, depth: Real, spacing: Real) -> Mesh:
-    """Facing up, centred on the origin; texture coordinates (x, y, 0)."""
+    """Returns a rectangle that faces up, centred on the origin, with texture coordinates (x, y, 0)."""
     us, vs = (max(2, int(np.ceil(side / spacing)) + 1) for side in (width, depth))
     x, y = np.meshgrid(np.linspace(-width / 2, width / 2, us), np.linspace(-depth / 2, depth / 2, vs), indexing="ij")
     return patch(np.stack([x, y, np.zeros_like(x)], axis=-1))
 
 
 def resampled(profile: Sequence[tuple[Real, Real]], spacing: Real) -> Float[np.ndarray, "n 2"]:
-    """Points along a polyline, about ``spacing`` apart, all corners kept."""
+    """Returns points along a polyline, at most ``spacing`` apart, with all its corners.
+
+    >>> resampled([(0, 0), (1, 0)], spacing=0.5).tolist()
+    [[0.0, 0.0], [0.5, 0.0], [1.0, 0.0]]
+    """
     points = [np.asarray(profile[0], float)]
     for start, end in itertools.pairwise(np.asarray(profile, float)):
         steps = max(1, int(np.ceil(np.linalg.norm(end - start) / spacing)))
@@ -60,7 +65,7 @@ def resampled(profile: Sequence[tuple[Real, Real]], spacing: Real) -> Float[np.n
 
 
 def smooth_curve(profile: Sequence[tuple[Real, Real]], points: int) -> Float[np.ndarray, "points 2"]:
-    """A Catmull-Rom-like cubic through the given points, evenly sampled in its parameter."""
+    """Returns points of a cubic spline through the given points, evenly spaced in its centripetal parameter."""
     from scipy.interpolate import CubicSpline
 
     knots = np.asarray(profile, float)
@@ -69,10 +74,10 @@ def smooth_curve(profile: Sequence[tuple[Real, Real]], points: int) -> Float[np.
 
 
 def revolve(profile: np.ndarray, around: int = 64) -> Mesh:
-    """The surface swept by a profile of (radius, z) turning about z.
+    """Returns the surface swept by a profile of (radius, z) that turns about z.
 
-    Walk the profile so that outside is on its right (upwards for an outer wall). It is smooth along the profile;
-    join several for sharp edges. Texture coordinates: (angle / 2π, length along the profile in metres, z).
+    The outside must be on the right of the profile (so an outer wall goes upwards). The surface is smooth along the
+    profile; join several for sharp edges. Texture coordinates: (angle / 2π, length along the profile in metres, z).
     """
     profile = np.asarray(profile, float)
     angle = np.linspace(0, 2 * np.pi, around + 1)
@@ -87,12 +92,12 @@ def revolve(profile: np.ndarray, around: int = 64) -> Mesh:
 
 
 def lathe(*profiles: np.ndarray, around: int = 64) -> Mesh:
-    """Several surfaces of revolution, with a sharp edge between one and the next."""
+    """Returns several surfaces of revolution with sharp edges between them."""
     return joined([revolve(profile, around) for profile in profiles])
 
 
 def cylinder(radius: Real, height: Real, spacing: Real = 0.02, bevel: Real = 0.003, around: int = 64) -> Mesh:
-    """A closed cylinder with a narrow bevel. Texture coordinates are positions."""
+    """Returns a closed cylinder with a narrow bevel. Texture coordinates are positions."""
     side = resampled([(radius, bevel), (radius, height - bevel)], spacing)
     rim = [(radius - bevel * (1 - np.cos(a)), height - bevel * (1 - np.sin(a))) for a in np.linspace(0, np.pi / 2, 4)]
     foot = [(r, height - z) for r, z in rim[::-1]]
@@ -103,11 +108,14 @@ def cylinder(radius: Real, height: Real, spacing: Real = 0.02, bevel: Real = 0.0
 
 
 def torus(ring: Real, tube: Real, around: int = 96, across: int = 32) -> Mesh:
-    """Lying on z = 0. Texture coordinates: (angle around / 2π, angle across / 2π with 0.25 on top, 0)."""
+    """Returns a torus that lies on z = 0.
+
+    Texture coordinates: (angle around / 2π, angle across / 2π with 0.25 on top, 0).
+    """
     across_angle = np.linspace(0, 2 * np.pi, across + 1)
     profile = np.stack([ring + tube * np.cos(across_angle), tube + tube * np.sin(across_angle)], axis=-1)
     mesh = revolve(profile, around)
-    # The profile is closed: the normals of its two ends are those of the equator.
+    # The profile is closed, and both its ends lie on the equator.
     outwards = mesh.vertices[: around + 1, :2] / np.linalg.norm(mesh.vertices[: around + 1, :2], axis=1, keepdims=True)
     for row in (slice(0, around + 1), slice(across * (around + 1), None)):
         mesh.normals[row, :2] = outwards
@@ -119,7 +127,7 @@ def torus(ring: Real, tube: Real, around: int = 96, across: int = 32) -> Mesh:
 
 
 def sphere(radius: Real, around: int = 64) -> Mesh:
-    """Standing on z = 0; texture coordinates relative to its centre."""
+    """Returns a sphere that stands on z = 0, with texture coordinates relative to its centre."""
     angle = np.linspace(-np.pi / 2, np.pi / 2, around // 2 + 1)
     profile = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
     profile[[0, -1], 0] = 0
@@ -133,7 +141,7 @@ def sphere(radius: Real, around: int = 64) -> Mesh:
 def tube(
     path: Float[np.ndarray, "n 3"], radius: Real | Float[np.ndarray, "n"], around: int = 12, caps: bool = True
 ) -> Mesh:
-    """A round tube along a path; ends closed by a point where ``caps``."""
+    """Returns a round tube along a path; with ``caps`` its ends are closed."""
     path = np.asarray(path, float)
     radii = np.broadcast_to(np.asarray(radius, float), len(path)).copy()
     tangent = np.gradient(path, axis=0)
@@ -158,7 +166,7 @@ def tube(
 
 
 def rounded_box(width: Real, depth: Real, height: Real, bevel: Real, spacing: Real = 0.03) -> Mesh:
-    """A box with rounded edges. Texture coordinates are positions relative to its centre, in half-sides (±1)."""
+    """Returns a box with rounded edges. Texture coordinates are positions from its centre in half-sides (±1)."""
     half = np.array([width, depth, height]) / 2
     bevel = min(bevel, 0.999 * half.min())
     sides = []
@@ -195,7 +203,7 @@ def rounded_box(width: Real, depth: Real, height: Real, bevel: Real, spacing: Re
 
 
 def thick_sheet(points: Float[np.ndarray, "us vs 3"], thickness: Real) -> Mesh:
-    """A sheet with two sides, ``thickness`` apart; texture coordinates (u, v, 0) in 0-1. Its rim stays open."""
+    """Returns a sheet with two sides, ``thickness`` apart, and an open rim; texture coordinates (u, v, 0) in 0-1."""
     front = patch(points)
     u, v = np.meshgrid(*(np.linspace(0, 1, n) for n in points.shape[:2]), indexing="ij")
     front = front.textured(np.stack([u, v, 0 * u], axis=-1).reshape(-1, 3))
@@ -207,7 +215,14 @@ def thick_sheet(points: Float[np.ndarray, "us vs 3"], thickness: Real) -> Mesh:
 def isosurface(
     distance: Callable[[np.ndarray], np.ndarray], low: Sequence[Real], high: Sequence[Real], spacing: Real
 ) -> Mesh:
-    """The zero set of a distance function (points (…, 3) → (…), negative inside) in a box, by marching cubes."""
+    """Returns the zero set of a distance function in a box, by marching cubes.
+
+    Args:
+        distance: Maps points (…, 3) to distances (…), negative inside.
+        low: Least corner of the box.
+        high: Greatest corner of the box.
+        spacing: Distance between grid points.
+    """
     from skimage.measure import marching_cubes
 
     axes = [np.arange(a, b + spacing, spacing) for a, b in zip(low, high, strict=True)]
@@ -228,7 +243,7 @@ def isosurface(
 
 
 def box(width: Real, depth: Real, height: Real, spacing: Real = 0.05) -> Mesh:
-    """A box with sharp edges; texture coordinates are positions."""
+    """Returns a box with sharp edges. Texture coordinates are positions."""
     sides = []
     for (w, d, h), turns in (
         ((width, depth, height), ((0, 0), (180, 0))),

@@ -1,4 +1,4 @@
-"""The whole scene for one seed: which thing stands where, as one mesh with labels, and its light."""
+"""The whole scene of a seed: things at their places as one labelled mesh, and its light."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from f3rm_ext.scene.render import LitScene, vertex_colors
 
 TABLE_HEIGHT = 0.74
 LOOK_AT = (0.0, 0.0, TABLE_HEIGHT + 0.12)
-"""What every camera looks at, metres."""
+"""Point that every camera looks at, metres."""
 
 
 @dataclass(frozen=True)
@@ -23,29 +23,29 @@ class Thing:
     """One labelled thing of the scene."""
 
     label: int
-    """Its id in the label images and in the mesh, ≥ 1."""
+    """Id in the label images and in the mesh, ≥ 1."""
     name: str
-    """Its name, unique in the scene."""
+    """Name, unique in the scene."""
     kind: str
-    """``object`` (on the table, the table itself, the rug), ``furniture`` or ``room``."""
+    """``object`` (things on the table, the table itself, the rug), ``furniture`` or ``room``."""
     object_to_world: Float[np.ndarray, "4 4"]
-    """Where its own frame (z up, standing on z = 0) is in the world; identity for parts of the room."""
+    """Pose of its own frame (z up, standing on z = 0) in the world; identity for parts of the room."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Geometry, looks and names; not yet lit."""
+    """Geometry, materials, names and lights of the scene, before lighting is computed."""
 
     mesh: Mesh
-    """All of it in the world frame."""
+    """The whole scene in the world frame."""
     materials: MaterialTable
-    """What the mesh's materials are."""
+    """Materials of the mesh."""
     things: list[Thing]
-    """In order of their labels, 1, 2, 3 …"""
+    """Labelled things in the order of their labels 1, 2, 3 …"""
     vertex_rgb: Float[np.ndarray, "verts 3"]
     """Albedo (or emitted colour) at each vertex, linear RGB."""
     lights: Lights
-    """What shines."""
+    """Light sources."""
 
     @property
     def vertex_material(self) -> np.ndarray:
@@ -66,12 +66,12 @@ def _per_vertex(mesh: Mesh, per_face: np.ndarray) -> np.ndarray:
 
 
 def build_world(seed: int, shiny: bool = True, light_rays: int = 32) -> World:
-    """The scene of a seed: same seed, same scene.
+    """Builds the scene of a seed. The same seed always gives the same scene.
 
     Args:
-        seed: Which scene.
+        seed: Number of the scene.
         shiny: Whether glaze, varnish and metal reflect; otherwise everything is matt.
-        light_rays: Like the option of that name; here it sets how many points stand for the window and the lamp.
+        light_rays: The option of that name. Here it sets how many points represent the window and the lamp.
     """
     rng = np.random.default_rng([seed, 1])
     shop = objects.Workshop(rng)
@@ -133,7 +133,12 @@ def _on_table(angle_deg: float, radius: float, z: float, turn_deg: float) -> np.
 
 
 def light_world(world: World, gather_rays: int) -> LitScene:
-    """The scene ready to be looked at; ``gather_rays`` per vertex and bounce find the light between surfaces."""
+    """Computes the scene's light and makes it ready to render.
+
+    Args:
+        world: The scene.
+        gather_rays: Rays per vertex and bounce that gather the light between surfaces.
+    """
     mesh = world.mesh
     tree = build_tree(mesh.vertices, mesh.faces)
     geometry = Geometry(

@@ -1,6 +1,6 @@
-"""The command ``f3rm-ext``: finds the group of commands that is asked for and hands over to it.
+"""The command ``f3rm-ext``: imports the chosen group of commands and runs it.
 
-A group is imported only when it is used, so that help comes at once and a broken part keeps no other from working.
+A group is imported only when it is used, so that help appears at once and a broken part breaks no other.
 """
 
 import importlib
@@ -18,10 +18,10 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Group:
-    """A group of commands: a dataclass, or a union of them, with a method ``main`` that may return an exit code."""
+    """A group of commands: a dataclass or a union of dataclasses, whose method ``main`` may return an exit code."""
 
     module: str
-    """Where it is defined."""
+    """Module that defines it."""
     attribute: str
     """Its name there."""
     help: str
@@ -37,7 +37,7 @@ class Group:
             return getattr(importlib.import_module(self.module), self.attribute)
         except UserError:
             raise
-        except Exception as error:  # a broken package can raise anything when imported
+        except Exception as error:  # importing a broken package can raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
             raise ConfigError(
                 f"`{PROGRAM} {name}` cannot be used here ({type(error).__name__}: {reason}): "
@@ -47,37 +47,45 @@ class Group:
 
 GROUPS = {
     "demo": Group(
-        "f3rm_ext.scripts.demo", "Demo", "Train, evaluate, query and report, on a made-up scene or a capture."
+        "f3rm_ext.scripts.demo", "Demo", "Train, evaluate, query and report, on a synthetic scene or a capture."
     ),
     "doctor": Group(
-        "f3rm_ext.scripts.doctor", "Doctor", "Say what is installed and found, and what to do about the rest."
+        "f3rm_ext.scripts.doctor", "Doctor", "Report what is installed and found, and how to get what is missing."
     ),
-    "eval-query": Group("f3rm_ext.scripts.eval_query", "EvalQuery", "Compare queries with the labels of a capture."),
+    "eval-query": Group("f3rm_ext.scripts.eval_query", "EvalQuery", "Score queries against the labels of a capture."),
     "eval-scales": Group(
-        "f3rm_ext.scripts.eval_scales", "EvalScales", "Compare splats with photos of larger and smaller sizes."
+        "f3rm_ext.scripts.eval_scales", "EvalScales", "Score splats against photos at smaller and larger sizes."
     ),
     "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Write the scene for other programs."),
-    "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, list and verify 2D features."),
-    "query": Group("f3rm_ext.scripts.query", "Query", "Show where things are: by text, by example, by vectors."),
-    "scene": Group("f3rm_ext.scripts.scene", "SceneCommand", "Write a synthetic capture with exact ground truth."),
+    "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
+    "query": Group(
+        "f3rm_ext.scripts.query",
+        "Query",
+        "Find things by text, by example or by vectors, and write pictures of where they are.",
+    ),
+    "scene": Group(
+        "f3rm_ext.scripts.scene",
+        "SceneCommand",
+        "Write a synthetic capture with exact ground truth, or a picture of its room.",
+    ),
 }
 
 
 def overview() -> str:
-    """What ``f3rm-ext --help`` prints."""
+    """Returns what ``f3rm-ext --help`` prints."""
     width = max(map(len, GROUPS))
     lines = [f"  {name:<{width}}  {group.help}" for name, group in GROUPS.items()]
     return "\n".join(
         [
             f"usage: {PROGRAM} [-h] [--version] COMMAND ...",
             "",
-            "Feature fields for Nerfstudio: tools around `ns-train f3rm-ext`.",
+            "Feature fields and splats for Nerfstudio: tools for runs of `ns-train f3rm-ext` and `ns-train sugar-ext`.",
             "",
             "commands:",
             *lines,
             "",
-            f"`{PROGRAM} COMMAND --help` explains a command. For completion of commands and options in the shell:",
-            f"`{PROGRAM} --tyro-write-completion bash FILE`.",
+            f"`{PROGRAM} COMMAND --help` explains a command.",
+            f"`{PROGRAM} --tyro-write-completion bash FILE` writes a completion script for the shell.",
         ]
     )
 
@@ -92,8 +100,8 @@ def run(arguments: Sequence[str]) -> int:
         Exit code of the command.
 
     Raises:
-        UserError: Whatever the user can put right.
-        SystemExit: From tyro, for help (0) and for wrong options (2).
+        UserError: Something that the user can put right.
+        SystemExit: From tyro, after help (0) or wrong options (2).
     """
     first = arguments[0] if arguments else "--help"
     if first in ("-h", "--help"):
@@ -113,7 +121,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _complete(arguments: Sequence[str]) -> int:
-    """Lets tyro write a shell's completion script, for which it has to see every group at once."""
+    """Lets tyro write a completion script, which needs all groups at once."""
     import tyro
 
     found = {}
@@ -127,7 +135,7 @@ def _complete(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the console script: errors as one sentence, exit code 2; Ctrl-C gives 130."""
+    """Entry point of the console script. Errors are one sentence with exit code 2; Ctrl-C gives exit code 130."""
     threads.prepare_environment()
     try:
         return run(sys.argv[1:] if arguments is None else arguments)
@@ -135,5 +143,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.report(error)
         return errors.EXIT_CODE
     except KeyboardInterrupt:
-        print("\nStopped; what was finished is kept.", file=sys.stderr)
+        print("\nStopped; finished work is kept.", file=sys.stderr)
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""``f3rm-ext doctor``: what is installed and found, and what to do about the rest. Off-line, in a few seconds."""
+"""``f3rm-ext doctor``: reports what is installed and found and how to get what is missing, off-line and in seconds."""
 
 import importlib
 import importlib.metadata
@@ -22,7 +22,7 @@ from f3rm_ext import __version__, compat, threads
 
 _GIB = 1 << 30
 _MIN_FREE_GIB = 5
-_PACKAGES = {  # distribution: (module, whether nothing works without it, what it is for)
+_PACKAGES = {  # distribution: (module, whether it is essential, purpose)
     "torch": ("torch", True, "everything"),
     "nerfstudio": ("nerfstudio", True, "everything"),
     "viser": ("viser", True, "the viewer"),
@@ -30,18 +30,18 @@ _PACKAGES = {  # distribution: (module, whether nothing works without it, what i
     "open_clip_torch": ("open_clip", False, "CLIP features"),
     "transformers": ("transformers", False, "DINO features from the hub (local weights need nothing)"),
     "gsplat": ("gsplat", False, "sugar-ext on CUDA, and splatfacto"),
-    "tinycudann": ("tinycudann", False, "the fastest hash grid on CUDA (torch's is used otherwise)"),
+    "tinycudann": ("tinycudann", False, "the fastest hash grid on CUDA (without it, the torch grid is used)"),
 }
 
 
 class Verdict(str, Enum):
-    """How a check went."""
+    """Result of a check."""
 
     OK = "ok"
     ABSENT = "absent"
-    """Something optional is not there."""
+    """Something optional is missing."""
     BROKEN = "broken"
-    """Something essential is not there or does not work."""
+    """Something essential is missing or does not work."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Finding:
     topic: str
     """Group of checks."""
     name: str
-    """What was looked at."""
+    """What was checked."""
     verdict: Verdict
-    """How it went."""
+    """Result of the check."""
     found: str
     """What was found."""
     advice: str = ""
-    """What to do; empty where there is nothing to do."""
+    """What to do; empty if nothing needs to be done."""
 
 
 def _reason(error: BaseException) -> str:
@@ -66,7 +66,7 @@ def _reason(error: BaseException) -> str:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Versions, and whether what matters can be imported."""
+    """Checks versions of packages and whether they can be imported."""
     yield Finding("packages", "f3rm_ext", Verdict.OK, __version__)
     python = platform.python_version()
     if python.split(".")[:2] in (["3", "10"], ["3", "11"]):
@@ -94,7 +94,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_devices() -> Iterator[Finding]:
-    """CPU, GPUs and their memory."""
+    """Checks CPU, GPUs and their memory."""
     yield Finding("devices", "cpu", Verdict.OK, f"{os.cpu_count()} cores, {platform.machine()}")
     import torch
 
@@ -115,11 +115,11 @@ def check_devices() -> Iterator[Finding]:
 
 
 def check_threads() -> Iterator[Finding]:
-    """How many threads compute on the CPU, what limits them, and how they wait."""
+    """Checks how many threads compute on the CPU, what limits them, and how they wait."""
     if threads.numba_layer() == "workqueue":
         advice = (
-            "Install GNU OpenMP (Debian: apt-get install libgomp1): with its layer `workqueue` numba ends the process "
-            "where two threads compute at once."
+            "Install GNU OpenMP (Debian: apt-get install libgomp1): with the layer `workqueue`, numba ends the process "
+            "when two threads compute at once."
         )
         yield Finding("devices", "threads", Verdict.ABSENT, threads.describe(), advice)
     else:
@@ -127,7 +127,7 @@ def check_threads() -> Iterator[Finding]:
 
 
 def check_backends() -> Iterator[Finding]:
-    """Which implementation of the hash grid trains here, and gsplat."""
+    """Checks which implementations of the hash grid work, and gsplat."""
     try:
         importlib.import_module("f3rm_ext.nerf.hash_grid")
         yield Finding("backends", "hash grid (torch, numba)", Verdict.OK, "works on CPU and CUDA")
@@ -135,7 +135,7 @@ def check_backends() -> Iterator[Finding]:
         yield Finding("backends", "hash grid (torch, numba)", Verdict.BROKEN, _reason(error), "Install f3rm_ext again.")
     try:
         importlib.import_module("tinycudann")
-        yield Finding("backends", "hash grid (tcnn)", Verdict.OK, "used where asked for, or by `auto`")
+        yield Finding("backends", "hash grid (tcnn)", Verdict.OK, "used if chosen, or by `auto`")
     except Exception as error:
         found = "not installed" if isinstance(error, ModuleNotFoundError) else _reason(error)
         yield Finding("backends", "hash grid (tcnn)", Verdict.ABSENT, found, "Not needed: the torch grid is used.")
@@ -144,12 +144,12 @@ def check_backends() -> Iterator[Finding]:
         works, found, advice = compat.describe_gsplat()
         yield Finding("backends", "gsplat", Verdict.OK if works else Verdict.ABSENT, found, advice)
     except Exception as error:
-        advice = "`pip install gsplat==1.4.0`; sugar-ext on CUDA needs it (on the CPU it does not), and splatfacto."
+        advice = "`pip install gsplat==1.4.0`; splatfacto needs it, and sugar-ext on CUDA (but not on the CPU)."
         yield Finding("backends", "gsplat", Verdict.ABSENT, _reason(error), advice)
 
 
 def check_weights() -> Iterator[Finding]:
-    """Extractors and whether their weights are on this machine, and those of LPIPS."""
+    """Checks extractors and whether their weights and those of LPIPS are on this machine."""
     try:
         from f3rm_ext.features.extractors.registry import available_extractors
 
@@ -174,12 +174,12 @@ def check_weights() -> Iterator[Finding]:
     if path.is_file():
         yield Finding("weights", "LPIPS (AlexNet)", Verdict.OK, str(path))
     else:
-        advice = f"Fetched at the first evaluation; off-line, place the file at {path}. All other metrics work without."
+        advice = f"Fetched by the first evaluation; off-line, put the file at {path}. Other metrics do not need it."
         yield Finding("weights", "LPIPS (AlexNet)", Verdict.ABSENT, "not on this machine", advice)
 
 
 def check_storage() -> Iterator[Finding]:
-    """The feature store's folder and its disk."""
+    """Checks the feature store's folder and its disk."""
     given = os.environ.get("F3RM_EXT_CACHE")
     folder = Path(given).expanduser() if given else Path.home() / ".cache" / "f3rm_ext"
     existing = folder
@@ -196,7 +196,7 @@ def check_storage() -> Iterator[Finding]:
 
 
 def check_methods() -> Iterator[Finding]:
-    """Whether every method registered with nerfstudio can be loaded: one that cannot stops every ``ns-*`` command."""
+    """Checks that every method registered with nerfstudio loads. One that does not stops every ``ns-*`` command."""
     compat.tolerate_missing_gsplat()
     for group in ("nerfstudio.method_configs", "nerfstudio.dataparser_configs"):
         for point in importlib.metadata.entry_points(group=group):
@@ -210,13 +210,13 @@ def check_methods() -> Iterator[Finding]:
                 continue
             broken = getattr(getattr(loaded, "config", None), "reason", "")
             if broken and package.replace("-", "_") == "f3rm_ext":
-                yield Finding("methods", name, Verdict.BROKEN, broken, "Install what is missing, see above.")
+                yield Finding("methods", name, Verdict.BROKEN, broken, "Install what is missing (see above).")
             else:
                 yield Finding("methods", name, Verdict.OK, f"registered by {package}")
 
 
 def check_programs() -> Iterator[Finding]:
-    """Programs other commands call."""
+    """Checks programs that other commands call."""
     path = compat.provide_ffmpeg()
     if path:
         yield Finding("programs", "ffmpeg", Verdict.OK, str(Path(path).resolve()))
@@ -238,12 +238,12 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 def examine() -> list[Finding]:
-    """All findings; a check that fails is a finding, too."""
+    """Runs all checks and returns their findings. A check that fails is a finding too."""
     findings: list[Finding] = []
     for check in CHECKS:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # other packages' deprecations are no news here
+                warnings.simplefilter("ignore")  # deprecations in other packages
                 findings.extend(check())
         except Exception as error:
             name = check.__name__.removeprefix("check_")
@@ -256,13 +256,13 @@ _STYLES = {Verdict.OK: "green", Verdict.ABSENT: "yellow", Verdict.BROKEN: "bold 
 
 @dataclass
 class Doctor:
-    """Say what is installed and found, and what to do about the rest."""
+    """Report what is installed and found, and how to get what is missing. Works off-line."""
 
     json: bool = False
-    """Print JSON for programs instead of a table."""
+    """Print JSON instead of a table."""
 
     def main(self) -> int:
-        """Prints the report; exit code 1 where something essential is broken."""
+        """Prints the report. Returns exit code 1 if something essential is broken."""
         findings = examine()
         broken = any(finding.verdict is Verdict.BROKEN for finding in findings)
         if self.json:
@@ -283,5 +283,5 @@ class Doctor:
             if finding.advice:
                 console.print(f"[{_STYLES[finding.verdict]}]{rich.markup.escape(finding.name)}[/]:", end=" ")
                 console.print(finding.advice, markup=False, highlight=False, soft_wrap=True)
-        print("\nSomething essential is broken, see above." if broken else "\nEverything essential works.")
+        print("\nSomething essential is broken (see above)." if broken else "\nEverything essential works.")
         return int(broken)

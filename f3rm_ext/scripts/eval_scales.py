@@ -62,10 +62,10 @@ class EvalScales:
         """Evaluates and writes the figures. Returns the exit code."""
         from nerfstudio.utils.rich_utils import CONSOLE
 
-        from f3rm_ext.features.store.extraction import image_progress
         from f3rm_ext.splat.export import load_splat_run
         from f3rm_ext.splat.multiscale_eval import evaluate_scales, possible_scales
         from f3rm_ext.splat.multiscale_strip import strip_png
+        from f3rm_ext.utils.console import image_progress
         from f3rm_ext.utils.output_file import replacing, require_writable
 
         run = load_splat_run(self.load_config)

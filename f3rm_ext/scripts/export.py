@@ -81,11 +81,11 @@ class Features(QueryOptions):
         from f3rm_ext.export.cloud import gather
         from f3rm_ext.export.features import FeatureCloud, write_features
         from f3rm_ext.export.normals import estimate_normals
-        from f3rm_ext.features.store.extraction import console, image_progress
         from f3rm_ext.query.parsing import build_queries
         from f3rm_ext.query.queryable import checked_head
         from f3rm_ext.query.run import load_run
         from f3rm_ext.query.writer import provenance
+        from f3rm_ext.utils.console import console, image_progress
         from f3rm_ext.utils.output_file import require_ours
 
         for path in (self.out, self.out.with_suffix(".npz")):
@@ -193,9 +193,9 @@ class Splats:
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
-        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.splat.export import export_run, load_splat_run
         from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
+        from f3rm_ext.utils.console import console
 
         kind = format_to_write(self.out)
         require_replaceable(self.out)
@@ -242,8 +242,8 @@ class Convert:
 
     def main(self) -> int:
         """Converts. Returns the exit code."""
-        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.splat.files import convert_splats
+        from f3rm_ext.utils.console import console
 
         made = convert_splats(self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes)
         size_mib = self.out.stat().st_size / 2**20

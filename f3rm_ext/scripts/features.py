@@ -1,4 +1,4 @@
-"""``f3rm-ext features extract|lift|info|verify``: makes 2D features, gives them to splats, shows what is stored."""
+"""``f3rm-ext features extract|lift|info|verify``: makes, lifts, lists and checks 2D features."""
 
 import json
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ EXIT_DAMAGED = 2
 
 @dataclass
 class Extract:
-    """Extracts the 2D features of a capture into the feature store, and makes their PCA codes.
+    """Extract the 2D features of a capture into the feature store, and make their PCA codes.
 
-    ns-train does this by itself; do it ahead to see how long it takes, on another machine that shares the cache
-    folder, or to mend damaged features: every stored shard is read and checked, and damaged ones are made again.
-    It may be stopped at any time (Ctrl-C); the same command goes on where it was.
+    ns-train does this by itself. Run it beforehand to see how long it takes, to use another machine that shares the
+    cache folder, or to repair damaged features: it checks every stored file and makes damaged ones again.
+    You can stop it at any time with Ctrl-C; the same command then continues.
 
     Typical calls:
       f3rm-ext features extract --data photos/room
@@ -36,17 +36,17 @@ class Extract:
     """
 
     data: Path
-    """Capture in nerfstudio's format: a folder with transforms.json, or the file itself."""
+    """Capture in nerfstudio's format: a folder with transforms.json, or that file itself."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
-    """What to extract and where to; the same options as ns-train's --pipeline.datamanager.features."""
+    """What to extract and where to store it; the same options as ns-train's --pipeline.datamanager.features."""
     camera_res_scale_factor: float = 1.0
-    """Factor the images are scaled by first, (0, 1]; as in ns-train, where it must be the same."""
+    """Factor by which images are scaled first, (0, 1]. ns-train must get the same factor."""
     downscale_factor: int | None = None
-    """Use the copies in images_2, images_4 ... (1 for the images themselves); by default what ns-train would use."""
+    """Use the copies in images_2, images_4 and so on; 1 means the original images. By default as in ns-train."""
     drop_missing_frames: bool = False
-    """Go on without the frames whose image files are not there."""
+    """Leave out frames whose image file is missing."""
     device: str = "auto"
-    """Where extractors run: auto (CUDA where there is one), cpu, cuda, cuda:1 ..."""
+    """Where extractors run: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
 
     def __post_init__(self) -> None:
         if not 0 < self.camera_res_scale_factor <= 1:
@@ -55,14 +55,15 @@ class Extract:
             )
 
     def main(self) -> int:
-        """Extracts. Returns the exit code."""
+        """Extracts the features and returns the exit code."""
         import torch
 
-        from f3rm_ext.features.store.extraction import console
-        from f3rm_ext.features.store.source import cache_root, prepare_features
+        from f3rm_ext.features.store.feature_store import cache_root
+        from f3rm_ext.features.store.source import prepare_features
+        from f3rm_ext.utils.console import console
 
         if not self.features.extractors:
-            raise ConfigError("No extractor is asked for: name one, e.g. --features.extractors clip.")
+            raise ConfigError("No extractor is given: name one, e.g. --features.extractors clip.")
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         try:
             target = torch.device(device)
@@ -77,7 +78,7 @@ class Extract:
         return 0
 
     def _datasets(self) -> "list[InputDataset]":
-        """Training images, then those of the other splits."""
+        """Returns the training images, then the images of the other splits."""
         from nerfstudio.data.datasets.base_dataset import InputDataset
 
         from f3rm_ext.capture.dataparser import CaptureDataParserConfig
@@ -92,11 +93,12 @@ class Extract:
 
 @dataclass
 class Lift:
-    """Lifts 2D features onto the splats of a trained run, without training: in one pass over the training photos.
+    """Lift 2D features onto the splats of a trained run, in one pass over the training photos and without training.
 
-    ns-train does this by itself where it is given --pipeline.model.features. The run's newest checkpoint is written
-    again with the features in it, in place of features it had; then it can be asked (f3rm-ext query, export features,
-    eval-query, the viewer). Training on from it drops them, and lifts anew in the end only where it is told to.
+    ns-train does this by itself if it is given --pipeline.model.features. This command rewrites the run's newest
+    checkpoint with the new features, which replace features lifted before. The run then answers queries in the
+    viewer and in f3rm-ext query, eval-query and export features. Further training drops the features; they are
+    lifted again at its end only with --pipeline.model.features.
 
     Typical calls:
       f3rm-ext features lift --load-config .../config.yml --extractors clip --codes 64
@@ -104,27 +106,27 @@ class Lift:
     """
 
     load_config: Path
-    """The config.yml of a run of sugar-ext."""
+    """The config.yml of a sugar-ext run."""
     extractors: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--extractor"])]
-    """Extractors, each as NAME or NAME:key=value,key=value; `f3rm-ext doctor` lists the names."""
+    """Extractors, each written as NAME or NAME:key=value,key=value; `f3rm-ext doctor` lists the names."""
     codes: int = 0
-    """Number of PCA codes to lift instead of the full features, 8 to 512; 0 lifts the full features, which take
-    2 bytes per Gaussian and dimension."""
+    """Number of PCA codes to lift instead of the full features, 8 to 512.
+    0 lifts the full features, which take 2 bytes per Gaussian and dimension."""
     cache_dir: Path | None = None
     """Folder of the feature store; by default that of the run."""
 
     def main(self) -> int:
-        """Lifts. Returns the exit code."""
+        """Lifts the features and returns the exit code."""
         from typing import cast
 
         from f3rm_ext.data.image_datamanager import ImageDataManager
         from f3rm_ext.engine.opening import open_run
-        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.splat.features.heads import save_lifted
         from f3rm_ext.splat.model import SplatModel
+        from f3rm_ext.utils.console import console
 
         if not self.extractors:
-            raise ConfigError("No extractor is asked for: name one, e.g. --extractors clip.")
+            raise ConfigError("No extractor is given: name one, e.g. --extractors clip.")
         wanted = FeatureOptions(self.extractors, self.cache_dir, self.codes)
 
         def change(config: "TrainerConfig") -> None:
@@ -154,9 +156,10 @@ class Lift:
 
 @dataclass
 class Info:
-    """Shows what is in the feature store: images, dimension, size on disk, and what PCA codes keep.
+    """List what the feature store holds: images, dimension, size on disk, and the energy that PCA codes keep.
 
-    Explained is the share of the features' energy that the K codes keep; 90 % or more is plenty for queries.
+    The column "explained" gives the share of the features' energy that the codes keep; 90 % or more is plenty for
+    queries.
 
     Typical calls:
       f3rm-ext features info
@@ -164,14 +167,14 @@ class Info:
     """
 
     cache_dir: Path | None = None
-    """Folder of the feature store; default $F3RM_EXT_CACHE, else ~/.cache/f3rm_ext."""
+    """Folder of the feature store; by default $F3RM_EXT_CACHE or, if that is not set, ~/.cache/f3rm_ext."""
 
     def main(self) -> int:
-        """Prints a table. Returns the exit code."""
+        """Prints a table and returns the exit code."""
         from rich.table import Table
 
-        from f3rm_ext.features.store.extraction import console
-        from f3rm_ext.features.store.source import cache_root
+        from f3rm_ext.features.store.feature_store import cache_root
+        from f3rm_ext.utils.console import console
 
         cache = cache_root(self.cache_dir)
         table = Table(title=f"Features in {cache}", title_justify="left")
@@ -206,9 +209,9 @@ class Info:
 
 @dataclass
 class Verify:
-    """Reads every stored feature again and names the files that are not what they were (exit code 2 then).
+    """Read every stored feature and name the damaged files; the exit code is 2 if there are any.
 
-    Mend them with `f3rm-ext features extract`, or delete the files named: what is missing is made again.
+    To repair them, run `f3rm-ext features extract`, or delete them: missing features are made again.
 
     Typical calls:
       f3rm-ext features verify
@@ -216,13 +219,13 @@ class Verify:
     """
 
     cache_dir: Path | None = None
-    """Folder of the feature store; default $F3RM_EXT_CACHE, else ~/.cache/f3rm_ext."""
+    """Folder of the feature store; by default $F3RM_EXT_CACHE or, if that is not set, ~/.cache/f3rm_ext."""
 
     def main(self) -> int:
-        """Reads everything. Returns the exit code."""
+        """Reads all shards and returns the exit code."""
         from f3rm_ext.features.pca_codes import load_basis
-        from f3rm_ext.features.store.extraction import console, image_progress
-        from f3rm_ext.features.store.source import cache_root
+        from f3rm_ext.features.store.feature_store import cache_root
+        from f3rm_ext.utils.console import console, image_progress
 
         cache = cache_root(self.cache_dir)
         found: list[str] = []
@@ -246,8 +249,8 @@ class Verify:
             console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
         if found:
             console().print(
-                f"{len(found)} of {checked} files are damaged: run `f3rm-ext features extract` on the captures they "
-                "belong to, or delete them.",
+                f"{len(found)} of {checked} files are damaged: run `f3rm-ext features extract` on their captures, or "
+                "delete them.",
                 highlight=False,
             )
             return EXIT_DAMAGED
@@ -264,7 +267,7 @@ FeaturesCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union'
 
 
 def _store_roots(cache: Path) -> Iterator[Path]:
-    """Folders of all stores, each followed by those of its codes."""
+    """Yields the folder of each store, followed by the folders of its codes."""
     for root in sorted(cache.glob("*/manifest.json")):
         yield root.parent
         for codes in sorted(root.parent.glob("codes/*/manifest.json")):

@@ -54,11 +54,11 @@ class Query(QueryOptions):
 
     def main(self) -> int:
         """Asks and writes. Returns the exit code."""
-        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.query.parsing import build_queries
         from f3rm_ext.query.run import load_run
         from f3rm_ext.query.views import read_path
         from f3rm_ext.query.writer import QueryWriter
+        from f3rm_ext.utils.console import console
 
         path = read_path(Path(self.views)) if self.views.endswith(".json") else None
         run = load_run(self.load_config)
@@ -79,8 +79,8 @@ class Query(QueryOptions):
         return 0
 
     def _views(self, run: "Run", path: "CameraPath | None") -> "list[View]":
-        from f3rm_ext.features.store.extraction import console
         from f3rm_ext.query.views import photo_views
+        from f3rm_ext.utils.console import console
 
         if path is None:
             return photo_views(run, self.views, self.scale)

@@ -1,4 +1,4 @@
-"""``f3rm-ext scene``: captures and pictures of a made-up room."""
+"""``f3rm-ext scene``: captures and pictures of a synthetic room."""
 
 import sys
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ class Synth:
     """Make a synthetic capture: a ray-traced room with exact depth, normals, labels and mesh."""
 
     out: tyro.conf.Positional[Path]
-    """Folder to write the capture to; it must be new or empty."""
+    """Folder for the capture, which must be new or empty."""
     config: Annotated[SynthConfig, tyro.conf.arg(name="")] = field(default_factory=SynthConfig)
-    """What to make."""
+    """Options of the capture."""
 
     def main(self) -> None:
-        """Writes the capture and says where it is."""
+        """Writes the capture and prints where it is."""
         with _interruptible(self.out):
             out = synthesize(self.out, self.config)
         print(f"Wrote {self.config.num_images} views to {out}. To train on them: ns-train f3rm-ext-lite --data {out}")
@@ -39,15 +39,15 @@ class Synth:
 
 @dataclass
 class Picture:
-    """Take one large picture of the room, to look at."""
+    """Render one large picture of the room."""
 
     out: tyro.conf.Positional[Path]
-    """Image file to write, .jpg or .png; it must be new."""
+    """Image file to write, .jpg or .png, which must be new."""
     config: Annotated[PictureConfig, tyro.conf.arg(name="")] = field(default_factory=PictureConfig)
-    """What to show."""
+    """Options of the picture."""
 
     def main(self) -> None:
-        """Writes the picture and says where it is."""
+        """Writes the picture and prints where it is."""
         with _interruptible(self.out):
             print(f"Wrote {take_picture(self.out, self.config)}.")
 

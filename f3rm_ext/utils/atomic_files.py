@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and a lock between processes."""
+"""Atomic writes, hashes of files, and a lock between processes."""
 
 import contextlib
 import errno
@@ -14,18 +14,18 @@ _LOCK_POLL_S = 0.2
 
 
 def write_atomic(path: Path, data: bytes, *, sync_parent: bool = True) -> None:
-    """Writes a file so that, whatever happens, either the old content or the new is found under its name.
+    """Writes a file so that, whatever happens, its name refers to either the old or the new content.
 
-    The bytes go to a temporary name in the same folder, are flushed to the disk, and the file is renamed.
+    The bytes are written under a temporary name in the same folder and flushed to the disk; then the file is renamed.
 
     Args:
-        path: File to write; its folder must exist.
+        path: File to write. Its folder must exist.
         data: The whole content.
-        sync_parent: Also flush the folder, so that the new name survives a power cut. A caller who writes many
+        sync_parent: Also flush the folder, so that the new name survives a power cut. A caller that writes many
             files does this once with :func:`sync_folder`.
 
     Raises:
-        OSError: When the disk is full or read-only; the temporary file is gone then.
+        OSError: The disk is full or read-only. The temporary file has been deleted.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMP_SUFFIX}")
     try:
@@ -43,7 +43,7 @@ def write_atomic(path: Path, data: bytes, *, sync_parent: bool = True) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes the names in a folder to the disk, where the platform can."""
+    """Flushes the names in a folder to the disk, if the platform supports it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -54,10 +54,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> int:
-    """Deletes what killed writers left in a folder. Only for who holds the lock on it.
+    """Deletes the temporary files that killed writers left in a folder. The caller must hold its lock.
 
     Returns:
-        How many files were deleted.
+        Number of files deleted.
     """
     leftovers = list(folder.glob(f".*{TEMP_SUFFIX}"))
     for path in leftovers:
@@ -66,12 +66,12 @@ def remove_temporaries(folder: Path) -> int:
 
 
 def digest_of(data: bytes) -> str:
-    """BLAKE2b of bytes, 32 hex digits."""
+    """Returns the BLAKE2b hash of bytes, 32 hex digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def digest_of_file(path: Path) -> str:
-    """BLAKE2b of a file's content, 32 hex digits, read in pieces."""
+    """Returns the BLAKE2b hash of a file's content, 32 hex digits. Reads the file in pieces."""
     digest = hashlib.blake2b(digest_size=16)
     with open(path, "rb") as stream:
         while piece := stream.read(1 << 20):
@@ -80,14 +80,17 @@ def digest_of_file(path: Path) -> str:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a write failed for want of space (or of quota)."""
+    """Tells whether a write failed for lack of space or quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class FolderLock:
-    """An advisory lock between processes; the kernel drops it when its holder dies, however it dies.
+    """An advisory lock between processes, which the kernel releases when its holder dies, however it dies.
 
-    On platforms without ``fcntl`` nothing is locked: writes stay atomic, but two processes may repeat work.
+    On platforms without ``fcntl`` it locks nothing. Writes are still atomic, but two processes may do the same work.
+
+    Args:
+        path: The lock's file.
     """
 
     def __init__(self, path: Path):
@@ -105,7 +108,7 @@ class FolderLock:
         return True
 
     def is_held(self) -> bool:
-        """Whether some process holds the lock right now."""
+        """Tells whether any process holds the lock now."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -117,10 +120,10 @@ class FolderLock:
 
     @contextlib.contextmanager
     def hold(self, on_wait: Callable[[float], None] = lambda waited_s: None) -> Iterator[None]:
-        """Holds the lock for the length of a ``with`` block, waiting for it as long as it takes.
+        """Holds the lock during a ``with`` block. Waits for it as long as it takes.
 
         Args:
-            on_wait: Called again and again with the seconds waited so far.
+            on_wait: Called repeatedly while waiting, with the seconds waited so far.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)

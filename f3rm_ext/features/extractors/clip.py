@@ -1,11 +1,13 @@
 """CLIP through open_clip: dense image features by MaskCLIP's value path, and text embeddings for queries.
 
-Dense features: Zhou et al. 2022, "Extract Free Dense Labels from CLIP" (arXiv 2112.01071), as F3RM uses them: in the
-last block only the value path ``out_proj(v_proj(ln_1(x)))``, without residual and MLP, then ``ln_post`` and the
-projection into the space shared with text.
+Dense features are those of MaskCLIP (Zhou et al. 2022, "Extract Free Dense Labels from CLIP", arXiv 2112.01071), as in
+F3RM: the last block is reduced to the value path ``out_proj(v_proj(ln_1(x)))``, without residual and MLP, and followed
+by ``ln_post`` and the projection into the space shared with text.
+
+Prompt ensembles put a prompt into several sentences and average their embeddings (Radford et al. 2021, §3.1.4).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +22,21 @@ from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
 from f3rm_ext.features.extractors import preprocess
 from f3rm_ext.features.extractors.clip_models import RANDOM, ClipModel, load_clip
-from f3rm_ext.features.extractors.prompts import TEMPLATES, encode_ensemble
 from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus, file_hash, resolve, status
+
+_TEMPLATES = {
+    "none": ("{}",),
+    "photo": ("a photo of a {}.",),
+    "simple": (
+        "itap of a {}.",
+        "a bad photo of the {}.",
+        "a origami {}.",
+        "a photo of the large {}.",
+        "a {} in a video game.",
+        "art of the {}.",
+        "a photo of the small {}.",
+    ),
+}
 
 
 @dataclass
@@ -29,28 +44,29 @@ class ClipConfig:
     """Options of ``clip``; the defaults are F3RM's."""
 
     model: str = "ViT-L-14-336"
-    """Architecture, any ViT of open_clip, e.g. ViT-B-16, ViT-L-14 or ViT-H-14."""
+    """Architecture: any ViT of open_clip, e.g. ViT-B-16, ViT-L-14 or ViT-H-14."""
     pretrained: str = "openai"
-    """open_clip's tag of the weights (openai, laion2b_s34b_b88k ...), or the path of a local file of them.
-    The word random gives seeded random weights: for tests only."""
+    """open_clip's tag for the weights (openai, laion2b_s34b_b88k ...), or the path of a local weights file.
+    The word random gives seeded random weights, for tests only."""
     short_side_px: int = 336
-    """Size the short side of the image is resized to, ≥ 32; both sides are rounded to whole patches."""
+    """Length in pixels to which the short side of an image is resized, ≥ 32. Both sides are rounded to whole
+    patches."""
     templates: Literal["none", "photo", "simple", "imagenet"] = "none"
-    """Sentences each text prompt is put into, whose embeddings are averaged: none (the prompt as it is),
-    photo (1 sentence), simple (7) or imagenet (80). Changes text queries only, not image features."""
+    """Sentences into which each text prompt is put and whose embeddings are averaged: none (the prompt alone),
+    photo (1 sentence), simple (7) or imagenet (80). They affect text queries only, not image features."""
 
     def __post_init__(self) -> None:
         if self.short_side_px < preprocess.MIN_SIDE_PX:
             raise ExtractorError(
                 f"short_side_px is {self.short_side_px}, below {preprocess.MIN_SIDE_PX}: "
-                "take about the size the model was trained at, e.g. 224 or 336."
+                "choose about the size that the model was trained at, e.g. 224 or 336."
             )
 
 
 class ClipExtractor:
     """CLIP patch features in the space of its text embeddings (open_clip, MaskCLIP's value path).
 
-    Weights are looked up at once and loaded when first needed.
+    The constructor finds the weights; they are loaded on first use.
     """
 
     config_class = ClipConfig
@@ -58,15 +74,15 @@ class ClipExtractor:
     def __init__(self, config: ClipConfig, *, device: torch.device) -> None:
         self.config = config
         self.device = device
-        self._described = ClipModel.named(config.model)
-        weights = self._described.weights(config.pretrained)
+        self._architecture = ClipModel.named(config.model)
+        weights = self._architecture.weights(config.pretrained)
         self._path: Path | None = None if weights is None else resolve(weights)
         self._half = device.type == "cuda"
         self._model: Any = None
 
     @classmethod
     def weights_status(cls, config: ClipConfig) -> WeightsStatus:
-        """Whether the weights are on this machine."""
+        """Tells whether the weights are on this machine."""
         weights = ClipModel.named(config.model).weights(config.pretrained)
         return NO_WEIGHTS if weights is None else status(weights)
 
@@ -74,14 +90,14 @@ class ClipExtractor:
     def model(self) -> Any:
         """open_clip's model on this extractor's device: float32 on the CPU, half precision on a GPU."""
         if self._model is None:
-            model = load_clip(self._described, self.config.pretrained, self._path)
+            model = load_clip(self._architecture, self.config.pretrained, self._path)
             self._model = model.to(device=self.device, dtype=torch.float16 if self._half else torch.float32)
         return self._model
 
     @property
     def identity(self) -> ExtractorIdentity:
-        """Architecture, weights and size."""
-        mean, std = self._described.normalisation(self.config.pretrained)
+        """Architecture, weights and image size."""
+        mean, std = self._architecture.normalisation(self.config.pretrained)
         return ExtractorIdentity(
             extractor="clip",
             model=self.config.model,
@@ -94,28 +110,28 @@ class ClipExtractor:
     @property
     def dim(self) -> int:
         """Dimension of the space shared with text."""
-        return self._described.dim
+        return self._architecture.dim
 
     @property
     def batch_size(self) -> int:
-        """Small on the CPU, where nothing is gained by more."""
+        """Small on the CPU, where larger batches bring nothing."""
         return 2 if self.device.type == "cpu" else 32
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
-        """Patches tile the whole image."""
+        """Returns the geometry of the patches, which tile the whole image."""
         height, width = self._input_size(height_px, width_px)
-        patch = self._described.patch_px
+        patch = self._architecture.patch_px
         return PatchGrid.covering(height // patch, width // patch, height_px, width_px)
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Patch features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
+        """Returns the patch features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
         return preprocess.extract_in_batches(
             images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
         )
 
     def encode_text(self, prompts: Sequence[str]) -> Float[Tensor, "prompts feat"]:
-        """Unit-norm embeddings of the prompts, each averaged over the config's templates; float32 on the CPU."""
-        return encode_ensemble(self._encode_sentences, prompts, TEMPLATES[self.config.templates])
+        """Returns unit-norm embeddings of the prompts, averaged over the config's templates, float32 on the CPU."""
+        return encode_ensemble(self._encode_sentences, prompts, prompt_templates(self.config.templates))
 
     def _encode_sentences(self, sentences: Sequence[str]) -> Float[Tensor, "sentences feat"]:
         import open_clip
@@ -126,15 +142,49 @@ class ClipExtractor:
         return functional.normalize(embeddings, dim=-1).clone()
 
     def _input_size(self, height_px: int, width_px: int) -> tuple[int, int]:
-        return preprocess.whole_patches(height_px, width_px, self.config.short_side_px, self._described.patch_px)
+        return preprocess.whole_patches(height_px, width_px, self.config.short_side_px, self._architecture.patch_px)
 
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
-        pixels = preprocess.normalise(pixels, *self._described.normalisation(self.config.pretrained))
+        pixels = preprocess.normalise(pixels, *self._architecture.normalisation(self.config.pretrained))
         return value_path(self.model.visual, pixels.half() if self._half else pixels)
 
 
+def prompt_templates(name: str) -> tuple[str, ...]:
+    """Returns the sentences of a prompt ensemble, with one ``{}`` each.
+
+    ``simple`` holds the seven that do most of the work according to CLIP's authors; ``imagenet`` all 80 of open_clip.
+
+    >>> prompt_templates("photo")
+    ('a photo of a {}.',)
+    """
+    if name == "imagenet":
+        from open_clip import OPENAI_IMAGENET_TEMPLATES
+
+        return tuple(template("{}") for template in OPENAI_IMAGENET_TEMPLATES)
+    return _TEMPLATES[name]
+
+
+def encode_ensemble(
+    encode: Callable[[Sequence[str]], Float[Tensor, "sentences feat"]],
+    prompts: Sequence[str],
+    templates: Sequence[str],
+) -> Float[Tensor, "prompts feat"]:
+    """Returns unit-norm embeddings of prompts: the mean direction over the sentences that each prompt is put into.
+
+    Args:
+        encode: Text encoder that returns unit-norm embeddings.
+        prompts: What the user typed.
+        templates: Sentences with one ``{}`` each.
+    """
+    if not prompts:
+        return encode([""])[:0]
+    embeddings = encode([template.replace("{}", prompt) for prompt in prompts for template in templates])
+    means = torch.stack([group.mean(dim=0) for group in embeddings.split(len(templates))])
+    return functional.normalize(means, dim=-1)
+
+
 def tokens_before_last_block(visual: Any, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch tokens width"]:
-    """Class token and patch tokens that enter the last block of open_clip's `visual`, for any image size."""
+    """Returns the class token and patch tokens that enter the last block of open_clip's `visual`, at any image size."""
     patches = visual.conv1(pixels)
     rows, cols = patches.shape[-2:]
     cls = visual.class_embedding.to(patches.dtype).expand(patches.shape[0], 1, -1)
@@ -146,7 +196,7 @@ def tokens_before_last_block(visual: Any, pixels: Float[Tensor, "batch 3 h w"]) 
 
 
 def position_embedding(visual: Any, rows: int, cols: int) -> Float[Tensor, "tokens width"]:
-    """The position embedding of `visual` for a rows x cols grid, the patches' part bicubically interpolated."""
+    """Returns the position embedding of `visual`, bicubically interpolated to a rows x cols grid of patches."""
     native = tuple(visual.grid_size)
     embedding = visual.positional_embedding
     if native == (rows, cols):
@@ -157,7 +207,7 @@ def position_embedding(visual: Any, rows: int, cols: int) -> Float[Tensor, "toke
 
 
 def last_block_values(block: Any, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
-    """The value path of an attention block: out_proj(v_proj(ln_1(x))), no mixing between tokens, no residual."""
+    """Applies the value path of an attention block, out_proj(v_proj(ln_1(x))): tokens do not mix, no residual."""
     attention, width = block.attn, tokens.shape[-1]
     bias = None if attention.in_proj_bias is None else attention.in_proj_bias[2 * width :]
     values = functional.linear(block.ln_1(tokens), attention.in_proj_weight[2 * width :], bias)
@@ -165,7 +215,7 @@ def last_block_values(block: Any, tokens: Float[Tensor, "batch tokens width"]) -
 
 
 def value_path(visual: Any, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
-    """MaskCLIP's dense features of normalised images whose sides are whole patches."""
+    """Returns MaskCLIP's dense features of normalised images whose sides are whole patches."""
     patch_height, patch_width = visual.patch_size
     rows, cols = pixels.shape[-2] // patch_height, pixels.shape[-1] // patch_width
     tokens = last_block_values(visual.transformer.resblocks[-1], tokens_before_last_block(visual, pixels))

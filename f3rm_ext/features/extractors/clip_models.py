@@ -1,4 +1,4 @@
-"""open_clip's ViT models: what their configs say, where their weights are, how they are loaded."""
+"""open_clip's ViT models: reads their configs, finds their weights and loads them."""
 
 import zipfile
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from f3rm_ext.features.extractors.preprocess import RGB
 from f3rm_ext.features.extractors.weights import Weights, first_line
 
 RANDOM = "random"
-"""Tag of seeded random weights: a testing aid, the features mean nothing."""
+"""Tag of seeded random weights, which are for tests: the features mean nothing."""
 _RANDOM_SEED = 0
 _OPENAI_EXTRAS = ("input_resolution", "context_length", "vocab_size")
 
@@ -27,14 +27,14 @@ class ClipModel:
     dim: int
     """Dimension of the space shared with text."""
     patch_px: int
-    """Patch size."""
+    """Side of a patch."""
 
     @classmethod
     def named(cls, name: str) -> "ClipModel":
-        """Reads open_clip's config of the model; loads no weights.
+        """Reads open_clip's config of the model, without loading weights.
 
         Raises:
-            ExtractorError: There is no such model, or its image tower has no value path to take.
+            ExtractorError: There is no such model, or its image tower has no value path.
         """
         import open_clip
 
@@ -55,16 +55,16 @@ class ClipModel:
             tower = "a ViT with attentional pooling"
         if tower:
             raise ExtractorError(
-                f"The image tower of {name} is {tower}, from which dense features by the value path cannot be taken: "
+                f"The image tower of {name} is {tower}, which has no value path to take dense features from: "
                 "use a plain ViT of open_clip, e.g. ViT-B-16 or ViT-L-14-336."
             )
         return cls(name=name, dim=config["embed_dim"], patch_px=vision["patch_size"])
 
     def weights(self, pretrained: str) -> Weights | None:
-        """Where the weights `pretrained` (a tag or a path) come from; None for random ones.
+        """Returns where the weights `pretrained` (a tag or a path) come from; None for random weights.
 
         Raises:
-            ExtractorError: The tag is not one of this model's.
+            ExtractorError: This model has no such tag.
         """
         import open_clip
 
@@ -91,7 +91,7 @@ class ClipModel:
         )
 
     def normalisation(self, pretrained: str) -> tuple[RGB, RGB]:
-        """Mean and standard deviation of the colours the weights were trained with."""
+        """Returns the colour mean and standard deviation that the weights were trained with."""
         import open_clip
 
         tag = open_clip.get_pretrained_cfg(self.name, pretrained)
@@ -99,13 +99,13 @@ class ClipModel:
         return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
 
-def load_clip(described: ClipModel, pretrained: str, path: Path | None) -> Any:
-    """open_clip's model in float32 on the CPU, ready for inference.
+def load_clip(architecture: ClipModel, pretrained: str, path: Path | None) -> Any:
+    """Builds open_clip's model in float32 on the CPU, ready for inference.
 
     Weights trained with QuickGELU (OpenAI's) get it whether or not the model's name says so.
 
     Args:
-        described: The architecture.
+        architecture: The architecture.
         pretrained: Tag or path, as in the config.
         path: The weights file; None for seeded random weights.
 
@@ -114,17 +114,17 @@ def load_clip(described: ClipModel, pretrained: str, path: Path | None) -> Any:
     """
     import open_clip
 
-    tag = open_clip.get_pretrained_cfg(described.name, pretrained)
+    tag = open_clip.get_pretrained_cfg(architecture.name, pretrained)
     archive = _openai_archive(path) if path is not None else None
     quick_gelu = bool(tag.get("quick_gelu", False)) or archive is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_RANDOM_SEED)
         try:
-            # pretrained_hf: the text tower's own weights would be fetched only to be overwritten.
-            model: Any = open_clip.create_model(described.name, force_quick_gelu=quick_gelu, pretrained_hf=False)
+            # Without pretrained_hf=False the text tower's own weights would be fetched, only to be overwritten.
+            model: Any = open_clip.create_model(architecture.name, force_quick_gelu=quick_gelu, pretrained_hf=False)
         except OSError as error:
             raise ExtractorError(
-                f"The text tower of {described.name} cannot be set up ({first_line(error)}): "
+                f"The text tower of {architecture.name} cannot be set up ({first_line(error)}): "
                 "use a model with open_clip's own text tower, e.g. ViT-L-14-336."
             ) from error
     if path is not None:
@@ -135,7 +135,7 @@ def load_clip(described: ClipModel, pretrained: str, path: Path | None) -> Any:
                 open_clip.load_checkpoint(model, str(path))
         except Exception as error:
             raise ExtractorError(
-                f"The file {path} does not hold weights of {described.name} ({' '.join(str(error).split())[:160]}): "
+                f"The file {path} does not hold weights of {architecture.name} ({' '.join(str(error).split())[:160]}): "
                 "check model= and pretrained=."
             ) from error
     return model.eval().requires_grad_(False)
@@ -146,7 +146,7 @@ def _looks_like_path(text: str) -> bool:
 
 
 def _openai_archive(path: Path) -> dict[str, torch.Tensor] | None:
-    """State dict of the TorchScript archive in which OpenAI published CLIP; None for other files."""
+    """Returns the state dict of a TorchScript archive, in which OpenAI published CLIP; None for other files."""
     if not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as archive:

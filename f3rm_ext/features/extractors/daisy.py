@@ -1,6 +1,7 @@
-"""Dense features without any weights: DAISY for texture (Tola et al. 2010), encoded Lab colours beside it.
+"""Dense features without weights: DAISY descriptors for texture (Tola et al. 2010) and encoded Lab colours.
 
-They know nothing of meaning, but a patch finds its like: enough for exemplar queries, off-line use and tests.
+They carry no meaning, but similar patches have similar features. That is enough for exemplar queries, off-line use and
+tests.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ BLUR_STEPS = (0.5, 1.5)
 """Standard deviations of the two colour blurs, in steps."""
 COLOR_DIM = 2 * len(BLUR_STEPS) * sum(len(frequencies) for frequencies in COLOR_FREQUENCIES)
 SOFT_CONTRAST = 0.6
-"""Norm of a raw descriptor (of lightness in [0, 1]) at which texture counts half; typical photos have about 1."""
+"""Norm of a raw descriptor (of lightness in [0, 1]) at which texture has half its weight; about 1 is typical."""
 
 
 @dataclass
@@ -32,11 +33,11 @@ class DaisyConfig:
     """Options of ``dense-daisy``."""
 
     short_side_px: int = 320
-    """Size the short side of larger images is reduced to, ≥ 32."""
+    """Length in pixels to which the short side of larger images is reduced, ≥ 32."""
     step_px: int = 8
-    """Distance between descriptors in the reduced image, 2 to 32."""
+    """Distance between descriptors in pixels of the reduced image, 2 to 32."""
     radius_px: int = 16
-    """Radius of the outer ring of histograms in the reduced image, from `step_px` to 64."""
+    """Radius of the outer ring of histograms in pixels of the reduced image, from `step_px` to 64."""
 
     def __post_init__(self) -> None:
         if self.short_side_px < MIN_SIDE_PX:
@@ -61,7 +62,7 @@ class DaisyExtractor:
 
     @classmethod
     def weights_status(cls, config: DaisyConfig) -> WeightsStatus:
-        """There are none."""
+        """Says that there are no weights."""
         return NO_WEIGHTS
 
     @property
@@ -78,16 +79,16 @@ class DaisyExtractor:
 
     @property
     def dim(self) -> int:
-        """Texture and colour side by side."""
+        """Dimensions of texture and colour together."""
         return TEXTURE_DIM + COLOR_DIM
 
     @property
     def batch_size(self) -> int:
-        """Images are independent."""
+        """One: images are described one by one."""
         return 1
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
-        """One descriptor per step_px x step_px cell of the reduced image, at the cell's middle pixel."""
+        """Returns the geometry of the descriptors: one per step_px x step_px cell, at the cell's middle pixel."""
         step = self.config.step_px
         rows, cols = self._cells(height_px, width_px)
         scale = (height_px / (rows * step), width_px / (cols * step))
@@ -100,7 +101,7 @@ class DaisyExtractor:
         )
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Features of each image, (rows, cols, D); both halves have norm ≤ 1, flat patches little texture."""
+        """Returns the features of each image, (rows, cols, D). The texture and the colour part have norm ≤ 1 each."""
         return [torch.from_numpy(self._describe(image)) for image in images]
 
     def _cells(self, height_px: int, width_px: int) -> tuple[int, int]:
@@ -121,7 +122,7 @@ class DaisyExtractor:
         from skimage.feature import daisy
 
         step, radius = self.config.step_px, self.config.radius_px
-        # The first descriptor lies `radius` inside the padded image: on the middle pixel of the first cell.
+        # The first descriptor lies `radius` inside the padded image, which is the middle pixel of the first cell.
         before, after = radius - step // 2, radius + step // 2
         padded = np.pad(grey, (before, after), mode="symmetric")
         found = daisy(
@@ -138,7 +139,7 @@ class DaisyExtractor:
         return found / (np.linalg.norm(found, axis=-1, keepdims=True) + SOFT_CONTRAST)
 
     def _color(self, lab: Float32[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "rows cols colour"]:
-        """Blurred colours as points on circles, so that the inner product falls with the difference of colours."""
+        """Encodes blurred colours as points on circles: the more colours differ, the smaller their inner product."""
         from scipy.ndimage import gaussian_filter
 
         step = self.config.step_px

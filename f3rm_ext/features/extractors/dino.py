@@ -35,18 +35,19 @@ class DinoConfig:
     """Options of ``dino``; the defaults are F3RM's."""
 
     model: DinoModel = "vits8"
-    """Published model whose weights to take, unless `weights` gives a file."""
+    """Published model whose weights are used, unless `weights` gives a file."""
     weights: Path | None = None
-    """State dict of a ViT (.pth, .pt or .safetensors; names of DINO, timm or transformers)."""
+    """State dict of a ViT (.pth, .pt or .safetensors) with the parameter names of DINO, timm or transformers."""
     short_side_px: int = 224
-    """Size the short side of the image is resized to, ≥ 32; both sides are rounded to whole patches."""
+    """Length in pixels to which the short side of an image is resized, ≥ 32. Both sides are rounded to whole
+    patches."""
     stride_px: int | None = 4
-    """Distance between patch centres in the resized image, 1 to the patch size; below the patch size the patches
-    overlap and the map is finer. None takes the patch size."""
+    """Distance between patch centres in pixels of the resized image, 1 to the patch size. Below the patch size the
+    patches overlap and the map is finer. None means the patch size."""
     facet: Facet = "key"
-    """What to take: token (output of the block), key, query or value (of its attention)."""
+    """Which features: token (output of the block), or key, query or value of its attention."""
     layers: tuple[int, ...] = (-1,)
-    """Blocks whose features are averaged, as 6+7+8+9; negative counts from the last."""
+    """Blocks whose features are averaged, written as 6+7+8+9; negative numbers count from the last block."""
 
     def __post_init__(self) -> None:
         _check(self.short_side_px, self.stride_px)
@@ -57,17 +58,19 @@ class Dinov2Config:
     """Options of ``dinov2``."""
 
     model: Dinov2Model = "vits14"
-    """Published model whose weights to take, unless `weights` gives a file."""
+    """Published model whose weights are used, unless `weights` gives a file."""
     weights: Path | None = None
-    """State dict of a ViT (.pth, .pt or .safetensors; names of DINOv2, timm or transformers)."""
+    """State dict of a ViT (.pth, .pt or .safetensors) with the parameter names of DINOv2, timm or transformers."""
     short_side_px: int = 448
-    """Size the short side of the image is resized to, ≥ 32; both sides are rounded to whole patches."""
+    """Length in pixels to which the short side of an image is resized, ≥ 32. Both sides are rounded to whole
+    patches."""
     stride_px: int | None = None
-    """Distance between patch centres in the resized image, 1 to the patch size. None takes the patch size."""
+    """Distance between patch centres in pixels of the resized image, 1 to the patch size. None means the patch
+    size."""
     facet: Facet = "token"
-    """What to take: token (output of the block), key, query or value (of its attention)."""
+    """Which features: token (output of the block), or key, query or value of its attention."""
     layers: tuple[int, ...] = (-1,)
-    """Blocks whose features are averaged, as 6+7+8+9; negative counts from the last."""
+    """Blocks whose features are averaged, written as 6+7+8+9; negative numbers count from the last block."""
 
     def __post_init__(self) -> None:
         _check(self.short_side_px, self.stride_px)
@@ -83,7 +86,7 @@ def _check(short_side_px: int, stride_px: int | None) -> None:
 
 
 class _VitExtractor:
-    """What DINO and DINOv2 share: a plain ViT whose patch tokens, or one facet of them, are the features."""
+    """The common part of DINO and DINOv2: a plain ViT whose patch tokens, or one facet of them, are the features."""
 
     name: ClassVar[str]
 
@@ -112,12 +115,12 @@ class _VitExtractor:
 
     @classmethod
     def weights_status(cls, config: DinoConfig | Dinov2Config) -> WeightsStatus:
-        """Whether the weights are on this machine."""
+        """Tells whether the weights are on this machine."""
         return status(cls._weights(config))
 
     @property
     def identity(self) -> ExtractorIdentity:
-        """The weights, the size and what is taken from the network."""
+        """Weights, image size, and which features of the network are used."""
         layers = "+".join(str(layer % self._vit.depth) for layer in self.config.layers)
         return ExtractorIdentity(
             extractor=self.name,
@@ -130,16 +133,16 @@ class _VitExtractor:
 
     @property
     def dim(self) -> int:
-        """The width of the ViT."""
+        """Width of the ViT."""
         return self._vit.width
 
     @property
     def batch_size(self) -> int:
-        """Small on the CPU, where nothing is gained by more."""
+        """Small on the CPU, where larger batches bring nothing."""
         return 2 if self.device.type == "cpu" else 16
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
-        """Patches tile the whole image; with a stride below the patch size they overlap."""
+        """Returns the geometry of the patches, which tile the image or, with a smaller stride, overlap."""
         height, width = self._input_size(height_px, width_px)
         patch, stride = self._vit.patch_px, self.stride_px
         scale = (height_px / height, width_px / width)
@@ -151,7 +154,7 @@ class _VitExtractor:
         )
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Patch features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
+        """Returns the patch features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
         return preprocess.extract_in_batches(
             images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
         )

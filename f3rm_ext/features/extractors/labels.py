@@ -1,4 +1,4 @@
-"""Label images as features: perfect by construction, to test everything that comes after an encoder."""
+"""Label images as features: perfect by construction, to test everything that uses features."""
 
 import hashlib
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ class LabelsConfig:
     """Options of ``labels``."""
 
     data: Path = field(default_factory=Path)
-    """The capture, whose transforms.json names classes and label images."""
+    """Capture whose transforms.json names classes and label images."""
 
 
 class LabelsExtractor:
-    """One-hot labels of a capture that has them, for tests of what comes after an encoder; texts are class names.
+    """One-hot labels of a capture that has label images, for tests; text queries are class names.
 
-    A patch is a pixel; at other sizes than that of the labels it is the share of each class in the pixel's area.
+    Each pixel is a patch. If image and labels differ in size, its feature is the share of each class in its area.
     """
 
     config_class = LabelsConfig
@@ -44,12 +44,12 @@ class LabelsExtractor:
 
     @classmethod
     def weights_status(cls, config: LabelsConfig) -> WeightsStatus:
-        """There are none."""
+        """Says that there are no weights."""
         return NO_WEIGHTS
 
     @property
     def identity(self) -> ExtractorIdentity:
-        """Names of the classes, and contents of the label images."""
+        """Class names and the content of the label images."""
         return ExtractorIdentity(
             extractor="labels",
             model=f"{self.dim} classes",
@@ -60,34 +60,34 @@ class LabelsExtractor:
 
     @property
     def dim(self) -> int:
-        """Number of classes, that of nothing included."""
+        """Number of classes, including that of the background."""
         return len(self.truth.names)
 
     @property
     def batch_size(self) -> int:
-        """Nothing is gained by more than one."""
+        """One: larger batches bring nothing."""
         return 1
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
-        """One patch per pixel."""
+        """Returns the geometry of one patch per pixel."""
         return PatchGrid.covering(height_px, width_px, height_px, width_px)
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Not possible without files.
+        """Always fails, because labels are found by file; see :meth:`extract_files`.
 
         Raises:
-            ExtractorError: always.
+            ExtractorError: Always.
         """
         raise ExtractorError("Labels belong to the files of a capture: an image without a file has none.")
 
     def extract_files(
         self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]], files: Sequence[Path]
     ) -> list[Float[Tensor, "_ _ feat"]]:
-        """Shares of the classes in each pixel, (h, w, classes), by the label image of each file."""
+        """Returns the share of each class in each pixel, (h, w, classes), from the label image of each file."""
         return [self._shares(file, *image.shape[:2]) for image, file in zip(images, files, strict=True)]
 
     def encode_text(self, prompts: Sequence[str]) -> Float[Tensor, "prompts feat"]:
-        """The class of that name; for other texts all classes alike."""
+        """Returns the one-hot vector of the class with that name; for other texts, all classes alike."""
         names = [name.casefold() for name in self.truth.names]
         vectors = torch.full((len(prompts), self.dim), self.dim**-0.5)
         for row, prompt in zip(vectors, prompts, strict=True):

@@ -1,4 +1,4 @@
-"""Reading ``NAME:key=value,key=value``: the way users name an extractor and its options."""
+"""Parses ``NAME:key=value,key=value``, the text by which users name an extractor and its options."""
 
 import dataclasses
 import difflib
@@ -16,12 +16,19 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def extractor_name(text: str) -> str:
-    """The name of the extractor, which is also the name of its feature head: ``clip:model=ViT-B-16`` → ``clip``."""
+    """Returns the name of the extractor.
+
+    >>> extractor_name("clip:model=ViT-B-16")
+    'clip'
+    """
     return text.partition(":")[0].strip()
 
 
 def parse_options(text: str) -> dict[str, str]:
-    """The options of ``NAME:key=value,key=value`` as written.
+    """Returns the options of ``NAME:key=value,key=value`` as they are written.
+
+    >>> parse_options("dino:model=vitb8, short-side-px=448")
+    {'model': 'vitb8', 'short_side_px': '448'}
 
     Raises:
         ExtractorError: An option is not of the form key=value, or is given twice.
@@ -39,10 +46,14 @@ def parse_options(text: str) -> dict[str, str]:
 
 
 def build_config(config_class: type[Config], text: str) -> Config:
-    """The extractor's config dataclass, filled from ``NAME:key=value,key=value``.
+    """Builds the extractor's config dataclass from ``NAME:key=value,key=value``.
 
     Values are converted to the type of the field: bool, int, float, str, Path, Literal, an optional of these
     (``none`` gives None), or a tuple of them with ``+`` between its elements (``layers=6+7+8+9``).
+
+    >>> from f3rm_ext.features.extractors.daisy import DaisyConfig
+    >>> build_config(DaisyConfig, "dense-daisy:step_px=4")
+    DaisyConfig(short_side_px=320, step_px=4, radius_px=16)
 
     Raises:
         ExtractorError: A key is unknown or a value does not fit its field.
@@ -66,13 +77,17 @@ def build_config(config_class: type[Config], text: str) -> Config:
 
 
 def close_match(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean X?)``, or nothing."""
+    """Returns `` (did you mean X?)`` with the closest known word, or an empty string.
+
+    >>> close_match("dinov3", ["clip", "dinov2"])
+    ' (did you mean dinov2?)'
+    """
     matches = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def _convert(written: str, kind: Any) -> Any:
-    """`written` as `kind`; raises ValueError with a description of what was expected."""
+    """Converts `written` to the type `kind`; raises ValueError with a description of what was expected."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
         if type(None) in arguments and written.lower() in {"none", ""}:

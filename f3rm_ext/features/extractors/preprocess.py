@@ -1,4 +1,4 @@
-"""From photos to network input: resizing to whole patches (never cropping), normalising, batches of equal size."""
+"""Turns photos into network input: resizes to whole patches without cropping, normalises, batches equal sizes."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +18,7 @@ MIN_SIDE_PX = 32
 
 
 def check_image_size(height_px: int, width_px: int) -> None:
-    """Raises :class:`ExtractorError` for images too small to have dense features."""
+    """Raises :class:`ExtractorError` if an image is too small for dense features."""
     if min(height_px, width_px) < MIN_SIDE_PX:
         raise ExtractorError(
             f"An image of {height_px}x{width_px} px is too small for dense features: "
@@ -27,10 +27,13 @@ def check_image_size(height_px: int, width_px: int) -> None:
 
 
 def whole_patches(height_px: int, width_px: int, short_side_px: int, patch_px: int) -> tuple[int, int]:
-    """The size (height, width) to resize to: the short side near `short_side_px`, both sides whole patches.
+    """Returns the size (height, width) to resize to: the short side near `short_side_px`, both sides whole patches.
 
-    The aspect ratio is kept up to the rounding of each side to the nearest multiple of `patch_px`; nothing is
+    The aspect ratio is kept except that each side is rounded to the nearest multiple of `patch_px`. Nothing is
     cropped, so the patches tile the whole image.
+
+    >>> whole_patches(540, 960, short_side_px=336, patch_px=14)
+    (336, 602)
     """
     check_image_size(height_px, width_px)
     scale = short_side_px / min(height_px, width_px)
@@ -42,8 +45,8 @@ def whole_patches(height_px: int, width_px: int, short_side_px: int, patch_px: i
 
 
 def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int], device: torch.device) -> Float[Tensor, "3 _ _"]:
-    """The image in [0, 1] at `size` (height, width), bicubic with anti-aliasing."""
-    writable = np.require(image, requirements=("C", "W"))  # Torch warns of read-only memory.
+    """Returns the image in [0, 1] at `size` (height, width), resized bicubically with anti-aliasing."""
+    writable = np.require(image, requirements=("C", "W"))  # Torch warns about read-only memory.
     pixels = torch.from_numpy(writable).to(device).permute(2, 0, 1)[None].float() / 255
     if pixels.shape[-2:] != size:
         pixels = functional.interpolate(pixels, size=size, mode="bicubic", align_corners=False, antialias=True)
@@ -51,7 +54,7 @@ def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int], device: tor
 
 
 def normalise(pixels: Float[Tensor, "*batch 3 h w"], mean: RGB, std: RGB) -> Float[Tensor, "*batch 3 h w"]:
-    """(pixels - mean) / std per colour channel."""
+    """Returns (pixels - mean) / std for each colour channel."""
     shift = torch.tensor(mean, device=pixels.device)[:, None, None]
     scale = torch.tensor(std, device=pixels.device)[:, None, None]
     return (pixels - shift) / scale
@@ -65,17 +68,17 @@ def extract_in_batches(
     batch_size: int,
     device: torch.device,
 ) -> list[Float[Tensor, "_ _ feat"]]:
-    """Runs a network over images of any sizes, those of one input size together.
+    """Runs a network over images of any sizes, with images of the same input size in one batch.
 
     Args:
         images: Photos, 8-bit RGB.
-        size_of: Input size (height, width) for a photo of the given height and width.
+        size_of: Returns the input size (height, width) for a photo of the given height and width.
         forward: The network, from pixels in [0, 1] to dense features.
-        batch_size: Most images per call of `forward`.
-        device: Where `forward` wants its input.
+        batch_size: Largest number of images per call of `forward`.
+        device: Where `forward` expects its input.
 
     Returns:
-        Features of each image in the order given, float32 on the CPU.
+        Features of each image in the given order, float32 on the CPU.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, image in enumerate(images):
@@ -88,5 +91,5 @@ def extract_in_batches(
                 batch = members[start : start + batch_size]
                 features = forward(torch.stack([resize(images[index], size, device) for index in batch]))
                 found.update(zip(batch, features.float().cpu(), strict=True))
-    # Inference tensors may not enter autograd later on; copies made out here may.
+    # Inference tensors must not enter autograd later; copies made outside of inference mode may.
     return [found[index].clone() for index in range(len(images))]

@@ -1,4 +1,4 @@
-"""Which extractors there are, built in or from other packages, and how one is built from its name and options."""
+"""Lists the extractors, built in or from other packages, and builds one from its name and options."""
 
 import dataclasses
 import importlib
@@ -45,13 +45,13 @@ _BUILT_IN = {
 
 @runtime_checkable
 class ExtractorFactory(Protocol):
-    """What an entry point of the group ``f3rm_ext.extractors`` names; usually the extractor's class itself.
+    """The object that an entry point of the group ``f3rm_ext.extractors`` names, usually the extractor's class.
 
-    It may also have ``weights_status(config) -> WeightsStatus`` for ``doctor``, which must be cheap and off-line.
+    It may also have ``weights_status(config) -> WeightsStatus`` for ``doctor``, which must be cheap and work off-line.
     """
 
     config_class: ClassVar[type]
-    """Dataclass of the options; every field has a default."""
+    """Dataclass of the options, in which every field has a default."""
 
     def __call__(self, config: Any, *, device: torch.device) -> Extractor:
         """Builds the extractor."""
@@ -65,17 +65,17 @@ class ExtractorInfo:
     name: str
     """Name to use in ``NAME:key=value``."""
     description: str
-    """One line; for a broken one, why it cannot be used."""
+    """One line; for a broken extractor, the reason why it cannot be used."""
     provider: str
-    """``built in``, or the package that registers it."""
+    """``built in``, or the package that registers the extractor."""
     broken: bool = False
-    """True where loading it failed."""
+    """True if loading it failed."""
 
     def weights_status(self, options: str = "") -> WeightsStatus:
-        """Whether the weights are on this machine, off-line and without loading them.
+        """Tells whether the weights are on this machine, off-line and without loading them.
 
         Args:
-            options: ``key=value,key=value`` other than the defaults.
+            options: Options as ``key=value,key=value``; the others keep their defaults.
 
         Raises:
             ExtractorError: The extractor is broken, or an option is wrong.
@@ -84,13 +84,13 @@ class ExtractorInfo:
 
 
 def weights_status(text: str) -> WeightsStatus:
-    """Whether the weights of an extractor are on this machine, off-line and without loading them.
+    """Tells whether the weights of an extractor are on this machine, off-line and without loading them.
 
     Args:
         text: What the user wrote, as for :func:`build_extractor`.
 
     Raises:
-        ExtractorError: Name, option or value is wrong, or the extractor is broken.
+        ExtractorError: A name, an option or a value is wrong, or the extractor is broken.
     """
     factory = _factory(extractor_name(text))
     config = build_config(factory.config_class, text)
@@ -99,14 +99,14 @@ def weights_status(text: str) -> WeightsStatus:
 
 
 def build_extractor(text: str, *, device: torch.device) -> Extractor:
-    """Builds the extractor that ``NAME`` or ``NAME:key=value,key=value`` stands for.
+    """Builds an extractor from ``NAME`` or ``NAME:key=value,key=value``.
 
     Args:
         text: What the user wrote, e.g. ``clip:model=ViT-B-16,pretrained=laion2b_s34b_b88k``.
         device: Where the network runs.
 
     Raises:
-        ExtractorError: Name, option or value is wrong, or the package that provides the extractor is broken.
+        ExtractorError: A name, an option or a value is wrong, or the package that provides the extractor is broken.
         WeightsNotFoundError: The weights are not on this machine and cannot be fetched.
     """
     name = extractor_name(text)
@@ -121,19 +121,22 @@ def build_extractor(text: str, *, device: torch.device) -> Extractor:
 
 
 def understands_text(text: str) -> bool:
-    """Whether texts can be embedded into the features of an extractor; needs no weights.
+    """Tells whether an extractor can embed text into its feature space, without its weights.
+
+    >>> understands_text("clip:model=ViT-B-16"), understands_text("dinov2")
+    (True, False)
 
     Args:
-        text: As for :func:`build_extractor`.
+        text: See :func:`build_extractor`.
 
     Raises:
-        ExtractorError: It is unknown or broken.
+        ExtractorError: The extractor is unknown or broken.
     """
     return hasattr(_factory(extractor_name(text)), "encode_text")
 
 
 def available_extractors() -> dict[str, ExtractorInfo]:
-    """All extractors by name, built-in ones first; a broken one says so in its description."""
+    """Returns all extractors by name, built-in ones first; the description of a broken one gives the reason."""
     found = {name: ExtractorInfo(name, text, "built in") for name, (_, text) in _BUILT_IN.items()}
     for name, points in sorted(_registered().items()):
         if name in found:
@@ -148,7 +151,7 @@ def available_extractors() -> dict[str, ExtractorInfo]:
 
 
 def _registered() -> Mapping[str, list[EntryPoint]]:
-    """Entry points of other packages by name; the same package seen twice on the path counts once."""
+    """Returns the entry points of other packages by name; a package found twice on the path counts once."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         others = found.setdefault(point.name, [])

@@ -1,10 +1,14 @@
-"""A Vision Transformer that takes its shape from its weights: DINO, DINOv2 (also with registers) and timm's ViT.
+"""A Vision Transformer built from its weights: DINO, DINOv2 (also with registers) and timm's ViT.
+
+:meth:`VisionTransformer.from_state_dict` reads the architecture from the shapes of the weights, after
+:func:`to_common_names` has renamed them as in timm.
 
 Architecture: Dosovitskiy et al. 2021 (arXiv 2010.11929); LayerScale: Touvron et al. 2021 (arXiv 2103.17239);
 register tokens: Darcet et al. 2024 (arXiv 2309.16588).
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -14,12 +18,33 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from f3rm_ext.errors import ExtractorError
-from f3rm_ext.features.extractors.vit_weights import block_count, to_common_names
 
 HEAD_WIDTH = 64
 """Width of one attention head in every published DINO and DINOv2 model."""
 NORM_EPS = 1e-6
 Facet = Literal["token", "key", "query", "value"]
+
+_IGNORED = re.compile(r"^(head|head_dist|fc_norm|pooler|classifier)\.|^(mask_token|dist_token)$|^projection_head\.")
+"""Parameters that dense features do not depend on."""
+
+_FROM_TRANSFORMERS = (
+    (r"^(vit|dinov2|dinov2_with_registers)\.", ""),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.(cls_token|mask_token|register_tokens)$", r"\1"),
+    (r"^encoder\.layer\.", "blocks."),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.attention\.attention\.", ".attn."),
+    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"^(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.mlp\.weights_in\.", ".mlp.w12."),
+    (r"\.mlp\.weights_out\.", ".mlp.w3."),
+    (r"^layernorm\.", "norm."),
+)
+_REQUIRED = ("patch_embed.proj.weight", "pos_embed", "cls_token", "blocks.0.attn.qkv.weight")
 
 
 class Attention(nn.Module):
@@ -32,7 +57,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def facets(self, x: Float[Tensor, "b t c"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, each of shape (b, t, c) with the heads side by side."""
+        """Returns query, key and value, each of shape (b, t, c) with the heads side by side."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         return query, key, value
 
@@ -68,7 +93,7 @@ class SwiGlu(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """A learnt factor per channel."""
+    """A learned factor for each channel."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -128,7 +153,7 @@ class VisionTransformer(nn.Module):
         self.register_tokens = nn.Parameter(torch.zeros(1, registers, self.width)) if registers else None
         self.pos_embed = nn.Parameter(torch.zeros(state["pos_embed"].shape))
         positions = self.pos_embed.shape[1]
-        # Some models give the class token a position of its own, some do not.
+        # In some models the class token has a position embedding, in others it has none.
         self.cls_positions = next((n for n in (1, 0) if math.isqrt(positions - n) ** 2 == positions - n), -1)
         if self.cls_positions < 0:
             raise ExtractorError(
@@ -140,14 +165,14 @@ class VisionTransformer(nn.Module):
 
     @classmethod
     def from_state_dict(cls, weights: Mapping[str, Tensor], heads: int | None = None) -> "VisionTransformer":
-        """Builds the model these weights belong to, in float32 on the CPU, for inference.
+        """Builds the model that these weights belong to, in float32 on the CPU, for inference.
 
         Args:
-            weights: State dict with the names of timm / DINO / DINOv2 or of ``transformers``; any float type.
-            heads: Number of attention heads; default width / 64.
+            weights: State dict with the parameter names of timm, DINO, DINOv2 or ``transformers``; any float type.
+            heads: Number of attention heads; by default width / 64.
 
         Raises:
-            ExtractorError: Names are missing or unknown, or shapes do not fit together.
+            ExtractorError: Parameters are missing or unknown, or their shapes do not fit together.
         """
         state = to_common_names(weights)
         with torch.device("meta"):
@@ -165,7 +190,7 @@ class VisionTransformer(nn.Module):
         return model.eval().requires_grad_(False)
 
     def positions(self, rows: int, cols: int) -> Float[Tensor, "1 tokens c"]:
-        """Position embeddings of a rows x cols grid of patches, bicubically interpolated."""
+        """Returns the position embeddings, bicubically interpolated to a rows x cols grid of patches."""
         side = math.isqrt(self.pos_embed.shape[1] - self.cls_positions)
         grid = self.pos_embed[:, self.cls_positions :]
         if (rows, cols) == (side, side):
@@ -178,7 +203,7 @@ class VisionTransformer(nn.Module):
         return self.norm(x) if index == self.depth - 1 else functional.layer_norm(x, (self.width,), eps=NORM_EPS)
 
     def embed(self, pixels: Float[Tensor, "b 3 h w"], stride_px: int) -> tuple[Float[Tensor, "b t c"], int, int]:
-        """The token sequence before the first block, and the rows and columns of its patch grid."""
+        """Returns the token sequence before the first block, and the rows and columns of its patch grid."""
         patches = self.patch_embed(pixels, stride_px)
         batch, _, rows, cols = patches.shape
         tokens = patches.flatten(2).transpose(1, 2) + self.positions(rows, cols)
@@ -196,15 +221,15 @@ class VisionTransformer(nn.Module):
         normed: bool = True,
         stride_px: int | None = None,
     ) -> list[Float[Tensor, "b rows cols c"]]:
-        """Dense features of the patches after (or, for the facets, inside) some blocks.
+        """Returns dense patch features from some of the blocks.
 
         Args:
             pixels: Normalised images.
-            layers: Blocks to look at, 0 … depth - 1 or negative from the end.
-            facet: ``token`` for the block's output, or its attention's ``key``, ``query`` or ``value``.
-            normed: Whether to normalise tokens: those of the last block by the model's final LayerNorm, those of
-                earlier blocks, for which that was not trained, by one without weights.
-            stride_px: Distance between patches; default the patch size, less gives overlapping patches.
+            layers: Numbers of the blocks, 0 to depth - 1, or negative from the end.
+            facet: ``token`` for the block's output, or ``key``, ``query`` or ``value`` of its attention.
+            normed: Whether to normalise tokens. Those of the last block pass the model's final LayerNorm. It was not
+                trained for earlier blocks, whose tokens pass a LayerNorm without weights.
+            stride_px: Distance between patches, by default the patch size. Patches overlap if it is smaller.
 
         Returns:
             One map per entry of `layers`, in that order.
@@ -220,3 +245,48 @@ class VisionTransformer(nn.Module):
             if facet == "token" and index in wanted:
                 found[index] = self._normed(x, index) if normed else x
         return [found[index][:, -rows * cols :].unflatten(1, (rows, cols)) for index in wanted]
+
+
+def block_count(state: Mapping[str, Tensor]) -> int:
+    """Returns the number of transformer blocks in a state dict with common names."""
+    return 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
+
+
+def to_common_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Renames parameters as in timm, with fused query, key and value; drops classifier heads and mask tokens.
+
+    Args:
+        weights: State dict with the names of DINO, DINOv2, timm or ``transformers``.
+
+    Raises:
+        ExtractorError: The weights do not belong to a ViT.
+    """
+    state: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        common = _common_name(name)
+        if not _IGNORED.search(common):
+            state[common] = tensor
+    _fuse_query_key_value(state)
+    missing = [name for name in _REQUIRED if name not in state]
+    if not any(f"blocks.0.mlp.{name}.weight" in state for name in ("fc1", "w12")):
+        missing.append("blocks.0.mlp.fc1.weight")
+    if missing:
+        raise ExtractorError(
+            f"The weights lack {', '.join(missing)}: give the state dict of a ViT as in DINO, DINOv2 or timm."
+        )
+    return state
+
+
+def _common_name(name: str) -> str:
+    for pattern, replacement in _FROM_TRANSFORMERS:
+        name = re.sub(pattern, replacement, name)
+    # DINOv2's giant was saved in chunks of blocks: blocks.<chunk>.<block>.
+    name = re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name)
+    return "register_tokens" if name == "reg_token" else name
+
+
+def _fuse_query_key_value(state: dict[str, Tensor]) -> None:
+    for name in [name for name in state if ".attn.query." in name]:
+        parts = [name.replace(".attn.query.", f".attn.{part}.") for part in ("query", "key", "value")]
+        if all(part in state for part in parts):
+            state[name.replace(".attn.query.", ".attn.qkv.")] = torch.cat([state.pop(part) for part in parts])

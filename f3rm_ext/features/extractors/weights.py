@@ -1,4 +1,4 @@
-"""Where the weights of an extractor come from, what they hash to, and how they are read."""
+"""Finds, downloads, hashes and reads the weights of extractors."""
 
 import hashlib
 import os
@@ -22,37 +22,37 @@ _hashes: dict[tuple[str, int, int], str] = {}
 
 @dataclass(frozen=True)
 class Weights:
-    """One weights file and the places it may come from, in the order in which they are tried."""
+    """A weights file and the places where it may be found, in the order in which they are tried."""
 
     model: str
-    """What it is, for messages, e.g. ``DINOv2 vits14``."""
+    """Name of the model for messages, e.g. ``DINOv2 vits14``."""
     option: str
     """The extractor's option that takes a local path, e.g. ``weights``."""
     local: Path | None = None
-    """Path given by the user; where there is one, no other place is tried."""
+    """Path given by the user. If it is set, no other place is tried."""
     hub_files: tuple[tuple[str, str], ...] = ()
-    """(repository, file name) on the Hugging Face hub; alternatives, best first."""
+    """Alternatives on the Hugging Face hub as (repository, file name), best first."""
     urls: tuple[str, ...] = ()
-    """Plain downloads, kept in torch hub's cache; alternatives, best first."""
+    """Alternatives for a plain download, best first; they are kept in torch hub's cache."""
 
 
 @dataclass(frozen=True)
 class WeightsStatus:
-    """Whether the weights are on this machine, for ``doctor``: neither loaded nor fetched."""
+    """Whether an extractor's weights are on this machine, for ``doctor``. They are neither loaded nor fetched."""
 
     path: Path | None
-    """The file; None where it is missing, or where there are no weights to have."""
+    """The file; None if it is missing or the extractor needs no weights."""
     advice: str
-    """One sentence: where it was found, or what to do."""
+    """One sentence that says where the file is or what to do."""
     missing: bool = False
-    """True where weights are needed and not on this machine."""
+    """True if weights are needed and are not on this machine."""
 
 
 NO_WEIGHTS = WeightsStatus(path=None, advice="Needs no weights.")
 
 
 def locate(weights: Weights) -> Path | None:
-    """The weights file on this machine, or None. Never goes on-line."""
+    """Returns the weights file on this machine, or None. Never goes on-line."""
     if weights.local is not None:
         return weights.local if weights.local.is_file() else None
     for repository, name in weights.hub_files:
@@ -70,7 +70,7 @@ def locate(weights: Weights) -> Path | None:
 
 
 def status(weights: Weights) -> WeightsStatus:
-    """What ``doctor`` says about these weights."""
+    """Returns the status of these weights for ``doctor``."""
     path = locate(weights)
     if path is not None:
         return WeightsStatus(path=path, advice=f"Weights found: {path}.")
@@ -78,10 +78,10 @@ def status(weights: Weights) -> WeightsStatus:
 
 
 def resolve(weights: Weights) -> Path:
-    """The weights file: found on this machine, else downloaded by the hub's library.
+    """Returns the weights file and downloads it if it is not on this machine.
 
     Raises:
-        WeightsNotFoundError: The file is not here and cannot be fetched.
+        WeightsNotFoundError: The file is not on this machine and cannot be downloaded.
     """
     path = locate(weights)
     if path is not None:
@@ -101,7 +101,10 @@ def resolve(weights: Weights) -> Path:
 
 
 def file_hash(path: Path) -> str:
-    """First 16 hex digits of the file's SHA-256; kept for the life of the process while size and time stay."""
+    """Returns the first 16 hex digits of a file's SHA-256.
+
+    The process remembers the hash as long as the file's size and modification time stay the same.
+    """
     facts = path.stat()
     key = (str(path.resolve()), facts.st_size, facts.st_mtime_ns)
     if key not in _hashes:
@@ -114,13 +117,13 @@ def file_hash(path: Path) -> str:
 
 
 def load_state_dict(path: Path) -> dict[str, Tensor]:
-    """Tensors of a weights file (safetensors, or a torch file read with ``weights_only``), by parameter name.
+    """Reads the tensors of a weights file by parameter name, from safetensors or from torch with ``weights_only``.
 
     Wrappers that training scripts put around a state dict (``state_dict``, ``model``, ``teacher``) and the prefixes
-    ``module.`` and ``backbone.`` are taken off.
+    ``module.`` and ``backbone.`` are removed.
 
     Raises:
-        ExtractorError: The file is damaged or holds something else than tensors.
+        ExtractorError: The file is damaged or holds anything other than tensors.
     """
     try:
         if path.suffix == ".safetensors":
@@ -156,7 +159,11 @@ def _unreadable(path: Path, reason: str) -> ExtractorError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, to be quoted inside a sentence."""
+    """Returns the first line of an error's message, to be quoted inside a sentence.
+
+    >>> first_line(ValueError("no such file.\\nsee above"))
+    'no such file'
+    """
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
 
 
@@ -167,7 +174,7 @@ def _offline() -> bool:
 
 
 def _plain_download_folders() -> tuple[Path, ...]:
-    """Torch hub's folder of checkpoints, and the one in which OpenAI's own CLIP package keeps its files."""
+    """Returns torch hub's folder of checkpoints and the folder of OpenAI's own CLIP package."""
     return Path(torch.hub.get_dir()) / "checkpoints", Path("~/.cache/clip").expanduser()
 
 
@@ -191,12 +198,12 @@ def _how_to_place(weights: Weights) -> str:
 
 
 def _check_reachable(url: str) -> None:
-    """Raises OSError soon where there is no network: the hub's libraries retry for long or have no time limit."""
+    """Raises OSError quickly if there is no network. The hub's libraries retry for long or have no time limit."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S):
             pass
     except urllib.error.HTTPError as answer:
-        # Any answer means that the server is there; whether it has the file is found out by the download.
+        # Any answer means that the server can be reached; the download tells whether it has the file.
         answer.close()
 
 
@@ -209,7 +216,7 @@ def _fetch_from_hub(weights: Weights) -> Path:
         try:
             return Path(hf_hub_download(repository, name, etag_timeout=CONNECT_TIMEOUT_S))
         except errors.LocalEntryNotFoundError as error:
-            # The hub cannot be reached: the other names would fail the same way.
+            # The hub cannot be reached, so the other names would fail too.
             raise OSError(first_line(error)) from error
         except errors.EntryNotFoundError as error:
             reason = first_line(error)

@@ -1,4 +1,4 @@
-"""Extracting what a feature store lacks: resumable, with a progress bar, one process at a time."""
+"""Extracts the features that a store lacks: resumable, with a progress bar, one process at a time."""
 
 import contextlib
 import errno
@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,12 +15,9 @@ from f3rm_ext.errors import ExtractorError, FeatureStoreError
 from f3rm_ext.features.base import Extractor, FileExtractor, PatchGrid
 from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes
 from f3rm_ext.features.store.images import Decoded, ImageSet, decode
-from f3rm_ext.features.store.manifest import REDO
+from f3rm_ext.features.store.manifest import EXTRACT
 from f3rm_ext.utils.atomic_files import FolderLock, is_disk_full
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
+from f3rm_ext.utils.console import console, image_progress
 
 _SPARE_BYTES = 64 << 20
 _WAIT_POLL_S = 0.5
@@ -29,37 +25,14 @@ _WAIT_LOG_S = 30.0
 _ABANDONED_S = 600.0
 
 
-def console() -> "Console":
-    """Nerfstudio's console, where all its messages go."""
-    from nerfstudio.utils.rich_utils import CONSOLE
-
-    return CONSOLE
-
-
-def image_progress(unit: str = "images") -> "Progress":
-    """A progress bar with images (or whatever is counted) per second and the time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        def render(self, task):
-            speed = task.finished_speed or task.speed
-            return Text(f"    - {unit}/s" if speed is None else f"{speed:5.1f} {unit}/s")
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=console(),
-    )
-
-
 @contextlib.contextmanager
 def disk_errors(folder: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
-    """Turns a full or read-only disk into a FeatureStoreError that says what is needed and where."""
+    """Turns errors of a full or read-only disk into a FeatureStoreError.
+
+    Args:
+        folder: Folder that is written to, for the message.
+        needed_bytes: Returns how much space is still needed.
+    """
     try:
         yield
     except OSError as error:
@@ -78,16 +51,16 @@ def disk_errors(folder: Path, needed_bytes: Callable[[], int]) -> Iterator[None]
 
 
 def pending(store: FeatureStore, sets: Sequence[ImageSet], *, repair: bool) -> list[tuple[ImageSet, int]]:
-    """Images without features, those of unknown content included.
+    """Returns the images that have no features or whose key is unknown, as (set, index).
 
     Args:
         store: Where their features would be.
-        sets: Images, whose keys are looked up but not computed.
-        repair: Read every shard and count the damaged ones as missing. Otherwise only sizes are looked at and a
-            damaged shard is an error.
+        sets: Images. Unknown keys are not computed.
+        repair: Read every shard whole and count damaged ones as missing. Otherwise check only the size of a shard
+            and raise if it is wrong.
 
     Raises:
-        FeatureStoreError: Without ``repair``, when a shard is damaged.
+        FeatureStoreError: A shard is damaged, without ``repair``.
     """
     todo: list[tuple[ImageSet, int]] = []
     seen: set[str] = set()
@@ -103,6 +76,7 @@ def pending(store: FeatureStore, sets: Sequence[ImageSet], *, repair: bool) -> l
 
 
 def _is_there(store: FeatureStore, key: str, *, repair: bool) -> bool:
+    """Tells whether an image has features; with ``repair``, drops a damaged shard from the manifest."""
     if key not in store:
         return False
     if not repair:
@@ -120,24 +94,24 @@ def _is_there(store: FeatureStore, key: str, *, repair: bool) -> bool:
 def extract_missing(
     extractor: Extractor, store: FeatureStore, sets: Sequence[ImageSet], *, name: str, repair: bool = False
 ) -> int:
-    """Extracts the features a store lacks. Only under the store's lock.
+    """Extracts the features that a store lacks. The caller must hold the store's lock.
 
-    After every batch the store is complete as far as it goes, so that killing the process loses a batch at most.
-    Images are decoded on threads while the extractor works; memory holds two batches of images.
+    Every batch is committed to the store, so that a killed process loses one batch at most. Threads decode images
+    while the extractor works; memory holds two batches of images.
 
     Args:
-        extractor: What to extract with.
-        store: Where to put it; opened after the lock was taken.
-        sets: Images; several with the same pixels are extracted once.
-        name: What to call this on the progress bar.
+        extractor: Extractor to use.
+        store: Where the features go; opened after the lock was taken.
+        sets: Images. Images with the same pixels are extracted once.
+        name: Name on the progress bar.
         repair: See :func:`pending`.
 
     Returns:
-        How many images were extracted.
+        Number of images extracted.
 
     Raises:
-        FeatureStoreError: When the disk is full (or would be) or read-only.
-        ExtractorError: When the extractor breaks its contract.
+        FeatureStoreError: The disk is full (or would be) or read-only.
+        ExtractorError: The extractor breaks its contract.
     """
     todo = pending(store, sets, repair=repair)
     done = 0
@@ -191,7 +165,7 @@ def _extract_batch(extractor: Extractor, store: FeatureStore, batch: Sequence[De
             grid = extractor.patch_grid(height_px, width_px)
             store.put(image.key, _to_half(extractor, values, grid), grid, (height_px, width_px))
     finally:
-        # Also after a failure: what is on the disk already is kept.
+        # After a failure too: shards that are on the disk already are kept.
         store.commit()
 
 
@@ -200,7 +174,7 @@ def _to_half(extractor: Extractor, values: torch.Tensor, grid: PatchGrid) -> Flo
     if tuple(values.shape) != (grid.rows, grid.cols, extractor.dim):
         raise ExtractorError(
             f"Extractor {who} gave features of shape {tuple(values.shape)} where its patch grid and dimension say "
-            f"{(grid.rows, grid.cols, extractor.dim)}: report this to who wrote it."
+            f"{(grid.rows, grid.cols, extractor.dim)}: report this to its author."
         )
     half = values.detach().to("cpu", torch.float16).numpy()
     if not np.isfinite(half).all():
@@ -236,7 +210,12 @@ def _mib(size: int) -> str:
 
 
 def say_waiting(root: Path, what: str) -> Callable[[float], None]:
-    """A function of the seconds waited that says now and then what is waited for."""
+    """Returns a callback that takes the seconds waited so far and prints a message every 30 seconds.
+
+    Args:
+        root: Folder of the features.
+        what: Process that is waited for.
+    """
     said = -_WAIT_LOG_S
 
     def say(waited_s: float) -> None:
@@ -255,16 +234,18 @@ def wait_until(
     *,
     abandoned_s: float = _ABANDONED_S,
 ) -> None:
-    """Waits for another process to complete a store. Polls files: no collective that could time out.
+    """Waits until another process has completed a store.
+
+    Polls files, because a collective operation of torch.distributed could time out.
 
     Args:
-        complete: Whether it is done; told afresh at every call.
-        lock: The lock that the other process holds while it works.
-        say: Called with the seconds waited.
-        abandoned_s: Give up after nobody has held the lock for so long.
+        complete: Tells whether the store is complete now.
+        lock: Lock that the other process holds while it works.
+        say: Called with the seconds waited so far.
+        abandoned_s: Time without a holder of the lock after which to give up.
 
     Raises:
-        FeatureStoreError: When nobody is working on the store.
+        FeatureStoreError: No process is working on the store.
     """
     start = held = time.monotonic()
     while not complete():
@@ -274,7 +255,7 @@ def wait_until(
         elif now - held > abandoned_s:
             raise FeatureStoreError(
                 f"The features in {lock.path.parent} are not complete and nobody has worked on them for "
-                f"{abandoned_s:.0f} s: the process of rank 0 has failed (see its message); {REDO.split(' on ')[0]} "
+                f"{abandoned_s:.0f} s: the process of rank 0 has failed (see its message); {EXTRACT} "
                 "before training."
             )
         say(now - start)

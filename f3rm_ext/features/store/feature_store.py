@@ -4,16 +4,18 @@ A store is a folder, ``<cache>/features/<extractor>-<identity key>/``::
 
     manifest.json            what is here (see manifest.py); the only thing that vouches for a shard
     shards/<image key>.npy   fp16, (rows, cols, D)
-    codes/<set>-k<K>/        PCA codes, a store of its own (see codes.py)
-    display/<set>.json       projection to RGB
+    codes/<set>-k<K>/        PCA codes, a store of its own (see pca_codes.py)
+    display/<set>.json       projection to RGB (see display.py)
     lock                     held by the process that writes
 
-Shards and manifest are written under temporary names and renamed; the manifest is replaced after the shards of a
-batch are on the disk. A process killed at any point therefore leaves a store that opens: what it had not entered
-into the manifest yet (a batch at most) is deleted by the next writer and done again.
+Shards and manifest are written under temporary names and then renamed. The manifest is replaced once the shards of a
+batch are on the disk. A process killed at any point therefore leaves a store that opens: the next writer deletes the
+shards that had not been entered into the manifest (at most one batch) and makes them again.
 """
 
 import io
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +25,40 @@ import numpy as np
 from jaxtyping import Float16
 
 from f3rm_ext.errors import FeatureStoreError
-from f3rm_ext.features.base import FeatureMap, PatchGrid
-from f3rm_ext.features.store.manifest import MANIFEST_NAME, REDO, Manifest, ShardEntry, shard_name
+from f3rm_ext.features.base import ExtractorIdentity, FeatureMap, PatchGrid
+from f3rm_ext.features.store.manifest import EXTRACT_AGAIN, MANIFEST_NAME, Manifest, ShardEntry, shard_name
 from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, remove_temporaries, sync_folder, write_atomic
 
 SHARD_HEADER_BYTES = 128
 ShardState = Literal["present", "missing", "damaged"]
 
 
+def cache_root(cache_dir: Path | None) -> Path:
+    """Returns the folder of all feature stores: ``features`` in the given folder.
+
+    Without one, it is in $F3RM_EXT_CACHE, and without that in ~/.cache/f3rm_ext.
+    """
+    root = cache_dir or Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext")
+    return root.expanduser() / "features"
+
+
+def store_root(cache: Path, identity: ExtractorIdentity) -> Path:
+    """Returns the folder of one extractor's features."""
+    return cache / f"{plain_name(identity.extractor)}-{identity.key()}"
+
+
+def plain_name(text: str) -> str:
+    """Replaces what does not belong in a file or parameter name by underscores.
+
+    >>> plain_name("my.own")
+    'my_own'
+    """
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", text)
+
+
 @dataclass(frozen=True)
 class Damage:
-    """A shard that is not what the manifest says."""
+    """A shard that differs from its entry in the manifest."""
 
     path: Path
     """The shard's file."""
@@ -42,7 +67,7 @@ class Damage:
 
 
 class FeatureStore:
-    """The features of any number of images, of one extractor."""
+    """The features that one extractor made of any number of images."""
 
     def __init__(self, root: Path, manifest: Manifest):
         self.root = root
@@ -51,26 +76,24 @@ class FeatureStore:
 
     @classmethod
     def open(cls, root: Path, identity: Mapping[str, str], dim: int, *, residual: bool = False) -> "FeatureStore":
-        """Opens a store; where there is none it is empty. Nothing is written.
+        """Opens a store, which is empty if the folder does not exist. Writes nothing.
 
         Args:
             root: The store's folder.
-            identity: Fields of the identity the store must have.
+            identity: Fields of the identity that the store must have.
             dim: Feature dimension.
             residual: Whether shards have one more channel, the residual norm of PCA codes.
 
         Raises:
-            FeatureStoreError: When the manifest is damaged or of another model.
+            FeatureStoreError: The manifest is damaged or belongs to another model.
         """
-        manifest = Manifest.load(root)
-        if manifest is None:
-            manifest = Manifest(dict(identity), dim, residual)
+        manifest = Manifest.load(root) or Manifest(dict(identity), dim, residual)
         manifest.require(root, identity, dim, residual)
         return cls(root, manifest)
 
     @classmethod
     def at(cls, root: Path) -> "FeatureStore | None":
-        """Opens whatever store is in a folder, None where there is none; for looking at it only."""
+        """Opens whatever store a folder holds, for reading; returns None if it holds none."""
         manifest = Manifest.load(root)
         return None if manifest is None else cls(root, manifest)
 
@@ -83,16 +106,16 @@ class FeatureStore:
         return key in self.manifest.images
 
     def path(self, key: str) -> Path:
-        """File of an image's shard."""
+        """Returns the file of an image's shard."""
         return self.root / shard_name(key)
 
-    # Writing: only for who holds the lock.
+    # Writing, which requires the lock.
 
     def recover(self) -> int:
-        """Deletes what a killed writer left: temporary files, and shards that the manifest does not vouch for.
+        """Deletes what a killed writer left: temporary files, and shards that the manifest does not list.
 
         Returns:
-            How many files were deleted.
+            Number of files deleted.
         """
         shards = self.root / "shards"
         shards.mkdir(parents=True, exist_ok=True)
@@ -106,7 +129,17 @@ class FeatureStore:
     def put(
         self, key: str, values: Float16[np.ndarray, "rows cols channels"], grid: PatchGrid, image_hw: tuple[int, int]
     ) -> None:
-        """Writes one shard. It counts from the next :meth:`commit` on."""
+        """Writes one shard, which becomes part of the store at the next :meth:`commit`.
+
+        Args:
+            key: Key of the image.
+            values: Features, with the residual norm as last channel if the store has it.
+            grid: Where the patches lie in the image.
+            image_hw: Height and width of the image in pixels.
+
+        Raises:
+            ValueError: The values do not fit the grid.
+        """
         if values.shape != (grid.rows, grid.cols, self.manifest.channels):
             raise ValueError(f"values of shape {values.shape} do not fit {grid} with {self.manifest.channels} channels")
         buffer = io.BytesIO()
@@ -118,14 +151,14 @@ class FeatureStore:
         self.manifest.images[key] = ShardEntry(len(data), digest_of(data), grid, image_hw[0], image_hw[1])
 
     def commit(self) -> None:
-        """Enters the shards written so far into the manifest on the disk."""
+        """Enters all shards written so far into the manifest on the disk."""
         sync_folder(self.root / "shards")
         self.manifest.save(self.root)
 
     # Reading.
 
     def state(self, key: str) -> ShardState:
-        """Whether the shard of an image is there, judged by its size alone (cheap)."""
+        """Tells whether the shard of an image is there, by its size alone (cheap)."""
         entry = self.manifest.images.get(key)
         if entry is None:
             return "missing"
@@ -136,7 +169,7 @@ class FeatureStore:
         return "present" if size == entry.bytes else "damaged"
 
     def damage(self, key: str) -> Damage | None:
-        """What is wrong with a shard of the manifest, read whole; None when it is intact."""
+        """Reads a shard of the manifest whole and returns what is wrong with it; None if it is intact."""
         entry, path = self.manifest.images[key], self.path(key)
         try:
             size = path.stat().st_size
@@ -156,54 +189,59 @@ class FeatureStore:
         for key in keys:
             if key not in self.manifest.images:
                 raise FeatureStoreError(
-                    f"The feature store {self.root} has no features of image {key}: {REDO.split(',')[0]}."
+                    f"The feature store {self.root} has no features of image {key}: {EXTRACT_AGAIN} to make them."
                 )
-            if self.state(key) != "present":
-                self._raise(self.damage(key))
+            if self.state(key) != "present" and (damage := self.damage(key)) is not None:
+                raise _damaged(damage)
 
     def verify(self, keys: Iterable[str] | None = None) -> Iterator[Damage]:
-        """Reads shards whole (all of them by default) and yields those that are not what the manifest says."""
+        """Reads shards whole (all of them by default) and yields those that differ from the manifest."""
         for key in self.manifest.images if keys is None else keys:
             damage = self.damage(key)
             if damage is not None:
                 yield damage
 
     def load(self, key: str) -> FeatureMap:
-        """Maps the features of an image. The content is checked the first time.
+        """Memory-maps the features of an image. The first call for an image checks the whole shard.
 
-        Safe to call from several threads. The map stays valid when the shard is replaced meanwhile.
+        Safe to call from several threads. The map stays valid if the shard is replaced afterwards.
 
         Raises:
-            FeatureStoreError: When the shard is missing, truncated, altered, or not what the manifest says.
+            FeatureStoreError: The shard is missing, truncated or altered.
         """
         self.require((key,))
-        if key not in self._verified:
-            self._raise(self.damage(key))
+        if key not in self._verified and (damage := self.damage(key)) is not None:
+            raise _damaged(damage)
         entry = self.manifest.images[key]
         shape = (entry.grid.rows, entry.grid.cols, self.manifest.channels)
         try:
             values = np.load(self.path(key), mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            self._raise(Damage(self.path(key), f"cannot be mapped ({error})"))
-            raise
+            raise _damaged(Damage(self.path(key), f"cannot be mapped ({error})")) from error
         if not isinstance(values, np.memmap) or values.shape != shape or values.dtype != np.float16:
-            self._raise(Damage(self.path(key), f"is not a float16 array of shape {shape}"))
+            raise _damaged(Damage(self.path(key), f"is not a float16 array of shape {shape}"))
         self._verified.add(key)
         if not self.manifest.residual:
             return FeatureMap(values, entry.grid)
         return FeatureMap(values[..., : self.dim], entry.grid, values[..., self.dim])
 
     def bytes_on_disk(self) -> int:
-        """Size of the shards and the manifest."""
+        """Returns the size of the shards and the manifest."""
         manifest = self.root / MANIFEST_NAME
         size = manifest.stat().st_size if manifest.exists() else 0
         return size + sum(entry.bytes for entry in self.manifest.images.values())
 
-    def _raise(self, damage: Damage | None) -> None:
-        if damage is not None:
-            raise FeatureStoreError(f"The feature shard {damage.path} {damage.reason}; {REDO}.")
+
+def _damaged(damage: Damage) -> FeatureStoreError:
+    return FeatureStoreError(
+        f"The feature shard {damage.path} {damage.reason}; {EXTRACT_AGAIN} to redo it, or delete the file."
+    )
 
 
 def shard_bytes(rows: int, cols: int, channels: int) -> int:
-    """Size of a shard's file, to estimate the space needed."""
+    """Returns the size of a shard's file, for estimates of the space needed.
+
+    >>> shard_bytes(rows=24, cols=36, channels=768)
+    1327232
+    """
     return SHARD_HEADER_BYTES + 2 * rows * cols * channels

@@ -1,4 +1,4 @@
-"""The images of a data set as extraction sees them: their pixels, and keys that follow the pixels, not the names."""
+"""The images of a data set for extraction: their pixels, and keys that depend on the pixels, not on file names."""
 
 import hashlib
 import json
@@ -25,33 +25,44 @@ _SAVE_EVERY_S = 5.0
 
 @runtime_checkable
 class ImageDataset(Protocol):
-    """What extraction needs of a data set; nerfstudio's ``InputDataset`` is one.
+    """What extraction needs of a data set; nerfstudio's ``InputDataset`` has it.
 
-    Where it has ``image_filenames`` (and ``scale_factor``) too, known images need not be decoded again; a method
-    ``pixels_identity(image_idx)`` names what decides the pixels besides the file.
+    A data set may also have a method ``pixels_identity(image_idx) -> str`` that names whatever else than the file and
+    ``scale_factor`` determines the pixels.
     """
+
+    image_filenames: Any
+    """Path of each image."""
+    cameras: Any
+    """Nerfstudio's ``Cameras``; extraction reads ``height`` and ``width`` in pixels."""
+    scale_factor: float
+    """Factor by which images are scaled when they are read."""
 
     def __len__(self) -> int: ...
 
     def get_numpy_image(self, image_idx: int) -> np.ndarray:
-        """Pixels of an image, uint8, (height, width, 3 or 4)."""
+        """Returns the pixels of an image, uint8, (height, width, 3 or 4)."""
         ...
 
 
 def image_key(image: UInt8[np.ndarray, "h w c"]) -> str:
-    """Key of an image: 32 hex digits of the BLAKE2b of its shape and pixels."""
+    """Returns the key of an image: 32 hex digits of the BLAKE2b hash of its shape and pixels."""
     digest = hashlib.blake2b(repr(image.shape).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(image).data)
     return digest.hexdigest()
 
 
 def set_key(keys: Sequence[str]) -> str:
-    """Key of a set of images, whatever their order: 16 hex digits."""
+    """Returns the key of a set of images, 16 hex digits, which does not depend on their order."""
     return hashlib.blake2b("".join(sorted(set(keys))).encode(), digest_size=8).hexdigest()
 
 
 def on_white(image: UInt8[np.ndarray, "h w c"]) -> UInt8[np.ndarray, "h w 3"]:
-    """An RGBA image laid on white; an RGB image as it is."""
+    """Lays an RGBA image on white; returns an RGB image as it is.
+
+    >>> on_white(np.array([[[200, 0, 0, 0]]], dtype=np.uint8)).tolist()
+    [[[255, 255, 255]]]
+    """
     if image.shape[2] == 3:
         return image
     alpha = image[..., 3:].astype(np.uint16)
@@ -60,10 +71,10 @@ def on_white(image: UInt8[np.ndarray, "h w c"]) -> UInt8[np.ndarray, "h w 3"]:
 
 
 class ImageIndex:
-    """Remembers which file has which key, so that starting does not decode every image.
+    """Remembers the key of each file, so that a run need not decode every image when it starts.
 
-    Advisory: an entry counts only while the file's size and modification time are the same. A lost or damaged
-    index costs time, nothing else. One file for all captures, replaced as a whole.
+    An entry counts only while the file keeps its size and modification time. A lost or damaged index costs time and
+    nothing else. One file serves all captures and is replaced as a whole.
     """
 
     def __init__(self, path: Path):
@@ -82,19 +93,19 @@ class ImageIndex:
             self._entries = {}
 
     def get(self, name: str, signature: tuple[int, int]) -> str | None:
-        """Key of a file, or None where it is not known as it is now."""
+        """Returns the key of a file, or None if the file is unknown or has changed."""
         entry = self._new.get(name) or self._entries.get(name)
         return entry[2] if entry is not None and tuple(entry[:2]) == signature else None
 
     def set(self, name: str, signature: tuple[int, int], key: str) -> None:
-        """Remembers a file's key; on the disk from the next :meth:`save` on."""
+        """Remembers a file's key; :meth:`save` writes it to the disk."""
         self._new[name] = [*signature, key]
 
     def save(self, *, now: bool = True) -> None:
-        """Writes the index. A failure is ignored: the index only saves time.
+        """Writes the index. Failures are ignored, because the index only saves time.
 
         Args:
-            now: Otherwise only if that was some seconds ago.
+            now: Write at once. Otherwise write only if the last time was some seconds ago.
         """
         if not self._new or not (now or time.monotonic() - self._saved_s > _SAVE_EVERY_S):
             return
@@ -117,39 +128,38 @@ class Decoded:
     """One image, decoded."""
 
     key: str
-    """See :func:`image_key`."""
+    """Key of the image, see :func:`image_key`."""
     pixels: UInt8[np.ndarray, "h w 3"]
-    """RGB, on white where it had transparency."""
+    """RGB; a transparent image is laid on white."""
     file: Path
-    """Where it was read from; only a name where the data set has no files."""
+    """File that it was read from."""
 
 
 class ImageSet:
-    """The images of one data set with their keys, as far as they are known."""
+    """The images of one data set and those of their keys that are known."""
 
     def __init__(self, dataset: ImageDataset, index: ImageIndex):
         self.dataset = dataset
         self.index = index
         self._keys: list[str | None] = [None] * len(dataset)
-        self._first_size_px: tuple[int, int] | None = None
         self.look_up()
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def known(self) -> list[str | None]:
-        """The key of each image, None where it is not known yet."""
+        """Returns the key of each image, None where it is not known yet."""
         return list(self._keys)
 
     def keys(self) -> list[str]:
-        """The key of each image; those unknown are decoded now."""
+        """Returns the key of each image. Decodes the images whose key is unknown."""
         unknown = [i for i, key in enumerate(self._keys) if key is None]
         for _ in decode([(self, i) for i in unknown], ahead=_DECODERS):
             pass
         return [key for key in self._keys if key is not None]
 
     def look_up(self) -> None:
-        """Takes the keys that the index knows."""
+        """Takes the missing keys from the index, where it knows them."""
         for i, key in enumerate(self._keys):
             file = self._file(i) if key is None else None
             if file is not None:
@@ -159,7 +169,7 @@ class ImageSet:
         """Decodes an image and remembers its key. Safe to call from several threads.
 
         Raises:
-            CaptureError: When it cannot be read.
+            CaptureError: The image cannot be read.
         """
         file = self._file(i)
         try:
@@ -175,38 +185,30 @@ class ImageSet:
         return Decoded(key, on_white(image), Path(self.name(i)))
 
     def name(self, i: int) -> str:
-        """What to call an image in a message."""
-        names = getattr(self.dataset, "image_filenames", None)
-        return str(names[i]) if names is not None else f"number {i}"
+        """Returns the path of an image, for messages."""
+        return str(self.dataset.image_filenames[i])
 
     def size_px(self, i: int) -> tuple[int, int]:
-        """Height and width of an image as its camera has them; without cameras, those of the first image."""
-        cameras = getattr(self.dataset, "cameras", None)
-        if cameras is not None:
-            return int(cameras.height[i]), int(cameras.width[i])
-        if self._first_size_px is None:
-            height_px, width_px = self.read(0).pixels.shape[:2]
-            self._first_size_px = (height_px, width_px)
-        return self._first_size_px
+        """Returns height and width of an image according to its camera."""
+        cameras = self.dataset.cameras
+        return int(cameras.height[i]), int(cameras.width[i])
 
     def _file(self, i: int) -> tuple[str, tuple[int, int]] | None:
-        names = getattr(self.dataset, "image_filenames", None)
-        if names is None:
-            return None
-        path = os.path.abspath(names[i])
+        """Returns an image's name in the index and its file's size and modification time; None without a file."""
+        path = os.path.abspath(self.dataset.image_filenames[i])
         try:
             stat = os.stat(path)
         except OSError:
             return None
-        loader = f"{type(self.dataset).__name__}|{getattr(self.dataset, 'scale_factor', 1.0)}|{path}"
+        loader = f"{type(self.dataset).__name__}|{self.dataset.scale_factor}|{path}"
         identity = getattr(self.dataset, "pixels_identity", None)
-        if identity is not None:  # more than the file decides the pixels
+        if identity is not None:
             loader += f"|{identity(i)}"
         return loader, (stat.st_size, stat.st_mtime_ns)
 
 
 def decode(todo: Sequence[tuple[ImageSet, int]], *, ahead: int) -> Generator[tuple[ImageSet, int, Decoded], None, None]:
-    """Decodes images in order on a few threads, at most ``ahead`` images before they are asked for."""
+    """Yields decoded images in order. A few threads decode them, at most ``ahead`` images in advance."""
     with ThreadPoolExecutor(min(_DECODERS, os.cpu_count() or 1), "f3rm_ext-decode") as pool:
         futures: deque[Future[Decoded]] = deque()
         position = 0

@@ -1,4 +1,4 @@
-"""The manifest of a feature store: what is in it, of which model, and how to tell whether it is intact."""
+"""The manifest of a feature store: which features it holds, which model made them, and the hash of each file."""
 
 import dataclasses
 import json
@@ -13,12 +13,13 @@ from f3rm_ext.utils.atomic_files import write_atomic
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
-REDO = "run `f3rm-ext features extract` on this capture with the same options to redo it, or delete the file"
+EXTRACT = "run `f3rm-ext features extract`"
+EXTRACT_AGAIN = f"{EXTRACT} on this capture with the same options"
 
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """What the manifest says about the features of one image."""
+    """The manifest's entry for the features of one image."""
 
     bytes: int
     """Size of the shard's file."""
@@ -32,7 +33,7 @@ class ShardEntry:
     """Width of the image."""
 
     def to_json(self, key: str) -> dict[str, Any]:
-        """The entry as it stands in the manifest."""
+        """Returns the entry as it stands in the manifest."""
         return {
             "file": shard_name(key),
             "bytes": self.bytes,
@@ -44,7 +45,11 @@ class ShardEntry:
 
     @classmethod
     def from_json(cls, key: str, raw: Mapping[str, Any]) -> "ShardEntry":
-        """Reads an entry; raises KeyError, TypeError or ValueError where it is not one."""
+        """Reads an entry.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is not a valid entry.
+        """
         if raw["file"] != shard_name(key):
             raise ValueError(f"the file of {key} is said to be {raw['file']!r}")
         origin, stride = ((float(raw[name][0]), float(raw[name][1])) for name in ("origin_px", "stride_px"))
@@ -55,20 +60,20 @@ class ShardEntry:
 
 
 def shard_name(key: str) -> str:
-    """Path of an image's shard within the store."""
+    """Returns the path of an image's shard within the store."""
     return f"shards/{key}.npy"
 
 
 @dataclass
 class Manifest:
-    """Everything a store says of itself. Kept as JSON, replaced as a whole."""
+    """The content of ``manifest.json``, which is always replaced as a whole."""
 
     identity: dict[str, str]
-    """Fields of the extractor's identity; with PCA codes also the basis they belong to."""
+    """Fields of the extractor's identity; for PCA codes also their number and the hash of their basis."""
     dim: int
     """Feature dimension."""
     residual: bool = False
-    """Whether each shard has one more channel: the norm of what the PCA codes leave out."""
+    """Whether each shard has one more channel, the norm of what the PCA codes leave out."""
     images: dict[str, ShardEntry] = field(default_factory=dict)
     """Shards by image key."""
 
@@ -93,10 +98,10 @@ class Manifest:
         """Reads the manifest of a store.
 
         Returns:
-            None where there is none yet.
+            The manifest, or None if there is none yet.
 
         Raises:
-            FeatureStoreError: When the file is damaged, or written by a newer version.
+            FeatureStoreError: The file is damaged, or was written by a newer version.
         """
         path = root / MANIFEST_NAME
         try:
@@ -124,13 +129,13 @@ class Manifest:
             ) from error
 
     def require(self, root: Path, identity: Mapping[str, str], dim: int, residual: bool) -> None:
-        """Raises FeatureStoreError unless the store holds what is asked for."""
-        asked = {**identity, "dim": str(dim), "residual": str(residual)}
+        """Raises FeatureStoreError unless the store holds features of this identity and dimension."""
+        wanted = {**identity, "dim": str(dim), "residual": str(residual)}
         found = {**self.identity, "dim": str(self.dim), "residual": str(self.residual)}
-        for name in asked.keys() | found.keys():
-            if asked.get(name) != found.get(name):
+        for name in wanted.keys() | found.keys():
+            if wanted.get(name) != found.get(name):
                 raise FeatureStoreError(
-                    f"The feature store {root} is of another model ({name} is {found.get(name)!r} in its manifest, "
-                    f"{asked.get(name)!r} is asked for): move or delete that folder, then run "
+                    f"The feature store {root} belongs to another model ({name} is {found.get(name)!r} in its "
+                    f"manifest, but {wanted.get(name)!r} is required): move or delete that folder, then run "
                     "`f3rm-ext features extract`."
                 )

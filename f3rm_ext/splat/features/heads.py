@@ -8,12 +8,12 @@ from typing import Any
 from jaxtyping import Float, Float16
 from torch import Tensor, nn
 
-from f3rm_ext.features.head import DescribedHead, describe_heads, described_specs
+from f3rm_ext.features.head import BaseFeatureHead, describe_heads, specs_from_checkpoint
 from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.features.spec import FeatureSpec
 
 
-class LiftedHead(DescribedHead):
+class LiftedHead(BaseFeatureHead):
     """One lifted feature. What is composited along rays is the feature itself (or its PCA codes).
 
     Args:
@@ -70,7 +70,7 @@ class LiftedHeads(nn.Module):
         """
         self.clear()
         at = f"{prefix}heads."
-        for spec in described_specs(described, state_dict, at):
+        for spec in specs_from_checkpoint(described, state_dict, at):
             self.put(LiftedHead(spec, state_dict[f"{at}{spec.name}.codes"].clone()))
 
 

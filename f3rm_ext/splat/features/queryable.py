@@ -17,7 +17,6 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import UserError
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.space import ExtraOutput
-from f3rm_ext.features.store.extraction import image_progress
 from f3rm_ext.features.store.source import FeatureSource
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.output_guard import OutputGuard
@@ -27,6 +26,7 @@ from f3rm_ext.splat.features.lifting import lift, looks, upsampled
 from f3rm_ext.splat.knn import NearestGaussians
 from f3rm_ext.splat.rasterize.camera import TILE_PX
 from f3rm_ext.splat.rendering import RenderSettings, Scene, composite
+from f3rm_ext.utils.console import image_progress
 from f3rm_ext.viewer.panel import QueryPanel
 
 CHANNELS = 64

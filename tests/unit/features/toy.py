@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,10 +51,13 @@ class ToyExtractor:
 
 
 class ToyDataset:
-    """Images in files, as a nerfstudio data set gives them."""
+    """Images in files, as a nerfstudio data set gives them. The sizes of its cameras are only about right."""
+
+    scale_factor = 1.0
 
     def __init__(self, paths: Sequence[Path]):
         self.image_filenames = list(paths)
+        self.cameras = SimpleNamespace(height=[32] * len(paths), width=[32] * len(paths))
         self.decoded: list[int] = []
 
     def __len__(self) -> int:

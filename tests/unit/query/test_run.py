@@ -70,7 +70,7 @@ def test_features_come_from_the_store(run: Run, monkeypatch: pytest.MonkeyPatch)
         raise AssertionError("nothing has to be made")
 
     monkeypatch.setattr(source, "prepare_features", forbidden)
-    monkeypatch.setattr(source, "_build_registered", forbidden)
+    monkeypatch.setattr(source, "build_extractor", forbidden)
     for split in ("train", "test"):
         found = photos(run).feature_map(split, 0, "")
         assert found.values.shape[:2] == (48, 64) and np.allclose(found.values.sum(axis=2), 1)

@@ -34,7 +34,7 @@ def test_centre_rays_of_a_reference_tracer_see_the_same(
     capture: SimpleNamespace, unproject: Callable[..., np.ndarray]
 ) -> None:
     """Depth, label and normal of some pixels, by solving for every triangle of the ground-truth mesh."""
-    from f3rm_ext.scene.reference import cast_brute_force
+    from f3rm_ext.scene.kernels import cast_brute_force
 
     rows, cols = np.array([5, 16, 20, 27, 30]), np.array([3, 24, 30, 12, 45])
     eye = capture.poses[5, :3, 3]

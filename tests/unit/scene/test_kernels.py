@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from f3rm_ext.scene import shapes
-from f3rm_ext.scene.kernels import MISS, build_tree, cast_many
+from f3rm_ext.scene.kernels import MISS, build_tree, cast_brute_force, cast_many
 from f3rm_ext.scene.mesh import joined
-from f3rm_ext.scene.reference import cast_brute_force
 
 
 def rays(number: int, spread: float) -> tuple[np.ndarray, np.ndarray]:

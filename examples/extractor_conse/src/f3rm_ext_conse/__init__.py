@@ -1,1 +1,1 @@
-"""Convex combination of semantic embeddings as an extractor of f3rm-ext."""
+"""An extractor for f3rm-ext: convex combinations of semantic embeddings."""

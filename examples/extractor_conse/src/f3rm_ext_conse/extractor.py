@@ -1,4 +1,4 @@
-"""``conse``: dense features that text can be compared with, made of a plain image classifier and a text encoder."""
+"""``conse``: dense features for text queries, made from a plain image classifier and a text encoder."""
 
 import hashlib
 import json
@@ -30,11 +30,11 @@ class ConseConfig:
     """Options of ``conse``."""
 
     weights: Path | None = None
-    """Folder of the weights; default $F3RM_EXT_CONSE_WEIGHTS."""
+    """Folder of the weights; by default $F3RM_EXT_CONSE_WEIGHTS."""
     short_side_px: int = 448
-    """Size the short side of the image is resized to, ≥ 32; one feature per 32 x 32 px of it."""
+    """Length in pixels to which the short side of an image is resized, ≥ 32. Each 32 x 32 px give one feature."""
     top_classes: int = 10
-    """How many of the most probable classes are combined, 1 to 1000."""
+    """Number of most probable classes that are combined, 1 to 1000."""
 
     def __post_init__(self) -> None:
         if self.short_side_px < STRIDE_PX:
@@ -47,8 +47,8 @@ class ConseExtractor:
     """Text-queryable features without CLIP: ImageNet posteriors weight the embeddings of class names.
 
     Convex combination of semantic embeddings (Norouzi et al. 2014, arXiv 1312.5650): the feature of a patch is
-    Σ p(class) · embedding(class name) over its most probable classes, p renormalised over them. Its norm is at most
-    1, and small where the classifier hesitates between unlike things.
+    Σ p(class) · embedding(class name) over its most probable classes, with p renormalised over them. Its norm is at
+    most 1, and small where the classifier hesitates between dissimilar classes.
     """
 
     config_class = ConseConfig
@@ -63,7 +63,7 @@ class ConseExtractor:
 
     @classmethod
     def weights_status(cls, config: ConseConfig) -> WeightsStatus:
-        """Whether all files are in the folder."""
+        """Tells whether all files are in the folder."""
         place = config.weights or (Path(given) if (given := os.environ.get(WEIGHTS_VARIABLE)) else None)
         if place is None:
             advice = f"conse has no weights: give their folder by weights=FOLDER or ${WEIGHTS_VARIABLE}."
@@ -76,7 +76,7 @@ class ConseExtractor:
 
     @cached_property
     def identity(self) -> ExtractorIdentity:
-        """All four files and the options."""
+        """Hash of all four files, and the options."""
         together = "".join(file_hash(self._folder / name) for name in FILES)
         return ExtractorIdentity(
             extractor="conse",
@@ -93,22 +93,22 @@ class ConseExtractor:
 
     @property
     def batch_size(self) -> int:
-        """Small on the CPU, where nothing is gained by more."""
+        """Small on the CPU, where larger batches bring nothing."""
         return 2 if self.device.type == "cpu" else 16
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
-        """One patch per 32 x 32 px of the resized image; together they tile it."""
+        """Returns the geometry of the patches, 32 x 32 px of the resized image each, which tile it."""
         height, width = self._input_size(height_px, width_px)
         return PatchGrid.covering(height // STRIDE_PX, width // STRIDE_PX, height_px, width_px)
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Features of each image, (rows, cols, D), float32 on the CPU, norm ≤ 1."""
+        """Returns the features of each image, (rows, cols, D), float32 on the CPU, norm ≤ 1."""
         return preprocess.extract_in_batches(
             images, self._input_size, self._combine, batch_size=self.batch_size, device=self.device
         )
 
     def encode_text(self, prompts: Sequence[str]) -> Float[Tensor, "prompts feat"]:
-        """Unit-norm sentence embeddings, float32 on the CPU."""
+        """Returns unit-norm sentence embeddings, float32 on the CPU."""
         return torch.from_numpy(self._sentences.encode(prompts))
 
     @cached_property

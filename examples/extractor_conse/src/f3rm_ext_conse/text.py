@@ -11,7 +11,7 @@ _MAX_TOKENS = 128
 
 
 class SentenceEncoder:
-    """Text to unit vectors: transformer, mean over the tokens, normalisation."""
+    """Turns text into unit vectors: transformer, mean over the tokens, normalisation."""
 
     def __init__(self, folder: Path) -> None:
         import onnxruntime
@@ -28,10 +28,10 @@ class SentenceEncoder:
         self._tokenizer.no_padding()
 
     def encode(self, sentences: Sequence[str]) -> Float32[np.ndarray, "sentences feat"]:
-        """Unit-norm embeddings.
+        """Returns unit-norm embeddings.
 
-        Sentences go through the network one at a time: the quantised model scales its activations per batch, so an
-        embedding would otherwise depend on its neighbours.
+        Sentences go through the network one at a time, because the quantised model scales its activations per batch:
+        in a batch, an embedding would depend on its neighbours.
         """
         if not sentences:
             return self.encode([""])[:0]

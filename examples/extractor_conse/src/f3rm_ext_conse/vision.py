@@ -18,7 +18,7 @@ _MEAN, _SCALE = 127.0, 128.0
 
 
 class DenseClassifier:
-    """The classifier's head applied at every location instead of after the mean over the image."""
+    """Applies the classifier's head at every location instead of to the mean over the image."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         import timm
@@ -28,7 +28,7 @@ class DenseClassifier:
         self._network.eval().requires_grad_(False).to(device)
 
     def posteriors(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols classes"]:
-        """Class probabilities at each location.
+        """Returns class probabilities at each location.
 
         Args:
             pixels: RGB in [0, 1], sides multiples of :data:`STRIDE_PX`.
@@ -39,10 +39,17 @@ class DenseClassifier:
 
 
 def in_order_of(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The weights under timm's names. Other implementations name the same layers differently but in the same order.
+    """Returns the weights under timm's names.
+
+    Other implementations name the same layers differently but list them in the same order.
+
+    Args:
+        expected: State dict of timm's model.
+        state: Weights of another implementation.
+        path: Their file, for messages.
 
     Raises:
-        ExtractorError: Number or shapes of the tensors differ.
+        ExtractorError: The number or the shapes of the tensors differ.
     """
     same = len(expected) == len(state) and all(
         wanted.shape == given.shape for wanted, given in zip(expected.values(), state.values(), strict=True)

@@ -16,8 +16,10 @@ from f3rm_ext.features.extractors import preprocess
 from f3rm_ext.features.extractors.clip import (
     ClipConfig,
     ClipExtractor,
+    encode_ensemble,
     last_block_values,
     position_embedding,
+    prompt_templates,
     tokens_before_last_block,
     value_path,
 )
@@ -308,3 +310,46 @@ class TestMistakes:
     def test_too_small_a_side(self) -> None:
         with pytest.raises(ExtractorError, match="short_side_px is 16"):
             ClipConfig(short_side_px=16)
+
+
+# Prompt ensembles.
+
+
+def encode_by_length(sentences):
+    """Unit vectors on the circle, by the sentence's length."""
+    angle = torch.tensor([0.1 * len(sentence) for sentence in sentences])
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)
+
+
+def test_one_template_is_the_embedding_itself() -> None:
+    torch.testing.assert_close(
+        encode_ensemble(encode_by_length, ["ab", "abc"], prompt_templates("none")), encode_by_length(["ab", "abc"])
+    )
+
+
+def test_each_prompt_is_the_mean_direction_over_its_own_sentences() -> None:
+    found = encode_ensemble(encode_by_length, ["a", "abcd"], ("{}", "{}{}"))
+    # Lengths 1 and 2 have the mean direction 0.15; 4 and 8 have 0.6.
+    expected = torch.tensor([0.15, 0.6])
+    torch.testing.assert_close(found, torch.stack([expected.cos(), expected.sin()], dim=-1))
+
+
+def test_no_prompts_give_no_rows() -> None:
+    assert encode_ensemble(encode_by_length, [], prompt_templates("simple")).shape == (0, 2)
+
+
+def test_braces_in_a_prompt_are_text() -> None:
+    seen: list[str] = []
+
+    def record(sentences):
+        seen.extend(sentences)
+        return encode_by_length(sentences)
+
+    encode_ensemble(record, ["a {0} b"], ("the {}.",))
+    assert seen == ["the a {0} b."]
+
+
+@pytest.mark.parametrize(("name", "count"), [("none", 1), ("photo", 1), ("simple", 7), ("imagenet", 80)])
+def test_template_sets(name: str, count: int) -> None:
+    templates = prompt_templates(name)
+    assert len(templates) == count and all(template.count("{}") == 1 for template in templates)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import pickle
 import re
 import shutil
@@ -16,7 +15,6 @@ from f3rm_ext.errors import FeatureStoreError
 from f3rm_ext.features.base import PatchGrid
 from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes
 from f3rm_ext.utils import atomic_files as atomic
-from f3rm_ext.utils.atomic_files import FolderLock, write_atomic
 
 IDENTITY = {"extractor": "toy", "model": "one"}
 DIM = 6
@@ -184,7 +182,7 @@ def test_loaded_map_survives_a_replaced_shard(root: Path) -> None:
     ],
 )
 def test_another_model_is_refused(root: Path, identity: dict, dim: int, residual: bool, word: str) -> None:
-    with pytest.raises(FeatureStoreError, match=f"of another model \\({word} is"):
+    with pytest.raises(FeatureStoreError, match=f"belongs to another model \\({word} is"):
         FeatureStore.open(root, identity, dim, residual=residual)
 
 
@@ -295,36 +293,6 @@ def test_moved_store_still_opens(root: Path, tmp_path: Path) -> None:
     shutil.move(root, moved)
     assert list(reopened(moved).verify()) == []
     assert reopened(moved).load(KEYS[0]).values.shape == (2, 4, DIM)
-
-
-def test_write_atomic_keeps_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_atomic(path, b"old")
-
-    def fail(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
-        write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_lock_excludes_and_is_free_afterwards(tmp_path: Path) -> None:
-    lock, other = FolderLock(tmp_path / "store" / "lock"), FolderLock(tmp_path / "store" / "lock")
-    assert not lock.is_held()
-    with lock.hold():
-        assert other.is_held()
-
-        def give_up(waited_s: float) -> None:
-            raise TimeoutError
-
-        with pytest.raises(TimeoutError), other.hold(give_up):
-            pytest.fail("two holders")
-    assert not other.is_held()
-    with other.hold(give_up):
-        pass
 
 
 def test_size_on_disk_counts_shards_and_manifest(root: Path) -> None:

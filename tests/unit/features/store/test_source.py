@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import json
-import os
 import pickle
 import shutil
 import threading
@@ -20,9 +19,9 @@ from PIL import Image
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.pca_codes import project_query
-from f3rm_ext.features.store import images as images_module
-from f3rm_ext.features.store.images import ImageIndex, ImageSet, image_key, on_white, set_key
-from f3rm_ext.features.store.source import FeatureSource, cache_root, head_names, open_features, prepare_features
+from f3rm_ext.features.store.feature_store import cache_root
+from f3rm_ext.features.store.images import on_white
+from f3rm_ext.features.store.source import FeatureSource, head_names, open_features, prepare_features
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -137,53 +136,7 @@ def test_lost_or_damaged_index_costs_time_only(
     assert len(json.loads(index.read_text())["entries"]) == 5
 
 
-def test_index_entry_counts_only_for_the_same_file(toy: ModuleType, tmp_path: Path, train: list[Path]) -> None:
-    index = ImageIndex(tmp_path / "images.json")
-    keys = ImageSet(toy.ToyDataset(train), index).keys()
-    index.save()
-    again = ImageSet(toy.ToyDataset(train), ImageIndex(index.path))
-    assert again.known() == keys
-    stat = train[0].stat()
-    os.utime(train[0], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert ImageSet(toy.ToyDataset(train), ImageIndex(index.path)).known() == [None, *keys[1:]]
-    scaled = toy.ToyDataset(train)
-    scaled.scale_factor = 0.5
-    assert ImageSet(scaled, ImageIndex(index.path)).known() == [None] * 5
-
-
-def test_index_keeps_what_another_process_added(tmp_path: Path) -> None:
-    one, two = ImageIndex(tmp_path / "images.json"), ImageIndex(tmp_path / "images.json")
-    one.set("a", (1, 1), "key-a")
-    one.save()
-    two.set("b", (2, 2), "key-b")
-    two.save()
-    three = ImageIndex(tmp_path / "images.json")
-    assert (three.get("a", (1, 1)), three.get("b", (2, 2))) == ("key-a", "key-b")
-    assert three.get("a", (1, 2)) is None
-
-
-def test_index_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images_module, "_MAX_INDEX_ENTRIES", 3)
-    index = ImageIndex(tmp_path / "images.json")
-    for number in range(5):
-        index.set(str(number), (1, 1), "key")
-    index.save()
-    assert list(json.loads(index.path.read_text())["entries"]) == ["2", "3", "4"]
-
-
-def test_image_keys_follow_pixels_and_shape() -> None:
-    flat = np.arange(48, dtype=np.uint8)
-    keys = {image_key(flat.reshape(shape)) for shape in ((4, 4, 3), (2, 8, 3), (4, 3, 4), (3, 4, 4))}
-    assert len(keys) == 4
-    assert image_key(flat.reshape(4, 4, 3)) == image_key(np.asfortranarray(flat.reshape(4, 4, 3)))
-    assert set_key(["b", "a", "a"]) == set_key(["a", "b"]) != set_key(["a"])
-
-
 def test_transparent_images_are_laid_on_white(toy: ModuleType, tmp_path: Path) -> None:
-    image = np.zeros((1, 3, 4), dtype=np.uint8)
-    image[0, :, 0] = 200
-    image[0, :, 3] = (0, 255, 51)
-    assert on_white(image).tolist() == [[[255, 255, 255], [200, 0, 0], [244, 204, 204]]]
     paths = toy.write_images(tmp_path / "rgba", 1, channels=4)
     loaded = prepare(toy, tmp_path, paths)[0].load(0)["toy"].values
     raw = toy.ToyDataset(paths).get_numpy_image(0)
@@ -263,7 +216,7 @@ def test_folder_of_another_model_is_refused(toy: ModuleType, tmp_path: Path, tra
     prepare(toy, tmp_path, train[:1], extractors=("two",))
     one, two = sorted((tmp_path / "cache" / "features").glob("toy-*"), key=lambda p: len(list(p.rglob("*.npy"))))
     (one / "manifest.json").write_bytes((two / "manifest.json").read_bytes())
-    with pytest.raises(FeatureStoreError, match="of another model"):
+    with pytest.raises(FeatureStoreError, match="belongs to another model"):
         prepare(toy, tmp_path, train, extractors=("two",))
 
 
@@ -378,8 +331,7 @@ def test_features_are_opened_without_an_extractor(
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("an extractor is built")
 
-    monkeypatch.setattr("f3rm_ext.features.extractors.registry.build_extractor", forbidden)
-    monkeypatch.setattr("f3rm_ext.features.store.source._build_registered", forbidden)
+    monkeypatch.setattr("f3rm_ext.features.store.source.build_extractor", forbidden)
     opened = reopened(toy, tmp_path, made[0].specs, train, evaluation)
     assert opened is not None and [source.keys for source in opened] == [source.keys for source in made]
     (spec,), (before,) = opened[0].specs, made[0].specs

@@ -1,0 +1,43 @@
+"""Nerfstudio's console, and a progress bar on it."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, Task
+    from rich.text import Text
+
+
+def console() -> "Console":
+    """Returns nerfstudio's console, where all messages of nerfstudio go."""
+    from nerfstudio.utils.rich_utils import CONSOLE
+
+    return CONSOLE
+
+
+def image_progress(unit: str = "images", on: "Console | None" = None, *, disable: bool = False) -> "Progress":
+    """Returns a progress bar that shows how many units are done, the rate and the time left.
+
+    Args:
+        unit: What is counted, in the plural.
+        on: Console to draw on; by default nerfstudio's.
+        disable: Draw nothing.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: "Task") -> "Text":
+            speed = task.finished_speed or task.speed
+            return Text(f"    - {unit}/s" if speed is None else f"{speed:5.1f} {unit}/s")
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=on or console(),
+        disable=disable,
+    )

@@ -1,0 +1,33 @@
+"""The progress bar: what it counts, and how fast."""
+
+import io
+
+from rich.console import Console
+
+from f3rm_ext.utils.console import console, image_progress
+
+
+def drawn(count: int, **options: bool) -> str:
+    stream = io.StringIO()
+    with image_progress("points", Console(file=stream, width=120), **options) as progress:
+        task = progress.add_task("Counting", total=4)
+        for _ in range(count):
+            progress.advance(task)
+    return stream.getvalue()
+
+
+def test_bar_shows_count_rate_and_time_left() -> None:
+    last = drawn(4).strip().splitlines()[-1]
+    assert last.startswith("Counting") and "4/4" in last and "points/s" in last and "ETA" in last
+
+
+def test_rate_is_open_before_the_first_step() -> None:
+    assert "- points/s" in drawn(0)
+
+
+def test_disabled_bar_draws_nothing() -> None:
+    assert drawn(4, disable=True) == ""
+
+
+def test_bar_is_drawn_on_nerfstudios_console() -> None:
+    assert image_progress().console is console()
