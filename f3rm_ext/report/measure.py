@@ -32,6 +32,7 @@ from f3rm_ext.query.queryable import score_image
 from f3rm_ext.query.run import Run, load_run
 from f3rm_ext.utils import pictures
 from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.colormaps import depth_colors_bytes, heat_overlay_bytes
 
 MASK_COSINE = 0.93
 """Pixels at least this similar to the exemplar count as found. The same for all objects and scenes: the value at which
@@ -158,11 +159,11 @@ class Measure:
         shown = {
             "true": self.run.photo("test", index),
             "rendered": pictures.to_bytes(view.rgb),
-            "depth": pictures.color_map(depth_m, low, high, pictures.DEPTH_MAP),
+            "depth": depth_colors_bytes(depth_m, low, high),
         }
         entry: dict[str, Any] = {"image": file.name, "width": width, "height": height, "depth_range_m": [low, high]}
         if true_m is not None:
-            shown["true_depth"] = pictures.color_map(true_m, low, high, pictures.DEPTH_MAP)
+            shown["true_depth"] = depth_colors_bytes(true_m, low, high)
             error = np.abs(depth_m - true_m)[known]
             if len(error):
                 entry["depth_error_m"] = {"median": float(np.median(error)), "within_5cm": float((error < 0.05).mean())}
@@ -285,7 +286,7 @@ class Measure:
         for number, view in enumerate(views):
             score = view.score(0)
             row, col = divmod(int(score.argmax()), score.shape[1])
-            picture = view.shown(pictures.heat_overlay(pictures.to_bytes(view.rgb), score.numpy(), low, high))
+            picture = view.shown(heat_overlay_bytes(pictures.to_bytes(view.rgb), score.numpy(), low, high))
             result = {"view": number, "row": row, "col": col, "cosine": float(score[row, col])}
             mask = None if thing is None else self._mask(view, thing)
             if mask is not None:

@@ -4,7 +4,8 @@ from html import escape
 from typing import Any
 
 from f3rm_ext.report.content import ReportContent, plural
-from f3rm_ext.utils.pictures import HEAT_MAP, color_stops, data_uri, read_picture
+from f3rm_ext.utils.colormaps import heat_stops
+from f3rm_ext.utils.pictures import data_uri, read_picture
 
 _SHOWN = ("true", "rendered", "depth", "features")
 _CAPTIONS = {
@@ -101,7 +102,7 @@ def query_section(content: ReportContent) -> str:
         f"<figcaption>training photo {escape(query['image'])}; the query is {place}</figcaption></figure>"
         f'<figure class="crop">{crop}<figcaption>asked for: {name}</figcaption></figure></div>'
     )
-    stops = ",".join(color_stops(HEAT_MAP))
+    stops = ",".join(heat_stops())
     legend = (
         f'<div class="legend"><span>cosine {query["low"]:.3f} (upper fifth)</span>'
         f'<i style="background:linear-gradient(90deg,{stops})"></i><span>{query["high"]:.3f} (best)</span>'

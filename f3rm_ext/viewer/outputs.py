@@ -11,7 +11,7 @@ from f3rm_ext.features.spec import DisplayBasis
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.query.queryable import Queryable, Scorer
 from f3rm_ext.query.relevancy import OTHER, label_map
-from f3rm_ext.utils.colormaps import label_colors, overlay
+from f3rm_ext.utils.colormaps import heat_overlay, label_colors
 from f3rm_ext.viewer.picking import SOLID
 from f3rm_ext.viewer.state import QueryState
 
@@ -95,7 +95,7 @@ def _overlay(outputs: Mapping[str, Tensor], threshold: float, asked: bool) -> Te
     score = outputs.get(RELEVANCY)
     if not asked or score is None:
         return outputs["rgb"] if not asked else None
-    return overlay(outputs["rgb"], score, threshold)
+    return heat_overlay(outputs["rgb"], score[..., 0], threshold, 1.0)
 
 
 def _labels(outputs: Mapping[str, Tensor], rendered_of: RenderedOf, scorer: Scorer | None, threshold: float) -> Tensor:
