@@ -45,7 +45,7 @@ def test_long_texts_are_cut() -> None:
     ("extractor", "expected"),
     [
         ("labels:data=somewhere", "Needs no weights"),
-        ("dense-daisy", "understands no text, so ask by click"),
+        ("dense-daisy", "understands no text, so query by click"),
         ("dinov2:weights=/no/such/file", "understands no text"),
         ("clip:pretrained=/no/such/file", "does not exist"),
         ("klip", "There is no extractor"),
@@ -67,7 +67,7 @@ def test_a_model_without_features_is_told_apart() -> None:
 def test_queries_are_described_by_what_they_were_made_of() -> None:
     two = Embeddings.of_full(torch.eye(3)[:2], ["blue mug", "cup"])
     query = Query("q", "toy", two, Embeddings.of_full(torch.eye(3)[2:], ["object"]))
-    assert status.describe_query(query) == "**Query** “blue mug”, “cup”, told from “object”"
+    assert status.describe_query(query) == "**Query** “blue mug”, “cup” against “object”"
     assert "plain cosine" in status.describe_query(Query("q", "toy", two, Embeddings.empty(3)))
     assert status.describe_query(None) == ""
     assert status.describe_labels([query]) == "**Named** `#e69f00` q"
