@@ -56,9 +56,9 @@ def first_view(cameras: Cameras) -> FirstView:
         depths = (to_focus * axes).sum(axis=1)
         is_in_front = depths > 0.0
         if is_in_front.mean() > 0.5:
-            off_centre_rad = np.arccos(np.clip(depths / distances.clip(1e-9), -1.0, 1.0))
+            off_axis_rad = np.arccos(np.clip(depths / distances.clip(1e-9), -1.0, 1.0))
             doublings = np.abs(np.log2(distances.clip(1e-9) / np.median(distances)))
-            cost = np.where(is_in_front, off_centre_rad + _PER_DOUBLING_RAD * doublings, np.inf)
+            cost = np.where(is_in_front, off_axis_rad + _PER_DOUBLING_RAD * doublings, np.inf)
             index = int(cost.argmin())
             distance = float(depths[index])
     height, fy = float(cameras.height[index]), float(cameras.fy[index])
