@@ -75,7 +75,7 @@ class ToyModel(nn.Module):
 
 
 class ToyEncoder(TextEncoder):
-    """Knows the words above at once; ``slow`` waits until the test lets it go on."""
+    """Knows the words above at once; ``slow`` waits until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The panel as nerfstudio drives it: elements that are found, callbacks many threads, answers that come late."""
+"""The panel as nerfstudio drives it: elements it finds, callbacks from many threads, late results."""
 
 import copy
 import threading
@@ -123,7 +123,7 @@ def test_the_panel_of_a_copied_model_is_the_copys(make_model: Callable[..., Any]
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_asked_for_against_the_negatives(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
+def test_a_text_is_compared_against_the_negatives(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
     write(panel, "mug | book")
     query = live(panel)
     assert query.name == "mug | book" and query.head == "toy"
@@ -160,19 +160,19 @@ def test_while_weights_load_nothing_is_held_up_and_the_status_says_so(
     assert live(panel).name == "slow" and "Loading" not in panel.ask_02_status.content
 
 
-def test_a_newer_text_supersedes_one_that_is_being_read(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
+def test_a_newer_text_supersedes_one_that_is_being_encoded(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
     for text in ("m", "mu", "mug"):
         write(panel, text, wait=False)
     encoder.go_on.set()
     assert panel.wait(PATIENCE_S)
-    assert live(panel).name == "mug" and viewer.drawn == 1, "the superseded answer is not shown for a moment"
-    assert [prompts[0] for prompts in encoder.read] == ["slow", "mug"], "what was typed meanwhile is not even read"
+    assert live(panel).name == "mug" and viewer.drawn == 1, "the superseded result is never shown"
+    assert [prompts[0] for prompts in encoder.read] == ["slow", "mug"], "what was typed meanwhile is not even encoded"
 
 
 @pytest.mark.parametrize("action", ["ask_09_clear", "empty"])
-def test_clearing_supersedes_a_text_that_is_being_read(panel: QueryPanel, encoder: Any, action: str) -> None:
+def test_clearing_supersedes_a_text_that_is_being_encoded(panel: QueryPanel, encoder: Any, action: str) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
     if action == "empty":
@@ -232,7 +232,7 @@ def test_a_bug_in_an_encoder_is_a_status_too(panel: QueryPanel, encoder: Any) ->
 
 
 def test_a_feature_that_understands_no_text_says_so(make_toy: Callable[..., Any]) -> None:
-    model = make_toy("toy")  # its extractor is dense-daisy, asked by the encoder proper
+    model = make_toy("toy")  # its extractor is dense-daisy, encoded by the real encoder
     panel = model.queries
     panel.sync()
     assert "understands no text, so query by click" in panel.ask_02_status.content
@@ -251,7 +251,7 @@ def test_a_model_without_features_says_so(panel: QueryPanel, toy: Any) -> None:
 # --- clicks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_click_asks_for_what_it_hits(panel: QueryPanel, toy: Any, server: Any, viewer: Any) -> None:
+def test_a_click_queries_what_it_hits(panel: QueryPanel, toy: Any, server: Any, viewer: Any) -> None:
     write(panel, "book")
     press(panel.ask_07_click)
     assert "Click on the scene" in panel.ask_02_status.content
@@ -284,7 +284,7 @@ def test_a_second_press_gives_the_mouse_back(panel: QueryPanel, server: Any) -> 
     assert server.scene.callback is None and panel.store.state.live is None
 
 
-def test_a_click_into_nothing_is_a_problem_and_asks_nothing(panel: QueryPanel, server: Any, viewer: Any) -> None:
+def test_a_click_into_nothing_is_a_problem_and_no_query(panel: QueryPanel, server: Any, viewer: Any) -> None:
     write(panel, "mug")
     press(panel.ask_07_click)
     click(server, (0, 1, 0))
@@ -292,7 +292,7 @@ def test_a_click_into_nothing_is_a_problem_and_asks_nothing(panel: QueryPanel, s
     assert not viewer.train_lock.locked()
 
 
-def test_a_click_supersedes_a_text_that_is_being_read(panel: QueryPanel, encoder: Any, server: Any) -> None:
+def test_a_click_supersedes_a_text_that_is_being_encoded(panel: QueryPanel, encoder: Any, server: Any) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
     press(panel.ask_07_click)
@@ -329,7 +329,7 @@ def test_queries_are_named_and_cleared(panel: QueryPanel) -> None:
     assert live(panel).name == "book"
 
 
-def test_another_feature_is_asked_the_same_text(make_toy: Callable[..., Any], encoder: Any, server: Any) -> None:
+def test_another_feature_gets_the_same_text(make_toy: Callable[..., Any], encoder: Any, server: Any) -> None:
     model = make_toy("toy", "second")
     panel = model.queries = QueryPanel(model, encoder)
     panel.viewer_control._setup(SimpleNamespace(viser_server=server, train_lock=None, _trigger_rerender=lambda: None))
@@ -372,7 +372,7 @@ def test_refitted_colors_last_and_the_stored_ones_stay_in_the_checkpoint(
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_outside_of_the_viewer_nothing_is_computed_unless_it_is_asked_for(
+def test_outside_the_viewer_nothing_is_computed_without_a_query(
     make_model: Callable[..., Any],
     make_spec: Callable[..., FeatureSpec],
     make_camera: Callable[[int], Cameras],
@@ -385,12 +385,12 @@ def test_outside_of_the_viewer_nothing_is_computed_unless_it_is_asked_for(
     assert model.queries.extra_outputs(camera, None) == {} and not ours & set(model.get_outputs_for_camera(camera))
     vectors = Embeddings.of_full(torch.eye(12)[:1], ["x"])
     model.queries.store.change(lambda q: q.with_live(Query("x", "dense", vectors, Embeddings.empty(12))))
-    asked = model.get_outputs_for_camera(camera)
-    assert ours <= set(asked) and asked["relevancy"].shape == (8, 8, 1)
-    assert asked["labels"].shape == asked["relevancy_overlay"].shape == (8, 8, 3)
+    shown = model.get_outputs_for_camera(camera)
+    assert ours <= set(shown) and shown["relevancy"].shape == (8, 8, 1)
+    assert shown["labels"].shape == shown["relevancy_overlay"].shape == (8, 8, 3)
     model.queries.store.change(lambda q: q.with_live(None))
     monkeypatch.setattr(compat, "is_viewer_thread", lambda: True)
-    assert ours <= set(model.get_outputs_for_camera(camera)), "in the viewer they can be chosen before asking"
+    assert ours <= set(model.get_outputs_for_camera(camera)), "in the viewer they can be chosen before there is a query"
 
 
 def test_a_query_that_does_not_fit_the_model_leaves_the_picture_alone(

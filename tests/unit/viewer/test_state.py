@@ -9,7 +9,7 @@ from f3rm_ext.query.embeddings import Query
 from f3rm_ext.viewer.state import QueryState, QueryStateStore
 
 
-def test_an_answer_to_an_older_request_is_dropped(query_for: Callable[..., Query]) -> None:
+def test_the_result_of_an_older_request_is_dropped(query_for: Callable[..., Query]) -> None:
     store = QueryStateStore()
     first, second = store.new_request(), store.new_request()
     assert not store.is_newest(first) and store.is_newest(second)

@@ -82,10 +82,10 @@ def test_errors_speak_for_themselves_if_they_are_for_users() -> None:
 
 
 def test_the_line_is_shown_before_and_after_there_is_a_viewer() -> None:
-    asked: list[int] = []
-    line = status.StatusLine(lambda: asked.append(1))
+    installs: list[int] = []
+    line = status.StatusLine(lambda: installs.append(1))
     line.show("one")
-    assert not line.installed and not asked
+    assert not line.installed and not installs
     handle = SimpleNamespace(content="")
 
     def add_markdown(content: str) -> Any:
@@ -95,6 +95,6 @@ def test_the_line_is_shown_before_and_after_there_is_a_viewer() -> None:
     server = object.__new__(ViserServer)
     server.gui = SimpleNamespace(add_markdown=add_markdown)  # type: ignore[assignment]
     line.install(server)
-    assert line.installed and asked == [1] and handle.content == "one"
+    assert line.installed and installs == [1] and handle.content == "one"
     line.show("two")
     assert handle.content == "two"
