@@ -10,8 +10,14 @@ import numpy as np
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from f3rm_ext.query.relevancy import OTHER
-from f3rm_ext.utils.pictures import HEAT_MAP, color_map, heat_overlay, mark_spot
+from f3rm_ext.utils.colormaps import (
+    DIMMED_MID_GREY,
+    heat_overlay_bytes,
+    heat_scale_bytes,
+    label_overlay_bytes,
+    label_table_bytes,
+)
+from f3rm_ext.utils.pictures import mark_spot
 
 THUMBNAIL_PX = 300
 _MAX_COLUMNS, _MAX_ROWS = 8, 6
@@ -27,14 +33,6 @@ def _font(size_px: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size_px)
 
 
-def label_colors(count: int) -> UInt8[np.ndarray, "queries 3"]:
-    """Colours that can be told apart, one for each query."""
-    from matplotlib import colormaps
-
-    table = np.asarray(colormaps["tab10" if count <= 10 else "tab20"](range(10 if count <= 10 else 20)))[:, :3]
-    return np.rint(table[np.arange(count) % len(table)] * 255.0).astype(np.uint8)
-
-
 def overlay(
     picture: UInt8[np.ndarray, "h w 3"], score: Float[np.ndarray, "h w"], heat: tuple[float, float]
 ) -> UInt8[np.ndarray, "h w 3"]:
@@ -45,7 +43,7 @@ def overlay(
         score: of a query.
         heat: scores at which heat begins and is greatest.
     """
-    return heat_overlay(picture, score, *heat)
+    return heat_overlay_bytes(picture, score, *heat)
 
 
 def label_overlay(picture: UInt8[np.ndarray, "h w 3"], labels: Int64[np.ndarray, "h w"], count: int) -> np.ndarray:
@@ -56,10 +54,7 @@ def label_overlay(picture: UInt8[np.ndarray, "h w 3"], labels: Int64[np.ndarray,
         labels: index of a query, or -1.
         count: number of queries.
     """
-    grey = (picture.astype(np.float32) @ np.asarray([0.299, 0.587, 0.114], dtype=np.float32))[..., None]
-    colored = 0.35 * grey + 0.65 * label_colors(count)[np.maximum(labels, 0)].astype(np.float32)
-    dim = 0.5 * grey + 0.15 * picture
-    return np.rint(np.where((labels == OTHER)[..., None], dim, colored)).astype(np.uint8)
+    return label_overlay_bytes(picture, labels, count)
 
 
 def with_legend(
@@ -68,8 +63,8 @@ def with_legend(
     """A label picture with the names of its colours below."""
     size = int(np.clip(picture.shape[1] // 40, 11, 22))
     entries = [
-        *zip(names, map(tuple, label_colors(len(names)).tolist()), strict=True),
-        (f"other (below {threshold:g})", (110, 110, 110)),
+        *zip(names, map(tuple, label_table_bytes(len(names)).tolist()), strict=True),
+        (f"other (below {threshold:g})", DIMMED_MID_GREY),
     ]
     rows: list[list[tuple[float, str, tuple[int, ...]]]] = [[]]
     x = 0.0
@@ -196,8 +191,8 @@ def _scale_bar(sheet: Image.Image, x: int, y: int, width_px: int, heat: tuple[fl
     font = _font(11)
     left, right = font.getlength(low) + 4, font.getlength(high) + 4
     bar_width = max(10, int(width_px - left - right))
-    ramp = np.linspace(0.0, 1.0, bar_width)[None].repeat(9, axis=0)
+    ramp = heat_scale_bytes(bar_width)[None].repeat(9, axis=0)
     draw = ImageDraw.Draw(sheet)
     draw.text((x, y - 2), low, fill=_INK, font=font)
-    sheet.paste(Image.fromarray(color_map(ramp, 0.0, 1.0, HEAT_MAP)), (int(x + left), y + 1))
+    sheet.paste(Image.fromarray(ramp), (int(x + left), y + 1))
     draw.text((x + left + bar_width + 4, y - 2), high, fill=_INK, font=font)

@@ -1,4 +1,4 @@
-"""Small charts as inline SVG; colours come from the page's style sheet, so that they follow light and dark."""
+"""Small charts as inline SVG. The page's style sheet colours them, so they follow its light and dark modes."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,11 @@ Points = Sequence[tuple[float, float]]
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """About ``count`` round numbers from at or below ``low`` to at or above ``high``."""
+    """Returns about ``count`` round numbers that cover the range from ``low`` to ``high``.
+
+    >>> nice_ticks(0.3, 9.2)
+    [0.0, 2.5, 5.0, 7.5, 10.0]
+    """
     span = max(high - low, 1e-9)
     raw = span / max(1, count)
     scale = 10.0 ** math.floor(math.log10(raw))
@@ -20,7 +24,11 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A short number for an axis."""
+    """Formats a number for an axis.
+
+    >>> number(25000.0), number(0.5)
+    ('25k', '0.5')
+    """
     if abs(value) >= 1e6:
         return f"{value / 1e6:g}M"
     if abs(value) >= 1e4:
@@ -29,14 +37,14 @@ def number(value: float) -> str:
 
 
 def line_chart(points: Points, *, label: str, unit: str = "", height: int = 220, x_label: str = "step") -> str:
-    """A curve over steps with its last value; an empty string for fewer than two finite points.
+    """Draws a curve over steps and marks its last value. Returns an empty string for fewer than two finite points.
 
     Args:
         points: (x, y), x ascending.
-        label: what it is, for people who cannot see it.
-        unit: of y.
-        height: of the drawing, in its own units (it scales with the page).
-        x_label: what x counts.
+        label: description of the chart for screen readers.
+        unit: unit of y.
+        height: height of the drawing in SVG units; the drawing scales with the page.
+        x_label: label of the x axis.
     """
     points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if len(points) < 2:
@@ -68,14 +76,14 @@ def line_chart(points: Points, *, label: str, unit: str = "", height: int = 220,
 
 
 def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit: str = "", height: int = 160) -> str:
-    """One bar per item, each with its name and value as a tooltip; an empty string where there is none.
+    """Draws one bar per item, with its name and value as a tooltip. Returns an empty string if there are no items.
 
     Args:
         values: heights, ≥ 0.
-        names: of the items.
-        label: what it is, for people who cannot see it.
-        unit: of the values.
-        height: of the drawing.
+        names: names of the items.
+        label: description of the chart for screen readers.
+        unit: unit of the values.
+        height: height of the drawing in SVG units.
     """
     if not values:
         return ""
@@ -101,15 +109,15 @@ def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit
     return "".join(parts) + "</svg>"
 
 
-def thin(points: Points, most: int = 240) -> list[tuple[float, float]]:
-    """At most about ``most`` points of a curve, each the mean of its neighbours."""
+def downsample(points: Points, most: int = 240) -> list[tuple[float, float]]:
+    """Reduces a curve to at most ``most`` points by averaging groups of neighbours."""
     group = max(1, -(-len(points) // most))
     parts = [points[start : start + group] for start in range(0, len(points), group)]
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def smooth(points: Points, share: float = 0.04) -> list[tuple[float, float]]:
-    """A running mean over a share of the curve, the same number of points."""
+    """Returns the running mean of a curve, over a window that spans a share of its points."""
     reach = max(0, int(len(points) * share / 2))
     out = []
     for index, (x, _) in enumerate(points):

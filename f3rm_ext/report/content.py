@@ -1,40 +1,46 @@
-"""What a report says, apart from how it looks."""
+"""The content of a report, independent of its layout."""
 
+import importlib.metadata
+import os
+import platform
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_PACKAGES = ("f3rm-ext", "nerfstudio", "torch", "numpy", "numba")
+
 
 @dataclass
 class Stage:
-    """One part of the work."""
+    """One stage of the demo."""
 
     name: str
-    """What it was, for people."""
+    """Name of the stage, for people."""
     seconds: float
-    """How long it took, over all runs of it."""
+    """Wall time, summed over all runs of the stage."""
     command: str = ""
-    """The command that did it, as one would type it."""
+    """The command, as a user would type it."""
     reused: bool = False
-    """Whether it was done before and only looked up this time."""
+    """Whether the stage was finished by an earlier call of the demo."""
     note: str = ""
-    """Anything to know about it."""
+    """A remark, such as the number of steps."""
 
 
 @dataclass
 class ReportContent:
-    """Everything that goes into a report."""
+    """Everything that a report says."""
 
     title: str
     """Headline."""
     data_name: str
     """Name of the capture."""
     synthetic: bool
-    """Whether it is the made-up room."""
+    """Whether the capture is the synthetic room."""
     measured: dict[str, Any]
     """Content of measure.json."""
     pictures: Path
-    """Folder of the pictures that names."""
+    """Folder of the pictures that ``measured`` names."""
     metrics: dict[str, float]
     """Means over the held-out views, as ns-eval names them."""
     lpips_note: str = ""
@@ -44,21 +50,58 @@ class ReportContent:
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """TensorBoard scalars by tag."""
     stages: list[Stage] = field(default_factory=list)
-    """What was done, in order."""
+    """The stages of the demo, in order."""
     folder: str = "."
-    """Where the commands were run, as the user would name it."""
+    """Folder in which the commands were run, as the user would write it."""
     next_commands: list[tuple[str, str]] = field(default_factory=list)
-    """What to do next: (why, command)."""
+    """Commands to try next: (purpose, command)."""
     facts: list[tuple[str, str]] = field(default_factory=list)
-    """Versions, device and the like."""
+    """Versions, device and similar facts: (name, value)."""
 
 
 def plural(count: int, thing: str) -> str:
-    """``1 image``, ``2 images``."""
+    """Returns a count with its noun.
+
+    >>> plural(1, "image"), plural(2, "image")
+    ('1 image', '2 images')
+    """
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """``42 s`` or ``3 min 20 s``."""
+    """Formats a duration.
+
+    >>> duration(42.0), duration(200.0)
+    ('42 s', '3 min 20 s')
+    """
     whole = round(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+def machine_facts(device: str) -> list[tuple[str, str]]:
+    """Returns versions, device and date as (name, value), without names of users, hosts or folders.
+
+    Args:
+        device: the device that the field was rendered on.
+    """
+    facts = [("date", time.strftime("%Y-%m-%d %H:%M %Z")), ("device", device or "cpu")]
+    facts.append(("processor", f"{_processor()}, {os.cpu_count()} cores"))
+    facts.append(("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"))
+    versions = []
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    facts.append(("packages", ", ".join(versions)))
+    return facts
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,8 +1,8 @@
-"""The demo: the commands a user would type, one after the other, and a report of what came of it.
+"""The demo: runs the commands a user would type, one after the other, and writes a report.
 
-Everything lies in one folder, in which the commands are run: ``capture/`` (the made-up room), ``runs/`` (training),
-``logs/``, ``report.html`` and ``demo.json``, which says what is finished, so that the same command goes on where the
-last one stopped.
+The commands run in one folder, which holds ``capture/`` (the synthetic room), ``runs/`` (training), ``logs/``,
+``report.html`` and ``demo.json``. The latter records the finished stages, so the same command continues where the last
+one stopped.
 """
 
 import hashlib
@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.report.content import ReportContent, Stage
-from f3rm_ext.report.facts import machine_facts
+from f3rm_ext.report.commands import Command, Outcome, Progress, run_command
+from f3rm_ext.report.content import ReportContent, Stage, machine_facts
 from f3rm_ext.report.page import build_page
 from f3rm_ext.report.records import lpips_reason, read_json, read_scalars
-from f3rm_ext.report.running import Command, Outcome, Progress, run_command
 from f3rm_ext.scene import SynthConfig
 from f3rm_ext.utils.atomic_files import FolderLock, write_atomic
 
@@ -30,19 +29,19 @@ if TYPE_CHECKING:
 METHOD = "f3rm-ext-lite"
 STATE_NAME, REPORT_NAME = "demo.json", "report.html"
 RAYS_PER_STEP = 512
-"""In the minutes the demo has, many small steps teach more than few large ones: with 100 s of one CPU core on the
-made-up room, 512 rays give 20.2 dB on held-out views, 1024 give 19.0 and 2048 give 16.9."""
+"""Within a few minutes, many small steps train better than few large ones. After 100 s on one CPU core, the synthetic
+room has 20.2 dB on held-out views with 512 rays, 19.0 dB with 1024 and 16.9 dB with 2048."""
 LONG_SIDE_PX = 400
-"""A capture's images are reduced to about this, where the user asks for nothing else."""
+"""Images of captures are reduced to about this longest side by default."""
 _STEP = re.compile(r"^\s*(\d+) \(\s*[\d.]+%\)")
-_OF = re.compile(r"^View (\d+) of (\d+)")
+_VIEW = re.compile(r"^View (\d+) of (\d+)")
 _CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
-_BIG_PX = 1600
+_LARGE_PX = 1600
 
 
 @dataclass
 class DemoOptions:
-    """What the demo is to do; see the command's own help."""
+    """Options of the demo, see :class:`f3rm_ext.scripts.demo.Demo`."""
 
     out: Path
     data: Path | None = None
@@ -56,12 +55,12 @@ class DemoOptions:
     )
 
 
-class Demo:
-    """One run of the demo.
+class DemoRun:
+    """One call of the demo.
 
     Args:
-        options: what to do.
-        console: where progress is shown.
+        options: options of the demo.
+        console: shows progress.
     """
 
     def __init__(self, options: DemoOptions, console: "Console") -> None:
@@ -71,19 +70,19 @@ class Demo:
         self.stages: list[Stage] = []
 
     def run(self) -> Path:
-        """Does everything that is not done yet, and writes the report.
+        """Runs all unfinished stages and writes the report.
 
         Returns:
-            The report.
+            Path of the report.
 
         Raises:
-            ConfigError: the folder holds other things, or another demo is at work there.
+            ConfigError: the folder holds other files, or another demo is running there.
             CommandError: one of the commands failed.
         """
         self._open_folder()
         lock = FolderLock(self.out / ".lock")
         if lock.is_held():
-            raise ConfigError(f"Another demo is at work in {self.options.out}: wait for it, or choose another --out.")
+            raise ConfigError(f"Another demo is running in {self.options.out}: wait for it, or choose another --out.")
         with lock.hold():
             self.state = read_json(self.out / STATE_NAME)
             data = self._capture()
@@ -92,10 +91,10 @@ class Demo:
             measured = self._measure(run)
             return self._report(data, run, metrics, measured)
 
-    # --- the parts ---------------------------------------------------------------------------------------------------
+    # --- stages ------------------------------------------------------------------------------------------------------
 
     def _capture(self) -> str:
-        """The capture, as the commands name it."""
+        """Makes the synthetic room if needed. Returns the capture's path as the commands name it."""
         if self.options.data is not None:
             return str(self.options.data.absolute())
         room, folder = self.options.room, self.out / "capture"
@@ -112,7 +111,7 @@ class Demo:
 
         found = read_json(folder / "scene.json")
         if found and found.get("options") != wanted:
-            arguments.append("--overwrite")  # replaces a synthetic capture and nothing else
+            arguments.append("--overwrite")  # replaces synthetic captures only
         self._stage(
             "capture",
             "Making the room",
@@ -124,7 +123,7 @@ class Demo:
         return "capture"
 
     def _train(self, data: str) -> Path:
-        """Trains, or goes on training. Returns the run folder, relative to ``out``."""
+        """Trains or continues training. Returns the run folder, relative to ``out``."""
         scale = self.scale(data)
         key = self._run_key(data, scale)
         name = "room" if self.options.data is None else _plain(Path(data).stem)
@@ -148,12 +147,12 @@ class Demo:
         if done < self.options.steps:
             note += f" of {self.options.steps}: stopped at the limit of {self.options.minutes:g} min"
         if record.get("runs", 1) > 1:
-            note += f"; in {record['runs']} goes"
+            note += f"; in {record['runs']} runs"
         self.stages.append(Stage("Training", record.get("seconds", 0.0), _text(arguments), reused, note))
         return run
 
     def _is_trained(self, run: Path, key: str) -> bool:
-        """Whether all steps are done, or all the time is spent."""
+        """Whether all steps are done or the time is used up."""
         done = self.steps_done(run)
         return done > 0 and (done >= self.options.steps or self._time_left_s(key) < 1)
 
@@ -161,11 +160,11 @@ class Demo:
         return 60 * self.options.minutes - self._record("train", key).get("working_s", 0.0)
 
     def _train_on(self, arguments: list[str], run: Path, key: str) -> None:
-        """One go of training, to the end of the steps or of the time."""
+        """Runs training until the steps are done or the time is used up."""
         record, done, planned = self._record("train", key), self.steps_done(run), self.options.steps
         resume = ["--load-dir", str(run / "nerfstudio_models")] if done else []
         if done:
-            self.console.print(f"  going on with training after {done} steps", highlight=False)
+            self.console.print(f"  continuing training after {done} steps", highlight=False)
 
         def steps(line: str) -> Progress | None:
             match = _STEP.match(line)
@@ -191,7 +190,7 @@ class Demo:
             self._keep("train", record)
         if not self.steps_done(run):
             raise ConfigError(
-                f"Training was stopped after {self.options.minutes:g} min before anything was saved: "
+                f"Training was stopped after {self.options.minutes:g} min, before it saved a checkpoint: "
                 "give it more time with --minutes."
             )
 
@@ -223,12 +222,12 @@ class Demo:
             arguments += ["--exemplar", self.options.exemplar]
 
         def views(line: str) -> Progress | None:
-            match = _OF.match(line)
+            match = _VIEW.match(line)
             return (int(match[1]) - 1, int(match[2]), f"view {match[1]} of {match[2]}") if match else None
 
         self._stage(
             "query",
-            "Asking by example",
+            "Querying by example",
             arguments,
             key=f"{self._checkpoint_key(run)} {self.options.exemplar}",
             finished=lambda: bool(read_json(self.out / target / "measure.json")),
@@ -251,7 +250,7 @@ class Demo:
             stages=self.stages,
             folder=_relative(self.out),
             next_commands=[
-                ("Walk through it in the browser", f"ns-viewer --load-config {run / 'config.yml'}"),
+                ("Explore it in the browser", f"ns-viewer --load-config {run / 'config.yml'}"),
                 ("The same with your own photos", "f3rm-ext demo --data MY_CAPTURE --out my-demo"),
             ],
             facts=machine_facts(measured.get("device", "")),
@@ -273,7 +272,7 @@ class Demo:
         on_line: Callable[[str], Progress | None] = lambda line: None,
         on_poll: Callable[[], Progress | None] = lambda: None,
     ) -> None:
-        """Runs a command unless it has been run for the same thing and what it made is still there."""
+        """Runs the command of a stage, unless it was run before with the same key and its output still exists."""
         record = self._record(stage, key)
         reused = bool(record.get("done")) and finished()
         if reused:
@@ -295,22 +294,24 @@ class Demo:
         write_atomic(self.out / STATE_NAME, json.dumps(self.state, indent=1).encode())
 
     def _say_reused(self, name: str, detail: str = "") -> None:
-        said = f" [dim]({detail})[/]" if detail else ""
-        self.console.print(f"  [green]kept[/] {name}: done before{said}", highlight=False)
+        suffix = f" [dim]({detail})[/]" if detail else ""
+        self.console.print(f"  [green]kept[/] {name}: done before{suffix}", highlight=False)
 
     def _open_folder(self) -> None:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--out {self.options.out} cannot be made ({error.strerror}): choose another.") from error
+            raise ConfigError(
+                f"--out {self.options.out} cannot be created ({error.strerror}): choose another."
+            ) from error
         known = {".lock", "logs", "capture", "runs", REPORT_NAME, STATE_NAME}
         if not (self.out / STATE_NAME).is_file() and any(path.name not in known for path in self.out.iterdir()):
             raise ConfigError(
-                f"The folder {self.options.out} holds other things than a demo: choose a new one with --out."
+                f"The folder {self.options.out} holds files that are not of a demo: choose a new one with --out."
             )
 
     def steps_done(self, run: Path) -> int:
-        """Steps in the newest checkpoint of a run; 0 where there is none."""
+        """Returns the number of steps in the newest checkpoint of a run; 0 without a checkpoint."""
         names = (path.name for path in (self.out / run / "nerfstudio_models").glob("*.ckpt"))
         return max((int(match[1]) + 1 for name in names if (match := _CHECKPOINT.fullmatch(name))), default=0)
 
@@ -318,7 +319,7 @@ class Demo:
         return f"{run} {self.steps_done(run)}"
 
     def _run_key(self, data: str, scale: float) -> str:
-        """A name for everything but the number of steps: another capture or other options are another run."""
+        """Names the run by a hash of the capture and of all options but the number of steps."""
         path = self.out / data
         transforms = path if path.suffix == ".json" else path / "transforms.json"
         content = transforms.read_bytes() if transforms.is_file() else b""
@@ -326,7 +327,7 @@ class Demo:
         return hashlib.sha256(text + content).hexdigest()[:8]
 
     def scale(self, data: str) -> float:
-        """Factor on the image size: what the user asked for, else 1 for the room and about 400 px for captures."""
+        """Returns the factor on the image size: the option, or 1 for the room and about 400 px for captures."""
         if self.options.scale or self.options.data is None:
             return self.options.scale or 1.0
         longest = _longest_side_px(self.out / data)
@@ -334,7 +335,7 @@ class Demo:
 
 
 def fresh_folder(out: Path) -> Path:
-    """The first of ``out``, ``out-2``, ``out-3`` ... that does not exist."""
+    """Returns the first of ``out``, ``out-2``, ``out-3`` ... that does not exist."""
     number, candidate = 1, out
     while candidate.exists():
         number += 1
@@ -343,16 +344,16 @@ def fresh_folder(out: Path) -> Path:
 
 
 def _longest_side_px(data: Path) -> float:
-    """Longest side of a capture's images as training will see them; 0 where that cannot be told (training will)."""
+    """Returns the longest side of a capture's images as training loads them; 0 if ``transforms.json`` does not tell."""
     path = data if data.suffix == ".json" else data / "transforms.json"
     meta = read_json(path)
     frames = meta.get("frames")
     first = frames[0] if isinstance(frames, list) and frames and isinstance(frames[0], dict) else {}
     sizes = [value for source in (meta, first) for value in (source.get("w"), source.get("h"))]
     longest = max((float(value) for value in sizes if isinstance(value, int | float)), default=0.0)
-    # Nerfstudio takes the copies in images_2, images_4 ... of large images where there are any.
+    # Of large images nerfstudio loads reduced copies from images_2, images_4 ... if these folders exist.
     halvings = 0
-    while longest > _BIG_PX and (path.parent / f"images_{2 ** (halvings + 1)}").is_dir():
+    while longest > _LARGE_PX and (path.parent / f"images_{2 ** (halvings + 1)}").is_dir():
         halvings, longest = halvings + 1, longest / 2
     return longest
 

@@ -1,8 +1,8 @@
-"""Looks at a trained run for the report: views, depth, and an exemplar query. Run as a program by ``f3rm-ext demo``.
+"""Measures a trained run for the report: views, depth, and queries by example. ``f3rm-ext demo`` runs it as a program:
 
     python -m f3rm_ext.report.measure --load-config RUN/config.yml --out FOLDER
 
-writes pictures and ``measure.json`` to the folder, the latter last and whole or not at all.
+writes pictures to the folder and finally, atomically, ``measure.json``.
 """
 
 import json
@@ -32,16 +32,17 @@ from f3rm_ext.query.queryable import score_image
 from f3rm_ext.query.run import Run, load_run
 from f3rm_ext.utils import pictures
 from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.colormaps import depth_colors_bytes, heat_overlay_bytes
 
 MASK_COSINE = 0.93
-"""Pixels at least this similar to the exemplar count as found. The same for all objects and scenes: the value at which
-the 2D dense-daisy features of another room (seed 7) overlap best with its objects."""
+"""Cosine from which on a pixel counts as found, for all objects and scenes: the value at which the 2D dense-daisy
+features of another room (seed 7) overlap best with its objects."""
 FAVOURITES = ("plant", "lamp", "doughnut", "mug")
-"""Objects shown first where the capture has them."""
+"""Objects to show in the report if the capture has them, in order of preference."""
 MIN_EXEMPLAR_PX = 60
-"""Objects with fewer pixels in every training photo are not tried."""
+"""Objects with fewer pixels in all training photos are not searched for."""
 HEAT_FROM = 0.8
-"""Share of all pixels that get no heat."""
+"""Quantile of all scores at which the heat begins."""
 _SHARPEST_OF = 24
 
 
@@ -56,49 +57,48 @@ class View:
     """Pixels that the photo's mask keeps."""
 
     def score(self, number: int) -> Float[Tensor, "h w"]:
-        """Of a query; that of left-out pixels is never the best."""
+        """Returns the score of a query, such that a masked pixel is never the best."""
         return only_kept(self.scores[..., number], self.kept)
 
-    def shown(self, picture: np.ndarray) -> np.ndarray:
-        """A picture of bytes, grey where the mask leaves out."""
+    def masked(self, picture: np.ndarray) -> np.ndarray:
+        """Returns a uint8 picture with masked pixels in grey."""
         return np.where(self.kept[..., None], picture, np.uint8(round(255 * LEFT_OUT_GREY)))
 
 
 @dataclass
-class Question:
-    """A query by example, and where it was taken from."""
+class ExampleQuery:
+    """A query by example and its exemplar."""
 
     query: Query
     index: int
-    """Of the training photo."""
+    """Index of the training photo."""
     region: Region
     middle_px: tuple[float, float]
-    """Of the region, (x, y)."""
+    """Middle of the region, (x, y)."""
     thing: Thing | None
-    """What it looks for; None where that is not known."""
+    """The object at the exemplar; None if it is not known."""
 
-    def place(self) -> dict[str, Any]:
-        """Where it was taken from, as JSON."""
+    def describe(self) -> dict[str, Any]:
+        """The photo and the middle of the exemplar, as JSON."""
         return {"image": Path(self.region.image).name, "x": self.middle_px[0], "y": self.middle_px[1]}
 
 
 @dataclass
 class Measure:
-    """Looks at a trained run for the report."""
+    """Measures a trained run for the report."""
 
     load_config: Path
-    """config.yml of the run."""
+    """The config.yml of the run."""
     out: Path
     """Folder for the pictures and measure.json."""
     exemplar: str = ""
-    """IMAGE:x,y or IMAGE:x,y,w,h of a training photo, or the name of a labelled object; by default something
-    suitable."""
+    """IMAGE:x,y or IMAGE:x,y,w,h of a training photo, or the name of a labelled object. By default one is chosen."""
     max_views: int = 5
-    """Held-out views looked at, spread evenly over all, ≥ 1."""
+    """Number of held-out views to render, spread evenly over all, at least 1."""
 
     @torch.no_grad()
     def main(self) -> None:
-        """Writes everything."""
+        """Writes the pictures and measure.json."""
         self.run: Run = load_run(self.load_config)
         self.truth = Truth(self.run.data)
         self.out.mkdir(parents=True, exist_ok=True)
@@ -113,9 +113,9 @@ class Measure:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         }
         self.head = next(iter(heads), "")
-        questions = self._questions() if self.head else []
-        if questions:
-            self._show_exemplar(questions[0])
+        examples = self._example_queries() if self.head else []
+        if examples:
+            self._show_exemplar(examples[0])
         indices = np.unique(np.linspace(0, count - 1, min(self.max_views, count)).round().astype(int)).tolist()
         record["views"], views = [], []
         masks = {index: self.run.kept("test", index) for index in indices}
@@ -124,11 +124,11 @@ class Measure:
             raise CaptureError(NOTHING_KEPT)
         for number, index in enumerate(indices):
             print(f"View {number + 1} of {len(indices)}", flush=True)
-            view, entry = self._view(index, number, [question.query for question in questions], masks[index])
+            view, entry = self._view(index, number, [example.query for example in examples], masks[index])
             views.append(view)
             record["views"].append(entry)
         record["depth"] = self._depth_summary(record["views"])
-        record["query"] = self._query_record(questions, views, record["views"]) if questions else None
+        record["query"] = self._query_record(examples, views, record["views"]) if examples else None
         write_atomic(self.out / "measure.json", json.dumps(record, indent=1).encode())
         print(f"Wrote {self.out}", flush=True)
 
@@ -137,9 +137,9 @@ class Measure:
     def _view(
         self, index: int, number: int, queries: list[Query], mask: Bool[np.ndarray, "h w"] | None
     ) -> tuple[View, dict[str, Any]]:
-        """Renders a held-out view together with the scores of the queries, and saves its pictures.
+        """Renders a held-out view with the scores of the queries and saves its pictures.
 
-        What the mask leaves out is grey in them and counts for nothing.
+        Masked pixels are grey in the pictures and do not count.
         """
         camera, file = self.run.cameras("test")[index : index + 1], self.run.files("test")[index]
         if queries:
@@ -158,11 +158,11 @@ class Measure:
         shown = {
             "true": self.run.photo("test", index),
             "rendered": pictures.to_bytes(view.rgb),
-            "depth": pictures.color_map(depth_m, low, high, pictures.DEPTH_MAP),
+            "depth": depth_colors_bytes(depth_m, low, high),
         }
         entry: dict[str, Any] = {"image": file.name, "width": width, "height": height, "depth_range_m": [low, high]}
         if true_m is not None:
-            shown["true_depth"] = pictures.color_map(true_m, low, high, pictures.DEPTH_MAP)
+            shown["true_depth"] = depth_colors_bytes(true_m, low, high)
             error = np.abs(depth_m - true_m)[known]
             if len(error):
                 entry["depth_error_m"] = {"median": float(np.median(error)), "within_5cm": float((error < 0.05).mean())}
@@ -170,11 +170,13 @@ class Measure:
             shown["features"] = pictures.to_bytes(outputs["feature_pca"].cpu().numpy())
             flat = display_map(self.run.model, self.head, self.run.feature_map("test", index, self.head), height, width)
             shown["true_features"] = pictures.to_bytes(flat.cpu().numpy())
-        entry["files"] = {name: self._save(f"view_{number}_{name}", view.shown(image)) for name, image in shown.items()}
+        entry["files"] = {
+            name: self._save(f"view_{number}_{name}", view.masked(image)) for name, image in shown.items()
+        }
         return view, entry
 
     def _depth_m(self, distance: Tensor, camera: Cameras) -> Float[Tensor, "h w"]:
-        """Depth along the optical axis in the capture's unit, from distances along rays in scene units."""
+        """Converts distances along rays in scene units to depths along the optical axis in the capture's unit."""
         rays = camera.generate_rays(camera_indices=0, keep_shape=True)
         norm = rays.metadata["directions_norm"].to(distance.device)
         return (distance / norm / self.run.manager.train_dataparser_outputs.dataparser_scale)[..., 0]
@@ -191,12 +193,12 @@ class Measure:
 
     # --- the query ---------------------------------------------------------------------------------------------------
 
-    def _questions(self) -> list[Question]:
-        """What to ask for: first what the report shows, then every labelled object."""
-        objects = [self._question(index, region, thing) for thing, index, region in self._objects()]
-        by_name = {question.query.name: question for question in objects}
+    def _example_queries(self) -> list[ExampleQuery]:
+        """Returns the query that the report shows, followed by one query for each labelled object."""
+        objects = [self._example_query(index, region, thing) for thing, index, region in self._objects()]
+        by_name = {example.query.name: example for example in objects}
         if self.exemplar and self.exemplar not in by_name:
-            return [self._asked(list(by_name)), *objects]
+            return [self._chosen_query(list(by_name)), *objects]
         if by_name:
             order = (self.exemplar, *FAVOURITES, *by_name)
             return [next(by_name[name] for name in order if name in by_name), *objects]
@@ -205,21 +207,21 @@ class Measure:
         index = max(range(0, count, max(1, count // _SHARPEST_OF)), key=lambda i: sharpness(self.run.photo("train", i)))
         maps = [self.run.feature_map("train", i, self.head) for i in range(count)]
         y_px, x_px = telling_patch(maps[index], [*maps[:index], *maps[index + 1 :]])
-        return [self._question(index, Region(files[index].name, x_px, y_px), None)]
+        return [self._example_query(index, Region(files[index].name, x_px, y_px), None)]
 
-    def _question(self, index: int, region: Region, thing: Thing | None) -> Question:
+    def _example_query(self, index: int, region: Region, thing: Thing | None) -> ExampleQuery:
         vectors = exemplar(self.run.feature_map("train", index, self.head), region)
         nothing = Embeddings.empty(vectors.values.shape[1])
         name = str(region) if thing is None else thing.name
         height_px, width_px = self.run.photo("train", index).shape[:2]
         middle_px = region.middle_px(width_px, height_px)
-        return Question(Query(name, self.head, vectors, nothing), index, region, middle_px, thing)
+        return ExampleQuery(Query(name, self.head, vectors, nothing), index, region, middle_px, thing)
 
-    def _asked(self, names: list[str]) -> Question:
-        """What the user asks for by image and place.
+    def _chosen_query(self, names: list[str]) -> ExampleQuery:
+        """Returns the query for the image and position that the user chose.
 
         Raises:
-            ConfigError: there is no such training photo, or no such place in it.
+            ConfigError: there is no such training photo, or the position is outside it.
         """
         region = Region.parse(self.exemplar)
         split, index = self.run.find_photo(region.image) or ("", 0)
@@ -227,12 +229,12 @@ class Measure:
             some = ", ".join(file.name for file in self.run.files("train")[:3])
             known = f", or one of the objects {', '.join(names)}" if names else ""
             raise ConfigError(
-                f"There is no training image {region.image} for the exemplar: choose one like {some}, with a place in "
-                f"it as in {some.split(',')[0]}:120,80{known}."
+                f"There is no training image {region.image} for the exemplar: choose one like {some}, with a "
+                f"position in it as in {some.split(',')[0]}:120,80{known}."
             )
         height_px, width_px = self.run.photo("train", index).shape[:2]
         region.require_inside(width_px, height_px)
-        return self._question(index, region, self._thing_at(index, region))
+        return self._example_query(index, region, self._thing_at(index, region))
 
     def _train_labels(self, index: int) -> np.ndarray | None:
         cameras = self.run.cameras("train")
@@ -248,7 +250,7 @@ class Measure:
         return next((thing for thing in self.truth.things if thing.label == labels[row, col]), None)
 
     def _objects(self) -> list[tuple[Thing, int, Region]]:
-        """Each labelled object with the training photo that shows most of it, and its innermost pixel there."""
+        """Finds for each labelled object the training photo that shows most of it, and its innermost pixel there."""
         files = self.run.files("train")
         labels = [self._train_labels(index) for index in range(len(files))]
         found = []
@@ -261,31 +263,31 @@ class Measure:
                 found.append((thing, index, Region(files[index].name, col + 0.5, row + 0.5)))
         return found
 
-    def _show_exemplar(self, question: Question) -> None:
-        photo = self.run.photo("train", question.index)
+    def _show_exemplar(self, example: ExampleQuery) -> None:
+        photo = self.run.photo("train", example.index)
         height, width = photo.shape[:2]
-        left, top, right, bottom = map(round, question.region.box_px(width, height))
-        if question.region.is_point:
+        left, top, right, bottom = map(round, example.region.box_px(width, height))
+        if example.region.is_point:
             side_px = max(16, min(height, width) // 5)
-            x_px, y_px = question.middle_px
+            x_px, y_px = example.middle_px
             top, left, bottom, right = pictures.region_around(y_px, x_px, side_px, height, width)
-        # At least a pixel of what may be a thinner box.
+        # A box can be thinner than a pixel.
         bottom, right = max(bottom, top + 1), max(right, left + 1)
         self._save("exemplar_photo", pictures.mark_box(photo, top, left, bottom, right))
         self._save("exemplar_crop", photo[top:bottom, left:right])
 
     def _query_record(
-        self, questions: list[Question], views: list[View], entries: list[dict[str, Any]]
+        self, examples: list[ExampleQuery], views: list[View], entries: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """The pictures of the first query, and how well every labelled object was found."""
-        thing = questions[0].thing
+        """Saves the heat maps of the first query and scores how well every labelled object was found."""
+        thing = examples[0].thing
         flat = torch.cat([view.scores[..., 0][torch.from_numpy(view.kept)] for view in views])
         low, high = float(np.quantile(flat.numpy(), HEAT_FROM)), float(flat.max())
         shown = []
         for number, view in enumerate(views):
             score = view.score(0)
             row, col = divmod(int(score.argmax()), score.shape[1])
-            picture = view.shown(pictures.heat_overlay(pictures.to_bytes(view.rgb), score.numpy(), low, high))
+            picture = view.masked(heat_overlay_bytes(pictures.to_bytes(view.rgb), score.numpy(), low, high))
             result = {"view": number, "row": row, "col": col, "cosine": float(score[row, col])}
             mask = None if thing is None else self._mask(view, thing)
             if mask is not None:
@@ -294,11 +296,11 @@ class Measure:
             result["file"] = self._save(f"heat_{number}", pictures.mark_spot(picture, row, col))
             entries[number]["files"]["heat"] = result["file"]
             shown.append(result)
-        objects = [self._score(number, question, views) for number, question in enumerate(questions) if number]
+        objects = [self._score(number, example, views) for number, example in enumerate(examples) if number]
         return {
             "head": self.head,
-            **questions[0].place(),
-            "is_point": questions[0].region.is_point,
+            **examples[0].describe(),
+            "is_point": examples[0].region.is_point,
             "object": None if thing is None else thing.name,
             "low": low,
             "high": high,
@@ -311,18 +313,18 @@ class Measure:
         labels = self.truth.labels(view.file, *view.rgb.shape[:2])
         return None if labels is None else (labels == thing.label) & view.kept
 
-    def _score(self, number: int, question: Question, views: list[View]) -> dict[str, Any]:
-        """Over the views that show the object: how often the best pixel lies on it, and the mean IoU."""
-        assert question.thing is not None
+    def _score(self, number: int, example: ExampleQuery, views: list[View]) -> dict[str, Any]:
+        """Counts how often the best pixel lies on the object, and averages the IoU, over the views that show it."""
+        assert example.thing is not None
         metrics = QueryMetrics(MASK_COSINE)
         for view in views:
-            mask = self._mask(view, question.thing)
+            mask = self._mask(view, example.thing)
             if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
-                metrics.add(question.thing.name, view.score(number), torch.from_numpy(mask))
+                metrics.add(example.thing.name, view.score(number), torch.from_numpy(mask))
         found = metrics.summary()
         return {
-            "name": question.thing.name,
-            **question.place(),
+            "name": example.thing.name,
+            **example.describe(),
             "views": len(metrics),
             "hits": round(found.get("localisation", 0) * len(metrics)),
             "iou": found.get("miou"),

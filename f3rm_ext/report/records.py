@@ -1,4 +1,4 @@
-"""Reading what a training run left behind: TensorBoard scalars, coverage, metrics, and what its log says."""
+"""Reading the records of a run: JSON files, TensorBoard scalars and logs."""
 
 import json
 import re
@@ -10,7 +10,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where the file is missing or damaged."""
+    """Reads a JSON object; an empty one if the file is missing or damaged."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -19,9 +19,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """Curves (step, value) by tag from all event files of a run; a later file wins where a run was resumed.
+    """Reads curves (step, value) by tag from all event files of a run. Where files overlap, the later one wins.
 
-    Empty where TensorBoard is not installed or nothing was recorded.
+    Empty if TensorBoard is not installed or nothing was recorded.
     """
     try:
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
@@ -34,21 +34,21 @@ def read_scalars(folder: Path) -> dict[str, list[tuple[float, float]]]:
                 for value in event.summary.value:
                     if value.HasField("simple_value"):
                         curves.setdefault(value.tag, {})[event.step] = value.simple_value
-        except Exception:  # a file cut short by a kill; what was read of it counts
+        except Exception:  # the file was cut short by a kill; keep what was read
             continue
     return {tag: sorted((float(step), value) for step, value in points.items()) for tag, points in curves.items()}
 
 
 def plain_text(text: str) -> str:
-    """A log without colour codes."""
+    """Removes colour codes from a log."""
     return _ANSI.sub("", text)
 
 
 def lpips_reason(log: Path) -> str:
-    """Why a log of ns-eval says that LPIPS is missing; empty where it says nothing."""
+    """Returns the reason that a log of ns-eval gives for missing LPIPS; empty if it gives none."""
     try:
         found = _LPIPS.search(plain_text(log.read_text(encoding="utf-8", errors="replace")))
     except OSError:
         return ""
-    # A report is for others to see: they need not know where this machine keeps its home folders.
+    # Reports are shared, so they must not reveal the path of the home folder.
     return found[1].strip().replace(str(Path.home()), "~") if found else ""

@@ -1,23 +1,22 @@
-"""``f3rm-ext demo``: from photos (or from nothing) to a report one can look at."""
+"""``f3rm-ext demo``: from photos, or from nothing, to a report."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.report.demo import Demo as Workflow
-from f3rm_ext.report.demo import DemoOptions, fresh_folder
-from f3rm_ext.report.running import Interrupted
+from f3rm_ext.report.commands import Interrupted
+from f3rm_ext.report.demo import DemoOptions, DemoRun, fresh_folder
 
 EXIT_INTERRUPTED = 130
 
 
 @dataclass
 class Demo:
-    """Trains a feature field, evaluates it, asks it a question and reports, on a made-up room or on your photos.
+    """Trains, evaluates and queries a feature field and writes a report, for a synthetic room or for your photos.
 
-    It runs the commands one would type (ns-train, ns-eval ...) and shows them in the report, DEMO/report.html: one
-    file that needs no network. It may be stopped at any time (Ctrl-C); the same command goes on where it was.
+    The demo runs the commands you would type (ns-train, ns-eval and others) and lists them in OUT/report.html, a single
+    file that needs no network. You can stop it at any time with Ctrl-C; the same command continues where it stopped.
 
     Typical calls:
       f3rm-ext demo
@@ -26,31 +25,31 @@ class Demo:
     """
 
     data: Path | None = None
-    """Capture in nerfstudio's format (a folder with transforms.json); without it a room is made up."""
+    """Capture in nerfstudio's format (a folder with transforms.json). By default the demo makes a synthetic room."""
     out: Path = Path("demo")
-    """Folder for everything the demo makes."""
+    """Folder for all files of the demo."""
     steps: int = 3000
-    """Training steps of 512 rays, ≥ 1."""
+    """Training steps of 512 rays, at least 1."""
     minutes: float = 3.0
-    """Training is ended (and saved) after this many minutes, however many steps that were, > 0."""
+    """Minutes after which training is saved and stopped, even if steps are left, above 0."""
     extractors: tuple[str, ...] = ()
-    """2D features to distil, as for ns-train; by default those of f3rm-ext-lite, which need no weights."""
+    """2D features to distil, as for ns-train. The default is that of f3rm-ext-lite, which needs no weights."""
     scale: float = 0.0
-    """Factor on the image size, (0, 1]; 0 takes the room as it is and reduces captures to about 400 px."""
+    """Factor on the image size, (0, 1]. The default 0 keeps the room as it is and reduces captures to about 400 px."""
     exemplar: str = ""
-    """What to ask for: IMAGE:x,y (a training image and a place in it, in pixels at the scale used) or the name of a
-    labelled object; by default something suitable."""
+    """Query: IMAGE:x,y (a training image and a position in it, in pixels at the scale in use) or the name of a labelled
+    object. By default the demo chooses one."""
     fresh: bool = False
-    """Start anew in a new folder (demo-2, demo-3 ...) instead of reusing what is finished."""
+    """Start over in a new folder (demo-2, demo-3 ...) instead of reusing finished stages."""
 
     def main(self) -> int:
-        """Does it all. Returns the exit code."""
+        """Runs the demo and returns the exit code."""
         from rich.console import Console
 
         if self.steps < 1:
-            raise ConfigError(f"--steps is {self.steps}, but has to be at least 1.")
+            raise ConfigError(f"--steps is {self.steps}, but must be at least 1.")
         if not self.minutes > 0:
-            raise ConfigError(f"--minutes is {self.minutes:g}, but has to be more than 0.")
+            raise ConfigError(f"--minutes is {self.minutes:g}, but must be above 0.")
         if self.scale and not 0 < self.scale <= 1:
             raise ConfigError(f"--scale is {self.scale:g}, outside (0, 1]: give 0.5 for half the size, 0 to choose.")
         out = fresh_folder(self.out) if self.fresh else self.out
@@ -66,9 +65,9 @@ class Demo:
         console = Console()
         console.print(f"f3rm-ext demo in [bold]{out}[/]; logs in {out / 'logs'}", highlight=False, soft_wrap=True)
         try:
-            report = Workflow(options, console).run()
+            report = DemoRun(options, console).run()
         except Interrupted:
-            print("\nStopped; the same command goes on from here.", file=sys.stderr)
+            print("\nStopped. The same command continues from here.", file=sys.stderr)
             return EXIT_INTERRUPTED
         console.print(f"Report: [bold]{report}[/]", highlight=False, soft_wrap=True)
         return 0

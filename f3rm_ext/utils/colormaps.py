@@ -1,63 +1,138 @@
-"""Colours of scores and labels, ray by ray, on any device: pure functions.
+"""Colours of scores, labels and depth: the same in the viewer, in files and in the report.
 
-:mod:`f3rm_ext.utils.pictures` colours whole images for files.
+Heat is a part of matplotlib's *inferno* laid over a dimmed grey picture, depth is *turbo*, labels have a palette. The
+functions work on tensors of any shape and device; those that end in ``_bytes`` take and return whole uint8 images.
 """
 
 import colorsys
 from functools import lru_cache
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from f3rm_ext.utils.pictures import HEAT_MAP
+from f3rm_ext.utils.pictures import to_bytes
 
+HEAT_MAP, DEPTH_MAP = "inferno", "turbo"
 PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#ffffff")
-"""Colours of the first labels: Okabe and Ito's, which most people can tell apart, and white."""
+"""Colours of the first eight labels: those of Okabe and Ito, which most people can tell apart, with white for black."""
 OTHER_GREY = 0.16
-"""What no label claims."""
+"""Grey of pixels without a label, 0 to 1."""
 _LUMA = (0.299, 0.587, 0.114)
 _HEAT_RANGE = (0.35, 0.85)
-"""Part of the colour map that the overlay uses, from the threshold to 1: its ends look like a greyed picture."""
+"""The part of the colour map that heat uses; its ends would look like the grey picture below."""
+_HEAT_OPACITY = (0.5, 0.8)
+"""Opacity of the heat at the lowest and at the highest score."""
+_LABEL_OPACITY = 0.65
+DIMMED_MID_GREY = (70, 70, 70)
+"""A mid-grey pixel after :func:`dimmed`, as bytes: stands in legends for all that no label or heat covers."""
 
 
 @lru_cache(maxsize=8)
-def _heat_table(device: torch.device) -> Float[Tensor, "256 3"]:
+def _color_table(name: str, device: torch.device) -> Float[Tensor, "256 3"]:
     from matplotlib import colormaps
 
-    table = torch.from_numpy(colormaps[HEAT_MAP](torch.linspace(0.0, 1.0, 256).numpy())[:, :3])
+    table = torch.from_numpy(colormaps[name](np.linspace(0.0, 1.0, 256))[:, :3])
     return table.to(device, torch.float32)
 
 
-def heat(score: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch 3"]:
-    """The colour of a score from 0 to 1; those outside get the colours of the ends, NaN that of 0."""
-    index = (score.nan_to_num(nan=0.0).clamp(0.0, 1.0) * 255.0).round().long()
-    return _heat_table(score.device)[index]
+def _mapped(unit: Float[Tensor, "*batch"], name: str) -> Float[Tensor, "*batch 3"]:
+    """Colours of values from 0 to 1; values outside take the colours of the ends, NaN that of 0."""
+    index = (unit.nan_to_num(nan=0.0).clamp(0.0, 1.0) * 255.0).round().long()
+    return _color_table(name, unit.device)[index]
 
 
-def overlay(rgb: Float[Tensor, "rays 3"], score: Float[Tensor, "rays 1"], threshold: float) -> Float[Tensor, "rays 3"]:
-    """A greyed picture with heat where the score reaches the threshold: the hotter, the higher.
+def dimmed(rgb: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
+    """Returns a darker, almost grey picture, on which colours stand out. RGB, 0 to 1."""
+    rgb = rgb.clamp(0.0, 1.0)
+    return 0.15 * rgb + 0.4 * _grey(rgb)
+
+
+def _grey(rgb: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 1"]:
+    return (rgb @ rgb.new_tensor(_LUMA))[..., None]
+
+
+# --- heat ------------------------------------------------------------------------------------------------------------
+
+
+def heat_overlay(
+    rgb: Float[Tensor, "*batch 3"], score: Float[Tensor, "*batch"], low: float, high: float
+) -> Float[Tensor, "*batch 3"]:
+    """Lays the heat of a score over a picture.
+
+    Where the score is below ``low`` (or NaN) the picture is dimmed. From ``low`` to ``high`` the heat gets brighter and
+    more opaque; scores above ``high`` look like ``high``.
 
     Args:
-        rgb: the picture, 0 to 1.
-        score: 0 to 1.
-        threshold: 0 to 1.
+        rgb: picture, 0 to 1.
+        score: one value per pixel or ray.
+        low: score at which the heat begins.
+        high: score at which it is hottest, at least ``low``.
 
     Returns:
         RGB, 0 to 1.
+
+    >>> picture = torch.full((3, 3), 0.5)
+    >>> shown = heat_overlay(picture, torch.tensor([0.2, 0.6, 1.0]), low=0.6, high=1.0)
+    >>> [[round(channel, 2) for channel in pixel] for pixel in shown.tolist()]
+    [[0.28, 0.28, 0.28], [0.39, 0.2, 0.35], [0.84, 0.65, 0.17]]
     """
-    rgb = rgb.clamp(0.0, 1.0)
-    grey = rgb @ rgb.new_tensor(_LUMA)
-    dim = 0.15 * rgb + 0.4 * grey[:, None]
-    strength = ((score - threshold) / max(1.0 - threshold, 1e-6)).clamp(0.0, 1.0)
-    first, last = _HEAT_RANGE
-    hot = heat((first + (last - first) * strength)[:, 0])
-    opacity = 0.5 + 0.3 * strength
-    return torch.where(score >= threshold, (1.0 - opacity) * dim + opacity * hot, dim)
+    strength = ((score - low) / max(high - low, 1e-6)).clamp(0.0, 1.0)
+    (first, last), (thin, dense) = _HEAT_RANGE, _HEAT_OPACITY
+    heat = _mapped(first + (last - first) * strength, HEAT_MAP)
+    opacity = (thin + (dense - thin) * strength)[..., None]
+    below = dimmed(rgb)
+    return torch.where((score >= low)[..., None], (1.0 - opacity) * below + opacity * heat, below)
+
+
+def heat_overlay_bytes(
+    picture: UInt8[np.ndarray, "h w 3"], score: Float[np.ndarray, "h w"], low: float, high: float
+) -> UInt8[np.ndarray, "h w 3"]:
+    """:func:`heat_overlay` for an image file."""
+    rgb = torch.tensor(picture, dtype=torch.float32) / 255.0
+    return to_bytes(heat_overlay(rgb, torch.tensor(score, dtype=torch.float32), low, high).numpy())
+
+
+def heat_scale_bytes(count: int) -> UInt8[np.ndarray, "count 3"]:
+    """Colours of a scale bar from ``low`` to ``high``, as :func:`heat_overlay` shows them over a mid-grey picture."""
+    score = torch.linspace(0.0, 1.0, count)
+    return to_bytes(heat_overlay(torch.full((count, 3), 0.5), score, 0.0, 1.0).numpy())
+
+
+def heat_stops(count: int = 9) -> list[str]:
+    """The colours of :func:`heat_scale_bytes` as ``#rrggbb``, for the gradient of a legend.
+
+    >>> heat_stops(3)
+    ['#623259', '#a84d3e', '#d7a62a']
+    """
+    return ["#" + bytes(color.tolist()).hex() for color in heat_scale_bytes(count)]
+
+
+# --- depth -----------------------------------------------------------------------------------------------------------
+
+
+def depth_colors_bytes(depth: Float[np.ndarray, "h w"], low: float, high: float) -> UInt8[np.ndarray, "h w 3"]:
+    """Colours a depth map: near is blue, far is red.
+
+    Args:
+        depth: any unit; NaN is shown as ``low``.
+        low: depth at and below which the first colour is shown.
+        high: depth at and above which the last colour is shown.
+    """
+    unit = torch.tensor((depth - low) / max(high - low, 1e-12), dtype=torch.float32)
+    return to_bytes(_mapped(unit, DEPTH_MAP).numpy())
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
 
 
 def label_hex(index: int) -> str:
-    """Colour of the label of this number, as ``#rrggbb``; no two of the first hundred are the same."""
+    """Returns the colour of a label as ``#rrggbb``; the first hundred labels all differ.
+
+    >>> label_hex(0), label_hex(8)
+    ('#e69f00', '#994c4c')
+    """
     if index < len(PALETTE):
         return PALETTE[index]
     turn = index - len(PALETTE)
@@ -66,16 +141,36 @@ def label_hex(index: int) -> str:
 
 
 def label_table(count: int) -> Float[Tensor, "labels 3"]:
-    """Colours of labels 0 to count − 1, and last that of what no label claims."""
-    rows = [[int(label_hex(i)[at : at + 2], 16) / 255.0 for at in (1, 3, 5)] for i in range(count)]
+    """Colours of the labels 0 to count − 1, followed by the grey of pixels without a label. RGB, 0 to 1."""
+    rows = [[channel / 255.0 for channel in bytes.fromhex(label_hex(i)[1:])] for i in range(count)]
     return torch.tensor([*rows, [OTHER_GREY] * 3])
 
 
+def label_table_bytes(count: int) -> UInt8[np.ndarray, "labels 3"]:
+    """Colours of the labels 0 to count − 1."""
+    return to_bytes(label_table(count)[:count].numpy())
+
+
 def label_colors(labels: Int64[Tensor, "*batch"], count: int) -> Float[Tensor, "*batch 3"]:
-    """Flat colours of labels.
+    """Returns flat colours of labels, 0 to 1.
 
     Args:
-        labels: 0 to count − 1, or −1 (:data:`f3rm_ext.query.relevancy.OTHER`).
+        labels: 0 to count − 1, or −1 for none (:data:`f3rm_ext.query.relevancy.OTHER`).
         count: number of labels.
     """
     return label_table(count).to(labels.device)[labels]
+
+
+def label_overlay_bytes(
+    picture: UInt8[np.ndarray, "h w 3"], labels: Int64[np.ndarray, "h w"], count: int
+) -> UInt8[np.ndarray, "h w 3"]:
+    """Lays the colours of labels over a grey picture; pixels without a label are dimmed.
+
+    Args:
+        picture: of the size of the labels.
+        labels: 0 to count − 1, or −1 for none.
+        count: number of labels.
+    """
+    rgb, index = torch.tensor(picture, dtype=torch.float32) / 255.0, torch.tensor(labels)
+    colored = (1.0 - _LABEL_OPACITY) * _grey(rgb) + _LABEL_OPACITY * label_colors(index, count)
+    return to_bytes(torch.where((index < 0)[..., None], dimmed(rgb), colored).numpy())

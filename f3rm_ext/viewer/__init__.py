@@ -1,1 +1,1 @@
-"""Asking questions in nerfstudio's viewer: the panel, and the outputs it adds to what a model renders."""
+"""Queries in nerfstudio's viewer: the panel, and the outputs it adds to those of a model."""

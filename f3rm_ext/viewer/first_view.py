@@ -1,4 +1,4 @@
-"""Where the viewer opens: at the training camera that looks best at what all of them look at."""
+"""The view that a page of the viewer opens on: a training camera that sees what most cameras look at."""
 
 from dataclasses import dataclass
 from math import atan, radians
@@ -15,48 +15,50 @@ if TYPE_CHECKING:
     from nerfstudio.viewer.viewer import Viewer
 
 _PARALLEL = 0.01
-"""Mean squared sine between optical axes and their common direction, below which where they meet means nothing."""
+"""Mean squared sine of the angles between the optical axes and their common direction, below which the axes count as
+parallel."""
 _PER_DOUBLING_RAD = 0.05
-"""How much farther off the centre a camera may look to be preferred to one at double or half the usual distance."""
+"""Cost of a camera at twice or half the median distance, as an angle by which it would look past the centre."""
 _FOV_RANGE_RAD = (radians(20.0), radians(100.0))
-"""Fields of view a page can show without looking odd."""
+"""Vertical fields of view that look natural on a page."""
 
 
 @dataclass(frozen=True)
 class FirstView:
-    """What a page of the viewer shows first."""
+    """The first view of a page."""
 
     index: int
-    """Which of the training cameras."""
+    """Number of the training camera."""
     c2w: Float[np.ndarray, "3 4"]
-    """Its pose in the scene frame, OpenGL axes."""
+    """Pose of the camera in the scene frame, OpenGL axes."""
     fov_rad: float
-    """Vertical field of view."""
+    """Vertical field of view of the camera."""
     distance: float
-    """To what it looks at, which the view is turned about; scene units, > 0."""
+    """Distance from the camera to the point that the view turns about, scene units, above 0."""
 
 
 def first_view(cameras: Cameras) -> FirstView:
-    """The view that looks most centrally at where the optical axes meet, from about the usual distance.
+    """Chooses the camera that looks most centrally at the point where the optical axes meet, from a typical distance.
 
-    Where they meet nowhere in front of most cameras (they look around, or all in one direction), the first camera's.
+    If the axes do not meet in front of most cameras (cameras look outwards, or all in one direction), the first camera
+    is chosen.
 
     Args:
-        cameras: training cameras, of shape (cams,), at least one.
+        cameras: training cameras, shape (cams,), at least one.
     """
     c2w = cameras.camera_to_worlds.detach().cpu().double().numpy()
-    places, axes = c2w[:, :3, 3], -c2w[:, :3, 2]
-    index, distance = 0, float(np.median(np.linalg.norm(places - places.mean(axis=0), axis=1)))
-    focus = _meeting_point(places, axes)
+    centers, axes = c2w[:, :3, 3], -c2w[:, :3, 2]
+    index, distance = 0, float(np.median(np.linalg.norm(centers - centers.mean(axis=0), axis=1)))
+    focus = _meeting_point(centers, axes)
     if focus is not None:
-        ways = focus - places
-        distances = np.linalg.norm(ways, axis=1)
-        depths = (ways * axes).sum(axis=1)
-        is_ahead = depths > 0.0
-        if is_ahead.mean() > 0.5:
-            off_centre_rad = np.arccos(np.clip(depths / distances.clip(1e-9), -1.0, 1.0))
-            unusual = np.abs(np.log2(distances.clip(1e-9) / np.median(distances)))
-            cost = np.where(is_ahead, off_centre_rad + _PER_DOUBLING_RAD * unusual, np.inf)
+        to_focus = focus - centers
+        distances = np.linalg.norm(to_focus, axis=1)
+        depths = (to_focus * axes).sum(axis=1)
+        is_in_front = depths > 0.0
+        if is_in_front.mean() > 0.5:
+            off_axis_rad = np.arccos(np.clip(depths / distances.clip(1e-9), -1.0, 1.0))
+            doublings = np.abs(np.log2(distances.clip(1e-9) / np.median(distances)))
+            cost = np.where(is_in_front, off_axis_rad + _PER_DOUBLING_RAD * doublings, np.inf)
             index = int(cost.argmin())
             distance = float(depths[index])
     height, fy = float(cameras.height[index]), float(cameras.fy[index])
@@ -65,18 +67,18 @@ def first_view(cameras: Cameras) -> FirstView:
 
 
 def _meeting_point(
-    places: Float[np.ndarray, "cams 3"], axes: Float[np.ndarray, "cams 3"]
+    centers: Float[np.ndarray, "cams 3"], axes: Float[np.ndarray, "cams 3"]
 ) -> Float[np.ndarray, "3"] | None:
-    """The point that is nearest to all optical axes, if there is one."""
-    across = np.eye(3) - axes[:, :, None] * axes[:, None, :]
-    total = across.mean(axis=0)
+    """Returns the point with the least squared distance to the optical axes; None if they are parallel."""
+    projections = np.eye(3) - axes[:, :, None] * axes[:, None, :]
+    total = projections.mean(axis=0)
     if not np.isfinite(total).all() or np.linalg.eigvalsh(total)[0] < _PARALLEL:
         return None
-    return np.linalg.solve(total, (across @ places[:, :, None]).mean(axis=0)[:, 0])
+    return np.linalg.solve(total, (projections @ centers[:, :, None]).mean(axis=0)[:, 0])
 
 
 class FirstViewControl(ViewerControl):
-    """A control of the viewer by which pages open on a training view."""
+    """Makes the pages of a viewer open on a training view."""
 
     def _setup(self, viewer: "Viewer") -> None:
         super()._setup(viewer)

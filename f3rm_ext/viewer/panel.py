@@ -1,4 +1,4 @@
-"""The query panel of nerfstudio's viewer, as a part of a model."""
+"""The query panel of nerfstudio's viewer, as a submodule of a model."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -35,40 +35,40 @@ _NO_FEATURE = "none"
 
 
 class QueryPanel(nn.Module):
-    """Elements by which people ask a model in the viewer, and the outputs that answer them.
+    """The elements by which a model is queried in the viewer, and the outputs that show the results.
 
     Nerfstudio finds the elements because this is a module with public attributes, and sorts them by attribute name. It
-    calls what they do under its training lock, from several threads. The model's heads may come later, with a
-    checkpoint. There are no parameters and no buffers: nothing of this is in a checkpoint.
+    calls their callbacks from several threads, under its training lock. The model's heads may appear later, with a
+    checkpoint. The panel has no parameters or buffers, so it leaves no trace in checkpoints.
 
     Args:
-        model: whose panel this is, a :class:`~f3rm_ext.viewer.picking.Viewable`; it is not kept alive, and may be
-            unfinished as yet.
-        encoder: reads texts; one of its own by default.
+        model: the model that is queried, a :class:`~f3rm_ext.viewer.picking.Viewable`. The panel holds a weak reference
+            to it, and the model may still be under construction.
+        encoder: encodes texts; by default the panel has its own, on the CPU.
     """
 
     def __init__(self, model: nn.Module, encoder: TextEncoder | None = None) -> None:
         super().__init__()
         self._model = weakref.ref(model)
-        self._board = QueryStateStore()
-        self._reader = LatestJob("f3rm-ext text query")
-        # Not on the model's device: a text tower would take memory that training counts on.
+        self.store = QueryStateStore()
+        self._encoding = LatestJob("f3rm-ext text query")
+        # Not on the model's device: a text tower would take memory that training needs.
         self._encoder = encoder or TextEncoder("cpu")
         self._guard = OutputGuard(self._output_failed)
-        self._sight: Viewpoint | None = None
+        self._viewpoint: Viewpoint | None = None
         self._text_seen = ""
         self._clicks, self._waits_for_click = 0, False
         self._feature_line, self._activity, self._problem = "", "", ""
 
         self.ask_01_text = ViewerText(
-            "Query", "", cb_hook=self._act(self._ask_text), hint=f"What to find: mug {ALTERNATIVES} cup"
+            "Query", "", cb_hook=self._act(self._query_text), hint=f"What to find: mug {ALTERNATIVES} cup"
         )
         self.ask_02_status = status.StatusLine(self.sync)
         self.ask_03_negatives = ViewerText(
             "Negatives",
             f" {ALTERNATIVES} ".join(DEFAULT_NEGATIVES),
             cb_hook=self._act(self._negatives_changed),
-            hint="What a text is told from; with none the score is the cosine",
+            hint="Phrases a text is compared against; without any the score is the cosine",
         )
         self.ask_04_feature = ViewerDropdown(
             "Feature", _NO_FEATURE, [_NO_FEATURE], visible=False, cb_hook=self._act(self._feature_changed)
@@ -78,14 +78,14 @@ class QueryPanel(nn.Module):
             DEFAULT_TEMPERATURE,
             *(0.01, 1.0, 0.01),
             cb_hook=self._act(self._temperature_changed),
-            hint="Low: all or nothing. High: soft",
+            hint="Low: hard decisions. High: soft ones",
         )
         self.ask_06_threshold = ViewerSlider(
             "Threshold",
             DEFAULT_THRESHOLD,
             *(0.0, 1.0, 0.01),
             cb_hook=self._act(self._threshold_changed),
-            hint="Least relevancy that is shown in the overlay and in labels",
+            hint="Lowest relevancy that the overlay and the labels show",
         )
         self.ask_07_click = ViewerButton("Click to query", cb_hook=self._act(self._await_click))
         self.ask_08_name = ViewerButton("Add to named queries", cb_hook=self._act(self._add_to_named))
@@ -94,28 +94,29 @@ class QueryPanel(nn.Module):
         self.viewer_control = FirstViewControl()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "QueryPanel":
-        """A new panel: of the model's copy where the model is being copied."""
+        """Returns a new panel for the copy of the model, or for the same model if only the panel is copied."""
         model = self._model()
         return QueryPanel(memo.get(id(model), model))
 
     # --- for the model -----------------------------------------------------------------------------------------------
 
     def extra_outputs(self, camera: Cameras, obb_box: OrientedBox | None) -> dict[str, ExtraOutput]:
-        """What to compute beside the model's own outputs for a picture; nothing where nobody asks and nobody looks.
+        """Returns the outputs to compute in addition to the model's own for a picture.
 
-        Never raises anything but the viewer's interrupt.
+        Empty outside the viewer, unless there are queries or refitted colours. Raises nothing but the viewer's
+        interrupt.
 
         Args:
-            camera: of the picture.
-            obb_box: the crop box, if any.
+            camera: camera of the picture.
+            obb_box: crop box, if any.
         """
-        questions, looked_at = self._board.questions, compat.is_viewer_thread()
-        if not (questions.are_any or looked_at):
+        state, in_viewer = self.store.state, compat.is_viewer_thread()
+        if not (state.is_active or in_viewer):
             return {}
-        if looked_at:
-            self._sight = Viewpoint(camera, obb_box)
+        if in_viewer:
+            self._viewpoint = Viewpoint(camera, obb_box)
         try:
-            return outputs.extra_outputs(self._required_model(), questions, self._guard)
+            return outputs.extra_outputs(self._required_model(), state, self._guard)
         except compat.viewer_interrupts():
             raise
         except Exception as error:
@@ -123,7 +124,7 @@ class QueryPanel(nn.Module):
             return {}
 
     def sync(self) -> None:
-        """Takes over the model's heads: when a viewer comes, and after a checkpoint is loaded."""
+        """Offers the model's heads for choice; called when a viewer starts and after a checkpoint is loaded."""
         names = list(self._heads()) or [_NO_FEATURE]
         element = self.ask_04_feature
         if element.value not in names:
@@ -139,61 +140,60 @@ class QueryPanel(nn.Module):
         if self.ask_02_status.installed:
             self.sync()
 
-    # --- asking ------------------------------------------------------------------------------------------------------
-
-    @property
-    def board(self) -> QueryStateStore:
-        """What is asked at present."""
-        return self._board
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for texts that are being read; returns whether all are."""
-        return self._reader.join(timeout_s)
+        """Waits until no text is being encoded; returns False if one still was after ``timeout_s``."""
+        return self._encoding.join(timeout_s)
 
-    def _ask_text(self) -> None:
+    def _query_text(self) -> None:
         text = self.ask_01_text.value.strip()
         if text == self._text_seen:
             return
         self._text_seen = text
-        self._read_text()
+        self._encode_text()
 
-    def _read_text(self) -> None:
-        """Has the text field read in the background, or clears the query where it is empty."""
-        ticket = self._board.ticket()
-        text, negatives = self._text_seen, self.ask_03_negatives.value.strip()
+    def _encode_text(self) -> None:
+        """Encodes the text field in the background, or clears the query if it is empty."""
+        request_id = self.store.new_request()
+        text, negatives_text = self._text_seen, self.ask_03_negatives.value.strip()
         if not text:
-            self._board.answer(ticket, lambda questions: questions.looking_for(None))
+            self.store.resolve(request_id, lambda state: state.with_live(None))
             self._say()
             return
         try:
             head = self._head()
-            prompts = split_prompts(text)
-            told_from = split_prompts(negatives) if negatives else []
+            positives = split_prompts(text)
+            negatives = split_prompts(negatives_text) if negatives_text else []
         except ConfigError:
-            self._board.answer(ticket, lambda questions: questions.looking_for(None))
+            self.store.resolve(request_id, lambda state: state.with_live(None))
             raise
         self._say(activity=f"Loading text weights of {extractor_name(head.extractor)} …")
-        self._reader.submit(lambda: self._answer_text(ticket, head, text, prompts, told_from))
+        self._encoding.submit(lambda: self._finish_text(request_id, head, text, positives, negatives))
 
-    def _answer_text(self, ticket: int, head: QueryHead, text: str, prompts: list[str], told_from: list[str]) -> None:
-        """In the background, without any lock."""
-        if not self._board.is_newest(ticket):
+    def _finish_text(
+        self, request_id: int, head: QueryHead, text: str, positives: list[str], negatives: list[str]
+    ) -> None:
+        """Runs in the background and holds no lock."""
+        if not self.store.is_newest(request_id):
             return
         problem, query = "", None
         try:
-            vectors = self._encoder.encode(head, [*prompts, *told_from])
-            positives, negatives = (
-                Embeddings(vectors.values[part], vectors.sources[part])
-                for part in (slice(0, len(prompts)), slice(len(prompts), None))
+            encoded = self._encoder.encode(head, [*positives, *negatives])
+            count = len(positives)
+            query = Query(
+                text,
+                head.name,
+                Embeddings(encoded.values[:count], encoded.sources[:count]),
+                Embeddings(encoded.values[count:], encoded.sources[count:]),
             )
-            query = Query(text, head.name, positives, negatives)
         except Exception as error:
             problem = status.sentence(error)
-        self._answered(ticket, query, problem)
+        self._show_query(request_id, query, problem)
 
-    def _answered(self, ticket: int, query: Query | None, problem: str = "") -> None:
-        """Puts an answer in place, unless something else was asked meanwhile."""
-        if self._board.answer(ticket, lambda questions: questions.looking_for(query)):
+    def _show_query(self, request_id: int, query: Query | None, problem: str = "") -> None:
+        """Makes a query the live one, unless there was a newer request meanwhile."""
+        if self.store.resolve(request_id, lambda state: state.with_live(query)):
             self._say(problem=problem)
             if query is not None:
                 compat.viewer_show_output(self.viewer_control, outputs.OVERLAY, instead_of="rgb")
@@ -215,13 +215,13 @@ class QueryPanel(nn.Module):
             self.viewer_control.unregister_pointer_cb()
 
     def _clicked(self, click: ViewerClick) -> None:
-        """In a thread of the viewer's, without its lock."""
+        """Runs in a thread of the viewer, without the training lock."""
         if not self._waits_for_click:
             return
         self._stop_waiting()
-        ticket = self._board.ticket()
-        self._say(activity="Looking where you clicked …")
-        # A picture that is being computed at high resolution would keep the model for long.
+        request_id = self.store.new_request()
+        self._say(activity="Rendering the feature where you clicked …")
+        # Otherwise a picture that is being rendered at high resolution would keep the lock for seconds.
         compat.viewer_redraw(self.viewer_control)
         problem, query = "", None
         try:
@@ -231,14 +231,14 @@ class QueryPanel(nn.Module):
             self.ask_01_text.value = ""
         except Exception as error:
             problem = status.sentence(error)
-        self._answered(ticket, query, problem)
+        self._show_query(request_id, query, problem)
 
     def _query_by_click(self, ray: Ray) -> Query:
         head = self._head()
         name = f"click {self._clicks + 1}"
-        box = None if self._sight is None else self._sight.obb_box
-        vectors, (x, y, z) = clicked_feature(self._required_model(), head, ray, name, box)
-        positives = Embeddings(vectors.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
+        box = None if self._viewpoint is None else self._viewpoint.obb_box
+        clicked, (x, y, z) = clicked_feature(self._required_model(), head, ray, name, box)
+        positives = Embeddings(clicked.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
         query = Query(name, head.name, positives, mean_of_photos(head))
         self._clicks += 1
         return query
@@ -247,44 +247,44 @@ class QueryPanel(nn.Module):
 
     def _negatives_changed(self) -> None:
         if self._text_seen:
-            self._read_text()
+            self._encode_text()
 
     def _feature_changed(self) -> None:
         self._describe_feature()
         if self._text_seen:
-            self._read_text()
+            self._encode_text()
         else:
-            self._board.answer(self._board.ticket(), lambda questions: questions.looking_for(None))
+            self.store.resolve(self.store.new_request(), lambda state: state.with_live(None))
             self._say()
 
     def _temperature_changed(self) -> None:
         temperature = float(self.ask_05_temperature.value)
-        self._board.change(lambda questions: questions.at_temperature(temperature))
+        self.store.change(lambda state: state.with_temperature(temperature))
 
     def _threshold_changed(self) -> None:
         threshold = float(self.ask_06_threshold.value)
-        self._board.change(lambda questions: replace(questions, threshold=threshold))
+        self.store.change(lambda state: replace(state, threshold=threshold))
 
     def _add_to_named(self) -> None:
-        query = self._board.questions.live
+        query = self.store.state.live
         if query is None:
             raise ConfigError("There is no query to add: type a text or click first.")
-        self._board.change(lambda questions: questions.with_named(query))
+        self.store.change(lambda state: state.with_named(query))
         self._say()
 
     def _clear(self) -> None:
         self._stop_waiting()
         self._text_seen = ""
         self.ask_01_text.value = ""
-        self._board.answer(self._board.ticket(), lambda questions: replace(questions, live=None, named=()))
+        self.store.resolve(self.store.new_request(), lambda state: replace(state, live=None, named=()))
         self._say()
 
     def _refit(self) -> None:
-        if self._sight is None:
-            raise ConfigError("No picture was computed yet whose colours could be refitted: look at the scene first.")
-        displays = fitted_displays(self._required_model(), self._sight)
-        self._board.change(lambda questions: replace(questions, displays=displays))
-        self._say(activity="Feature colours fit this view now.")
+        if self._viewpoint is None:
+            raise ConfigError("There is no view to fit colours to yet: look at the scene first.")
+        displays = fitted_displays(self._required_model(), self._viewpoint)
+        self.store.change(lambda state: replace(state, displays=displays))
+        self._say(activity="Feature colours now fit this view.")
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class QueryPanel(nn.Module):
         return checked_head(heads, self.ask_04_feature.value if heads else "")
 
     def _act(self, action: Callable[[], None]) -> Callable[[object], None]:
-        """What an element calls: nobody would see an exception, so the status shows it."""
+        """Returns the callback of an element. The status shows exceptions, which nobody would see otherwise."""
 
         def run(_: object) -> None:
             try:
@@ -313,7 +313,7 @@ class QueryPanel(nn.Module):
 
     def _output_failed(self, name: str, error: Exception) -> None:
         problem = f"Output {name} is left out: {status.sentence(error)}"
-        if problem != self._problem:  # it comes once per chunk of rays
+        if problem != self._problem:  # a failure is reported once per chunk of rays
             self._say(problem=problem)
 
     def _describe_feature(self) -> None:
@@ -326,12 +326,12 @@ class QueryPanel(nn.Module):
         self._show_status()
 
     def _show_status(self) -> None:
-        questions = self._board.questions
+        state = self.store.state
         lines = [
             f"**Problem** {status.plain(self._problem)}" if self._problem else "",
             status.plain(self._activity),
-            status.describe_query(questions.live),
-            status.describe_labels(questions.named),
+            status.describe_query(state.live),
+            status.describe_labels(state.named),
             self._feature_line,
         ]
         self.ask_02_status.show("  \n".join(line for line in lines if line))

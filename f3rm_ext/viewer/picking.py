@@ -1,6 +1,6 @@
-"""What the panel takes from the model itself: the feature a click hits, and the colours that suit a view.
+"""Picking from the scene: the feature under a click, and the colours that fit a view.
 
-Both render, so they need the model to themselves (nerfstudio's training lock) and no weights of any extractor.
+Both render, so the caller must hold nerfstudio's training lock. Neither needs the weights of an extractor.
 """
 
 import copy
@@ -23,58 +23,58 @@ from f3rm_ext.query.embeddings import Embeddings
 from f3rm_ext.query.queryable import Queryable, QueryHead
 
 SOLID = 0.5
-"""Opacity from which there is something to see."""
+"""Opacity from which on a ray counts as hitting something."""
 FIT_RAYS = 4096
-"""About how many rays of a view the colours are fitted to."""
+"""Approximate number of rays that colours are fitted to."""
 _FEW_RAYS = 16
-_NARROW = 1000.0
-"""Focal length in pixels of a camera of one pixel: next to nothing but its middle ray."""
+_FOCAL_PX = 1000.0
+"""Focal length of a camera of one pixel, so that it sees little more than the ray through its centre."""
 
 
 @runtime_checkable
 class Viewable(Queryable, Protocol):
-    """A model that can be asked, and is a torch module that renders cropped to a box."""
+    """A queryable torch module that can crop its pictures to a box."""
 
     training: bool
 
     def train(self, mode: bool = True) -> object:
-        """Sets whether it trains."""
+        """Switches between training and evaluation mode."""
         ...
 
     def render_camera(
         self, camera: Cameras, extra: Mapping[str, ExtraOutput], obb_box: OrientedBox | None = None
     ) -> dict[str, Tensor]:
-        """See :class:`~f3rm_ext.query.queryable.Queryable`; what lies outside the box is not seen."""
+        """See :class:`~f3rm_ext.query.queryable.Queryable`; only what lies inside the box is rendered."""
         ...
 
 
 @dataclass(frozen=True)
 class Ray:
-    """A click: a half-line in the scene frame."""
+    """The ray of a click, in the scene frame."""
 
     origin: tuple[float, float, float]
     direction: tuple[float, float, float]
-    """Of any length above 0."""
+    """Any length above 0."""
 
     @classmethod
     def of_click(cls, origin: Sequence[float | int], direction: Sequence[float | int]) -> "Ray":
-        """From what a page sends, where whole numbers come as integers."""
+        """Converts a click as a page sends it, with whole numbers as integers."""
         (x, y, z), (u, v, w) = map(float, origin), map(float, direction)
         return cls((x, y, z), (u, v, w))
 
 
 @dataclass(frozen=True)
 class Viewpoint:
-    """What a page of the viewer shows."""
+    """The camera and crop of a page of the viewer."""
 
     camera: Cameras
     obb_box: OrientedBox | None = None
-    """The crop box, where cropping is on."""
+    """The crop box; None without cropping."""
 
 
 @contextmanager
 def not_training(model: Viewable) -> Iterator[None]:
-    """The model as it is outside of training, for a while."""
+    """Puts the model into evaluation mode for the duration of a ``with`` block."""
     before = model.training
     model.train(False)
     try:
@@ -84,38 +84,41 @@ def not_training(model: Viewable) -> Iterator[None]:
 
 
 def camera_along(ray: Ray) -> Cameras:
-    """A camera of one pixel that sees just the ray."""
+    """Returns a camera of one pixel that looks along the ray."""
     back = -functional.normalize(torch.tensor(ray.direction, dtype=torch.float32), dim=0)
-    aside = torch.eye(3)[int(back.abs().argmin())]
-    right = functional.normalize(torch.linalg.cross(aside, back), dim=0)
+    axis = torch.eye(3)[int(back.abs().argmin())]
+    right = functional.normalize(torch.linalg.cross(axis, back), dim=0)
     up = torch.linalg.cross(back, right)
     pose = torch.stack([right, up, back, torch.tensor(ray.origin, dtype=torch.float32)], dim=1)
-    return Cameras(pose[None], fx=_NARROW, fy=_NARROW, cx=0.5, cy=0.5, width=1, height=1)
+    return Cameras(pose[None], fx=_FOCAL_PX, fy=_FOCAL_PX, cx=0.5, cy=0.5, width=1, height=1)
 
 
 def clicked_feature(
     model: Viewable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None
 ) -> tuple[Embeddings, tuple[float, float, float]]:
-    """The feature that is rendered along a ray, and where in the scene frame the ray ends.
+    """Renders the feature along a ray.
 
     Args:
         model: the model.
-        head: which of its features.
-        ray: where to look.
-        name: what the feature is to be called.
-        obb_box: nothing outside of it is seen.
+        head: one of its features.
+        ray: the ray of a click.
+        name: source of the embedding, for people.
+        obb_box: crop box, if any.
+
+    Returns:
+        The feature, and the point of the scene frame that the ray hits.
 
     Raises:
-        ConfigError: the ray meets nothing, or nothing that has this feature.
+        ConfigError: the ray hits nothing.
     """
     space = head.space()
     extra: dict[str, ExtraOutput] = {"clicked": lambda _, rendered_of: space.coordinates(rendered_of(head.name))}
     with not_training(model), torch.inference_mode():
         outputs = model.render_camera(camera_along(ray), extra, obb_box)
     if float(outputs["accumulation"].reshape(-1)[0]) < SOLID:
-        raise ConfigError("Nothing is where you clicked: click on something solid.")
+        raise ConfigError("There is nothing where you clicked: click on something solid.")
     values = space.lift(outputs["clicked"].reshape(1, -1)).clone()
-    # How much of the full feature the codes leave out is known on average.
+    # The norm of what the codes leave out of the full feature is known on average.
     left_out = values.norm(dim=1) * (1.0 / space.energy - 1.0) ** 0.5 if space.energy < 1.0 else None
     depth = float(outputs["depth"].reshape(-1)[0])
     direction = functional.normalize(torch.tensor(ray.direction), dim=0)
@@ -123,20 +126,20 @@ def clicked_feature(
     return Embeddings.of_codes(values, (name,), left_out), (x, y, z)
 
 
-def fitted_displays(model: Viewable, sight: Viewpoint) -> dict[str, DisplayBasis]:
-    """The projection to colours of each feature that tells apart best what is seen in a view.
+def fitted_displays(model: Viewable, viewpoint: Viewpoint) -> dict[str, DisplayBasis]:
+    """Fits projections to colours, by head, that show best the differences within a view.
 
     Args:
         model: the model.
-        sight: the view; it is rendered small.
+        viewpoint: the view; it is rendered at a low resolution.
 
     Raises:
-        ConfigError: the model has no features, or the view is all but empty.
+        ConfigError: the model has no features, or the view is almost empty.
     """
     heads = model.query_heads()
     if not heads:
-        raise ConfigError("There are no features whose colours could be refitted: train with some.")
-    camera = copy.deepcopy(sight.camera)
+        raise ConfigError("The model has no features to fit colours to: train with some.")
+    camera = copy.deepcopy(viewpoint.camera)
     pixels = int(camera.height.item()) * int(camera.width.item())
     if pixels > FIT_RAYS:
         camera.rescale_output_resolution((FIT_RAYS / pixels) ** 0.5)
@@ -145,10 +148,10 @@ def fitted_displays(model: Viewable, sight: Viewpoint) -> dict[str, DisplayBasis
         f"seen {name}": lambda _, rendered_of, name=name: spaces[name].coordinates(rendered_of(name)) for name in heads
     }
     with not_training(model), torch.inference_mode():
-        outputs = model.render_camera(camera, extra, sight.obb_box)
+        outputs = model.render_camera(camera, extra, viewpoint.obb_box)
     solid = outputs["accumulation"].reshape(-1) >= SOLID
     if int(solid.sum()) < _FEW_RAYS:
-        raise ConfigError("There is next to nothing in this view that colours could be fitted to: look at the scene.")
+        raise ConfigError("This view is almost empty, so colours cannot be fitted to it: look at the scene.")
     displays = {}
     for name, space in spaces.items():
         seen = outputs[f"seen {name}"].flatten(0, 1)[solid].cpu().clone()

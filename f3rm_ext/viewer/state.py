@@ -1,8 +1,8 @@
-"""What is asked of a model at present, as one immutable value that is exchanged whole.
+"""The queries and settings of a panel, as one immutable value that is replaced as a whole.
 
-The render thread of nerfstudio's viewer reads it once per picture, and can be interrupted at any line; others change it
-at the same time, some of them slowly (text weights take seconds to load). So nothing is ever half changed, and what was
-asked first but answered last is dropped.
+The render thread of nerfstudio's viewer reads the state once per picture and can be interrupted at any line. Other
+threads change it meanwhile, some of them slowly: text weights take seconds to load. So no reader sees a half-changed
+state, and the answer to a request is dropped if a newer request was made in the meantime.
 """
 
 import threading
@@ -13,43 +13,43 @@ from f3rm_ext.features.spec import DisplayBasis
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Query
 
 DEFAULT_THRESHOLD = 0.5
-"""Relevancy at which a thing is as much like the query as like the nearest negative."""
+"""The relevancy of a place that is as similar to the query as to the nearest negative."""
 
 
 @dataclass(frozen=True)
 class QueryState:
-    """Everything that decides what the panel's outputs show."""
+    """Everything that determines what the panel's outputs show."""
 
     live: Query | None = None
-    """What is looked for now."""
+    """The query that relevancy is rendered for."""
     named: tuple[Query, ...] = ()
-    """What the label map tells apart; names are unique."""
+    """The queries that the label map distinguishes, with unique names."""
     threshold: float = DEFAULT_THRESHOLD
-    """Least score of a find, 0 to 1."""
+    """Lowest score that counts as found, 0 to 1."""
     temperature: float = DEFAULT_TEMPERATURE
-    """Of every query here."""
+    """Temperature of all queries, above 0."""
     displays: Mapping[str, DisplayBasis] = field(default_factory=dict)
-    """By head: the projection to colours that stands in for the stored one. Never changed in place."""
+    """Refitted projections to colours by head, in place of the stored ones. Never changed in place."""
 
     @property
-    def are_any(self) -> bool:
-        """Whether anything is asked that a model renders by itself not."""
+    def is_active(self) -> bool:
+        """Whether there is a query or a refitted projection, so that pictures need outputs of the panel."""
         return self.live is not None or bool(self.named) or bool(self.displays)
 
-    def looking_for(self, query: Query | None) -> "QueryState":
-        """The same with another live query."""
+    def with_live(self, query: Query | None) -> "QueryState":
+        """Returns a copy with another live query, at the panel's temperature."""
         return replace(self, live=None if query is None else replace(query, temperature=self.temperature))
 
     def with_named(self, query: Query) -> "QueryState":
-        """The same with one more named query; it replaces one of the same name."""
+        """Returns a copy with one more named query, which replaces any of the same name."""
         if any(query.name == other.name for other in self.named):
             named = tuple(query if query.name == other.name else other for other in self.named)
         else:
             named = (*self.named, query)
         return replace(self, named=named)
 
-    def at_temperature(self, temperature: float) -> "QueryState":
-        """The same with all queries at another temperature."""
+    def with_temperature(self, temperature: float) -> "QueryState":
+        """Returns a copy with all queries at another temperature."""
         live = None if self.live is None else replace(self.live, temperature=temperature)
         named = tuple(replace(query, temperature=temperature) for query in self.named)
         return replace(self, live=live, named=named, temperature=temperature)
@@ -59,37 +59,45 @@ Change = Callable[[QueryState], QueryState]
 
 
 class QueryStateStore:
-    """Holds the questions; every change is one assignment. Any thread may read and change."""
+    """Holds the current state. Any thread may read and change it; a change is one assignment.
+
+    >>> store = QueryStateStore()
+    >>> first, second = store.new_request(), store.new_request()
+    >>> store.resolve(first, lambda state: replace(state, threshold=0.9))
+    False
+    >>> store.resolve(second, lambda state: replace(state, threshold=0.7)), store.state.threshold
+    (True, 0.7)
+    """
 
     def __init__(self) -> None:
-        self.questions = QueryState()
-        """To be read once where several parts of it are needed."""
+        self.state = QueryState()
+        """The current state. Read it once where several of its fields have to agree."""
         self._lock = threading.Lock()
-        self._newest = 0
+        self._newest_id = 0
 
     def change(self, change: Change) -> None:
-        """Exchanges the questions at once, whatever is still being answered."""
+        """Changes the state at once, without superseding any request."""
         with self._lock:
-            self.questions = change(self.questions)
+            self.state = change(self.state)
 
-    def ticket(self) -> int:
-        """Announces a request: answers to older ones are dropped from now on."""
+    def new_request(self) -> int:
+        """Starts a request and returns its ID. From now on, answers to older requests are dropped."""
         with self._lock:
-            self._newest += 1
-            return self._newest
+            self._newest_id += 1
+            return self._newest_id
 
-    def is_newest(self, ticket: int) -> bool:
-        """Whether nothing was requested since."""
-        return ticket == self._newest
+    def is_newest(self, request_id: int) -> bool:
+        """Whether no newer request was started."""
+        return request_id == self._newest_id
 
-    def answer(self, ticket: int, change: Change) -> bool:
-        """Exchanges the questions unless something was requested since.
+    def resolve(self, request_id: int, change: Change) -> bool:
+        """Changes the state in answer to a request, unless a newer one was started.
 
         Returns:
-            Whether it did.
+            Whether the state was changed.
         """
         with self._lock:
-            if ticket != self._newest:
+            if request_id != self._newest_id:
                 return False
-            self.questions = change(self.questions)
+            self.state = change(self.state)
             return True

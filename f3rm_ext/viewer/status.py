@@ -19,7 +19,7 @@ _MOST_NAMES = 5
 
 
 class StatusLine(ViewerElement[str]):
-    """Text in the panel that users read and do not write.
+    """Read-only text in the panel.
 
     Args:
         on_install: called before the text is first shown.
@@ -35,26 +35,29 @@ class StatusLine(ViewerElement[str]):
         self._handle = viser_server.gui.add_markdown(self.content)
 
     def install(self, viser_server: ViserServer) -> None:
-        """Shows the text in a viewer."""
+        """Adds the text to a viewer."""
         self._on_install()
         self._create_gui_handle(viser_server)
 
     @property
     def installed(self) -> bool:
-        """Whether there is a viewer."""
+        """Whether the text was added to a viewer."""
         return self._handle is not None
 
     def show(self, content: str) -> None:
-        """Replaces the text; markdown."""
+        """Replaces the text, which is markdown."""
         self.content = content
         if self._handle is not None:
             self._handle.content = content
 
 
 def plain(text: str) -> str:
-    """Any text so that markdown, and what the viewer makes of braces and angles, leaves it as it is.
+    """Escapes a text so that the viewer shows it as it is, whatever markdown, braces or angle brackets it contains.
 
-    Long words, such as paths, may be broken between lines: the panel would get wider than the page otherwise.
+    Long texts are cut. Long words, such as paths, may wrap, since they would make the panel wider than the page.
+
+    >>> plain("*not* bold")
+    '&#42;not&#42; bold'
     """
     text = " ".join(text.split())
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
@@ -66,7 +69,7 @@ def _escaped(text: str) -> str:
 
 
 def _pieces(word: str) -> list[str]:
-    """A word, or the parts of one that is too long for a line; after its punctuation where it has some."""
+    """Splits a word that is too long for a line, after punctuation where possible."""
     if len(word) <= _LONGEST_WORD:
         return [word]
     return [
@@ -77,14 +80,14 @@ def _pieces(word: str) -> list[str]:
 
 
 def describe_feature(head: QueryHead | None) -> str:
-    """The extractor behind a feature, and whether texts can be asked: what was found, or what to do."""
+    """Names the extractor of a feature and says whether it can be queried by text, or what to do so that it can."""
     if head is None:
-        return "**No features** in this model: train with some to ask it."
+        return "**No features** in this model: train with some to query it."
     try:
         if understands_text(head.extractor):
             advice = weights_status(head.extractor).advice
         else:
-            advice = "understands no text, so ask by click."
+            advice = "understands no text, so query by click."
     except UserError as error:
         advice = str(error)
     except Exception as error:  # an extractor of another package
@@ -93,27 +96,27 @@ def describe_feature(head: QueryHead | None) -> str:
 
 
 def _without_folders(extractor: str) -> str:
-    """An extractor with its options, whose files are named without the folders they lie in."""
+    """Returns an extractor with its options, with files named without their folders."""
     return re.sub(r"[^=,+]*[/\\]", "", extractor)
 
 
 def describe_query(query: Query | None) -> str:
-    """What is looked for and told from what; nothing where nothing is."""
+    """Lists the positives and negatives of a query; empty without a query."""
     if query is None:
         return ""
     if not query.is_relevancy:
         return f"**Query** {_names(query.positives.sources)} (plain cosine: no negatives)"
-    return f"**Query** {_names(query.positives.sources)}, told from {_names(query.negatives.sources)}"
+    return f"**Query** {_names(query.positives.sources)} against {_names(query.negatives.sources)}"
 
 
 def describe_labels(queries: Iterable[Query]) -> str:
-    """A legend: the viewer puts a chip of the colour beside its code."""
+    """Returns the legend of the label map; the viewer shows a chip of the colour beside each colour code."""
     entries = [f"`{label_hex(index)}` {plain(query.name)}" for index, query in enumerate(queries)]
     return f"**Named** {', '.join(entries)}" if entries else ""
 
 
 def sentence(error: BaseException) -> str:
-    """An error for people: a :class:`UserError` speaks for itself."""
+    """Returns the message of a :class:`UserError`, or the type and first line of any other error."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
 
 

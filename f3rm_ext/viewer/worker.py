@@ -1,13 +1,13 @@
-"""Work that must not hold up the viewer."""
+"""A background thread for work that must not hold up the viewer."""
 
 import threading
 from collections.abc import Callable
 
 
 class LatestJob:
-    """Runs jobs one after the other in a thread of its own; of those that wait, only the newest.
+    """Runs jobs one after the other in a thread of its own. Of the jobs that wait, only the newest is kept.
 
-    The thread lives while there is work.
+    The thread ends when there is no more work.
     """
 
     def __init__(self, name: str) -> None:
@@ -17,7 +17,7 @@ class LatestJob:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Runs the job as soon as the one at work has ended; a job that was waiting is forgotten.
+        """Runs a job as soon as the current one has ended, in place of any job that is waiting.
 
         Args:
             job: must not raise.
@@ -29,10 +29,10 @@ class LatestJob:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits until nothing is left to do.
+        """Waits until there is no more work.
 
         Returns:
-            Whether that was so in time.
+            False if there still was after ``timeout_s``.
         """
         with self._lock:
             thread = self._thread

@@ -210,7 +210,7 @@ def test_missing_weights_are_a_status_and_the_page_lives(
         page.view.write("Query", "mug")
         wait_until(lambda: "Problem" in page.view.status(), WAIT_S, "a problem")
         assert "weights file /no/such/weights.pt" in page.view.status()
-        assert page.panel.board.questions.live is None
+        assert page.panel.store.state.live is None
         before = page.view.picture()
         page.view.drag(150)
         wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "another view")

@@ -59,7 +59,7 @@ def test_more_steps_resume(demo: tuple[Path, Any], run_command: Run, tiny_captur
     out, _ = demo
     done = run_command("f3rm-ext", "demo", "--data", tiny_capture, "--out", out, "--steps", 25, timeout_s=600)
     assert done.code == 0, done.text[-3000:]
-    assert "going on with training after 20 steps" in " ".join(done.text.split())
+    assert "continuing training after 20 steps" in " ".join(done.text.split())
     assert json.loads((out / "demo.json").read_text())["train"]["runs"] == 2
 
 
@@ -78,7 +78,7 @@ def test_bad_options_are_one_sentence(
 def test_a_folder_with_other_things_is_left_alone(run_command: Run, tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"mine")
     done = run_command("f3rm-ext", "demo", "--out", tmp_path)
-    assert done.code == 2 and "holds other things" in done.stderr
+    assert done.code == 2 and "holds files that are not of a demo" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
 
 

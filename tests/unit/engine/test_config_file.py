@@ -158,7 +158,7 @@ def test_nerfstudios_loader_does_run_them(text: str, mark: Path, command: str) -
         "nerfstudio.utils.writer.LocalWriter",
         "nerfstudio.engine.trainer.Path",
         "nerfstudio.configs.base_config.InstantiateConfig",
-        "f3rm_ext.report.running.run",
+        "f3rm_ext.report.commands.run",
     ],
 )
 def test_what_is_built_later_is_of_the_kind_that_belongs_there(

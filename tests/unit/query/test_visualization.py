@@ -1,9 +1,9 @@
 """Pictures of answers."""
 
 import numpy as np
-import pytest
 
 from f3rm_ext.query import visualization as figures
+from f3rm_ext.utils.colormaps import label_table_bytes
 
 GREY = np.full((60, 90, 3), 120, dtype=np.uint8)
 
@@ -14,14 +14,8 @@ def test_labels_have_their_colors_and_the_rest_is_grey() -> None:
     picture = figures.label_overlay(GREY, labels, 2)
     tints = [picture[row, 0].astype(int) for row in (0, 30, 50)]
     assert tints[2].max() - tints[2].min() <= 1
-    for tint, color in zip(tints, figures.label_colors(2), strict=False):
+    for tint, color in zip(tints, label_table_bytes(2), strict=False):
         assert np.corrcoef(tint, color)[0, 1] > 0.99
-
-
-@pytest.mark.parametrize("count", [1, 10, 11, 20, 45])
-def test_colors_can_be_told_apart(count: int) -> None:
-    colors = figures.label_colors(count)
-    assert colors.shape == (count, 3) and len(np.unique(colors, axis=0)) == min(count, 20)
 
 
 def test_a_legend_has_a_line_for_what_does_not_fit() -> None:
@@ -29,7 +23,7 @@ def test_a_legend_has_a_line_for_what_does_not_fit() -> None:
     long = figures.with_legend(GREY, ["a long name"] * 6, 0.5)
     np.testing.assert_array_equal(short[:60], GREY)
     assert short.shape[1] == long.shape[1] == 90 and long.shape[0] > short.shape[0] > 60
-    assert (short[60:] == figures.label_colors(1)[0]).all(axis=2).sum() > 50
+    assert (short[60:] == label_table_bytes(1)[0]).all(axis=2).sum() > 50
 
 
 def test_an_overview_shows_some_views_whole() -> None:

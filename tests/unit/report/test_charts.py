@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from f3rm_ext.report.charts import bar_chart, line_chart, nice_ticks, number, smooth, thin
+from f3rm_ext.report.charts import bar_chart, downsample, line_chart, nice_ticks, number, smooth
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (10.3, 27.9), (-3.0, 4.0), (0.0, 900.0), (0.001, 0.0021)])
@@ -62,9 +62,9 @@ def test_no_bars_no_chart() -> None:
 
 def test_thin_keeps_means() -> None:
     points = [(float(i), float(2 * i)) for i in range(1000)]
-    thinned = thin(points, 100)
-    assert len(thinned) == 100 and thinned[0] == (4.5, 9.0)
-    assert thin(points[:5], 100) == points[:5]
+    reduced = downsample(points, 100)
+    assert len(reduced) == 100 and reduced[0] == (4.5, 9.0)
+    assert downsample(points[:5], 100) == points[:5]
 
 
 def test_smooth_removes_noise_and_keeps_length() -> None:

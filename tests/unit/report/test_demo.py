@@ -11,9 +11,9 @@ from rich.console import Console
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.report import demo as module
+from f3rm_ext.report.commands import Command, Interrupted, Outcome
 from f3rm_ext.report.content import ReportContent
-from f3rm_ext.report.demo import Demo, DemoOptions, fresh_folder
-from f3rm_ext.report.running import Command, Interrupted, Outcome
+from f3rm_ext.report.demo import DemoOptions, DemoRun, fresh_folder
 from f3rm_ext.utils.atomic_files import FolderLock
 
 
@@ -74,7 +74,7 @@ def player(monkeypatch: pytest.MonkeyPatch, make_content: Callable[..., ReportCo
 
 def run(out: Path, **options: Any) -> tuple[Path, str]:
     console = Console(file=io.StringIO(), width=200)
-    report = Demo(DemoOptions(out=out, **options), console).run()
+    report = DemoRun(DemoOptions(out=out, **options), console).run()
     return report, console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -105,7 +105,7 @@ def test_an_interrupted_training_goes_on(tmp_path: Path, player: Player) -> None
     report, said = run(tmp_path / "demo", steps=30)
     assert player.programs()[0] == "ns-train", "the capture is made again"
     assert "--load-dir" in player.ran[0] and "after 12 steps" in said
-    assert "in 2 goes" in report.read_text()
+    assert "in 2 runs" in report.read_text()
 
 
 def test_more_steps_train_on_and_measure_again(tmp_path: Path, player: Player) -> None:
@@ -168,7 +168,7 @@ def test_training_ends_at_its_time_limit_and_more_time_goes_on(
 
 def test_a_folder_of_others_is_refused(tmp_path: Path, player: Player) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(ConfigError, match="holds other things"):
+    with pytest.raises(ConfigError, match="holds files that are not of a demo"):
         run(tmp_path)
     assert player.ran == []
 
@@ -206,6 +206,6 @@ def test_captures_are_reduced_to_about_400_px(
     for name in folders:
         (tmp_path / name).mkdir()
     options = DemoOptions(out=tmp_path / "demo", data=tmp_path)
-    assert Demo(options, Console(file=io.StringIO())).scale(str(tmp_path)) == pytest.approx(expected)
+    assert DemoRun(options, Console(file=io.StringIO())).scale(str(tmp_path)) == pytest.approx(expected)
     options.scale = 0.7
-    assert Demo(options, Console(file=io.StringIO())).scale(str(tmp_path)) == 0.7
+    assert DemoRun(options, Console(file=io.StringIO())).scale(str(tmp_path)) == 0.7

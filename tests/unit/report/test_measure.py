@@ -1,4 +1,4 @@
-"""What the report measures of a run, and what it asks."""
+"""What the report measures of a run, and its queries."""
 
 import json
 from collections.abc import Callable
@@ -56,10 +56,10 @@ def test_everything_is_measured(measured: QuerySpec, run: Run, tmp_path: Path) -
     assert record["depth"]["views"] == 1 and record["depth"]["median_m"] > 0
 
 
-def test_a_favourite_object_is_asked_for_first_and_then_all(measured: QuerySpec, run: Run) -> None:
+def test_a_favourite_object_is_queried_first_and_then_all(measured: QuerySpec, run: Run) -> None:
     query = measured()["query"]
-    asked = [entry["name"] for entry in query["objects"]]
-    assert query["object"] == next(name for name in module.FAVOURITES if name in asked)
+    names = [entry["name"] for entry in query["objects"]]
+    assert query["object"] == next(name for name in module.FAVOURITES if name in names)
     assert query["is_point"] and query["head"] == "labels" and query["mask_cosine"] == module.MASK_COSINE
     truth = Truth(run.data)
     for entry in (query, *query["objects"]):
@@ -103,7 +103,7 @@ def test_objects_no_view_shows_are_not_judged(measured: QuerySpec, monkeypatch: 
 
 
 @pytest.mark.usefixtures("no_labels")
-def test_a_capture_without_labels_is_asked_for_a_patch(measured: QuerySpec) -> None:
+def test_a_capture_without_labels_is_queried_for_a_patch(measured: QuerySpec) -> None:
     record = measured()
     query = record["query"]
     assert query["object"] is None and query["objects"] == [] and record["depth"] is None

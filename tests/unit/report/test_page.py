@@ -120,7 +120,7 @@ def test_what_was_measured_is_said(make_content: MakeContent) -> None:
 def test_every_object_that_was_tried_counts(make_content: MakeContent) -> None:
     text = words(build_page(make_content()))
     assert "all 3 labelled objects" in text and "Found in 3 of 4 tries (75%)" in text
-    assert "Mean IoU 0.50" in text and "1 object more could not be judged" in text
+    assert "Mean IoU 0.50" in text and "1 more object could not be judged" in text
     assert text.index("vase") < text.index("duck", text.index("All objects")), "best objects come first"
 
 
@@ -156,7 +156,7 @@ def test_a_plain_radiance_field_has_no_query(make_content: MakeContent) -> None:
     page = build_page(content)
     assert "query by example" not in page and 'class="strip three"' in page
     assert check(page).wanted == {"true", "rendered", "depth"}
-    assert "asked" not in lead(content)
+    assert "queried" not in lead(content)
 
 
 def test_missing_pictures_are_left_out(make_content: MakeContent) -> None:

@@ -1,42 +1,85 @@
-"""Colours of scores and labels."""
+"""Colours of scores, depth and labels."""
 
+import numpy as np
 import pytest
 import torch
 from matplotlib import colormaps
 
 from f3rm_ext.query.relevancy import OTHER
-from f3rm_ext.utils.colormaps import OTHER_GREY, PALETTE, heat, label_colors, label_hex, label_table, overlay
+from f3rm_ext.utils.colormaps import (
+    DIMMED_MID_GREY,
+    OTHER_GREY,
+    PALETTE,
+    depth_colors_bytes,
+    dimmed,
+    heat_overlay,
+    heat_overlay_bytes,
+    heat_scale_bytes,
+    heat_stops,
+    label_colors,
+    label_hex,
+    label_overlay_bytes,
+    label_table,
+    label_table_bytes,
+)
+from f3rm_ext.utils.pictures import to_bytes
 
 
-def test_heat_is_the_color_map_from_end_to_end() -> None:
-    score = torch.tensor([0.0, 0.5, 1.0, -3.0, 7.0, float("nan")])
-    expected = torch.tensor([colormaps["inferno"](at)[:3] for at in (0, 128, 255, 0, 255, 0)])
-    assert torch.allclose(heat(score), expected.float(), atol=1e-6)
-    assert heat(torch.zeros(2, 3)).shape == (2, 3, 3)
-
-
-def test_overlay_is_grey_below_the_threshold_and_hot_from_it_on() -> None:
-    rgb = torch.tensor([[0.1, 0.8, 0.2]]).expand(5, 3)
-    score = torch.tensor([[0.0], [0.59], [0.6], [0.8], [1.0]])
-    shown = overlay(rgb, score, 0.6)
-    assert torch.equal(shown[0], shown[1]), "below the threshold nothing depends on the score"
+def test_heat_is_dimmed_grey_below_its_range_and_hotter_up_to_its_end() -> None:
+    rgb = torch.tensor([[0.1, 0.8, 0.2]]).expand(7, 3)
+    shown = heat_overlay(rgb, torch.tensor([float("nan"), 0.0, 0.59, 0.6, 0.8, 0.9, 7.0]), 0.6, 0.9)
+    assert torch.equal(shown[:3], dimmed(rgb)[:3]), "below the range nothing depends on the score"
     assert float(shown[0].max() - shown[0].min()) < 0.15, "next to grey"
-    redness = (shown[:, 0] - shown[0, 0]).tolist()
-    assert redness[2] > 0.1 and redness == sorted(redness)
+    redness = (shown[2:, 0] - shown[0, 0]).tolist()
+    assert redness[1] > 0.1 and redness == sorted(redness)
+    assert torch.allclose(shown[5], shown[6]), "above the range it is as hot as can be"
     assert 0.0 <= float(shown.min()) and float(shown.max()) <= 1.0
 
 
-@pytest.mark.parametrize("threshold", [0.0, 1.0])
-def test_overlay_at_extreme_thresholds(threshold: float) -> None:
-    rgb = torch.full((2, 3), 0.5)
-    shown = overlay(rgb, torch.tensor([[0.5], [1.0]]), threshold)
+def test_heat_is_a_part_of_inferno() -> None:
+    """Over black the picture adds nothing, so that colour and opacity can be read."""
+    shown = heat_overlay(torch.zeros(2, 3), torch.tensor([0.0, 1.0]), 0.0, 1.0)
+    ends = torch.tensor([colormaps["inferno"](at)[:3] for at in (round(0.35 * 255), round(0.85 * 255))])
+    assert torch.allclose(shown, torch.tensor([[0.5], [0.8]]) * ends.float(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.0, 1.0), (0.5, 0.5)])
+def test_heat_at_extreme_ranges(low: float, high: float) -> None:
+    shown = heat_overlay(torch.full((2, 3), 0.5), torch.tensor([0.49, 1.0]), low, high)
     assert bool(shown.isfinite().all())
     assert torch.equal(shown[0], shown[1]) is False
 
 
-def test_overlay_takes_colors_outside_their_range() -> None:
-    shown = overlay(torch.tensor([[2.0, -1.0, 0.5]]), torch.zeros(1, 1), 0.5)
+def test_heat_takes_colors_outside_their_range() -> None:
+    shown = heat_overlay(torch.tensor([[2.0, -1.0, 0.5]]), torch.zeros(1), 0.5, 1.0)
     assert float(shown.min()) >= 0.0 and float(shown.max()) <= 1.0
+
+
+def test_a_score_has_the_same_color_in_a_file_and_in_the_viewer() -> None:
+    """The viewer colours rays, a file whole images; the query panel passes (threshold, 1)."""
+    rng = np.random.default_rng(0)
+    picture, score = rng.integers(0, 256, (6, 5, 3), dtype=np.uint8), rng.random((6, 5), dtype=np.float32)
+    rays = heat_overlay(torch.tensor(picture).reshape(-1, 3) / 255.0, torch.tensor(score).reshape(-1), 0.4, 1.0)
+    shown = heat_overlay_bytes(picture, score, 0.4, 1.0)
+    np.testing.assert_array_equal(shown.reshape(-1, 3), to_bytes(rays.numpy()))
+
+
+def test_scale_bars_and_legends_show_the_colors_of_the_overlay() -> None:
+    grey = np.full((1, 11, 3), 128, np.uint8)
+    shown = heat_overlay_bytes(grey, np.linspace(0.5, 0.9, 11, dtype=np.float32)[None], 0.5, 0.9)[0]
+    assert np.abs(shown.astype(int) - heat_scale_bytes(11)).max() <= 1
+    stops = heat_stops(5)
+    assert stops == ["#" + bytes(color.tolist()).hex() for color in heat_scale_bytes(5)]
+    assert len(set(stops)) == 5
+
+
+def test_depth_spans_its_range() -> None:
+    depth = np.array([[-5.0, 0.0, 1.0, 9.0, np.nan]])
+    colors = depth_colors_bytes(depth, 0.0, 1.0)
+    first, last = (np.rint(np.array(colormaps["turbo"](end)[:3]) * 255) for end in (0.0, 1.0))
+    np.testing.assert_array_equal(colors[0, [0, 1, 4]], [first] * 3)
+    np.testing.assert_array_equal(colors[0, [2, 3]], [last] * 2)
+    assert depth_colors_bytes(np.ones((2, 2)), 1.0, 1.0).shape == (2, 2, 3), "an empty range divides by nothing"
 
 
 def test_labels_have_flat_colors_and_others_are_grey() -> None:
@@ -55,3 +98,15 @@ def test_the_first_hundred_labels_differ() -> None:
     distances = torch.cdist(table, table) + torch.eye(101)
     assert float(distances.min()) > 0.01
     assert label_hex(0) == PALETTE[0] and len({label_hex(i) for i in range(100)}) == 100
+
+
+def test_files_and_the_viewers_legend_have_one_palette() -> None:
+    assert ["#" + bytes(color.tolist()).hex() for color in label_table_bytes(30)] == [label_hex(i) for i in range(30)]
+
+
+def test_label_pictures_show_the_palette_and_dim_the_rest() -> None:
+    labels = np.array([[0, 1, OTHER]])
+    shown = label_overlay_bytes(np.full((1, 3, 3), 128, np.uint8), labels, 2)[0].astype(int)
+    for tint, color in zip(shown, label_table_bytes(2), strict=False):
+        assert np.abs(tint - (0.35 * 128 + 0.65 * color)).max() <= 1
+    assert tuple(shown[2]) == DIMMED_MID_GREY

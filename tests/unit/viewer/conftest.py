@@ -75,7 +75,7 @@ class ToyModel(nn.Module):
 
 
 class ToyEncoder(TextEncoder):
-    """Knows the words above at once; ``slow`` waits until the test lets it go on."""
+    """Knows the words above at once; ``slow`` waits until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,10 +160,10 @@ def panel(toy: ToyModel, encoder: ToyEncoder, viewer: SimpleNamespace) -> QueryP
 
 @pytest.fixture
 def query_for() -> Callable[..., Query]:
-    """A query for a word, told from another."""
+    """A query for a word against another."""
 
-    def make(word: str, told_from: str = "object", head: str = "toy") -> Query:
-        positives, negatives = (Embeddings.of_full(WORDS[text][None], [text]) for text in (word, told_from))
+    def make(word: str, negative: str = "object", head: str = "toy") -> Query:
+        positives, negatives = (Embeddings.of_full(WORDS[text][None], [text]) for text in (word, negative))
         return Query(word, head, positives, negatives)
 
     return make

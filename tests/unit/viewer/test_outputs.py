@@ -13,9 +13,9 @@ from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.query.embeddings import Embeddings, Query
-from f3rm_ext.utils.colormaps import OTHER_GREY, label_table
+from f3rm_ext.utils.colormaps import OTHER_GREY, heat_overlay, label_table
 from f3rm_ext.viewer import outputs as panel_outputs
-from f3rm_ext.viewer.outputs import Colors, extra_outputs
+from f3rm_ext.viewer.outputs import RefittedColors, extra_outputs
 from f3rm_ext.viewer.state import QueryState
 
 
@@ -28,13 +28,13 @@ def failures() -> list[tuple[str, str]]:
 def show(toy: Any, directions: Tensor, failures: list) -> Callable[[QueryState], dict[str, Tensor]]:
     """What the model renders along the rays to mug, book and nothing."""
     guard = OutputGuard(lambda name, error: failures.append((name, str(error))))
-    return lambda questions: toy.render(directions, extra_outputs(toy, questions, guard))
+    return lambda state: toy.render(directions, extra_outputs(toy, state, guard))
 
 
 def test_relevancy_is_high_where_the_thing_is_and_nowhere_else(
     show: Callable[..., dict[str, Tensor]], query_for: Callable[..., Query]
 ) -> None:
-    shown = show(QueryState().looking_for(query_for("mug")))["relevancy"]
+    shown = show(QueryState().with_live(query_for("mug")))["relevancy"]
     norm = 1.01**0.5
     expected = [1 / (1 + math.exp(-x / norm / 0.1)) for x in (1.0, 0.1)]
     assert shown[:, 0].tolist() == pytest.approx([*expected, 0.0], abs=1e-6)
@@ -42,27 +42,29 @@ def test_relevancy_is_high_where_the_thing_is_and_nowhere_else(
 
 def test_without_negatives_it_is_the_cosine_and_never_below_zero(show: Callable[..., dict[str, Tensor]]) -> None:
     vectors = Embeddings.of_full(torch.tensor([[1.0, -1.0, 0.0]]), ["mug, not book"])
-    shown = show(QueryState().looking_for(Query("q", "toy", vectors, Embeddings.empty(3))))["relevancy"]
+    shown = show(QueryState().with_live(Query("q", "toy", vectors, Embeddings.empty(3))))["relevancy"]
     assert shown[:, 0].tolist() == pytest.approx([0.9 / 2**0.5 / 1.01**0.5, 0.0, 0.0], abs=1e-6)
 
 
 def test_the_overlay_is_hot_where_the_thing_is(
     show: Callable[..., dict[str, Tensor]], query_for: Callable[..., Query]
 ) -> None:
-    questions = replace(QueryState().looking_for(query_for("mug")), threshold=0.9)
-    plain, hot = show(QueryState()), show(questions)
-    assert torch.equal(plain["relevancy_overlay"], plain["rgb"]), "nothing is asked: the picture"
+    state = replace(QueryState().with_live(query_for("mug")), threshold=0.9)
+    plain, hot = show(QueryState()), show(state)
+    assert torch.equal(plain["relevancy_overlay"], plain["rgb"]), "without a query it is the picture"
     mug, book, _ = hot["relevancy_overlay"]
     assert float(mug.max() - mug.min()) > 0.4 > 0.2 > float(book.max() - book.min())
+    shown = heat_overlay(hot["rgb"], hot["relevancy"][:, 0], 0.9, 1.0)
+    assert torch.equal(hot["relevancy_overlay"], shown), "the colours of files whose heat runs from the threshold to 1"
 
 
 def test_labels_are_the_best_named_query_or_other(
     show: Callable[..., dict[str, Tensor]], query_for: Callable[..., Query]
 ) -> None:
-    questions = QueryState().with_named(query_for("book")).with_named(query_for("mug"))
+    state = QueryState().with_named(query_for("book")).with_named(query_for("mug"))
     table = label_table(2)
-    assert torch.equal(show(questions)["labels"], table[[1, 0, 2]])
-    assert torch.equal(show(replace(questions, threshold=1.0))["labels"], table[[2, 2, 2]])
+    assert torch.equal(show(state)["labels"], table[[1, 0, 2]])
+    assert torch.equal(show(replace(state, threshold=1.0))["labels"], table[[2, 2, 2]])
     assert torch.equal(show(QueryState())["labels"], torch.full((3, 3), OTHER_GREY))
 
 
@@ -70,14 +72,14 @@ def test_queries_of_several_features_share_a_label_map(
     make_toy: Callable[..., Any], query_for: Callable[..., Query], directions: Tensor
 ) -> None:
     model = make_toy("toy", "second")
-    questions = QueryState().with_named(query_for("mug")).with_named(query_for("book", head="second"))
-    shown = model.render(directions, extra_outputs(model, questions, OutputGuard()))["labels"]
+    state = QueryState().with_named(query_for("mug")).with_named(query_for("book", head="second"))
+    shown = model.render(directions, extra_outputs(model, state, OutputGuard()))["labels"]
     assert torch.equal(shown, label_table(2)[[0, 1, 2]])
 
 
 def test_a_model_without_features_gets_no_outputs(toy: Any, query_for: Callable[..., Query]) -> None:
     toy.heads.clear()
-    assert extra_outputs(toy, QueryState().looking_for(query_for("mug")), OutputGuard()) == {}
+    assert extra_outputs(toy, QueryState().with_live(query_for("mug")), OutputGuard()) == {}
 
 
 def test_an_output_that_fails_is_left_out_with_what_needs_it(
@@ -89,10 +91,10 @@ def test_an_output_that_fails_is_left_out_with_what_needs_it(
     def broken(*_: object) -> Tensor:
         raise ZeroDivisionError("broken on purpose")
 
-    questions = QueryState().looking_for(query_for("mug")).with_named(query_for("mug"))
+    state = QueryState().with_live(query_for("mug")).with_named(query_for("mug"))
     with monkeypatch.context() as patch:
         patch.setattr(panel_outputs, "_relevancy", broken)
-        shown = show(questions)
+        shown = show(state)
     assert shown["relevancy"] is None and shown["relevancy_overlay"] is None
     assert shown["labels"].shape == (3, 3) and shown["rgb"].shape == (3, 3)
     assert failures == [("relevancy", "broken on purpose")]
@@ -108,7 +110,7 @@ def test_the_viewers_interrupt_passes_through(
 
     monkeypatch.setattr(panel_outputs, "_relevancy", interrupted)
     with pytest.raises(IOChangeException):
-        show(QueryState().looking_for(query_for("mug")))
+        show(QueryState().with_live(query_for("mug")))
 
 
 def test_colors_of_the_stored_basis_are_the_heads_own(
@@ -118,18 +120,18 @@ def test_colors_of_the_stored_basis_are_the_heads_own(
     head = make_model((spec,)).feature_field.head("dense")
     hidden = torch.randn(7, 8, generator=torch.Generator().manual_seed(0))
     # Within the field's reach both are the same; what of the mean lies outside is subtracted in both.
-    assert torch.allclose(Colors(head.space(), spec.display)(hidden), head.display(hidden), atol=1e-5)
+    assert torch.allclose(RefittedColors(head.space(), spec.display)(hidden), head.display(hidden), atol=1e-5)
 
 
 def test_refitted_colors_take_the_place_of_the_stored_ones(toy: Any, directions: Tensor) -> None:
     basis = DisplayBasis(torch.zeros(3), torch.eye(3), torch.zeros(3), torch.full((3,), 2.0))
-    questions = replace(QueryState(), displays={"toy": basis})
-    shown = toy.render(directions, extra_outputs(toy, questions, OutputGuard()))
+    state = replace(QueryState(), displays={"toy": basis})
+    shown = toy.render(directions, extra_outputs(toy, state, OutputGuard()))
     assert shown["feature_pca"][0].tolist() == pytest.approx([0.5, 0.05, 0.0])
     assert "feature_pca" not in toy.render(directions, extra_outputs(toy, QueryState(), OutputGuard()))
 
 
 def test_colors_of_rendered_features_need_no_linear_map() -> None:
     basis = DisplayBasis(torch.ones(3), torch.eye(3), torch.full((3,), -1.0), torch.ones(3))
-    shown = Colors(FeatureSpace.of_features(), basis)(torch.tensor([[1.0, 2.0, 9.0]]))
+    shown = RefittedColors(FeatureSpace.of_features(), basis)(torch.tensor([[1.0, 2.0, 9.0]]))
     assert shown.tolist() == [[0.5, 1.0, 1.0]]

@@ -1,4 +1,4 @@
-"""The panel as nerfstudio drives it: elements that are found, callbacks many threads, answers that come late."""
+"""The panel as nerfstudio drives it: elements it finds, callbacks from many threads, late results."""
 
 import copy
 import threading
@@ -44,7 +44,7 @@ def click(server: SimpleNamespace, direction: tuple[float, ...]) -> None:
 
 
 def live(panel: QueryPanel) -> Query:
-    query = panel.board.questions.live
+    query = panel.store.state.live
     assert query is not None
     return query
 
@@ -85,7 +85,7 @@ def test_nothing_of_the_panel_is_in_a_checkpoint(
     model = make_model((make_spec("dense", 12),))
     before = {name: copy.deepcopy(value) for name, value in model.state_dict().items()}
     assert not [name for name in before if "queries" in name]
-    model.queries.board.change(lambda questions: replace(questions.with_named(query_for("mug")), threshold=0.9))
+    model.queries.store.change(lambda state: replace(state.with_named(query_for("mug")), threshold=0.9))
     assert model.state_dict().keys() == before.keys()
 
 
@@ -109,7 +109,7 @@ def test_panels_of_two_models_share_nothing(panel: QueryPanel, make_toy: Callabl
     write(panel, "mug")
     panel.ask_06_threshold.value = 0.9
     press(panel.ask_06_threshold)
-    assert other.board.questions.live is None and other.board.questions.threshold == 0.5
+    assert other.store.state.live is None and other.store.state.threshold == 0.5
     assert other.ask_01_text.value == "" and other.viewer_control is not panel.viewer_control
 
 
@@ -123,7 +123,7 @@ def test_the_panel_of_a_copied_model_is_the_copys(make_model: Callable[..., Any]
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_asked_for_against_the_negatives(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
+def test_a_text_is_compared_against_the_negatives(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
     write(panel, "mug | book")
     query = live(panel)
     assert query.name == "mug | book" and query.head == "toy"
@@ -131,7 +131,7 @@ def test_a_text_is_asked_for_against_the_negatives(panel: QueryPanel, encoder: A
     assert query.negatives.sources == ("object", "things", "stuff", "texture")
     assert torch.equal(query.positives.values, torch.eye(3)[:2])
     assert viewer.drawn == 1 and viewer.control_panel._output_render.value == "relevancy_overlay"
-    assert "“mug”, “book”, told from “object”" in panel.ask_02_status.content
+    assert "“mug”, “book” against “object”" in panel.ask_02_status.content
 
 
 def test_an_output_that_was_chosen_by_hand_stays(panel: QueryPanel, viewer: Any) -> None:
@@ -154,25 +154,25 @@ def test_while_weights_load_nothing_is_held_up_and_the_status_says_so(
     assert "Loading text weights" in panel.ask_02_status.content
     assert viewer.train_lock.acquire(timeout=1), "the training lock is free"
     viewer.train_lock.release()
-    assert panel.board.questions.live is None
+    assert panel.store.state.live is None
     encoder.go_on.set()
     assert panel.wait(PATIENCE_S)
     assert live(panel).name == "slow" and "Loading" not in panel.ask_02_status.content
 
 
-def test_a_newer_text_supersedes_one_that_is_being_read(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
+def test_a_newer_text_supersedes_one_that_is_being_encoded(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
     for text in ("m", "mu", "mug"):
         write(panel, text, wait=False)
     encoder.go_on.set()
     assert panel.wait(PATIENCE_S)
-    assert live(panel).name == "mug" and viewer.drawn == 1, "the superseded answer is not shown for a moment"
-    assert [prompts[0] for prompts in encoder.read] == ["slow", "mug"], "what was typed meanwhile is not even read"
+    assert live(panel).name == "mug" and viewer.drawn == 1, "the superseded result is never shown"
+    assert [prompts[0] for prompts in encoder.read] == ["slow", "mug"], "what was typed meanwhile is not even encoded"
 
 
 @pytest.mark.parametrize("action", ["ask_09_clear", "empty"])
-def test_clearing_supersedes_a_text_that_is_being_read(panel: QueryPanel, encoder: Any, action: str) -> None:
+def test_clearing_supersedes_a_text_that_is_being_encoded(panel: QueryPanel, encoder: Any, action: str) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
     if action == "empty":
@@ -181,20 +181,20 @@ def test_clearing_supersedes_a_text_that_is_being_read(panel: QueryPanel, encode
         press(getattr(panel, action))
     encoder.go_on.set()
     assert panel.wait(PATIENCE_S)
-    assert panel.board.questions.live is None and "Loading" not in panel.ask_02_status.content
+    assert panel.store.state.live is None and "Loading" not in panel.ask_02_status.content
 
 
 @pytest.mark.parametrize("text", ["", "   "])
 def test_an_empty_text_clears_the_query(panel: QueryPanel, text: str) -> None:
     write(panel, "mug")
     write(panel, text)
-    assert panel.board.questions.live is None and "Problem" not in panel.ask_02_status.content
+    assert panel.store.state.live is None and "Problem" not in panel.ask_02_status.content
 
 
 def test_an_alternative_that_is_empty_is_a_problem(panel: QueryPanel) -> None:
     write(panel, "mug")
     write(panel, "mug |")
-    assert panel.board.questions.live is None and "The text to look for is empty" in panel.ask_02_status.content
+    assert panel.store.state.live is None and "The text to look for is empty" in panel.ask_02_status.content
     write(panel, "mug | book")
     assert len(live(panel).positives) == 2 and "Problem" not in panel.ask_02_status.content
 
@@ -215,7 +215,7 @@ def test_missing_weights_are_a_status_and_clicks_go_on_working(
 ) -> None:
     encoder.failure = WeightsNotFoundError("The weights of X (x.pt) are not in /somewhere: get them.")
     write(panel, "mug")
-    assert panel.board.questions.live is None
+    assert panel.store.state.live is None
     assert "Problem" in panel.ask_02_status.content and "/somewhere: get them" in panel.ask_02_status.content
     press(panel.ask_07_click)
     click(server, (1, 0, -1))
@@ -232,10 +232,10 @@ def test_a_bug_in_an_encoder_is_a_status_too(panel: QueryPanel, encoder: Any) ->
 
 
 def test_a_feature_that_understands_no_text_says_so(make_toy: Callable[..., Any]) -> None:
-    model = make_toy("toy")  # its extractor is dense-daisy, asked by the encoder proper
+    model = make_toy("toy")  # its extractor is dense-daisy, encoded by the real encoder
     panel = model.queries
     panel.sync()
-    assert "understands no text, so ask by click" in panel.ask_02_status.content
+    assert "understands no text, so query by click" in panel.ask_02_status.content
     write(panel, "mug")
     assert "understands no text" in panel.ask_02_status.content and "Problem" in panel.ask_02_status.content
 
@@ -251,7 +251,7 @@ def test_a_model_without_features_says_so(panel: QueryPanel, toy: Any) -> None:
 # --- clicks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_click_asks_for_what_it_hits(panel: QueryPanel, toy: Any, server: Any, viewer: Any) -> None:
+def test_a_click_queries_what_it_hits(panel: QueryPanel, toy: Any, server: Any, viewer: Any) -> None:
     write(panel, "book")
     press(panel.ask_07_click)
     assert "Click on the scene" in panel.ask_02_status.content
@@ -281,18 +281,18 @@ def test_a_second_press_gives_the_mouse_back(panel: QueryPanel, server: Any) -> 
     press(panel.ask_07_click)
     assert server.scene.callback is not None
     press(panel.ask_07_click)
-    assert server.scene.callback is None and panel.board.questions.live is None
+    assert server.scene.callback is None and panel.store.state.live is None
 
 
-def test_a_click_into_nothing_is_a_problem_and_asks_nothing(panel: QueryPanel, server: Any, viewer: Any) -> None:
+def test_a_click_into_nothing_is_a_problem_and_no_query(panel: QueryPanel, server: Any, viewer: Any) -> None:
     write(panel, "mug")
     press(panel.ask_07_click)
     click(server, (0, 1, 0))
-    assert panel.board.questions.live is None and "Nothing is where you clicked" in panel.ask_02_status.content
+    assert panel.store.state.live is None and "There is nothing where you clicked" in panel.ask_02_status.content
     assert not viewer.train_lock.locked()
 
 
-def test_a_click_supersedes_a_text_that_is_being_read(panel: QueryPanel, encoder: Any, server: Any) -> None:
+def test_a_click_supersedes_a_text_that_is_being_encoded(panel: QueryPanel, encoder: Any, server: Any) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
     press(panel.ask_07_click)
@@ -311,8 +311,8 @@ def test_temperature_and_threshold_apply_at_once(panel: QueryPanel) -> None:
     panel.ask_05_temperature.value, panel.ask_06_threshold.value = 0.5, 0.7
     press(panel.ask_05_temperature)
     press(panel.ask_06_threshold)
-    questions = panel.board.questions
-    assert live(panel).temperature == questions.named[0].temperature == 0.5 and questions.threshold == 0.7
+    state = panel.store.state
+    assert live(panel).temperature == state.named[0].temperature == 0.5 and state.threshold == 0.7
 
 
 def test_queries_are_named_and_cleared(panel: QueryPanel) -> None:
@@ -321,15 +321,15 @@ def test_queries_are_named_and_cleared(panel: QueryPanel) -> None:
     for text in ("mug", "book"):
         write(panel, text)
         press(panel.ask_08_name)
-    assert [query.name for query in panel.board.questions.named] == ["mug", "book"]
+    assert [query.name for query in panel.store.state.named] == ["mug", "book"]
     assert "`#e69f00` mug, `#56b4e9` book" in panel.ask_02_status.content
     press(panel.ask_09_clear)
-    assert not panel.board.questions.named and panel.board.questions.live is None and panel.ask_01_text.value == ""
+    assert not panel.store.state.named and panel.store.state.live is None and panel.ask_01_text.value == ""
     write(panel, "book")
     assert live(panel).name == "book"
 
 
-def test_another_feature_is_asked_the_same_text(make_toy: Callable[..., Any], encoder: Any, server: Any) -> None:
+def test_another_feature_gets_the_same_text(make_toy: Callable[..., Any], encoder: Any, server: Any) -> None:
     model = make_toy("toy", "second")
     panel = model.queries = QueryPanel(model, encoder)
     panel.viewer_control._setup(SimpleNamespace(viser_server=server, train_lock=None, _trigger_rerender=lambda: None))
@@ -345,7 +345,7 @@ def test_another_feature_is_asked_the_same_text(make_toy: Callable[..., Any], en
     assert live(panel).head == "second"
     panel.ask_04_feature.value = "toy"
     press(panel.ask_04_feature)
-    assert panel.board.questions.live is None, "where was clicked in the other feature means nothing here"
+    assert panel.store.state.live is None, "where was clicked in the other feature means nothing here"
 
 
 def test_refitted_colors_last_and_the_stored_ones_stay_in_the_checkpoint(
@@ -372,7 +372,7 @@ def test_refitted_colors_last_and_the_stored_ones_stay_in_the_checkpoint(
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_outside_of_the_viewer_nothing_is_computed_unless_it_is_asked_for(
+def test_outside_the_viewer_nothing_is_computed_without_a_query(
     make_model: Callable[..., Any],
     make_spec: Callable[..., FeatureSpec],
     make_camera: Callable[[int], Cameras],
@@ -384,13 +384,13 @@ def test_outside_of_the_viewer_nothing_is_computed_unless_it_is_asked_for(
     ours = {"relevancy", "relevancy_overlay", "labels"}
     assert model.queries.extra_outputs(camera, None) == {} and not ours & set(model.get_outputs_for_camera(camera))
     vectors = Embeddings.of_full(torch.eye(12)[:1], ["x"])
-    model.queries.board.change(lambda q: q.looking_for(Query("x", "dense", vectors, Embeddings.empty(12))))
-    asked = model.get_outputs_for_camera(camera)
-    assert ours <= set(asked) and asked["relevancy"].shape == (8, 8, 1)
-    assert asked["labels"].shape == asked["relevancy_overlay"].shape == (8, 8, 3)
-    model.queries.board.change(lambda q: q.looking_for(None))
+    model.queries.store.change(lambda q: q.with_live(Query("x", "dense", vectors, Embeddings.empty(12))))
+    shown = model.get_outputs_for_camera(camera)
+    assert ours <= set(shown) and shown["relevancy"].shape == (8, 8, 1)
+    assert shown["labels"].shape == shown["relevancy_overlay"].shape == (8, 8, 3)
+    model.queries.store.change(lambda q: q.with_live(None))
     monkeypatch.setattr(compat, "is_viewer_thread", lambda: True)
-    assert ours <= set(model.get_outputs_for_camera(camera)), "in the viewer they can be chosen before asking"
+    assert ours <= set(model.get_outputs_for_camera(camera)), "in the viewer they can be chosen before there is a query"
 
 
 def test_a_query_that_does_not_fit_the_model_leaves_the_picture_alone(
@@ -400,7 +400,7 @@ def test_a_query_that_does_not_fit_the_model_leaves_the_picture_alone(
     query_for: Callable[..., Query],
 ) -> None:
     model = make_model((make_spec("dense", 12),)).eval()
-    model.queries.board.change(lambda q: q.looking_for(query_for("mug", head="dense")))
+    model.queries.store.change(lambda q: q.with_live(query_for("mug", head="dense")))
     shown = model.get_outputs_for_camera(make_camera(8))
     assert "rgb" in shown and "feature_pca" in shown and "relevancy" not in shown
     assert "has 3 dimensions" in model.queries.ask_02_status.content

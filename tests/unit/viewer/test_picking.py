@@ -51,7 +51,7 @@ def test_a_click_on_codes_knows_how_much_they_leave_out(toy: Any, monkeypatch: p
 
 
 def test_a_click_into_nothing_says_so(toy: Any) -> None:
-    with pytest.raises(ConfigError, match="Nothing is where you clicked"):
+    with pytest.raises(ConfigError, match="There is nothing where you clicked"):
         clicked_feature(toy, toy.query_heads()["toy"], Ray((0.0, 0.0, 0.0), (0.0, 1.0, 0.0)), "here")
 
 
@@ -99,7 +99,7 @@ def test_views_are_rendered_small_and_cropped_as_the_page_is(toy: Any, make_came
 def test_no_colors_are_fitted_to_nothing(toy: Any, make_camera: Callable[[int], Cameras]) -> None:
     camera = make_camera(20)
     camera.camera_to_worlds[0, :, :3] = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]])  # looks up
-    with pytest.raises(ConfigError, match="next to nothing in this view"):
+    with pytest.raises(ConfigError, match="This view is almost empty"):
         fitted_displays(toy, Viewpoint(camera))
     toy.heads.clear()
     with pytest.raises(ConfigError, match="no features"):

@@ -45,7 +45,7 @@ def test_long_texts_are_cut() -> None:
     ("extractor", "expected"),
     [
         ("labels:data=somewhere", "Needs no weights"),
-        ("dense-daisy", "understands no text, so ask by click"),
+        ("dense-daisy", "understands no text, so query by click"),
         ("dinov2:weights=/no/such/file", "understands no text"),
         ("clip:pretrained=/no/such/file", "does not exist"),
         ("klip", "There is no extractor"),
@@ -67,7 +67,7 @@ def test_a_model_without_features_is_told_apart() -> None:
 def test_queries_are_described_by_what_they_were_made_of() -> None:
     two = Embeddings.of_full(torch.eye(3)[:2], ["blue mug", "cup"])
     query = Query("q", "toy", two, Embeddings.of_full(torch.eye(3)[2:], ["object"]))
-    assert status.describe_query(query) == "**Query** “blue mug”, “cup”, told from “object”"
+    assert status.describe_query(query) == "**Query** “blue mug”, “cup” against “object”"
     assert "plain cosine" in status.describe_query(Query("q", "toy", two, Embeddings.empty(3)))
     assert status.describe_query(None) == ""
     assert status.describe_labels([query]) == "**Named** `#e69f00` q"
@@ -82,10 +82,10 @@ def test_errors_speak_for_themselves_if_they_are_for_users() -> None:
 
 
 def test_the_line_is_shown_before_and_after_there_is_a_viewer() -> None:
-    asked: list[int] = []
-    line = status.StatusLine(lambda: asked.append(1))
+    installs: list[int] = []
+    line = status.StatusLine(lambda: installs.append(1))
     line.show("one")
-    assert not line.installed and not asked
+    assert not line.installed and not installs
     handle = SimpleNamespace(content="")
 
     def add_markdown(content: str) -> Any:
@@ -95,6 +95,6 @@ def test_the_line_is_shown_before_and_after_there_is_a_viewer() -> None:
     server = object.__new__(ViserServer)
     server.gui = SimpleNamespace(add_markdown=add_markdown)  # type: ignore[assignment]
     line.install(server)
-    assert line.installed and asked == [1] and handle.content == "one"
+    assert line.installed and installs == [1] and handle.content == "one"
     line.show("two")
     assert handle.content == "two"

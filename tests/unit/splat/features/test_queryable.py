@@ -253,10 +253,10 @@ def test_the_viewers_panel(model: SplatModel, camera: Any) -> None:
     """Relevancy, overlay and labels come with a query, and colours of features with a refit."""
     plain = model.get_outputs_for_camera(camera)
     assert "relevancy" not in plain
-    board = model.queries.board
+    store = model.queries.store
     asked = query("first", DIM)
-    board.answer(board.ticket(), lambda questions: questions.looking_for(asked))
-    board.change(lambda questions: questions.with_named(asked))
+    store.resolve(store.new_request(), lambda state: state.with_live(asked))
+    store.change(lambda state: state.with_named(asked))
     outputs = model.get_outputs_for_camera(camera)
     assert outputs["relevancy"].shape == (24, 32, 1) and outputs["relevancy"].max() > 0.1
     assert outputs["relevancy_overlay"].shape == outputs["labels"].shape == (24, 32, 3)

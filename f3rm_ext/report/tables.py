@@ -1,9 +1,9 @@
-"""The figures of a report: key numbers, metrics, coverage, curves, time and commands, as HTML."""
+"""The sections of a report with numbers, as HTML: key figures, metrics, coverage, curves, time and commands."""
 
 from html import escape
 from typing import Any
 
-from f3rm_ext.report.charts import bar_chart, line_chart, smooth, thin
+from f3rm_ext.report.charts import bar_chart, downsample, line_chart, smooth
 from f3rm_ext.report.content import ReportContent, duration, plural
 
 _METRICS: tuple[tuple[str, str, str, str], ...] = (
@@ -11,15 +11,20 @@ _METRICS: tuple[tuple[str, str, str, str], ...] = (
     ("ssim", "SSIM", "{:.3f}", "How well local structure agrees; 1 is identical."),
     ("lpips", "LPIPS", "{:.3f}", "Difference as a trained network perceives it (AlexNet); 0 is identical."),
     ("l1", "L1", "{:.4f}", "Mean absolute difference of colours from 0 to 1."),
-    ("train_peak_memory_mib", "Peak memory, training", "{:.0f} MiB", "Most memory held while training."),
-    ("train_it_per_s", "Training steps", "{:.1f} steps/s", "Saving and evaluation between steps included."),
-    ("eval_peak_memory_mib", "Peak memory, evaluation", "{:.0f} MiB", "Most memory held while rendering one view."),
-    ("num_rays_per_sec", "Rendering speed", "{:,.0f} rays/s", "Rays rendered and measured per second, all outputs."),
+    ("train_peak_memory_mib", "Peak memory, training", "{:.0f} MiB", "Most memory in use while training."),
+    ("train_it_per_s", "Training steps", "{:.1f} steps/s", "Including saving and evaluation between steps."),
+    ("eval_peak_memory_mib", "Peak memory, evaluation", "{:.0f} MiB", "Most memory in use while rendering one view."),
+    (
+        "num_rays_per_sec",
+        "Rendering speed",
+        "{:,.0f} rays/s",
+        "Rays rendered and evaluated per second, all outputs.",
+    ),
 )
 
 
 def key_figures(content: ReportContent) -> str:
-    """The few numbers to see first."""
+    """The few most important numbers."""
     metrics, measured = content.metrics, content.measured
     keys = []
     if "psnr" in metrics:
@@ -36,7 +41,7 @@ def key_figures(content: ReportContent) -> str:
     objects = [item for item in (measured.get("query") or {}).get("objects", []) if item["views"]]
     if objects:
         hits, tries = sum(item["hits"] for item in objects), sum(item["views"] for item in objects)
-        keys.append((f"{hits} of {tries}", f"finds by example, {len(objects)} objects tried"))
+        keys.append((f"{hits} of {tries}", f"queries by example that hit, {len(objects)} objects"))
     if content.stages:
         keys.append((duration(sum(stage.seconds for stage in content.stages)), "from nothing to this page"))
     cards = "".join(
@@ -46,7 +51,7 @@ def key_figures(content: ReportContent) -> str:
 
 
 def metrics_section(content: ReportContent) -> str:
-    """Every metric with a sentence that explains it."""
+    """A table of all metrics, each with a sentence that explains it."""
     metrics = content.metrics
     rows: list[tuple[str, str, str]] = []
     for key, name, form, meaning in _METRICS[:4]:
@@ -57,17 +62,17 @@ def metrics_section(content: ReportContent) -> str:
     for key in metrics:
         if key.startswith("feature_cosine_") and not key.endswith("_std"):
             name = key.removeprefix("feature_cosine_")
-            meaning = "Agreement of rendered features with those of the photo, at its patches; 1 is the same direction."
+            meaning = "Similarity of rendered features and those of the photo, at its patches; 1 is the same direction."
             rows.append((f"Feature cosine, {name}", _with_spread(metrics, key, "{:.3f}"), meaning))
             mse = f"feature_mse_{name}"
             if mse in metrics:
-                meaning = "Mean squared difference of the same features, per dimension."
+                meaning = "Mean squared difference of these features, per dimension."
                 rows.append((f"Feature MSE, {name}", _with_spread(metrics, mse, "{:.5f}"), meaning))
     depth = content.measured.get("depth")
     if depth:
         meaning = "Median over pixels of |rendered - exact| along the optical axis, then over views, in metres."
         rows.append(("Depth error", f"{depth['median_m']:.3f} m", meaning))
-        rows.append(("Depth within 5 cm", f"{depth['within_5cm']:.0%}", "Share of pixels whose depth is that close."))
+        rows.append(("Depth within 5 cm", f"{depth['within_5cm']:.0%}", "Share of pixels with a smaller depth error."))
     for key, name, form, meaning in _METRICS[4:]:
         if key in metrics:
             rows.append((name, form.format(metrics[key]), meaning))
@@ -81,28 +86,28 @@ def metrics_section(content: ReportContent) -> str:
     )
     count = content.measured.get("eval_images", 0)
     return (
-        f"<h2>Measured</h2><p>Means over {plural(count, 'held-out view')}, and the spread between views.</p>"
+        f"<h2>Measured</h2><p>Mean and standard deviation over {plural(count, 'held-out view')}.</p>"
         f'<div class="card scroll"><table class="named"><tr><th>metric</th><th class="n">value</th>'
-        f"<th>what it says</th></tr>{body}"
+        f"<th>meaning</th></tr>{body}"
         "</table></div>"
     )
 
 
 def _with_spread(metrics: dict[str, float], key: str, form: str) -> str:
     text, spread = form.format(metrics[key]), metrics.get(f"{key}_std")
-    if spread is None or spread != spread:  # NaN where there is a single view
+    if spread is None or spread != spread:  # NaN for a single view
         return text
     return f"{text} ± {form.format(spread).removesuffix(' dB')}"
 
 
 def training_speed(curves: dict[str, list[tuple[float, float]]]) -> float:
-    """Median rays per second in training; 0 where it was not recorded."""
+    """Median rays per second in training; 0 if it was not recorded."""
     values = sorted(value for _, value in curves.get("Train Rays / Sec", []))
     return values[len(values) // 2] if values else 0.0
 
 
 def coverage_section(content: ReportContent) -> str:
-    """What training saw of every photo."""
+    """How often training used every photo."""
     coverage = content.coverage
     images: list[dict[str, Any]] = coverage.get("per_image") or []
     if not images:
@@ -122,14 +127,14 @@ def coverage_section(content: ReportContent) -> str:
         ]
     )
     return (
-        "<h2>What training has seen</h2><p>No photo is forgotten: the numbers of times any two photos were in use "
+        "<h2>What training has seen</h2><p>All photos are used equally often: the counts of any two "
         f'differ by at most one.</p><div class="two"><div class="card">{chart}<p class="small soft">Rays per pixel, '
         f'one bar per photo.</p></div><div class="card">{facts}</div></div>'
     )
 
 
 def curves_section(content: ReportContent) -> str:
-    """How training went, from TensorBoard's scalars; empty where there are none."""
+    """Training curves from TensorBoard's scalars; empty if there are none."""
     wanted = [("Train Metrics Dict/psnr", "PSNR of the training rays, dB", "dB"), ("Train Loss", "Loss", "")]
     wanted[1:1] = [
         (tag, f"Cosine of features, {tag.rpartition('feature_cosine_')[2]}", "")
@@ -138,14 +143,14 @@ def curves_section(content: ReportContent) -> str:
     ]
     charts = []
     for tag, title, unit in wanted[:2]:
-        chart = line_chart(thin(smooth(content.curves.get(tag, []))), label=title, unit=unit)
+        chart = line_chart(downsample(smooth(content.curves.get(tag, []))), label=title, unit=unit)
         if chart:
             charts.append(f'<div class="card"><h3 style="margin-top:0">{escape(title)}</h3>{chart}</div>')
     return f'<h2>How training went</h2><div class="two">{"".join(charts)}</div>' if charts else ""
 
 
 def time_section(content: ReportContent) -> str:
-    """Wall time per stage, and the exact commands."""
+    """Wall time of each stage, and the exact commands."""
     total = sum(stage.seconds for stage in content.stages) or 1.0
     bars = "".join(
         f'<i style="flex:{stage.seconds / total:.4f}" title="{escape(stage.name, quote=True)}: '
@@ -163,7 +168,8 @@ def time_section(content: ReportContent) -> str:
         f'<h2>Time</h2><div class="card"><div class="time" aria-hidden="true">{bars}</div><div class="scroll"><table>'
         f'<tr><th>part</th><th class="n">wall time</th><th></th></tr>{rows}<tr><td><b>all</b></td>'
         f'<td class="n"><b>{duration(total)}</b></td><td></td></tr></table></div></div>'
-        f"<h2>The commands</h2><p>Exactly these were run, in the folder <code>{escape(content.folder)}</code>.</p>"
+        "<h2>The commands</h2><p>Exactly these commands were run, in the folder "
+        f"<code>{escape(content.folder)}</code>.</p>"
         f'{commands}<div class="card">{further}</div>'
     )
 
@@ -173,7 +179,7 @@ def _remarks(note: str, reused: bool) -> str:
 
 
 def facts_section(content: ReportContent) -> str:
-    """Versions, device and the like."""
+    """Versions, device and similar facts."""
     return f'<h2>Made with</h2><div class="card">{_list(content.facts)}</div>'
 
 

@@ -1,10 +1,11 @@
-"""The pictures of a report: held-out views and the query, as HTML."""
+"""The sections of a report with pictures, as HTML: held-out views and the query by example."""
 
 from html import escape
 from typing import Any
 
 from f3rm_ext.report.content import ReportContent, plural
-from f3rm_ext.utils.pictures import HEAT_MAP, color_stops, data_uri, read_picture
+from f3rm_ext.utils.colormaps import heat_stops
+from f3rm_ext.utils.pictures import data_uri, read_picture
 
 _SHOWN = ("true", "rendered", "depth", "features")
 _CAPTIONS = {
@@ -18,7 +19,7 @@ _CAPTIONS = {
 
 
 def picture(content: ReportContent, file: str, alt: str, attributes: str = "") -> str:
-    """An image of the measured folder, inside the page; an empty string where the file is missing."""
+    """Returns an ``<img>`` with a picture of the report; an empty string if the file is missing."""
     path = content.pictures / file
     if not path.is_file():
         return ""
@@ -37,7 +38,7 @@ def _figure(content: ReportContent, number: int, view: dict[str, Any], name: str
 
 
 def views_section(content: ReportContent) -> str:
-    """Comparison by slider, then every held-out view: photo, rendering, depth, features."""
+    """A comparison with a slider, then every held-out view as photo, rendering, depth and features."""
     views = content.measured.get("views") or []
     if not views:
         return ""
@@ -65,18 +66,18 @@ def views_section(content: ReportContent) -> str:
         '<input type="range" min="0" max="100" value="50" aria-label="Move the divider"></div>'
         f'<div class="thumbs" role="group" aria-label="Views">{thumbs}</div></div></div>'
     )
-    # Pictures that only the comparison shows are kept beside the strip, unseen.
+    # Pictures that only the comparison shows are hidden beside the strip.
     strips = []
     for number, view in enumerate(views):
         tiles = [_figure(content, number, view, name) for name in _SHOWN]
         hidden = "".join(_figure(content, number, view, name) for name in ("true_depth", "true_features"))
         narrow = "" if all(tiles) else " three"
         strips.append(f'<div class="strip{narrow}">{"".join(tiles)}</div><div hidden>{hidden}</div>')
-    exact = " The depth's colours are those of the exact depth." if "true_depth" in files else ""
+    exact = " Rendered and exact depth share one colour range." if "true_depth" in files else ""
     return (
         "<h2>Views it has never seen</h2>"
-        "<p>These photos were held out of training. Move across the picture to compare; choose the view and what to "
-        f"compare beside and above it. Features are shown in three fixed colours, near things are blue in depth.{exact}"
+        "<p>These photos were held out of training. Move across the picture to compare; choose what to compare above "
+        f"it and the view beside it. Features are projected to three fixed colours. In depth maps, near is blue.{exact}"
         f'</p>{hero}<div class="card">{"".join(strips)}</div>'
     )
 
@@ -87,7 +88,7 @@ def _thumb(content: ReportContent, view: dict[str, Any]) -> str:
 
 
 def query_section(content: ReportContent) -> str:
-    """The exemplar, where it was found, and how often every object was."""
+    """The exemplar, where it was found, and how often each object was found."""
     query = content.measured.get("query")
     if not query:
         return ""
@@ -96,27 +97,27 @@ def query_section(content: ReportContent) -> str:
         place = "the mean feature of the frame"
     name = escape(query["object"] or "a patch")
     crop = picture(content, "exemplar_crop.png", f"the exemplar, {name}")
-    asked = (
+    exemplar = (
         f'<div class="ask"><figure>{picture(content, "exemplar_photo.png", "training photo with the exemplar framed")}'
         f"<figcaption>training photo {escape(query['image'])}; the query is {place}</figcaption></figure>"
-        f'<figure class="crop">{crop}<figcaption>asked for: {name}</figcaption></figure></div>'
+        f'<figure class="crop">{crop}<figcaption>the exemplar: {name}</figcaption></figure></div>'
     )
-    stops = ",".join(color_stops(HEAT_MAP))
+    stops = ",".join(heat_stops())
     legend = (
         f'<div class="legend"><span>cosine {query["low"]:.3f} (upper fifth)</span>'
         f'<i style="background:linear-gradient(90deg,{stops})"></i><span>{query["high"]:.3f} (best)</span>'
         "<span>ring: the best pixel of the view</span></div>"
     )
-    tiles = "".join(_answer(content, view) for view in query["views"])
+    tiles = "".join(_found_view(content, view) for view in query["views"])
     return (
         f"<h2>Where is this? A query by example</h2><p>One feature vector, taken from one training photo, is compared "
-        f"with the <em>rendered</em> features ({escape(query['head'])}) of views the field has never seen. Bright is "
-        f'alike.</p><div class="card">{asked}<h3>Found in held-out views</h3>{legend}'
+        f"with the <em>rendered</em> features ({escape(query['head'])}) of views the field has never seen. Bright "
+        f'means similar.</p><div class="card">{exemplar}<h3>Found in held-out views</h3>{legend}'
         f'<div class="strip">{tiles}</div></div>{_objects_table(content, query)}'
     )
 
 
-def _answer(content: ReportContent, view: dict[str, Any]) -> str:
+def _found_view(content: ReportContent, view: dict[str, Any]) -> str:
     name = f"view {view['view'] + 1}"
     image = picture(content, view["file"], f"heat map of {name}")
     return f"<figure>{image}<figcaption>{name}: best {view['cosine']:.3f}{_verdict(view)}</figcaption></figure>"
@@ -143,14 +144,15 @@ def _objects_table(content: ReportContent, query: dict[str, Any]) -> str:
         for item in sorted(objects, key=lambda item: (-item["hits"] / item["views"], -(item["iou"] or 0)))
     )
     unseen = len(query["objects"]) - len(objects)
-    left_out = f" {plural(unseen, 'object')} more could not be judged: no held-out view shows them." if unseen else ""
+    them = "it" if unseen == 1 else "them"
+    left_out = f" {plural(unseen, 'more object')} could not be judged: no held-out view shows {them}." if unseen else ""
     return (
         f'<div class="card"><h3 style="margin-top:0">All objects, not only the one above</h3><p class="small">The same '
-        f"was done for all {len(query['objects'])} labelled objects, each with one exemplar from its innermost pixel "
-        "in the training photo that shows most of it. "
+        f"was done for all {len(query['objects'])} labelled objects. The exemplar of each is its innermost pixel in "
+        "the training photo that shows most of it. "
         f"<b>Found in {hits} of {tries} tries ({hits / tries:.0%})</b>: the best pixel of the whole view lies on the "
         f"object. Mean IoU {sum(overlaps) / len(overlaps):.2f} at a cosine of {query['mask_cosine']:g}, a threshold "
-        f"fixed on another room and the same for all.{left_out}</p>"
+        f"chosen on another room and the same for all objects.{left_out}</p>"
         f"<details><summary>All {len(objects)} objects</summary>"
         '<div class="scroll"><table><tr><th>object</th><th class="n">found</th><th class="n">IoU</th>'
         f'<th class="hide">exemplar</th></tr>{rows}</table></div></details></div>'

@@ -1,4 +1,4 @@
-"""Runs commands for the demo: output to a log file, a progress bar on the terminal, clean interruption."""
+"""Runs the commands of the demo with a log file, a progress bar and clean interruption."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Progress = tuple[int | float, int | float, str]
-"""Done, of how many, and what to say about it."""
+"""Amount done, total amount, and a note."""
 
 _POLL_S = 0.25
 _TAIL_LINES = 6
@@ -35,25 +35,25 @@ class CommandError(UserError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped the demo; the command it was running has ended."""
+    """The user interrupted the demo, and the running command has ended."""
 
 
 @dataclass
 class Command:
-    """One command, as a user would type it."""
+    """A command to run, as a user would type it."""
 
     name: str
-    """What it does, for the progress bar."""
+    """Name of the stage, for the progress bar."""
     arguments: Sequence[str]
     """Program and arguments."""
     log: Path
-    """Where its output goes; earlier output is kept above."""
+    """File to which the output is appended."""
     on_line: Callable[[str], Progress | None] = lambda line: None
-    """Progress from a line of its output."""
+    """Reads progress from a line of output."""
     on_poll: Callable[[], Progress | None] = lambda: None
-    """Progress from anything else, asked for a few times a second."""
+    """Reads progress from elsewhere; called a few times a second."""
     limit_s: float = float("inf")
-    """This long after its first progress it is asked to stop (SIGINT), which is no failure."""
+    """Time after the first progress at which the command is stopped with SIGINT, which does not count as a failure."""
 
     @property
     def text(self) -> str:
@@ -66,25 +66,24 @@ class Outcome:
     """How a command ended."""
 
     seconds: float
-    """How long it ran."""
+    """Wall time of the command."""
     working_s: float
-    """How long it made progress, start-up excluded."""
+    """Wall time since the first progress, without start-up."""
     stopped_by_limit: bool
-    """Whether it was stopped at its time limit."""
+    """Whether the command was stopped at its time limit."""
 
 
 def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
-    """Runs a command to its end under a progress bar.
+    """Runs a command to its end, with a progress bar.
 
     Args:
-        command: what to run; programs are looked for beside this Python first, so that no environment has to be
-            activated.
-        folder: where it runs.
-        console: where progress is shown; a line at the end says how long it took.
+        command: the command. Its program is searched beside this Python first, so no environment has to be activated.
+        folder: working directory.
+        console: shows progress and, at the end, a line with the time taken.
 
     Raises:
-        CommandError: it failed; the sentence is the command's own where it had one.
-        Interrupted: Ctrl-C; the command was given the time to save.
+        CommandError: the command failed. The message is its own error sentence, if it printed one.
+        Interrupted: the user pressed Ctrl-C; the command had time to save.
     """
     command.log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -110,7 +109,7 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
 
 
 def program(name: str) -> str:
-    """A program beside this Python, else whatever the PATH has."""
+    """Returns the path of a program beside this Python, or its plain name if it is not there."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.is_file() else name
 
@@ -128,7 +127,7 @@ def _start(command: Command, folder: Path) -> "subprocess.Popen[str]":
         text=True,
         encoding="utf-8",
         errors="replace",
-        # Ctrl-C must reach it once, from us, and not also from the terminal.
+        # Ctrl-C must reach it only once: from us, and not from the terminal as well.
         start_new_session=True,
     )
 
@@ -136,7 +135,7 @@ def _start(command: Command, folder: Path) -> "subprocess.Popen[str]":
 def _follow(
     process: "subprocess.Popen[str]", command: Command, log: TextIOBase, console: "Console"
 ) -> tuple[float, bool]:
-    """Shows progress until the process ends. Returns seconds of progress, and whether it was stopped at its limit."""
+    """Shows progress until the process ends. Returns seconds since the first progress and whether it hit the limit."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
@@ -188,7 +187,7 @@ def _read(stream: Iterable[str], lines: "queue.SimpleQueue[str | None]") -> None
 
 
 def _leave(process: "subprocess.Popen[str]", log: TextIOBase) -> None:
-    """Passes Ctrl-C on and waits; a second Ctrl-C, or too long a wait, ends the process at once."""
+    """Passes Ctrl-C on and waits. A second Ctrl-C or a long wait kills the process."""
     log.write("^C\n")
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT)
@@ -206,14 +205,14 @@ def _since(log: Path, position: int) -> str:
 
 
 def _failure(command: Command, code: int, output: str) -> CommandError:
-    """The command's own sentence where it had one, else the end of its output; and where all of it is."""
+    """Quotes the command's own error sentence, or else the end of its output, and names the log."""
     sentences = re.findall(r"^Error: (.+)$", output, re.MULTILINE)
     if sentences:
-        return CommandError(f"{sentences[-1].strip()} (said by `{command.arguments[0]}`; its log is {command.log})")
+        return CommandError(f"{sentences[-1].strip()} (from `{command.arguments[0]}`, log in {command.log})")
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:]) or "  | (it said nothing)"
-    how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+    tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:]) or "  | (no output)"
+    how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
     return CommandError(
-        f"`{Path(command.arguments[0]).name}` {how} while {command.name.lower()}: see the end of its log below, all of "
-        f"it in {command.log}, and run the same command again when it is mended.\n{tail}"
+        f"`{Path(command.arguments[0]).name}` {how} while {command.name.lower()}: its log is {command.log} "
+        f"and ends as follows. Fix the cause, then run the same command again.\n{tail}"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from f3rm_ext.report.running import Command, CommandError, program, run_command
+from f3rm_ext.report.commands import Command, CommandError, program, run_command
 
 PATIENT = """
 import signal, sys, time
@@ -89,7 +89,7 @@ def test_a_crash_shows_the_end_of_the_log_and_where_it_is(tmp_path: Path, consol
 
 
 def test_a_silent_death_by_signal_is_named(tmp_path: Path, console: Console) -> None:
-    with pytest.raises(CommandError, match=r"ended by signal 9(.|\n)*it said nothing"):
+    with pytest.raises(CommandError, match=r"killed by signal 9(.|\n)*no output"):
         run_command(python("import os; os.kill(os.getpid(), 9)", tmp_path), tmp_path, console)
 
 
@@ -115,7 +115,7 @@ def test_ctrl_c_reaches_the_command_once_and_waits_for_it(tmp_path: Path) -> Non
 import sys
 from pathlib import Path
 from rich.console import Console
-from f3rm_ext.report.running import Command, Interrupted, run_command
+from f3rm_ext.report.commands import Command, Interrupted, run_command
 command = Command("Working", [sys.executable, "-c", {PATIENT!r}], Path({str(log)!r}),
                   on_line=lambda line: print(line, end="", flush=True))
 try:
