@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,6 @@ def test_degree_zero_has_no_harmonics() -> None:
 
 def test_fewer_visible_gaussians_need_less() -> None:
     layout = Layout(1000)
-    less = total(account(layout)) - total(account(layout.with_visible(0.25)))
+    less = total(account(layout)) - total(account(replace(layout, visible=0.25)))
     assert less == 750 * 32
     assert layout == copy.copy(layout)
