@@ -33,8 +33,8 @@ class MipOptions:
     near: float = 0.2
     """Depth from which a camera sees a Gaussian, scene units, > 0."""
     margin: float = 0.15
-    """A camera sees a Gaussian whose centre projects into the image or at most this far outside it, as a share of the
-    image's width and height, ≥ 0."""
+    """A camera sees a Gaussian whose centre projects into the image or at most this far outside it, as a share of
+    the image's width and height, ≥ 0."""
     every: int = 100
     """Steps between updates of the 3D filter while the number of Gaussians stays the same, ≥ 1."""
     freeze: int = 100

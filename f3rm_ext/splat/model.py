@@ -56,9 +56,9 @@ class SplatModelConfig(OwnModelConfig):
         Literal["none", "density", "sdf", "dn-consistency", "dn_consistency"],
         tyro.conf.arg(aliases=["--regularization"]),
     ] = "dn-consistency"
-    """Loss that pulls Gaussians to surfaces in the later part of the run. density is quick and suits objects. sdf suits
-    unbounded scenes. dn-consistency (or dn_consistency) adds agreement of normals with depth to density; it is the
-    slowest and smoothest. none turns the regularisation off."""
+    """Loss that pulls Gaussians to surfaces in the later part of the run. density is quick and suits objects. sdf
+    suits unbounded scenes. dn-consistency (or dn_consistency) adds agreement of normals with depth to density;
+    it is the slowest and smoothest. none turns the regularisation off."""
     surface: RegularizationOptions = field(default_factory=RegularizationOptions)
     """Constants of the regularisation. Steps are for a run of 15 000 steps and scale with its length."""
     densify: DensifyOptions = field(default_factory=DensifyOptions)
@@ -67,14 +67,14 @@ class SplatModelConfig(OwnModelConfig):
     """Anti-aliasing filters."""
 
     start_from: Path | None = None
-    """Splats to start from: a .ply, .spz or .splat file, a checkpoint of this method or of splatfacto (.ckpt) or of
-    SuGaR's coarse stage (.pt), or an output folder of 3DGS or SuGaR."""
+    """Splats to start from: a .ply, .spz or .splat file, a checkpoint of this method or of splatfacto (.ckpt) or
+    of SuGaR's coarse stage (.pt), or an output folder of 3DGS or SuGaR."""
     start_iteration: int | None = None
     """Iteration to load from the folder given by --pipeline.model.start-from, 0 or more; the newest by default."""
     start_frame: Literal["auto", "scene", "capture"] = "auto"
     """Coordinate frame of the splats to start from. scene is nerfstudio's, which exports of this package and of
-    splatfacto use. capture is that of the capture's original poses, e.g. COLMAP's. auto selects capture for output
-    folders of 3DGS and checkpoints of SuGaR, else scene."""
+    splatfacto use. capture is that of the capture's original poses, e.g. COLMAP's. auto selects capture for
+    output folders of 3DGS and checkpoints of SuGaR, else scene."""
     start_stage: Stage = "vanilla"
     """First stage of the run. entropy and regularized need --pipeline.model.start-from."""
     memory: Annotated[MemoryOptions, tyro.conf.arg(name="")] = field(default_factory=MemoryOptions)

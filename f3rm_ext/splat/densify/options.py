@@ -13,11 +13,11 @@ class DensifyOptions:
     """How Gaussians are added and removed. Defaults are those of gsplat and 3DGS."""
 
     strategy: Literal["default", "mcmc", "none"] = "default"
-    """default copies and splits Gaussians with large image-space gradients and prunes transparent ones. mcmc moves dead
-    Gaussians to live ones and adds noise (3DGS-MCMC). none keeps their number."""
+    """default copies and splits Gaussians with large image-space gradients and prunes transparent ones. mcmc moves
+    dead Gaussians to live ones and adds noise (3DGS-MCMC). none keeps their number."""
     max_gaussians: int = 0
-    """Upper limit of the number of Gaussians, ≥ 1; 0 means no limit for default and 1 000 000 for mcmc. Near the limit,
-    default grows where gradients are largest."""
+    """Upper limit of the number of Gaussians, ≥ 1; 0 means no limit for default and 1 000 000 for mcmc. Near the
+    limit, default grows where gradients are largest."""
     start: int = 500
     """Step after which Gaussians are added and removed, ≥ 0."""
     stop: int = 15_000
@@ -28,8 +28,8 @@ class DensifyOptions:
     """Seed of the random numbers for splits, samples and noise."""
 
     grow_grad2d: float = 2e-4
-    """Mean gradient of the loss with respect to a Gaussian's image position (in half widths and heights) above which it
-    grows, > 0; 8e-4 suits absgrad."""
+    """Mean gradient of the loss with respect to a Gaussian's image position (in half widths and heights) above
+    which it grows, > 0; 8e-4 suits absgrad."""
     absgrad: bool = False
     """Sum absolute gradients over pixels, so that opposite gradients do not cancel (AbsGS)."""
     grow_scale3d: float = 0.01
@@ -40,10 +40,11 @@ class DensifyOptions:
     prune_opacity: float = 0.005
     """Opacity below which a Gaussian is removed, 0 to below 1."""
     prune_scale3d: float = 0.1
-    """Largest standard deviation above which a Gaussian is removed after the first reset of opacities, as a fraction of
-    the scene's extent."""
+    """Largest standard deviation above which a Gaussian is removed after the first reset of opacities, as a
+    fraction of the scene's extent."""
     prune_scale2d: float = 0.15
-    """Image radius above which a Gaussian is removed before stop-scale2d, as a fraction of the image's longer side."""
+    """Image radius above which a Gaussian is removed before stop-scale2d, as a fraction of the image's longer
+    side."""
     stop_scale2d: int = 0
     """Step up to which image radii are checked; 0 never checks them, as 3DGS does in effect."""
     reset_every: int = 3000

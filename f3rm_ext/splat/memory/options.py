@@ -22,22 +22,22 @@ class MemoryOptions:
 
     optimize_memory: Annotated[bool, tyro.conf.arg(aliases=["--optimize-memory"])] = False
     """Turn on the recommended set: options left at auto become float16 storage, bfloat16 moments and expandable
-    segments. By calculation this saves 24 % of the memory of a step with 6 million Gaussians at SH degree 3, and
-    16 % at degree 2."""
+    segments. By calculation, a step with 6 million Gaussians takes 24 % less at SH degree 3 and 16 % less at
+    degree 2."""
     sh_storage: Literal["auto", "float32", "float16", "selective"] = "auto"
     """Storage of spherical harmonics beyond the first. float16 is computed in float32 and rounded stochastically.
     selective adds precision for reflective Gaussians. auto is float32, or float16 with optimize-memory."""
     sh_moments: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
-    """Storage of Adam's moments of these harmonics: 8, 4 or about 2 bytes per coefficient. auto is float32, or bfloat16
-    with optimize-memory."""
+    """Storage of Adam's moments of these harmonics: 8, 4 or about 2 bytes per coefficient. auto is float32, or
+    bfloat16 with optimize-memory."""
     reflective_above: float = 0.05
     """selective: a Gaussian is reflective if the view-dependent part of its colour (0 to 1), root mean square over
     directions, exceeds this, > 0."""
     fragmentation: Annotated[
         Literal["auto", "minimal", "normal", "aggressive"], tyro.conf.arg(aliases=["--fragmentation"])
     ] = "auto"
-    """How often to clear the allocator's cache on CUDA: every 100 (minimal), 50 (normal) or 10 (aggressive) steps. Each
-    clearing waits for the GPU. auto is minimal."""
+    """How often to clear the allocator's cache on CUDA: every 100 (minimal), 50 (normal) or 10 (aggressive) steps.
+    Each clearing waits for the GPU. auto is minimal."""
     expandable_segments: bool | None = None
     """Let CUDA's allocator grow its segments instead of adding new ones, which leaves fewer gaps than clearing the
     cache. Your own allocator settings take precedence. Follows optimize-memory by default."""

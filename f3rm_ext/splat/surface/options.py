@@ -17,12 +17,13 @@ class RegularizationOptions:
     """Regularisation that pulls Gaussians to surfaces. Defaults are SuGaR's for a run of 15 000 steps."""
 
     mode: tyro.conf.Suppress[Mode] = "none"
-    """density compares the density near Gaussians with that of flat, opaque ones (quick, for objects). sdf compares the
-    distance implied by the density with the rendered depth (for unbounded scenes). dn-consistency is density plus a
-    comparison of rendered normals with those of the rendered depth (slowest, smoothest). none turns off the
-    regularisation, the entropy loss and its pruning."""
+    """density compares the density near Gaussians with that of flat, opaque ones (quick, for objects). sdf
+    compares the distance implied by the density with the rendered depth (for unbounded scenes). dn-consistency
+    is density plus a comparison of rendered normals with those of the rendered depth (slowest, smoothest). none
+    turns off the regularisation, the entropy loss and its pruning."""
     schedule_steps: int = 15_000
-    """Length of the run for which the following steps are given, ≥ 1; they scale with the length of the actual run."""
+    """Length of the run for which the following steps are given, ≥ 1; they scale with the length of the actual
+    run."""
     entropy_start: int = 7_000
     """Step after which the entropy loss of opacities is active."""
     entropy_end: int = 9_000
@@ -42,7 +43,8 @@ class RegularizationOptions:
     neighbours: int = 16
     """Neighbours per Gaussian, including itself, ≥ 1; each takes 4 bytes."""
     samples: int = 1_000_000
-    """Points per step, ≥ 1. The default suits GPUs; use 20 000 to 100 000 on a CPU (0.3 s per 100 000 on one core)."""
+    """Points per step, ≥ 1. The default suits GPUs; use 20 000 to 100 000 on a CPU (0.3 s per 100 000 on one
+    core)."""
     spread: float = 1.5
     """Standard deviation of the points, in units of the standard deviation of their Gaussian, > 0."""
     chunk_points: int = 1 << 15
@@ -62,11 +64,11 @@ class RegularizationOptions:
     sdf_most: float = 10.0
     """sdf: upper limit of the loss of a point, in units of the cameras' extent, > 0."""
     dn_divide: bool = True
-    """dn-consistency: divide composited depth by accumulation, which is right wherever opacity varies between pixels
-    (objects, soft borders). SuGaR does not divide, which also closes holes in closed scenes."""
+    """dn-consistency: divide composited depth by accumulation, which is right wherever opacity varies between
+    pixels (objects, soft borders). SuGaR does not divide, which also closes holes in closed scenes."""
     dn_rebuild_z: bool = False
-    """dn-consistency: composite x and y of the normals and compute z from them, as SuGaR does, instead of normalising
-    all three."""
+    """dn-consistency: composite x and y of the normals and compute z from them, as SuGaR does, instead of
+    normalising all three."""
     dn_min_alpha: float = 0.5
     """dn-consistency: pixels count only if their accumulation exceeds this, 0 to below 1."""
 
