@@ -138,7 +138,7 @@ def test_a_failure_on_the_viewers_thread_is_a_black_picture(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("broken on purpose")
 
-    monkeypatch.setattr("f3rm_ext.splat.rendering.render_outputs", broken)
+    monkeypatch.setattr("f3rm_ext.splat.model.render_outputs", broken)
     with pytest.raises(ZeroDivisionError):
         model.get_outputs_for_camera(camera)
     monkeypatch.setattr("f3rm_ext.compat.is_viewer_thread", lambda: True)
