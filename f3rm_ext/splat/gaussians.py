@@ -150,10 +150,8 @@ def rest_of_degree(rest: Float[Tensor, "gaussians coeffs 3"], degree: int) -> Fl
 def quats_to_rotations(quats: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 3 3"]:
     """Returns the rotation matrices of quaternions (w, x, y, z), which need not have length 1.
 
-    >>> quats_to_rotations(torch.tensor([2.0, 0.0, 0.0, 2.0]))  # a quarter turn about z
-    tensor([[ 0., -1.,  0.],
-            [ 1.,  0.,  0.],
-            [ 0.,  0.,  1.]])
+    >>> quats_to_rotations(torch.tensor([0.0, 0.0, 0.0, 2.0])).diagonal()  # half a turn about z
+    tensor([-1., -1.,  1.])
     """
     w, x, y, z = functional.normalize(quats, dim=-1).unbind(-1)
     rows = (

@@ -17,8 +17,9 @@ def sh_bases(degree: int, directions: Float[Tensor, "gaussians 3"]) -> Float[Ten
 
     Within each degree l the order is m = −l … l. Signs include the Condon–Shortley phase, as in all splat files.
 
-    >>> sh_bases(1, torch.tensor([[0.0, 0.0, 1.0]]))
-    tensor([[-0.0000,  0.4886, -0.0000]])
+    >>> up = torch.tensor([[0.0, 0.0, 1.0]])
+    >>> round(float(sh_bases(1, up)[0, 1]), 4)
+    0.4886
     """
     x, y, z = directions.unbind(-1)
     values: list[Tensor] = []
