@@ -24,7 +24,8 @@ from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory.accounting import Layout, account, peak, total
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.packed import stored_sh_colors
-from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases, sh_colors
+from f3rm_ext.splat.rasterize.sh_bases import sh_bases
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 from f3rm_ext.splat.surface.options import RegularizationOptions
 
 RESULTS = Path(__file__).parent / "results"

@@ -78,7 +78,7 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
 
     from f3rm_ext.engine.cost import peak_mib
     from f3rm_ext.splat.cameras import PinholeCameras
-    from f3rm_ext.splat.initialization import initial_gaussians, seen_places
+    from f3rm_ext.splat.initialization import initial_gaussians, random_points
     from f3rm_ext.splat.memory.allocator import gaps_mib
 
     config = make_config(VARIANTS[name], options, folder)
@@ -89,7 +89,7 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     model = trainer.pipeline.model
     views = PinholeCameras.of(trainer.pipeline.datamanager.train_dataset.cameras).to("cpu")
     generator = torch.Generator().manual_seed(0)
-    means = seen_places(views, options.count, generator)
+    means = random_points(views, options.count, generator)
     begin = initial_gaussians(means, None, 3, 0.1 * views.extent(), generator)
     for key, value in begin.tensors().items():
         parameter = model.gauss_params[key]

@@ -1,4 +1,4 @@
-"""``f3rm-ext eval-scales``: how good the splats of a run look from nearer and from farther away."""
+"""``f3rm-ext eval-scales``: image quality of splats at resolutions above and below that of training."""
 
 import json
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ _SWITCHES: dict[Switch, bool | None] = {"as-trained": None, "on": True, "off": F
 
 @dataclass
 class EvalScales:
-    """Compares the held-out photos with pictures of several sizes, larger and smaller than those of training.
+    """Compares renderings at several resolutions, above and below that of training, with the held-out photos.
 
-    Smaller pictures (from farther away) are compared with photos averaged over the area of each pixel. Larger ones
-    (from nearer) are compared with the files, for which training has to be at a lower resolution than theirs; sizes
-    larger than the files are left out. Beside the config are written the figures (scales.json) and one view at all
-    sizes, photo above drawing (scales.png).
+    Lower resolutions stand for views from farther away; the photos are averaged over the area of each pixel. Higher
+    resolutions stand for views from nearer and need photos larger than those of training; scales beyond the size of
+    the files are left out. The command writes the metrics (scales.json) and one view at all scales, each photo above
+    its rendering (scales.png), beside the config.
 
-    Filters that are switched here are switched for a model that was optimised with or without them. To learn what
-    they are good for, train twice: with and without --pipeline.model.mip.filter-2d and --pipeline.model.mip.filter-3d.
+    The filter options switch the filters of a model that was trained with or without them. To measure their benefit,
+    train twice: with and without --pipeline.model.mip.filter-2d and --pipeline.model.mip.filter-3d.
 
     Typical calls:
       ns-train sugar-ext --data room --pipeline.datamanager.camera-res-scale-factor 0.125
@@ -36,35 +36,34 @@ class EvalScales:
     load_config: Path
     """config.yml of the run."""
     scales: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-    """Ratios of the sides of the pictures to those of training, above 0."""
+    """Scales to compare, as ratios to the training resolution, above 0."""
     filter_2d: Switch = "as-trained"
-    """Whether to draw with Mip-Splatting's pixel filter (on) or 3DGS's dilation (off)."""
+    """Whether to render with Mip-Splatting's 2D filter (on) or 3DGS's dilation (off)."""
     filter_3d: Switch = "as-trained"
-    """Whether to draw with the 3D filter; on computes it where the run was trained without."""
+    """Whether to render with the 3D filter; on computes it if the run was trained without."""
     view: int = 0
-    """The held-out photo to show in the picture, counted from 0."""
+    """Index of the held-out photo to show in scales.png, 0 or more."""
     out: Path | None = None
-    """File for all figures (JSON), its picture gets the same name; by default scales.json beside the config, with what
-    was switched in its name."""
+    """JSON file for the metrics; the image gets the same name with .png. By default scales.json beside the config, with
+    switched filters in its name."""
 
     def __post_init__(self) -> None:
         if not self.scales:
-            raise ConfigError("There are no scales to compare at: give some, --scales 0.5 1 2 say.")
+            raise ConfigError("There are no scales to compare: give some, e.g. --scales 0.5 1 2.")
         for scale in self.scales:
             if not 0 < scale < float("inf"):
-                raise ConfigError(f"{scale:g} among --scales is no ratio of sizes: use numbers above 0.")
+                raise ConfigError(f"{scale:g} among --scales is no valid ratio: use numbers above 0.")
         if self.view < 0:
             raise ConfigError(f"--view is {self.view}, but photos are counted from 0.")
         if self.out is not None and self.out.suffix.lower() != ".json":
-            raise ConfigError(f"--out is {self.out}, but figures are written as JSON: give a name that ends in .json.")
+            raise ConfigError(f"--out is {self.out}, but metrics are written as JSON: give a name that ends in .json.")
 
     def main(self) -> int:
-        """Evaluates and writes the figures. Returns the exit code."""
+        """Evaluates and writes the metrics. Returns the exit code."""
         from nerfstudio.utils.rich_utils import CONSOLE
 
         from f3rm_ext.splat.export import load_splat_run
-        from f3rm_ext.splat.multiscale_eval import evaluate_scales, possible_scales
-        from f3rm_ext.splat.multiscale_strip import strip_png
+        from f3rm_ext.splat.multiscale_eval import evaluate_scales, possible_scales, strip_png
         from f3rm_ext.utils.console import image_progress
         from f3rm_ext.utils.output_file import replacing, require_writable
 
@@ -83,7 +82,7 @@ class EvalScales:
             require_writable(path)
         trained = self._filters(run)
         run.set_filters(_SWITCHES[self.filter_2d], _SWITCHES[self.filter_3d])
-        with image_progress("pictures") as progress:
+        with image_progress("images") as progress:
             task = progress.add_task("Scales", total=len(possible.scales) * len(photos))
             results = evaluate_scales(
                 run.model, photos, possible.scales, self.view, lambda: progress.update(task, advance=1)
@@ -103,7 +102,7 @@ class EvalScales:
         with replacing(picture) as stream:
             stream.write(strip_png(results))
         CONSOLE.print(self._table(results))
-        CONSOLE.print(f"Figures are in {out}, pictures in {picture}.", highlight=False, markup=False, soft_wrap=True)
+        CONSOLE.print(f"Metrics are in {out}, images in {picture}.", highlight=False, markup=False, soft_wrap=True)
         return 0
 
     @staticmethod
@@ -122,7 +121,7 @@ class EvalScales:
 
         from f3rm_ext.splat.multiscale_eval import METRICS
 
-        table = Table(title="Held-out photos at several sizes (×1: as trained)")
+        table = Table(title="Held-out photos at several scales (×1: as trained)")
         for column in ("scale", "size, px", *(name.upper() for name in METRICS)):
             table.add_column(column, justify="right")
         digits = {"psnr": 2, "ssim": 4, "lpips": 4, "l1": 4}

@@ -205,7 +205,7 @@ class Splats:
         if run.model.config.mip.filter_3d and not self.fused:
             lines.append("The 3D filter is not in the file, so other viewers show another picture than this run.")
         if kind == "splat" and made.render_mode == "mip":
-            lines.append("The file cannot say that it is to be drawn with anti-aliasing (SplatRenderMode: mip).")
+            lines.append("The format cannot record that the splats need anti-aliasing (SplatRenderMode: mip).")
         size_mib = self.out.stat().st_size / 2**20
         lines.append(f"{made.count} Gaussians (SH degree {made.sh_degree}, {size_mib:.1f} MiB) are in {self.out}.")
         for line in lines:

@@ -1,4 +1,4 @@
-"""Nerfstudio's cameras as rasterisers want them."""
+"""Nerfstudio's cameras in the form that rasterisers take."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ class PinholeCameras(NamedTuple):
 
     @classmethod
     def of(cls, cameras: Cameras) -> "PinholeCameras":
-        """The views of cameras (of shape (cams,)), whose axes are OpenGL's; distortion is not looked at."""
+        """Converts nerfstudio's cameras, shape (cams,) and OpenGL axes; distortion is ignored."""
         c2w = cameras.camera_to_worlds
         turned = c2w[:, :3, :3] * c2w.new_tensor([1.0, -1.0, -1.0])
         inverse = turned.transpose(1, 2)
@@ -36,23 +36,24 @@ class PinholeCameras(NamedTuple):
         return cls(viewmats, Ks, cameras.width[:, 0].int(), cameras.height[:, 0].int())
 
     def to(self, device: torch.device | str) -> "PinholeCameras":
-        """The same on another device."""
+        """Moves all tensors to a device."""
         return PinholeCameras(*(part.to(device) for part in self))
 
     @property
     def positions(self) -> Float[Tensor, "cams 3"]:
-        """Where the cameras are, scene frame."""
+        """Positions of the cameras, scene frame."""
         return -(self.viewmats[:, :3, :3].transpose(1, 2) @ self.viewmats[:, :3, 3:])[..., 0]
 
     @property
     def forward(self) -> Float[Tensor, "cams 3"]:
-        """Where they look, scene frame, length 1."""
+        """Viewing directions, scene frame, length 1."""
         return self.viewmats[:, 2, :3]
 
     def extent(self) -> float:
-        """1.1 times the largest distance of a camera from their mean (3DGS's unit of size), scene units; at least 1e-3.
+        """Returns the extent of the scene, scene units: 1.1 times the largest distance of a camera from their mean.
 
-        A capture from one place has no extent of its own; its learning rates and thresholds then fit a tiny scene.
+        This is 3DGS's unit of length for learning rates and thresholds. It is at least 1e-3, for captures from a
+        single position.
         """
         apart = self.positions - self.positions.mean(dim=0)
         return max(1.1 * float(apart.norm(dim=1).max()), 1e-3)

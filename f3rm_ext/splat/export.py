@@ -1,4 +1,4 @@
-"""A trained run of splats, opened again, and its splats as a file."""
+"""Opening a trained run of splats, and exporting its splats to a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class SplatRun:
-    """A trained run of splats."""
+    """A trained run of splats, opened for evaluation or export."""
 
     model: "SplatModel"
-    """In evaluation mode."""
+    """The model, in evaluation mode."""
     manager: "ImageDataManager"
-    """Its photos and cameras."""
+    """The datamanager, with photos and cameras."""
     config: "TrainerConfig"
-    """Its options."""
+    """Options of the run."""
     checkpoint: Path
-    """The file that was loaded."""
+    """The checkpoint file that was loaded."""
     step: int
-    """Number of the last training step in it."""
+    """Last training step of the checkpoint."""
 
     def describe(self) -> dict[str, object]:
-        """Where results come from, for files that hold them."""
+        """Returns the origin of results, to record in files."""
         return {"checkpoint": str(self.checkpoint.resolve()), "step": self.step, "method": self.config.method_name}
 
     @property
@@ -53,9 +53,9 @@ class SplatRun:
         return self.manager.eval_dataset
 
     def set_filters(self, filter_2d: bool | None, filter_3d: bool | None) -> None:
-        """Has the model draw with or without its filters; None leaves one as it was trained.
+        """Switches the filters of the model on or off; None keeps the state of training.
 
-        A 3D filter that the run was trained without is computed from the training cameras.
+        If the run was trained without 3D filter, switching it on computes it from the training cameras.
         """
         mip = self.model.config.mip
         if filter_2d is not None:
@@ -68,13 +68,13 @@ class SplatRun:
             mip.filter_3d = filter_3d
 
     def splats(self, fused: bool = True) -> Gaussians:
-        """The Gaussians as they are drawn, up to the SH degree that the training had come to.
+        """Returns the Gaussians, float32, with the SH degree in use at the last training step.
 
         Args:
-            fused: with the 3D filter in their sizes and opacities, where the run has one.
+            fused: include the 3D filter in sizes and opacities, if the run has one.
         """
         model = self.model
-        # Half-stored colours become numbers that every format can hold.
+        # Every format can store float32.
         gaussians = Gaussians.of({name: value.detach().float() for name, value in model.gaussians.tensors().items()})
         gaussians = gaussians.with_sh_degree(model.current_sh_degree)
         return fuse(gaussians, model.filter_3d) if fused and model.config.mip.filter_3d else gaussians
@@ -87,8 +87,8 @@ def load_splat_run(load_config: Path) -> SplatRun:
         load_config: its config.yml.
 
     Raises:
-        ConfigError: there is no such file, it cannot be understood, or the run is of a method without splats.
-        CheckpointError: it has no checkpoint yet, or all are damaged.
+        ConfigError: the file does not exist, is no valid config, or is of a method without splats.
+        CheckpointError: the run has no checkpoint yet, or all are damaged.
     """
     from f3rm_ext.data.image_datamanager import ImageDataManager
     from f3rm_ext.splat.model import SplatModel
@@ -96,7 +96,7 @@ def load_splat_run(load_config: Path) -> SplatRun:
     opened = open_run(
         load_config,
         lambda config: issubclass(config.pipeline.model._target, SplatModel),
-        "which has no splats that this can use: give a run of sugar-ext",
+        "which has no splats: give a run of sugar-ext",
     )
     model, manager = opened.pipeline.model, opened.pipeline.datamanager
     assert isinstance(model, SplatModel) and isinstance(manager, ImageDataManager)
@@ -106,17 +106,17 @@ def load_splat_run(load_config: Path) -> SplatRun:
 def export_run(
     run: SplatRun, out: Path, fused: bool = True, bad_values: BadValues = "error", spz_axes: Axes = "rub"
 ) -> SplatInfo:
-    """Writes the splats of a run, in the format of the name and in the frame of the scene.
+    """Writes the splats of a run, in the format given by the file name and in the scene frame.
 
     Args:
         run: the run.
-        out: ends in one of :data:`~f3rm_ext.splat.files.SUFFIXES`.
+        out: file name that ends in one of :data:`~f3rm_ext.splat.files.SUFFIXES`.
         fused: see :meth:`SplatRun.splats`.
-        bad_values: what to do with values that are NaN or infinite.
-        spz_axes: axes of the coordinates where it is ``.spz``.
+        bad_values: treatment of values that are NaN or infinite.
+        spz_axes: axes of the coordinates in an ``.spz`` file.
 
     Returns:
-        What the file says; its notices are for the user.
+        Contents of the file; its notices are for the user.
 
     Raises:
         SplatFileError: see :func:`~f3rm_ext.splat.files.export_splats`.

@@ -1,6 +1,6 @@
-"""A set of Gaussians as it is stored, and what its numbers mean.
+"""Gaussians as they are stored, and the meaning of their numbers.
 
-Names and layout are those of nerfstudio's splatfacto, so that its checkpoints open without translation.
+Names and layout are those of nerfstudio's splatfacto, so its checkpoints open without translation.
 """
 
 from collections.abc import Mapping
@@ -19,15 +19,22 @@ SH_C0 = 0.28209479177387814
 
 
 def sh_rest_count(degree: int) -> int:
-    """Number of SH coefficients per colour beyond the first: (degree + 1)² − 1."""
+    """Returns the number of SH coefficients per colour beyond the first, (degree + 1)² − 1.
+
+    >>> [sh_rest_count(degree) for degree in range(4)]
+    [0, 3, 8, 15]
+    """
     return (degree + 1) ** 2 - 1
 
 
 def sh_degree_of(rest_count: int) -> int:
-    """SH degree of a number of coefficients beyond the first.
+    """Returns the SH degree that has this number of coefficients beyond the first.
 
     Raises:
-        ConfigError: if no degree from 0 to 3 has that many.
+        ConfigError: no degree from 0 to 3 has that many.
+
+    >>> sh_degree_of(8)
+    2
     """
     for degree in range(MAX_SH_DEGREE + 1):
         if sh_rest_count(degree) == rest_count:
@@ -39,61 +46,68 @@ def sh_degree_of(rest_count: int) -> int:
 
 
 def rgb_to_sh(rgb: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-    """Degree-0 SH coefficients of colours in 0..1."""
+    """Returns the degree-0 SH coefficients of colours in 0..1.
+
+    >>> sh_to_rgb(rgb_to_sh(torch.tensor([0.0, 0.5, 1.0])))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
     return (rgb - 0.5) / SH_C0
 
 
 def sh_to_rgb(sh: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-    """Colours (unclamped) of degree-0 SH coefficients."""
+    """Returns the colours, not clamped, of degree-0 SH coefficients."""
     return sh * SH_C0 + 0.5
 
 
 @dataclass
 class Gaussians:
-    """N anisotropic Gaussians with spherical-harmonic colours, before any activation function."""
+    """Anisotropic Gaussians with spherical-harmonic colours, before any activation function."""
 
     means: Float[Tensor, "gaussians 3"]
-    """Centres, in the frame of the scene."""
+    """Centres, scene frame."""
     scales: Float[Tensor, "gaussians 3"]
-    """Natural logarithms of the standard deviations along the three own axes, in scene units."""
+    """Natural logarithms of the standard deviations along each Gaussian's own axes, scene units."""
     quats: Float[Tensor, "gaussians 4"]
-    """Rotations from own axes to the scene, (w, x, y, z) of any length but 0."""
+    """Rotations from own axes to the scene frame, (w, x, y, z), any length but 0."""
     opacities: Float[Tensor, "gaussians 1"]
     """Logits of the opacities."""
     features_dc: Float[Tensor, "gaussians 3"]
-    """SH coefficients of degree 0, red green blue."""
+    """SH coefficients of degree 0; red, green, blue."""
     features_rest: Float[Tensor, "gaussians coeffs 3"]
-    """SH coefficients of degrees 1 and up; 0, 3, 8 or 15 of them; float32 or float16."""
+    """SH coefficients of degrees 1 and up: 0, 3, 8 or 15; float32 or float16."""
 
     def __len__(self) -> int:
         return len(self.means)
 
     @property
     def sh_degree(self) -> int:
-        """Highest degree of the colours."""
+        """SH degree of the colours."""
         return sh_degree_of(self.features_rest.shape[1])
 
     def sizes(self) -> Float[Tensor, "gaussians 3"]:
-        """Standard deviations along the own axes, in scene units."""
+        """Returns standard deviations along the own axes, scene units."""
         return self.scales.exp()
 
     def alphas(self) -> Float[Tensor, " gaussians"]:
-        """Opacities, 0 to 1."""
+        """Returns opacities, 0 to 1."""
         return self.opacities.sigmoid().squeeze(-1)
 
     def rotations(self) -> Float[Tensor, "gaussians 3 3"]:
-        """Matrices whose columns are the own axes in the scene."""
+        """Returns matrices whose columns are the own axes in the scene frame."""
         return quats_to_rotations(self.quats)
 
     def normals(self) -> Float[Tensor, "gaussians 3"]:
-        """Unit vectors along the axes of the smallest deviations, in the scene, of either sign."""
+        """Returns the axes of the smallest standard deviations: unit vectors, scene frame, either sign."""
         return smallest_axes(self.rotations(), self.scales)
 
     def checked(self, source: str) -> "Gaussians":
-        """These, if there are any and all their numbers are finite.
+        """Returns the Gaussians after checking that there are any and that all values are finite.
+
+        Args:
+            source: name of their origin, for the message.
 
         Raises:
-            ConfigError: otherwise; ``source`` is named.
+            ConfigError: there are none, or some values are NaN or infinite.
         """
         if not len(self):
             raise ConfigError(f"There are no Gaussians in {source}: choose another file.")
@@ -106,35 +120,39 @@ class Gaussians:
         return self
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """Returns all tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Gaussians":
-        """From tensors by name; others are ignored."""
+        """Creates Gaussians from tensors by name; ignores other names."""
         return cls(**{field.name: tensors[field.name] for field in fields(cls)})
 
     def __getitem__(self, index: Tensor | slice) -> "Gaussians":
-        """The Gaussians of an index or mask."""
+        """Selects Gaussians by index, slice or mask."""
         return Gaussians.of({name: value[index] for name, value in self.tensors().items()})
 
     def to(self, device: torch.device | str) -> "Gaussians":
-        """The same on another device."""
+        """Moves all tensors to a device."""
         return Gaussians.of({name: value.to(device) for name, value in self.tensors().items()})
 
     def with_sh_degree(self, degree: int) -> "Gaussians":
-        """With coefficients of higher degrees dropped, or zeros for those that are new."""
+        """Drops coefficients of higher degrees, or appends zeros for new ones."""
         return replace(self, features_rest=rest_of_degree(self.features_rest, degree))
 
 
 def rest_of_degree(rest: Float[Tensor, "gaussians coeffs 3"], degree: int) -> Float[Tensor, "gaussians new 3"]:
-    """Coefficients beyond the first, those of higher degrees dropped, or zeros for those that are new."""
+    """Drops coefficients of higher degrees, or appends zeros for new ones."""
     count, have = sh_rest_count(degree), rest.shape[1]
     return rest[:, :count] if count <= have else functional.pad(rest, (0, 0, 0, count - have))
 
 
 def quats_to_rotations(quats: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 3 3"]:
-    """Rotation matrices of quaternions (w, x, y, z), which need not have length 1."""
+    """Returns the rotation matrices of quaternions (w, x, y, z), which need not have length 1.
+
+    >>> quats_to_rotations(torch.tensor([0.0, 0.0, 0.0, 2.0])).diagonal()  # half a turn about z
+    tensor([-1., -1.,  1.])
+    """
     w, x, y, z = functional.normalize(quats, dim=-1).unbind(-1)
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
@@ -147,6 +165,6 @@ def quats_to_rotations(quats: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batc
 def smallest_axes(
     rotations: Float[Tensor, "gaussians 3 3"], scales: Float[Tensor, "gaussians 3"]
 ) -> Float[Tensor, "gaussians 3"]:
-    """The columns of rotations that belong to the smallest scales."""
+    """Returns the columns of rotations that belong to the smallest scales."""
     smallest = scales.argmin(dim=1)
     return rotations.gather(2, smallest[:, None, None].expand(-1, 3, 1)).squeeze(-1)

@@ -1,4 +1,4 @@
-"""The Gaussians a run begins with: at the capture's points, or where cameras look."""
+"""The initial Gaussians of a run: at the points of the capture, or at random points in view of the cameras."""
 
 import math
 from typing import NamedTuple
@@ -14,44 +14,44 @@ from f3rm_ext.splat.mip import sampling_intervals
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 
 ALPHA = 0.1
-"""Opacity of every Gaussian at the beginning."""
+"""Initial opacity of every Gaussian."""
 NEIGHBOURS = 3
-"""A Gaussian begins as large as its mean distance to so many neighbours."""
+"""The initial size of a Gaussian is its mean distance to this many neighbours."""
 NEAREST, FARTHEST = 0.3, 10.0
-"""Depths of places on rays, in distances of the farthest camera from the point they look at."""
+"""Range of depths on rays, in units of the distance from the scene's centre to the farthest camera."""
 FEWEST_POINTS = 100
-"""A capture with fewer points begins at random places too."""
+"""A capture with fewer points starts from random points too."""
 _ROUNDS = 20
 
 
-class Places(NamedTuple):
-    """Where a run begins."""
+class InitialPoints(NamedTuple):
+    """Centres and colours of the initial Gaussians."""
 
     means: Float[Tensor, "gaussians 3"]
     """Scene frame."""
     rgb: Float[Tensor, "gaussians 3"]
     """0 to 1."""
     described: str
-    """For the log: how many, and from where."""
+    """Their number and origin, for the log."""
 
 
-def first_places(
+def initial_points(
     points: tuple[Tensor, Tensor] | None,
     source: str,
     views: PinholeCameras | None,
     count_random: int,
     most: int,
     generator: torch.Generator,
-) -> Places:
-    """The capture's points, and random places where these are none or fewer than :data:`FEWEST_POINTS`.
+) -> InitialPoints:
+    """Chooses the points of the capture, and adds random ones if there are fewer than :data:`FEWEST_POINTS`.
 
     Args:
-        points: of the capture, (points, 3), scene frame, and their colours, 0 to 255; None where it has none.
-        source: what they are of, for the log.
-        views: training cameras; without them random places fill the cube from −1 to 1.
-        count_random: how many random places.
-        most: so many at most, taken at random; 0 for no limit.
-        generator: of the random numbers (CPU).
+        points: positions (points, 3), scene frame, and colours, 0 to 255, of the capture's points; None for none.
+        source: origin of the points, for the log.
+        views: training cameras; without them random points fill the cube from −1 to 1.
+        count_random: number of random points.
+        most: upper limit; a random subset is kept. 0 for no limit.
+        generator: random number generator on the CPU.
     """
     count = 0 if points is None else len(points[0])
     parts: list[tuple[Tensor, Tensor]] = []
@@ -59,49 +59,49 @@ def first_places(
         parts.append((points[0].cpu().float(), points[1].cpu().float() / 255.0))
     if count < FEWEST_POINTS:
         if views is not None:
-            drawn = seen_places(views, count_random, generator)
+            random = random_points(views, count_random, generator)
         else:
-            drawn = torch.rand(count_random, 3, generator=generator) * 2 - 1
-        parts.append((drawn, torch.full((count_random, 3), 0.5)))
+            random = torch.rand(count_random, 3, generator=generator) * 2 - 1
+        parts.append((random, torch.full((count_random, 3), 0.5)))
     means, rgb = (torch.cat(some) for some in zip(*parts, strict=True))
     if most and len(means) > most:
         kept = torch.randperm(len(means), generator=generator)[:most]
         means, rgb = means[kept], rgb[kept]
     taken = f"{most} of the {count}" if most and count > most else f"the {count}"
-    where = f"{taken} points of {source}" if count else "random places, as there are no points of the capture"
+    where = f"{taken} points of {source}" if count else "random points, as the capture has no points"
     if 0 < count < FEWEST_POINTS:
-        where += f" and at random places, as {count} are too few"
-    return Places(means, rgb, f"Beginning with {len(means)} Gaussians at {where}.")
+        where += f" and at random points, as {count} are too few"
+    return InitialPoints(means, rgb, f"Starting with {len(means)} Gaussians at {where}.")
 
 
-def seen_places(views: PinholeCameras, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:
-    """Random places for a capture that has no points: half of them :func:`seen_by_many` (the subject), and half
-    :func:`on_rays` (everything behind it and around).
+def random_points(views: PinholeCameras, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:
+    """Draws random points for a capture without points: half by :func:`points_seen_by_many` (the subject), half by
+    :func:`points_on_rays` (everything around and behind it).
 
     Args:
         views: training cameras.
-        count: how many places.
-        generator: of the random numbers (CPU).
+        count: number of points.
+        generator: random number generator on the CPU.
 
     Returns:
         Scene frame, on the CPU.
     """
     views = views.to("cpu")
-    inside = seen_by_many(views, count - count // 2, generator)
-    return torch.cat([inside, on_rays(views, count // 2, generator)])
+    inside = points_seen_by_many(views, count - count // 2, generator)
+    return torch.cat([inside, points_on_rays(views, count // 2, generator)])
 
 
-def on_rays(views: PinholeCameras, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:
-    """Places on rays of random pixels of random cameras, at depths whose logarithm is uniform.
+def points_on_rays(views: PinholeCameras, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:
+    """Draws points on the rays of random pixels of random cameras, with a uniform logarithm of the depth.
 
-    So every pixel has as much in front of it, and far things begin with as many Gaussians for their size in the picture
-    as near ones. Depths are along the optical axis, from :data:`NEAREST` to :data:`FARTHEST` times the distance of the
-    farthest camera from the point that all look at.
+    Every pixel gets as many points on average, so near and far things start with as many Gaussians per image area.
+    Depths are along the optical axis, from :data:`NEAREST` to :data:`FARTHEST` times the distance of the farthest
+    camera from the point nearest to all optical axes.
 
     Args:
         views: training cameras, on the CPU.
-        count: how many places.
-        generator: of the random numbers (CPU).
+        count: number of points.
+        generator: random number generator on the CPU.
     """
     chosen = torch.randint(len(views.viewmats), (count,), generator=generator)
     sizes = torch.stack([views.widths, views.heights], dim=1)[chosen]
@@ -115,22 +115,22 @@ def on_rays(views: PinholeCameras, count: int, generator: torch.Generator) -> Fl
 
 
 def _radius(views: PinholeCameras) -> float:
-    """Distance of the farthest camera from the point nearest to all optical axes, scene units."""
+    """Returns the distance of the farthest camera from the point nearest to all optical axes, scene units."""
     return float((views.positions - _nearest_to_axes(views)).norm(dim=1).max().clamp_min(1e-3))
 
 
-def seen_by_many(
+def points_seen_by_many(
     views: PinholeCameras, count: int, generator: torch.Generator, share: float = 0.5
 ) -> Float[Tensor, "points 3"]:
-    """Random places in the ball that the cameras look at, most of them seen by a good share of the cameras.
+    """Draws random points in the ball that the cameras face, most of them in view of many cameras.
 
-    The ball's centre is the point nearest to all optical axes; it reaches to the farthest camera.
+    The centre of the ball is the point nearest to all optical axes; the farthest camera lies on its surface.
 
     Args:
         views: training cameras.
-        count: how many places.
-        generator: of the random numbers (CPU).
-        share: places seen by fewer than this share of the cameras that see the most seen place are drawn again.
+        count: number of points.
+        generator: random number generator on the CPU.
+        share: a point is drawn again if fewer cameras see it than this share of those that see the best-seen point.
 
     Returns:
         Scene frame, on the CPU.
@@ -144,7 +144,7 @@ def seen_by_many(
         seen = _count_views(points, views)
         if attempt == 0:
             seen_most = float(seen.max())
-        # Later rounds are less choosy, so that there is an end to it.
+        # Later rounds accept points with fewer views, so that the loop ends.
         kept.append(points[seen >= share * 0.8**attempt * seen_most])
         if sum(map(len, kept)) >= count:
             break
@@ -154,16 +154,16 @@ def seen_by_many(
 
 
 def _nearest_to_axes(views: PinholeCameras) -> Float[Tensor, "3"]:
-    """The point with the least sum of squared distances from the optical axes."""
+    """Returns the point with the least sum of squared distances from the optical axes."""
     away = torch.eye(3) - views.forward[:, :, None] * views.forward[:, None, :]
-    matrix = away.sum(dim=0) + 1e-6 * len(away) * torch.eye(3)  # Parallel axes meet nowhere: near the cameras then.
+    matrix = away.sum(dim=0) + 1e-6 * len(away) * torch.eye(3)  # Parallel axes: near the cameras.
     mean = views.positions.mean(dim=0)
     right = (away @ (views.positions - mean)[..., None]).sum(dim=0)[:, 0]
     return mean + torch.linalg.solve(matrix, right)
 
 
 def _count_views(points: Tensor, views: PinholeCameras) -> Float[Tensor, " points"]:
-    """By how many cameras each point is seen."""
+    """Counts the cameras that see each point."""
     seen = torch.zeros(len(points))
     for index in range(len(views.viewmats)):
         one = PinholeCameras(*(part[index : index + 1] for part in views))
@@ -178,21 +178,21 @@ def initial_gaussians(
     largest: float,
     generator: torch.Generator,
 ) -> Gaussians:
-    """Round, half transparent Gaussians at given places.
+    """Creates isotropic, nearly transparent Gaussians.
 
     Args:
-        means: their centres, scene frame, CPU.
-        rgb: their colours, 0 to 1; grey where there are none.
+        means: centres, scene frame, on the CPU.
+        rgb: colours, 0 to 1; None for grey.
         sh_degree: of the colours, 0 to 3.
-        largest: standard deviations do not exceed this, scene units.
-        generator: of the rotations (CPU).
+        largest: upper limit of the standard deviations, scene units.
+        generator: random number generator of the rotations, on the CPU.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: ``means`` is empty.
     """
     count = len(means)
     if not count:
-        raise ConfigError("There is no Gaussian to begin with: the capture's points are empty, so leave them out.")
+        raise ConfigError("There is no Gaussian to start with: the capture's points are empty, so leave them out.")
     if count > 1:
         found = nearest_neighbours(means, min(NEIGHBOURS + 1, count)).long()
         apart = (means[:, None] - means[found.clamp_min(0)]).norm(dim=-1)

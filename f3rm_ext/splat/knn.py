@@ -1,4 +1,4 @@
-"""The Gaussians nearest to points of space."""
+"""Search for the Gaussians nearest to points."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 class NearestGaussians:
-    """Finds them by a tree (scipy's KDTree) in the CPU's memory, whatever the device: exact, and quick for millions.
+    """Exact search for the Gaussians with the nearest centres, by scipy's KDTree in CPU memory on any device.
 
     Args:
-        means: centres; those that are not finite are near nothing.
+        means: centres; those that are not finite are never found.
     """
 
     def __init__(self, means: Float[Tensor, "gaussians 3"]) -> None:
@@ -22,15 +22,15 @@ class NearestGaussians:
         self._tree = KDTree(places[self._finite].numpy(), balanced_tree=False, compact_nodes=False)
 
     def is_of(self, means: Float[Tensor, "gaussians 3"]) -> bool:
-        """Whether these are still the centres."""
+        """Returns whether the index was built from these centres, in their present state."""
         return means.data_ptr() == self._means.data_ptr() and means._version == self._version
 
     def __call__(self, points: Float[Tensor, "points 3"], count: int) -> Int64[Tensor, "points neighbours"]:
-        """Indices of the nearest centres, nearest first; fewer than ``count`` where there are not so many.
+        """Returns indices of the nearest centres, nearest first, on the device of the points.
 
         Args:
-            points: anywhere; the indices are on their device.
-            count: 1 or more.
+            points: in the frame of the centres.
+            count: neighbours per point, 1 or more; all Gaussians if there are fewer.
         """
         count = min(count, len(self._finite))
         _, found = self._tree.query(points.detach().cpu().numpy(), k=count)

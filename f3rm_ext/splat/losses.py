@@ -1,4 +1,4 @@
-"""How a drawn picture is compared with the photo."""
+"""Photometric loss of a rendered image."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -11,12 +11,14 @@ def photometric_loss(
     mask: Bool[Tensor, "h w 1"] | None,
     ssim_weight: float,
 ) -> Float[Tensor, ""]:
-    """(1 − λ) mean |p − t| + λ (1 − SSIM), 3DGS's loss; pixels outside the mask are made alike.
+    """Computes 3DGS's loss (1 − λ) mean |p − t| + λ (1 − SSIM); pixels outside the mask are black in both images.
+
+    Images smaller than the SSIM window have no SSIM term.
 
     Args:
-        predicted: drawn picture.
-        truth: photo.
-        mask: True where there is something to learn.
+        predicted: rendered image p.
+        truth: photo t.
+        mask: True for pixels to learn; None for all.
         ssim_weight: λ, 0 to 1.
     """
     if mask is not None:
@@ -28,11 +30,17 @@ def photometric_loss(
 
 
 WINDOW_PX = 11
-"""Side of the window of :func:`ssim`."""
+"""Side of the window of :func:`ssim`, pixels."""
 
 
 def ssim(one: Float[Tensor, "h w 3"], two: Float[Tensor, "h w 3"]) -> Float[Tensor, ""]:
-    """Mean structural similarity (Wang et al. 2004; Gaussian window of 11 px, σ = 1.5), differentiable."""
+    """Computes the mean structural similarity (Wang et al. 2004; Gaussian window of 11 px, σ = 1.5); differentiable.
+
+    >>> import torch
+    >>> image = torch.rand(16, 16, 3, generator=torch.Generator().manual_seed(0))
+    >>> float(ssim(image, image))
+    1.0
+    """
     from pytorch_msssim import ssim as of_batch
 
     batch = (image.permute(2, 0, 1)[None] for image in (one, two))

@@ -1,8 +1,8 @@
-"""Anti-aliasing of splats (Mip-Splatting, Yu et al. 2024): a filter in space and one on the screen.
+"""Anti-aliasing of splats (Mip-Splatting, Yu et al. 2024): a filter in space and a filter in the image.
 
-The 3D filter gives every Gaussian the size below which no training camera could have seen it, so that looking from
-nearer shows no spikes. The 2D filter (0.1 px², in place of the 0.3 px² that 3DGS dilates by, with opacity
-compensated) stands for a pixel's own width, so that looking from farther does not make thin things fat.
+The 3D filter widens every Gaussian to the smallest size that any training camera could resolve, so views from nearer
+show no spikes. The 2D filter stands for the width of a pixel: 0.1 px² with compensated opacity, in place of 3DGS's
+dilation by 0.3 px². With it, views from farther away do not make thin things fat.
 """
 
 from dataclasses import dataclass, replace
@@ -15,33 +15,34 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
 
 ELEMENTS = 1 << 22
-"""Gaussians × cameras at once: about 16 MiB per intermediate, of which there are eight."""
+"""Gaussians × cameras per chunk: about 16 MiB for each of eight intermediates."""
 SMALLEST = 1e-30
-"""Opacities are kept this far from 0 where their logits are made."""
+"""Lower bound of opacities before taking their logits."""
 
 
 @dataclass
 class MipOptions:
-    """Filters against aliasing; defaults are Mip-Splatting's."""
+    """Anti-aliasing filters. Defaults are those of Mip-Splatting."""
 
     filter_3d: bool = True
-    """Smooth every Gaussian by what the training cameras could resolve."""
+    """Apply the 3D filter: widen Gaussians to what the training cameras could resolve."""
     filter_2d: bool = True
-    """Use Mip-Splatting's pixel filter instead of 3DGS's dilation."""
+    """Apply Mip-Splatting's 2D filter instead of 3DGS's dilation."""
     variance_3d: float = 0.2
-    """Variance of the 3D filter in squared sampling intervals (depth / focal length), > 0."""
+    """Variance of the 3D filter, in squared sampling intervals (depth / focal length), > 0."""
     near: float = 0.2
-    """A camera sees Gaussians beyond this depth, scene units, > 0."""
+    """Depth from which a camera sees a Gaussian, scene units, > 0."""
     margin: float = 0.15
-    """... whose centre projects into the image, or outside by at most this share of its width and height, ≥ 0."""
+    """A camera sees a Gaussian whose centre projects into the image or at most this far outside it, as a share of
+    the image's width and height, ≥ 0."""
     every: int = 100
-    """Steps between computations of the 3D filter while nothing is densified, ≥ 1."""
+    """Steps between updates of the 3D filter while the number of Gaussians stays the same, ≥ 1."""
     freeze: int = 100
-    """The 3D filter stays as it is in the last so many steps, ≥ 0."""
+    """Number of final steps in which the 3D filter is not updated, ≥ 0."""
     eps2d_mip: float = 0.1
-    """Variance of the 2D filter, px²; used with opacity compensated (the rasteriser's `antialiased`)."""
+    """Variance of the 2D filter, px², > 0. Opacities are compensated (gsplat's `antialiased`)."""
     eps2d_plain: float = 0.3
-    """Variance of the dilation without the 2D filter, px²; opacity is not compensated."""
+    """Variance of the dilation used without the 2D filter, px², > 0. Opacities are not compensated."""
 
     def __post_init__(self) -> None:
         for name in ("variance_3d", "near", "eps2d_mip", "eps2d_plain"):
@@ -55,17 +56,25 @@ class MipOptions:
 
     @property
     def eps2d(self) -> float:
-        """Variance to hand to the rasteriser, px²."""
+        """Variance that the rasteriser adds, px²."""
         return self.eps2d_mip if self.filter_2d else self.eps2d_plain
 
     @property
     def antialiased(self) -> bool:
-        """Whether the rasteriser compensates opacity."""
+        """Whether the rasteriser compensates opacities."""
         return self.filter_2d
 
     def due(self, step: int, total_steps: int, changed: bool = False) -> bool:
-        """Whether the 3D filter is to be computed before a step: whenever Gaussians changed in number (also in the
-        last steps, since it must fit), at step 0, and else every so many steps but the last ones."""
+        """Returns whether to compute the 3D filter before a step.
+
+        It is computed at step 0, whenever the set of Gaussians changed, and otherwise every :attr:`every` steps up to
+        the last :attr:`freeze` ones.
+
+        Args:
+            step: of the training, from 0.
+            total_steps: length of the training.
+            changed: whether the set of Gaussians changed since the last computation.
+        """
         if not self.filter_3d:
             return False
         return changed or step == 0 or (step % self.every == 0 and step < total_steps - self.freeze)
@@ -82,42 +91,42 @@ def sampling_intervals(
     near: float = 0.2,
     margin: float = 0.15,
 ) -> tuple[Float[Tensor, " gaussians"], Bool[Tensor, " gaussians"]]:
-    """The finest sampling of each Gaussian: min over the cameras that see it of depth / focal length, scene units.
+    """Computes the finest sampling interval of each Gaussian: the least depth / focal length over cameras that see it.
 
-    The paper's eq. 7: each camera with its own focal length (the larger of fx and fy). Its published code takes the
-    smallest depth and the largest focal length of all cameras, which is the same where all focal lengths are.
+    This is eq. 7 of the paper, with each camera's own focal length (the larger of fx and fy). The published code
+    combines the smallest depth with the largest focal length of all cameras; the two agree if all focal lengths do.
 
     Args:
         means: centres.
         viewmats: scene to camera, OpenCV axes.
         Ks: intrinsics in pixels.
         widths, heights: of the images, pixels.
-        near: least depth at which a camera sees.
+        near: depth from which a camera sees, scene units.
         margin: share of width and height by which a projection may miss the image.
 
     Returns:
-        Intervals (infinite where no camera sees the Gaussian), and which ones are seen.
+        Intervals, scene units (infinite where no camera sees the Gaussian), and which Gaussians are seen.
     """
     finest = torch.full_like(means[:, 0], torch.inf)
     if not len(viewmats) or not len(means):
         return finest, torch.isfinite(finest)
     focal = torch.maximum(Ks[:, 0, 0], Ks[:, 1, 1])
     widths, heights = widths.to(means), heights.to(means)
-    # The first two rows of K [R | t]: what is left of the projection is to divide by the depth.
+    # The first two rows of K [R | t], which project up to the division by depth.
     rows = (Ks[:, :2, :, None] * viewmats[:, None, :3]).sum(2)
     low_x, high_x = -margin * widths, (1 + margin) * widths
     low_y, high_y = -margin * heights, (1 + margin) * heights
     for part in torch.arange(len(means), device=means.device).split(max(1, ELEMENTS // len(viewmats))):
         at = means[part]
         x, y, z = _affine(at, rows[:, 0]), _affine(at, rows[:, 1]), _affine(at, viewmats[:, 2])
-        # Bounds are multiplied by the depth instead of the projection divided by it: z is positive where it counts.
+        # Multiplies the bounds by the depth instead of dividing the projection: z is positive wherever it matters.
         seen = (z > near) & (x >= low_x * z) & (x <= high_x * z) & (y >= low_y * z) & (y <= high_y * z)
         finest[part] = torch.where(seen, z / focal, torch.inf).amin(dim=1)
     return finest, torch.isfinite(finest)
 
 
 def _affine(points: Tensor, rows: Tensor) -> Tensor:
-    """Points (N, 3) times rows (C, 4), (N, C); not a matrix product, so that TF32 has no say."""
+    """Multiplies points (N, 3) by rows (C, 4) to (N, C); not as a matrix product, which TF32 would round."""
     total = points[:, :1] * rows[:, 0] + rows[:, 3]
     return total.addcmul_(points[:, 1:2], rows[:, 1]).addcmul_(points[:, 2:], rows[:, 2])
 
@@ -130,9 +139,9 @@ def smoothing_filter(
     heights: Int[Tensor, " cams"],
     options: MipOptions | None = None,
 ) -> Float[Tensor, " gaussians"]:
-    """Standard deviations of the 3D filter, σ_f = √variance · depth / focal length, scene units; no gradient.
+    """Computes standard deviations of the 3D filter, σ = √variance · depth / focal length, scene units; no gradient.
 
-    Gaussians that no camera sees get the largest value of those seen; 0 (no filter) where none is seen at all.
+    Gaussians that no camera sees get the largest value of the others. If no Gaussian is seen, all get 0 (no filter).
     """
     options = options or MipOptions()
     finest, seen = sampling_intervals(means, viewmats, Ks, widths, heights, near=options.near, margin=options.margin)
@@ -145,7 +154,7 @@ def smooth(
     alphas: Float[Tensor, " gaussians"],
     filter_3d: Float[Tensor, " gaussians"],
 ) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, " gaussians"]]:
-    """Sizes and opacities with the 3D filter: s' = √(s² + σ²), α' = α Π s / s' (the integral stays); differentiable.
+    """Applies the 3D filter: s' = √(s² + σ²), α' = α Π s / s', which preserves the integral; differentiable.
 
     Args:
         sizes: standard deviations, scene units.
@@ -157,24 +166,24 @@ def smooth(
 
 
 def fuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"]) -> Gaussians:
-    """Gaussians with the 3D filter baked in, for export; what reads them must not filter again."""
+    """Bakes the 3D filter into the Gaussians, for export. Readers must not apply it again."""
     sizes, filters = gaussians.sizes().double(), filter_3d.double()
     wide, alphas = smooth(sizes, gaussians.opacities.double().sigmoid().squeeze(-1), filters)
     return _with(gaussians, wide.log(), alphas)
 
 
 def unfuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"]) -> Gaussians:
-    """What :func:`fuse` was given, up to rounding.
+    """Reverses :func:`fuse`, up to rounding.
 
     Raises:
-        ConfigError: if a Gaussian is not larger than its filter, so that they cannot have been fused.
+        ConfigError: a Gaussian is not larger than its filter, so it cannot have been fused with it.
     """
     wide, filters = gaussians.sizes().double(), filter_3d.double()[:, None]
     left = wide.square() - filters.square()
     if not bool((left > 0).all()):
         raise ConfigError(
-            f"{int((~(left > 0)).any(dim=1).sum())} Gaussians are not larger than the 3D filter that is to be taken "
-            "out of them, so it cannot have been fused into them: open the splats as unfused ones."
+            f"{int((~(left > 0)).any(dim=1).sum())} Gaussians are not larger than the 3D filter to remove from them, "
+            "so it cannot have been fused into them: open the splats as unfused ones."
         )
     sizes = left.sqrt()
     alphas = gaussians.opacities.double().sigmoid().squeeze(-1) * (wide / sizes).prod(dim=1)

@@ -1,17 +1,19 @@
-"""How good pictures are that are larger or smaller than those trained on (Mip-Splatting, Yu et al. 2024, §6).
+"""Image quality at resolutions above and below that of training (Mip-Splatting, Yu et al. 2024, §6).
 
-Nearer and farther cameras are stood for by the same cameras with more and with fewer pixels. What a smaller picture
-should show is the photo averaged over the area of its pixels; what a larger one should show is the photo's own file,
-where training was at a lower resolution than that of the files.
+The same cameras with more or fewer pixels stand in for cameras nearer to or farther from the scene. A smaller image is
+compared with the photo averaged over the area of each pixel. A larger image is compared with the photo's file, which
+requires training at a lower resolution than that of the files.
 """
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
-from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.models.base_model import Model
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from f3rm_ext.data.image_stream import picture_batch
@@ -20,53 +22,44 @@ from f3rm_ext.data.undistort import PinholeIntrinsics, shrunk, shrunk_cameras, s
 
 METRICS = ("psnr", "ssim", "lpips", "l1")
 MIN_SIDE_PX = 11
-"""Side of SSIM's window; smaller pictures are not compared."""
+"""Side of SSIM's window; smaller images are not compared."""
 _ROUNDING = 1e-6
-
-
-@runtime_checkable
-class EvaluatedModel(Protocol):
-    """A model, as far as it is needed here."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def get_outputs_for_camera(self, camera: Cameras) -> dict[str, Tensor]: ...
-
-    def get_image_metrics_and_images(
-        self, outputs: dict[str, Tensor], batch: dict[str, Any]
-    ) -> tuple[dict[str, float], dict[str, Tensor]]: ...
+HEIGHT_PX = 256
+"""Height of every image in the strip; small images are magnified with nearest-neighbour sampling."""
+GAP_PX = 4
+LABEL_PX = 18
+_INK, _PAPER = (30, 30, 30), (255, 255, 255)
 
 
 @dataclass(frozen=True)
 class Possible:
-    """Which of the scales asked for can be compared."""
+    """The requested scales that can be compared, and why the others cannot."""
 
     scales: tuple[float, ...]
-    """In rising order; ratios to the sizes of training."""
+    """Ratios to the training resolution, ascending."""
     left_out: tuple[str, ...]
-    """A sentence for each of the others."""
+    """One sentence for each scale that cannot be compared."""
 
 
 @dataclass
 class ScaleResult:
-    """Pictures of one size against the photos."""
+    """Metrics of the images rendered at one scale."""
 
     scale: float
-    """Ratio of their sides to those of training."""
+    """Ratio to the training resolution."""
     width_px: int
-    """Of the first of them."""
+    """Width of the first image."""
     height_px: int
-    """Of the first of them."""
+    """Height of the first image."""
     per_image: list[dict[str, float]] = field(default_factory=list)
-    """Metrics of each photo, in order; empty where a mask leaves nothing of it."""
+    """Metrics of each photo, in order; empty where a mask leaves out the whole photo."""
     example: Float[Tensor, "h width 3"] | None = None
-    """The photo to look at, beside it what was drawn, in [0, 1]."""
+    """The example photo and, to its right, the rendering, in [0, 1]."""
 
     def means(self) -> dict[str, float]:
-        """psnr, ssim, l1 and (where it was measured for all pictures) lpips, averaged over pictures.
+        """Averages psnr, ssim, l1 and, where every image has it, lpips over the images.
 
-        Pictures of which a mask leaves nothing have no metrics and do not count.
+        Images that a mask leaves out entirely have no metrics and do not count.
         """
         measured = [metrics for metrics in self.per_image if metrics]
         return {
@@ -76,7 +69,7 @@ class ScaleResult:
         }
 
     def record(self) -> dict[str, object]:
-        """For the file of figures."""
+        """Returns the entry for the JSON file."""
         return {
             "scale": self.scale,
             "width_px": self.width_px,
@@ -88,12 +81,12 @@ class ScaleResult:
 
 
 def possible_scales(scales: Sequence[float], views: Sequence[PinholeIntrinsics], trained: float) -> Possible:
-    """Sorts out the scales for which there is nothing to compare with.
+    """Separates the scales that can be compared with photos from those that cannot.
 
     Args:
-        scales: wanted ratios of sides to those of training, above 0; twice the same counts once.
-        views: the pictures at the size of their files, undistorted.
-        trained: ratio of the sides of training to those of the files, (0, 1].
+        scales: requested ratios to the training resolution, > 0; duplicates count once.
+        views: intrinsics of the photos at the resolution of their files, undistorted.
+        trained: ratio of the training resolution to that of the files, (0, 1].
     """
     largest = (max(view.width for view in views), max(view.height for view in views))
     kept, left_out = [], []
@@ -103,15 +96,15 @@ def possible_scales(scales: Sequence[float], views: Sequence[PinholeIntrinsics],
             wanted = " × ".join(str(round(side * ratio)) for side in largest)
             have = " × ".join(map(str, largest))
             left_out.append(
-                f"×{scale:g} is left out: it takes pictures of {wanted} px, and the files have {have}; train with "
+                f"×{scale:g} is left out: it needs photos of {wanted} px, but the files have {have}; train with "
                 f"--pipeline.datamanager.camera-res-scale-factor {1 / scale:.4g} or less to measure it."
             )
             continue
         short = min(min(size_at(view, scale, trained)) for view in views)
         if short < MIN_SIDE_PX:
             left_out.append(
-                f"×{scale:g} is left out: its pictures have a side of {short} px, and it takes {MIN_SIDE_PX} to "
-                "compare them."
+                f"×{scale:g} is left out: its images have a side of {short} px, but comparing them takes at least "
+                f"{MIN_SIDE_PX}."
             )
         else:
             kept.append(scale)
@@ -119,32 +112,32 @@ def possible_scales(scales: Sequence[float], views: Sequence[PinholeIntrinsics],
 
 
 def size_at(view: PinholeIntrinsics, scale: float, trained: float) -> tuple[int, int]:
-    """Height and width of a picture at a scale, px; at 1 they are those of training.
+    """Returns height and width of an image at a scale, pixels; scale 1 is the training resolution.
 
     Args:
-        view: the picture at the size of its file.
-        scale: ratio to the size of training.
-        trained: ratio of the size of training to that of the file.
+        view: intrinsics of the photo at the resolution of its file.
+        scale: ratio to the training resolution.
+        trained: ratio of the training resolution to that of the file.
     """
     return shrunk_size(view.height, view.width, min(scale * trained, 1.0))
 
 
 @torch.no_grad()
 def evaluate_scales(
-    model: EvaluatedModel,
+    model: Model,
     photos: PinholeDataset,
     scales: Sequence[float],
     example: int = 0,
     advance: Callable[[], None] = lambda: None,
 ) -> list[ScaleResult]:
-    """Draws each photo's view at each scale and compares. Files are read once, and one at a time.
+    """Renders the view of each photo at each scale and compares. Reads each file once, one at a time.
 
     Args:
         model: in evaluation mode.
-        photos: those to compare with, at the size of training.
-        scales: as :func:`possible_scales` has them.
-        example: index of the photo whose pictures are kept.
-        advance: called after each picture.
+        photos: the photos to compare with, at the training resolution.
+        scales: see :func:`possible_scales`.
+        example: index of the photo whose images are kept.
+        advance: called after each image.
 
     Raises:
         CaptureError: a photo cannot be read.
@@ -166,3 +159,38 @@ def evaluate_scales(
                 result.example = images["img"].cpu()
             advance()
     return results
+
+
+def strip_png(results: Sequence[ScaleResult]) -> bytes:
+    """Draws the examples of all scales side by side, each photo above its rendering, as PNG.
+
+    Args:
+        results: those without an example are left out.
+    """
+    columns = [column for result in results if (column := _column(result)) is not None]
+    width = sum(picture.width for picture, _ in columns) + GAP_PX * max(0, len(columns) - 1)
+    height = LABEL_PX + 2 * HEIGHT_PX + GAP_PX
+    strip = Image.new("RGB", (max(1, width), height), _PAPER)
+    draw, font, left = ImageDraw.Draw(strip), ImageFont.load_default(), 0
+    for picture, label in columns:
+        draw.text((left + 2, 3), label, fill=_INK, font=font)
+        strip.paste(picture, (left, LABEL_PX))
+        left += picture.width + GAP_PX
+    stream = io.BytesIO()
+    strip.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _column(result: ScaleResult) -> tuple[Image.Image, str] | None:
+    """Returns the photo above the rendering, and the label; None where no example was kept."""
+    if result.example is None:
+        return None
+    pixels = (result.example.clamp(0, 1).numpy() * 255).round().astype(np.uint8)
+    height, both, _ = pixels.shape
+    width_px = max(1, round(both / 2 * HEIGHT_PX / height))
+    resampling = Image.Resampling.NEAREST if height < HEIGHT_PX else Image.Resampling.BOX
+    column = Image.new("RGB", (width_px, 2 * HEIGHT_PX + GAP_PX), _PAPER)
+    for row, half in enumerate((pixels[:, : both // 2], pixels[:, both // 2 :])):
+        small = Image.fromarray(half).resize((width_px, HEIGHT_PX), resampling)
+        column.paste(small, (0, row * (HEIGHT_PX + GAP_PX)))
+    return column, f"x{result.scale:g}  {both // 2} x {height} px"

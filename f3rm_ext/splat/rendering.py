@@ -1,4 +1,4 @@
-"""From Gaussians and a camera to pictures: colours, depth, normals, and what may be looked at in the viewer."""
+"""Rendering of Gaussians: colours, depth, normals, and the outputs of the viewer and of evaluation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,94 +16,94 @@ from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.mip import MipOptions, smooth
-from f3rm_ext.splat.rasterize import Backend, Rendered, rasterize
+from f3rm_ext.splat.rasterize import Backend, Rasterization, rasterize
 from f3rm_ext.splat.surface.normals import expected_depth, facing_normals, normals_from_depth, unit_normals
 
 SOLID = 0.5
-"""Accumulation from which a pixel has a normal."""
+"""Pixels have a normal where the accumulation exceeds this."""
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What there is to draw."""
+class SplatScene:
+    """Gaussians with their filters, ready to render."""
 
     gaussians: Gaussians
-    """As they are optimised."""
+    """The Gaussians as optimised, without the 3D filter."""
     filter_3d: Float[Tensor, " gaussians"]
     """Standard deviations of the 3D filter, scene units."""
     mip: MipOptions
-    """Which filters are used."""
+    """Which filters are applied."""
 
-    def solids(self) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, " gaussians"]]:
-        """Standard deviations and opacities as they are drawn."""
+    def filtered(self) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, " gaussians"]]:
+        """Returns standard deviations (scene units) and opacities, with the 3D filter if it is on."""
         sizes, alphas = self.gaussians.sizes(), self.gaussians.alphas()
         return smooth(sizes, alphas, self.filter_3d) if self.mip.filter_3d else (sizes, alphas)
 
-    def inside(self, box: OrientedBox) -> "Scene":
-        """Only what has its centre in a box."""
+    def inside(self, box: OrientedBox) -> "SplatScene":
+        """Returns the Gaussians whose centres lie in a box."""
         within = box.within(self.gaussians.means)
-        return Scene(self.gaussians[within], self.filter_3d[within], self.mip)
+        return SplatScene(self.gaussians[within], self.filter_3d[within], self.mip)
 
 
 @dataclass(frozen=True)
 class RenderSettings:
-    """How it is drawn."""
+    """Settings of the rasteriser."""
 
     near_plane: float = 0.01
-    """Gaussians whose centres are nearer are not drawn, scene units."""
+    """Gaussians whose centres are nearer are not rendered, scene units."""
     backend: Backend = "auto"
-    """What draws."""
+    """The rasteriser."""
 
 
 @dataclass
 class RenderOutput:
-    """A picture with what training needs to know about it."""
+    """A rendered image and its by-products for training."""
 
-    screen: Rendered
-    """Colours (and normals after them), depth and accumulation as composited."""
+    rasterization: Rasterization
+    """Composited colours (followed by normals, if requested), depth and accumulation."""
     normals: Float[Tensor, "h w 3"] | None
-    """Σ w n in the camera's frame; where they were asked for."""
+    """Σ w n in the camera's frame, OpenCV axes; None unless requested."""
 
     def outputs(self) -> dict[str, Any]:
-        """``rgb``, ``accumulation`` and ``depth`` (divided by the accumulation; 0 where there is nothing)."""
-        depth = expected_depth(self.screen.depth, self.screen.alpha, divide=True, min_alpha=1e-3)
+        """Returns ``rgb``, ``accumulation`` and ``depth`` (divided by the accumulation; 0 where that is below 1e-3)."""
+        depth = expected_depth(self.rasterization.depth, self.rasterization.alpha, divide=True, min_alpha=1e-3)
         return {
-            "rgb": self.screen.colors[..., :3],
-            "accumulation": self.screen.alpha[..., None],
+            "rgb": self.rasterization.colors[..., :3],
+            "accumulation": self.rasterization.alpha[..., None],
             "depth": depth[..., None],
         }
 
 
-def draw(
-    scene: Scene,
+def render(
+    scene: SplatScene,
     view: PinholeCameras,
     sh_degree: int,
     background: Float[Tensor, "3"],
-    how: RenderSettings,
+    settings: RenderSettings,
     *,
     normals: bool = False,
     absgrad: bool = False,
 ) -> RenderOutput:
-    """Draws one view; differentiable.
+    """Renders one view; differentiable.
 
     Args:
         scene: the Gaussians.
         view: one camera.
-        sh_degree: highest degree of the colours that counts.
-        background: behind everything.
-        how: constants.
-        normals: whether to composite normals too.
+        sh_degree: SH degree of the colours; higher coefficients are ignored.
+        background: colour behind the Gaussians.
+        settings: of the rasteriser.
+        normals: composite normals too.
         absgrad: see :func:`~f3rm_ext.splat.rasterize.rasterize`.
     """
     gaussians, viewmat = scene.gaussians, view.viewmats[0]
-    sizes, alphas = scene.solids()
+    sizes, alphas = scene.filtered()
     directions = gaussians.means.detach() - view.positions
     colors = stored_sh_colors(sh_degree, directions, gaussians.features_dc, gaussians.features_rest)
     if normals:
         facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
         colors = torch.cat([colors, facing], dim=1)
         background = torch.cat([background, torch.zeros_like(background)])
-    screen = rasterize(
+    rasterization = rasterize(
         gaussians.means,
         gaussians.quats,
         sizes,
@@ -114,32 +114,32 @@ def draw(
         int(view.widths[0]),
         int(view.heights[0]),
         background=background,
-        near_plane=how.near_plane,
+        near_plane=settings.near_plane,
         eps2d=scene.mip.eps2d,
         antialiased=scene.mip.antialiased,
         absgrad=absgrad,
-        backend=how.backend,
+        backend=settings.backend,
     )
-    return RenderOutput(screen, screen.colors[..., 3:] if normals else None)
+    return RenderOutput(rasterization, rasterization.colors[..., 3:] if normals else None)
 
 
 def composite(
-    scene: Scene,
+    scene: SplatScene,
     view: PinholeCameras,
     values: Float[Tensor, "gaussians channels"],
-    how: RenderSettings,
+    settings: RenderSettings,
     rows: tuple[int, int] | None = None,
 ) -> Float[Tensor, "h w channels"]:
-    """Σ w v of any values that Gaussians carry, with the weights that colours are drawn with, over 0.
+    """Composites values that Gaussians carry: Σ w v over 0, with the same weights as colours.
 
     Args:
-        scene: the Gaussians.
+        scene: the Gaussians; no gradient flows to them.
         view: one camera.
-        values: of each Gaussian; gradients flow to them where they need any.
-        how: constants.
+        values: one row per Gaussian; differentiable.
+        settings: of the rasteriser.
         rows: see :func:`~f3rm_ext.splat.rasterize.rasterize`.
     """
-    sizes, alphas = scene.solids()
+    sizes, alphas = scene.filtered()
     return rasterize(
         scene.gaussians.means.detach(),
         scene.gaussians.quats.detach(),
@@ -150,34 +150,43 @@ def composite(
         view.Ks[0],
         int(view.widths[0]),
         int(view.heights[0]),
-        near_plane=how.near_plane,
+        near_plane=settings.near_plane,
         eps2d=scene.mip.eps2d,
         antialiased=scene.mip.antialiased,
-        backend=how.backend,
+        backend=settings.backend,
         rows=rows,
     ).colors
 
 
-def pictures(
-    scene: Scene,
+def render_outputs(
+    scene: SplatScene,
     view: PinholeCameras,
     sh_degree: int,
     background: Float[Tensor, "3"],
-    how: RenderSettings,
+    settings: RenderSettings,
     guard: OutputGuard,
     obb_box: OrientedBox | None = None,
 ) -> dict[str, Tensor]:
-    """All there is to see from one camera, outside training.
+    """Renders the outputs of one camera, outside training.
+
+    Args:
+        scene: the Gaussians.
+        view: one camera.
+        sh_degree: SH degree of the colours.
+        background: colour behind the Gaussians.
+        settings: of the rasteriser.
+        guard: handles exceptions in the normals.
+        obb_box: Gaussians whose centres lie outside are left out.
 
     Returns:
-        (h, w, channels): ``rgb``, ``accumulation``, ``depth``; ``normal`` (composited) and ``normal_from_depth``, both
-        in the scene's frame, mapped from −1..1 to 0..1, black where there is nothing.
+        (h, w, channels): ``rgb``, ``accumulation`` and ``depth``; ``normal`` (composited) and ``normal_from_depth`` as
+        colours: scene-frame normals mapped from −1..1 to 0..1, black where the accumulation is at most ½.
     """
     if obb_box is not None:
         scene = scene.inside(obb_box)
     with torch.no_grad():
-        drawn = draw(scene, view, sh_degree, background, how, normals=True)
-        outputs = drawn.outputs()
+        rendered = render(scene, view, sh_degree, background, settings, normals=True)
+        outputs = rendered.outputs()
         outputs["rgb"] = outputs["rgb"].clamp(0, 1)
         solid = outputs["accumulation"] > SOLID
         turn = view.viewmats[0, :3, :3]
@@ -186,8 +195,8 @@ def pictures(
             return torch.where(valid, (normals @ turn + 1) / 2, 0)
 
         def composited() -> Tensor:
-            assert drawn.normals is not None
-            normals, valid = unit_normals(drawn.normals, rebuild_z=False)
+            assert rendered.normals is not None
+            normals, valid = unit_normals(rendered.normals, rebuild_z=False)
             return colors(normals, valid[..., None] & solid)
 
         def from_depth() -> Tensor:
@@ -202,12 +211,12 @@ def pictures(
 def comparison_images(
     outputs: dict[str, Tensor], truth: Float[Tensor, "h w 3"], mask: Bool[Tensor, "h w 1"] | None = None
 ) -> dict[str, Tensor]:
-    """Pictures for TensorBoard and for `ns-eval --render-output-path`, in [0, 1].
+    """Returns images for TensorBoard and for `ns-eval --render-output-path`, in [0, 1].
 
     Args:
-        outputs: of the drawn image.
-        truth: the true image.
-        mask: what it leaves out is grey.
+        outputs: see :func:`render_outputs`.
+        truth: the photo.
+        mask: pixels it leaves out are grey.
     """
     images = {
         "img": torch.cat([truth, outputs["rgb"]], dim=1),

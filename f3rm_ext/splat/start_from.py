@@ -1,4 +1,4 @@
-"""Splats that a run begins with, from a file or from a checkpoint."""
+"""Splats to start a run from, read from a file or a checkpoint."""
 
 import re
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals, smoothing_filter, unfuse
-from f3rm_ext.splat.transform import Move
+from f3rm_ext.splat.transform import Similarity
 
 CHECKPOINTS = (".ckpt", ".pt")
 _PREFIXES = ("_model.gauss_params.", "gauss_params.")
@@ -27,7 +27,7 @@ _OF_SUGAR = {
     "features_dc": "_sh_coordinates_dc",
     "features_rest": "_sh_coordinates_rest",
 }
-"""What SuGaR calls the tensors."""
+"""SuGaR's names of the tensors."""
 _ITERATION = re.compile(r"iteration_(\d+)")
 
 Frame = Literal["scene", "capture"]
@@ -35,46 +35,48 @@ Frame = Literal["scene", "capture"]
 
 @dataclass(frozen=True)
 class Start:
-    """Splats to begin with."""
+    """Splats to start from."""
 
     gaussians: Gaussians
-    """As they are in the file."""
+    """The Gaussians of the file."""
     fused: bool
-    """Whether the 3D filter is in them."""
+    """Whether they include the 3D filter."""
     source: Path
     """The file."""
     frame: Frame
-    """Where splats of such files lie: those of 3DGS's folders and of SuGaR in the frame of the capture's own poses."""
+    """Usual frame of such files: that of the capture's original poses for folders of 3DGS and for SuGaR, else the
+    scene frame."""
 
     def in_scene(self, outputs: Any, frame: Literal["auto", "scene", "capture"]) -> "Start":
-        """The splats in the scene frame.
+        """Transforms the splats to the scene frame.
 
         Args:
-            outputs: the dataparser's for the training images.
-            frame: the frame they lie in; auto is the usual one of such files.
+            outputs: dataparser outputs of the training images.
+            frame: frame of the splats; auto is the usual one of such files.
         """
         if (self.frame if frame == "auto" else frame) == "scene":
             return replace(self, frame="scene")
-        return replace(self, gaussians=Move.to_scene(outputs).gaussians(self.gaussians), frame="capture")
+        return replace(self, gaussians=Similarity.to_scene(outputs).gaussians(self.gaussians), frame="capture")
 
     def seen_by(self, views: PinholeCameras, options: MipOptions) -> Gaussians:
-        """The splats as a run begins with them: seen by its cameras, and without a 3D filter, which it applies itself.
+        """Returns the Gaussians for a run: checked to be in view, and without a fused 3D filter.
 
-        The filter is taken out as the run's cameras make it. Where these cannot be those it was made with, for
-        Gaussians would be left without a size, the splats stay as they are, and that is said.
+        The run applies its own filter, so a fused one is removed, computed from the run's cameras. If that would leave
+        Gaussians without a size, the filter was made for other cameras; the splats then stay unchanged, and this is
+        logged.
 
         Args:
-            views: the training cameras; the splats go to their device.
-            options: of the filter; nothing is taken out where the run has none.
+            views: the training cameras; the Gaussians move to their device.
+            options: of the filter; nothing is removed if the run has none.
 
         Raises:
-            ConfigError: no camera sees any of them.
+            ConfigError: no camera sees any of the Gaussians.
         """
         gaussians = self.gaussians.to(views.viewmats.device)
         if not bool(sampling_intervals(gaussians.means, *views)[1].any()):
             taken, other = ("scene", "capture") if self.frame == "scene" else ("capture", "scene")
             raise ConfigError(
-                f"No training camera sees any of the {len(gaussians)} Gaussians to start from, taken to be in the "
+                f"No training camera sees any of the {len(gaussians)} Gaussians to start from, assumed to be in the "
                 f"frame of the {taken}, so they are of another scene or in another frame: "
                 f"try --pipeline.model.start-frame {other} (scene: as `f3rm-ext export splats` and "
                 "`ns-export gaussian-splat` write them; capture: as 3DGS and SuGaR write them)."
@@ -85,21 +87,21 @@ class Start:
             return unfuse(gaussians, smoothing_filter(gaussians.means, *views, options=options))
         except ConfigError:
             CONSOLE.log(
-                "The 3D filter is in the splats already, made for other cameras than these, and is applied again, so "
-                "that they begin too wide: export them with --no-fused to go on where they were."
+                "The splats include a 3D filter made for other cameras. It is now applied a second time, so they start "
+                "too wide: export them with --no-fused to avoid this."
             )
             return gaussians
 
 
 def read_start(path: Path, iteration: int | None = None) -> Start:
-    """The splats of ``--pipeline.model.start-from``.
+    """Reads the splats given by ``--pipeline.model.start-from``.
 
     Args:
         path: .ply, .spz, .splat, a checkpoint of `sugar-ext`, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
-        iteration: which of a folder's; None for the newest.
+        iteration: of a folder; None for the newest.
 
     Raises:
-        UserError: there is no such file or iteration, or it holds no usable Gaussians.
+        UserError: the file or iteration does not exist, or holds no usable Gaussians.
     """
     folder = path.is_dir()
     if folder:
@@ -111,7 +113,7 @@ def read_start(path: Path, iteration: int | None = None) -> Start:
         )
     elif iteration is not None:
         raise ConfigError(
-            f"--pipeline.model.start-iteration chooses among those of a folder, and {path} is a file: leave it out."
+            f"--pipeline.model.start-iteration selects an iteration in a folder, but {path} is a file: leave it out."
         )
     if path.suffix in CHECKPOINTS:
         gaussians, frame = _of_checkpoint(path)
@@ -123,7 +125,7 @@ def read_start(path: Path, iteration: int | None = None) -> Start:
 
 
 def _of_folder(folder: Path, iteration: int | None) -> Path:
-    """The file of an iteration (the newest by default) in a folder as 3DGS and SuGaR write them."""
+    """Returns the file of an iteration, the newest by default, in a folder written by 3DGS or SuGaR."""
     found = {int(path.stem): path for path in folder.glob("*.pt") if path.stem.isdigit()}
     for path in folder.glob("point_cloud/iteration_*/point_cloud.ply"):
         if number := _ITERATION.fullmatch(path.parent.name):
@@ -137,7 +139,7 @@ def _of_folder(folder: Path, iteration: int | None) -> Path:
         there = ", ".join(map(str, sorted(found)))
         raise ConfigError(
             f"There is no iteration {iteration} in the folder {folder}: choose --pipeline.model.start-iteration from "
-            f"those there ({there}), or leave it out for the newest."
+            f"{there}, or leave it out for the newest."
         )
     return found[max(found) if iteration is None else iteration]
 
@@ -147,7 +149,7 @@ def _of_checkpoint(path: Path) -> tuple[Gaussians, Frame]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            f"The checkpoint {path} cannot be read ({type(error).__name__}), it is damaged or needs code to be run: "
+            f"The checkpoint {path} cannot be read ({type(error).__name__}), it is damaged or would run code: "
             "export it as .ply with the program that made it."
         ) from error
     state = content if isinstance(content, dict) else {}
@@ -174,7 +176,7 @@ def _of_checkpoint(path: Path) -> tuple[Gaussians, Frame]:
 
 
 def _of_sugar(state: dict[str, Any], path: Path) -> Gaussians:
-    """The Gaussians of SuGaR's coarse stage."""
+    """Returns the Gaussians of SuGaR's coarse stage."""
     if "_surface_mesh_faces" in state or (
         isinstance(state.get("_scales"), torch.Tensor) and state["_scales"].shape[1:] == (2,)
     ):
@@ -193,7 +195,7 @@ def _of_sugar(state: dict[str, Any], path: Path) -> Gaussians:
 
 
 def _require_shapes(found: dict[str, torch.Tensor], path: Path) -> None:
-    """Raises CheckpointError unless all tensors are of as many Gaussians, with the right shape for each."""
+    """Raises CheckpointError unless all tensors have the right shape for the same number of Gaussians."""
     rest = found["features_rest"].shape
     if len(rest) != 3 or rest[1] not in _REST or rest[2] != 3:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Gaussians turned, shifted and scaled into another frame, their colours included."""
+"""Similarity transforms of Gaussians, including their view-dependent colours."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,33 +11,33 @@ from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases
+from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 
 _DIRECTIONS = 64
 _SKEW = 1e-4
-"""Most that rotations may differ from orthonormal ones, as transforms of files are rounded."""
+"""Tolerance of orthonormality: transforms in files are rounded."""
 
 
 @dataclass(frozen=True)
-class Move:
-    """A change of frame: x' = scale · R · x + shift."""
+class Similarity:
+    """A similarity transform between frames: x' = scale · R · x + shift."""
 
     rotation: Float[np.ndarray, "3 3"]
-    """R, orthonormal, float64; may mirror."""
+    """R, orthonormal, float64; may include a reflection."""
     scale: float
     """> 0."""
     shift: Float[np.ndarray, "3"]
-    """In units of the new frame."""
+    """Units of the new frame."""
 
     @classmethod
-    def to_scene(cls, outputs: Any) -> "Move":
-        """From the frame of a capture's own poses to the scene frame.
+    def to_scene(cls, outputs: Any) -> "Similarity":
+        """Returns the transform from the frame of a capture's original poses to the scene frame.
 
-        The own poses are those before nerfstudio changed anything: COLMAP's, also where ns-process-data or the colmap
-        dataparser exchanged axes; or those of transforms.json, where it has no ``applied_transform``.
+        The original poses are those before any change by nerfstudio: COLMAP's, even if ns-process-data or the colmap
+        dataparser swapped axes, or those of a transforms.json without ``applied_transform``.
 
         Args:
-            outputs: a dataparser's, with ``dataparser_transform`` (3, 4) and ``dataparser_scale``.
+            outputs: dataparser outputs with ``dataparser_transform`` (3, 4) and ``dataparser_scale``.
 
         Raises:
             ConfigError: the transform is not made of a rotation, a shift and a scale.
@@ -55,15 +55,15 @@ class Move:
         return cls(rotation, factor * own, factor * matrix[:, 3])
 
     def points(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "points 3"]:
-        """Points in the new frame."""
+        """Transforms points to the new frame."""
         moved = points.double() @ self._tensor(self.scale * self.rotation, points).T + self._tensor(self.shift, points)
         return moved.to(points.dtype)
 
     def gaussians(self, gaussians: Gaussians) -> Gaussians:
-        """Gaussians that look in the new frame as these do in the old one, from every direction."""
+        """Transforms Gaussians to the new frame, so that they look the same from every direction."""
         turn = self._tensor(_harmonics(self.rotation, gaussians.sh_degree), gaussians.means)
         rest = torch.einsum("jk,nkc->njc", turn.float(), gaussians.features_rest.float())
-        # A Gaussian is its own mirror image, so that a mirrored one is a turned one.
+        # A Gaussian is symmetric, so its mirror image is a rotated Gaussian.
         proper = self.rotation * np.sign(np.linalg.det(self.rotation))
         x, y, z, w = Rotation.from_matrix(proper).as_quat()
         turned = self._tensor(np.array([w, x, y, z]), gaussians.quats).to(gaussians.quats.dtype)
@@ -71,7 +71,7 @@ class Move:
             gaussians,
             means=self.points(gaussians.means),
             scales=gaussians.scales + float(np.log(self.scale)),
-            quats=_after(turned, gaussians.quats),
+            quats=_followed_by(turned, gaussians.quats),
             features_rest=rest.to(gaussians.features_rest.dtype),
         )
 
@@ -81,10 +81,10 @@ class Move:
 
 
 def _harmonics(rotation: Float[np.ndarray, "3 3"], degree: int) -> Float[np.ndarray, "coeffs coeffs"]:
-    """What turns coefficients of degrees 1 and up, so that a colour seen along d is then seen along R d.
+    """Returns the matrix that rotates SH coefficients of degrees 1 and up: what is seen along d is then seen along R d.
 
-    Turned harmonics of a degree are sums of the harmonics of that degree; the factors follow from their values in more
-    directions than there are coefficients.
+    Rotated harmonics of a degree are linear combinations of the harmonics of that degree. Their factors follow by least
+    squares from values in more directions than there are coefficients.
     """
     directions = np.random.default_rng(0).standard_normal((_DIRECTIONS, 3))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -92,10 +92,10 @@ def _harmonics(rotation: Float[np.ndarray, "3 3"], degree: int) -> Float[np.ndar
     return np.linalg.lstsq(after, before, rcond=None)[0]
 
 
-def _after(first: Float[Tensor, "4"], quats: Float[Tensor, "gaussians 4"]) -> Float[Tensor, "gaussians 4"]:
-    """Rotations of quaternions (w, x, y, z), each followed by another: their products."""
+def _followed_by(rotation: Float[Tensor, "4"], quats: Float[Tensor, "gaussians 4"]) -> Float[Tensor, "gaussians 4"]:
+    """Multiplies quaternions (w, x, y, z): each rotation of ``quats``, followed by ``rotation``."""
     w, x, y, z = quats.unbind(-1)
-    a, b, c, d = first
+    a, b, c, d = rotation
     return torch.stack(
         [
             a * w - b * x - c * y - d * z,

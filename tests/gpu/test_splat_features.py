@@ -48,7 +48,7 @@ def test_lifting_and_asking(make_spec: Callable[..., Any]) -> None:
     for device in ("cpu", "cuda"):
         model = copy.deepcopy(make_model(make_spec)).to(device)
         codes = lifting.lift_maps(
-            model._scene(), PinholeCameras.of(cameras).to(device), DIM, lambda index: feature_map, model._how
+            model._scene(), PinholeCameras.of(cameras).to(device), DIM, lambda index: feature_map, model._settings
         )
         assert codes.device.type == device
         model.lifted.put(LiftedHead(make_spec("dense", DIM), codes).to(device))

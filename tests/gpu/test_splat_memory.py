@@ -11,6 +11,7 @@ from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.moments import MOMENTS
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.memory.rounding import to_bfloat16, to_half
+from f3rm_ext.splat.rasterize import Rasterization
 
 MIB = 2**20
 
@@ -83,16 +84,15 @@ def test_growth_runs_on_the_device_and_leaves_its_random_numbers_alone(cuda: tor
     params["opacities"].data.fill_(1.0)
     optimizers = {name: torch.optim.Adam([value], lr=1e-5) for name, value in params.items()}
 
-    class Seen:
-        colors = torch.zeros(8, 8, 3, device=cuda)
-        means2d = torch.zeros(50, 2, device=cuda, requires_grad=True)
-        radii = torch.ones(50, dtype=torch.int32, device=cuda)
-
-    Seen.means2d.grad = torch.ones_like(Seen.means2d)
+    means2d = torch.zeros(50, 2, device=cuda, requires_grad=True)
+    means2d.grad = torch.ones_like(means2d)
+    radii = torch.ones(50, dtype=torch.int32, device=cuda)
+    plane = torch.zeros(8, 8, device=cuda)
+    seen = Rasterization(torch.zeros(8, 8, 3, device=cuda), plane, plane, means2d, radii)
     densifier = make_densifier(DensifyOptions(strategy=strategy, reset_every=0), 1.0)  # type: ignore[arg-type]
     torch.cuda.manual_seed(0)
     expected = torch.rand(3, device=cuda)
     torch.cuda.manual_seed(0)
-    change = densifier.after_backward(600, Seen(), params, optimizers)
+    change = densifier.after_backward(600, seen, params, optimizers)
     assert change.after > 50 and params["features_rest"].device.type == "cuda"
     assert torch.equal(torch.rand(3, device=cuda), expected)

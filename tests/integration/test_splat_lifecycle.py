@@ -100,7 +100,7 @@ def test_the_splats_are_exported_and_compared_at_several_sizes(
     done = run_command(
         "f3rm-ext", "eval-scales", "--load-config", config, "--scales", 0.5, 1, 2, "--out", tmp_path / "figures.json"
     )
-    assert done.code == 0 and "×2 is left out: it takes pictures of 128 × 96 px" in done.text, done.text[-3000:]
+    assert done.code == 0 and "×2 is left out: it needs photos of 128 × 96 px" in done.text, done.text[-3000:]
     record = json.loads((tmp_path / "figures.json").read_text())
     assert [row["scale"] for row in record["scales"]] == [0.5, 1.0] and (tmp_path / "figures.png").stat().st_size > 500
     assert all(row["psnr"] > 10 for row in record["scales"])
@@ -181,8 +181,8 @@ def test_a_short_run_ends_although_nothing_is_opaque(
     )
     assert done.code == 0, done.text[-3000:]
     said = " ".join(done.text.split())
-    assert "Beginning with 200 Gaussians at the 200 points of" in said
-    assert said.count("Pruning by opacity is left out: only 0 of") == 1
+    assert "Starting with 200 Gaussians at the 200 points of" in said
+    assert said.count("Pruning by opacity is skipped: only 0 of") == 1
     config = (tmp_path / "e" / METHOD / "t" / "config.yml").read_text()
     assert "regularization: dn-consistency" in config and "dn_consistency" not in config
     assert len(final(tmp_path / "e" / METHOD / "t")["_model.gauss_params.means"]) > 100

@@ -1,16 +1,15 @@
-"""Growth and pruning of Gaussians."""
+"""Densification: growth and pruning of Gaussians."""
 
-from f3rm_ext.splat.densify.base import Densifier, Screen
-from f3rm_ext.splat.densify.ops import Change, OptimizersOfRun, Parameters, apply, rebind
+from f3rm_ext.splat.densify.base import Densifier
+from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, rebind
 from f3rm_ext.splat.densify.options import DensifyOptions
 
 __all__ = [
     "Change",
     "Densifier",
     "DensifyOptions",
-    "OptimizersOfRun",
     "Parameters",
-    "Screen",
+    "RunOptimizers",
     "apply",
     "make_densifier",
     "rebind",
@@ -18,12 +17,12 @@ __all__ = [
 
 
 def make_densifier(options: DensifyOptions, scene_scale: float, last_step: int | None = None) -> Densifier:
-    """The strategy that was asked for.
+    """Creates the strategy that the options select.
 
     Args:
         options: of densification.
-        scene_scale: extent of the scene, in its units.
-        last_step: step from which the number of Gaussians stays, if earlier than the options say.
+        scene_scale: extent of the scene, scene units.
+        last_step: step from which no Gaussians are added, if earlier than the options say.
     """
     if options.strategy == "default":
         from f3rm_ext.splat.densify.default import DefaultDensifier

@@ -1,91 +1,82 @@
-"""What every strategy of growth and pruning does; by itself it only prunes when told to."""
+"""Base class of densification strategies; by itself it prunes only on request."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from f3rm_ext.splat.densify.ops import Change, OptimizersOfRun, Parameters, apply
+from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply
 from f3rm_ext.splat.densify.options import DensifyOptions
-
-
-@runtime_checkable
-class Screen(Protocol):
-    """What strategies look at: part of :class:`f3rm_ext.splat.rasterize.Rendered`."""
-
-    colors: Tensor
-    """(h, w, channels); its size only."""
-    means2d: Tensor
-    """(gaussians, 2), pixels."""
-    radii: Tensor
-    """(gaussians,), pixels; 0 where not visible."""
+from f3rm_ext.splat.rasterize import Rasterization
 
 
 class Densifier:
-    """Adds and removes Gaussians while they are optimised; this base leaves their number alone.
+    """Adds and removes Gaussians while they are optimised; this base class keeps their number.
 
     A training step calls :meth:`before_backward` after rendering and :meth:`after_backward` after the optimisers'
-    step. Pixels that a mask leaves out of the loss have no gradient, so they make nothing grow; a Gaussian seen both
-    inside and outside of masks counts as seen in either case.
+    step. Pixels outside a mask have no gradient, so they cause no growth. A Gaussian in view counts as seen whether
+    its pixels lie inside or outside the mask.
 
-    Everything it has in memory is in :meth:`state_dict`, its random numbers included: a resumed run goes the same way.
+    :meth:`state_dict` holds the complete state, including random numbers, so a resumed run gives the same result.
     """
 
     absgrad = False
-    """Whether it needs ``rasterize(..., absgrad=True)``."""
+    """Whether the strategy needs ``rasterize(..., absgrad=True)``."""
 
     def __init__(self, options: DensifyOptions, last_step: int | None = None) -> None:
         """Starts without statistics.
 
         Args:
             options: of densification.
-            last_step: step from which the number of Gaussians stays, if earlier than the options say.
+            last_step: step from which no Gaussians are added, if earlier than the options say.
         """
         self.options = options
         self.last_step = last_step
         self.generator = torch.Generator().manual_seed(options.seed)
 
-    def before_backward(self, step: int, rendered: Screen) -> None:
-        """Prepares what has to be known after the backward pass.
+    def before_backward(self, step: int, rasterization: Rasterization) -> None:
+        """Prepares for the backward pass.
 
         Args:
             step: of the training, from 0.
-            rendered: what this step rendered.
+            rasterization: result of this step.
         """
 
-    def after_backward(self, step: int, rendered: Screen, params: Parameters, optimizers: OptimizersOfRun) -> Change:
-        """Gathers statistics and, when it is time, changes the set of Gaussians.
+    def after_backward(
+        self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
+    ) -> Change:
+        """Gathers statistics and, in the steps of a round, changes the set of Gaussians.
 
         Args:
             step: of the training, from 0.
-            rendered: what this step rendered, after the backward pass.
+            rasterization: result of this step, after the backward pass.
             params: of the Gaussians; replaced where rows change.
-            optimizers: of these.
+            optimizers: of these parameters.
 
         Returns:
-            What was done.
+            The change.
 
         Raises:
-            ConfigError: No Gaussian would be left.
+            ConfigError: no Gaussian would be left.
         """
         return Change(len(params["means"]))
 
-    def prune(self, mask: Bool[Tensor, " gaussians"], params: Parameters, optimizers: OptimizersOfRun) -> Change:
-        """Removes Gaussians outside of the schedule.
+    def prune(self, mask: Bool[Tensor, " gaussians"], params: Parameters, optimizers: RunOptimizers) -> Change:
+        """Removes Gaussians outside the schedule.
 
         Args:
-            mask: those to remove.
+            mask: True for Gaussians to remove.
             params: of the Gaussians; replaced.
-            optimizers: of these.
+            optimizers: of these parameters.
 
         Returns:
-            What was done.
+            The change.
 
         Raises:
-            ConfigError: No Gaussian would be left; nothing is changed then.
+            ConfigError: no Gaussian would be left; nothing is changed then.
         """
         change = Change.keeping(~mask)
         apply(change, params, optimizers)
@@ -93,23 +84,23 @@ class Densifier:
         return change
 
     def follow(self, change: Change) -> None:
-        """Carries the statistics over to another set of Gaussians.
+        """Carries the statistics over to a changed set of Gaussians.
 
         Args:
-            change: that somebody else made.
+            change: made by other code.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """All it remembers, as tensors."""
+        """Returns the state as tensors."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where another one was."""
+        """Restores :meth:`state_dict`."""
         self.generator.set_state(state["generator"].cpu())
 
     @contextmanager
     def random_numbers(self, device: torch.device) -> Iterator[None]:
-        """Has torch draw from this object's random numbers, leaving those of everybody else as they were."""
+        """Makes torch draw from this object's random numbers; restores the global generators afterwards."""
         seed = int(torch.randint(2**62, (1,), generator=self.generator))
         on_gpu = device.type == "cuda"
         with torch.random.fork_rng(devices=[device] if on_gpu else []):

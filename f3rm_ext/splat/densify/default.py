@@ -1,4 +1,4 @@
-"""The original growth and pruning, decided by gsplat, on any device and under a cap."""
+"""3DGS's densification as gsplat implements it, on any device and with a limit on the number of Gaussians."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +8,10 @@ from gsplat.strategy import DefaultStrategy
 from torch import Tensor
 from torch.nn import Parameter
 
-from f3rm_ext.splat.densify.base import Densifier, Screen
-from f3rm_ext.splat.densify.ops import Change, OptimizersOfRun, Parameters, apply, named, zero_moments
+from f3rm_ext.splat.densify.base import Densifier
+from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, named, zero_moments
 from f3rm_ext.splat.densify.options import DensifyOptions
+from f3rm_ext.splat.rasterize import Rasterization
 
 GEOMETRY = ("means", "scales", "quats", "opacities")
 STATISTICS = ("grad2d", "count", "radii")
@@ -19,7 +20,7 @@ _NEVER = 1 << 62
 
 
 class _CappedStrategy(DefaultStrategy):
-    """gsplat's strategy, which grows no further than a cap: where there is no room for all, by largest gradient."""
+    """gsplat's strategy with a cap: if there is no room for all candidates, those with the largest gradients grow."""
 
     cap: int | None = None
     grown: tuple[int, int] = (0, 0)
@@ -39,7 +40,7 @@ class _CappedStrategy(DefaultStrategy):
         return self.pruned
 
     def _leave_room(self, state: dict[str, Any], step: int) -> None:
-        """Takes all but the most deserving out of the statistics; a copy and a split each add one Gaussian."""
+        """Clears the statistics of candidates for which there is no room; a copy or a split adds one Gaussian each."""
         if self.cap is None:
             return
         gradients = state["grad2d"] / state["count"].clamp_min(1)
@@ -54,17 +55,17 @@ class _CappedStrategy(DefaultStrategy):
         chosen[torch.where(grows, gradients, -1.0).topk(room).indices] = True
         state["grad2d"] = torch.where(chosen, state["grad2d"], 0)
         if by_radius:
-            # Pruning, which comes after, looks at the true radii; gsplat carries every tensor of the state over.
+            # Pruning comes next and needs the true radii; gsplat carries over every tensor of the state.
             state["all_radii"] = state["radii"]
             state["radii"] = torch.where(chosen, state["radii"], 0)
 
 
 class DefaultDensifier(Densifier):
-    """Copies small and splits large Gaussians where gradients in the picture are high, prunes transparent ones.
+    """Copies small and splits large Gaussians where image-space gradients are high, and prunes transparent ones.
 
-    Kerbl et al. 2023, as gsplat does it; AbsGS with `absgrad`. gsplat decides on a sketch of the Gaussians (their
-    geometry, and where each row comes from); the heavy parameters and the moments follow by row, in their own dtype.
-    Two deviations: opacities are not reset at step 0, and there may be a cap.
+    Follows Kerbl et al. 2023 as implemented in gsplat, or AbsGS with `absgrad`. gsplat works on a sketch of the
+    Gaussians: their geometry and the source of each row. The other parameters and the moments follow by row, in their
+    own dtype. There are two deviations: opacities are not reset at step 0, and there may be a cap.
     """
 
     def __init__(self, options: DensifyOptions, scene_scale: float, last_step: int | None = None) -> None:
@@ -72,8 +73,8 @@ class DefaultDensifier(Densifier):
 
         Args:
             options: of densification.
-            scene_scale: extent of the scene, in its units; sizes are compared with fractions of it.
-            last_step: step from which the number of Gaussians stays, if earlier than the options say.
+            scene_scale: extent of the scene, scene units; thresholds of size are fractions of it.
+            last_step: step from which no Gaussians are added, if earlier than the options say.
         """
         super().__init__(options, last_step)
         self.absgrad = options.absgrad
@@ -96,22 +97,24 @@ class DefaultDensifier(Densifier):
         self.strategy.cap = options.cap
         self.statistics: dict[str, Any] = self.strategy.initialize_state(scene_scale=scene_scale)
 
-    def before_backward(self, step: int, rendered: Screen) -> None:
-        if step < self.strategy.refine_stop_iter and rendered.means2d.requires_grad:
-            rendered.means2d.retain_grad()
+    def before_backward(self, step: int, rasterization: Rasterization) -> None:
+        if step < self.strategy.refine_stop_iter and rasterization.means2d.requires_grad:
+            rasterization.means2d.retain_grad()
 
-    def after_backward(self, step: int, rendered: Screen, params: Parameters, optimizers: OptimizersOfRun) -> Change:
+    def after_backward(
+        self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
+    ) -> Change:
         count = len(params["means"])
         if step >= self.strategy.refine_stop_iter:
-            for name in STATISTICS:  # not needed any more
+            for name in STATISTICS:  # no longer needed
                 if self.statistics.get(name) is not None:
                     self.statistics[name] = None
             return Change(count)
         device = params["means"].device
-        for name in STATISTICS:  # a checkpoint is read to the CPU
+        for name in STATISTICS:  # a checkpoint is loaded to the CPU
             if self.statistics.get(name) is not None:
                 self.statistics[name] = self.statistics[name].to(device)
-        info = _info(rendered, self.absgrad)
+        info = _info(rasterization, self.absgrad)
         resets = step > 0 and step % self.strategy.reset_every == 0
         if step == 0 or (step % self.strategy.refine_every and not resets):
             self.strategy._update_state({"means": params["means"]}, self.statistics, info)  # type: ignore[arg-type]
@@ -122,9 +125,9 @@ class DefaultDensifier(Densifier):
         return change
 
     def _round(
-        self, step: int, info: dict[str, Any], resets: bool, params: Parameters, optimizers: OptimizersOfRun
+        self, step: int, info: dict[str, Any], resets: bool, params: Parameters, optimizers: RunOptimizers
     ) -> Change:
-        """Lets gsplat decide on a sketch, then has everything else follow."""
+        """Runs gsplat on a sketch, then applies the change to everything else."""
         count, device = len(params["means"]), params["means"].device
         sketch, counter = _sketch(params)
         self.strategy.grown, self.strategy.pruned = (0, 0), 0
@@ -165,25 +168,25 @@ class DefaultDensifier(Densifier):
                 self.statistics[name] = state.get(name)
 
 
-def _info(rendered: Screen, absgrad: bool) -> dict[str, Any]:
-    """What gsplat's rasteriser would hand to its strategy."""
-    points = rendered.means2d
+def _info(rasterization: Rasterization, absgrad: bool) -> dict[str, Any]:
+    """Returns what gsplat's rasteriser would pass to its strategy."""
+    points = rasterization.means2d
     gradient = getattr(points, "absgrad", None) if absgrad else points.grad
-    if gradient is None:  # nothing of what the loss sees depends on any Gaussian
+    if gradient is None:  # the loss depends on no Gaussian
         gradient = torch.zeros_like(points)
-    height, width = rendered.colors.shape[:2]
+    height, width = rasterization.colors.shape[:2]
     return {
         "width": width,
         "height": height,
         "n_cameras": 1,
-        "radii": rendered.radii[None],
+        "radii": rasterization.radii[None],
         "gaussian_ids": None,
         "means2d": SimpleNamespace(grad=gradient.detach()[None], absgrad=gradient.detach()[None]),
     }
 
 
 def _sketch(params: Parameters) -> tuple[dict[str, Parameter], dict[str, Any]]:
-    """Geometry that gsplat may rearrange, and optimisers whose only state says which rows are still the old ones."""
+    """Returns geometry for gsplat to rearrange, and optimisers whose only state marks rows that are unchanged."""
     sketch = {name: Parameter(params[name].detach()) for name in GEOMETRY}
     old = torch.ones(len(params["means"]), device=params["means"].device)
     state: dict[str, dict[str, Tensor]] = {name: {KEPT: old} if name == "means" else {} for name in GEOMETRY}

@@ -1,22 +1,25 @@
-"""Growth by relocation and noise (3DGS-MCMC), in torch on any device."""
+"""3DGS-MCMC: densification by relocation and noise, in torch on any device."""
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from f3rm_ext.splat.densify.base import Densifier, Screen
-from f3rm_ext.splat.densify.ops import Change, OptimizersOfRun, Parameters, apply, named
+from f3rm_ext.splat.densify.base import Densifier
+from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, named
 from f3rm_ext.splat.densify.relocation import add_noise, relocated, sampled_rows
+from f3rm_ext.splat.rasterize import Rasterization
 
 
 class MCMCDensifier(Densifier):
-    """Moves dead Gaussians onto live ones, adds a few in each round, and shakes transparent ones.
+    """Moves dead Gaussians onto live ones, adds some in each round, and adds noise to transparent ones.
 
-    Kheradmand et al. 2024, with the schedule of gsplat's MCMCStrategy. One deviation: a Gaussian that was dead starts
-    with zero moments in its new place, like the one it joins; gsplat lets it keep those of its old place.
+    Follows Kheradmand et al. 2024 with the schedule of gsplat's MCMCStrategy. There is one deviation: a relocated
+    Gaussian starts with zero moments, like the one it joins. In gsplat it keeps the moments of its old position.
     """
 
-    def after_backward(self, step: int, rendered: Screen, params: Parameters, optimizers: OptimizersOfRun) -> Change:
+    def after_backward(
+        self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
+    ) -> Change:
         options = self.options
         device = params["means"].device
         change = Change(len(params["means"]))
@@ -30,7 +33,7 @@ class MCMCDensifier(Densifier):
         return change
 
     @torch.no_grad()
-    def _round(self, params: Parameters, optimizers: OptimizersOfRun) -> Change:
+    def _round(self, params: Parameters, optimizers: RunOptimizers) -> Change:
         count = len(params["means"])
         alphas = params["opacities"].detach().sigmoid().flatten()
         sizes = params["scales"].detach().exp()
@@ -39,7 +42,7 @@ class MCMCDensifier(Densifier):
         dead = alphas <= self.options.mcmc_min_opacity
         moved = int(dead.sum())
         if moved == count:
-            # As nobody is alive to move to, pruning all is what this comes to: says so.
+            # No live Gaussian to move to: pruning all raises the right error.
             apply(Change.keeping(~dead), params, optimizers)
         if moved:
             chosen = sampled_rows(torch.where(dead, 0, alphas), moved)
@@ -58,7 +61,7 @@ class MCMCDensifier(Densifier):
         if not moved and not added:
             return Change(count)
         change = Change(count, source, fresh, relocated=moved, added=added)
-        # Untouched rows keep their values to the last bit.
+        # Untouched rows keep their exact values.
         opacities = torch.where(fresh, alphas.logit(), change.carry(params["opacities"].detach()).flatten())
         scales = torch.where(fresh[:, None], sizes.log(), change.carry(params["scales"].detach()))
         apply(change, params, optimizers, {"opacities": opacities.view(-1, 1), "scales": scales})
@@ -71,7 +74,7 @@ class MCMCDensifier(Densifier):
         chosen: Int[Tensor, " samples"],
         fresh: Bool[Tensor, " gaussians"],
     ) -> tuple[Float[Tensor, " gaussians"], Float[Tensor, "gaussians 3"]]:
-        """Opacities and sizes after the chosen ones made room for their copies; marks those as fresh."""
+        """Splits the opacities and sizes of the chosen Gaussians among their copies; marks them as fresh."""
         copies = torch.bincount(chosen, minlength=len(alphas)) + 1
         rows = (copies > 1).nonzero().squeeze(-1)
         new_alphas, new_sizes = relocated(alphas[rows], sizes[rows], copies[rows])

@@ -1,4 +1,4 @@
-"""Adding, removing and copying Gaussians: the one place where parameters and optimiser state change their length."""
+"""Adding, removing and copying Gaussians: the only module that changes the length of parameters and optimiser state."""
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -12,51 +12,51 @@ from torch.nn import Parameter
 
 from f3rm_ext.errors import ConfigError
 
-OptimizersOfRun = Optimizers | Mapping[str, torch.optim.Optimizer]
-"""Nerfstudio's optimisers, or torch's by the name of the parameter."""
+RunOptimizers = Optimizers | Mapping[str, torch.optim.Optimizer]
+"""Nerfstudio's optimisers, or torch's by name of the parameter."""
 Parameters = MutableMapping[str, Parameter] | torch.nn.ParameterDict
-"""One tensor by name, each with a row for every Gaussian: those of :class:`f3rm_ext.splat.gaussians.Gaussians`."""
+"""Tensors of :class:`f3rm_ext.splat.gaussians.Gaussians` by name, with one row per Gaussian."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one step did to the set of Gaussians, so that whatever is kept by row can follow."""
+    """Change of the set of Gaussians in one step, to apply to everything with one row per Gaussian."""
 
     before: int
-    """Number of Gaussians before."""
+    """Number of Gaussians before the change."""
     source: Int[Tensor, " gaussians"] | None = None
-    """Row of the old set that every row of the new set comes from; None where the rows are what they were."""
+    """Row of the old set from which each row of the new set comes; None if the rows are unchanged."""
     fresh: Bool[Tensor, " gaussians"] | None = None
-    """Rows of the new set that were copied, moved or resized: their moments start at zero. None with `source`."""
+    """Rows of the new set that were copied, moved or resized; their moments start at zero. None if `source` is None."""
     duplicated: int = 0
-    """Gaussians that were given a copy."""
+    """Number of Gaussians that got a copy."""
     split: int = 0
-    """Gaussians that were replaced by two smaller ones."""
+    """Number of Gaussians replaced by two smaller ones."""
     pruned: int = 0
-    """Gaussians that were removed."""
+    """Number of Gaussians removed."""
     relocated: int = 0
-    """Dead Gaussians that were moved to a live one."""
+    """Number of dead Gaussians moved to a live one."""
     added: int = 0
-    """Gaussians that were added by sampling."""
+    """Number of Gaussians added by sampling."""
     opacities_reset: bool = False
     """Whether all opacities were lowered."""
 
     @property
     def rows_changed(self) -> bool:
-        """Whether anything kept by row has to be carried over: neighbours, 3D filters, statistics."""
+        """Whether per-Gaussian data (neighbours, 3D filter, statistics) must be carried over."""
         return self.source is not None
 
     @property
     def after(self) -> int:
-        """Number of Gaussians after."""
+        """Number of Gaussians after the change."""
         return self.before if self.source is None else len(self.source)
 
     def carry(self, rows: Shaped[Tensor, "old *rest"], fresh: int | float | None = None) -> Shaped[Tensor, "new *rest"]:
-        """Rows of the new set.
+        """Returns the rows of the new set.
 
         Args:
-            rows: something kept for every Gaussian of the old set.
-            fresh: value for rows that were copied, moved or resized; None copies from their source.
+            rows: data of the old set, one row per Gaussian.
+            fresh: value for rows that were copied, moved or resized; None copies that of their source.
         """
         if self.source is None or self.fresh is None:
             return rows
@@ -67,10 +67,10 @@ class Change:
 
     @classmethod
     def keeping(cls, keep: Bool[Tensor, " gaussians"]) -> "Change":
-        """The removal of all Gaussians but some.
+        """Creates the removal of all other Gaussians.
 
         Args:
-            keep: the ones that stay.
+            keep: True for Gaussians that stay.
         """
         source = keep.nonzero().squeeze(-1)
         if len(source) == len(keep):
@@ -79,19 +79,18 @@ class Change:
 
 
 def apply(
-    change: Change, params: Parameters, optimizers: OptimizersOfRun, values: Mapping[str, Tensor] | None = None
+    change: Change, params: Parameters, optimizers: RunOptimizers, values: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Gives parameters and optimiser state the rows of the new set.
+    """Applies a change to parameters and optimiser state.
 
-    State of any kind follows, as long as what it keeps by Gaussian has a row for each: dense moments, quantised ones
-    and their scales. Its dtype stays what it is. Parameters are replaced, not resized, as graphs still alive may
-    refer to the old ones.
+    Any state tensor with one row per Gaussian follows: dense moments, quantised moments and their scales. Dtypes are
+    kept. Parameters are replaced, not resized, since live graphs may refer to the old ones.
 
     Args:
-        change: which rows.
+        change: to apply.
         params: replaced by name.
-        optimizers: of these parameters; a parameter without one is fine.
-        values: parameters whose values are not just those of their source.
+        optimizers: of these parameters; a parameter may have none.
+        values: new values by name, for parameters whose rows are not copies of their source.
 
     Raises:
         ConfigError: no Gaussian would be left; nothing is changed then.
@@ -111,22 +110,20 @@ def apply(
         rebind(name, old, replacement, optimizers, change)
 
 
-def named(optimizers: OptimizersOfRun) -> Mapping[str, torch.optim.Optimizer]:
-    """Torch's optimisers by the name of the parameter."""
+def named(optimizers: RunOptimizers) -> Mapping[str, torch.optim.Optimizer]:
+    """Returns torch's optimisers by name of the parameter."""
     return optimizers.optimizers if isinstance(optimizers, Optimizers) else optimizers
 
 
-def rebind(
-    name: str, old: Parameter, new: Parameter, optimizers: OptimizersOfRun, change: Change | None = None
-) -> None:
-    """Has an optimiser update another parameter.
+def rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers, change: Change | None = None) -> None:
+    """Replaces a parameter in its optimiser.
 
     Args:
         name: of the parameter.
-        old: the one it updated so far; forgotten by nerfstudio's optimisers too, which would keep its memory.
-        new: the one it updates from now on.
+        old: the replaced parameter; nerfstudio's optimisers drop it too, which frees its memory.
+        new: the parameter to update from now on.
         optimizers: of the run.
-        change: which rows of the state the new one has; all by default.
+        change: applied to the optimiser's state; by default all rows stay.
     """
     by_name = named(optimizers)
     if isinstance(optimizers, Optimizers) and name in optimizers.parameters:
@@ -144,7 +141,7 @@ def rebind(
 
 
 def zero_moments(parameter: Parameter, optimizer: torch.optim.Optimizer | None) -> None:
-    """Forgets the moments of a parameter, if it is optimised; the count of steps stays."""
+    """Sets the moments of a parameter to zero, if it has an optimiser; keeps the count of steps."""
     state = {} if optimizer is None else optimizer.state.get(parameter, {})
     for value in _by_row(state, len(parameter)).values():
         value.zero_()

@@ -1,7 +1,7 @@
-"""Moving Gaussians without changing the picture, and noise on their centres: the maths of 3DGS-MCMC in torch.
+"""The maths of 3DGS-MCMC in torch: relocation that preserves the rendered image, and noise on centres.
 
-Kheradmand et al., 3D Gaussian Splatting as Markov Chain Monte Carlo, NeurIPS 2024 (arXiv 2404.09591). gsplat has these
-as CUDA kernels only; here they run on any device.
+Kheradmand et al., 3D Gaussian Splatting as Markov Chain Monte Carlo, NeurIPS 2024 (arXiv 2404.09591). gsplat has only
+CUDA kernels for these; here they run on any device.
 """
 
 import math
@@ -15,18 +15,18 @@ from torch.nn import functional
 from f3rm_ext.splat.gaussians import quats_to_rotations
 
 MAX_COPIES = 51
-"""Copies beyond this count as this many, as in gsplat."""
+"""Upper limit of the number of copies, as in gsplat."""
 NOISE_STEEPNESS, NOISE_CENTRE = 100.0, 0.995
-"""Noise is multiplied by sigmoid(100 ((1 − α) − 0.995)): it moves nearly transparent Gaussians only."""
+"""Noise is multiplied by sigmoid(100 ((1 − α) − 0.995)), so it moves only nearly transparent Gaussians."""
 _CHUNK = 1 << 20
 
 
 @lru_cache(maxsize=1)
 def relocation_table() -> Float[Tensor, "copies terms"]:
-    """Coefficients c[N−1, j−1] = C(N, j) (−1)^(j+1) / √j of the denominator Σ_j c[N−1, j−1] α'^j for N copies.
+    """Returns coefficients c[N−1, j−1] = C(N, j) (−1)^(j+1) / √j of the denominator Σ_j c[N−1, j−1] α'^j for N copies.
 
-    The published form is Σ_{i=1..N} Σ_{k=0..i−1} C(i−1, k) (−1)^k α'^(k+1) / √(k+1) (eq. 9); summed over i first,
-    Σ_i C(i−1, k) = C(N, k+1). float64, since terms of alternating sign nearly cancel.
+    The published form is Σ_{i=1..N} Σ_{k=0..i−1} C(i−1, k) (−1)^k α'^(k+1) / √(k+1) (eq. 9). Summing over i first gives
+    Σ_i C(i−1, k) = C(N, k+1). The table is float64, since terms of alternating sign nearly cancel.
     """
     table = torch.zeros(MAX_COPIES, MAX_COPIES, dtype=torch.float64)
     for count in range(1, MAX_COPIES + 1):
@@ -39,14 +39,14 @@ def relocation_table() -> Float[Tensor, "copies terms"]:
 def relocated(
     opacities: Float[Tensor, " gaussians"], sizes: Float[Tensor, "gaussians 3"], copies: Int[Tensor, " gaussians"]
 ) -> tuple[Float[Tensor, " gaussians"], Float[Tensor, "gaussians 3"]]:
-    """Opacity and size of N Gaussians in one place that together look like the one they replace.
+    """Computes opacity and size of N coincident Gaussians that together look like the one they replace.
 
     α' = 1 − (1 − α)^(1/N), and σ' = σ · α / Σ_j C(N, j) (−1)^(j+1) α'^j / √j (eq. 9 of the paper).
 
     Args:
         opacities: α, (0, 1).
         sizes: standard deviations σ, scene units.
-        copies: N, the one that is there included; at most 51 count.
+        copies: N, including the original; limited to 51.
 
     Returns:
         α' and σ' of each of the N.
@@ -61,13 +61,13 @@ def relocated(
 
 
 def sampled_rows(weights: Float[Tensor, " gaussians"], count: int) -> Int[Tensor, " samples"]:
-    """Rows drawn with replacement, with a probability in proportion to their weight.
+    """Samples rows with replacement, with probabilities proportional to their weights.
 
-    By inversion of the cumulative sum, so any number of Gaussians will do (torch.multinomial takes 2^24).
+    Inverts the cumulative sum, which works for any number of rows (torch.multinomial is limited to 2^24).
 
     Args:
-        weights: >= 0, not all 0.
-        count: how many to draw.
+        weights: ≥ 0, not all 0.
+        count: number of samples.
     """
     cumulative = weights.double().cumsum(0)
     drawn = torch.rand(count, dtype=torch.float64, device=weights.device) * cumulative[-1]

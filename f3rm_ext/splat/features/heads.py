@@ -1,4 +1,4 @@
-"""Features that Gaussians carry: one code per Gaussian and feature, kept in the checkpoint with what it means."""
+"""Features that Gaussians carry: one code per Gaussian and feature, saved in the checkpoint with their metadata."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from f3rm_ext.features.spec import FeatureSpec
 
 
 class LiftedHead(BaseFeatureHead):
-    """One lifted feature. What is composited along rays is the feature itself (or its PCA codes).
+    """One lifted feature. The codes that are composited along rays are the feature itself, or its PCA codes.
 
     Args:
         spec: what was lifted.
-        codes: one row per Gaussian; 0 for those that no training view sees.
+        codes: one row per Gaussian; 0 for Gaussians that no training view sees.
     """
 
     codes: Tensor
@@ -28,16 +28,16 @@ class LiftedHead(BaseFeatureHead):
         self.register_buffer("codes", codes)
 
     def space(self) -> FeatureSpace:
-        """Coordinates in which composited codes are compared with queries: they are those coordinates."""
+        """Returns the coordinates in which composited codes are compared with queries: the codes themselves."""
         return FeatureSpace.of_features(self.code_energy)
 
     def decode(self, rendered: Float[Tensor, "rays feat"]) -> Float[Tensor, "rays feat"]:
-        """Features in the distilled space, float32."""
+        """Returns features in the distilled space, float32."""
         return rendered.float()
 
 
 class LiftedHeads(nn.Module):
-    """All features that the Gaussians of a model carry; none until they are lifted or a checkpoint has some."""
+    """All features that the Gaussians of a model carry; empty until features are lifted or loaded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,24 +49,24 @@ class LiftedHeads(nn.Module):
         return {name: head for name, head in self.heads.items() if isinstance(head, LiftedHead)}
 
     def put(self, head: LiftedHead) -> None:
-        """Adds a feature after the others, or in the place of that of the same name."""
+        """Appends a feature, or replaces the one of the same name."""
         self.heads[head.name] = head
 
     def clear(self) -> None:
-        """Forgets all: the Gaussians are others now."""
+        """Removes all features; needed whenever the set of Gaussians changes."""
         self.heads.clear()
 
     def describe(self) -> list[dict[str, Any]]:
-        """What a checkpoint says of them beside their buffers, fit for JSON."""
+        """Returns the metadata that a checkpoint stores beside the buffers, as JSON values."""
         return describe_heads(self.by_name.values())
 
     def grow(self, described: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Becomes those of a checkpoint.
+        """Replaces all features by those of a checkpoint.
 
         Args:
             described: see :meth:`describe`.
-            state_dict: has the buffers.
-            prefix: of this module's entries.
+            state_dict: contains the buffers.
+            prefix: of this module's entries in ``state_dict``.
         """
         self.clear()
         at = f"{prefix}heads."
@@ -75,14 +75,14 @@ class LiftedHeads(nn.Module):
 
 
 def save_lifted(heads: LiftedHeads, path: Path) -> None:
-    """Writes a checkpoint again with these features in place of those it had; all else in it stays.
+    """Rewrites a checkpoint with these features in place of its own; everything else in it stays.
 
     Args:
-        heads: of the Gaussians in the checkpoint.
+        heads: features of the Gaussians in the checkpoint.
         path: the checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read or written; then it is as it was.
+        CheckpointError: the checkpoint cannot be read or written; it is then unchanged.
     """
     from f3rm_ext.engine import checkpoint
 

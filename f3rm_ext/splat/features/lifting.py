@@ -1,9 +1,9 @@
-"""2D features onto Gaussians without training: each gets the mean of what the training views have where it is.
+"""Lifting: 2D features become features of Gaussians without training.
 
-The mean is weighted by what the Gaussian gives to each pixel when it is drawn: with the compositing weights wᵢ(p) of
-the rasteriser and the feature f(p) of a pixel, the code is cᵢ = Σ wᵢ(p) f(p) / Σ wᵢ(p), over all pixels of all views.
-Since a picture is Σᵢ wᵢ(p) cᵢ, linear in the colours, both sums are vector-Jacobian products of drawing with respect
-to the colours: exact, with the very weights that are drawn with, on every backend.
+Each Gaussian gets the mean of the features at the pixels it covers, weighted by its contribution to each pixel. With
+the compositing weights wᵢ(p) and the feature f(p) of a pixel, its code is cᵢ = Σ wᵢ(p) f(p) / Σ wᵢ(p) over all pixels
+of all views. A rendered image is Σᵢ wᵢ(p) cᵢ, linear in the colours, so both sums are vector-Jacobian products of
+rendering with respect to the colours. They are exact, and use the weights of rendering on every backend.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,30 +19,30 @@ from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.store.source import FeatureSource
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.features.heads import LiftedHead
-from f3rm_ext.splat.rendering import RenderSettings, Scene, composite
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, composite
 
 CHANNELS = 64
-"""Channels of a feature lifted at a time: memory is that of the codes and a few such slices, whatever the dimension."""
+"""Channels lifted at a time. Beyond the codes, memory holds a few slices of this width, whatever the dimension."""
 
 
 def lift(
-    scene: Scene,
+    scene: SplatScene,
     dataset: PinholeDataset,
     source: FeatureSource,
-    how: RenderSettings,
+    settings: RenderSettings,
     on_view: Callable[[], None] = lambda: None,
 ) -> Iterator[LiftedHead]:
-    """Lifts the features of the training views, one after the other.
+    """Lifts the features of the training views, one feature after another.
 
     Args:
-        scene: the Gaussians, as they will be drawn.
-        dataset: the training views; masked pixels do not count, transparent ones by their alpha.
-        source: their features.
-        how: how they are drawn.
-        on_view: called after each look at a view; there are :func:`looks` of them.
+        scene: the Gaussians, as they will be rendered.
+        dataset: the training views; masked pixels do not count, transparent ones count by their alpha.
+        source: 2D features of the views.
+        settings: of the rasteriser.
+        on_view: called after each pass over a view, :func:`lifting_steps` times in all.
 
     Returns:
-        One head per feature, its codes on the device of the Gaussians.
+        One head per feature, with its codes on the device of the Gaussians.
     """
     views = PinholeCameras.of(dataset.cameras).to(scene.gaussians.means.device)
     shares = Shares(dataset)
@@ -51,16 +51,16 @@ def lift(
         def load(index: int, name: str = spec.name) -> FeatureMap:
             return source.load(index)[name]
 
-        yield LiftedHead(spec, lift_maps(scene, views, spec.dim, load, how, shares, on_view))
+        yield LiftedHead(spec, lift_maps(scene, views, spec.dim, load, settings, shares, on_view))
 
 
-def looks(dataset: PinholeDataset, source: FeatureSource) -> int:
-    """How often a view is looked at while all features are lifted."""
+def lifting_steps(dataset: PinholeDataset, source: FeatureSource) -> int:
+    """Returns the number of passes over single views that lifting all features takes."""
     return len(dataset) * sum(-(-spec.dim // CHANNELS) for spec in source.specs)
 
 
 class Shares:
-    """How much each pixel of the training views counts, 0 to 1. Images that have no mask and no alpha are read once.
+    """Weights of the pixels of the training views, 0 to 1. Images without mask and alpha are read only once.
 
     Args:
         dataset: the training views.
@@ -71,7 +71,7 @@ class Shares:
         self._plain: set[int] = set()
 
     def __call__(self, index: int) -> Float[Tensor, "h w"] | None:
-        """Those of an image on the CPU; None where all pixels count alike."""
+        """Returns the weights of an image, on the CPU; None where all pixels count alike."""
         if index in self._plain:
             return None
         picture = self._dataset.picture(index)
@@ -87,27 +87,27 @@ class Shares:
 
 @torch.no_grad()
 def lift_maps(
-    scene: Scene,
+    scene: SplatScene,
     views: PinholeCameras,
     dim: int,
     load: Callable[[int], FeatureMap],
-    how: RenderSettings,
+    settings: RenderSettings,
     shares: Callable[[int], Float[Tensor, "h w"] | None] = lambda index: None,
     on_view: Callable[[], None] = lambda: None,
 ) -> Float16[Tensor, "gaussians feat"]:
-    """Codes of all Gaussians.
+    """Lifts one feature.
 
     Args:
         scene: the Gaussians.
-        views: where the maps were seen from.
-        dim: of the features.
-        load: gives the map of a view.
-        how: how they are drawn.
-        shares: how much each pixel of a view counts.
-        on_view: called after each look at a view.
+        views: cameras of the feature maps.
+        dim: dimension of the feature.
+        load: returns the feature map of a view.
+        settings: of the rasteriser.
+        shares: returns the weights of a view's pixels, 0 to 1; None for 1 everywhere.
+        on_view: called after each pass over a view.
 
     Returns:
-        0 for Gaussians that no view sees.
+        Codes of all Gaussians; 0 for those that no view sees.
     """
     means = scene.gaussians.means
     codes = torch.zeros(len(means), dim, dtype=torch.float16, device=means.device)
@@ -123,7 +123,7 @@ def lift_maps(
             share = shares(index)
             if share is not None:
                 wanted = wanted * share.to(wanted.device)[..., None]
-            sums += weighted_sums(scene, view, wanted, how)
+            sums += weighted_sums(scene, view, wanted, settings)
             on_view()
         if weight is None:
             weight, sums = sums[:, -1:].clone(), sums[:, :-1]
@@ -132,7 +132,7 @@ def lift_maps(
 
 
 def upsampled(feature_map: FeatureMap, part: slice, view: PinholeCameras) -> Float[Tensor, "h w feat"]:
-    """Some channels of a map at every pixel of its view, bilinearly between patch centres, on the view's device."""
+    """Interpolates channels of a feature map bilinearly at every pixel of its view, on the view's device."""
     height, width = int(view.heights[0]), int(view.widths[0])
     chosen = replace(feature_map, values=feature_map.values[..., part], residual_norm=None)
     packed = PackedMaps.pack([chosen], view.Ks.device)
@@ -143,18 +143,18 @@ def upsampled(feature_map: FeatureMap, part: slice, view: PinholeCameras) -> Flo
 
 
 def weighted_sums(
-    scene: Scene, view: PinholeCameras, pixels: Float[Tensor, "h w channels"], how: RenderSettings
+    scene: SplatScene, view: PinholeCameras, pixels: Float[Tensor, "h w channels"], settings: RenderSettings
 ) -> Float[Tensor, "gaussians channels"]:
-    """Σ wᵢ(p) f(p) over the pixels of a view, for every Gaussian.
+    """Computes Σ wᵢ(p) f(p) over the pixels of a view, for every Gaussian.
 
     Args:
         scene: the Gaussians.
         view: one camera.
-        pixels: f, at the view's size.
-        how: how it is drawn.
+        pixels: f, at the resolution of the view.
+        settings: of the rasteriser.
     """
     with torch.enable_grad():
         values = torch.zeros(len(scene.gaussians), pixels.shape[-1], device=pixels.device, requires_grad=True)
-        picture = composite(scene, view, values, how)
+        picture = composite(scene, view, values, settings)
         (sums,) = torch.autograd.grad(picture, values, pixels)
     return sums

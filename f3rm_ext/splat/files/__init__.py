@@ -1,7 +1,7 @@
 """Files of Gaussian splats: PLY (3D Gaussian splatting), compressed PLY, ``.spz`` and ``.splat``."""
 
 from f3rm_ext.splat.files.checks import BadValues
-from f3rm_ext.splat.files.convert import Converted, convert_splats, export_splats
+from f3rm_ext.splat.files.convert import ConversionResult, convert_splats, export_splats
 from f3rm_ext.splat.files.formats import SUFFIXES, read_splats, write_splats
 from f3rm_ext.splat.files.info import Format, RenderMode, SplatInfo
 from f3rm_ext.splat.files.spz import Axes
@@ -10,7 +10,7 @@ __all__ = [
     "SUFFIXES",
     "Axes",
     "BadValues",
-    "Converted",
+    "ConversionResult",
     "Format",
     "RenderMode",
     "SplatInfo",

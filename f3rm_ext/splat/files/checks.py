@@ -1,4 +1,4 @@
-"""Numbers that no Gaussian can have, in a file that is read or in a model that is written."""
+"""Detection of invalid values of Gaussians, when reading files and before writing them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +12,11 @@ from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.gaussians import Gaussians
 
 BadValues = Literal["error", "drop"]
-"""What to do with values that are NaN or infinite, and with rotations of length 0: stop, or leave out those Gaussians
-(infinite opacities alone become finite ones that look the same)."""
+"""Treatment of values that are NaN or infinite, and of rotations of length 0: stop with an error, or drop those
+Gaussians. When dropping, infinite opacities become finite ones that look the same instead."""
 ALPHA_MARGIN = 1 / 1020
-"""Distance that opacities keep from 0 and 1, so that their logits are finite: a quarter of the step of a byte. It does
-not change a picture: rasterisers skip what is below 1/255 and take 0.999 for opaque."""
+"""Distance of opacities from 0 and 1 that keeps their logits finite: a quarter of the step of a byte. Images stay the
+same, since rasterisers skip opacities below 1/255 and clamp them at 0.999."""
 _NAMES = {
     "means": ("x", "y", "z"),
     "scales": ("scale_0", "scale_1", "scale_2"),
@@ -29,19 +29,19 @@ _NAMES = {
 def checked(
     gaussians: Gaussians, path: Path, bad_values: BadValues = "error", action: str = "has"
 ) -> tuple[Gaussians, list[str]]:
-    """Gaussians all of whose values are finite and whose rotations have a length.
+    """Checks that all values are finite and that no rotation has length 0.
 
     Args:
-        gaussians: any.
+        gaussians: to check.
         path: of the file, for messages.
-        bad_values: whether to stop where there are others, or to leave them out.
-        action: what the file does with the values, for messages.
+        bad_values: stop on invalid values, or drop their Gaussians.
+        action: verb for messages: the file "has" or "would get" the values.
 
     Returns:
-        The Gaussians, and sentences on what was changed.
+        The valid Gaussians, and sentences on what was changed.
 
     Raises:
-        SplatFileError: there are no Gaussians, or (``error``) other values, or (``drop``) no Gaussian is left.
+        SplatFileError: there are no Gaussians, or there are invalid values (``error``), or none is valid (``drop``).
     """
     if len(gaussians) == 0:
         raise SplatFileError(f"{path} {action} no Gaussians at all: train or export the splats again.")
@@ -75,7 +75,7 @@ def checked(
 
 
 def _masks(gaussians: Gaussians) -> Iterator[tuple[str, Bool[Tensor, "..."]]]:
-    """Where values are bad, by the name that PLY files have for them."""
+    """Yields masks of invalid values with the names of their properties in PLY files."""
     tensors = gaussians.tensors()
     for tensor, names in _NAMES.items():
         for index, name in enumerate(names):
@@ -85,7 +85,7 @@ def _masks(gaussians: Gaussians) -> Iterator[tuple[str, Bool[Tensor, "..."]]]:
 
 
 def _finite_opacities(gaussians: Gaussians) -> tuple[Gaussians, int]:
-    """Infinite logits mean opaque or invisible, which a finite number can say too."""
+    """Replaces infinite logits, which mean opaque or invisible, by finite ones; returns their number too."""
     infinite = gaussians.opacities.isinf()
     count = int(infinite.sum())
     if not count:

@@ -1,7 +1,7 @@
-"""Splats as the compressed PLY of PlayCanvas (SuperSplat, gsplat's ``ply_compressed``): 16 bytes each, and SH in bytes.
+"""Compressed PLY of PlayCanvas (SuperSplat, gsplat's ``ply_compressed``): 16 bytes per Gaussian, and SH in bytes.
 
-Each chunk of 256 Gaussians has the least and greatest position, log-scale and colour; the Gaussians say in 11 + 10 + 11
-bits (8 for colours) where between them they are. SH coefficients go from -4 to 4 in 256 steps.
+Each chunk of 256 Gaussians stores the least and greatest position, log-scale and colour. Each Gaussian stores values
+between these in 11 + 10 + 11 bits (8 per channel for colours). SH coefficients range from -4 to 4 in 256 steps.
 """
 
 from io import BufferedIOBase
@@ -21,9 +21,9 @@ from f3rm_ext.utils.ply_tables import PlyTables, Table
 
 CHUNK = 256
 LIMIT_SCALE = 20.0
-"""Log-scales are limited to ± this."""
+"""Log-scales are clamped to ± this."""
 SH_RANGE = 8.0
-"""From the least to the greatest SH coefficient."""
+"""Width of the range of SH coefficients."""
 _VECTORS = (("", "xyz"), ("scale_", "xyz"), ("", "rgb"))
 BOUNDS = tuple(f"{end}_{name}{axis}" for name, axes in _VECTORS for end in ("min", "max") for axis in axes)
 PACKED = ("packed_position", "packed_rotation", "packed_scale", "packed_color")
@@ -33,7 +33,7 @@ _BLOCK = 256 * CHUNK
 
 
 def is_compressed(tables: PlyTables) -> bool:
-    """Whether a PLY file looks like one of these."""
+    """Returns whether a PLY file has this format."""
     return any(name in tables.tables.get("vertex", Table("", 0)).kinds for name in PACKED)
 
 
@@ -42,23 +42,23 @@ def read_compressed_ply(path: Path, tables: PlyTables | None = None) -> tuple[Ga
 
     Args:
         path: the file.
-        tables: its header, if it was read before.
+        tables: its header, if already read.
 
     Raises:
-        SplatFileError: it is something else, or damaged.
-        OSError: it cannot be read.
+        SplatFileError: the file is of another kind, or damaged.
+        OSError: the file cannot be read.
     """
     tables = tables or PlyTables.open(path)
     names = _require_layout(path, tables)
     count = tables.tables["vertex"].count
     bounds = np.empty((tables.tables["chunk"].count, len(BOUNDS)))
-    bounds[:, -6:] = (0, 0, 0, 1, 1, 1)  # files of the first version have colours from 0 to 1
+    bounds[:, -6:] = (0, 0, 0, 1, 1, 1)  # in the first version of the format, colours range from 0 to 1
     for where, rows in tables.rows("chunk", names):
         for index, name in enumerate(names):
             bounds[where, index] = rows[name]
     vectors, quats = np.empty((3, count, 3), "f4"), np.empty((count, 4), "f4")
     opacities = np.empty((count, 1), "f4")
-    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are found later
+    with np.errstate(over="ignore", invalid="ignore"):  # a later check finds values that are not finite
         for where, rows in tables.rows("vertex", list(PACKED), chunk=_BLOCK):
             ends = bounds[np.arange(where.start, where.stop) // CHUNK].reshape(-1, 3, 2, 3)
             position, rotation, scale, color = (rows[name].astype(np.uint32) for name in PACKED)
@@ -76,12 +76,12 @@ def read_compressed_ply(path: Path, tables: PlyTables | None = None) -> tuple[Ga
 
 
 def write_compressed_ply(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
-    """Writes splats. Neighbours in the file should be neighbours in space: see :func:`packing.morton_order`.
+    """Writes splats. Neighbours in the file should be neighbours in space; see :func:`packing.morton_order`.
 
     Args:
         stream: binary, at its start.
         gaussians: one or more, on the CPU.
-        info: whose tags and comments go into the header.
+        info: its tags and comments go into the header.
     """
     arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
     count, rest = len(gaussians), arrays["features_rest"]
@@ -105,7 +105,7 @@ def write_compressed_ply(stream: BufferedIOBase, gaussians: Gaussians, info: Spl
 
 
 def _pack(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of chunks and packed numbers of a block."""
+    """Returns bounds of chunks and packed numbers of a block."""
     count = len(arrays["means"])
     chunk_of = np.arange(count) // CHUNK
     colors = arrays["features_dc"].astype(np.float64) * SH_C0 + 0.5
@@ -140,7 +140,7 @@ def _unpack_vector(packed: UInt32[np.ndarray, " n"]) -> Float[np.ndarray, "n 3"]
 
 
 def _between(ends: Float[np.ndarray, "n 2 3"], part: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
-    """Part of the way from the least to the greatest; exact at both ends."""
+    """Interpolates between the least and the greatest value; exact at both ends."""
     return ends[:, 0] * (1 - part) + ends[:, 1] * part
 
 
@@ -161,7 +161,7 @@ def _pack_rest(rest: Float[np.ndarray, "n coeffs 3"]) -> UInt8[np.ndarray, "n ch
 
 
 def _read_rest(path: Path, tables: PlyTables, count: int) -> Float[np.ndarray, "n coeffs 3"]:
-    """The centre of each level, but the first and the last level are the ends of the range."""
+    """Reads SH coefficients: the centre of each level, but the ends of the range for the first and the last level."""
     table = tables.tables.get("sh")
     per_channel = 0 if table is None else sh_rest_count(rest_degree(path, table))
     rest = np.empty((count, per_channel, 3), "f4")
@@ -176,10 +176,10 @@ def _read_rest(path: Path, tables: PlyTables, count: int) -> Float[np.ndarray, "
 
 
 def _require_layout(path: Path, tables: PlyTables) -> list[str]:
-    """The properties of chunks, in the order of :data:`BOUNDS`.
+    """Returns the properties of chunks, in the order of :data:`BOUNDS`.
 
     Raises:
-        SplatFileError: something is missing.
+        SplatFileError: a property is missing or has the wrong type, or counts do not match.
     """
     chunk, vertex = (tables.tables.get(name, Table(name, 0)) for name in ("chunk", "vertex"))
     names = list(BOUNDS if any(name in chunk.kinds for name in BOUNDS[12:]) else BOUNDS[:12])

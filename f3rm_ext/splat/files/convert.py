@@ -1,8 +1,13 @@
-"""Splats from one file to another, and from a model to a file."""
+"""Export of splats to files, conversion between formats, and what conversions lose."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
 
 from f3rm_ext import __version__
 from f3rm_ext.errors import SplatFileError
@@ -16,21 +21,20 @@ from f3rm_ext.splat.files.formats import (
     write_splats,
 )
 from f3rm_ext.splat.files.info import SplatInfo, provenance_of
-from f3rm_ext.splat.files.losses import losses
 from f3rm_ext.splat.files.spz import Axes
-from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.gaussians import SH_C0, Gaussians
 
 _EXPORT, _CONVERT = MAKERS
 
 
 @dataclass(frozen=True)
-class Converted:
-    """What came of a conversion."""
+class ConversionResult:
+    """Result of a conversion."""
 
     source: SplatInfo
     result: SplatInfo
     lost: list[str]
-    """A sentence for each thing; empty where nothing was lost."""
+    """One sentence for each kind of loss; empty if nothing was lost."""
 
 
 def export_splats(
@@ -41,18 +45,18 @@ def export_splats(
     bad_values: BadValues = "error",
     spz_axes: Axes = "rub",
 ) -> SplatInfo:
-    """Writes the splats of a model, in the format of the name, as ``f3rm-ext export splats``.
+    """Writes the splats of a model, in the format given by the file name, as ``f3rm-ext export splats`` does.
 
     Args:
-        gaussians: on any device; with the 3D filter in them if ``info`` says so.
+        gaussians: on any device; include the 3D filter if ``info`` says so.
         path: ends in one of :data:`~f3rm_ext.splat.files.formats.SUFFIXES`.
         info: render mode, whether filters are fused, comments.
-        provenance: entries for the comments of the file, the checkpoint say.
-        bad_values: what to do with values that are NaN or infinite.
-        spz_axes: axes of the coordinates where it is ``.spz``.
+        provenance: entries for the comments of the file, e.g. the checkpoint.
+        bad_values: treatment of values that are NaN or infinite.
+        spz_axes: axes of the coordinates in an ``.spz`` file.
 
     Returns:
-        What the file says; its notices are for the user.
+        Contents of the file; its notices are for the user.
 
     Raises:
         SplatFileError: see :func:`~f3rm_ext.splat.files.formats.write_splats`.
@@ -64,23 +68,23 @@ def export_splats(
 
 def convert_splats(
     source: Path, out: Path, sh_degree: int | None = None, bad_values: BadValues = "error", spz_axes: Axes = "rub"
-) -> Converted:
-    """Writes the splats of a file in another format, and reads them back to say what was lost.
+) -> ConversionResult:
+    """Converts a file of splats to another format, and reads the result back to report what was lost.
 
     Args:
-        source: file of splats.
-        out: the other file.
-        sh_degree: to lower the degree to; None keeps it, as far as the format can.
-        bad_values: what to do with values that are NaN or infinite.
+        source: file to read.
+        out: file to write.
+        sh_degree: new, lower SH degree; None keeps it if the format supports it.
+        bad_values: treatment of values that are NaN or infinite.
         spz_axes: axes of the coordinates in ``.spz`` files.
 
     Raises:
-        SplatFileError: the splats cannot be read or written as asked.
+        SplatFileError: the splats cannot be read or converted.
         ConfigError: the file cannot be written.
     """
     kind = format_to_write(out)
     if out.exists() and source.exists() and out.samefile(source):
-        raise SplatFileError(f"{out} is the file to read as well, and it would be lost: choose another name.")
+        raise SplatFileError(f"{out} is also the file to read, which would be lost: choose another name.")
     require_replaceable(out)
     gaussians, found = read_splats(source, bad_values, spz_axes)
     if sh_degree is not None and sh_degree > gaussians.sh_degree:
@@ -93,7 +97,51 @@ def convert_splats(
     wanted = gaussians if sh_degree is None else gaussians.with_sh_degree(sh_degree)
     written = write_splats(out, wanted, info, spz_axes=spz_axes)
     again, result = read_splats(out, spz_axes=spz_axes)
-    lost = losses(gaussians[stored_order(wanted, kind)], again)
+    lost = conversion_losses(gaussians[stored_order(wanted, kind)], again)
     if found.render_mode == "mip" and result.render_mode != "mip":
-        lost.append("The file cannot say that it is to be drawn with anti-aliasing (SplatRenderMode: mip).")
-    return Converted(found, replace(result, notices=written.notices), lost)
+        lost.append("The format cannot record that the splats need anti-aliasing (SplatRenderMode: mip).")
+    return ConversionResult(found, replace(result, notices=written.notices), lost)
+
+
+def rotation_differences(
+    ours: Float[Tensor, "gaussians 4"], theirs: Float[Tensor, "gaussians 4"]
+) -> Float[Tensor, " gaussians"]:
+    """Returns the angles between rotations, degrees, float64; small angles are exact too."""
+    a, b = functional.normalize(ours.double(), dim=1), functional.normalize(theirs.double(), dim=1)
+    b = torch.where((a * b).sum(dim=1, keepdim=True) < 0, -b, b)
+    return torch.rad2deg(4 * torch.asin(((a - b).norm(dim=1) / 2).clamp(max=1)))
+
+
+def conversion_losses(before: Gaussians, after: Gaussians) -> list[str]:
+    """Describes what a conversion lost, one sentence for each kind of value that changed.
+
+    Args:
+        before: the original Gaussians.
+        after: the same Gaussians in the same order; the SH degree may be lower.
+    """
+    told = []
+    if after.sh_degree < before.sh_degree:
+        flat = " (colours are now the same from everywhere)" if after.sh_degree == 0 else ""
+        told.append(f"SH degree {before.sh_degree} became {after.sh_degree}{flat}.")
+    span = float((before.means.amax(dim=0) - before.means.amin(dim=0)).max())
+    share = f"; the scene is {span:.3g} wide"
+    kept = before.with_sh_degree(after.sh_degree)
+    differences = {
+        "Positions": ((after.means.double() - before.means).norm(dim=1), "", share),
+        "Sizes": (100 * ((after.scales.double() - before.scales).abs().amax(dim=1).exp() - 1), " %", ""),
+        "Rotations": (rotation_differences(before.quats, after.quats), "°", ""),
+        "Opacities": ((_alphas(after) - _alphas(before)).abs(), "", ""),
+        "Colours": (255 * SH_C0 * (after.features_dc.double() - before.features_dc).abs().amax(dim=1), " of 255", ""),
+    }
+    if after.features_rest.numel():
+        change = (after.features_rest.float() - kept.features_rest.float()).abs().amax(dim=(1, 2))
+        differences["SH coefficients"] = (change, "", "")
+    for name, (values, unit, more) in differences.items():
+        if bool((values > 0).any()):
+            middle, most = float(values.median()), float(values.max())
+            told.append(f"{name} changed by {middle:.2g}{unit} at the median, {most:.2g}{unit} at most{more}.")
+    return told
+
+
+def _alphas(gaussians: Gaussians) -> Float[Tensor, " gaussians"]:
+    return gaussians.opacities.double().sigmoid().squeeze(-1)

@@ -1,4 +1,4 @@
-"""Splats of any of the formats: which one a file has, and reading and writing it."""
+"""Reading and writing splats in any supported format."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,16 +26,19 @@ SUFFIXES: dict[str, Format] = {
     ".spz": "spz",
     ".splat": "splat",
 }
-"""The format that is written, by the end of the name; the first that fits."""
+"""Format to write, by the end of the file name; the first match counts."""
 MAKERS = ("f3rm-ext export splats", "f3rm-ext export convert")
-"""Commands whose files may be replaced by each other's."""
+"""Commands that may overwrite each other's files."""
 
 
 def format_to_write(path: Path) -> Format:
-    """The format that a file of this name gets.
+    """Returns the format to write for a file name.
 
     Raises:
-        SplatFileError: none is called so.
+        SplatFileError: the name belongs to no format.
+
+    >>> format_to_write(Path("room.compressed.ply"))
+    'compressed-ply'
     """
     for suffix, name in SUFFIXES.items():
         if path.name.lower().endswith(suffix):
@@ -44,18 +47,18 @@ def format_to_write(path: Path) -> Format:
 
 
 def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
-    """Reads splats of any of the formats, which is found from what the file has in it; ``.splat`` from its name.
+    """Reads splats of any format. Detects the format from the contents, or from the name for ``.splat``.
 
     Args:
         path: the file.
-        bad_values: what to do with values that are NaN or infinite.
-        spz_axes: axes of the coordinates where it is ``.spz``.
+        bad_values: treatment of values that are NaN or infinite.
+        spz_axes: axes of the coordinates in an ``.spz`` file.
 
     Returns:
-        The Gaussians, float32, on the CPU, all values finite, and what the file says of them.
+        The Gaussians, float32, on the CPU, all values finite; and the file's information about them.
 
     Raises:
-        SplatFileError: it cannot be read, is of no known format, damaged, or has values that cannot be.
+        SplatFileError: the file cannot be read, has an unknown format, is damaged, or has invalid values.
     """
     try:
         gaussians, info = _read(path, spz_axes)
@@ -82,23 +85,23 @@ def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
 def write_splats(
     path: Path, gaussians: Gaussians, info: SplatInfo, bad_values: BadValues = "error", spz_axes: Axes = "rub"
 ) -> SplatInfo:
-    """Writes splats in the format of the name, whole or not at all.
+    """Writes splats in the format given by the file name, completely or not at all.
 
-    A file that is there is replaced only if a command of :data:`MAKERS` wrote it, as its comments tell.
+    Overwrites a file only if its comments say that a command of :data:`MAKERS` wrote it.
 
     Args:
-        path: the file; its folder is made where it is not there.
+        path: the file; its folder is created if necessary.
         gaussians: on any device.
-        info: whose tags and comments are written; put who makes the file among these (``made_by: ...``).
-        bad_values: what to do with values that are NaN or infinite.
-        spz_axes: axes of the coordinates where it is ``.spz``.
+        info: its tags and comments are written; the comments should name the maker (``made_by: ...``).
+        bad_values: treatment of values that are NaN or infinite.
+        spz_axes: axes of the coordinates in an ``.spz`` file.
 
     Returns:
-        What the file says, and what was left out.
+        Contents of the file, with notices of what was left out.
 
     Raises:
-        SplatFileError: the name has no format, there is somebody else's file, there are no Gaussians or values that
-            cannot be.
+        SplatFileError: the name belongs to no format, the file exists and was made by others, there are no Gaussians,
+            or values are invalid.
         ConfigError: the file cannot be written.
     """
     kind = format_to_write(path)
@@ -119,8 +122,8 @@ def write_splats(
 
 
 def stored_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"]:
-    """Indices in the order in which a format stores Gaussians: as they are (PLY, SPZ), neighbours together (compressed
-    PLY), or large ones first (``.splat``). Gaussians in that order stay in it."""
+    """Returns indices in the order in which a format stores Gaussians: unchanged (PLY, SPZ), neighbours together
+    (compressed PLY), or large ones first (``.splat``). Sorting twice changes nothing."""
     if kind == "compressed-ply":
         return packing.morton_order(gaussians)
     if kind == "splat":
@@ -129,7 +132,7 @@ def stored_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"
 
 
 def require_replaceable(path: Path) -> None:
-    """Raises SplatFileError where something is there that was not made by a command of :data:`MAKERS`."""
+    """Raises SplatFileError if the path exists and no command of :data:`MAKERS` wrote it."""
     if not path.exists():
         return
     maker = None
@@ -144,6 +147,6 @@ def require_replaceable(path: Path) -> None:
         maker = maker_of(comments)
     if maker not in MAKERS:
         raise SplatFileError(
-            f"{path} is there already and does not say that `{'` or `'.join(MAKERS)}` wrote it: move it away, or "
+            f"{path} exists already and does not say that `{'` or `'.join(MAKERS)}` wrote it: move it away, or "
             "choose another name."
         )

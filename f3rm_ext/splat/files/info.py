@@ -1,4 +1,4 @@
-"""What is known of a file of splats besides the Gaussians, and how files of several formats say it."""
+"""Information about a file of splats besides the Gaussians, and how the formats record it in comments."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Literal
 
 Format = Literal["ply", "compressed-ply", "spz", "splat"]
 RenderMode = Literal["mip", "default"]
-"""How to draw: with the opacity compensation of mip-splatting (gsplat's ``antialiased``), or without (``classic``)."""
+"""How to render: with Mip-Splatting's opacity compensation (gsplat's ``antialiased``) or without it (``classic``)."""
 
 RENDER_MODE = "SplatRenderMode"
-"""Tag of the render mode in comments, as in Brush and as proposed for nerfstudio (#3773) and gsplat (#1036)."""
+"""Tag of the render mode in comments, as in Brush, and as proposed for nerfstudio (#3773) and gsplat (#1036)."""
 FILTER = "filter_3d"
-"""Our tag in comments: ``fused`` or ``none``."""
+"""Tag of this package in comments: ``fused`` or ``none``."""
 MADE_BY = "made_by"
 _MODES: dict[str, RenderMode] = {"mip": "mip", "default": "default"}
 _POSTSHOT: dict[str, RenderMode] = {"antialiased 1": "mip", "antialiased 0": "default"}
@@ -19,29 +19,32 @@ _POSTSHOT: dict[str, RenderMode] = {"antialiased 1": "mip", "antialiased 0": "de
 
 @dataclass(frozen=True)
 class SplatInfo:
-    """What a file says of its Gaussians. Writers take the render mode, the filters and the comments from it."""
+    """Information about the Gaussians of a file. Writers use its render mode, filters and comments."""
 
     format: Format = "ply"
     """Format of the file."""
     render_mode: RenderMode | None = None
-    """How to draw; None where the file does not say, which viewers take for ``default``."""
+    """How to render; None if the file does not say, which viewers treat as ``default``."""
     filters_fused: bool | None = None
-    """Whether the 3D smoothing filter is in the sizes and opacities; None where the file does not say."""
+    """Whether sizes and opacities include the 3D filter; None if the file does not say."""
     sh_degree: int = 0
-    """Of the Gaussians in the file, 0 to 3; writers take it from the Gaussians."""
+    """SH degree, 0 to 3; writers take it from the Gaussians."""
     count: int = 0
     """Number of Gaussians; writers take it from the Gaussians."""
     comments: tuple[str, ...] = ()
-    """Further comments of the file: where it comes from."""
+    """Further comments: where the file comes from."""
     notices: tuple[str, ...] = ()
-    """Sentences for the user on what was left out or changed while reading; never written."""
+    """Sentences for the user on what was left out or changed; never written to files."""
 
 
 def read_tags(comments: Iterable[str]) -> tuple[RenderMode | None, bool | None, tuple[str, ...]]:
-    """Render mode, whether filters are fused, and the other comments. The last tag of a kind counts.
+    """Returns the render mode, whether filters are fused, and the other comments. The last tag of a kind counts.
 
     Args:
-        comments: of a file; ``antialiased 1`` is Postshot's way to say ``SplatRenderMode: mip``.
+        comments: of a file; Postshot's ``antialiased 1`` means ``SplatRenderMode: mip``.
+
+    >>> read_tags(["SplatRenderMode: mip", "filter_3d: fused", "made on Monday"])
+    ('mip', True, ('made on Monday',))
     """
     mode: RenderMode | None = None
     fused: bool | None = None
@@ -61,7 +64,7 @@ def read_tags(comments: Iterable[str]) -> tuple[RenderMode | None, bool | None, 
 
 
 def tagged(info: SplatInfo) -> list[str]:
-    """The comments to write: further ones first, then the tags that are known."""
+    """Returns the comments to write: further comments first, then the known tags."""
     comments = list(info.comments)
     if info.filters_fused is not None:
         comments.append(f"{FILTER}: {'fused' if info.filters_fused else 'none'}")
@@ -71,7 +74,7 @@ def tagged(info: SplatInfo) -> list[str]:
 
 
 def maker_of(comments: Iterable[str]) -> str | None:
-    """The command that made a file, from its comments; None where they do not say."""
+    """Returns the command that made a file, from its comments; None if they do not say."""
     for comment in comments:
         if comment.startswith(f"{MADE_BY}: "):
             return comment.removeprefix(f"{MADE_BY}: ")
@@ -79,11 +82,11 @@ def maker_of(comments: Iterable[str]) -> str | None:
 
 
 def provenance_of(origin: SplatInfo, record: Mapping[str, object]) -> tuple[str, ...]:
-    """Comments for a file made from another: what made it, and after that what the other said of itself.
+    """Returns comments for a file made from another one: the new entries, then the comments of the original.
 
     Args:
-        origin: of the other file; who made it becomes ``origin_made_by``.
-        record: entries for the new file; ``made_by`` among them.
+        origin: information about the original file; its ``made_by`` becomes ``origin_made_by``.
+        record: entries for the new file, including ``made_by``.
     """
     made_by = [f"{key}: {value}" for key, value in record.items()]
     told = [f"origin_{line}" if line.startswith(f"{MADE_BY}: ") else line for line in origin.comments]

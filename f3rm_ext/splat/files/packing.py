@@ -1,4 +1,4 @@
-"""Numbers in few bits, as the compact formats store them."""
+"""Packing of numbers into few bits, as the compact formats store them, and orders of Gaussians in files."""
 
 import math
 
@@ -14,17 +14,21 @@ _MORTON_BITS = 16
 
 
 def pack_unorm(values: Float[np.ndarray, "*shape"], bits: int) -> UInt32[np.ndarray, "*shape"]:
-    """Integers of some bits for numbers from 0 to 1, the nearest; others are limited to that."""
+    """Quantises numbers from 0 to 1 to integers of some bits, rounding to nearest; clamps other numbers.
+
+    >>> pack_unorm(np.array([0.0, 0.5, 2.0]), 8).tolist()
+    [0, 128, 255]
+    """
     top = (1 << bits) - 1
     return np.clip(np.floor(values * top + 0.5), 0, top).astype(np.uint32)
 
 
 def unpack_unorm(packed: UInt32[np.ndarray, "*shape"], shift: int, bits: int) -> Float[np.ndarray, "*shape"]:
-    """Numbers from 0 to 1 in some bits of integers, float64.
+    """Extracts numbers from 0 to 1 from some bits of integers, float64.
 
     Args:
         packed: integers.
-        shift: number of bits below.
+        shift: number of lower bits to skip.
         bits: number of bits that hold the number.
     """
     top = (1 << bits) - 1
@@ -32,7 +36,7 @@ def unpack_unorm(packed: UInt32[np.ndarray, "*shape"], shift: int, bits: int) ->
 
 
 def unit_quats(quats: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
-    """Quaternions of length 1, float64."""
+    """Normalises quaternions; float64."""
     wide = quats.astype(np.float64)
     return wide / np.linalg.norm(wide, axis=1, keepdims=True)
 
@@ -40,14 +44,14 @@ def unit_quats(quats: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
 def largest_made_positive(
     quats: Float[np.ndarray, "n 4"],
 ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n 3"]]:
-    """For storing the three smallest components of unit quaternions, from which the largest follows.
+    """Returns the three smallest components of unit quaternions, from which the largest follows.
 
     Args:
-        quats: of length 1, in any order of components.
+        quats: of length 1, with components in any order.
 
     Returns:
-        Index of the (first) largest component, and the others in their order, of that one of the two quaternions of the
-        rotation whose largest component is positive. Their size is at most √½.
+        Index of the (first) largest component, and the other components in order, each at most √½. The sign of the
+        quaternion is chosen so that the largest component is positive.
     """
     largest = np.abs(quats).argmax(axis=1)
     rows = np.arange(len(quats))
@@ -57,7 +61,7 @@ def largest_made_positive(
 
 
 def with_largest(largest: Int[np.ndarray, " n"], others: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 4"]:
-    """Unit quaternions from what :func:`largest_made_positive` gives."""
+    """Reverses :func:`largest_made_positive`."""
     quats = np.empty((len(others), 4))
     where = np.arange(4)[None, :] != largest[:, None]
     quats[where] = others.reshape(-1)
@@ -66,18 +70,18 @@ def with_largest(largest: Int[np.ndarray, " n"], others: Float[np.ndarray, "n 3"
 
 
 def alphas_of(opacities: Float[np.ndarray, "n 1"]) -> Float[np.ndarray, " n"]:
-    """Opacities from 0 to 1 of logits, float64."""
+    """Returns opacities from 0 to 1 for logits, float64."""
     return torch.from_numpy(opacities[:, 0].astype(np.float64)).sigmoid().numpy()
 
 
 def logits_of(alphas: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n 1"]:
-    """Logits of opacities that were stored in a byte; those of 0 and 1 are limited to what looks the same."""
+    """Returns finite logits for opacities that were stored in a byte; see :data:`ALPHA_MARGIN`."""
     limited = np.clip(alphas, ALPHA_MARGIN, 1 - ALPHA_MARGIN)
     return np.log(limited / (1 - limited)).astype(np.float32)[:, None]
 
 
 def morton_order(gaussians: Gaussians) -> Int[Tensor, " gaussians"]:
-    """Indices that bring Gaussians which are near each other together: along a Z-shaped curve through space."""
+    """Returns indices that sort Gaussians along a Z-order curve, which places near ones together."""
     means = gaussians.means.detach().double()
     low, high = means.amin(dim=0), means.amax(dim=0)
     top = (1 << _MORTON_BITS) - 1
@@ -90,11 +94,11 @@ def morton_order(gaussians: Gaussians) -> Int[Tensor, " gaussians"]:
 
 
 def importance_order(gaussians: Gaussians) -> Int[Tensor, " gaussians"]:
-    """Indices that bring large and opaque Gaussians first, for viewers that draw while they load."""
+    """Returns indices that sort large and opaque Gaussians first, for viewers that render while they load."""
     log_volume = gaussians.scales.detach().double().sum(dim=1)
     log_alpha = torch.nn.functional.logsigmoid(gaussians.opacities.detach().double().squeeze(1))
     return torch.argsort(log_volume + log_alpha, descending=True, stable=True)
 
 
 HALF_DIAGONAL = math.sqrt(0.5)
-"""Most that a component of a unit quaternion other than the largest can be."""
+"""Upper limit of the components of a unit quaternion except the largest."""

@@ -1,4 +1,4 @@
-"""Splats as PLY in the layout of 3D Gaussian splatting (Kerbl et al. 2023): every number as it is, in float32."""
+"""Splats as PLY in the layout of 3D Gaussian splatting (Kerbl et al. 2023): all numbers unchanged, in float32."""
 
 import re
 from io import BufferedIOBase
@@ -17,7 +17,7 @@ POSITION = ("x", "y", "z")
 NORMAL = ("nx", "ny", "nz")
 SCALE = ("scale_0", "scale_1", "scale_2")
 ROTATION = ("rot_0", "rot_1", "rot_2", "rot_3")
-"""w x y z."""
+"""In the order w, x, y, z."""
 DC = ("f_dc_0", "f_dc_1", "f_dc_2")
 RGB = ("red", "green", "blue")
 OPACITY = "opacity"
@@ -30,11 +30,11 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
 
     Args:
         path: the file.
-        tables: its header, if it was read before.
+        tables: its header, if already read.
 
     Raises:
-        SplatFileError: it has no splats, lacks a property, has SH coefficients that fit no degree, or is damaged.
-        OSError: it cannot be read.
+        SplatFileError: the file has no splats, lacks a property, has SH coefficients that fit no degree, or is damaged.
+        OSError: the file cannot be read.
     """
     tables = tables or PlyTables.open(path)
     table = _require_splats(path, tables)
@@ -54,10 +54,12 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
         **{name: quats[:, i] for i, name in enumerate(ROTATION)},
         **{name: dc[:, i] for i, name in enumerate(colors)},
         OPACITY: opacities[:, 0],
-        # all of red come first, then all of green, then all of blue
+        # first all coefficients of red, then green, then blue
         **{f"f_rest_{i}": rest[:, i % per_channel, i // per_channel] for i in range(3 * per_channel)},
     }
-    with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond float32 become infinite, which is checked later
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # numbers beyond float32 become infinite; a later check finds them
         for where, rows in tables.rows("vertex", list(targets)):
             for name, target in targets.items():
                 target[where] = rows[name]
@@ -70,12 +72,12 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
 
 
 def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
-    """Writes splats; the normals that the layout has are 0.
+    """Writes splats; the normals of the layout are 0.
 
     Args:
         stream: binary, at its start.
         gaussians: one or more, on the CPU.
-        info: whose tags and comments go into the header.
+        info: its tags and comments go into the header.
     """
     arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
     per_channel = sh_rest_count(gaussians.sh_degree)
@@ -92,7 +94,7 @@ def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
 
 
 def rest_degree(path: Path, table: Table) -> int:
-    """SH degree of the ``f_rest`` properties of an element.
+    """Returns the SH degree of the ``f_rest`` properties of an element.
 
     Raises:
         SplatFileError: some are missing, or their number fits no degree.
@@ -113,10 +115,10 @@ def rest_degree(path: Path, table: Table) -> int:
 
 
 def _require_splats(path: Path, tables: PlyTables) -> Table:
-    """The element that holds the Gaussians.
+    """Returns the element that holds the Gaussians.
 
     Raises:
-        SplatFileError: there is none.
+        SplatFileError: there is none, or it lacks properties.
     """
     table = tables.tables.get("vertex", Table("vertex", 0))
     wanted = (*POSITION, OPACITY, *SCALE, *ROTATION)
@@ -134,7 +136,7 @@ def _require_splats(path: Path, tables: PlyTables) -> Table:
 
 
 def _colors(path: Path, table: Table) -> tuple[str, str, str]:
-    """The properties that hold the colours: SH coefficients, or bytes as ``ns-export --ply-color-mode rgb`` writes."""
+    """Returns the colour properties: SH coefficients, or bytes as ``ns-export --ply-color-mode rgb`` writes."""
     missing = [name for name in DC if name not in table.kinds]
     if not missing:
         return DC

@@ -1,6 +1,6 @@
-"""Splats as ``.splat`` of the WebGL viewer of antimatter15: 32 bytes each, no header, no spherical harmonics.
+"""Splats as ``.splat`` of antimatter15's WebGL viewer: 32 bytes each, without header and spherical harmonics.
 
-Position and size (not its logarithm) are float32; colour, opacity and rotation are bytes.
+Position and size (not its logarithm) are float32. Colour, opacity and rotation are bytes.
 """
 
 from io import BufferedIOBase
@@ -22,8 +22,8 @@ def read_splat(path: Path) -> tuple[Gaussians, SplatInfo]:
     """Reads splats; float32, on the CPU, values not checked (sizes of 0 or less have no finite logarithm).
 
     Raises:
-        SplatFileError: it is no such file, or cut short.
-        OSError: it cannot be read.
+        SplatFileError: the file is of another kind, or cut short.
+        OSError: the file cannot be read.
     """
     size = path.stat().st_size
     if size % RECORD.itemsize:
@@ -50,12 +50,12 @@ def read_splat(path: Path) -> tuple[Gaussians, SplatInfo]:
 
 
 def write_splat(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
-    """Writes splats. Large ones should come first: see :func:`packing.importance_order`.
+    """Writes splats. Large ones should come first; see :func:`packing.importance_order`.
 
     Args:
         stream: binary, at its start.
-        gaussians: one or more, on the CPU; SH beyond the first are left out.
-        info: not used, the format has no place for it.
+        gaussians: one or more, on the CPU; SH coefficients beyond the first are left out.
+        info: not used, since the format cannot store it.
     """
     arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
     for start in range(0, len(gaussians), _CHUNK):

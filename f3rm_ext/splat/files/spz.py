@@ -1,8 +1,9 @@
 """Splats as ``.spz``, Niantic's open format (versions 2 and 3): about a tenth of the size of PLY.
 
-A gzip stream of a header and then, for all Gaussians: positions in 24 bits, opacities, colours, log-scales and
-rotations in bytes, and SH coefficients from -1 to 1 in a byte each, of which the lowest bits are 0 to compress well.
-The axes of the format are x right, y up, z back, those of PLY x right, y down, z forward: half a turn about x.
+A file is a gzip stream with a header, followed by the values of all Gaussians: positions in 24 bits; opacities,
+colours, log-scales and rotations in bytes; and SH coefficients from -1 to 1 in a byte each, whose lowest bits are 0 to
+compress well. The axes of the format are x right, y up, z back. Those of PLY are x right, y down, z forward, half a
+turn about x away.
 """
 
 import gzip
@@ -24,8 +25,8 @@ from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
 
 Axes = Literal["rub", "ply"]
-"""Axes of the coordinates in the file: ``rub`` as the format demands (right, up, back), ``ply`` those of PLY files as
-they are, as PlayCanvas' tools (SuperSplat) take them."""
+"""Axes of the coordinates in the file: ``rub`` as the format specifies (right, up, back), or ``ply`` for those of PLY
+files, which PlayCanvas' tools (SuperSplat) expect."""
 
 MAGIC = b"NGSP"
 GZIP = b"\x1f\x8b"
@@ -39,11 +40,11 @@ MAX_FRACTION_BITS = 23
 _LIMIT = (1 << 23) - 1
 _COMMENT = 0x10
 _HIGHEST_RATIO = 1100
-"""Of what gzip can compress; a header that claims more is wrong."""
+"""Upper limit of gzip's compression ratio; a header that implies more is wrong."""
 _BLOCK = 1 << 20
 _TURN = np.array([1, -1, -1])
 _TURN_SH = np.array([-1, -1, 1, -1, 1, 1, -1, 1, -1, 1, -1, -1, 1, -1, 1])
-"""Signs that SH coefficients beyond the first take on in half a turn about x."""
+"""Signs of SH coefficients beyond the first under half a turn about x."""
 
 
 def read_spz(path: Path, axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
@@ -51,11 +52,11 @@ def read_spz(path: Path, axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
 
     Args:
         path: the file.
-        axes: of the coordinates in it.
+        axes: of the coordinates in the file.
 
     Raises:
-        SplatFileError: it is something else, of another version, damaged or cut short.
-        OSError: it cannot be read.
+        SplatFileError: the file is of another kind or version, damaged, or cut short.
+        OSError: the file cannot be read.
     """
     try:
         comments = _gzip_comments(path)
@@ -75,17 +76,17 @@ def _read(path: Path, stream: gzip.GzipFile, comments: list[str], axes: Axes) ->
         raise _other_version(path, version)
     if degree > MAX_SH_DEGREE:
         raise SplatFileError(
-            f"{path} has spherical harmonics of degree {degree}, and they are known here up to {MAX_SH_DEGREE}: export "
-            "it with a lower one."
+            f"{path} has spherical harmonics of degree {degree}, but only degrees up to {MAX_SH_DEGREE} are supported: "
+            "export it with a lower one."
         )
     per_channel, width = sh_rest_count(degree), 3 if version == 2 else 4
     if count * (16 + width + 3 * per_channel) > path.stat().st_size * _HIGHEST_RATIO:
-        raise SplatFileError(f"{path} is cut short or damaged: its header tells of {count} Gaussians, copy it again.")
+        raise SplatFileError(f"{path} is cut short or damaged: its header claims {count} Gaussians, copy it again.")
 
     def take(columns: int) -> UInt8[np.ndarray, "n columns"]:
         data = stream.read(count * columns)
         if len(data) < count * columns:
-            raise EOFError(f"it has not all of its {count} Gaussians")
+            raise EOFError(f"some of its {count} Gaussians are missing")
         return np.frombuffer(data, np.uint8).reshape(count, columns)
 
     turn, turn_sh = (_TURN, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
@@ -100,7 +101,7 @@ def _read(path: Path, stream: gzip.GzipFile, comments: list[str], axes: Axes) ->
         np.subtract(take(3 * per_channel).reshape(rest.shape), 128.0, out=rest, casting="same_kind")
         rest *= turn_sh[:per_channel, None].astype(np.float32) / 128
     notices = []
-    if stream.read(1):  # this is also what makes gzip compare its checksum
+    if stream.read(1):  # reading on also makes gzip compare its checksum
         what = "extensions" if flags & EXTENSIONS else "bytes after its last Gaussian"
         notices.append(f"{path.name} has {what}, which are left out.")
     mode, fused, others = read_tags(comments)
@@ -111,13 +112,13 @@ def _read(path: Path, stream: gzip.GzipFile, comments: list[str], axes: Axes) ->
 
 
 def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axes: Axes = "rub") -> None:
-    """Writes splats, version 3. Positions get as many bits behind the point as the outermost one allows.
+    """Writes splats, version 3. Positions get as many fraction bits as the largest coordinate allows.
 
     Args:
         stream: binary, at its start.
         gaussians: one or more, on the CPU, in the axes of PLY.
-        info: whose render mode goes into the header, and whose tags and comments into the comment of the gzip stream,
-            which other programs skip.
+        info: its render mode goes into the header; its tags and comments go into the comment of the gzip stream, which
+            other programs skip.
         axes: of the coordinates in the file.
 
     Raises:
@@ -138,26 +139,26 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
 
 
 def fraction_bits_for(largest: float) -> int:
-    """Bits behind the point for coordinates up to this size.
+    """Returns the number of fraction bits for coordinates up to this size.
 
     Raises:
-        SplatFileError: none would be left.
+        SplatFileError: the coordinates are too large for the format.
     """
     if largest > _LIMIT:
         raise SplatFileError(
-            f"A Gaussian has a coordinate of {largest:.3g}, and .spz ends at {_LIMIT}: write PLY instead."
+            f"A Gaussian has a coordinate of {largest:.3g}, but .spz allows at most {_LIMIT}: write PLY instead."
         )
     return MAX_FRACTION_BITS if largest == 0 else min(MAX_FRACTION_BITS, math.floor(math.log2(_LIMIT / largest)))
 
 
 def require_known_version(path: Path, head: bytes) -> None:
-    """Raises SplatFileError for a file that starts with the plain header of version 4 and later."""
+    """Raises SplatFileError if a file starts with the uncompressed header of version 4 or later."""
     if head.startswith(MAGIC):
         raise _other_version(path, int.from_bytes(head[4:8], "little"))
 
 
 def comments_in(path: Path) -> list[str]:
-    """The comment of a gzip stream, by lines; none where there is none."""
+    """Returns the lines of the comment of a gzip stream; an empty list if there is none."""
     try:
         return _gzip_comments(path)
     except (EOFError, OSError):
@@ -166,13 +167,13 @@ def comments_in(path: Path) -> list[str]:
 
 def _other_version(path: Path, version: int) -> SplatFileError:
     return SplatFileError(
-        f"{path} is of version {version} of .spz, and versions {' and '.join(map(str, VERSIONS))} are read here: "
+        f"{path} has version {version} of .spz, but only versions {' and '.join(map(str, VERSIONS))} are supported: "
         "export it as one of those, or as PLY."
     )
 
 
 def _pieces(arrays: dict[str, np.ndarray], bits: int, axes: Axes) -> Iterator[bytes]:
-    """The numbers of all Gaussians, kind by kind, in blocks."""
+    """Yields the packed values of all Gaussians, kind by kind, in blocks."""
     turn, turn_sh = (_TURN, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
     turn_sh = turn_sh[: arrays["features_rest"].shape[1], None]
     packers = {
@@ -200,7 +201,7 @@ def _unpack_positions(data: UInt8[np.ndarray, "n 9"], bits: int) -> Float[np.nda
 
 
 def _pack_smallest(xyzw: Float[np.ndarray, "n 4"]) -> UInt8[np.ndarray, "n 4"]:
-    """Index of the largest component in 2 bits, then for the others a sign and 9 bits."""
+    """Packs the index of the largest component in 2 bits, and the others with a sign and 9 bits each."""
     largest, others = packing.largest_made_positive(xyzw)
     size = packing.pack_unorm(np.abs(others) / packing.HALF_DIAGONAL, 9)
     a, b, c = (size | (others < 0).astype(np.uint32) << 9).T
@@ -217,7 +218,7 @@ def _unpack_smallest(data: UInt8[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]
 
 
 def _unpack_three(data: UInt8[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 4"]:
-    """Version 2: x, y and z of the quaternion whose w is not negative."""
+    """Unpacks version 2: x, y and z of the quaternion whose w is not negative."""
     xyz = data / 127.5 - 1.0
     w = np.sqrt(np.maximum(0.0, 1.0 - (xyz**2).sum(axis=1, keepdims=True)))
     return np.concatenate([xyz, w], axis=1)

@@ -1,1 +1,1 @@
-"""Gaussians in less memory: half-stored harmonics, packed gradients, small moments, and the sums of it all."""
+"""Memory savings: harmonics in half precision, packed gradients, small moments, and accounting of all of it."""

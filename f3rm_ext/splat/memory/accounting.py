@@ -1,11 +1,11 @@
-"""What Gaussians take in memory, to the byte: before and after the options that save some.
+"""Memory that Gaussians take in training, in bytes, with and without the options that save some.
 
-Counts what grows with the number of Gaussians, and what the regularisation of surfaces takes. Images, and other
-buffers of a fixed size, are not in it.
+Counts everything that grows with the number of Gaussians, and the surface regularisation. Images and other buffers of
+a fixed size are not included.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,13 +17,13 @@ from f3rm_ext.splat.memory.options import MemoryOptions, Storage
 from f3rm_ext.splat.memory.packed import packed_gradient
 
 OTHER_NUMBERS = 3 + 3 + 4 + 1 + 3
-"""Means, scales, quaternions, opacity, colour: what is never stored in less than float32."""
+"""Numbers per Gaussian that are always float32: mean, scales, quaternion, opacity, colour."""
 FLOAT, HALF, INT32, INT64 = 4, 2, 4, 8
 PACKED_BYTES = INT64 + 6 * FLOAT
-"""Gradient by a visible Gaussian's harmonics: its number, a direction, and the gradient by its colour."""
+"""Packed gradient with respect to the harmonics of a visible Gaussian: index, direction, gradient of the colour."""
 NAIVE_COPIES = 3
-"""Copies of the harmonics in flight where colours are made of float32 coefficients by autograd: all coefficients in
-one tensor, the gradient by that, and the part of it that becomes the gradient of features_rest."""
+"""Temporary copies of float32 harmonics under plain autograd: all coefficients in one tensor, its gradient, and the
+part of that which becomes the gradient of features_rest."""
 RENDERING: dict[str, int] = {
     "sizes and gradient": 6,
     "opacities and gradient": 2,
@@ -35,22 +35,22 @@ RENDERING: dict[str, int] = {
     "depths and gradient": 2,
     "radii and tile counts": 2,
 }
-"""Numbers per Gaussian that a picture needs whatever is stored: an estimate, backends differ."""
+"""Numbers per Gaussian that rendering needs with any storage; an estimate, since backends differ."""
 
 TABLE_BYTES = (17 + 11 + 11) * FLOAT
-"""Regularisation, by Gaussian, where the table itself is no longer needed (which is worse than when it is): its
-gradient, and twice the gradients of means, scales, quaternions and opacities, by the points and by the table."""
+"""Regularisation, bytes per Gaussian at its peak, when the table itself is already freed: the gradient of the table,
+and two gradients of means, scales, quaternions and opacities, one through the points and one through the table."""
 POINT_BYTES = 224
-"""Regularisation, by point: its place, its owner, the field there, and what the backward pass needs of them (measured:
+"""Regularisation, bytes per point: position, owner, field and the tensors saved for the backward pass (measured by
 benchmarks/splat_regularization.py)."""
 CHUNKS_BYTES = 355 << 20
-"""One chunk of points and one of Gaussians, where torch works (measured)."""
+"""Regularisation: one chunk of points and one of Gaussians in torch (measured)."""
 
 Group = Literal["kept", "gradient", "in flight", "rendering", "regularization"]
 
 
 class Item(NamedTuple):
-    """Something in memory."""
+    """One entry of the account."""
 
     name: str
     group: Group
@@ -59,57 +59,53 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How Gaussians are stored while they are trained."""
+    """Storage of Gaussians during training."""
 
     gaussians: int
-    """How many."""
+    """Number of Gaussians."""
     sh_degree: int = 3
-    """Of the colours."""
+    """SH degree of the colours."""
     storage: Storage = "float32"
-    """Of the harmonics beyond the first."""
+    """Storage of the harmonics beyond the first."""
     moments: MomentStorage = "float32"
-    """Of Adam, for these harmonics."""
+    """Storage of Adam's moments of these harmonics."""
     packed: bool = True
-    """Gradients of these harmonics for visible Gaussians only, as directions and colours; else dense by autograd."""
+    """Whether gradients of these harmonics are packed, for visible Gaussians only, instead of dense."""
     visible: float = 1.0
-    """Fraction of Gaussians that one picture shows; 1 is the worst case."""
+    """Fraction of Gaussians visible in an image; 1 is the worst case."""
     reflective: float = 0.0
-    """Fraction with a remainder, where storage is selective."""
+    """Fraction of Gaussians with a remainder, for selective storage."""
     neighbours: int = 16
-    """Of the regularizer's neighbour table; 0 without."""
+    """Neighbours per Gaussian in the table of the regulariser; 0 without regularisation."""
     index_bytes: int = INT32
-    """Of an entry of the neighbour table."""
+    """Bytes of an entry in the table of neighbours."""
     statistics: int = 2
-    """Numbers that the growth strategy keeps per Gaussian: 2, 3 with sizes in the picture, 0 once growth is over."""
+    """Numbers per Gaussian that densification keeps: 2, or 3 with image radii, or 0 once growth has ended."""
     filter_3d: bool = True
-    """Whether there is a smoothing filter."""
+    """Whether there is a 3D filter."""
     points: int = 0
-    """At which surfaces are regularised in a step; 0 without."""
+    """Points per step of the regularisation; 0 without regularisation."""
 
     @classmethod
     def of(cls, options: MemoryOptions, gaussians: int, sh_degree: int = 3, points: int = 0) -> "Layout":
-        """What options come to."""
+        """Creates the layout that options lead to."""
         return cls(gaussians, sh_degree, options.storage, options.moments, points=points)
 
     @classmethod
     def naive(cls, gaussians: int, sh_degree: int = 3, points: int = 0) -> "Layout":
-        """All in float32 with dense gradients, int64 indices: what one gets without thinking about it.
+        """Creates a layout without any savings: float32, dense gradients and int64 indices.
 
-        Its regularisation, where there are points, is ours: in chunks, not naive.
+        The regularisation, if there are points, still works in chunks.
         """
         return cls(gaussians, sh_degree, packed=False, index_bytes=INT64, points=points)
 
-    def with_visible(self, fraction: float) -> "Layout":
-        """The same where a picture shows fewer Gaussians."""
-        return replace(self, visible=fraction)
-
 
 def account(layout: Layout) -> list[Item]:
-    """Everything that grows with the number of Gaussians, in bytes; :func:`peak` says what of it is there at once.
+    """Lists everything that grows with the number of Gaussians, in bytes; :func:`peak` returns their maximum at once.
 
-    "kept" stays from step to step. "gradient" is there from the backward pass to the optimiser's step. "in flight"
-    are copies of harmonics within a step, "rendering" the rest of a picture's intermediates (an estimate),
-    "regularization" all that losses at surfaces need.
+    "kept" persists between steps. "gradient" lives from the backward pass to the optimiser's step. "in flight" are
+    temporary copies of harmonics, "rendering" the other intermediates of an image (an estimate), and "regularization"
+    everything the surface losses need.
     """
     count = layout.gaussians
     coefficients = 3 * sh_rest_count(layout.sh_degree)
@@ -142,15 +138,15 @@ def account(layout: Layout) -> list[Item]:
 
 
 def total(items: Iterable[Item], *groups: Group) -> int:
-    """Bytes of some groups; of all by default."""
+    """Sums the bytes of some groups; of all by default."""
     return sum(item.bytes for item in items if not groups or item.group in groups)
 
 
 def peak(items: Iterable[Item]) -> int:
-    """Bytes at the worst moment of a step.
+    """Returns the bytes at the peak of a step.
 
-    A step's backward pass comes to the regularisation first, when the picture has its values and no gradients yet,
-    and to the picture when all of the regularisation but parameters' gradients is gone.
+    The backward pass reaches the regularisation first, when the image has values but no gradients yet. It reaches the
+    image when only the parameters' gradients remain of the regularisation.
     """
     items = list(items)
     regularizing = total(items, "rendering") // 2 + total(items, "regularization")
@@ -163,12 +159,12 @@ def held_bytes(
     optimizers: Mapping[str, torch.optim.Optimizer],
     *others: Tensor,
 ) -> dict[str, int]:
-    """What tensors really hold, in bytes, each piece of memory counted once.
+    """Measures the bytes that tensors hold; counts shared storage once.
 
     Args:
         params: of the Gaussians.
-        optimizers: of these.
-        others: whatever else is kept per Gaussian: statistics, neighbours, filters.
+        optimizers: of these parameters.
+        others: other per-Gaussian tensors: statistics, neighbours, filters.
 
     Returns:
         Bytes of "parameters", "moments" (all tensors in the optimisers' states), "gradients" and "others".

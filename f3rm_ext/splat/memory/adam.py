@@ -1,4 +1,4 @@
-"""Adam on the rows that have a gradient, with small moments and parameters stored in half precision."""
+"""Adam for rows with a gradient, with compact moments and parameters in half precision."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,24 +18,25 @@ from f3rm_ext.splat.memory.rounding import to_half
 
 BETAS = (0.9, 0.999)
 SEEN = "seen"
-"""State: the step in which a row last had a gradient, int32."""
+"""State entry: the step in which a row last had a gradient, int32."""
 _CHUNK_CPU, _CHUNK = 1 << 11, 1 << 18
-"""Rows updated at a time: bounds what is multiplied out, and fits a processor's cache."""
+"""Rows updated at a time; bounds the unpacked gradients and fits the CPU's cache."""
 _SEED_STRIDE = 1 << 32
 
 
 class PackedAdam(torch.optim.Optimizer):
-    """Adam that touches only the rows (Gaussians) a step has gradients for.
+    """Adam that updates only the rows (Gaussians) with a gradient in this step.
 
-    Rows without a gradient are left alone until they have one again. Then what Adam would have done to them meanwhile
-    is made up for: moments have decayed, and what was left of their momentum has moved them. So rows go the way of
-    plain Adam (which SelectiveAdam of gsplat 1.5, without that, does not).
+    Rows without a gradient wait until they have one again. The update then catches up on the missed steps: moments
+    decay, and the remaining momentum moves the row. The result equals plain Adam, unlike SelectiveAdam of gsplat 1.5,
+    which does not catch up.
 
-    All arithmetic is float32 on a few rows at a time. A float16 parameter is rounded at random, so that updates below
-    its resolution count in the mean; the random numbers of a step depend on the seed and the number of the step alone,
-    so a resumed run goes the same way.
+    All arithmetic is float32 on a few rows at a time. A float16 parameter is rounded stochastically, so updates below
+    its resolution count on average. The random numbers of a step depend only on the seed and the step, so a resumed
+    run gives the same result.
 
-    Takes the gradients that :func:`f3rm_ext.splat.memory.packed.stored_sh_colors` gathers, else ``.grad``.
+    Uses the gradients gathered by :func:`f3rm_ext.splat.memory.packed.stored_sh_colors` if there are any, else
+    ``.grad``.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class PackedAdam(torch.optim.Optimizer):
         Args:
             params: parameters, (rows, ...), float32 or float16.
             lr: learning rate.
-            betas: decay of the first and of the second moment.
+            betas: decay rates of the first and second moments.
             eps: added to the root of the second moment.
-            moments: how they are kept.
-            seed: of the random numbers of rounding.
-            reflective_above: view dependence of a colour above which a Gaussian's coefficients, stored in float16,
-                have a remainder kept; 0 for nobody. See :mod:`f3rm_ext.splat.memory.remainder`.
+            moments: storage of the moments.
+            seed: of the random numbers for rounding.
+            reflective_above: view dependence of a colour above which the float16 coefficients of a Gaussian get a
+                remainder; 0 for none. See :mod:`f3rm_ext.splat.memory.remainder`.
         """
         options = {"moments": moments, "seed": seed, "reflective_above": reflective_above}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, **options})
@@ -71,7 +72,7 @@ class PackedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step on every parameter that has a gradient."""
+        """Updates every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -117,20 +118,20 @@ class PackedAdam(torch.optim.Optimizer):
                 parameter.data[rows] = to_half(value, generator) if half else value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops all gradients, those gathered beside parameters included."""
+        """Drops all gradients, including packed ones."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 forget_gradient(parameter)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a state of this class, with whichever moments, or of torch's Adam.
+        """Restores a state of this class, with any storage of moments, or of torch's Adam.
 
-        Torch would turn every tensor of the state into the dtype of the parameter. Here moments are converted only
-        where this optimiser keeps them another way than the one that wrote them. Moments of harmonics of another
-        degree are cut like their coefficients, or those of new coefficients begin at zero.
+        Torch would convert every tensor of the state to the dtype of the parameter. Here, moments are converted only
+        if their storage differs. For harmonics of another degree, moments are cut like the coefficients, and those of
+        new coefficients start at zero.
 
         Raises:
-            ValueError: The moments are of a parameter of another shape.
+            ValueError: the moments belong to a parameter of another shape.
         """
         keys = ("moments", "seed", "reflective_above")
         ours = [{key: group[key] for key in keys} for group in self.param_groups]
@@ -145,10 +146,10 @@ class PackedAdam(torch.optim.Optimizer):
 
 
 def _catch_up(first: Tensor, second: Tensor, missed: Tensor, group: dict[str, Any], step: int) -> Tensor:
-    """Decays moments by the steps missed, in place, and returns how far their momentum went in these steps.
+    """Decays moments by the missed steps, in place, and returns the change from their momentum in these steps.
 
-    Step j after the last one adds −lr m β₁ʲ / √(v β₂ʲ): with r = β₁ / √β₂, the sum over n steps is that of a
-    geometric series, −lr m / √v · r (1 − rⁿ) / (1 − r). Bias is corrected as of now.
+    Step j after the last update adds −lr m β₁ʲ / √(v β₂ʲ). With r = β₁ / √β₂, the sum over n steps is the geometric
+    series −lr m / √v · r (1 − rⁿ) / (1 − r). The bias correction is that of the present step.
     """
     beta1, beta2 = group["betas"]
     ratio = beta1 / beta2**0.5
@@ -161,7 +162,7 @@ def _catch_up(first: Tensor, second: Tensor, missed: Tensor, group: dict[str, An
 
 
 def _adam(first: Tensor, second: Tensor, gradient: Tensor, group: dict[str, Any], step: int) -> Tensor:
-    """Moves the moments on, in place, and returns the change of the parameter."""
+    """Updates the moments in place and returns the change of the parameter."""
     beta1, beta2 = group["betas"]
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -201,7 +202,7 @@ def _loaded(saved: dict[str, Any], parameter: Parameter, group: dict[str, Any]) 
 
 @dataclass
 class PackedAdamOptimizerConfig(OptimizerConfig):
-    """Adam that updates visible Gaussians only and can keep its moments small."""
+    """Adam that updates only visible Gaussians and can store compact moments."""
 
     _target: type = field(default_factory=lambda: PackedAdam)
     lr: float = 2.5e-3 / 20
@@ -209,18 +210,18 @@ class PackedAdamOptimizerConfig(OptimizerConfig):
     eps: float = 1e-15
     """Added to the root of the second moment."""
     seed: int = 0
-    """Seed of the random numbers of rounding."""
-    # Filled in by the model's memory options.
+    """Seed of the random numbers for rounding."""
+    # The memory options of the model set these.
     moments: tyro.conf.Suppress[MomentStorage] = "float32"
-    """How the two moments are kept: 8 bytes per number in float32, 4 in bfloat16, about 2 in int8."""
+    """Storage of the two moments: 8 bytes per number in float32, 4 in bfloat16, about 2 in int8."""
     reflective_above: tyro.conf.Suppress[float] = 0.0
-    """View dependence of a colour above which a float16 parameter has more bits kept; 0 for none."""
+    """View dependence of a colour above which a float16 parameter gets a remainder; 0 for none."""
 
     def setup(self, params: Any) -> torch.optim.Optimizer:
-        """The optimiser.
+        """Creates the optimiser.
 
         Raises:
-            ConfigError: Gradients are to be clipped.
+            ConfigError: gradient clipping is configured.
         """
         if self.max_norm is not None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What can be done about gaps in CUDA's memory: settings before it starts, clearing its cache while it runs."""
+"""Remedies for fragmentation of CUDA memory: allocator settings, and clearing the cache."""
 
 import os
 import sys
@@ -10,25 +10,25 @@ from f3rm_ext import compat
 
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 _ALSO = ("PYTORCH_ALLOC_CONF",)
-"""Newer name of the same."""
+"""Newer names of the same variable."""
 SETTING = "expandable_segments:True"
 
 
-def ask_for_expandable_segments() -> Literal["set", "kept", "late", "unsupported"]:
-    """Has CUDA's allocator grow its segments: by the environment before CUDA starts, by torch's own way afterwards.
+def request_expandable_segments() -> Literal["set", "kept", "late", "unsupported"]:
+    """Makes CUDA's allocator grow its segments: by the environment before CUDA starts, by torch's API afterwards.
 
-    What torch's allocator has handed out by then stays as it is.
+    Memory that is already allocated is not affected.
 
     Returns:
-        Whether it was set; "kept" where the user said something about segments or chose another allocator already,
-        "late" where CUDA is running and torch knows no way, "unsupported" on systems other than Linux.
+        "set" on success; "kept" if the user already configured segments or another allocator; "late" if CUDA is
+        running and torch cannot change the setting; "unsupported" on systems other than Linux.
     """
     if not sys.platform.startswith("linux"):
         return "unsupported"
     given = {name: os.environ[name] for name in (VARIABLE, *_ALSO) if os.environ.get(name)}
     if any("expandable_segments" in value or "cudaMallocAsync" in value for value in given.values()):
         return "kept"
-    # Torch reads one of them, depending on its version.
+    # Torch reads one of the variables, depending on its version.
     settings = {name: f"{value},{SETTING}" for name, value in given.items()} or {VARIABLE: SETTING}
     if torch.cuda.is_initialized() and not compat.set_cuda_allocator(next(iter(settings.values()))):
         return "late"
@@ -37,25 +37,25 @@ def ask_for_expandable_segments() -> Literal["set", "kept", "late", "unsupported
 
 
 class CacheClearing:
-    """Gives memory that CUDA's allocator holds but nobody uses back, every so many steps; nothing on other devices."""
+    """Releases unused memory of CUDA's allocator at regular steps; does nothing on other devices."""
 
     def __init__(self, every: int) -> None:
-        """Starts counting.
+        """Sets the interval.
 
         Args:
-            every: steps.
+            every: steps between clearings.
         """
         self.every = every
 
     def after_step(self, step: int, device: torch.device) -> bool:
-        """Clears the cache when it is time.
+        """Clears the cache if the step ends an interval.
 
         Args:
-            step: that is over, from 0.
+            step: the completed step, from 0.
             device: of the Gaussians.
 
         Returns:
-            Whether it did.
+            Whether it cleared the cache.
         """
         if device.type != "cuda" or (step + 1) % self.every:
             return False
@@ -64,9 +64,9 @@ class CacheClearing:
 
 
 def gaps_mib(device: torch.device) -> float:
-    """Memory of a CUDA device lost in gaps that are too small to be used again, MiB; 0 on other devices.
+    """Returns the memory of a CUDA device lost to gaps that are too small for reuse, MiB; 0 on other devices.
 
-    (reserved − allocated), which is often called fragmentation, counts the cache, which is no loss.
+    The difference reserved − allocated, often called fragmentation, also counts the cache, which is not lost.
     """
     if device.type != "cuda":
         return 0.0

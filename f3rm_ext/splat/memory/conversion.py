@@ -1,4 +1,4 @@
-"""Harmonics of one degree and storage as another, and what is lost by it."""
+"""Conversion of harmonics to another degree and storage, and what it loses."""
 
 import math
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from f3rm_ext.splat.memory.remainder import view_dependence
 
 
 @dataclass(frozen=True)
-class Loss:
-    """What a conversion loses, as root mean squares over Gaussians, directions and channels of colours in 0..1."""
+class ConversionLoss:
+    """Loss of a conversion: root mean squares over Gaussians, directions and channels of colours in 0..1."""
 
     dropped: float
-    """By coefficients of higher degrees that are left out."""
+    """From dropping coefficients of higher degrees."""
     rounding: float
-    """By rounding of those that stay."""
+    """From rounding the remaining coefficients."""
 
     def __str__(self) -> str:
         if not self.dropped and not self.rounding:
@@ -30,27 +30,27 @@ class Loss:
 
 
 @torch.no_grad()
-def converted(
+def convert_harmonics(
     rest: Float[Tensor, "gaussians coeffs 3"], degree: int, dtype: torch.dtype
-) -> tuple[Float[Tensor, "gaussians new 3"], Loss]:
-    """Coefficients beyond the first in another degree and storage.
+) -> tuple[Float[Tensor, "gaussians new 3"], ConversionLoss]:
+    """Converts the coefficients beyond the first to another degree and storage.
 
     Args:
-        rest: of degrees 1 and up, in any dtype.
+        rest: coefficients of degrees 1 and up, any dtype.
         degree: 0 to 3; coefficients of new degrees are zero.
         dtype: torch.float32 or torch.float16.
 
     Returns:
-        The coefficients, and what was lost.
+        The coefficients, and what the conversion loses.
     """
-    sh_degree_of(rest.shape[1])  # raises where there are too many or too few
+    sh_degree_of(rest.shape[1])  # raises if their number fits no degree
     wanted = rest_of_degree(rest, degree)
     kept = wanted.to(dtype)
-    return kept, Loss(_rms(rest[:, kept.shape[1] :]), _rms(wanted.float() - kept.float()))
+    return kept, ConversionLoss(_rms(rest[:, kept.shape[1] :]), _rms(wanted.float() - kept.float()))
 
 
 def _rms(rest: Tensor) -> float:
-    """Root mean square of the colours that coefficients make: harmonics are orthogonal."""
+    """Returns the root mean square of the colours that coefficients produce: harmonics are orthogonal."""
     if not rest.numel():
         return 0.0
     return view_dependence(rest).double().square().mean().sqrt().item()

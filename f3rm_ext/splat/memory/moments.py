@@ -1,4 +1,4 @@
-"""Adam's two moments in 8, 4 or about 2 bytes per number."""
+"""Storage of Adam's two moments in 8, 4 or about 2 bytes per number."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Literal
@@ -17,11 +17,11 @@ SIGNED_MAX, UNSIGNED_MAX = 127, 255
 
 
 class Moments(ABC):
-    """How moments are kept: tensors with a row for every row of the parameter; all zeros mean zero."""
+    """Storage of moments: tensors with one row per row of the parameter; all-zero tensors mean zero."""
 
     @abstractmethod
     def zeros(self, like: Tensor) -> dict[str, Tensor]:
-        """State of moments that are zero.
+        """Creates the state of zero moments.
 
         Args:
             like: the parameter, (rows, ...).
@@ -31,7 +31,7 @@ class Moments(ABC):
     def read(
         self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
     ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
-        """First and second moments of some rows, float32, as copies."""
+        """Returns copies of the first and second moments of some rows, float32."""
 
     @abstractmethod
     def write(
@@ -46,11 +46,11 @@ class Moments(ABC):
 
     @abstractmethod
     def bytes_per_row(self, numbers: int) -> int:
-        """Bytes of both moments of a row of so many numbers."""
+        """Returns the bytes of both moments of a row with this many numbers."""
 
 
 class FloatMoments(Moments):
-    """As they are."""
+    """Moments in float32."""
 
     dtype = torch.float32
 
@@ -61,7 +61,7 @@ class FloatMoments(Moments):
         self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
     ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
         first, second = (state[name][rows].float() for name in (FIRST, SECOND))
-        if isinstance(rows, slice) and self.dtype == torch.float32:  # a view so far
+        if isinstance(rows, slice) and self.dtype == torch.float32:  # still a view
             return first.clone(), second.clone()
         return first, second
 
@@ -80,7 +80,7 @@ class FloatMoments(Moments):
 
 
 class HalfMoments(FloatMoments):
-    """bfloat16, rounded at random: second moments change by a thousandth per step, which bfloat16 cannot express."""
+    """Moments in bfloat16, rounded stochastically: it cannot resolve changes of second moments by 1/1000 per step."""
 
     dtype = torch.bfloat16
 
@@ -96,10 +96,10 @@ class HalfMoments(FloatMoments):
 
 
 class ByteMoments(Moments):
-    """8 bits each, with one scale for each row: first moments as they are, second ones by their roots.
+    """Moments in 8 bits with one scale per row: first moments, and square roots of second moments.
 
-    Rounded at random. The root of a second moment above zero is never stored as zero, so no step is divided by
-    nothing: it is at least 1/255 of the largest of its row.
+    Both are rounded stochastically. The root of a positive second moment is stored as at least 1/255 of the largest of
+    its row, never as zero, so no step is divided by zero.
     """
 
     def zeros(self, like: Tensor) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ class ByteMoments(Moments):
         generator: torch.Generator,
     ) -> None:
         if not first.numel():
-            return  # Colours of degree 0 have no harmonics.
+            return  # Colours of degree 0 have no further harmonics.
         root = second.sqrt()
         for name, values, largest in ((FIRST, first, SIGNED_MAX), (SECOND, root, UNSIGNED_MAX)):
             scale = values.abs().flatten(1).amax(dim=1) / largest
@@ -151,20 +151,20 @@ MOMENTS: dict[str, Moments] = {"float32": FloatMoments(), "bfloat16": HalfMoment
 
 
 def storage_of(state: dict[str, Any]) -> str:
-    """Which kind of moments a state holds, by their dtype."""
+    """Returns the storage of the moments in a state, from their dtype."""
     kinds = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
     return kinds[state[FIRST].dtype]
 
 
 def of_degree(state: dict[str, Tensor], like: Tensor) -> dict[str, Tensor]:
-    """A state of harmonics in the SH degree of a parameter: without those of dropped coefficients, zeros for new ones.
+    """Converts a state of harmonics to the SH degree of a parameter: drops coefficients, or appends zeros for new ones.
 
     Args:
-        state: tensors by name, however the moments are kept; those of other shapes than the moments stay.
+        state: tensors by name, with any storage of moments; tensors of other shapes than the moments stay.
         like: the parameter, (gaussians, coeffs, 3).
 
     Returns:
-        The same state where it is not of as many Gaussians, or not of harmonics.
+        The converted state; the same state if it has another number of Gaussians or is not of harmonics.
     """
     found = state[FIRST].shape
     if len(found) != 3 or like.dim() != 3 or (found[0], found[2]) != (len(like), like.shape[2]):
@@ -179,6 +179,6 @@ def of_degree(state: dict[str, Tensor], like: Tensor) -> dict[str, Tensor]:
 
 
 def _of_count(value: Tensor, count: int) -> Tensor:
-    """The first coefficients of the last axis but one, with zeros after them where there are fewer."""
+    """Cuts the second-last axis to ``count`` entries, or pads it with zeros."""
     have = value.shape[-2]
     return value[..., :count, :].clone() if count <= have else functional.pad(value, (0, 0, 0, count - have))

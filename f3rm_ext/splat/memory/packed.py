@@ -1,8 +1,8 @@
-"""Gradients of spherical harmonics in the form they come in: a direction and three numbers for each visible Gaussian.
+"""Packed gradients of spherical harmonics: a direction and the gradient of a colour for each visible Gaussian.
 
-A picture depends on the coefficients of a Gaussian through its one colour, c = Σ_k Y_k(d) f_k, so that ∂L/∂f_k =
-Y_k(d) ∂L/∂c: 6 numbers and a row number instead of 45, and none at all for Gaussians the picture does not show. The
-optimiser multiplies them out, a few rows at a time.
+An image depends on the coefficients of a Gaussian only through its colour c = Σ_k Y_k(d) f_k, so ∂L/∂f_k =
+Y_k(d) ∂L/∂c. Storing d and ∂L/∂c takes 6 numbers and an index instead of 45 numbers, and nothing for Gaussians outside
+the image. The optimiser unpacks a few rows at a time.
 """
 
 from dataclasses import dataclass, field
@@ -14,51 +14,51 @@ from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, SH_C0, sh_rest_count
-from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases
+from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 
 _ATTRIBUTE = "packed_gradient"
 CHUNK_CPU, CHUNK = 1 << 12, 1 << 17
-"""Gaussians whose coefficients are read at a time: on a GPU 24 MB at degree 3, on a CPU what fits its cache."""
+"""Gaussians whose coefficients are read at a time: 24 MB at degree 3 on a GPU, sized for the cache on a CPU."""
 
 
 @dataclass
 class ColorGradient:
-    """Gradient of one picture by the coefficients of some Gaussians."""
+    """Gradient of one image with respect to the coefficients of its visible Gaussians."""
 
     rows: Int[Tensor, " visible"]
-    """Which Gaussians, ascending."""
+    """Indices of the Gaussians, ascending."""
     directions: Float[Tensor, "visible 3"]
-    """Where they were seen, length 1."""
+    """Directions from the camera to the Gaussians, length 1."""
     colors: Float[Tensor, "visible 3"]
-    """Gradient by their colours."""
+    """Gradients with respect to their colours."""
     degree: int
-    """SH degree of the picture."""
+    """SH degree of the image."""
 
     def coefficients(self, part: slice | Tensor) -> Float[Tensor, "part coeffs 3"]:
-        """Gradient by the coefficients of some of the visible Gaussians, multiplied out."""
+        """Unpacks the gradient with respect to the coefficients of some of the visible Gaussians."""
         bases = sh_bases(self.degree, self.directions[part])
         return bases[:, :, None] * self.colors[part, None, :]
 
 
 @dataclass
 class PackedGradient:
-    """What has been gathered for a parameter since the last step: one entry per picture."""
+    """Gradients gathered for a parameter since the last step: one entry per image."""
 
     pictures: list[ColorGradient] = field(default_factory=list)
 
     def rows(self) -> Int[Tensor, " visible"]:
-        """Gaussians that any picture shows, ascending."""
+        """Returns the Gaussians visible in any image, ascending."""
         if len(self.pictures) == 1:
             return self.pictures[0].rows
         return torch.cat([picture.rows for picture in self.pictures]).unique()
 
     def multiplied(self, rows: Int[Tensor, " part"], start: int, coeffs: int) -> Float[Tensor, "part coeffs 3"]:
-        """Gradient by the coefficients of some Gaussians, as a tensor of its own.
+        """Unpacks the gradient with respect to the coefficients of some Gaussians, as a new tensor.
 
         Args:
-            rows: which of :meth:`rows`.
-            start: their place in :meth:`rows`.
-            coeffs: how many coefficients there are.
+            rows: a consecutive part of :meth:`rows`.
+            start: position of that part in :meth:`rows`.
+            coeffs: number of coefficients of the parameter.
         """
         if len(self.pictures) == 1:
             (picture,) = self.pictures
@@ -74,17 +74,17 @@ class PackedGradient:
         return out
 
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Returns the bytes held."""
         return sum(t.nbytes for p in self.pictures for t in (p.rows, p.directions, p.colors))
 
 
 def packed_gradient(parameter: Tensor) -> PackedGradient | None:
-    """The gradient gathered beside a parameter; None where there is none."""
+    """Returns the packed gradient of a parameter; None if there is none."""
     return getattr(parameter, _ATTRIBUTE, None)
 
 
 def forget_gradient(parameter: Tensor) -> None:
-    """Drops the gradient gathered beside a parameter."""
+    """Drops both gradients of a parameter."""
     parameter.grad = None
     if packed_gradient(parameter) is not None:
         delattr(parameter, _ATTRIBUTE)
@@ -97,12 +97,12 @@ def _gather(parameter: Tensor, picture: ColorGradient) -> None:
         setattr(parameter, _ATTRIBUTE, gradient)
     gradient.pictures.append(picture)
     if parameter.grad is None:
-        # Nerfstudio steps an optimiser only where a gradient is set. This one is a single number in memory.
+        # Nerfstudio steps an optimiser only if a gradient is set. This one takes a single number in memory.
         parameter.grad = parameter.new_zeros(()).expand(parameter.shape)
 
 
 class _StoredHarmonics(torch.autograd.Function):
-    """Σ_k Y_k(d) f_k of coefficients in any dtype; the gradient by them is gathered beside the parameter."""
+    """Σ_k Y_k(d) f_k for coefficients of any dtype; their gradient is packed and attached to the parameter."""
 
     @staticmethod
     def forward(ctx, directions: Tensor, storage: Tensor, owner: list[Tensor], degree: int) -> Tensor:  # type: ignore[override]
@@ -151,28 +151,28 @@ def stored_sh_colors(
     features_dc: Float[Tensor, "gaussians 3"],
     features_rest: Float[Tensor, "gaussians coeffs 3"],
 ) -> Float[Tensor, "gaussians 3"]:
-    """Colours as :func:`f3rm_ext.splat.rasterize.spherical_harmonics.sh_colors` has them, with little memory.
+    """Evaluates colours like :func:`f3rm_ext.splat.rasterize.spherical_harmonics.sh_colors`, with little memory.
 
-    Nothing of the size of the coefficients is allocated, in float32 or otherwise, forward or backward. The gradient
-    by `features_rest` is gathered beside it for :class:`f3rm_ext.splat.memory.adam.PackedAdam`; its ``.grad`` is a
-    mark that holds zeros, for which gradient clipping and gradient scalers have no use.
+    Neither pass allocates a tensor of the size of the coefficients. The gradient of `features_rest` is packed and
+    attached to it for :class:`f3rm_ext.splat.memory.adam.PackedAdam`. Its ``.grad`` is only a marker filled with zeros,
+    so gradient clipping and gradient scalers have no effect.
 
     Args:
-        degree: highest degree that counts, 0 to 3.
-        directions: from the camera to the Gaussians, scene frame, of any length.
+        degree: SH degree to evaluate, 0 to 3.
+        directions: from the camera to the Gaussians, scene frame, any length.
         features_dc: coefficients of degree 0, float32.
-        features_rest: the parameter itself, float32 or float16: it has to be a leaf.
+        features_rest: the parameter itself, float32 or float16; must be a leaf.
 
     Raises:
-        ConfigError: if there are fewer coefficients than the degree asks for.
-        ValueError: if `features_rest` was computed from a parameter, whose gradient would get lost.
+        ConfigError: the degree needs more coefficients than there are.
+        ValueError: `features_rest` is not a leaf, so its gradient would be lost.
     """
     if features_rest.requires_grad and not features_rest.is_leaf:
         raise ValueError("stored_sh_colors takes the parameter itself; for some of its rows use sh_colors.")
     if not 0 <= degree <= MAX_SH_DEGREE or sh_rest_count(degree) > features_rest.shape[1]:
         raise ConfigError(
             f"Colours of SH degree {degree} need {sh_rest_count(degree)} coefficients beyond the first and there are "
-            f"{features_rest.shape[1]}: ask for a lower degree."
+            f"{features_rest.shape[1]}: use a lower degree."
         )
     colors = SH_C0 * features_dc + 0.5
     if degree > 0:

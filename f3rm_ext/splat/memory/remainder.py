@@ -1,9 +1,9 @@
-"""More bits for some rows of a float16 parameter: what rounding took from the Gaussians whose colour changes with view.
+"""Extra precision for some rows of a float16 parameter: the rounding remainders of strongly view-dependent colours.
 
-A row number per Gaussian (int32; 0 for none) leads to a second float16 per coefficient, value = stored + remainder, 21
-bits together. Rendering reads what is stored; the optimiser adds the remainder, so nothing is rounded at random there.
-Costs 4 bytes for each Gaussian and as many again as its coefficients for each reflective one. Measured, it gains
-nothing over random rounding: see docs/benchmarks.md.
+Each Gaussian has a row number (int32; 0 for none) that leads to a second float16 per coefficient, with value =
+stored + remainder, 21 bits together. Rendering reads the stored part. The optimiser adds the remainder, so these rows
+need no stochastic rounding. This costs 4 bytes per Gaussian, and for each reflective one the size of its coefficients
+again. In measurements it gains nothing over stochastic rounding; see docs/benchmarks.md.
 """
 
 import math
@@ -17,28 +17,28 @@ from f3rm_ext.splat.memory.rounding import to_half
 
 SLOT, REMAINDER = "slot", "remainder"
 STRETCH = 4096.0
-"""Remainders are stored this much larger, out of float16's subnormal numbers."""
+"""Factor on stored remainders, which keeps them out of the subnormal range of float16."""
 REFRESH_EVERY = 500
-"""Steps from one look at who is reflective to the next."""
+"""Steps between updates of the set of reflective Gaussians."""
 _CHUNK = 1 << 18
 
 
 def view_dependence(rest: Float[Tensor, "gaussians coeffs 3"]) -> Float[Tensor, " gaussians"]:
-    """Root mean square of the view-dependent part of colours, over directions and channels: √(Σ f² / 4π / 3)."""
+    """Returns the RMS of the view-dependent part of colours over directions and channels: √(Σ f² / 4π / 3)."""
     parts = [part.float().square().sum(dim=(1, 2)) for part in rest.split(_CHUNK)]
     return (torch.cat(parts) / (4 * math.pi * 3)).sqrt() if parts else rest.new_zeros(0, dtype=torch.float32)
 
 
 def choose(state: dict[str, Any], reflective: Bool[Tensor, " gaussians"], like: Tensor) -> None:
-    """Gives remainders to the reflective Gaussians and takes them from the others; those that stay keep theirs.
+    """Updates which Gaussians have remainders; Gaussians that remain reflective keep theirs.
 
     Args:
-        state: of the optimiser for this parameter, changed in place.
-        reflective: who gets one.
+        state: optimiser state of the parameter, changed in place.
+        reflective: True for Gaussians that get a remainder.
         like: the parameter.
     """
     rows = reflective.nonzero().squeeze(-1)
-    # A leading axis of 1 keeps it from being taken for something with a row per Gaussian; row 0 belongs to nobody.
+    # The leading axis of 1 marks it as not per-Gaussian; row 0 stands for no remainder.
     remainder = torch.zeros(1, len(rows) + 1, *like.shape[1:], dtype=torch.float16, device=like.device)
     if SLOT in state:
         remainder[0, 1:] = state[REMAINDER][0, state[SLOT][rows].long()]
@@ -48,7 +48,7 @@ def choose(state: dict[str, Any], reflective: Bool[Tensor, " gaussians"], like: 
 
 
 def read(state: dict[str, Any], rows: Int[Tensor, " rows"] | slice) -> Float[Tensor, "rows *rest"]:
-    """What has to be added to the stored values of some rows."""
+    """Returns the remainders of some rows, to add to the stored values."""
     return state[REMAINDER][0, state[SLOT][rows].long()].float() / STRETCH
 
 
@@ -58,10 +58,10 @@ def write(
     values: Float[Tensor, "rows *rest"],
     generator: torch.Generator,
 ) -> Float[Tensor, "rows *rest"]:
-    """Keeps the remainders of some rows.
+    """Stores the remainders of some rows.
 
     Returns:
-        What is to be stored, float16: the nearest where there is a remainder, rounded at random elsewhere.
+        Values to store, float16: rounded to nearest for rows with a remainder, stochastically for the others.
     """
     slots = state[SLOT][rows].long()
     held = slots > 0

@@ -1,4 +1,4 @@
-"""Rounding to fewer bits so that the mean over many steps is right: what makes small updates count."""
+"""Stochastic rounding to fewer bits: unbiased, so that small updates count on average."""
 
 import torch
 from jaxtyping import BFloat16, Float16, Float32, Int8, Int16, UInt8
@@ -7,21 +7,21 @@ from torch import Tensor
 HALF_MAX = 65504.0
 """Largest finite float16."""
 _CUT_BITS = 13
-"""Bits by which the fraction of float32 is longer than that of float16."""
+"""Fraction bits of float32 beyond those of float16."""
 _SMALLEST_NORMAL, _SMALLEST = 2.0**-14, 2.0**-24
-"""Of float16: below the first it has a fixed resolution, the second."""
+"""Smallest normal float16, and the fixed resolution of float16 below it."""
 _ANCHOR = 0.75
-"""float32 has that resolution between ½ and 1."""
+"""Adding this rounds to that resolution, which float32 has between ½ and 1."""
 
 
 def to_half(values: Float32[Tensor, "*shape"], generator: torch.Generator | None = None) -> Float16[Tensor, "*shape"]:
-    """float16 next below or above, each with a probability such that the expected value is the given one.
+    """Rounds to the next float16 below or above, with probabilities that preserve the expected value.
 
-    Random bits are added to those that are cut off; below 2^-14, a random part of the resolution is added.
+    Adds random bits to the bits that are cut off; below 2^-14, adds a random part of the resolution.
 
     Args:
-        values: beyond ±65504 they become that.
-        generator: of the values' device; torch's own by default.
+        values: limited to ±65504.
+        generator: on the values' device; torch's default generator if None.
     """
     noise = _noise(values, generator)
     cut = (1 << _CUT_BITS) - 1
@@ -34,11 +34,11 @@ def to_half(values: Float32[Tensor, "*shape"], generator: torch.Generator | None
 def to_bfloat16(
     values: Float32[Tensor, "*shape"], generator: torch.Generator | None = None
 ) -> BFloat16[Tensor, "*shape"]:
-    """bfloat16 next below or above, unbiased: random bits are added to the 16 that are cut off.
+    """Rounds to the next bfloat16 below or above, unbiased: adds random bits to the 16 bits that are cut off.
 
     Args:
         values: finite.
-        generator: of the values' device; torch's own by default.
+        generator: on the values' device; torch's default generator if None.
     """
     cut = (1 << 16) - 1
     noise = _noise(values, generator).int().bitwise_and_(cut)
@@ -49,19 +49,19 @@ def to_bfloat16(
 def to_codes(
     values: Float32[Tensor, "*shape"], largest: int, generator: torch.Generator | None = None
 ) -> Int8[Tensor, "*shape"] | UInt8[Tensor, "*shape"]:
-    """Whole numbers next below or above, unbiased.
+    """Rounds to the next integer below or above, unbiased.
 
     Args:
-        values: within ±`largest` where that is 127, else from 0 to `largest`.
-        largest: code that is not passed; 127 gives int8, 255 uint8.
-        generator: of the values' device; torch's own by default.
+        values: within ±127 for int8, from 0 to 255 for uint8.
+        largest: largest code; 127 gives int8, 255 uint8.
+        generator: on the values' device; torch's default generator if None.
     """
     codes = (_noise(values, generator) * 2.0**-16).add_(0.5).add_(values).floor_()
     return codes.clamp_(-largest, largest).to(torch.int8 if largest == 127 else torch.uint8)
 
 
 def _noise(like: Tensor, generator: torch.Generator | None) -> Int16[Tensor, "*shape"]:
-    """16 random bits for each value, four values to a random number: drawing is what rounding takes longest for."""
+    """Returns 16 random bits per value, four values from each random number: drawing dominates the time of rounding."""
     numbers = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device)
     numbers.random_(-(1 << 63), None, generator=generator)
     return numbers.view(torch.int16)[: like.numel()].view(like.shape)

@@ -1,4 +1,4 @@
-"""Splat rendering with one interface: gsplat on CUDA, numba kernels on the CPU, plain torch to define the truth."""
+"""Rasterisation of Gaussians with one interface: gsplat on CUDA, numba kernels on the CPU, plain torch as reference."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,27 +13,30 @@ Backend = Literal["auto", "gsplat", "numba", "torch"]
 
 
 @dataclass
-class Rendered:
-    """A picture, and what densification wants to know about the Gaussians in it."""
+class Rasterization:
+    """A rendered image, and the data about its Gaussians that densification needs."""
 
     colors: Float[Tensor, "h w channels"]
-    """Composited front to back, over the background."""
+    """Colours composited front to back, over the background."""
     depth: Float[Tensor, "h w"]
-    """Σ w z with z along the camera's axis, scene units; not divided by alpha."""
+    """Σ w z, with z along the camera's axis, scene units; not divided by alpha."""
     alpha: Float[Tensor, "h w"]
     """Σ w, the accumulation."""
     means2d: Float[Tensor, "gaussians 2"]
-    """Centres in pixels, part of the graph: call ``retain_grad`` to read their gradients. After the backward pass,
-    ``means2d.absgrad`` holds the sums of absolute per-pixel gradients if they were asked for."""
+    """Centres in pixels, part of the graph: call ``retain_grad`` to read their gradients. With ``absgrad``, after the
+    backward pass ``means2d.absgrad`` holds the sums of absolute per-pixel gradients."""
     radii: Int[Tensor, " gaussians"]
-    """Three standard deviations, pixels; 0 where a Gaussian is not visible."""
+    """Three standard deviations, pixels; 0 if not visible."""
 
 
 def resolve_backend(backend: Backend, device: torch.device) -> Literal["gsplat", "numba", "torch"]:
-    """The backend for tensors on a device.
+    """Returns the backend for tensors on a device.
 
     Raises:
-        ConfigError: if the one that was asked for cannot work there.
+        ConfigError: the selected backend does not work on the device.
+
+    >>> resolve_backend("auto", torch.device("cpu"))
+    'numba'
     """
     if backend == "auto":
         return {"cuda": "gsplat", "cpu": "numba"}.get(device.type, "torch")  # type: ignore[return-value]
@@ -65,33 +68,32 @@ def rasterize(
     radius_clip: float = 0.0,
     backend: Backend = "auto",
     rows: tuple[int, int] | None = None,
-) -> Rendered:
+) -> Rasterization:
     """Renders Gaussians; differentiable in the Gaussians, the background and the pose.
 
     Args:
         means: centres, scene frame and units.
-        quats: rotations from own axes to the scene, (w, x, y, z), of any length but 0.
+        quats: rotations from own axes to the scene frame, (w, x, y, z), any length but 0.
         sizes: standard deviations along the own axes, scene units.
         alphas: opacities, 0 to 1.
         colors: colours or features, any number of channels.
         viewmat: scene to camera, a rotation and a translation; OpenCV axes (z forward, y down).
         K: pinhole intrinsics, pixels; no skew.
-        width: of the picture, pixels.
-        height: of the picture, pixels.
-        background: what shines through where the accumulation is under 1; black (0) if None.
-        near_plane: Gaussians whose centres are nearer are not drawn, scene units.
-        far_plane: nor those that are farther, scene units.
-        eps2d: added to the variances in the picture, px².
-        antialiased: whether opacities are lowered by what eps2d adds to the area (Yu et al. 2024, Mip-Splatting).
-        absgrad: whether the backward pass also sums absolute gradients of the 2D centres.
-        radius_clip: Gaussians with a radius of at most this are not drawn, pixels.
-        backend: ``auto`` takes gsplat for CUDA tensors, numba for CPU tensors and torch for others.
-
-        rows: first row to draw (a multiple of 16) and the one after the last: the same as those rows of the whole
-            picture, with less memory. Centres are then in pixels from the first row.
+        width: of the image, pixels.
+        height: of the image, pixels.
+        background: colour behind the Gaussians; 0 if None.
+        near_plane: Gaussians whose centres are nearer are not rendered, scene units.
+        far_plane: Gaussians whose centres are farther are not rendered, scene units.
+        eps2d: added to the image-space variances, px².
+        antialiased: lower opacities to compensate for the area that eps2d adds (Yu et al. 2024, Mip-Splatting).
+        absgrad: also sum absolute gradients of the 2D centres in the backward pass.
+        radius_clip: Gaussians with a radius of at most this are not rendered, pixels.
+        backend: ``auto`` selects gsplat for CUDA tensors, numba for CPU tensors and torch for others.
+        rows: first row (a multiple of 16) and the row after the last to render. The result equals those rows of the
+            whole image and takes less memory; centres are in pixels from the first row.
 
     Raises:
-        ConfigError: if the backend cannot work on the tensors' device.
+        ConfigError: the backend does not work on the tensors' device.
     """
     chosen = resolve_backend(backend, means.device)
     if chosen == "gsplat":
@@ -103,4 +105,4 @@ def rasterize(
     from f3rm_ext.splat.rasterize.camera import Camera
 
     camera = Camera(viewmat, K, width, height, near_plane, far_plane, eps2d, radius_clip, rows)
-    return Rendered(*render(means, quats, sizes, alphas, colors, camera, background, antialiased, absgrad))
+    return Rasterization(*render(means, quats, sizes, alphas, colors, camera, background, antialiased, absgrad))

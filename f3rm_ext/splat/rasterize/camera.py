@@ -1,4 +1,4 @@
-"""The camera, and the constants all backends share."""
+"""The camera, and constants that all backends share."""
 
 from dataclasses import dataclass
 
@@ -6,50 +6,50 @@ from jaxtyping import Float
 from torch import Tensor
 
 TILE_PX = 16
-"""Side of the tiles at which Gaussians are cut off."""
+"""Side of the tiles at which Gaussians are cut off, pixels."""
 MAX_ALPHA = 0.999
-"""No Gaussian covers more of a pixel than this."""
+"""Upper limit of the opacity of a Gaussian at a pixel."""
 MIN_ALPHA = 1.0 / 255.0
-"""Less than this is skipped."""
+"""Gaussians with a lower opacity at a pixel are skipped there."""
 MIN_TRANSMITTANCE = 1e-4
-"""Compositing ends before a Gaussian that would leave no more than this."""
+"""Compositing ends before a Gaussian that would lower the transmittance to this or less."""
 MARGIN = 0.15
-"""The Jacobian of the projection is taken no further outside the picture than this part of its width and height."""
+"""The Jacobian of the projection is taken at most this far outside the image, as a share of its width and height."""
 MIN_EXTENT = 0.01
-"""Least value under the root that gives the longest axis from the mean variance, px⁴."""
+"""Lower limit of the radicand in the formula of the longest axis, px⁴."""
 MAX_RADIUS_PX = 2.0**30
-"""Gaussians larger than this (or not finite) are not drawn."""
+"""Gaussians that are larger, or not finite, are not rendered."""
 MIN_COMPENSATION = 1e-6
-"""Compensations below this are 0, with no gradient."""
+"""Lower compensations are 0, without gradient."""
 
 
 @dataclass
 class Camera:
-    """A pinhole camera and how it draws."""
+    """A pinhole camera and its settings of the rasteriser."""
 
     viewmat: Float[Tensor, "4 4"]
-    """Scene to camera; the camera looks along +z, y points down."""
+    """Scene to camera; OpenCV axes (z forward, y down)."""
     K: Float[Tensor, "3 3"]
     """Focal lengths and principal point, pixels."""
     width: int
     height: int
     near_plane: float = 0.01
-    """Gaussians whose centres are nearer are not drawn, scene units."""
+    """Gaussians whose centres are nearer are not rendered, scene units."""
     far_plane: float = 1e10
-    """Nor those that are farther, scene units."""
+    """Gaussians whose centres are farther are not rendered, scene units."""
     eps2d: float = 0.3
-    """Added to the variances in the picture, px²."""
+    """Added to the image-space variances, px²."""
     radius_clip: float = 0.0
-    """Gaussians with a radius of at most this are not drawn, pixels."""
+    """Gaussians with a radius of at most this are not rendered, pixels."""
     rows: tuple[int, int] | None = None
-    """First row drawn and the one after the last; None for all. The first is a multiple of the tiles' side, so that
-    tiles are those of the whole picture."""
+    """First row to render and the row after the last; None for all. The first is a multiple of the tiles' side, so
+    that tiles are those of the whole image."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of what is drawn, pixels."""
+        """Width and height of the rendered rows, pixels."""
         return self.width, self.height if self.rows is None else self.rows[1] - self.rows[0]
 
     def in_strip(self, means2d: Float[Tensor, "gaussians 2"]) -> Float[Tensor, "gaussians 2"]:
-        """Centres in pixels from the first row drawn."""
+        """Converts centres to pixels from the first rendered row."""
         return means2d if self.rows is None else means2d - means2d.new_tensor([0.0, float(self.rows[0])])

@@ -1,18 +1,18 @@
-"""Compositing on the CPU: numba kernels for the picture and its gradients, parallel over tiles, without races.
+"""Compositing on the CPU: numba kernels for the image and its gradients, parallel over tiles, without races.
 
-A tile's pixels are two blocks of 16 rows of 8 pixels, one vector register per row. A Gaussian touches whole rows of a
-block, so that every inner loop runs over consecutive pixels without a branch; indices of pixels are unsigned, which
-spares the loops a test for negative ones.
+The pixels of a tile form two blocks of 16 rows with 8 pixels, one vector register per row. A Gaussian covers whole rows
+of a block, so every inner loop runs over consecutive pixels without branches. Pixel indices are unsigned, which saves
+the loops a test for negative indices.
 
-In the backward pass every (tile, Gaussian) intersection has a row of its own to write to; the rows of a Gaussian are
-added afterwards, in the order of its tiles, so that results depend neither on timing nor on the number of threads.
-With w the weights, T the transmittances, d = colour · upstream gradient and s = Σ w d over what lies behind,
+In the backward pass every intersection of a tile and a Gaussian writes to its own row. The rows of a Gaussian are
+summed afterwards, in the order of its tiles, so results depend neither on timing nor on the number of threads. With
+the weights w, the transmittances T, d = colour · upstream gradient and s = Σ w d over the Gaussians behind,
 
     ∂L/∂alpha = T d − (s + T_final (background · upstream − upstream of the accumulation)) / (1 − alpha)
 
-and everything else follows from the moments of ∂L/∂power over the offsets to the pixels.
+and all other gradients follow from the moments of ∂L/∂power over the offsets to the pixels.
 
-All kernels that call one another are in this file, because numba's cache looks no further for changes.
+All kernels that call one another are in this file, because numba's cache detects changes in one file only.
 """
 
 from typing import no_type_check
@@ -23,7 +23,7 @@ import numpy as np
 from f3rm_ext.splat.rasterize.camera import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE_PX
 
 FLAGS = {"contract", "reassoc", "arcp", "nsz"}
-"""Licences for the compiler: sums in any order, but infinities and NaN as they are."""
+"""Fast-math flags: sums in any order, but infinities and NaN are honoured."""
 LANES = 8
 """Pixels per row of a block."""
 BLOCK = LANES * TILE_PX
@@ -39,24 +39,24 @@ ZERO, HALF, ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 """Typed constants: a bare literal would turn the kernels' arithmetic into float64."""
 TOP, SKIP, END = np.float32(MAX_ALPHA), np.float32(MIN_ALPHA), np.float32(MIN_TRANSMITTANCE)
 FADED = np.float32(40.0)
-"""exp(−40) is far below anything that counts."""
+"""Upper limit of exponents; exp(−40) is negligible."""
 LOG2E = np.float32(1.4426950408889634)
 E1, E2, E3, E4, E5, E6 = (
     np.float32(v) for v in (0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353)
 )
-"""ln(2)^k / k!: the series of 2^f, accurate to 2e-7 for |f| ≤ ½."""
+"""ln(2)^k / k!: coefficients of the series of 2^f, accurate to 2e-7 for |f| ≤ ½."""
 PATIENCE = 8
-"""Gaussians between two looks at whether every pixel of the tile is full."""
+"""Gaussians between checks whether all pixels of the tile are full."""
 WIDE = 24
-"""From so many channels on, inner loops run over the channels of pixels that are touched, not over pixels."""
+"""With at least this many channels, inner loops run over the channels of each covered pixel instead of over pixels."""
 SHAPE_GRADS = 8
-"""Numbers of an intersection before those of its colours: centre x, y; conic xx, xy, yy; opacity; |x|, |y|."""
+"""Gradients per intersection before those of its colours: centre x, y; conic xx, xy, yy; opacity; |x|, |y|."""
 
 
 @no_type_check
 @numba.njit(inline="always")
 def decay(power):
-    """exp(−power) for 0 ≤ power, without a call, so that loops over it vectorise; 0 ≤ power is not checked."""
+    """Computes exp(−power) for power ≥ 0 (not checked), without a call, so that loops vectorise."""
     scaled = min(power, FADED) * LOG2E
     whole = np.int32(scaled + HALF)
     f = np.float32(whole) - scaled
@@ -67,7 +67,7 @@ def decay(power):
 @no_type_check
 @numba.njit(inline="always")
 def rows_within(y, reach):
-    """First row of a tile that a Gaussian at y from its upper edge reaches, and the one after the last."""
+    """Returns the first row of a tile that a Gaussian, y below the upper edge, reaches, and the row after the last."""
     first = np.ceil(max(y - reach - HALF, ZERO))
     last = np.floor(min(y + reach - HALF, np.float32(TILE_PX - 1)))
     return np.int64(first), np.int64(last) + 1
@@ -76,7 +76,7 @@ def rows_within(y, reach):
 @no_type_check
 @numba.njit(inline="always")
 def block_within(x, reach, block):
-    """Whether a Gaussian at x from a tile's left edge reaches a block of it."""
+    """Returns whether a Gaussian at x from the left edge of a tile reaches one of its blocks."""
     first = np.float32(block * LANES) + HALF
     return x + reach >= first and x - reach <= first + np.float32(LANES - 1)
 
@@ -84,7 +84,7 @@ def block_within(x, reach, block):
 @no_type_check
 @numba.njit(inline="always")
 def _weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
-    """Weights of one Gaussian in pixels lo to hi; moves on their transmittances (0 once a pixel is full)."""
+    """Computes the weights of one Gaussian in pixels lo to hi; updates their transmittances (0 once full)."""
     for p in range(lo, hi):
         dx, dy = x - PIXEL_X[p], y - PIXEL_Y[p]
         power = HALF * (a * dx * dx + c * dy * dy) + b * dx * dy
@@ -102,7 +102,7 @@ def _weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
 @no_type_check
 @numba.njit(inline="always")
 def _touched(lo, hi, weights, found):
-    """Lists the pixels of a range whose weight is not 0; their number."""
+    """Lists the pixels of a range with a positive weight; returns their number."""
     count = 0
     for p in range(lo, hi):
         found[count] = p
@@ -116,7 +116,7 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
     """Composites every tile.
 
     Args:
-        order: tiles, in the order of their treatment.
+        order: tiles, in processing order.
         starts: first intersection of each tile.
         ranks: Gaussian of each intersection, front to back in each tile.
         geometry: see :class:`~f3rm_ext.splat.rasterize.tiles.Bins`.
@@ -126,8 +126,8 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
         colors: result, (h, w, channels).
         depth: result, (h, w).
         alphas: result, (h, w).
-        final: result: transmittance behind the last Gaussian, (tiles, 256), in the order of the tile's pixels.
-        last: result: intersection, counted from the tile's first, that came last; −1 for none; (tiles, 256).
+        final: result, transmittance behind the last Gaussian, (tiles, 256), in the order of the tile's pixels.
+        last: result, last composited intersection, counted from the tile's first; −1 for none; (tiles, 256).
     """
     height, width = depth.shape
     channels = payload.shape[1]
@@ -186,7 +186,7 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
 @no_type_check
 @numba.njit(inline="always")
 def _gather(tile, columns, height, width, upstream, result):
-    """Upstream gradients of a tile, channel by channel; 0 outside the picture."""
+    """Copies the upstream gradients of a tile, channel by channel; 0 outside the image."""
     left, top = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
     for p in range(PIXELS):
         row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
@@ -198,7 +198,7 @@ def _gather(tile, columns, height, width, upstream, result):
 @no_type_check
 @numba.njit(inline="always")
 def _moments(lo, hi, x, y, a, b, c, opacity, mark, last, through, behind, dots, weights):
-    """Weights of one Gaussian and sums over pixels of ∂L/∂power times 1, dx, dy, dx², dx dy, dy², |x|, |y|."""
+    """Computes the weights of one Gaussian and the sums of ∂L/∂power times 1, dx, dy, dx², dx dy, dy², |x|, |y|."""
     m, mx, my, mxx, mxy, myy, abs_x, abs_y = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
     for p in range(lo, hi):
         dx, dy = x - PIXEL_X[p], y - PIXEL_Y[p]
@@ -231,7 +231,7 @@ def _moments(lo, hi, x, y, a, b, c, opacity, mark, last, through, behind, dots, 
 def backward(
     order, starts, ranks, geometry, payload, background, columns, upstream, g_alphas, final, last, first, rows
 ):
-    """Gradients of every intersection of some tiles.
+    """Computes the gradients of every intersection of some tiles.
 
     Args:
         order: the tiles.
@@ -304,7 +304,7 @@ def backward(
 @no_type_check
 @numba.njit(inline="always")
 def _add_weighted(count, found, weights, grads, result):
-    """Adds the gradients of some pixels times their weights, four pixels at a time."""
+    """Adds the weighted gradients of some pixels, four pixels at a time."""
     fours = count - count % 4
     for place in range(0, fours, 4):
         p, q, r, s = found[place], found[place + 1], found[place + 2], found[place + 3]
@@ -321,9 +321,10 @@ def _add_weighted(count, found, weights, grads, result):
 @no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
 def backward_colors(order, starts, ranks, geometry, columns, upstream, last, first, rows):
-    """Gradients of colours alone, front to back with the very weights of the forward pass; arguments as there.
+    """Computes the gradients of colours alone, front to back with the exact weights of the forward pass.
 
-    The result, (intersections, channels), is the picture ``upstream`` added up with each Gaussian's weights.
+    Arguments are those of :func:`backward`. The result, (intersections, channels), sums ``upstream`` with each
+    Gaussian's weights.
     """
     height, width, channels = upstream.shape
     for task in numba.prange(order.size):
@@ -365,7 +366,7 @@ def backward_colors(order, starts, ranks, geometry, columns, upstream, last, fir
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True)
 def add_rows(rows, first, slots, slot_starts, order, result):
-    """Adds the rows of intersections from ``first`` on to those of their Gaussians, in the order of the tiles."""
+    """Adds the rows of intersections, starting at ``first``, to those of their Gaussians, in the order of the tiles."""
     stop = first + rows.shape[0]
     for rank in numba.prange(order.size):
         total = result[order[rank]]

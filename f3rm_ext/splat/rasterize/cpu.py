@@ -1,4 +1,4 @@
-"""Rendering on the CPU with numba kernels: projection, tiles, compositing; differentiable once, float32."""
+"""Rasterisation on the CPU with numba kernels: projection, tiles, compositing; differentiable once, float32."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,11 +23,11 @@ from f3rm_ext.splat.rasterize.projection import project_numba
 from f3rm_ext.splat.rasterize.tiles import Bins, balanced, bin_gaussians
 
 BUFFER = 1 << 24
-"""Numbers in the buffer of gradients per intersection (64 MiB): larger pictures are treated in runs of tiles."""
+"""Numbers in the buffer of gradients per intersection (64 MiB); larger images are processed in runs of tiles."""
 
 
 def _runs(starts: np.ndarray, row: int) -> Iterator[tuple[int, int]]:
-    """Consecutive runs of tiles whose intersections, of so many numbers each, fit into the buffer."""
+    """Yields consecutive runs of tiles whose intersections, with ``row`` numbers each, fit into the buffer."""
     tile, tiles = 0, len(starts) - 1
     while tile < tiles:
         fitting = int(np.searchsorted(starts, starts[tile] + BUFFER // row, side="right")) - 1
@@ -41,7 +41,7 @@ def _array(value: Tensor) -> np.ndarray:
 
 
 def _as_picture(tiles: np.ndarray, height: int, width: int) -> Tensor:
-    """Numbers of the tiles' pixels as a picture."""
+    """Arranges values of the tiles' pixels as an image."""
     rows, columns = -(-height // TILE_PX), -(-width // TILE_PX)
     blocks = tiles.reshape(rows, columns, TILE_PX // LANES, TILE_PX, LANES).transpose(0, 3, 1, 2, 4)
     return torch.from_numpy(blocks.reshape(rows * TILE_PX, columns * TILE_PX)[:height, :width])
@@ -104,7 +104,7 @@ class _Compositing(torch.autograd.Function):
 
 
 def _all_gradients(ctx: Any, g_picture: Tensor, g_depth: Tensor, g_accumulation: Tensor, count: int) -> Tensor:
-    """Per Gaussian: centre, conic, opacity, absolute gradient of the centre, colours, depth."""
+    """Returns gradients per Gaussian: centre, conic, opacity, absolute gradient of the centre, colours, depth."""
     bins: Bins = ctx.bins
     final, last = ctx.state
     upstream = torch.cat([g_picture, g_depth[..., None]], dim=-1).numpy()
@@ -122,7 +122,7 @@ def _all_gradients(ctx: Any, g_picture: Tensor, g_depth: Tensor, g_accumulation:
 
 
 def _color_gradients(ctx: Any, g_picture: Tensor, count: int) -> Tensor:
-    """Per Gaussian: colours."""
+    """Returns gradients of the colours per Gaussian."""
     bins: Bins = ctx.bins
     upstream = _array(g_picture)
     found = torch.zeros(count, upstream.shape[2])
@@ -148,7 +148,7 @@ def render(
     antialiased: bool,
     absgrad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Colours, depth, accumulation, 2D centres and radii of tensors on the CPU, in float32 whatever they are."""
+    """Returns colours, depth, accumulation, 2D centres and radii; converts CPU tensors to float32."""
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
     means2d, conics, depths, compensations, radii = project_numba(means, quats, sizes, camera)
     means2d = camera.in_strip(means2d)

@@ -1,7 +1,7 @@
-"""Rendering on CUDA with gsplat 1.4's kernels.
+"""Rasterisation on CUDA with gsplat 1.4's kernels.
 
-The steps of ``gsplat.rasterization`` are taken one by one, because the 2D centres must be one tensor (gaussians, 2) on
-the way from the Gaussians to the picture, whose gradient and absolute gradient callers read.
+This calls the steps of ``gsplat.rasterization`` one by one, because callers read the gradient and the absolute gradient
+of the 2D centres, which therefore must be one tensor (gaussians, 2) between the Gaussians and the image.
 """
 
 import weakref
@@ -17,11 +17,11 @@ CHANNEL_CHUNK = 32
 
 
 def _batch_and_watch(means2d: Tensor) -> Tensor:
-    """The centres with a first dimension of 1; what gsplat leaves on these is added to ``means2d.absgrad``.
+    """Adds a batch dimension to the centres; a hook adds gsplat's absolute gradients to ``means2d.absgrad``.
 
-    That happens when their gradient arrives, by a hook. Python's collector does not see through autograd's graph, so
-    that a circle in it would stay for good: the centres hold the batch, the batch holds the hook, and neither is held
-    by what it holds. So the batch is a copy, since a view would hold the centres.
+    Python's collector does not see through autograd's graph, so a reference cycle in it would never be freed. The
+    centres hold the batch and the batch holds the hook, so neither may be held by what it holds: the batch is a copy,
+    since a view would hold the centres.
     """
     batch = torch.stack([means2d])
     total: Tensor = means2d.absgrad  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def _batch_and_watch(means2d: Tensor) -> Tensor:
 
     def add(_: Tensor) -> None:
         found = watched()
-        assert found is not None, "the centres went before their gradient came"
+        assert found is not None, "the batch was freed before its gradient arrived"
         total.add_(found.absgrad[0])  # type: ignore[attr-defined]
 
     batch.register_hook(add)
@@ -48,13 +48,13 @@ def render(
     antialiased: bool,
     absgrad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Colours, depth, accumulation, 2D centres and radii of float32 tensors on a CUDA device.
+    """Returns colours, depth, accumulation, 2D centres and radii for float32 tensors on a CUDA device.
 
-    More than 32 channels are composited in several passes; absolute gradients are then sums over the passes, which
-    can be larger than those of one pass.
+    More than 32 channels are composited in several passes. Absolute gradients are then summed over the passes, and may
+    exceed those of a single pass.
 
     Raises:
-        ConfigError: gsplat has no kernels here.
+        ConfigError: gsplat has no kernels on this machine.
     """
     compat.check_gsplat_kernels()
     from gsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
@@ -76,7 +76,7 @@ def render(
         radius_clip=camera.radius_clip,
         calc_compensations=antialiased,
     )
-    # gsplat leaves the numbers of Gaussians that are not visible uninitialised.
+    # gsplat leaves the values of invisible Gaussians uninitialised.
     drawn = radii[0] > 0
     means2d = camera.in_strip(torch.where(drawn[:, None], batched[0], 0.0))
     width, height = camera.size

@@ -1,7 +1,7 @@
 """Projection of Gaussians on the CPU: numba kernels for values and gradients, in double precision within each Gaussian.
 
-The definition is :func:`f3rm_ext.splat.rasterize.reference.project`. With a and b the rows of the Jacobian times the
-camera's rotation, R the Gaussian's rotation and s its sizes, the covariance in the picture is made of the inner
+The definition is :func:`f3rm_ext.splat.rasterize.reference.project`. Let a and b be the rows of the Jacobian times the
+camera's rotation, R the rotation of the Gaussian and s its sizes. The image-space covariance then consists of the inner
 products of u = (a R) ∘ s and v = (b R) ∘ s, which keeps values and gradients short.
 """
 
@@ -19,7 +19,7 @@ from f3rm_ext.splat.rasterize.camera import MARGIN, MAX_RADIUS_PX, MIN_COMPENSAT
 CHUNK = 1024
 """Gaussians per task."""
 TINY = 1e-12
-"""Shorter quaternions stand for no rotation, as in torch's normalize."""
+"""Lower limit of a quaternion's length in divisions, as in torch's normalize."""
 
 
 @no_type_check
@@ -51,7 +51,7 @@ def _unit(quats, i):
 @no_type_check
 @numba.njit(error_model="numpy")
 def _axes(w, x, y, z):
-    """Columns of the rotation matrix."""
+    """Returns the columns of the rotation matrix."""
     return (
         (1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y)),
         (2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x)),
@@ -67,8 +67,8 @@ def _clamped(value, low, high):
 
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
-def _forward(means, quats, sizes, view, lens, limits, means2d, conics, depths, compensations, radii):
-    fx, fy, cx, cy, width, height = lens
+def _forward(means, quats, sizes, view, intrinsics, limits, means2d, conics, depths, compensations, radii):
+    fx, fy, cx, cy, width, height = intrinsics
     near, far, eps2d, radius_clip = limits
     w0, w1, w2 = _load(view, 0), _load(view, 1), _load(view, 2)
     for i in numba.prange(means.shape[0]):
@@ -104,7 +104,7 @@ def _forward(means, quats, sizes, view, lens, limits, means2d, conics, depths, c
 @no_type_check
 @numba.njit(error_model="numpy")
 def _covariance_gradients(u, v, eps2d, grad_conic, grad_compensation):
-    """Gradients of the covariance's entries xx, xy, yy from those of its inverse and of the compensation."""
+    """Returns gradients of the covariance's xx, xy, yy from those of its inverse and of the compensation."""
     uu, uv, vv = _dot(u, u), _dot(u, v), _dot(v, v)
     xx, yy = uu + eps2d, vv + eps2d
     det = xx * yy - uv * uv
@@ -123,7 +123,7 @@ def _covariance_gradients(u, v, eps2d, grad_conic, grad_compensation):
 @no_type_check
 @numba.njit(error_model="numpy")
 def _quat_gradients(w, x, y, z, norm, c0, c1, c2):
-    """Gradient of a quaternion of any length from those of the columns of its rotation matrix."""
+    """Returns the gradient of a quaternion of any length from those of the columns of its rotation matrix."""
     if norm <= TINY:
         return 0.0, 0.0, 0.0, 0.0
     gw = 2 * (x * (c1[2] - c2[1]) + y * (c2[0] - c0[2]) + z * (c0[1] - c1[0]))
@@ -144,10 +144,10 @@ def _add_row(total, row, p, a, q, b):
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def _backward(
-    means, quats, sizes, view, lens, eps2d, radii, g_means2d, g_conics, g_depths, g_compensations, g_means, g_quats,
-    g_sizes, g_view,
+    means, quats, sizes, view, intrinsics, eps2d, radii, g_means2d, g_conics, g_depths, g_compensations, g_means,
+    g_quats, g_sizes, g_view,
 ):  # fmt: skip
-    fx, fy, cx, cy, width, height = lens
+    fx, fy, cx, cy, width, height = intrinsics
     w0, w1, w2 = _load(view, 0), _load(view, 1), _load(view, 2)
     for task in numba.prange(g_view.shape[0]):
         total = g_view[task]
@@ -203,7 +203,7 @@ def _backward(
             total[2, 3] += g_z
 
 
-def _lens(camera: Camera) -> tuple[float, ...]:
+def _intrinsics(camera: Camera) -> tuple[float, ...]:
     K = camera.K.detach()
     values = (K[0, 0], K[1, 1], K[0, 2], K[1, 2], camera.width, camera.height)
     return tuple(float(value) for value in values)
@@ -221,7 +221,7 @@ class _Projection(torch.autograd.Function):
         radii = torch.zeros(count, dtype=torch.int32)
         limits = tuple(map(float, (camera.near_plane, camera.far_plane, camera.eps2d, camera.radius_clip)))
         _forward(
-            means.numpy(), quats.numpy(), sizes.numpy(), view.numpy(), _lens(camera), limits, means2d.numpy(),
+            means.numpy(), quats.numpy(), sizes.numpy(), view.numpy(), _intrinsics(camera), limits, means2d.numpy(),
             conics.numpy(), depths.numpy(), compensations.numpy(), radii.numpy(),
         )  # fmt: skip
         ctx.save_for_backward(means, quats, sizes, view, radii)
@@ -238,7 +238,7 @@ class _Projection(torch.autograd.Function):
         g_view = torch.zeros(-(-len(means) // CHUNK), 3, 4, dtype=torch.float64)
         g_means2d, g_conics, g_depths, g_compensations = (grad.contiguous().numpy() for grad in grads[:4])
         _backward(
-            means.numpy(), quats.numpy(), sizes.numpy(), view.numpy(), _lens(camera), float(camera.eps2d),
+            means.numpy(), quats.numpy(), sizes.numpy(), view.numpy(), _intrinsics(camera), float(camera.eps2d),
             radii.numpy(), g_means2d, g_conics, g_depths, g_compensations, g_means.numpy(), g_quats.numpy(),
             g_sizes.numpy(), g_view.numpy(),
         )  # fmt: skip
@@ -250,5 +250,5 @@ class _Projection(torch.autograd.Function):
 def project_numba(
     means: Tensor, quats: Tensor, sizes: Tensor, camera: Camera
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Centres in the picture, inverse covariances, depths, compensations and radii; float32, on the CPU."""
+    """Returns 2D centres, inverse covariances, depths, compensations and radii; float32, on the CPU."""
     return _Projection.apply(means, quats, sizes, camera.viewmat, camera)  # type: ignore[return-value]

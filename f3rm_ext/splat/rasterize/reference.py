@@ -1,10 +1,10 @@
-"""The definition of what a splat renderer computes, written to be read: plain torch, any device, float32 or float64.
+"""The definition of the rasteriser, written for readability: plain torch, any device, float32 or float64.
 
 3D Gaussian splatting (Kerbl et al. 2023) with the conventions of gsplat 1.4: pixel centres at half-integers, opacities
-clamped at 0.999 and skipped under 1/255, compositing that ends before the transmittance would fall to 1e-4, and
-Gaussians cut off at the 16 × 16 pixel tiles which the square of three standard deviations touches. Every pixel looks
-at every Gaussian, so time and memory grow with their product: meant for tests and for small pictures. The numba
-kernels and gsplat must agree with it.
+clamped at 0.999 and skipped below 1/255, compositing that ends before the transmittance would fall to 1e-4, and
+Gaussians cut off at the 16 × 16 pixel tiles that the square of three standard deviations touches. Every pixel visits
+every Gaussian, so time and memory grow with their product; it is meant for tests and small images. The numba kernels
+and gsplat must agree with it.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ from f3rm_ext.splat.rasterize.camera import (
 )
 
 CHUNK = 1 << 20
-"""Pixel-Gaussian pairs treated at a time."""
+"""Pairs of pixels and Gaussians per chunk."""
 
 
 @dataclass
 class Projected:
-    """Gaussians in the picture; zeros where not visible."""
+    """Gaussians projected to the image; zeros if not visible."""
 
     means2d: Float[Tensor, "gaussians 2"]
     """Centres, pixels."""
@@ -41,14 +41,14 @@ class Projected:
     depths: Float[Tensor, " gaussians"]
     """Along the camera's axis, scene units."""
     compensations: Float[Tensor, " gaussians"]
-    """√(det before / det after adding eps2d): what the opacity loses if the blur is not to add light."""
+    """√(det before / det after adding eps2d): factor on the opacity so that the blur adds no light."""
     radii: Int[Tensor, " gaussians"]
-    """Three standard deviations along the longest axis, rounded up, pixels; 0 where not visible."""
+    """Three standard deviations along the longest axis, rounded up, pixels; 0 if not visible."""
 
 
 @dataclass
 class _Footprints:
-    """Gaussians in the picture before anything is decided about them."""
+    """Projected Gaussians before culling."""
 
     means2d: Float[Tensor, "gaussians 2"]
     depths: Float[Tensor, " gaussians"]
@@ -61,12 +61,12 @@ def _footprints(
     sizes: Float[Tensor, "gaussians 3"],
     camera: Camera,
 ) -> _Footprints:
-    """Local affine approximation of the projection (Zwicker et al. 2001, eq. 24–31)."""
+    """Projects by a local affine approximation (Zwicker et al. 2001, eq. 24–31)."""
     rotation, translation = camera.viewmat[:3, :3], camera.viewmat[:3, 3]
     (fx, _, cx), (_, fy, cy), _ = camera.K.unbind(0)
     width, height = camera.width, camera.height
     x, y, z = (means @ rotation.T + translation).unbind(-1)
-    # The Jacobian is taken at the centre, or at the border of a slightly larger picture if that is nearer.
+    # The Jacobian is taken at the centre, clamped to a slightly larger image.
     x_over_z = torch.clamp(x / z, -(cx + MARGIN * width) / fx, (width - cx + MARGIN * width) / fx)
     y_over_z = torch.clamp(y / z, -(cy + MARGIN * height) / fy, (height - cy + MARGIN * height) / fy)
     zero = torch.zeros_like(z)
@@ -81,7 +81,7 @@ def _footprints(
 
 @torch.no_grad()
 def _radii(footprints: _Footprints, camera: Camera) -> Int[Tensor, " gaussians"]:
-    """Radius of each Gaussian, 0 if it is not to be drawn."""
+    """Returns the radius of each Gaussian; 0 if it is culled."""
     xx, xy, yy = _blurred(footprints.covariances, camera.eps2d)
     det, middle = xx * yy - xy**2, (xx + yy) / 2
     radii = (3.0 * (middle + (middle**2 - det).clamp(min=MIN_EXTENT).sqrt()).sqrt()).ceil()
@@ -93,7 +93,7 @@ def _radii(footprints: _Footprints, camera: Camera) -> Int[Tensor, " gaussians"]
 
 
 def _blurred(covariances: Float[Tensor, "gaussians 2 2"], eps2d: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Entries xx, xy, yy after the blur."""
+    """Returns the entries xx, xy, yy after the blur."""
     return covariances[:, 0, 0] + eps2d, covariances[:, 0, 1], covariances[:, 1, 1] + eps2d
 
 
@@ -103,10 +103,10 @@ def project(
     sizes: Float[Tensor, "gaussians 3"],
     camera: Camera,
 ) -> Projected:
-    """Where Gaussians are in the picture, and how large."""
+    """Projects Gaussians to the image and culls those outside."""
     with torch.no_grad():
         radii = _radii(_footprints(means, quats, sizes, camera), camera)
-    # Only what is drawn enters the graph, so that no gradient is ever 0 · ∞.
+    # Only rendered Gaussians enter the graph, so that no gradient is ever 0 · ∞.
     drawn = radii.nonzero().squeeze(-1)
     found = _footprints(means[drawn], quats[drawn], sizes[drawn], camera)
     xx, xy, yy = _blurred(found.covariances, camera.eps2d)
@@ -130,7 +130,7 @@ def project(
 def tile_bounds(
     means2d: Float[Tensor, "gaussians 2"], radii: Int[Tensor, " gaussians"]
 ) -> tuple[Float[Tensor, "gaussians 2"], Float[Tensor, "gaussians 2"]]:
-    """First tile and the one after the last, (x, y), that the square of a Gaussian's radius touches."""
+    """Returns the first tile that the square of a Gaussian touches, and the tile after the last, (x, y) each."""
     first = ((means2d - radii[:, None]) / TILE_PX).floor()
     return first, ((means2d + radii[:, None]) / TILE_PX).ceil()
 
@@ -141,13 +141,13 @@ def pixel_weights(
     alphas: Float[Tensor, " gaussians"],
     in_tile: Bool[Tensor, "points gaussians"],
 ) -> Float[Tensor, "points gaussians"]:
-    """Part of each pixel that each Gaussian, sorted front to back, gives.
+    """Computes the compositing weights of Gaussians, sorted front to back, at pixels.
 
     Args:
         offsets: from the Gaussians' centres to the pixels, pixels.
         conics: inverse covariances, 1/px².
-        alphas: opacities, compensated where wanted.
-        in_tile: which pixels lie in tiles that the Gaussian touches.
+        alphas: opacities, already compensated if antialiased.
+        in_tile: True for pixels in tiles that the Gaussian touches.
     """
     dx, dy = offsets.unbind(-1)
     power = 0.5 * (conics[:, 0] * dx**2 + conics[:, 2] * dy**2) + conics[:, 1] * dx * dy
@@ -167,10 +167,10 @@ def composite(
     height: int,
     absgrad: bool = False,
 ) -> tuple[Float[Tensor, "h w channels"], Float[Tensor, "h w"], Float[Tensor, "h w"]]:
-    """Colours, depth and accumulation of every pixel, from Gaussians composited front to back.
+    """Composites Gaussians front to back. Returns colours, depth and accumulation.
 
-    With absgrad, the backward pass leaves on ``projected.means2d.absgrad`` the sums over pixels of the absolute
-    values of their gradients (Ye et al. 2024, AbsGS).
+    With absgrad, the backward pass stores the sums of absolute per-pixel gradients (Ye et al. 2024, AbsGS) in
+    ``projected.means2d.absgrad``.
     """
     means2d = projected.means2d
     visible = projected.radii.nonzero().squeeze(-1)
@@ -215,7 +215,7 @@ def render(
     antialiased: bool,
     absgrad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Colours, depth, accumulation, 2D centres and radii, by the definition."""
+    """Returns colours, depth, accumulation, 2D centres and radii."""
     projected = project(means, quats, sizes, camera)
     if antialiased:
         alphas = alphas * projected.compensations

@@ -1,6 +1,6 @@
-"""Spherical harmonics on the CPU: numba kernels for values and gradients, one pass over the coefficients.
+"""View-dependent colours on the CPU: numba kernels for values and gradients, one pass over the coefficients.
 
-The definition is :func:`f3rm_ext.splat.rasterize.spherical_harmonics.sh_bases`.
+The definition is :func:`f3rm_ext.splat.rasterize.sh_bases.sh_bases`.
 """
 
 import math
@@ -13,18 +13,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from f3rm_ext.splat.gaussians import SH_C0, sh_rest_count
-from f3rm_ext.splat.rasterize.spherical_harmonics import C1, C2_XX, C2_XY, C2_ZZ, C3_0, C3_1, C3_2, C3_3
+from f3rm_ext.splat.rasterize.sh_bases import C1, C2_XX, C2_XY, C2_ZZ, C3_0, C3_1, C3_2, C3_3
 
 CHUNK = 2048
 """Gaussians per task."""
 TINY = 1e-12
-"""Shorter directions are not made longer than this, as in torch's normalize."""
+"""Lower limit of a direction's length in divisions, as in torch's normalize."""
 
 
 @no_type_check
 @numba.njit(error_model="numpy")
 def _fill_bases(degree, x, y, z, bases):
-    """Harmonics of degrees 1 to 3 in a direction of length 1."""
+    """Evaluates harmonics of degrees 1 to 3 in a direction of length 1."""
     bases[0], bases[1], bases[2] = -C1 * y, C1 * z, -C1 * x
     if degree >= 2:
         xx, yy, zz = x * x, y * y, z * z
@@ -40,7 +40,7 @@ def _fill_bases(degree, x, y, z, bases):
 @no_type_check
 @numba.njit(error_model="numpy")
 def _slope(degree, x, y, z, g):
-    """Gradient by the direction of the sum of the harmonics times g."""
+    """Returns the gradient of Σ_k g_k Y_k with respect to the direction."""
     gx, gy, gz = -C1 * g[2], -C1 * g[0], C1 * g[1]
     if degree >= 2:
         gx += C2_XY * (y * g[3] - z * g[6]) + 2.0 * C2_XX * x * g[7]
@@ -127,5 +127,5 @@ class _Harmonics(torch.autograd.Function):
 
 
 def harmonics_numba(degree: int, directions: Tensor, dc: Tensor, rest: Tensor) -> Tensor:
-    """½ + harmonics up to a degree from 1 to 3, not clamped; float32, on the CPU."""
+    """Evaluates colours, ½ + harmonics, up to a degree from 1 to 3; not clamped; float32, on the CPU."""
     return _Harmonics.apply(degree, directions, dc, rest)  # type: ignore[return-value]

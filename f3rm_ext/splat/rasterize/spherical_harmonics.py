@@ -1,4 +1,4 @@
-"""Colours that depend on the direction they are seen from: real spherical harmonics up to degree 3."""
+"""View-dependent colours: real spherical harmonics up to degree 3."""
 
 import torch
 from jaxtyping import Float
@@ -7,38 +7,7 @@ from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, SH_C0, sh_rest_count
-
-C1 = 0.4886025119029199
-"""√(3 / 4π)"""
-C2_XY, C2_ZZ, C2_XX = 1.0925484305920792, 0.31539156525252005, 0.5462742152960396
-"""√(15 / 4π), √(5 / 16π), √(15 / 16π)"""
-C3_3, C3_2, C3_1, C3_0 = 0.5900435899266435, 2.890611442640554, 0.4570457994644658, 0.37317633259011546
-"""√(35 / 32π), √(105 / 4π), √(21 / 32π), √(7 / 16π)"""
-
-
-def sh_bases(degree: int, directions: Float[Tensor, "gaussians 3"]) -> Float[Tensor, "gaussians coeffs"]:
-    """Values of the harmonics of degrees 1 to ``degree`` in directions of length 1.
-
-    Order m = −l … l within each degree l, signs with the Condon–Shortley phase, as in all splat files.
-    """
-    x, y, z = directions.unbind(-1)
-    values: list[Tensor] = []
-    if degree >= 1:
-        values += [-C1 * y, C1 * z, -C1 * x]
-    if degree >= 2:
-        xx, yy, zz = x * x, y * y, z * z
-        values += [C2_XY * x * y, -C2_XY * y * z, C2_ZZ * (3 * zz - 1), -C2_XY * x * z, C2_XX * (xx - yy)]
-        if degree >= 3:
-            values += [
-                -C3_3 * y * (3 * xx - yy),
-                C3_2 * x * y * z,
-                -C3_1 * y * (5 * zz - 1),
-                C3_0 * z * (5 * zz - 3),
-                -C3_1 * x * (5 * zz - 1),
-                C3_2 / 2 * z * (xx - yy),
-                -C3_3 * x * (xx - 3 * yy),
-            ]
-    return torch.stack(values, dim=-1) if values else directions.new_zeros(len(directions), 0)
+from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 
 
 def sh_colors(
@@ -47,22 +16,22 @@ def sh_colors(
     features_dc: Float[Tensor, "gaussians 3"],
     features_rest: Float[Tensor, "gaussians coeffs 3"],
 ) -> Float[Tensor, "gaussians 3"]:
-    """Colours of Gaussians seen along directions: ½ + harmonics, not below 0; numba for float32 on the CPU.
+    """Evaluates colours of Gaussians: ½ + harmonics, clamped at 0 from below. Uses numba for float32 on the CPU.
 
     Args:
-        degree: highest degree that counts, 0 to 3; coefficients of higher ones are not read.
-        directions: from the camera to the Gaussians, scene frame, of any length.
-        features_dc: coefficients of degree 0.
-        features_rest: coefficients of degrees 1 and up, float32 or float16; the arithmetic is that of features_dc.
+        degree: SH degree to evaluate, 0 to 3; coefficients of higher degrees are not read.
+        directions: from the camera to the Gaussians, scene frame, any length.
+        features_dc: coefficients of degree 0; their dtype is that of the arithmetic.
+        features_rest: coefficients of degrees 1 and up, float32 or float16.
 
     Raises:
-        ConfigError: if there are fewer coefficients than the degree asks for.
+        ConfigError: the degree needs more coefficients than there are.
     """
     count = sh_rest_count(degree)
     if not 0 <= degree <= MAX_SH_DEGREE or count > features_rest.shape[1]:
         raise ConfigError(
             f"Colours of SH degree {degree} need {count} coefficients beyond the first and there are "
-            f"{features_rest.shape[1]}: ask for a lower degree."
+            f"{features_rest.shape[1]}: use a lower degree."
         )
     if degree == 0:
         return (SH_C0 * features_dc + 0.5).clamp(min=0.0)
@@ -79,7 +48,7 @@ def sh_colors_reference(
     features_dc: Float[Tensor, "gaussians 3"],
     features_rest: Float[Tensor, "gaussians coeffs 3"],
 ) -> Float[Tensor, "gaussians 3"]:
-    """:func:`sh_colors` in plain torch, on any device and in any precision; the readable definition."""
+    """Defines :func:`sh_colors` in plain torch, for any device and precision."""
     bases = sh_bases(degree, functional.normalize(directions, dim=-1))
     rest = features_rest[:, : bases.shape[1]].to(features_dc.dtype)
     return (SH_C0 * features_dc + 0.5 + torch.einsum("nk,nkc->nc", bases, rest)).clamp(min=0.0)

@@ -1,4 +1,4 @@
-"""Which Gaussians each tile of the picture has to look at, front to back."""
+"""Lists the Gaussians of each tile of the image, front to back."""
 
 from dataclasses import dataclass
 from typing import no_type_check
@@ -11,12 +11,12 @@ from f3rm_ext.splat.rasterize.camera import MIN_ALPHA, TILE_PX
 GEOMETRY = 8
 """Numbers per Gaussian in :attr:`Bins.geometry`."""
 SLACK_POWER, SLACK_PX = 1e-2, 1e-2
-"""Reaches are found this generously: what lies outside is certain to be skipped by the compositing."""
+"""Margins of the reach of a Gaussian, so that compositing is certain to skip everything beyond it."""
 
 
 @dataclass
 class Bins:
-    """Gaussians sorted front to back ("ranks") and their intersections with tiles, sorted by tile, then rank."""
+    """Gaussians sorted front to back ("ranks"), and their intersections with tiles, sorted by tile, then by rank."""
 
     order: np.ndarray
     """Gaussian of each rank, (ranks,) int64."""
@@ -27,7 +27,7 @@ class Bins:
     ranks: np.ndarray
     """Rank of each intersection, (intersections,) int32."""
     slots: np.ndarray
-    """Places in ``ranks`` of each rank's intersections, rank by rank, (intersections,) int64."""
+    """Positions in ``ranks`` of each rank's intersections, rank by rank, (intersections,) int64."""
     slot_starts: np.ndarray
     """First slot of each rank, (ranks + 1,) int64."""
     columns: int
@@ -45,7 +45,7 @@ def _measure(order, means2d, conics, alphas, radii, columns, rows, geometry, rec
         det = a * c - b * b
         reach_x = reach_y = np.inf
         if det > 0.0:
-            # Where ½ dᵀ conic d = ln(255 alpha), the Gaussian has faded to 1/255.
+            # Where ½ dᵀ conic d = ln(255 alpha), the opacity of the Gaussian is 1/255.
             twice = 2.0 * (np.log(alphas[i] / MIN_ALPHA) + SLACK_POWER)
             reach_x = np.sqrt(twice * c / det) + SLACK_PX
             reach_y = np.sqrt(twice * a / det) + SLACK_PX
@@ -87,10 +87,10 @@ def _fill(rectangles, columns, cursor, ranks, slots):
                 slot += 1
 
 
-def front_to_back(depths: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """Indices of the drawn Gaussians by depth, equal depths by index; (ranks,) int64."""
-    found = np.flatnonzero(drawn)
-    # Bits of positive floats order as the floats do: one key of depth and index sorts fast and is never equal.
+def front_to_back(depths: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """Returns indices of the visible Gaussians, sorted by depth, then by index; (ranks,) int64."""
+    found = np.flatnonzero(visible)
+    # Bits of positive floats sort like the floats: one integer key of depth and index sorts fast and is unique.
     keys = (depths[found].view(np.uint32).astype(np.uint64) << np.uint64(32)) | found.astype(np.uint64)
     keys.sort()
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
@@ -109,10 +109,10 @@ def bin_gaussians(
     Args:
         means2d: centres, pixels, (gaussians, 2) float32.
         conics: inverse covariances xx, xy, yy, (gaussians, 3) float32.
-        depths: (gaussians,) float32, above 0 where drawn.
+        depths: (gaussians,) float32, > 0 if visible.
         alphas: opacities as composited, (gaussians,) float32.
-        radii: 0 where not drawn, pixels, (gaussians,) int32.
-        size: width and height of the picture, pixels.
+        radii: pixels, 0 if not visible, (gaussians,) int32.
+        size: width and height of the image, pixels.
     """
     columns, rows = (-(-side // TILE_PX) for side in size)
     order = front_to_back(depths, (radii > 0) & (alphas >= np.float32(MIN_ALPHA)))
@@ -129,6 +129,6 @@ def bin_gaussians(
 
 
 def balanced(loads: np.ndarray, threads: int) -> np.ndarray:
-    """Order of tasks for a prange, which gives each thread a run of them, that spreads their loads evenly."""
+    """Returns an order of tasks that balances a prange, which gives each thread a consecutive run of them."""
     heavy_first = np.argsort(-loads, kind="stable")
     return np.concatenate([heavy_first[thread::threads] for thread in range(threads)])

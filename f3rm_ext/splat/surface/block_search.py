@@ -1,9 +1,9 @@
-"""Exact nearest neighbours in plain torch, for devices on which no tree library runs.
+"""Exact nearest neighbours in plain torch, for devices without a tree library.
 
-Points are cut into boxes of at most 64 by halving at the median of the widest axis, level by level for all boxes at
-once. Each box then looks at its nearest boxes, and at twice as many as long as a neighbour found could still be
-beaten from a box not looked at. Work grows as N log N plus (N / 64)² distances of boxes, and memory is
-bounded; all distances of 1 M points would be 10¹², those of their boxes are 2.7 · 10⁸.
+Points are divided into boxes of at most 64 by halving at the median of the widest axis, level by level for all boxes
+at once. Each box then searches its nearest boxes, and doubles their number while a box not searched could still hold
+a nearer neighbour. Work grows as N log N plus (N / 64)² distances between boxes, and memory is bounded: 1 M points
+have 10¹² distances, but their boxes only 2.7 · 10⁸.
 """
 
 import torch
@@ -11,22 +11,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 BOX = 64
-"""Most points per box."""
+"""Upper limit of points per box."""
 FIRST = 32
-"""Boxes looked at first."""
+"""Boxes searched at first."""
 LAST = 128
-"""Boxes looked at by a box as a whole; points that need more go on one by one, since a wide and sparse box beside a
-dense part of the scene is near more boxes than any of its points."""
+"""Upper limit of boxes searched for a whole box. Points that need more are searched one by one, since a large, sparse
+box beside a dense part of the scene is near more boxes than any of its points."""
 ELEMENTS = 1 << 25
-"""Distances held at once: 128 MiB of float32, and about three times as much around them."""
+"""Distances in memory at once: 128 MiB of float32, plus about three times as much for intermediates."""
 
 
 def search_in_blocks(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Tensor, "gaussians neighbours"]:
-    """The nearest points of every point, itself included, nearest first; int32.
+    """Returns the nearest points of every point, including itself, nearest first; int32 indices.
 
     Args:
         means: finite points.
-        count: at most their number.
+        count: neighbours per point, at most the number of points.
     """
     total = len(means)
     points, order = _boxes(means)
@@ -34,34 +34,34 @@ def search_in_blocks(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Ten
     low, high = _bounds(points)
     found = torch.zeros(total + 1, count, dtype=torch.int32, device=means.device)
     groups, names = points, order
-    looked_at = min(boxes, max(FIRST, -(-count // size)))
+    searched = min(boxes, max(FIRST, -(-count // size)))
     while len(groups):
         left = [(groups[:0], names[:0])]
-        rows = max(1, ELEMENTS // max(boxes, groups.shape[1] * looked_at * size))
+        rows = max(1, ELEMENTS // max(boxes, groups.shape[1] * searched * size))
         for group, name in zip(groups.split(rows), names.split(rows), strict=True):
-            near = _gaps(*_bounds(group), low, high).topk(min(boxes, looked_at + 1), dim=1, largest=False, sorted=True)
-            others = near.indices[:, :looked_at]
+            near = _gaps(*_bounds(group), low, high).topk(min(boxes, searched + 1), dim=1, largest=False, sorted=True)
+            others = near.indices[:, :searched]
             squared, places = _nearest(group, points[others].flatten(1, 2), count)
             found[name] = order[others].flatten(1, 2).gather(1, places.flatten(1)).view_as(places).int()
-            if looked_at < boxes:
+            if searched < boxes:
                 unsure = (name < total) & (squared[..., -1] > near.values[:, -1:])
-                if looked_at >= LAST:
+                if searched >= LAST:
                     left.append((group[unsure][:, None], name[unsure][:, None]))
                 else:
                     left.append((group[unsure.any(1)], name[unsure.any(1)]))
         groups, names = (torch.cat(parts) for parts in zip(*left[len(left) > 1 :], strict=True))
-        looked_at = min(boxes, 2 * looked_at)
+        searched = min(boxes, 2 * searched)
     return found[:total]
 
 
 def _bounds(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower and upper corners of the boxes around points, (boxes, 3) each; an empty one is nowhere near anything."""
+    """Returns lower and upper corners of the boxes, (boxes, 3) each; an empty box is infinitely far away."""
     there = torch.isfinite(groups)
     return torch.where(there, groups, torch.inf).amin(1), torch.where(there, groups, -torch.inf).amax(1)
 
 
 def _boxes(means: Tensor) -> tuple[Tensor, Tensor]:
-    """Points by box (boxes, size, 3), and the index of each; padding is infinite and has index N."""
+    """Returns the points of each box (boxes, size, 3) and their indices; padding is infinite and has index N."""
     total = len(means)
     levels = max(0, (-(-total // BOX) - 1).bit_length())
     size = -(-total // 2**levels)
@@ -80,7 +80,7 @@ def _boxes(means: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gaps(low: Tensor, high: Tensor, lows: Tensor, highs: Tensor) -> Tensor:
-    """Squared distances between boxes, 0 where they overlap; (boxes, all boxes)."""
+    """Returns squared distances between boxes, (boxes, all boxes); 0 for boxes that overlap."""
     total = None
     for axis in range(3):
         apart = torch.maximum(lows[:, axis] - high[:, None, axis], low[:, None, axis] - highs[:, axis]).clamp_min(0)
@@ -90,12 +90,12 @@ def _gaps(low: Tensor, high: Tensor, lows: Tensor, highs: Tensor) -> Tensor:
 
 
 def _nearest(points: Tensor, candidates: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Squared distances and places of the nearest candidates; (boxes, size, count)."""
+    """Returns squared distances and positions of the nearest candidates, (boxes, size, count)."""
     squared = None
     for axis in range(3):
         apart = points[..., axis, None] - candidates[:, None, :, axis]
         squared = apart.square_() if squared is None else squared.addcmul_(apart, apart)
     assert squared is not None
-    # Padding against padding is NaN, which would count as the nearest nowhere but must not be chosen anywhere.
+    # Padding against padding gives NaN, which must never be chosen.
     found = squared.nan_to_num_(nan=torch.inf).topk(count, dim=2, largest=False, sorted=True)
     return found.values, found.indices

@@ -1,15 +1,15 @@
-"""What the neighbours of a Gaussian make of the space around it: density, thickness and direction.
+"""The field of a Gaussian's neighbours: density, thickness and direction at points around it.
 
 For a point p drawn from Gaussian g with neighbours k (SuGaR, Guédon and Lepetit 2024, §4.1):
 
 - density d(p) = Σ α_k G_k(p), G_k(p) = exp(−½ ‖S_k⁻¹ R_kᵀ (p − μ_k)‖²),
 - thickness β(p) = the neighbours' mean of the smallest standard deviation s_k,
 - direction n(p) = Σ w_k ± n_k, w_k ∝ α_k G_k(p) |⟨p − μ_k, n_k⟩| / s_k², Σ w_k = 1, n_k the axis of s_k, its sign that
-  of ⟨n_k, n_g⟩. This is the density's own gradient, up to length, where all Gaussians are flat. Weights and signs
-  are constants to the gradient.
+  of ⟨n_k, n_g⟩. Where all Gaussians are flat, this is the gradient of the density up to its length. Weights and signs
+  are detached.
 
-Two implementations: torch in chunks (any device and dtype), and numba kernels with an analytic gradient (float32 on
-the CPU).
+There are two implementations: torch in chunks (any device and dtype), and numba kernels with an analytic gradient
+(float32 on the CPU).
 """
 
 from typing import Any, Literal, NamedTuple
@@ -19,23 +19,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations, smallest_axes
 from f3rm_ext.splat.surface.frames import rotate
+from f3rm_ext.splat.surface.table import ALPHA, MAX_SQUARED, MEAN, MIN_WEIGHT, NORMAL, SIZE, WHITEN
 
 FieldBackend = Literal["auto", "torch", "numba"]
 
-MEAN, WHITEN, ALPHA, SIZE, NORMAL, WIDTH = 0, 3, 12, 13, 14, 17
-"""Columns of a table of Gaussians: centre (3), S⁻¹ Rᵀ by rows (9), opacity, smallest deviation, its axis (3)."""
-MIN_SIZE = 1e-9
-"""Smallest standard deviation the maths sees, scene units: keeps 1 / s² within float32."""
-MAX_SQUARED = 1e8
-"""Squared distances in standard deviations are clamped here."""
-MIN_WEIGHT = 1e-20
-"""Below this sum of weights a point has no direction but that of its own Gaussian."""
 CHUNK_POINTS = 1 << 15
-"""Points at once in torch: 280 MiB of float32 at 16 neighbours, forward and backward (measured)."""
-CHUNK_GAUSSIANS = 1 << 17
-"""Gaussians at once where a table is made: about 75 MiB of float32, forward and backward."""
+"""Points per chunk in torch: 280 MiB of float32 at 16 neighbours, forward and backward (measured)."""
 
 
 class NeighbourField(NamedTuple):
@@ -46,71 +36,12 @@ class NeighbourField(NamedTuple):
     beta: Float[Tensor, " points"]
     """β, scene units."""
     direction: Float[Tensor, "points 3"]
-    """n, of length ≤ 1; that of the own Gaussian where all weights vanish."""
+    """n, of length ≤ 1; the point's own n_g where all weights vanish."""
     center: Float[Tensor, "points 3"]
-    """μ_g of the own Gaussian. It and the next come with the field, since looking them up in the table once more would
-    make another gradient of the table's size."""
+    """μ_g, the centre of the point's own Gaussian. Reading it from the table separately would cost a second gradient
+    of the table's size; the same holds for ``normal``."""
     normal: Float[Tensor, "points 3"]
-    """n_g: the axis of the own Gaussian's smallest deviation."""
-
-
-def gaussian_table(gaussians: Gaussians) -> Float[Tensor, "gaussians 17"]:
-    """All that the field needs to know of Gaussians, one row each; differentiable.
-
-    One row is read as a whole (68 bytes), which is what makes gathering 16 neighbours per point cheap. Only the table
-    is kept for the backward pass, which makes it anew in chunks: its graph would take 400 bytes per Gaussian.
-    """
-    parameters = (gaussians.means, gaussians.scales, gaussians.quats, gaussians.opacities)
-    return _ChunkedTable.apply(*parameters)  # type: ignore[return-value]
-
-
-def make_table(
-    means: Float[Tensor, "gaussians 3"],
-    scales: Float[Tensor, "gaussians 3"],
-    quats: Float[Tensor, "gaussians 4"],
-    opacities: Float[Tensor, "gaussians 1"],
-) -> Float[Tensor, "gaussians 17"]:
-    """:func:`gaussian_table` of single tensors, all Gaussians at once."""
-    rotations = quats_to_rotations(quats)
-    sizes = scales.exp().clamp_min(MIN_SIZE)
-    whiten = rotations.transpose(1, 2) / sizes[:, :, None]
-    return torch.cat(
-        [
-            means,
-            whiten.flatten(1),
-            opacities.sigmoid(),
-            sizes.amin(dim=1, keepdim=True),
-            smallest_axes(rotations, scales),
-        ],
-        dim=1,
-    )
-
-
-class _ChunkedTable(torch.autograd.Function):
-    """:func:`make_table` chunk by chunk, computed again in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
-        ctx.save_for_backward(*parameters)
-        table = parameters[0].new_empty(len(parameters[0]), WIDTH)
-        for start in range(0, len(table), CHUNK_GAUSSIANS):
-            part = slice(start, start + CHUNK_GAUSSIANS)
-            table[part] = make_table(*(parameter[part] for parameter in parameters))
-        return table
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:
-        parameters = ctx.saved_tensors
-        grads = tuple(torch.empty_like(parameter) for parameter in parameters)
-        for start in range(0, len(grad_outputs[0]), CHUNK_GAUSSIANS):
-            part = slice(start, start + CHUNK_GAUSSIANS)
-            with torch.enable_grad():
-                inputs = [parameter[part].detach().requires_grad_() for parameter in parameters]
-                found = torch.autograd.grad(make_table(*inputs), inputs, grad_outputs[0][part])
-            for grad, value in zip(grads, found, strict=True):
-                grad[part] = value
-        return grads
+    """n_g, the axis of the smallest deviation of the point's own Gaussian."""
 
 
 def neighbour_field(
@@ -122,19 +53,19 @@ def neighbour_field(
     chunk: int = CHUNK_POINTS,
     backend: FieldBackend = "auto",
 ) -> NeighbourField:
-    """The field at points; differentiable once in points and table.
+    """Computes the field at points; differentiable once in points and table.
 
-    Peak memory beyond points, table and their gradients: with torch one chunk's intermediates,
-    about chunk · neighbours · 550 bytes in float32, whatever the number of points, since the backward pass computes
-    each chunk anew; with numba one gradient table per thread, held below 256 MiB together where one fits in that.
+    Peak memory beyond points, table and their gradients: torch holds the intermediates of one chunk, about
+    chunk · neighbours · 550 bytes in float32 for any number of points, since the backward pass recomputes each chunk.
+    numba holds one gradient table per thread, together at most 256 MiB unless a single table is larger.
 
     Args:
-        points: in the scene.
-        owners: the Gaussian each point belongs to, whose neighbours count.
-        table: of :func:`gaussian_table`.
+        points: positions, scene frame.
+        owners: index of the Gaussian each point belongs to; the neighbours of that Gaussian contribute.
+        table: see :func:`~f3rm_ext.splat.surface.table.gaussian_table`.
         neighbours: indices into the table, -1 for none.
-        chunk: points at once (torch only).
-        backend: "auto" takes numba for float32 on the CPU.
+        chunk: points per chunk (torch only).
+        backend: "auto" selects numba for float32 on the CPU, else torch.
     """
     if backend == "auto":
         on_cpu = points.device.type == "cpu" and points.dtype == torch.float32 == table.dtype
@@ -152,13 +83,13 @@ def field_reference(
     rows: Float[Tensor, "points neighbours 17"],
     present: Float[Tensor, "points neighbours"],
 ) -> NeighbourField:
-    """The definition of the field in torch, all points at once.
+    """Defines the field in plain torch, all points at once.
 
     Args:
-        points: in the scene.
+        points: positions, scene frame.
         own: table rows of the points' own Gaussians.
         rows: table rows of the neighbours.
-        present: 1 where there is such a neighbour, else 0.
+        present: 1 where that neighbour exists, else 0.
     """
     offsets = points[:, None] - rows[..., MEAN:WHITEN]
     whiten = rows[..., WHITEN:ALPHA].unflatten(-1, (3, 3))
@@ -179,7 +110,7 @@ def field_reference(
 
 
 class _ChunkedField(torch.autograd.Function):
-    """:func:`field_reference` chunk by chunk, computed again in the backward pass into one gradient of the table."""
+    """Runs :func:`field_reference` chunk by chunk; the backward pass recomputes each and adds to one table gradient."""
 
     @staticmethod
     def forward(
@@ -219,5 +150,5 @@ class _ChunkedField(torch.autograd.Function):
 
 def _rows(owners: Tensor, neighbours: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     index = neighbours[owners].long()
-    # A neighbour that is not there reads the point's own row with weight 0.
+    # A missing neighbour reads the row of the point's own Gaussian, with weight 0.
     return torch.where(index < 0, owners[:, None], index), (index >= 0).to(dtype)

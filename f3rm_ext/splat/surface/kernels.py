@@ -1,6 +1,6 @@
 """The neighbours' field on the CPU: numba kernels with analytic gradients, parallel over blocks of points.
 
-The definition these kernels must agree with is :func:`f3rm_ext.splat.surface.field.field_reference`.
+They must agree with the definition, :func:`f3rm_ext.splat.surface.field.field_reference`.
 """
 
 from typing import Any, no_type_check
@@ -12,14 +12,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.surface.field import MEAN, MIN_WEIGHT, NORMAL, WHITEN, WIDTH
+from f3rm_ext.splat.surface.table import MEAN, MIN_WEIGHT, NORMAL, WHITEN
 
 FAR = np.float32(170.0)
-"""Squared distance in standard deviations from which a share is 0 in float32: exp(−85) = 1e-37."""
+"""Squared distance, in standard deviations, beyond which G is taken as 0: exp(−85) = 1e-37."""
 GRADIENT_BYTES = 256 << 20
-"""Bound on the gradient tables of all threads together; one is made in any case."""
+"""Upper limit of the gradient tables of all threads together; there is at least one."""
 FLAGS = {"contract", "reassoc", "arcp", "nsz", "afn"}
-"""Fast arithmetic that still knows NaN and infinity."""
+"""Fast-math flags that still honour NaN and infinity."""
 ZERO, HALF, ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 LEAST = np.float32(MIN_WEIGHT)
 
@@ -27,7 +27,7 @@ LEAST = np.float32(MIN_WEIGHT)
 @no_type_check
 @numba.njit(inline="always")
 def _share(table, j, px, py, pz):
-    """The whitened offset, its squared length and G of one Gaussian at one point."""
+    """Returns offset, whitened offset and G of one Gaussian at one point."""
     dx, dy, dz = px - table[j, 0], py - table[j, 1], pz - table[j, 2]
     mx = table[j, 3] * dx + table[j, 4] * dy + table[j, 5] * dz
     my = table[j, 6] * dx + table[j, 7] * dy + table[j, 8] * dz
@@ -112,7 +112,7 @@ def _backward(
                     continue
                 share = table[j, 12] * falloff
                 grad[j, 12] += gd * falloff
-                # ∂d/∂m = −α G m; from there to the whitening matrix and to the offset.
+                # ∂d/∂m = −α G m, then the chain rule for the whitening matrix and the offset.
                 factor = -gd * share
                 qx, qy, qz = factor * mx, factor * my, factor * mz
                 grad[j, 3] += qx * dx
@@ -195,7 +195,5 @@ def field_numba(
     table: Float[Tensor, "gaussians 17"],
     neighbours: Int[Tensor, "gaussians neighbours"],
 ) -> tuple[Tensor, ...]:
-    """The values of :class:`~f3rm_ext.splat.surface.field.NeighbourField` on the CPU, float32, differentiable once."""
-    if table.shape[1] != WIDTH:
-        raise ValueError(f"a table has {WIDTH} columns, this one {table.shape[1]}")
+    """Computes :class:`~f3rm_ext.splat.surface.field.NeighbourField` on the CPU, float32; differentiable once."""
     return _FieldFunction.apply(points, owners, table, neighbours)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The nearest neighbours of every Gaussian, kept as int32 and kept right while Gaussians come and go."""
+"""The nearest neighbours of every Gaussian, kept up to date while Gaussians are added and removed."""
 
 import math
 from typing import Any
@@ -11,25 +11,25 @@ from torch import Tensor
 from f3rm_ext.splat.surface.block_search import search_in_blocks
 
 NONE = -1
-"""Stands where a Gaussian has fewer neighbours than asked for."""
+"""Entry for a missing neighbour."""
 
 
 def nearest_neighbours(
     means: Float[Tensor, "gaussians 3"], count: int, *, workers: int = -1
 ) -> Int[Tensor, "gaussians neighbours"]:
-    """The nearest Gaussians of every Gaussian by distance of centres, nearest first.
+    """Finds the nearest Gaussians of every Gaussian by distance of centres, nearest first.
 
-    A tree (scipy's KDTree) on the CPU; on other devices :func:`search_in_blocks`, so that nothing leaves the device.
+    Uses scipy's KDTree on the CPU, and :func:`search_in_blocks` on other devices so that nothing leaves the device.
     Both are exact.
 
     Args:
-        means: centres. Those that are not finite have no neighbours but themselves and are nobody's neighbour.
-        count: neighbours per Gaussian, the Gaussian itself included.
-        workers: threads of the tree's search, -1 for all cores.
+        means: centres. A centre that is not finite has no neighbour except itself and is nobody else's neighbour.
+        count: neighbours per Gaussian, including itself.
+        workers: threads of the tree search, -1 for all cores.
 
     Returns:
-        int32 indices. Column 0 is the Gaussian itself; where there are fewer than ``count`` Gaussians the last
-        columns are -1.
+        int32 indices. Column 0 is the Gaussian itself. The last columns are -1 if there are fewer than ``count``
+        Gaussians.
     """
     if count < 1:
         raise ValueError(f"count is {count}, must be at least 1")
@@ -41,9 +41,9 @@ def nearest_neighbours(
     finite = torch.isfinite(means).all(dim=1)
     usable = finite.nonzero().squeeze(1)
     if len(usable):
-        search = _by_tree if means.device.type == "cpu" else _by_blocks
-        local = search(means[usable], min(count, len(usable)), workers)
-        found[usable, : local.shape[1]] = usable.to(torch.int32)[local.long()]
+        points, most = means[usable], min(count, len(usable))
+        local = _by_tree(points, most, workers) if means.device.type == "cpu" else search_in_blocks(points, most)
+        found[usable, : local.shape[1]] = usable.to(torch.int32)[_self_first(local).long()]
     found[:, 0] = torch.arange(total, dtype=torch.int32, device=means.device)
     return found
 
@@ -52,24 +52,19 @@ def _by_tree(means: Tensor, count: int, workers: int) -> Tensor:
     from scipy.spatial import KDTree
 
     points = means.double().numpy()
-    # A tree cut at the middle of the boxes is built several times faster and searched as fast.
+    # A tree split at the middle of its boxes is several times faster to build and as fast to search.
     tree = KDTree(points, leafsize=16, balanced_tree=False, compact_nodes=False)
     _, index = tree.query(points, k=count, workers=workers)
-    return _self_first(torch.from_numpy(np.asarray(index, dtype=np.int32).reshape(len(points), count)))
-
-
-def _by_blocks(means: Tensor, count: int, workers: int = 1) -> Tensor:
-    del workers
-    return _self_first(search_in_blocks(means, count))
+    return torch.from_numpy(np.asarray(index, dtype=np.int32).reshape(len(points), count))
 
 
 def _self_first(index: Tensor) -> Tensor:
-    """Puts every Gaussian at the head of its own row, where centres that coincide may have displaced it."""
+    """Puts every Gaussian first in its own row, from where coincident centres may have displaced it."""
     own = torch.arange(len(index), dtype=index.dtype, device=index.device)
     displaced = (index[:, 0] != own).nonzero().squeeze(1)
     if len(displaced):
         rows, own = index[displaced], own[displaced, None]
-        # The row without the Gaussian itself, or without its last where it is not among them.
+        # Drops the Gaussian itself from its row, or the last entry if it is not in the row.
         rank = (rows == own).int()
         rank[:, -1] += 1 - rank.amax(dim=1).clamp(max=1)
         others = rows.gather(1, rank.argsort(dim=1, stable=True))[:, :-1]
@@ -79,12 +74,12 @@ def _self_first(index: Tensor) -> Tensor:
 
 
 class NeighbourIndex:
-    """The neighbours of all Gaussians, searched again on a schedule.
+    """The neighbours of all Gaussians, searched on a schedule.
 
-    Memory: 4 · count bytes per Gaussian (64 at 16 neighbours, 366 MiB for 6 M Gaussians), half of int64.
+    Takes 4 · count bytes per Gaussian (64 for 16 neighbours, 366 MiB for 6 M Gaussians), half as much as int64.
 
     Args:
-        count: neighbours per Gaussian, itself included.
+        count: neighbours per Gaussian, including itself.
         start: first step of the schedule.
         every: steps between searches.
         workers: threads of the search on the CPU, -1 for all cores.
@@ -95,17 +90,17 @@ class NeighbourIndex:
             raise ValueError(f"count {count} and every {every} must be at least 1")
         self.count, self.start, self.every, self.workers = count, start, every, workers
         self.index: Int[Tensor, "gaussians neighbours"] | None = None
-        """The present neighbours, -1 where there is none; None before the first search and after any growth."""
+        """Current neighbours, -1 for none; None before the first search and after any growth."""
         self._period: float = -math.inf
 
     def period(self, step: int) -> int:
-        """How many refreshes of the schedule lie before a step."""
+        """Returns the number of searches that the schedule has before a step."""
         return (step - self.start) // self.every
 
     def at(self, step: int, means: Float[Tensor, "gaussians 3"]) -> Int[Tensor, "gaussians neighbours"]:
-        """The neighbours to use at a step; searches where the schedule or a change of the Gaussians asks for it.
+        """Returns the neighbours at a step; searches if the schedule or a change of the Gaussians requires it.
 
-        Which steps search depends on the step alone, not on when the process was started.
+        The schedule depends only on the step, not on when the process was started.
         """
         period = self.period(step)
         if self.index is None or len(self.index) != len(means) or period > self._period:
@@ -116,17 +111,17 @@ class NeighbourIndex:
         return self.index
 
     def forget(self) -> None:
-        """Makes the next use search again."""
+        """Forces a search at the next use."""
         self.index = None
 
     def after_change(self, keep: Bool[Tensor, " gaussians"] | Int[Tensor, " kept"]) -> None:
-        """Follows a change of the Gaussians without a search, where that is possible.
+        """Applies a change of the Gaussians, without a search if possible.
 
-        Rows of Gaussians that are gone are dropped, and where they were neighbours stands -1: those left are still
-        the nearest, only fewer. An index that repeats Gaussians or brings in new ones (-1) makes the next use search.
+        Drops the rows of removed Gaussians and replaces them by -1 in other rows; the remaining neighbours are still
+        the nearest, only fewer. Duplicated or new Gaussians (-1) force a search at the next use.
 
         Args:
-            keep: mask of those that stay, or for each new Gaussian the place of the old one.
+            keep: mask of Gaussians that stay, or for each new Gaussian the index of its source.
         """
         if self.index is None:
             return
@@ -140,13 +135,13 @@ class NeighbourIndex:
         places = torch.full((total + 1,), NONE, dtype=torch.int32, device=self.index.device)
         old = old.to(places.device)
         places[old] = torch.arange(len(old), dtype=torch.int32, device=places.device)
-        # The place behind the last, which -1 looks up, says -1.
+        # Index -1 looks up the last entry, which is -1.
         self.index = places[self.index[old].long()]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs so that a resumed run goes on with the same neighbours."""
+        """Returns the state from which a resumed run continues with the same neighbours."""
         return {"index": self.index, "period": self._period}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the place of what :meth:`state_dict` returned."""
+        """Restores :meth:`state_dict`."""
         self.index, self._period = state["index"], state["period"]

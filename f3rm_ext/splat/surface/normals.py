@@ -13,11 +13,11 @@ def facing_normals(
     means: Float[Tensor, "gaussians 3"],
     viewmat: Float[Tensor, "4 4"],
 ) -> Float[Tensor, "gaussians 3"]:
-    """Per-Gaussian normals as channels to render: in the camera's frame (OpenCV), flipped towards the camera.
+    """Returns normals of Gaussians for compositing: in the camera's frame (OpenCV axes), flipped towards the camera.
 
     Args:
-        normals: unit vectors in the scene, of either sign.
-        means: centres in the scene.
+        normals: unit vectors, scene frame, either sign.
+        means: centres, scene frame.
         viewmat: scene to camera.
     """
     local = rotate(normals, viewmat[:3, :3])
@@ -29,12 +29,11 @@ def facing_normals(
 def normals_from_depth(
     depth: Float[Tensor, "h w"], K: Float[Tensor, "3 3"]
 ) -> tuple[Float[Tensor, "h w 3"], Bool[Tensor, "h w"]]:
-    """Normals of the surface a depth map describes, towards the camera, and where there are any.
+    """Computes normals of the surface that a depth map describes, towards the camera, and a mask of valid pixels.
 
-    The cross product of central differences of the back-projected depth (as in 2D Gaussian splatting), unit
-    length, in the camera's frame (OpenCV). Invalid, and zero, are the border of one pixel and pixels of which a
-    neighbour in the four directions has no depth that is positive and finite. A factor on the whole map changes
-    nothing.
+    Each is the cross product of central differences of the back-projected depth, as in 2D Gaussian splatting: unit
+    length, in the camera's frame (OpenCV axes). Border pixels are invalid, as are pixels without positive, finite depth
+    there and at the four neighbours; their normals are zero. A factor on the whole map changes nothing.
 
     Args:
         depth: along the camera's axis, scene units.
@@ -48,7 +47,7 @@ def normals_from_depth(
     with torch.no_grad():
         known = torch.isfinite(depth) & (depth > 0)
         valid[1:-1, 1:-1] = known[1:-1, 1:-1] & known[:-2, 1:-1] & known[2:, 1:-1] & known[1:-1, :-2] & known[1:-1, 2:]
-    # Unknown depth becomes 1 before any arithmetic: what is masked afterwards must not have made NaN gradients.
+    # Sets unknown depth to 1 before any arithmetic, so that masked pixels cannot produce NaN gradients.
     depth = torch.where(known, depth, 1)
     x = (torch.arange(w, device=depth.device, dtype=depth.dtype) + 0.5 - K[0, 2]) / K[0, 0]
     y = (torch.arange(h, device=depth.device, dtype=depth.dtype) + 0.5 - K[1, 2]) / K[1, 1]
@@ -63,7 +62,7 @@ def normals_from_depth(
 def expected_depth(
     depth: Float[Tensor, "h w"], alpha: Float[Tensor, "h w"], *, divide: bool, min_alpha: float
 ) -> Float[Tensor, "h w"]:
-    """Composited depth Σ w z, divided by Σ w or not; 0 where Σ w is not above ``min_alpha``. See
+    """Returns composited depth Σ w z, optionally divided by Σ w; 0 where Σ w does not exceed ``min_alpha``. See
     :func:`dn_consistency`."""
     with torch.no_grad():
         dense = torch.isfinite(alpha) & torch.isfinite(depth) & (alpha > max(min_alpha, 1e-6)) & (depth > 0)
@@ -75,12 +74,12 @@ def expected_depth(
 def unit_normals(
     normals: Float[Tensor, "h w 3"], *, rebuild_z: bool
 ) -> tuple[Float[Tensor, "h w 3"], Bool[Tensor, "h w"]]:
-    """Composited normals Σ w n brought to length 1, and where that can be done.
+    """Normalises composited normals Σ w n; also returns a mask of valid pixels.
 
     Args:
         normals: in the camera's frame, towards the camera.
-        rebuild_z: keep x and y and set z = −√(1 − x² − y²), as SuGaR does; an unsaturated pixel (Σ w < 1) then turns
-            to the camera. Otherwise all three are divided by their length, which does not depend on Σ w.
+        rebuild_z: keep x and y and set z = −√(1 − x² − y²), as SuGaR does; unsaturated pixels (Σ w < 1) then turn
+            towards the camera. Otherwise divide all three by their length, which is independent of Σ w.
     """
     with torch.no_grad():
         usable = torch.isfinite(normals).all(-1)
@@ -107,36 +106,36 @@ def dn_consistency(
     min_alpha: float = 0.5,
     mask: Bool[Tensor, "h w"] | None = None,
 ) -> Float[Tensor, ""]:
-    """1 − N_rendered · N_depth, summed over valid pixels and divided by the number of all pixels.
+    """Computes 1 − N_rendered · N_depth, summed over valid pixels and divided by the number of all pixels.
 
-    Neither side is detached. Valid are pixels inside the border where alpha exceeds ``min_alpha`` there and at the
-    four neighbours, and both normals exist; others contribute nothing, so that an empty picture gives 0 and a small
-    object does not weigh more than its pixels do in the colour loss.
+    Neither side is detached. A pixel is valid if both normals exist and alpha exceeds ``min_alpha`` there and at its
+    four neighbours, away from the border. Other pixels contribute nothing, so an empty image gives 0, and a small
+    object has the same weight as its pixels in the colour loss.
 
-    **Whether to divide.** The composited depth is D = A z̄, A = Σ w, z̄ the mean depth along the ray. A normal does not
-    change with a factor on the whole depth map, so where A is the same all around (the inside of an opaque object,
-    also at A = 0.9 everywhere) both variants agree. Where A varies, D bends with A: on a wall seen straight on, of
-    which A falls from 1 to ½ within a few pixels, D describes a ramp towards the camera, and the loss then turns and
-    moves Gaussians to mend what is an error of opacity. z̄ = D / A is right there: **divide** (the default), whenever
-    geometry is what should be learned: objects with soft or masked borders, thin parts, early stages with opacities
-    far from 1. Its price: z̄ is undefined at A = 0 and noisy near it, hence ``min_alpha``; and it does not
-    mind A < 1.
-    **Do not divide** to repeat SuGaR's results (it composites over 0 and does not divide), or on closed indoor or
-    outdoor scenes without background, where A is near 1 wherever training has converged and the loss may well push
-    the remaining holes shut: D has no singularity, and its gradient with respect to opacity favours an even A.
+    **Whether to divide.** The composited depth is D = A z̄ with A = Σ w and the mean depth z̄ along the ray. A factor on
+    the whole depth map does not change normals, so both variants agree where A is constant: inside an opaque object,
+    or at A = 0.9 everywhere. Where A varies, D bends with A. On a wall seen straight on whose A falls from 1 to ½
+    within a few pixels, D describes a ramp towards the camera, and the loss turns and moves Gaussians to correct an
+    error of opacity. There z̄ = D / A is right.
+    **Divide** (the default) to learn geometry: objects with soft or masked borders, thin parts, early stages with
+    opacities far from 1. The price is that z̄ is undefined at A = 0 and noisy near it, hence ``min_alpha``, and that
+    the loss tolerates A < 1.
+    **Do not divide** to reproduce SuGaR's results (it composites over 0 and does not divide), or for closed indoor or
+    outdoor scenes without background. There A is near 1 wherever training has converged, and the loss may close the
+    remaining holes: D has no singularity, and its gradient with respect to opacity favours a constant A.
 
     Args:
         depth: Σ w z along the camera's axis, over 0.
         alpha: Σ w.
         normals: Σ w n of :func:`facing_normals`.
         K: intrinsics in pixels.
-        divide: use Σ w z / Σ w.
-        rebuild_z: see :func:`unit_normals`; SuGaR's way is True with ``divide`` False.
-        min_alpha: accumulation a pixel must exceed, 0 to 1.
-        mask: pixels to take, None for all.
+        divide: use Σ w z / Σ w instead of Σ w z.
+        rebuild_z: see :func:`unit_normals`; SuGaR uses True, with ``divide`` False.
+        min_alpha: accumulation that a pixel must exceed, 0 to 1.
+        mask: True for pixels that count; None for all.
     """
     used = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
-    # Depth 0 where it is too thin makes the pixel and its neighbours invalid.
+    # Depth 0 at thin pixels makes them and their neighbours invalid.
     from_depth, valid = normals_from_depth(used, K)
     rendered, usable = unit_normals(normals, rebuild_z=rebuild_z)
     valid = valid & usable

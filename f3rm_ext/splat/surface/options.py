@@ -1,4 +1,4 @@
-"""Which surface regularisation, when, and with which constants."""
+"""Options of the surface regularisation: its kind, schedule and constants."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,66 +9,68 @@ from f3rm_ext.errors import ConfigError
 
 Mode = Literal["none", "density", "sdf", "dn-consistency"]
 STEP_FIELDS = ("entropy_start", "entropy_end", "prune_step", "start", "neighbours_start", "neighbours_every")
-"""Fields that :meth:`RegularizationOptions.scaled` scales."""
+"""Fields scaled by :meth:`RegularizationOptions.scaled`."""
 
 
 @dataclass
 class RegularizationOptions:
-    """Regularisation that draws Gaussians to the surface; defaults are SuGaR's for a run of 15 000 steps."""
+    """Regularisation that pulls Gaussians to surfaces. Defaults are SuGaR's for a run of 15 000 steps."""
 
     mode: tyro.conf.Suppress[Mode] = "none"
-    """What to compare. density: density near the Gaussians with that of flat, opaque ones (quick, objects);
-    sdf: the distance the density stands for with the rendered depth (unbounded scenes); dn-consistency: density, and
-    rendered normals with those of the rendered depth (slowest, smoothest); none: no regularisation, no entropy and no
-    pruning by it."""
+    """density compares the density near Gaussians with that of flat, opaque ones (quick, for objects). sdf
+    compares the distance implied by the density with the rendered depth (for unbounded scenes). dn-consistency
+    is density plus a comparison of rendered normals with those of the rendered depth (slowest, smoothest). none
+    turns off the regularisation, the entropy loss and its pruning."""
     schedule_steps: int = 15_000
-    """Length of the run for which the steps below are stated; a run of another length scales them by the ratio."""
+    """Length of the run for which the following steps are given, ≥ 1; they scale with the length of the actual
+    run."""
     entropy_start: int = 7_000
-    """Entropy of the opacities is reduced after this step."""
+    """Step after which the entropy loss of opacities is active."""
     entropy_end: int = 9_000
-    """... and before this one."""
+    """Step before which the entropy loss of opacities is active."""
     entropy_factor: float = 0.1
-    """Weight of the entropy, ≥ 0; makes opacities 0 or 1 before the transparent Gaussians are removed."""
+    """Weight of the entropy loss, ≥ 0. It drives opacities to 0 or 1 before transparent Gaussians are removed."""
     prune_step: int = 9_001
-    """At this step Gaussians below `prune_opacity` are removed."""
+    """Step at which Gaussians with an opacity below prune-opacity are removed."""
     prune_opacity: float = 0.5
-    """Opacity below which Gaussians are removed at `prune_step`, 0 to 1; 0 removes none."""
+    """Opacity below which Gaussians are removed at prune-step, 0 to below 1; 0 removes none."""
     start: int = 9_000
-    """The regularisers work after this step."""
+    """Step after which the surface losses are active."""
     neighbours_start: int = 7_001
-    """Step from which on the searches for neighbours are counted."""
+    """Step of the first search for neighbours; later searches are counted from it."""
     neighbours_every: int = 500
     """Steps between searches for neighbours, ≥ 1."""
     neighbours: int = 16
-    """Neighbours per Gaussian, itself included, ≥ 1; memory is 4 bytes each."""
+    """Neighbours per Gaussian, including itself, ≥ 1; each takes 4 bytes."""
     samples: int = 1_000_000
-    """Points per step, ≥ 1. 1 000 000 is for GPUs; on a CPU 20 000 to 100 000 (0.3 s per 100 000 on one core)."""
+    """Points per step, ≥ 1. The default suits GPUs; use 20 000 to 100 000 on a CPU (0.3 s per 100 000 on one
+    core)."""
     spread: float = 1.5
-    """Standard deviation of the points in units of their Gaussian's own, > 0."""
+    """Standard deviation of the points, in units of the standard deviation of their Gaussian, > 0."""
     chunk_points: int = 1 << 15
-    """Points at once where the torch implementation works, ≥ 1; bounds the peak, 280 MiB at 32 768."""
+    """Points per chunk of the torch implementation, ≥ 1; limits peak memory, 280 MiB at 32 768."""
     density_factor: float = 0.2
     """Weight of the density loss (density and dn-consistency), ≥ 0."""
     sdf_factor: float = 0.2
     """Weight of the sdf loss, ≥ 0."""
     normal_factor: float = 0.2
-    """Weight of the difference between a Gaussian's normal and that of its neighbourhood (all modes), ≥ 0."""
+    """Weight of the difference between the normal of a Gaussian and that of its neighbourhood (all modes), ≥ 0."""
     dn_factor: float = 0.05
     """Weight of 1 − N_rendered · N_depth (dn-consistency), ≥ 0."""
     sdf_sigmas: float = 2.0
-    """sdf: Gaussians are used that lie within this many deviations along the view of the depth map, > 0."""
+    """sdf: only Gaussians within this many standard deviations of the depth map, along the view, are used, > 0."""
     sdf_unit: float = 0.1
-    """sdf: an error of this share of the cameras' extent counts 1, > 0."""
+    """sdf: error that counts as 1, as a share of the cameras' extent, > 0."""
     sdf_most: float = 10.0
-    """sdf: no point counts more than this times the cameras' extent, > 0."""
+    """sdf: upper limit of the loss of a point, in units of the cameras' extent, > 0."""
     dn_divide: bool = True
-    """dn-consistency: divide composited depth by accumulation, which is right wherever opacity varies between pixels
-    (objects, soft borders); False is SuGaR's way, which also pushes holes shut in closed scenes."""
+    """dn-consistency: divide composited depth by accumulation, which is right wherever opacity varies between
+    pixels (objects, soft borders). SuGaR does not divide, which also closes holes in closed scenes."""
     dn_rebuild_z: bool = False
-    """dn-consistency: composite x and y of the normals and rebuild z (True is SuGaR's way) instead of compositing all
-    three and dividing by the length."""
+    """dn-consistency: composite x and y of the normals and compute z from them, as SuGaR does, instead of
+    normalising all three."""
     dn_min_alpha: float = 0.5
-    """dn-consistency: pixels whose accumulation is not above this do not count, 0 to 1."""
+    """dn-consistency: pixels count only if their accumulation exceeds this, 0 to below 1."""
 
     def __post_init__(self) -> None:
         for name in ("neighbours", "neighbours_every", "samples", "chunk_points", "schedule_steps"):
@@ -93,7 +95,7 @@ class RegularizationOptions:
             )
 
     def scaled(self, total_steps: int) -> "RegularizationOptions":
-        """The same schedule for a run of another length: every step times ``total_steps`` / ``schedule_steps``."""
+        """Scales the schedule to another length: multiplies every step by ``total_steps`` / ``schedule_steps``."""
         ratio = total_steps / self.schedule_steps
         steps = {name: round(getattr(self, name) * ratio) for name in STEP_FIELDS}
         steps["neighbours_every"] = max(1, steps["neighbours_every"])

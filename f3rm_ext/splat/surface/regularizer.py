@@ -1,4 +1,4 @@
-"""The regularisation of a run: what to render, which losses, when to prune; after SuGaR's schedule."""
+"""The surface regularisation of a run, on SuGaR's schedule: what to render, which losses, when to prune."""
 
 from typing import Any, NamedTuple
 
@@ -9,22 +9,23 @@ from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
 from f3rm_ext.splat.surface.density import density_loss, normal_loss
-from f3rm_ext.splat.surface.field import gaussian_table, neighbour_field
+from f3rm_ext.splat.surface.field import neighbour_field
 from f3rm_ext.splat.surface.frames import to_camera
 from f3rm_ext.splat.surface.neighbours import NONE, NeighbourIndex
 from f3rm_ext.splat.surface.normals import dn_consistency
 from f3rm_ext.splat.surface.options import RegularizationOptions
 from f3rm_ext.splat.surface.sampling import sample_points
 from f3rm_ext.splat.surface.sdf import background_depth, look_up, near_depth, sdf_loss
+from f3rm_ext.splat.surface.table import gaussian_table
 
 MOST_LOST = 0.1
-"""Share of the Gaussians that may go at once before neighbours are searched again rather than crossed out."""
+"""If more than this share of the Gaussians is removed at once, neighbours are searched again."""
 FEWEST_LEFT = 0.01
-"""Share of the Gaussians that pruning by opacity has to leave; else nothing is pruned."""
+"""Pruning by opacity is skipped if it would leave less than this share of the Gaussians."""
 
 
 class Needs(NamedTuple):
-    """What the model must render at a step, differentiably."""
+    """Images that the model must render at a step, differentiably."""
 
     depth: bool
     """Composited depth and accumulation."""
@@ -33,22 +34,22 @@ class Needs(NamedTuple):
 
 
 def opacity_entropy(alphas: Float[Tensor, " gaussians"], visible: Bool[Tensor, " gaussians"]) -> Float[Tensor, ""]:
-    """mean over visible Gaussians of −α log(α + ε) − (1 − α) log(1 − α + ε), ε = 1e-10; 0 where none is visible."""
+    """Computes the mean of −α log(α + ε) − (1 − α) log(1 − α + ε) over visible Gaussians, ε = 1e-10; 0 for none."""
     alphas = alphas[visible & torch.isfinite(alphas.detach())]
     entropy = -alphas * (alphas + 1e-10).log() - (1 - alphas) * (1 - alphas + 1e-10).log()
     return entropy.sum() / max(1, len(alphas))
 
 
 class Regularizer:
-    """Computes the losses of a step and keeps the neighbours they need.
+    """Computes the losses of a step and keeps the neighbours that they need.
 
-    Memory. Persistent: the neighbours, 4 bytes each. At a step (float32, measured on the CPU), for N Gaussians and P
-    points: at most 180 N bytes for the table of Gaussians, its gradient and those of the parameters, 224 P bytes for
-    points, field and their gradients, and 280 MiB for one chunk of ``options.chunk_points`` where torch works. Without
-    chunks the neighbours of 1 M points alone take 5 GiB. On the CPU the kernels need no chunk.
+    The neighbours take 4 bytes each. A step with N Gaussians and P points takes (float32, measured on the CPU) at most
+    180 N bytes for the table of Gaussians, its gradient and those of the parameters; 224 P bytes for points, field and
+    their gradients; and in torch 280 MiB for one chunk of ``options.chunk_points``. Without chunks, the neighbours of
+    1 M points alone would take 5 GiB. The CPU kernels need no chunks.
 
     Args:
-        options: what and when.
+        options: kind, schedule and constants.
         workers: threads of the search for neighbours on the CPU, -1 for all cores.
     """
 
@@ -59,11 +60,11 @@ class Regularizer:
         )
 
     def active(self, step: int) -> bool:
-        """Whether the regularisers (not only the entropy) work at a step."""
+        """Returns whether the surface losses (not only the entropy) are active at a step."""
         return self.options.mode != "none" and step > self.options.start
 
     def needs(self, step: int) -> Needs:
-        """What must be rendered for :meth:`losses`."""
+        """Returns what must be rendered for :meth:`losses`."""
         active, options = self.active(step), self.options
         consistency = active and options.mode == "dn-consistency" and options.dn_factor > 0
         return Needs(depth=consistency or (active and options.mode == "sdf"), normals=consistency)
@@ -83,24 +84,24 @@ class Regularizer:
         mask: Bool[Tensor, "h w"] | None = None,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """The losses of a step by name, weighted; to be added up.
+        """Computes the weighted losses of a step, by name, for the caller to sum.
 
-        A loss that has nothing to work on (no visible Gaussian, empty depth) is 0 with gradient 0. Gaussians that are
-        not finite take no part.
+        A loss without data (no visible Gaussian, empty depth) is 0 with gradient 0. Gaussians that are not finite are
+        ignored.
 
         Args:
-            step: counted from the first step of the run.
-            gaussians: all of them, with gradients.
-            visible: those with a positive radius in this view.
+            step: position in the schedule.
+            gaussians: all Gaussians, with gradients.
+            visible: True for Gaussians with a positive radius in this view.
             viewmat: scene to camera, OpenCV axes.
-            K: intrinsics in pixels of the rendered size.
+            K: intrinsics in pixels, at the rendered resolution.
             extent: radius of the cameras' positions, scene units (sdf only).
-            depth: Σ w z over 0, not divided; needed where ``needs(step).depth``.
-            alpha: Σ w; needed with depth.
-            normals: Σ w n in the camera's frame; needed where ``needs(step).normals``.
-            mask: pixels that belong to the scene; needs no depth, but ``h w`` are those of K. Gaussians whose centre
-                projects elsewhere are not drawn from, pixels elsewhere do not count.
-            generator: of points.
+            depth: Σ w z over 0, not divided; required if ``needs(step).depth``.
+            alpha: Σ w; required with depth.
+            normals: Σ w n in the camera's frame; required if ``needs(step).normals``.
+            mask: True for pixels of the scene, at the resolution of K. Pixels outside do not count, and Gaussians whose
+                centre projects outside are not sampled.
+            generator: random number generator of the points.
         """
         options, losses = self.options, {}
         if options.mode == "none":
@@ -144,11 +145,11 @@ class Regularizer:
         background: Tensor | None,
         generator: torch.Generator | None,
     ) -> dict[str, Tensor]:
-        """The losses at points near the visible Gaussians: density or sdf, and normals."""
+        """Computes the losses at points near the visible Gaussians: density or sdf, and normals."""
         options = self.options
         neighbours = self.neighbours.at(step, gaussians.means)
         table = gaussian_table(gaussians)
-        finite = torch.isfinite(table.detach().sum(dim=1))  # a sum: one number per Gaussian, not several of its rows
+        finite = torch.isfinite(table.detach().sum(dim=1))  # the sum avoids a mask of the whole table
         if not bool(finite.all()):
             visible = visible & finite
             known = (neighbours >= 0) & finite[neighbours.long().clamp_min(0)]
@@ -186,9 +187,9 @@ class Regularizer:
         return usable & (share > 0.5)
 
     def prune_mask(self, step: int, gaussians: Gaussians) -> Bool[Tensor, " gaussians"] | None:
-        """Gaussians to remove after a step, True where; None where nothing is to be done.
+        """Returns a mask of Gaussians to remove after a step; None for none.
 
-        Nothing is where next to none would stay, as in short runs; that is said.
+        Skips pruning, and logs this, if hardly any Gaussian would remain, as happens in short runs.
         """
         options = self.options
         if options.mode == "none" or step != options.prune_step or options.prune_opacity <= 0:
@@ -199,7 +200,7 @@ class Regularizer:
             return None
         if opaque < FEWEST_LEFT * len(remove):
             CONSOLE.log(
-                f"Pruning by opacity is left out: only {opaque} of {len(remove)} Gaussians have an opacity of "
+                f"Pruning by opacity is skipped: only {opaque} of {len(remove)} Gaussians have an opacity of "
                 f"{options.prune_opacity} or more, as happens in short runs; raise --max-num-iterations or lower "
                 "--pipeline.model.surface.prune-opacity to have the others removed.",
                 markup=False,
@@ -208,10 +209,10 @@ class Regularizer:
         return remove
 
     def after_change(self, keep: Bool[Tensor, " gaussians"] | Int[Tensor, " kept"]) -> None:
-        """To be called when Gaussians were removed, reordered, split or added.
+        """Must be called whenever Gaussians were removed, reordered, split or added.
 
         Args:
-            keep: mask of those that stay, or for each new Gaussian the place of the old one (-1: none).
+            keep: mask of Gaussians that stay, or for each new Gaussian the index of its source (-1 for none).
         """
         index = self.neighbours.index
         kept = int(keep.sum()) if keep.dtype == torch.bool else len(keep)
@@ -220,9 +221,9 @@ class Regularizer:
         self.neighbours.after_change(keep)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs so that a resumed run goes on as if it had not stopped."""
+        """Returns the state from which a resumed run continues as if it had not stopped."""
         return {"neighbours": self.neighbours.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the place of what :meth:`state_dict` returned."""
+        """Restores :meth:`state_dict`."""
         self.neighbours.load_state_dict(state["neighbours"])

@@ -1,4 +1,4 @@
-"""Points near the Gaussians, at which the density is compared with that of an ideal surface."""
+"""Random points near the Gaussians, at which the surface losses are evaluated."""
 
 from typing import NamedTuple
 
@@ -10,24 +10,25 @@ from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
 from f3rm_ext.splat.surface.frames import rotate
 
 SPREAD = 1.5
+"""Default standard deviation of the points, in units of the standard deviation of their Gaussian."""
 
 
 class SurfaceSamples(NamedTuple):
-    """Points and the Gaussians they were drawn from."""
+    """Points and the Gaussians they were sampled from."""
 
     points: Float[Tensor, "points 3"]
-    """In the frame of the scene; part of the graph of means, rotations and sizes."""
+    """Scene frame; part of the graph of means, rotations and sizes."""
     owners: Int[Tensor, " points"]
-    """int64 index of each point's Gaussian."""
+    """Index of each point's Gaussian, int64."""
 
 
 def draw_owners(
     visible: Bool[Tensor, " gaussians"], count: int, generator: torch.Generator | None = None
 ) -> Int[Tensor, " points"]:
-    """Gaussians drawn with replacement, every visible one as likely as any other; none where none is visible.
+    """Samples visible Gaussians uniformly with replacement; returns none if none is visible.
 
-    They come in ascending order, so that what belongs to them lies together in memory. Numbers come from the
-    generator's own device, so that one generator gives the same draw on every device.
+    Indices are ascending, so that memory access is local. Random numbers are drawn on the generator's own device, so
+    a generator gives the same sample on every device.
     """
     candidates = visible.nonzero().squeeze(1)
     if not len(candidates):
@@ -45,14 +46,14 @@ def sample_points(
     spread: float = SPREAD,
     generator: torch.Generator | None = None,
 ) -> SurfaceSamples:
-    """Points p = μ + R (spread · s ⊙ ε), ε ~ N(0, I), of Gaussians drawn uniformly (not by volume) (SuGaR §4.1).
+    """Samples points p = μ + R (spread · s ⊙ ε), ε ~ N(0, I), of uniformly chosen Gaussians (SuGaR §4.1).
 
     Args:
-        gaussians: all of them; only means, quats and scales are read.
-        visible: Gaussians to draw from.
-        count: number of points; there are none where no Gaussian is visible.
-        spread: standard deviation of the points in units of the Gaussian's own.
-        generator: of Gaussians and offsets.
+        gaussians: all Gaussians; only means, quats and scales are read.
+        visible: True for Gaussians to sample.
+        count: number of points; there are none if no Gaussian is visible.
+        spread: standard deviation of the points, in units of the standard deviation of their Gaussian.
+        generator: random number generator.
     """
     owners = draw_owners(visible, count, generator)
     # index_select: its gradient is far cheaper than that of indexing.

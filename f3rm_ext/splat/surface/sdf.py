@@ -1,4 +1,4 @@
-"""The sdf loss: the distance the density stands for should be the distance to the rendered depth."""
+"""The sdf loss, which compares the distance implied by the density with the distance to the rendered depth."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,27 +9,28 @@ from f3rm_ext.splat.surface.field import NeighbourField
 from f3rm_ext.splat.surface.frames import rotate, to_camera
 
 MAX_DENSITY = 1 - 1e-3
-"""Densities are clamped here, where √(−2 log d) has a slope that can still be used (22; it is infinite at 1)."""
+"""Upper limit of densities; there √(−2 log d) has the finite slope 22, while at 1 it is infinite."""
 MIN_DENSITY = 1e-16
-"""Lowest density: a distance of 8.6 β."""
+"""Lower limit of densities, a distance of 8.6 β."""
 NEAR = 0.01
-"""Nearest depth that is looked up, scene units."""
+"""Points nearer to the camera are not usable, scene units."""
 
 
 def background_depth(
     depth: Float[Tensor, "h w"], alpha: Float[Tensor, "h w"], farthest: Float[Tensor, ""]
 ) -> Float[Tensor, "h w"]:
-    """Composited depth over a background at the farthest depth: Σ w z + (1 − Σ w) z_max."""
+    """Returns composited depth over a background at the farthest depth: Σ w z + (1 − Σ w) z_max."""
     return depth + (1 - alpha) * farthest
 
 
 def look_up(
     image: Float[Tensor, "h w"], points: Float[Tensor, "points 3"], K: Float[Tensor, "3 3"]
 ) -> tuple[Float[Tensor, " points"], Bool[Tensor, " points"]]:
-    """An image's values where camera-frame points project (bilinear; pixel centres at +½), and which ones may be used.
+    """Interpolates an image where camera-frame points project (bilinear; pixel centres at +½); differentiable.
 
-    Usable are points ahead of the camera that project into the image, where the value is finite. The others read 0.
-    Differentiable in image and points.
+    Returns:
+        Values, and a mask of usable points: in front of the camera, inside the image, with a finite value. Others
+        are 0.
     """
     h, w = image.shape
     with torch.no_grad():
@@ -45,7 +46,7 @@ def look_up(
     clean = torch.where(finite, image, 0)
     values = _bilinear(clean, where)
     if not bool(finite.all()):
-        # A pixel that is not finite spoils all lookups it takes part in, and no others.
+        # A non-finite pixel makes exactly those points unusable that interpolate it.
         inside = inside & (_bilinear((~finite).to(image.dtype), where.detach()) == 0)
     return torch.where(inside, values, 0), inside
 
@@ -63,7 +64,7 @@ def view_deviations(
     sizes: Float[Tensor, "gaussians 3"],
     viewmat: Float[Tensor, "4 4"],
 ) -> Float[Tensor, " gaussians"]:
-    """Standard deviations of Gaussians along the line from the camera to their centres, scene units."""
+    """Returns standard deviations of Gaussians along the line from the camera to their centres, scene units."""
     position = -rotate(viewmat[:3, 3], viewmat[:3, :3].T)
     directions = functional.normalize(means - position, dim=1)
     own = rotate(directions, rotations.transpose(1, 2))
@@ -81,20 +82,20 @@ def near_depth(
     *,
     sigmas: float = 2.0,
 ) -> Bool[Tensor, " gaussians"]:
-    """Gaussians whose centre lies within some deviations along the view of the depth map: |z_map − z_g| < 2 σ_view."""
+    """Returns Gaussians whose centres lie near the depth map: |z_map − z_g| < sigmas · σ, with σ along the view."""
     local = to_camera(means, viewmat)
     found, usable = look_up(depth, local, K)
     return usable & ((found - local[:, 2]).abs() < sigmas * view_deviations(means, rotations, sizes, viewmat))
 
 
 def implied_distance(density: Float[Tensor, " points"], beta: Float[Tensor, " points"]) -> Float[Tensor, " points"]:
-    """f = β √(−2 log d): the distance from a surface at which flat, opaque Gaussians have this density, scene units.
+    """Computes f = β √(−2 log d): the distance at which flat, opaque Gaussians have this density, scene units.
 
-    Densities of 1 and more are divided by their own detached value, so that overlapping Gaussians count as being on
-    the surface and still feel the loss; their slope is that at :data:`MAX_DENSITY`.
+    Densities of 1 or more are divided by their own detached value. Overlapping Gaussians thus count as lying on the
+    surface but still get a gradient, with the slope at :data:`MAX_DENSITY`.
     """
     scaled = density / density.detach().clamp_min(1)
-    # Clamped in value, passed through in gradient.
+    # Clamps the value but passes the gradient through.
     capped = scaled - (scaled - MAX_DENSITY).clamp_min(0).detach()
     return beta * (-2 * capped.clamp_min(MIN_DENSITY).log()).sqrt()
 
@@ -110,20 +111,20 @@ def sdf_loss(
     unit: float = 0.1,
     most: float = 10.0,
 ) -> Float[Tensor, ""]:
-    """mean of min(|f − |f̂|| / (unit · extent), most · extent), f̂ = z_map(p) − z(p) (SuGaR §4.1).
+    """Computes the mean of min(|f − |f̂|| / (unit · extent), most · extent), f̂ = z_map(p) − z(p) (SuGaR §4.1).
 
-    Gradients flow through the density, the points and the depth map. Points the map says nothing about do not count;
-    0 where there are none left.
+    Gradients flow through the density, the points and the depth map. Points without a value in the map do not count;
+    the loss is 0 if none is left.
 
     Args:
-        points: drawn from Gaussians :func:`near_depth`.
+        points: sampled from Gaussians :func:`near_depth`.
         field: the neighbours' field at the points.
         depth: along the camera's axis, over a background (:func:`background_depth`), scene units.
         viewmat: scene to camera, OpenCV axes.
         K: intrinsics in pixels.
         extent: radius of the cameras' positions, scene units.
-        unit: an error of this share of the extent counts 1.
-        most: no point counts more than this times the extent (a plain number, as SuGaR has it).
+        unit: error that counts as 1, as a share of the extent.
+        most: upper limit of the loss of a point, in units of the extent (applied to a plain number, as in SuGaR).
     """
     local = to_camera(points, viewmat)
     found, usable = look_up(depth, local, K)

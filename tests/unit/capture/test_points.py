@@ -17,7 +17,7 @@ from f3rm_ext.capture.points import RGB, XYZ, keep_going_without_points, keep_us
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.features.options import FeatureOptions
-from f3rm_ext.splat.transform import Move
+from f3rm_ext.splat.transform import Similarity
 from f3rm_ext.utils.ply import write_ply
 
 SWAP = np.array([[1.0, 0, 0, 0.5], [0, 0, 1, -0.25], [0, -1, 0, 2.0]])
@@ -161,7 +161,7 @@ def test_splats_of_a_colmap_folder_begin_at_its_points(
     torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
     assert torch.equal(manager.train_dataset.metadata[XYZ], outputs.metadata[XYZ])
     # Splats in COLMAP's frame go the same way.
-    moved = Move.to_scene(outputs).points(torch.from_numpy(spots(poses)).float())
+    moved = Similarity.to_scene(outputs).points(torch.from_numpy(spots(poses)).float())
     torch.testing.assert_close(moved, spots_of(outputs), atol=1e-5, rtol=0)
 
 
@@ -187,7 +187,7 @@ def test_splats_in_the_capture_s_frame_go_with_the_cameras(capture: Any) -> None
     capture.save()
     outputs = parse(capture)
     own = (poses_of(capture)[:, :3, 3] - SWAP[:, 3]) @ SWAP[:, :3]
-    moved = Move.to_scene(outputs).points(torch.from_numpy(own).float())
+    moved = Similarity.to_scene(outputs).points(torch.from_numpy(own).float())
     torch.testing.assert_close(moved, outputs.cameras.camera_to_worlds[:, :, 3], atol=1e-5, rtol=0)
 
 

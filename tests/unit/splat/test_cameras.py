@@ -8,7 +8,14 @@ from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.cameras import PinholeCameras
-from f3rm_ext.splat.initialization import FARTHEST, NEAREST, initial_gaussians, on_rays, seen_by_many, seen_places
+from f3rm_ext.splat.initialization import (
+    FARTHEST,
+    NEAREST,
+    initial_gaussians,
+    points_on_rays,
+    points_seen_by_many,
+    random_points,
+)
 
 
 def ring(count: int = 12, radius: float = 4.0, centre: tuple[float, float, float] = (1.0, 2.0, 3.0)) -> Cameras:
@@ -50,11 +57,11 @@ def test_where_cameras_are_and_look() -> None:
 
 def test_first_places_are_where_cameras_look() -> None:
     views = PinholeCameras.of(ring())
-    points = seen_by_many(views, 500, torch.Generator().manual_seed(0))
+    points = points_seen_by_many(views, 500, torch.Generator().manual_seed(0))
     assert points.shape == (500, 3)
     away = (points - torch.tensor([1.0, 2.0, 3.0])).norm(dim=1)
     assert float(away.max()) <= 4.0 + 1e-4 and float(away.median()) < 2.5
-    again = seen_by_many(views, 500, torch.Generator().manual_seed(0))
+    again = points_seen_by_many(views, 500, torch.Generator().manual_seed(0))
     assert torch.equal(points, again)
 
 
@@ -65,7 +72,7 @@ def test_places_on_rays_are_seen_and_lie_at_all_depths() -> None:
     views.viewmats[0, :3, :3] = torch.eye(3)
     views = PinholeCameras(*(torch.cat([part, part]) for part in views))
     views.viewmats[1, :3, :3] = torch.diag(torch.tensor([-1.0, 1.0, -1.0]))  # and from the other side
-    points = on_rays(views, 2000, torch.Generator().manual_seed(0))
+    points = points_on_rays(views, 2000, torch.Generator().manual_seed(0))
     local = torch.einsum("cij,nj->cni", views.viewmats[:, :3, :3], points) + views.viewmats[:, None, :3, 3]
     pixels = (torch.einsum("cij,cnj->cni", views.Ks, local) / local[..., 2:])[..., :2]
     size = torch.tensor([64.0, 48.0])
@@ -74,15 +81,15 @@ def test_places_on_rays_are_seen_and_lie_at_all_depths() -> None:
     nearest = torch.where(seen, local[..., 2], torch.inf).amin(dim=0) / radius
     assert NEAREST <= float(nearest.min()) < 1.1 * NEAREST and 0.9 * FARTHEST < float(nearest.max()) <= FARTHEST
     assert float(nearest.median()) == pytest.approx(math.sqrt(NEAREST * FARTHEST), rel=0.15)
-    assert torch.equal(points, on_rays(views, 2000, torch.Generator().manual_seed(0)))
+    assert torch.equal(points, points_on_rays(views, 2000, torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 101])
 def test_first_places_are_of_both_kinds(count: int) -> None:
     views = PinholeCameras.of(ring())
-    points = seen_places(views, count, torch.Generator().manual_seed(0))
+    points = random_points(views, count, torch.Generator().manual_seed(0))
     assert points.shape == (count, 3)
-    inside = seen_by_many(views, count - count // 2, torch.Generator().manual_seed(0))
+    inside = points_seen_by_many(views, count - count // 2, torch.Generator().manual_seed(0))
     assert torch.equal(points[: len(inside)], inside)
 
 
@@ -90,7 +97,7 @@ def test_parallel_cameras_have_places_too() -> None:
     pose = torch.eye(4)[None, :3].repeat(3, 1, 1)
     pose[:, 0, 3] = torch.tensor([0.0, 1.0, 2.0])
     views = PinholeCameras.of(Cameras(pose, fx=80.0, fy=80.0, cx=32.0, cy=24.0, width=64, height=48))
-    points = seen_by_many(views, 100, torch.Generator().manual_seed(0))
+    points = points_seen_by_many(views, 100, torch.Generator().manual_seed(0))
     assert points.shape == (100, 3) and bool(torch.isfinite(points).all())
 
 
@@ -108,5 +115,5 @@ def test_one_gaussian_and_none() -> None:
     one = initial_gaussians(torch.zeros(1, 3), None, 0, largest=0.5, generator=torch.Generator())
     torch.testing.assert_close(one.sizes(), torch.full((1, 3), 0.5))
     assert not one.features_dc.any()
-    with pytest.raises(ConfigError, match="no Gaussian to begin with"):
+    with pytest.raises(ConfigError, match="no Gaussian to start with"):
         initial_gaussians(torch.zeros(0, 3), None, 0, largest=0.5, generator=torch.Generator())

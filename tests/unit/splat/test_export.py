@@ -25,10 +25,12 @@ def run(splat_config: Path) -> SplatRun:
 
 def drawn(gaussians: Gaussians, run: SplatRun, mip: MipOptions, degree: int | None = None) -> torch.Tensor:
     """What somebody sees who knows of no 3D filter."""
-    scene = drawing.Scene(gaussians, torch.zeros(len(gaussians)), replace(mip, filter_3d=False))
+    scene = drawing.SplatScene(gaussians, torch.zeros(len(gaussians)), replace(mip, filter_3d=False))
     view = PinholeCameras.of(run.photos.cameras[:1])
     degree = gaussians.sh_degree if degree is None else degree
-    return drawing.draw(scene, view, degree, torch.zeros(3), drawing.RenderSettings()).screen.colors.clamp(0, 1)
+    return drawing.render(scene, view, degree, torch.zeros(3), drawing.RenderSettings()).rasterization.colors.clamp(
+        0, 1
+    )
 
 
 def own_picture(run: SplatRun) -> torch.Tensor:
@@ -95,7 +97,7 @@ def test_the_command_writes_every_format(
     gaussians, info = read_splats(out)
     assert len(gaussians) == 300 and f"300 Gaussians (SH degree {info.sh_degree}" in said
     lossy = name.endswith("splat")
-    assert ("cannot say that it is to be drawn with anti-aliasing" in said) is lossy
+    assert ("cannot record that the splats need anti-aliasing" in said) is lossy
     assert (info.render_mode, info.filters_fused) == ((None, None) if lossy else ("mip", True))
 
 
@@ -119,12 +121,12 @@ def test_files_that_cannot_be_written_are_refused_before_the_run_is_opened(
     code = main(["export", "splats", "--load-config", str(tmp_path / "none.yml"), "--out", str(out)])
     said = capsys.readouterr().err
     assert code == 2 and said.count("\n") == 1
-    assert ("is there already" if name == "theirs.ply" else "has no format for splats") in said
+    assert ("exists already" if name == "theirs.ply" else "has no format for splats") in said
     assert not out.exists() or out.read_bytes() == b"somebody's"
 
 
 def test_a_run_of_another_method_is_refused(untrained: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(ConfigError, match=r"of the method f3rm-ext-lite, which has no splats .*a run of sugar-ext"):
+    with pytest.raises(ConfigError, match=r"of the method f3rm-ext-lite, which has no splats: give a run of sugar-ext"):
         load_splat_run(untrained.config)
     out = tmp_path / "out.ply"
     assert main(["export", "splats", "--load-config", str(untrained.config), "--out", str(out)]) == 2

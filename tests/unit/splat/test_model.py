@@ -14,8 +14,8 @@ from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
-from f3rm_ext.splat.surface.field import gaussian_table
 from f3rm_ext.splat.surface.options import RegularizationOptions
+from f3rm_ext.splat.surface.table import gaussian_table
 
 HEIGHT, WIDTH = 24, 32
 STEPS = 100
@@ -138,7 +138,7 @@ def test_a_failure_on_the_viewers_thread_is_a_black_picture(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("broken on purpose")
 
-    monkeypatch.setattr("f3rm_ext.splat.rendering.pictures", broken)
+    monkeypatch.setattr("f3rm_ext.splat.model.render_outputs", broken)
     with pytest.raises(ZeroDivisionError):
         model.get_outputs_for_camera(camera)
     monkeypatch.setattr("f3rm_ext.compat.is_viewer_thread", lambda: True)
@@ -311,7 +311,7 @@ def test_the_peak_of_training_outlives_the_viewers_pictures(
 ) -> None:
     peaks = {"now": 0.0}
     monkeypatch.setattr("f3rm_ext.engine.cost.peak_mib", lambda device: peaks["now"])
-    for module in ("f3rm_ext.engine.cost", "f3rm_ext.splat.model"):
+    for module in ("f3rm_ext.engine.cost", "f3rm_ext.splat.features.queryable"):
         monkeypatch.setattr(f"{module}.reset_peak", lambda device: peaks.update(now=0.0))
     model = make_splat_model(regularization="none")
     hooks = begin_training(model)
@@ -348,7 +348,7 @@ def test_the_surface_is_done_with_before_the_picture(
     monkeypatch.setattr("f3rm_ext.splat.surface.regularizer.gaussian_table", watched)
     hooks.before(SURFACE_STEP)
     outputs = model(camera)
-    outputs["drawn"].screen.means2d.register_hook(lambda grad: order.append("picture"))
+    outputs["rendered"].rasterization.means2d.register_hook(lambda grad: order.append("picture"))
     sum(model.get_loss_dict(outputs, batch).values()).backward()
     assert order == ["surface", "picture"]
 
@@ -473,9 +473,9 @@ def test_points_of_the_capture_are_where_it_begins() -> None:
 @pytest.mark.parametrize(
     ("count", "begins", "said"),
     [
-        (130, 130, "Beginning with 130 Gaussians at the 130 points of sparse.ply."),
-        (7, 27, "Beginning with 27 Gaussians at the 7 points of sparse.ply and at random places, as 7 are too few."),
-        (0, 20, "Beginning with 20 Gaussians at random places, as there are no points of the capture."),
+        (130, 130, "Starting with 130 Gaussians at the 130 points of sparse.ply."),
+        (7, 27, "Starting with 27 Gaussians at the 7 points of sparse.ply and at random points, as 7 are too few."),
+        (0, 20, "Starting with 20 Gaussians at random points, as the capture has no points."),
     ],
 )
 def test_the_log_says_where_a_run_begins(
@@ -501,7 +501,7 @@ def test_no_more_begin_than_there_may_be() -> None:
 
     points = torch.randn(130, 3)
     model = make_bare(seed_points=(points, torch.zeros(130, 3)), densify=DensifyOptions(max_gaussians=7))
-    assert "Beginning with 7 Gaussians at 7 of the 130 points of the capture." in model._beginning
+    assert "Starting with 7 Gaussians at 7 of the 130 points of the capture." in model._start_notice
     kept = model.gauss_params["means"].data
     assert len(kept) == 7 and all((points == row).all(dim=1).any() for row in kept)
 
@@ -586,13 +586,13 @@ def test_a_late_stage_begins_at_once(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sh_degree": 4}, "a degree from 0 to 3"),
-        ({"num_random": 0}, "num-random is 0, but has to be at least 1"),
+        ({"sh_degree": 4}, "it must be from 0 to 3"),
+        ({"num_random": 0}, "num-random is 0, but it must be at least 1"),
         ({"sh_steps_per_degree": 0}, "sh-steps-per-degree is 0"),
-        ({"ssim_weight": 1.5}, "it is a share: use 0 to 1"),
-        ({"ssim_weight": float("nan")}, "it is a share: use 0 to 1"),
-        ({"near_plane": 0.0}, "has to be above 0"),
-        ({"start_stage": "regularized"}, "give them by --pipeline.model.start-from, or begin with vanilla"),
+        ({"ssim_weight": 1.5}, "it must be from 0 to 1"),
+        ({"ssim_weight": float("nan")}, "it must be from 0 to 1"),
+        ({"near_plane": 0.0}, "it must be above 0"),
+        ({"start_stage": "regularized"}, "give them by --pipeline.model.start-from, or start with vanilla"),
     ],
 )
 def test_options_that_cannot_work(options: dict[str, Any], message: str) -> None:

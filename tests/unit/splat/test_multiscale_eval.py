@@ -11,14 +11,23 @@ import numpy as np
 import pytest
 import torch
 from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.models.base_model import Model
 from PIL import Image
 
 from f3rm_ext.data.undistort import PinholeIntrinsics
 from f3rm_ext.scripts import eval_scales
 from f3rm_ext.scripts.cli import main
 from f3rm_ext.splat.export import SplatRun, load_splat_run
-from f3rm_ext.splat.multiscale_eval import ScaleResult, evaluate_scales, possible_scales, size_at
-from f3rm_ext.splat.multiscale_strip import GAP_PX, HEIGHT_PX, LABEL_PX, strip_png
+from f3rm_ext.splat.multiscale_eval import (
+    GAP_PX,
+    HEIGHT_PX,
+    LABEL_PX,
+    ScaleResult,
+    evaluate_scales,
+    possible_scales,
+    size_at,
+    strip_png,
+)
 
 ALL = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -46,7 +55,7 @@ def test_thirds_fit_in_spite_of_rounding() -> None:
 def test_what_is_left_out_says_how_to_measure_it() -> None:
     (sentence,) = possible_scales((4.0,), [view(640, 480), view(480, 640)], 0.5).left_out
     assert sentence == (
-        "×4 is left out: it takes pictures of 1280 × 1280 px, and the files have 640 × 640; train with "
+        "×4 is left out: it needs photos of 1280 × 1280 px, but the files have 640 × 640; train with "
         "--pipeline.datamanager.camera-res-scale-factor 0.25 or less to measure it."
     )
 
@@ -54,7 +63,7 @@ def test_what_is_left_out_says_how_to_measure_it() -> None:
 def test_pictures_of_a_few_pixels_are_not_compared() -> None:
     found = possible_scales((0.25, 1.0, 0.125, 1.0), [view(200, 160), view(88, 200)], 0.5)
     assert found.scales == (0.25, 1.0)
-    assert found.left_out[0].startswith("×0.125 is left out: its pictures have a side of 6 px")
+    assert found.left_out[0].startswith("×0.125 is left out: its images have a side of 6 px")
     assert size_at(view(200, 160), 0.25, 0.5) == (20, 25)
 
 
@@ -63,12 +72,13 @@ def run(splat_config: Path) -> SplatRun:
     return load_splat_run(splat_config)
 
 
-class Fake:
-    """A model that shows a photo, whatever the camera, and remembers what it was asked."""
+class Fake(Model):
+    """A model that renders black and records the cameras and photos it was given."""
 
     device = torch.device("cpu")
 
     def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
         self.cameras: list[Cameras] = []
         self.truths: list[torch.Tensor] = []
 
@@ -195,8 +205,8 @@ def test_switched_filters_change_the_figures_and_the_name(evaluate: Callable[...
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--scales", 0), "0 among --scales is no ratio of sizes"),
-        (("--scales", "nan"), "nan among --scales is no ratio"),
+        (("--scales", 0), "0 among --scales is no valid ratio"),
+        (("--scales", "nan"), "nan among --scales is no valid ratio"),
         (("--scales", 4, 8), "None of the --scales can be compared"),
         (("--view", 3), "there are 3 held-out photos"),
         (("--view", -1), "photos are counted from 0"),

@@ -13,7 +13,7 @@ from f3rm_ext.splat import rendering as drawing
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
 from f3rm_ext.splat.mip import MipOptions, fuse
-from f3rm_ext.splat.rendering import RenderSettings, Scene, comparison_images, draw, pictures
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, comparison_images, render, render_outputs
 
 BLACK = torch.zeros(3)
 PLAIN = MipOptions(filter_2d=False, filter_3d=False)
@@ -26,8 +26,8 @@ def view(ring_cameras: Callable[..., Any]) -> PinholeCameras:
 
 
 @pytest.fixture
-def scene(colorful: Callable[..., Gaussians]) -> Scene:
-    return Scene(colorful(), torch.full((60,), 0.05), MipOptions())
+def scene(colorful: Callable[..., Gaussians]) -> SplatScene:
+    return SplatScene(colorful(), torch.full((60,), 0.05), MipOptions())
 
 
 def wall(view: PinholeCameras, distance: float = 2.0, half: int = 12, apart: float = 0.12) -> Gaussians:
@@ -58,66 +58,70 @@ def quaternion(rotation: torch.Tensor) -> torch.Tensor:
     return torch.linalg.eigh(matrix)[1][:, -1].float()
 
 
-def test_the_filter_makes_solids_wider_and_no_heavier(scene: Scene) -> None:
-    sizes, alphas = scene.solids()
-    plain_sizes, plain_alphas = replace(scene, mip=PLAIN).solids()
+def test_the_filter_makes_solids_wider_and_no_heavier(scene: SplatScene) -> None:
+    sizes, alphas = scene.filtered()
+    plain_sizes, plain_alphas = replace(scene, mip=PLAIN).filtered()
     assert (sizes > plain_sizes).all() and (alphas < plain_alphas).all()
     torch.testing.assert_close(sizes, (plain_sizes**2 + 0.05**2).sqrt())
     torch.testing.assert_close(alphas * sizes.prod(dim=1), plain_alphas * plain_sizes.prod(dim=1))
     torch.testing.assert_close(plain_sizes, scene.gaussians.scales.exp())
 
 
-def test_fused_splats_without_a_filter_are_the_same_picture(scene: Scene, view: PinholeCameras) -> None:
-    fused = Scene(fuse(scene.gaussians, scene.filter_3d), torch.zeros(60), replace(scene.mip, filter_3d=False))
-    one, two = (draw(s, view, 1, BLACK, RenderSettings()).screen.colors for s in (scene, fused))
+def test_fused_splats_without_a_filter_are_the_same_picture(scene: SplatScene, view: PinholeCameras) -> None:
+    fused = SplatScene(fuse(scene.gaussians, scene.filter_3d), torch.zeros(60), replace(scene.mip, filter_3d=False))
+    one, two = (render(s, view, 1, BLACK, RenderSettings()).rasterization.colors for s in (scene, fused))
     torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
-    unfiltered = draw(replace(scene, mip=PLAIN), view, 1, BLACK, RenderSettings()).screen.colors
+    unfiltered = render(replace(scene, mip=PLAIN), view, 1, BLACK, RenderSettings()).rasterization.colors
     assert (one - unfiltered).abs().max() > 0.01
 
 
-def test_only_what_is_in_the_box(scene: Scene) -> None:
+def test_only_what_is_in_the_box(scene: SplatScene) -> None:
     box = OrientedBox.from_params((0.0, 0.0, 0.5), (0.0, 0.0, 0.0), (2.0, 2.0, 1.0))
     inside = scene.inside(box)
     upper = scene.gaussians.means[:, 2] > 0
     assert torch.equal(inside.gaussians.means, scene.gaussians.means[upper]) and len(inside.filter_3d) == upper.sum()
 
 
-def test_normals_beside_colors_leave_them_alone(scene: Scene, view: PinholeCameras) -> None:
+def test_normals_beside_colors_leave_them_alone(scene: SplatScene, view: PinholeCameras) -> None:
     background = torch.tensor([0.2, 0.4, 0.6])
-    without, along = (draw(scene, view, 1, background, RenderSettings(), normals=normals) for normals in (False, True))
+    without, along = (
+        render(scene, view, 1, background, RenderSettings(), normals=normals) for normals in (False, True)
+    )
     assert without.normals is None and along.normals is not None and along.normals.shape == (24, 32, 3)
     for name, value in without.outputs().items():
         torch.testing.assert_close(along.outputs()[name], value, msg=name)
-    empty = along.screen.alpha == 0
+    empty = along.rasterization.alpha == 0
     assert empty.any() and not along.normals[empty].any(), "normals lie over nothing, not over the background"
     assert torch.equal(along.outputs()["rgb"][empty], background.expand(int(empty.sum()), 3))
 
 
-def test_gradients_reach_everything_but_the_direction(scene: Scene, view: PinholeCameras) -> None:
+def test_gradients_reach_everything_but_the_direction(scene: SplatScene, view: PinholeCameras) -> None:
     tensors = {name: value.clone().requires_grad_() for name, value in scene.gaussians.tensors().items()}
-    drawn = draw(replace(scene, gaussians=Gaussians.of(tensors)), view, 0, BLACK, RenderSettings(), normals=True)
+    drawn = render(replace(scene, gaussians=Gaussians.of(tensors)), view, 0, BLACK, RenderSettings(), normals=True)
     assert drawn.normals is not None
-    drawn.screen.colors.square().sum().backward(retain_graph=True)
+    drawn.rasterization.colors.square().sum().backward(retain_graph=True)
     for name in ("means", "scales", "quats", "opacities", "features_dc"):
         grad = tensors[name].grad
         assert grad is not None and torch.isfinite(grad).all() and grad.any(), name
 
 
-def test_backends_agree(scene: Scene, view: PinholeCameras) -> None:
-    one, two = (draw(scene, view, 1, BLACK, RenderSettings(backend=name), normals=True) for name in ("numba", "torch"))
-    torch.testing.assert_close(one.screen.colors, two.screen.colors, atol=1e-4, rtol=0)
-    torch.testing.assert_close(one.screen.depth, two.screen.depth, atol=1e-4, rtol=0)
+def test_backends_agree(scene: SplatScene, view: PinholeCameras) -> None:
+    one, two = (
+        render(scene, view, 1, BLACK, RenderSettings(backend=name), normals=True) for name in ("numba", "torch")
+    )
+    torch.testing.assert_close(one.rasterization.colors, two.rasterization.colors, atol=1e-4, rtol=0)
+    torch.testing.assert_close(one.rasterization.depth, two.rasterization.depth, atol=1e-4, rtol=0)
 
 
-def test_near_plane(scene: Scene, view: PinholeCameras) -> None:
-    assert draw(scene, view, 1, BLACK, RenderSettings(near_plane=0.01)).screen.alpha.any()
-    assert not draw(scene, view, 1, BLACK, RenderSettings(near_plane=5.0)).screen.alpha.any()
+def test_near_plane(scene: SplatScene, view: PinholeCameras) -> None:
+    assert render(scene, view, 1, BLACK, RenderSettings(near_plane=0.01)).rasterization.alpha.any()
+    assert not render(scene, view, 1, BLACK, RenderSettings(near_plane=5.0)).rasterization.alpha.any()
 
 
 @pytest.mark.parametrize("distance", [1.0, 2.0])
 def test_a_wall_has_its_distance_and_faces_the_camera(view: PinholeCameras, distance: float) -> None:
-    found = Scene(wall(view, distance), torch.zeros(625), PLAIN)
-    outputs = pictures(found, view, 0, BLACK, RenderSettings(), OutputGuard())
+    found = SplatScene(wall(view, distance), torch.zeros(625), PLAIN)
+    outputs = render_outputs(found, view, 0, BLACK, RenderSettings(), OutputGuard())
     middle = slice(4, 20), slice(4, 28)
     torch.testing.assert_close(outputs["accumulation"][middle], torch.ones(16, 24, 1), atol=0.01, rtol=0)
     torch.testing.assert_close(outputs["depth"][middle], torch.full((16, 24, 1), distance), atol=1e-3, rtol=0)
@@ -130,35 +134,35 @@ def test_a_wall_has_its_distance_and_faces_the_camera(view: PinholeCameras, dist
 def test_where_there_is_little_there_is_no_normal(view: PinholeCameras) -> None:
     thin = wall(view)
     thin.opacities.fill_(-3.0)
-    outputs = pictures(Scene(thin, torch.zeros(625), PLAIN), view, 0, BLACK, RenderSettings(), OutputGuard())
+    outputs = render_outputs(SplatScene(thin, torch.zeros(625), PLAIN), view, 0, BLACK, RenderSettings(), OutputGuard())
     faint = outputs["accumulation"][..., 0] < drawing.SOLID
     assert faint.any() and outputs["depth"][faint].any()
     assert not outputs["normal"][faint].any() and not outputs["normal_from_depth"][faint].any()
 
 
-def test_pictures_are_colors(scene: Scene, view: PinholeCameras) -> None:
+def test_pictures_are_colors(scene: SplatScene, view: PinholeCameras) -> None:
     bright = replace(scene.gaussians, features_dc=scene.gaussians.features_dc + 5)
-    outputs = pictures(replace(scene, gaussians=bright), view, 1, BLACK, RenderSettings(), OutputGuard())
+    outputs = render_outputs(replace(scene, gaussians=bright), view, 1, BLACK, RenderSettings(), OutputGuard())
     assert outputs["rgb"].max() == 1
     assert not any(value.requires_grad for value in outputs.values())
 
 
 def test_normals_that_fail_leave_the_picture(
-    scene: Scene, view: PinholeCameras, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    scene: SplatScene, view: PinholeCameras, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("broken on purpose")
 
-    expected = pictures(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
+    expected = render_outputs(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
     monkeypatch.setattr(drawing, "normals_from_depth", broken)
-    outputs = pictures(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
+    outputs = render_outputs(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
     assert set(expected) - set(outputs) == {"normal_from_depth"}
     assert torch.equal(outputs["rgb"], expected["rgb"]) and torch.equal(outputs["normal"], expected["normal"])
     assert "broken on purpose" in " ".join(capsys.readouterr().out.split())
 
 
-def test_images_to_compare(scene: Scene, view: PinholeCameras) -> None:
-    outputs = pictures(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
+def test_images_to_compare(scene: SplatScene, view: PinholeCameras) -> None:
+    outputs = render_outputs(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
     truth = torch.rand(24, 32, 3)
     images = comparison_images(outputs, truth)
     assert {name: tuple(image.shape) for name, image in images.items()} == {

@@ -14,7 +14,7 @@ from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize import rasterize
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors_reference
-from f3rm_ext.splat.transform import Move
+from f3rm_ext.splat.transform import Similarity
 
 TURN = Rotation.from_euler("xyz", [0.3, -1.2, 2.0]).as_matrix()
 COLMAP = np.array([[1.0, 0, 0], [0, 0, 1], [0, -1, 0]])
@@ -34,7 +34,7 @@ def test_colors_are_those_of_turned_directions(
 ) -> None:
     splats = colorful(50, degree)
     directions = torch.nn.functional.normalize(torch.randn(50, 3, generator=torch.Generator().manual_seed(1)), dim=1)
-    moved = Move.to_scene(outputs(rotation)).gaussians(splats)
+    moved = Similarity.to_scene(outputs(rotation)).gaussians(splats)
     turned = directions @ torch.from_numpy(rotation).float().T
     torch.testing.assert_close(
         sh_colors_reference(degree, turned, moved.features_dc, moved.features_rest),
@@ -47,7 +47,7 @@ def test_colors_are_those_of_turned_directions(
 @pytest.mark.parametrize("rotation", [COLMAP, TURN, TURN @ MIRROR], ids=["axes", "turn", "mirror"])
 def test_shapes_go_along(colorful: Callable[..., Gaussians], rotation: np.ndarray) -> None:
     splats = colorful(50)
-    moved = Move.to_scene(outputs(rotation)).gaussians(splats)
+    moved = Similarity.to_scene(outputs(rotation)).gaussians(splats)
     linear = torch.from_numpy(rotation).float()
     torch.testing.assert_close(moved.means, 0.3 * (splats.means @ linear.T + torch.tensor([0.4, -0.1, 2.0])))
 
@@ -62,7 +62,7 @@ def test_shapes_go_along(colorful: Callable[..., Gaussians], rotation: np.ndarra
 def test_a_camera_that_goes_along_sees_the_same(
     colorful: Callable[..., Gaussians], ring_cameras: Callable[..., Any]
 ) -> None:
-    splats, move = colorful(60, 3), Move.to_scene(outputs(TURN))
+    splats, move = colorful(60, 3), Similarity.to_scene(outputs(TURN))
     before = ring_cameras()[1:2]
     after = ring_cameras()[1:2]
     c2w = before.camera_to_worlds
@@ -89,7 +89,7 @@ def test_a_camera_that_goes_along_sees_the_same(
 
 
 def test_a_transform_with_a_scale_of_its_own() -> None:
-    move = Move.to_scene(outputs(2 * TURN))
+    move = Similarity.to_scene(outputs(2 * TURN))
     assert move.scale == pytest.approx(0.6)
     point = torch.tensor([[1.0, 2.0, 3.0]])
     expected = 0.3 * (2 * torch.from_numpy(TURN).float() @ point[0] + torch.tensor([0.4, -0.1, 2.0]))
@@ -98,4 +98,4 @@ def test_a_transform_with_a_scale_of_its_own() -> None:
 
 def test_a_transform_that_shears_is_refused() -> None:
     with pytest.raises(ConfigError, match="not made of a rotation, a shift and a scale"):
-        Move.to_scene(outputs(np.array([[1.0, 0.5, 0], [0, 1, 0], [0, 0, 1]])))
+        Similarity.to_scene(outputs(np.array([[1.0, 0.5, 0], [0, 1, 0], [0, 0, 1]])))

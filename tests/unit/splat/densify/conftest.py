@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-
-@dataclass
-class Seen:
-    """Stands in for what the rasteriser returns."""
-
-    colors: Tensor
-    means2d: Tensor
-    radii: Tensor
+from f3rm_ext.splat.rasterize import Rasterization
 
 
 @dataclass
@@ -64,13 +57,13 @@ def make_world() -> Callable[..., World]:
 
 
 @pytest.fixture
-def make_seen() -> Callable[..., Seen]:
+def make_seen() -> Callable[..., Rasterization]:
     """A picture of 20 × 10 pixels in which Gaussian i has a gradient of norm `gradients[i]`, in half pictures."""
 
-    def make(gradients: list[float], radii: list[int] | None = None) -> Seen:
+    def make(gradients: list[float], radii: list[int] | None = None) -> Rasterization:
         means2d = torch.zeros(len(gradients), 2, requires_grad=True)
         means2d.grad = torch.tensor([[g / 10, 0.0] for g in gradients])
         seen = torch.tensor(radii if radii is not None else [1] * len(gradients), dtype=torch.int32)
-        return Seen(torch.zeros(10, 20, 3), means2d, seen)
+        return Rasterization(torch.zeros(10, 20, 3), torch.zeros(10, 20), torch.zeros(10, 20), means2d, seen)
 
     return make

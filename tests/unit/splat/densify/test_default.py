@@ -9,6 +9,7 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
+from f3rm_ext.splat.rasterize import Rasterization
 
 Make = Callable[..., Any]
 HIGH, LOW = 1e-3, 1e-5
@@ -171,14 +172,12 @@ def test_pruning_nothing_changes_nothing(make_world: Make) -> None:
 
 
 def test_before_backward_has_the_gradient_kept() -> None:
-    class Seen:
-        colors = torch.zeros(4, 4, 3)
-        means2d = torch.zeros(2, 2, requires_grad=True) * 1.0
-        radii = torch.ones(2)
-
-    make_densifier(DensifyOptions(), 1.0).before_backward(3, Seen())
-    Seen.means2d.sum().backward()
-    assert Seen.means2d.grad is not None
+    means2d = torch.zeros(2, 2, requires_grad=True) * 1.0
+    radii = torch.ones(2, dtype=torch.int32)
+    seen = Rasterization(torch.zeros(4, 4, 3), torch.zeros(4, 4), torch.zeros(4, 4), means2d, radii)
+    make_densifier(DensifyOptions(), 1.0).before_backward(3, seen)
+    means2d.sum().backward()
+    assert means2d.grad is not None
 
 
 def test_absolute_gradients_are_used_where_asked_for(make_world: Make, make_seen: Make) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import Change, DensifyOptions, make_densifier
+from f3rm_ext.splat.rasterize import Rasterization
 
 Make = Callable[..., Any]
 
@@ -19,10 +20,10 @@ def round_of(world: Any, step: int = 600, **options: Any) -> Change:
     return densifier.after_backward(step, NOTHING_SEEN, world.params, world.optimizers)
 
 
-class NOTHING_SEEN:
-    """The strategy does not look at pictures."""
-
-    colors = means2d = radii = torch.zeros(0)
+NOTHING_SEEN = Rasterization(
+    torch.zeros(1, 1, 3), torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(0, 2), torch.zeros(0, dtype=torch.int32)
+)
+"""The strategy does not use the image."""
 
 
 def test_the_dead_join_the_living(make_world: Make) -> None:

@@ -21,7 +21,7 @@ from f3rm_ext.splat.features import lifting
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.rasterize import Backend
-from f3rm_ext.splat.rendering import RenderSettings, Scene
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene
 
 DIM = 7
 
@@ -32,12 +32,12 @@ def views(ring_cameras: Callable[..., Any]) -> PinholeCameras:
 
 
 @pytest.fixture
-def scene(colorful: Callable[..., Gaussians], views: PinholeCameras) -> Scene:
+def scene(colorful: Callable[..., Gaussians], views: PinholeCameras) -> SplatScene:
     """Some Gaussians that overlap, and the last where no camera looks."""
     gaussians = colorful(30)
     gaussians.means[-1] = torch.tensor([0.0, 0.0, 50.0])
     mip = MipOptions()
-    return Scene(gaussians, smoothing_filter(gaussians.means, *views, options=mip), mip)
+    return SplatScene(gaussians, smoothing_filter(gaussians.means, *views, options=mip), mip)
 
 
 def maps(count: int = 3, dim: int = DIM, rows: int = 6, cols: int = 8) -> list[FeatureMap]:
@@ -47,14 +47,14 @@ def maps(count: int = 3, dim: int = DIM, rows: int = 6, cols: int = 8) -> list[F
     return [FeatureMap(generator.normal(size=(rows, cols, dim)).astype(np.float16), grid) for _ in range(count)]
 
 
-def weights_of(scene: Scene, views: PinholeCameras, index: int) -> torch.Tensor:
+def weights_of(scene: SplatScene, views: PinholeCameras, index: int) -> torch.Tensor:
     """wᵢ(p), (h, w, gaussians): each Gaussian in a channel of its own, by the reference rasteriser."""
     view = PinholeCameras(*(part[index : index + 1] for part in views))
     return drawing.composite(scene, view, torch.eye(len(scene.gaussians)), RenderSettings(backend="torch"))
 
 
 def by_definition(
-    scene: Scene, views: PinholeCameras, pictures: list[torch.Tensor], shares: list[torch.Tensor]
+    scene: SplatScene, views: PinholeCameras, pictures: list[torch.Tensor], shares: list[torch.Tensor]
 ) -> torch.Tensor:
     """Σ w f / Σ w, pixel by pixel."""
     above, below = torch.zeros(len(scene.gaussians), pictures[0].shape[-1]), torch.zeros(len(scene.gaussians), 1)
@@ -76,7 +76,7 @@ def upsampled_by_points(feature_map: FeatureMap) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 def test_codes_are_the_weighted_means_of_what_pixels_have(
-    scene: Scene, views: PinholeCameras, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    scene: SplatScene, views: PinholeCameras, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifting, "CHANNELS", 3)  # slices of 3, 3 and 1 channels
     found, looked = maps(), []
@@ -90,7 +90,7 @@ def test_codes_are_the_weighted_means_of_what_pixels_have(
     assert wanted.std() > 0.1 and (codes[-1] == 0).all() and (codes[:-1] != 0).any(dim=1).sum() > 20
 
 
-def test_pixels_count_by_their_share(scene: Scene, views: PinholeCameras) -> None:
+def test_pixels_count_by_their_share(scene: SplatScene, views: PinholeCameras) -> None:
     found = maps()
     shares = [torch.rand(24, 32, generator=torch.Generator().manual_seed(i)).round() for i in range(3)]
     codes = lifting.lift_maps(scene, views, DIM, found.__getitem__, RenderSettings(), shares.__getitem__)
@@ -130,14 +130,16 @@ def test_masks_and_alpha_make_shares_and_plain_images_are_read_once() -> None:
 
 
 def test_memory_does_not_grow_with_the_dimension(
-    scene: Scene, views: PinholeCameras, monkeypatch: pytest.MonkeyPatch
+    scene: SplatScene, views: PinholeCameras, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many dimensions there are, no more than a slice of them is drawn or summed at a time."""
     drawn: list[int] = []
 
-    def composite(scene: Scene, view: PinholeCameras, values: torch.Tensor, how: RenderSettings) -> torch.Tensor:
+    def composite(
+        scene: SplatScene, view: PinholeCameras, values: torch.Tensor, settings: RenderSettings
+    ) -> torch.Tensor:
         drawn.append(values.shape[1])
-        return drawing.composite(scene, view, values, how)
+        return drawing.composite(scene, view, values, settings)
 
     monkeypatch.setattr(lifting, "composite", composite)
     wide = maps(dim=200)
@@ -171,9 +173,9 @@ def test_labels_lifted_and_drawn_again_are_the_labels(tiny_capture: Path, tmp_pa
         features_dc=torch.zeros(count, 3),
         features_rest=torch.zeros(count, 0, 3),
     )
-    scene = Scene(gaussians, torch.zeros(count), MipOptions())
+    scene = SplatScene(gaussians, torch.zeros(count), MipOptions())
     (head,) = lifting.lift(scene, dataset, source, RenderSettings())
-    assert head.codes.shape == (count, codes or source.specs[0].dim) and lifting.looks(dataset, source) == 9
+    assert head.codes.shape == (count, codes or source.specs[0].dim) and lifting.lifting_steps(dataset, source) == 9
     right, cosines = [], []
     for index in range(len(cameras)):
         view = PinholeCameras.of(cameras[index : index + 1])

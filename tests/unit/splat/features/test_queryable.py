@@ -19,7 +19,7 @@ from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Queryable, score_image, score_points
 from f3rm_ext.splat.cameras import PinholeCameras
-from f3rm_ext.splat.features import queryable as asking
+from f3rm_ext.splat.features import queryable, rendering
 from f3rm_ext.splat.features.heads import LiftedHead, save_lifted
 from f3rm_ext.splat.model import SplatModel
 from f3rm_ext.splat.rendering import composite
@@ -52,7 +52,7 @@ def query(head: str, dim: int) -> Query:
 def whole(model: SplatModel, camera: Any, name: str) -> torch.Tensor:
     """A feature in the picture, drawn at once."""
     codes = model.query_heads()[name].codes.float()
-    return composite(model._scene(), PinholeCameras.of(camera), codes, model._how)
+    return composite(model._scene(), PinholeCameras.of(camera), codes, model._settings)
 
 
 def test_protocols(model: SplatModel, make_splat_model: Callable[..., SplatModel], camera: Any) -> None:
@@ -77,9 +77,9 @@ def test_scores_of_a_picture(
     model: SplatModel, camera: Any, strip_numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strips of 16 rows, or one; slices of 3 channels; both give what the whole picture has."""
-    monkeypatch.setattr(asking, "STRIP_NUMBERS", strip_numbers)
-    monkeypatch.setattr(asking, "CHANNELS", 3)
-    strips = model.feature_picture(camera).strips()
+    monkeypatch.setattr(rendering, "STRIP_NUMBERS", strip_numbers)
+    monkeypatch.setattr(rendering, "CHANNELS", 3)
+    strips = model.render_features(camera).strips()
     assert strips == ([(0, 16), (16, 24)] if strip_numbers == 1 else [(0, 24)])
     asked = query("first", DIM)
     scores, outputs = score_image(model, camera, [asked])
@@ -92,7 +92,7 @@ def test_scores_of_a_picture(
 def test_no_more_than_a_strip_of_features_is_there_at_a_time(
     model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "STRIP_NUMBERS", 1)
+    monkeypatch.setattr(rendering, "STRIP_NUMBERS", 1)
     sizes: list[tuple[int, ...]] = []
 
     def look(_: Any, rendered_of: Callable[[str], torch.Tensor]) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_features_at_points(model: SplatModel) -> None:
     points = torch.cat([means[:5] + 0.01, torch.tensor([[9.0, 9.0, 9.0]])])
     found = model.rendered_at(points)
     assert found["first"].shape == (6, DIM) and found["second"].shape == (6, 5) and found["first"].isfinite().all()
-    sizes, alphas = model._scene().solids()
+    sizes, alphas = model._scene().filtered()
     near = (points[0] - means).norm(dim=1).argsort()[:16]
     shares = torch.zeros(len(near), 1)
     for share, index in zip(shares, near.tolist(), strict=True):
@@ -208,7 +208,7 @@ def test_features_are_added_to_a_checkpoint(
 
 def test_metrics_of_features(model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the picture's own features they are perfect; against others they are what they are."""
-    monkeypatch.setattr(asking, "STRIP_NUMBERS", 1)
+    monkeypatch.setattr(rendering, "STRIP_NUMBERS", 1)
     seen = whole(model, camera, "first")
     grid = PatchGrid.covering(24, 32, 24, 32)
     own = FeatureMap(seen.numpy().astype(np.float16), grid)
@@ -233,13 +233,13 @@ def test_a_failure_at_the_end_does_not_cost_the_training(
         raise FeatureStoreError("The shard x is damaged: run y.")
         yield
 
-    monkeypatch.setattr(asking, "lift", fails)
-    monkeypatch.setattr(asking, "looks", lambda *_: 1)
+    monkeypatch.setattr(queryable, "lift", fails)
+    monkeypatch.setattr(queryable, "lifting_steps", lambda *_: 1)
 
-    class Dataset(asking.PinholeDataset):
+    class Dataset(queryable.PinholeDataset):
         def __init__(self) -> None: ...
 
-    class Source(asking.FeatureSource):
+    class Source(queryable.FeatureSource):
         def __init__(self) -> None: ...
 
     model.lift_features(Dataset(), Source())

@@ -9,7 +9,7 @@ import torch
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import SplatInfo, packing, read_splats, write_splats
-from f3rm_ext.splat.files.losses import rotation_differences
+from f3rm_ext.splat.files.convert import rotation_differences
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians
 
 Make = Callable[..., Gaussians]

@@ -8,7 +8,7 @@ import torch
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import SUFFIXES, SplatInfo, convert_splats, read_splats, write_splats
-from f3rm_ext.splat.files.losses import losses, rotation_differences
+from f3rm_ext.splat.files.convert import conversion_losses, rotation_differences
 from f3rm_ext.splat.gaussians import Gaussians
 
 Make = Callable[..., Gaussians]
@@ -55,7 +55,7 @@ def test_render_mode_that_a_format_cannot_tell(make: Make, tmp_path: Path) -> No
     write_splats(tmp_path / "a.ply", make(), SplatInfo(render_mode="mip"))
     lost = convert_splats(tmp_path / "a.ply", tmp_path / "b.splat").lost
     assert lost[0] == "SH degree 3 became 0 (colours are now the same from everywhere)."
-    assert lost[-1].startswith("The file cannot say that it is to be drawn with anti-aliasing")
+    assert lost[-1].startswith("The format cannot record that the splats need anti-aliasing")
 
 
 @pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
@@ -65,7 +65,7 @@ def test_a_file_is_not_converted_into_itself(link: str | None, make: Make, tmp_p
     before = source.read_bytes()
     if link:
         getattr(target, link)(source)
-    with pytest.raises(SplatFileError, match="is the file to read as well, and it would be lost"):
+    with pytest.raises(SplatFileError, match="is also the file to read, which would be lost"):
         convert_splats(source, target if link else tmp_path / "." / "a.ply", sh_degree=0)
     assert source.read_bytes() == before
 
@@ -88,13 +88,13 @@ def test_losses_are_measured(make: Make) -> None:
     after.features_dc[:] += 1 / (255 * 0.28209479177387814)
     after.features_rest[0, 0, 0] += 0.5
     after.quats *= -2  # the same rotations
-    told = losses(before, after)
-    assert told[0].startswith("Positions changed by 0 in the middle case, 0.25 at most; the scene is ")
-    assert told[1] == "Sizes changed by 0 % in the middle case, 10 % at most."
-    assert told[2].startswith("Opacities changed by 0 in the middle case, 0.")
-    assert told[3] == "Colours changed by 1 of 255 in the middle case, 1 of 255 at most."
-    assert told[4] == "SH coefficients changed by 0 in the middle case, 0.5 at most."
-    assert len(told) == 5 and losses(before, make(3)) == []
+    told = conversion_losses(before, after)
+    assert told[0].startswith("Positions changed by 0 at the median, 0.25 at most; the scene is ")
+    assert told[1] == "Sizes changed by 0 % at the median, 10 % at most."
+    assert told[2].startswith("Opacities changed by 0 at the median, 0.")
+    assert told[3] == "Colours changed by 1 of 255 at the median, 1 of 255 at most."
+    assert told[4] == "SH coefficients changed by 0 at the median, 0.5 at most."
+    assert len(told) == 5 and conversion_losses(before, make(3)) == []
 
 
 @pytest.mark.parametrize("degrees", [0.0, 1e-4, 1.0, 90.0, 180.0])

@@ -11,7 +11,7 @@ import torch
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
-from f3rm_ext.splat.files.losses import rotation_differences
+from f3rm_ext.splat.files.convert import rotation_differences
 from f3rm_ext.splat.files.spz import fraction_bits_for
 from f3rm_ext.splat.gaussians import Gaussians
 
@@ -185,7 +185,7 @@ def test_bits_behind_the_point(largest: float, bits: int) -> None:
 def test_too_far_out(make: Make, tmp_path: Path) -> None:
     gaussians = make(5)
     gaussians.means[0, 0] = 2**24
-    with pytest.raises(SplatFileError, match=r"coordinate of 1.68e\+07, and .spz ends at 8388607: write PLY instead"):
+    with pytest.raises(SplatFileError, match=r"coordinate of 1.68e\+07, but .spz allows at most 8388607: write PLY"):
         write_splats(tmp_path / "a.spz", gaussians, SplatInfo())
     assert not list(tmp_path.iterdir())
 
@@ -202,13 +202,13 @@ def test_more_than_the_gaussians(what: str, tmp_path: Path) -> None:
     [
         (pressed(b"hello"), "is a gzip file but no .spz file"),
         (pressed(b"NGSP"), "is a gzip file but no .spz file"),
-        (pressed(header(version=1) + body()), "is of version 1 of .spz, and versions 2 and 3 are read here"),
-        (b"NGSP" + (4).to_bytes(4, "little") + bytes(99), "is of version 4 of .spz"),
+        (pressed(header(version=1) + body()), "has version 1 of .spz, but only versions 2 and 3 are supported"),
+        (b"NGSP" + (4).to_bytes(4, "little") + bytes(99), "has version 4 of .spz"),
         (pressed(header(degree=4) + body()), "has spherical harmonics of degree 4"),
-        (pressed(header() + body()[:-1]), r"is cut short \(it has not all of its 1 Gaussians\)"),
+        (pressed(header() + body()[:-1]), r"is cut short \(some of its 1 Gaussians are missing\)"),
         (pressed(header() + body())[:-1], "is cut short"),
         (pressed(header() + body())[:12], "is cut short"),
-        (pressed(header(count=4_000_000_000)), "its header tells of 4000000000 Gaussians"),
+        (pressed(header(count=4_000_000_000)), "its header claims 4000000000 Gaussians"),
         (pressed(header() + body())[:-8] + bytes(8), r"is damaged \(CRC check failed"),
         (b"\x1f\x8b\x08\0\0\0\0\0\0\0" + bytes([255] * 99), "is damaged"),
         (pressed(header(count=0)), "has no Gaussians at all"),

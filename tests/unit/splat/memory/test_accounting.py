@@ -2,8 +2,8 @@
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.mip import smoothing_filter
+from f3rm_ext.splat.rasterize import Rasterization
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.options import RegularizationOptions
@@ -60,10 +61,9 @@ def trained(layout: Layout) -> tuple[dict[str, Parameter], dict[str, torch.optim
         others = sum(params[name].square().sum() for name in shapes)
         (drawn[seen].sum() + others).backward()
     densifier = make_densifier(DensifyOptions(stop_scale2d=100 * (layout.statistics == 3)), 1.0)
-    picture: Any = type("Seen", (), {})()
-    picture.colors, picture.radii = torch.zeros(4, 4, 3), torch.ones(COUNT)
-    picture.means2d = torch.zeros(COUNT, 2)
-    densifier.after_backward(1, picture, params, optimizers)
+    radii = torch.ones(COUNT, dtype=torch.int32)
+    rendered = Rasterization(torch.zeros(4, 4, 3), torch.zeros(4, 4), torch.zeros(4, 4), torch.zeros(COUNT, 2), radii)
+    densifier.after_backward(1, rendered, params, optimizers)
     statistics = [value for name, value in densifier.state_dict().items() if name != "generator"]
     means = params["means"].detach()
     neighbours = nearest_neighbours(means, layout.neighbours)
@@ -137,7 +137,7 @@ def test_what_is_said_of_optimize_memory_is_what_the_account_says() -> None:
     splats, benchmarks = (
         " ".join((documentation / name).read_text().split()) for name in ("splats.md", "benchmarks.md")
     )
-    expected = f"{_saved_percent(3)} % less of SH degree 3 and {_saved_percent(2)} % less of degree 2"
+    expected = f"{_saved_percent(3)} % less at SH degree 3 and {_saved_percent(2)} % less at degree 2"
     assert expected in words and expected in splats and expected in benchmarks
     assert not re.search(r"about 60\s?%", words)
 
@@ -167,6 +167,6 @@ def test_degree_zero_has_no_harmonics() -> None:
 
 def test_fewer_visible_gaussians_need_less() -> None:
     layout = Layout(1000)
-    less = total(account(layout)) - total(account(layout.with_visible(0.25)))
+    less = total(account(layout)) - total(account(replace(layout, visible=0.25)))
     assert less == 750 * 32
     assert layout == copy.copy(layout)

@@ -5,21 +5,21 @@ import torch
 from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.memory.conversion import converted
-from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases
+from f3rm_ext.splat.memory.conversion import convert_harmonics
+from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 
 REST = torch.randn(200, 15, 3, generator=torch.Generator().manual_seed(0)) * 0.1
 
 
 def test_the_same_again_loses_nothing() -> None:
-    rest, loss = converted(REST, 3, torch.float32)
+    rest, loss = convert_harmonics(REST, 3, torch.float32)
     assert torch.equal(rest, REST) and str(loss) == "nothing is lost"
 
 
 def test_stated_losses_are_those_of_colors() -> None:
     directions = functional.normalize(torch.randn(5000, 3, generator=torch.Generator().manual_seed(1)), dim=-1)
     bases = sh_bases(3, directions)
-    rest, loss = converted(REST, 1, torch.float16)
+    rest, loss = convert_harmonics(REST, 1, torch.float16)
     assert rest.shape == (200, 3, 3) and rest.dtype == torch.float16
     back = torch.zeros_like(REST)
     back[:, :3] = REST[:, :3]
@@ -32,22 +32,22 @@ def test_stated_losses_are_those_of_colors() -> None:
 
 
 def test_new_degrees_are_zero() -> None:
-    rest, loss = converted(REST[:, :3], 3, torch.float32)
+    rest, loss = convert_harmonics(REST[:, :3], 3, torch.float32)
     assert rest.shape == REST.shape and rest[:, 3:].abs().max() == 0 and loss.dropped == loss.rounding == 0
 
 
 def test_half_back_to_float_is_exact() -> None:
-    half, _ = converted(REST, 3, torch.float16)
-    full, loss = converted(half, 3, torch.float32)
+    half, _ = convert_harmonics(REST, 3, torch.float16)
+    full, loss = convert_harmonics(half, 3, torch.float32)
     assert torch.equal(full, half.float()) and str(loss) == "nothing is lost"
 
 
 def test_none_at_all() -> None:
-    rest, loss = converted(REST, 0, torch.float16)
+    rest, loss = convert_harmonics(REST, 0, torch.float16)
     assert rest.shape == (200, 0, 3) and loss.dropped > 0.05 and loss.rounding == 0
-    assert converted(rest, 2, torch.float32)[0].shape == (200, 8, 3)
+    assert convert_harmonics(rest, 2, torch.float32)[0].shape == (200, 8, 3)
 
 
 def test_odd_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="4 SH coefficients"):
-        converted(REST[:, :4], 3, torch.float32)
+        convert_harmonics(REST[:, :4], 3, torch.float32)

@@ -9,7 +9,7 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
-from f3rm_ext.splat.memory.allocator import CacheClearing, ask_for_expandable_segments, gaps_mib
+from f3rm_ext.splat.memory.allocator import CacheClearing, gaps_mib, request_expandable_segments
 from f3rm_ext.splat.memory.options import MemoryOptions
 
 
@@ -59,21 +59,21 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_expandable_segments_are_asked_for(environment: pytest.MonkeyPatch) -> None:
-    assert ask_for_expandable_segments() == "set"
+    assert request_expandable_segments() == "set"
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert ask_for_expandable_segments() == "kept"
+    assert request_expandable_segments() == "kept"
 
 
 def test_other_settings_are_kept(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
-    assert ask_for_expandable_segments() == "set"
+    assert request_expandable_segments() == "set"
     assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
 
 
 def test_what_the_user_said_about_segments_stays(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
-    assert ask_for_expandable_segments() == "kept"
+    assert request_expandable_segments() == "kept"
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
 
 
@@ -81,14 +81,14 @@ def test_both_names_of_the_settings_are_kept(environment: pytest.MonkeyPatch) ->
     # Newer torch reads the second where both are there, older torch knows the first alone.
     environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     environment.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
-    assert ask_for_expandable_segments() == "set"
+    assert request_expandable_segments() == "set"
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
     assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
 
 
 def test_an_allocator_of_the_users_choice_stays(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    assert ask_for_expandable_segments() == "kept"
+    assert request_expandable_segments() == "kept"
 
 
 def test_once_cuda_runs_torch_is_told(environment: pytest.MonkeyPatch) -> None:
@@ -97,20 +97,20 @@ def test_once_cuda_runs_torch_is_told(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     environment.setattr(torch.cuda, "is_initialized", lambda: True)
     environment.setattr("f3rm_ext.compat.set_cuda_allocator", lambda settings: told.append(settings) or True)
-    assert ask_for_expandable_segments() == "set"
+    assert request_expandable_segments() == "set"
     assert told == ["max_split_size_mb:64,expandable_segments:True"]
 
 
 def test_torch_that_cannot_be_told_is_too_late(environment: pytest.MonkeyPatch) -> None:
     environment.setattr(torch.cuda, "is_initialized", lambda: True)
     environment.setattr("f3rm_ext.compat.set_cuda_allocator", lambda settings: False)
-    assert ask_for_expandable_segments() == "late"
+    assert request_expandable_segments() == "late"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
 
 
 def test_other_systems_have_no_such_segments(environment: pytest.MonkeyPatch) -> None:
     environment.setattr(sys, "platform", "win32")
-    assert ask_for_expandable_segments() == "unsupported"
+    assert request_expandable_segments() == "unsupported"
 
 
 def test_the_cache_is_cleared_on_cuda_alone_and_on_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from f3rm_ext.splat.densify import Change, apply
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory import remainder
 from f3rm_ext.splat.memory.adam import PackedAdam
-from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases
+from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 
 
 def values(count: int = 20) -> Tensor:

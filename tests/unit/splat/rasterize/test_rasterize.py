@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.rasterize import Rendered, rasterize, resolve_backend
+from f3rm_ext.splat.rasterize import Rasterization, rasterize, resolve_backend
 
 
 def test_backends_by_device() -> None:
@@ -36,7 +36,7 @@ def test_shapes_and_graph(backend: Any, make_scene: Any) -> None:
     scene = make_scene(channels=5)
     leaves = scene.leaves(torch.float32)
     rendered = rasterize(**leaves, K=scene.K, width=37, height=29, backend=backend)
-    assert isinstance(rendered, Rendered)
+    assert isinstance(rendered, Rasterization)
     assert rendered.colors.shape == (29, 37, 5)
     assert rendered.depth.shape == rendered.alpha.shape == (29, 37)
     assert rendered.radii.dtype == torch.int32 and not rendered.radii.requires_grad

@@ -7,7 +7,8 @@ import torch
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.rasterize import spherical_harmonics
-from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases, sh_colors, sh_colors_reference
+from f3rm_ext.splat.rasterize.sh_bases import sh_bases
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors, sh_colors_reference
 
 
 def _inputs(degree: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.surface.density import density_loss, heights, ideal_density, normal_loss
-from f3rm_ext.splat.surface.field import NeighbourField, gaussian_table, neighbour_field
+from f3rm_ext.splat.surface.field import NeighbourField, neighbour_field
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.sampling import sample_points
+from f3rm_ext.splat.surface.table import gaussian_table
 
 
 def field_of(

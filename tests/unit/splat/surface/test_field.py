@@ -9,16 +9,11 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.surface import field as field_module
-from f3rm_ext.splat.surface.field import (
-    NORMAL,
-    FieldBackend,
-    NeighbourField,
-    gaussian_table,
-    neighbour_field,
-)
+from f3rm_ext.splat.surface import table as table_module
+from f3rm_ext.splat.surface.field import FieldBackend, NeighbourField, neighbour_field
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.sampling import SurfaceSamples, sample_points
+from f3rm_ext.splat.surface.table import NORMAL, gaussian_table
 
 BACKENDS: tuple[FieldBackend, ...] = ("torch", "numba")
 
@@ -86,7 +81,7 @@ def test_values(backend: FieldBackend, n: int, random_gaussians: Callable[..., G
 def test_gradients_of_density_and_thickness(
     random_gaussians: Callable[..., Gaussians], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(field_module, "CHUNK_GAUSSIANS", 4)
+    monkeypatch.setattr(table_module, "CHUNK_GAUSSIANS", 4)
     gaussians = random_gaussians(6)
     neighbours = nearest_neighbours(gaussians.means, 4)
     neighbours[2, 3] = -1

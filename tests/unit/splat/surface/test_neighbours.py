@@ -21,7 +21,7 @@ def by_definition(means: torch.Tensor, count: int) -> np.ndarray:
 def search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the tests that ask for it run with the tree and with the search of other devices."""
     if request.param == "blocks":
-        monkeypatch.setattr(module, "_by_tree", module._by_blocks)
+        monkeypatch.setattr(module, "_by_tree", lambda means, count, workers: module.search_in_blocks(means, count))
 
 
 @pytest.mark.usefixtures("search")

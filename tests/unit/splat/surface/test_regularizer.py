@@ -11,12 +11,13 @@ from torch import Tensor
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.surface.density import density_loss, normal_loss
-from f3rm_ext.splat.surface.field import gaussian_table, neighbour_field
+from f3rm_ext.splat.surface.field import neighbour_field
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.normals import dn_consistency
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 from f3rm_ext.splat.surface.regularizer import Needs, Regularizer, opacity_entropy
 from f3rm_ext.splat.surface.sampling import sample_points
+from f3rm_ext.splat.surface.table import gaussian_table
 
 MODES: tuple[Mode, ...] = ("density", "sdf", "dn-consistency")
 ACTIVE = 9001

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.surface.field import NeighbourField, gaussian_table, neighbour_field
+from f3rm_ext.splat.surface.field import NeighbourField, neighbour_field
 from f3rm_ext.splat.surface.frames import to_camera
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.sdf import (
@@ -21,6 +21,7 @@ from f3rm_ext.splat.surface.sdf import (
     sdf_loss,
     view_deviations,
 )
+from f3rm_ext.splat.surface.table import gaussian_table
 
 
 def picture(h: int, w: int, seed: int = 0) -> Tensor:

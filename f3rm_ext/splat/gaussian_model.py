@@ -1,0 +1,94 @@
+"""A nerfstudio model whose parameters are Gaussians: access to them, replacing them, and loading checkpoints."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from nerfstudio.models.base_model import Model
+from nerfstudio.utils.rich_utils import CONSOLE
+from torch import Tensor, nn
+
+from f3rm_ext.errors import CheckpointError
+from f3rm_ext.splat.features.heads import LiftedHeads
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
+
+PREFIX = "gauss_params."
+"""Prefix of the parameters in checkpoints, as in splatfacto."""
+
+
+class GaussianModel(Model):
+    """Holds any number of Gaussians; subclasses create them and render them."""
+
+    config: Any
+    """Has ``sh_degree`` and ``memory`` (:class:`~f3rm_ext.splat.memory.options.MemoryOptions`)."""
+    gauss_params: nn.ParameterDict
+    """Tensors of :class:`~f3rm_ext.splat.gaussians.Gaussians` by name."""
+    filter_3d: Tensor
+    """Standard deviations of the 3D filter, (gaussians,), scene units; 0 where not computed yet."""
+    lifted: LiftedHeads
+    """Features of the Gaussians."""
+    loaded = False
+    """Whether the Gaussians come from a checkpoint."""
+
+    @property
+    def gaussians(self) -> Gaussians:
+        """The Gaussians as optimised, without the 3D filter."""
+        return Gaussians.of(dict(self.gauss_params.items()))
+
+    @property
+    def num_gaussians(self) -> int:
+        """Number of Gaussians."""
+        return len(self.gauss_params["means"])
+
+    def set_gaussians(
+        self, gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"] | None = None
+    ) -> ConversionLoss:
+        """Replaces all Gaussians. The parameters stay the same objects, so optimisers keep working.
+
+        Args:
+            gaussians: any number of them; colours are converted to the SH degree of the model.
+            filter_3d: standard deviations of their 3D filter; 0 (not filtered yet) by default.
+
+        Returns:
+            What the SH degree and the storage of the model lose of the colours.
+        """
+        self.lifted.clear()
+        rest, loss = convert_harmonics(gaussians.features_rest, self.config.sh_degree, self.config.memory.sh_dtype)
+        for name, value in replace(gaussians, features_rest=rest).tensors().items():
+            dtype = rest.dtype if name == "features_rest" else torch.float32
+            self.gauss_params[name].data = value.detach().to(self.device, dtype, copy=True)
+        self.filter_3d = torch.zeros(len(gaussians)) if filter_3d is None else filter_3d
+        self.filter_3d = self.filter_3d.to(self.device)
+        return loss
+
+    def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Returns one group for each tensor of the Gaussians."""
+        return {name: [parameter] for name, parameter in self.gauss_params.items()}  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Loads any number of Gaussians of any SH degree, and logs what a lower degree loses.
+
+        Raises:
+            CheckpointError: the checkpoint holds no Gaussians.
+        """
+        if PREFIX + "means" not in state_dict:
+            raise CheckpointError(
+                "The checkpoint holds no Gaussians, so it is of another method: load a run of sugar-ext."
+            )
+        found = Gaussians.of({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
+        filter_3d = state_dict.get("filter_3d", torch.zeros(len(found)))
+        loss = self.set_gaussians(found, filter_3d)
+        ours, theirs = self.config.sh_degree, found.sh_degree
+        if ours != theirs or loss.rounding:
+            CONSOLE.log(f"The checkpoint's colours of SH degree {theirs} are opened as degree {ours}: {loss}.")
+        self.loaded = True
+        about = json.loads(state_dict.get("_extra_state", {}).get("about", "{}"))
+        self.lifted.grow(about.get("features", ()), state_dict, "lifted.")
+        self.lifted.to(self.device)
+        own = {f"{PREFIX}{name}": value.data for name, value in self.gauss_params.items()}
+        own["filter_3d"] = self.filter_3d
+        return super().load_state_dict({**state_dict, **own}, *args, **kwargs)

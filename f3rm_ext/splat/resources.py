@@ -1,0 +1,86 @@
+"""What training splats needs from the trainer and the machine: checks before it starts, advice when memory runs out."""
+
+from collections.abc import Iterator
+
+from nerfstudio.engine.trainer import TrainerConfig
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from f3rm_ext import compat
+from f3rm_ext.engine.shortage import Lever, Loss, halved
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.memory.allocator import SETTING, VARIABLE, request_expandable_segments
+from f3rm_ext.splat.memory.options import MemoryOptions
+from f3rm_ext.splat.rasterize import Backend
+
+_FEWEST_POINTS = 10_000
+"""Surface regularisation needs at least this many points per step."""
+
+
+def fit_trainer(trainer: TrainerConfig, memory: MemoryOptions, backend: Backend) -> None:
+    """Checks and adapts the trainer's options, and sets up CUDA's allocator, before anything is built.
+
+    Args:
+        trainer: options of the trainer, changed in place.
+        memory: says whether CUDA's allocator is to grow its segments.
+        backend: rasteriser of the run.
+
+    Raises:
+        ConfigError: splats cannot be trained with these options on this machine.
+    """
+    devices = trainer.machine.num_devices * trainer.machine.num_machines
+    if devices > 1:
+        raise ConfigError(
+            f"{devices} devices are configured, but nerfstudio cannot follow a changing number of Gaussians on "
+            "several: use --machine.num-devices 1."
+        )
+    if trainer.mixed_precision or trainer.use_grad_scaler:
+        trainer.mixed_precision = trainer.use_grad_scaler = False
+        CONSOLE.print("Splats train in single precision: mixed precision and the gradient scaler are off.")
+    if trainer.machine.device_type != "cuda":
+        return
+    if memory.grow_segments and request_expandable_segments() == "late":
+        CONSOLE.print(f"[yellow]CUDA is running already, too late for expandable segments: set {VARIABLE}={SETTING}.")
+    if backend in ("auto", "gsplat"):
+        compat.check_gsplat_kernels()  # Compiling the kernels starts CUDA.
+
+
+def levers(
+    memory: MemoryOptions,
+    device_type: str,
+    *,
+    sh_degree: int,
+    samples: int,
+    gaussians: int,
+    max_gaussians: int,
+    growing: bool,
+) -> Iterator[Lever]:
+    """Yields the options that can still be changed to lower the memory of a training step.
+
+    Args:
+        memory: storage and allocator options of the run.
+        device_type: type of the device the run is on, e.g. "cuda".
+        sh_degree: of the run, 0 to 3.
+        samples: points per step at which surfaces are regularised; 0 without regularisation.
+        gaussians: present number of Gaussians.
+        max_gaussians: limit on their number; 0 for no limit.
+        growing: whether Gaussians will still be added.
+    """
+    if device_type == "cuda":
+        if not memory.grow_segments:
+            yield Lever(Loss.NOTHING, "pipeline.model.expandable-segments", "False", "True")
+        if memory.fragmentation != "aggressive":
+            yield Lever(Loss.NOTHING, "pipeline.model.fragmentation", memory.fragmentation, "aggressive")
+    if sh_degree:
+        if not memory.optimize_memory:
+            yield Lever(Loss.ROUNDING, "pipeline.model.optimize-memory", "False", "True")
+        if memory.moments != "int8":
+            yield Lever(Loss.ROUNDING, "pipeline.model.sh-moments", memory.moments, "int8")
+    if samples:
+        yield from halved(Loss.NOISE, "pipeline.model.surface.samples", samples, _FEWEST_POINTS)
+    if sh_degree:
+        yield Lever(Loss.DETAIL, "pipeline.model.sh-degree", sh_degree, sh_degree - 1)
+    if growing:
+        # A lower limit removes no Gaussians, but stops growth.
+        lower = max(1, int(0.8 * min(gaussians, max_gaussians or gaussians)))
+        now = f"{max_gaussians or 'without limit'}, {gaussians} there"
+        yield Lever(Loss.DETAIL, "pipeline.model.densify.max-gaussians", now, lower)
