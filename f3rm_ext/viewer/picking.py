@@ -4,15 +4,13 @@ Both render, so they need the model to themselves (nerfstudio's training lock) a
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
-from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError
@@ -29,23 +27,6 @@ FIT_RAYS = 4096
 _FEW_RAYS = 16
 _NARROW = 1000.0
 """Focal length in pixels of a camera of one pixel: next to nothing but its middle ray."""
-
-
-@runtime_checkable
-class Viewable(Queryable, Protocol):
-    """A model that can be asked, and is a torch module that renders cropped to a box."""
-
-    training: bool
-
-    def train(self, mode: bool = True) -> object:
-        """Sets whether it trains."""
-        ...
-
-    def render_camera(
-        self, camera: Cameras, extra: Mapping[str, ExtraOutput], obb_box: OrientedBox | None = None
-    ) -> dict[str, Tensor]:
-        """See :class:`~f3rm_ext.query.queryable.Queryable`; what lies outside the box is not seen."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +54,7 @@ class Viewpoint:
 
 
 @contextmanager
-def not_training(model: Viewable) -> Iterator[None]:
+def not_training(model: Queryable) -> Iterator[None]:
     """The model as it is outside of training, for a while."""
     before = model.training
     model.train(False)
@@ -94,7 +75,7 @@ def camera_along(ray: Ray) -> Cameras:
 
 
 def clicked_feature(
-    model: Viewable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None
+    model: Queryable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None
 ) -> tuple[Embeddings, tuple[float, float, float]]:
     """The feature that is rendered along a ray, and where in the scene frame the ray ends.
 
@@ -123,7 +104,7 @@ def clicked_feature(
     return Embeddings.of_codes(values, (name,), left_out), (x, y, z)
 
 
-def fitted_displays(model: Viewable, sight: Viewpoint) -> dict[str, DisplayBasis]:
+def fitted_displays(model: Queryable, sight: Viewpoint) -> dict[str, DisplayBasis]:
     """The projection to colours of each feature that tells apart best what is seen in a view.
 
     Args:

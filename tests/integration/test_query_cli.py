@@ -237,7 +237,7 @@ class TestRefusals:
             (("--text", ""), ("text to look for is empty", "write a word")),
             (("--text", "mug | "), ("text to look for is empty",)),
             (("--text", "mug", "--negative", " "), ("--negative is empty", "--negative none")),
-            ((), ("Nothing is asked", "--text, --exemplar or --vector")),
+            ((), ("There is no query", "--text, --exemplar or --vector")),
             (("--exemplar", f"{EXAMPLE}:70,10"), ("outside the image", "64 x 48 pixels")),
             (("--exemplar", f"{EXAMPLE}:60,40,10,5"), ("outside the image", "64 x 48 pixels")),
             (("--exemplar", f"{EXAMPLE}:1,2,3"), ("not understood", "IMAGE:x,y,w,h")),

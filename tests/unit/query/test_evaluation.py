@@ -22,7 +22,7 @@ from f3rm_ext.query.evaluation import (
     count_view,
     evaluate_points,
     labelled_cameras,
-    score_map,
+    score_feature_map,
     surface_points,
 )
 from f3rm_ext.query.metrics import QueryMetrics
@@ -137,7 +137,7 @@ def test_scores_of_a_map_are_those_of_its_interpolated_features(
         Query("relevancy", "toy", vectors(2, 6, 0), vectors(3, 6, 1), 0.2),
         Query("cosine", "toy", vectors(1, 6, 2), Embeddings.empty(6)),
     ]
-    found = score_map(feature_map, queries, 9, 16)
+    found = score_feature_map(feature_map, queries, 9, 16)
     assert found.shape == (9, 16, 2)
     places = np.stack(np.meshgrid(np.arange(9) + 0.5, np.arange(16) + 0.5, indexing="ij"), axis=-1).reshape(-1, 2)
     sampled = torch.from_numpy(sample_map(feature_map, places)).double()

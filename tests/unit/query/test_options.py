@@ -1,85 +1,49 @@
-"""From what is typed to queries."""
+"""From what is typed to specifications of queries."""
 
-from collections.abc import Callable, Sequence
+import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from f3rm_ext.errors import ConfigError, ExtractorError
-from f3rm_ext.query import parsing as asking
-from f3rm_ext.query.embeddings import Embeddings
-from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, TextEncoder
-from f3rm_ext.query.example_encoder import Example
-from f3rm_ext.query.exemplar import Region
-from f3rm_ext.query.options import QueryOptions
-from f3rm_ext.query.parsing import build_queries, parse_queries
-from f3rm_ext.query.run import Run
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.query.options import QueryOptions, Region, check_temperature, parse_queries, split_prompts
 
 
 def options(**given: Any) -> QueryOptions:
     return QueryOptions(load_config=Path("config.yml"), **given)
 
 
-class Encoder(TextEncoder):
-    """Embeds a text as a fixed random direction; remembers what it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.prompts: list[tuple[str, ...]] = []
-
-    def encode(self, head: Any, prompts: Sequence[str]) -> Embeddings:
-        self.prompts.append(tuple(prompts))
-        if head.extractor == "mute":
-            raise ExtractorError("It understands no text.")
-        rows = [torch.randn(head.dim, generator=torch.Generator().manual_seed(len(text))) for text in prompts]
-        return Embeddings.of_full(torch.stack(rows), tuple(prompts))
-
-
-@pytest.fixture
-def run(make_field: Callable, make_head: Callable, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A run with two features, whose photos are all the same."""
-
-    class Examples:
-        def __init__(self, run: Any, head: Any, device: Any) -> None:
-            self.head = head
-
-        def example(self, region: Region) -> Example:
-            positives = Embeddings.of_full(torch.ones(1, self.head.dim), (str(region),))
-            if not region.is_point:
-                return Example(positives, Embeddings.empty(self.head.dim))
-            return Example(positives, Embeddings.of_full(torch.eye(self.head.dim)[:2], ("table", "wall")))
-
-    monkeypatch.setattr(asking, "Examples", Examples)
-    model = make_field(make_head(), make_head("other", dim=12, extractor="mute"))
-    return Run(model, manager=None, config=None, checkpoint=Path("step.ckpt"), step=0)  # type: ignore[arg-type]
-
-
 def test_texts_with_and_without_names() -> None:
     mug, fruit = parse_queries(options(text=("blue mug", "fruit = banana | plantain")))
-    assert (mug.name, mug.prompts) == ("blue mug", ("blue mug",))
-    assert (fruit.name, fruit.prompts) == ("fruit", ("banana", "plantain"))
+    assert (mug.name, mug.positives) == ("blue mug", ("blue mug",))
+    assert (fruit.name, fruit.positives) == ("fruit", ("banana", "plantain"))
 
 
 def test_a_text_of_alternatives_is_called_by_the_first() -> None:
-    (asked,) = parse_queries(options(text=("banana|plantain",)))
-    assert asked.name == "banana"
+    (spec,) = parse_queries(options(text=("banana|plantain",)))
+    assert spec.name == "banana"
 
 
 def test_examples_and_vectors_with_and_without_names() -> None:
     given = options(exemplar=("a/b.png:1,2", "face=a/b.png:1,2,3,4"), vector=("v/mug.npy", "cup=v/mug.npy"))
-    found = [(asked.kind, asked.name) for asked in parse_queries(given)]
-    assert found == [("exemplar", "b.png:1,2"), ("exemplar", "face"), ("vector", "mug"), ("vector", "cup")]
-    regions = [asked.region for asked in parse_queries(given)[:2]]
-    assert regions == [Region("a/b.png", 1.0, 2.0), Region("a/b.png", 1.0, 2.0, 3.0, 4.0)]
-    assert parse_queries(given)[3].file == Path("v/mug.npy")
+    assert [(spec.name, spec.positives) for spec in parse_queries(given)] == [
+        ("b.png:1,2", Region("a/b.png", 1.0, 2.0)),
+        ("face", Region("a/b.png", 1.0, 2.0, 3.0, 4.0)),
+        ("mug", Path("v/mug.npy")),
+        ("cup", Path("v/mug.npy")),
+    ]
+
+
+def test_every_query_has_the_options_of_all() -> None:
+    given = options(text=("mug",), exemplar=("a.png",), negative=("wall",), feature="clip", temperature=0.3)
+    for spec in parse_queries(given):
+        assert (spec.negatives, spec.feature, spec.temperature) == (("wall",), "clip", 0.3)
 
 
 def test_an_equals_sign_in_a_path_is_no_name() -> None:
-    (asked,) = parse_queries(options(exemplar=("runs/lr=3/b.png:1,2",)))
-    assert asked.region == Region("runs/lr=3/b.png", 1.0, 2.0)
+    (spec,) = parse_queries(options(exemplar=("runs/lr=3/b.png:1,2",)))
+    assert spec.positives == Region("runs/lr=3/b.png", 1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -103,45 +67,83 @@ def test_bad_options(given: dict[str, Any], message: str) -> None:
         options(**given)
 
 
-def test_default_negatives(run: Any, tmp_path: Path) -> None:
-    np.save(tmp_path / "v.npy", np.ones(40))
-    vector_file = str(tmp_path / "v.npy")
-    given = options(text=("mug|cup",), exemplar=("a.png:1,2", "a.png"), vector=(vector_file,), temperature=0.3)
-    text, example, whole, vector = build_queries(given, run, Encoder())
-    assert text.positives.sources == ("mug", "cup") and text.negatives.sources == DEFAULT_NEGATIVES
-    assert example.negatives.sources == ("table", "wall")
-    for query in (whole, vector):
-        assert query.negatives.sources == ("the mean of all photos",) and query.is_relevancy
-        mean = run.model.heads["toy"].display_mean
-        torch.testing.assert_close(query.negatives.values[0], mean / mean.norm())
-    assert {query.temperature for query in (text, example, whole, vector)} == {0.3}
-    assert {query.head for query in (text, example, whole, vector)} == {"toy"}
+def test_alternatives_are_split() -> None:
+    assert split_prompts("blue mug") == ["blue mug"]
+    assert split_prompts(" mug| cup ") == ["mug", "cup"]
+    for text in ("", "  ", "mug|", "|"):
+        with pytest.raises(ConfigError, match="text to look for is empty"):
+            split_prompts(text)
 
 
-def test_given_negatives_go_for_all(run: Any) -> None:
-    given = options(text=("mug",), exemplar=("a.png:1,2",), negative=("table", "floor"))
-    queries = build_queries(given, run, Encoder())
-    assert [query.negatives.sources for query in queries] == [("table", "floor")] * 2
+@pytest.mark.parametrize("temperature", [0.0, -0.1, math.nan, math.inf])
+def test_temperatures_that_cannot_be_used(temperature: float) -> None:
+    with pytest.raises(ConfigError, match="must be above 0"):
+        check_temperature(temperature)
 
 
-def test_no_negatives_give_cosines_and_need_no_text(run: Any) -> None:
-    encoder = Encoder()
-    queries = build_queries(options(exemplar=("a.png:1,2",), negative=("none",), feature="other"), run, encoder)
-    assert not queries[0].is_relevancy and queries[0].positives.values.shape == (1, 12) and not encoder.prompts
+def test_a_temperature_that_can_be_used() -> None:
+    check_temperature(0.05)
 
 
-def test_examples_need_no_text(run: Any) -> None:
-    encoder = Encoder()
-    build_queries(options(exemplar=("a.png:1,2",), feature="other"), run, encoder)
-    assert not encoder.prompts
+# --- regions ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [{"text": ("mug",)}, {"exemplar": ("a.png",), "negative": ("table",)}])
-def test_texts_for_a_feature_that_understands_none(run: Any, given: dict[str, Any]) -> None:
-    with pytest.raises(ExtractorError, match="understands no text"):
-        build_queries(options(feature="other", **given), run, Encoder())
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.png", Region("a.png")),
+        ("images/a.png:12.5,7", Region("images/a.png", 12.5, 7.0)),
+        ("a.png:1,2,30,4", Region("a.png", 1.0, 2.0, 30.0, 4.0)),
+        ("C:/odd:name.png:1,2", Region("C:/odd:name.png", 1.0, 2.0)),
+        ("C:/photos/a.png", Region("C:/photos/a.png")),
+        ("C:\\photos\\a.png", Region("C:\\photos\\a.png")),
+        ("a.png: 1, 2", Region("a.png", 1.0, 2.0)),
+    ],
+)
+def test_regions_are_read(text: str, expected: Region) -> None:
+    assert Region.parse(text) == expected
+    assert Region.parse(str(expected)) == expected
 
 
-def test_unknown_feature(run: Any) -> None:
-    with pytest.raises(ConfigError, match=r"no feature 'clip'.*toy, other"):
-        build_queries(options(text=("mug",), feature="clip"), run, Encoder())
+@pytest.mark.parametrize("text", ["", ":1,2", "a.png:1", "a.png:1,2,3", "a.png:x,y", "a.png:nan,2", "a.png:1,inf"])
+def test_regions_that_are_not_understood_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"not understood: .*IMAGE:x,y,w,h"):
+        Region.parse(text)
+
+
+@pytest.mark.parametrize("text", ["a.png:1,2,0,5", "a.png:1,2,5,-1"])
+def test_empty_boxes_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is empty"):
+        Region.parse(text)
+
+
+def test_a_region_at_another_size_is_the_same_place() -> None:
+    assert Region("a", 10.0, 20.0, 30.0, 40.0).scaled(0.5, 2.0) == Region("a", 5.0, 40.0, 15.0, 80.0)
+    assert Region("a", 10.0, 20.0).scaled(0.5, 2.0) == Region("a", 5.0, 40.0)
+    assert Region("a").scaled(0.5, 2.0) == Region("a")
+
+
+def test_extent_and_middle() -> None:
+    assert Region("a", 10.0, 20.0, 30.0, 40.0).box_px(99, 99) == (10, 20, 40, 60)
+    assert Region("a", 10.0, 20.0).box_px(99, 99) == (10, 20, 10, 20)
+    assert Region("a").box_px(80, 60) == (0, 0, 80, 60)
+    assert Region("a", 10.0, 20.0, 30.0, 40.0).middle_px(99, 99) == (25, 40) and Region("a").middle_px(80, 60) == (
+        40,
+        30,
+    )
+    assert [Region("a", 1.0, 2.0).is_point, Region("a", 1.0, 2.0, 3.0, 4.0).is_point, Region("a").is_point] == [
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("inside", ["a", "a:0,0", "a:40,30", "a:0,0,40,30", "a:39,29,1,1"])
+def test_places_inside_are_taken(inside: str) -> None:
+    Region.parse(inside).require_inside(40, 30)
+
+
+@pytest.mark.parametrize("outside", ["a:-1,0", "a:0,-0.5", "a:40.5,3", "a:3,31", "a:30,0,11,5", "a:0,20,5,11"])
+def test_places_outside_are_refused(outside: str) -> None:
+    with pytest.raises(ConfigError, match=r"outside the image, which has 40 x 30 pixels"):
+        Region.parse(outside).require_inside(40, 30)

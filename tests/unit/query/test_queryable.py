@@ -109,7 +109,7 @@ def test_an_empty_name_is_the_primary_feature(
 def test_unknown_features_are_refused(make_field: Callable[..., Any], camera: Cameras) -> None:
     with pytest.raises(ConfigError, match=r"no feature 'clip': choose from those it has \(toy\)"):
         score_image(make_field(), camera, [cosine_query(head="clip")])
-    with pytest.raises(ConfigError, match="no distilled features, so it cannot be asked"):
+    with pytest.raises(ConfigError, match="no distilled features, so it cannot be queried"):
         checked_head({}, "clip")
 
 
