@@ -51,13 +51,13 @@ class Features(QueryOptions):
     voxel: float = 0.0
     """Keep one point in each cube of this side, in units of --frame; 0 keeps all points."""
     frame: Literal["capture", "scene"] = "capture"
-    """Coordinates of the files: capture for those and the units of transforms.json, scene for those of the model, where
-    cameras lie within about ±1."""
+    """Coordinates of the files: those of the capture, in the units of transforms.json, or those of the scene as the
+    model sees it, with cameras within about ±1."""
     select: bool = False
     """Take only points where a query reaches --threshold."""
     space: Literal["distilled", "full", "none"] = "distilled"
-    """Features in the NPZ file: distilled for what was distilled (PCA codes, if there are any), full for the full
-    space of the extractor, or none."""
+    """Features in the NPZ file: as they were distilled (PCA codes, if there are any), in the full space of the
+    extractor, or none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
