@@ -43,7 +43,7 @@ def exported(trained: Any, tmp_path_factory: pytest.TempPathFactory, run_command
 
 
 class TestFiles:
-    """One call with two queries, looked at from all sides."""
+    """One call with two queries, checked from all sides."""
 
     def test_open3d_sees_what_is_in_the_npz(self, exported: Path, open3d: ModuleType) -> None:
         cloud, ours = open3d.io.read_point_cloud(str(exported)), arrays(exported.with_suffix(".npz"))
@@ -196,8 +196,8 @@ class TestRefusals:
             (weightless[0], ("--text", "mug"), str(weightless[1])),
             (other_basis, ("--exemplar", f"{EXAMPLE}:20,20"), "another basis"),
         ]
-        for config, asked, word in cases:
-            said = f3rm_ext("export", "features", "--load-config", config, "--out", out, *asked).refuses()
+        for config, arguments, word in cases:
+            said = f3rm_ext("export", "features", "--load-config", config, "--out", out, *arguments).refuses()
             assert word in said, said
         assert before.is_as_it_was()
 

@@ -112,12 +112,12 @@ def test_only_training_photos_give_examples(run: Run, head: Any, photo: str) -> 
         exemplar_queries(run, head, truth, truth.classes, "none", photo=photo)
 
 
-def test_only_classes_asked_for_and_seen_well_enough(run: Run, head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    masks = {name: np.zeros((48, 64), bool) for name in ("large", "small", "unasked")}
-    masks["large"][:5, :5], masks["small"][10:14, :6], masks["unasked"][20:40, :] = True, True, True
+def test_only_named_classes_that_are_seen_well_enough(run: Run, head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = {name: np.zeros((48, 64), bool) for name in ("large", "small", "unnamed")}
+    masks["large"][:5, :5], masks["small"][10:14, :6], masks["unnamed"][20:40, :] = True, True, True
 
     class Labels:
-        classes = ("large", "small", "unasked", "absent")
+        classes = ("large", "small", "unnamed", "absent")
 
         def view(self, image: Path, height_px: int, width_px: int) -> LabelledView:
             return LabelledView(masks, {})
@@ -141,7 +141,7 @@ def test_photos_without_labels_give_no_examples(run: Run, head: Any) -> None:
 
 
 class ToyTextEncoder(TextEncoder):
-    """Embeds a text as a fixed random direction; remembers what it was asked."""
+    """Embeds a text as a fixed random direction; remembers the texts."""
 
     def __init__(self) -> None:
         super().__init__()

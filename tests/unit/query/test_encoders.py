@@ -54,7 +54,7 @@ class Silent:
         return PatchGrid.covering(1, 1, height_px, width_px)
 
     def extract(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        raise AssertionError("no image is looked at")
+        raise AssertionError("no image is read")
 
 
 class Words(Silent):
@@ -356,8 +356,8 @@ def test_another_model_than_that_of_the_features(encode: Encode, head: Any, tmp_
 def test_extractors_that_need_files_get_them(encode: Encode, tmp_path: Path, monkeypatch: Any) -> None:
     class ByFile(Colors):
         def extract_files(self, images: list[np.ndarray], files: list[Path]) -> list[torch.Tensor]:
-            raise ExtractorError(f"asked for {files[0].name}")
+            raise ExtractorError(f"extracts {files[0].name}")
 
     monkeypatch.setattr(registry, "build_extractor", lambda text, device: ByFile())
-    with pytest.raises(ExtractorError, match=r"asked for b\.png"):
+    with pytest.raises(ExtractorError, match=r"extracts b\.png"):
         encode(Region(str(_save(tmp_path / "b.png", np.zeros((8, 8, 3), np.uint8)))))

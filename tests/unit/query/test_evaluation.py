@@ -176,7 +176,7 @@ def view_of(**sizes: int) -> LabelledView:
 def test_only_classes_that_are_seen_well_count() -> None:
     nothing = Embeddings.empty(3)
     queries = [Query(name, "toy", vectors(1, 3, 0), nothing) for name in ("absent", "small", "large", "larger")]
-    view = view_of(small=MIN_VISIBLE_PX - 1, large=MIN_VISIBLE_PX, larger=60, unasked=80)
+    view = view_of(small=MIN_VISIBLE_PX - 1, large=MIN_VISIBLE_PX, larger=60, unnamed=80)
     scores = torch.zeros(20, 10, 4)
     scores[..., 2] = torch.from_numpy(view.masks["large"]).float()  # only this query finds its object
     metrics = QueryMetrics()

@@ -132,7 +132,7 @@ def test_full_features_are_never_formed(
     assert largest.numel < chunk * dim
     with Largest() as formed:
         field.features("toy", torch.zeros(chunk, 3))
-    assert formed.numel == chunk * dim, "what is looked for would be seen"
+    assert formed.numel == chunk * dim, "a formed feature would be seen"
 
 
 def test_memory_does_not_grow_with_the_dimension(
