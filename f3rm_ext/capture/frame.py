@@ -1,4 +1,4 @@
-"""From the scene frame, in which a model works, to the frame of the capture, in which its user measures."""
+"""Between the scene frame, in which a model works, and the capture's frame, in which its user measures."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CaptureFrame:
-    """The map between the frame of transforms.json and the scene frame: scene = scale · (R · capture + t)."""
+    """The map between the frame of transforms.json and the scene frame: scene = scale · (R · capture + t).
+
+    >>> frame = CaptureFrame(rotation=np.eye(3), translation=np.array([1.0, 0.0, 0.0]), scale=0.5)
+    >>> frame.to_scene(np.array([3.0, 0.0, 4.0])).tolist()
+    [2.0, 0.0, 2.0]
+    >>> frame.to_capture(np.array([2.0, 0.0, 2.0])).tolist()
+    [3.0, 0.0, 4.0]
+    """
 
     rotation: Float[np.ndarray, "3 3"]
     """R, orthonormal."""
@@ -27,14 +34,14 @@ class CaptureFrame:
 
     @classmethod
     def of_outputs(cls, outputs: "DataparserOutputs", data: Path) -> "CaptureFrame":
-        """The frame of a parsed capture.
+        """Returns the frame of a parsed capture.
 
-        nerfstudio's dataparser counts what ns-process-data did to the poses (``applied_transform`` and
-        ``applied_scale`` of transforms.json) as a part of its own transform; that part is taken out again.
+        nerfstudio's dataparser includes in its transform what ns-process-data did to the poses (``applied_transform``
+        and ``applied_scale`` of transforms.json). This takes that part out again.
 
         Args:
-            outputs: of the dataparser.
-            data: the capture.
+            outputs: outputs of the dataparser.
+            data: the capture: its folder or file.
         """
         matrix = np.asarray(outputs.dataparser_transform, dtype=np.float64)[:3, :4]
         scale = float(outputs.dataparser_scale)
@@ -46,30 +53,30 @@ class CaptureFrame:
         return cls(rotation=matrix[:, :3], translation=matrix[:, 3], scale=scale)
 
     def to_capture(self, points: Float[np.ndarray, "*batch 3"]) -> Float[np.ndarray, "*batch 3"]:
-        """Points of the scene frame in the frame and units of transforms.json."""
+        """Maps points of the scene frame to the frame and units of transforms.json."""
         return (points / self.scale - self.translation) @ self.rotation
 
     def to_scene(self, points: Float[np.ndarray, "*batch 3"]) -> Float[np.ndarray, "*batch 3"]:
-        """Points of transforms.json's frame in the scene frame."""
+        """Maps points of the frame of transforms.json to the scene frame."""
         return self.scale * (points @ self.rotation.T + self.translation)
 
     def directions_to_capture(self, directions: Float[np.ndarray, "*batch 3"]) -> Float[np.ndarray, "*batch 3"]:
-        """Directions of the scene frame in that of transforms.json."""
+        """Maps directions of the scene frame to the frame of transforms.json; lengths stay."""
         return directions @ self.rotation
 
     def describe(self) -> dict[str, object]:
-        """The map as JSON."""
+        """Returns the map as JSON."""
         matrix = np.column_stack([self.rotation, self.translation])
         return {"scene_from_capture": matrix.tolist(), "scene_units_per_capture_unit": self.scale}
 
 
 def _applied(data: Path) -> dict[str, Any] | None:
-    """What transforms.json says was done to the poses before; None where the capture has no such file."""
+    """The transform and scale that transforms.json says its poses already have; None without such a file."""
     try:
         meta, folder = read_transforms(data)
     except CaptureError:
         return None
     if "applied_transform" not in meta and (folder / "colmap" / "sparse" / "0").exists():
-        # What nerfstudio takes it to be in captures that older versions of it made.
+        # nerfstudio assumes this transform in captures that its older versions made.
         meta = {**meta, "applied_transform": [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, -1, 0]]}
     return {key: meta[key] for key in ("applied_transform", "applied_scale") if key in meta}

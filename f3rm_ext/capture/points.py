@@ -81,7 +81,7 @@ def read_point_cloud(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8
         UserError: there is no such file, it is damaged, or it has no points.
         OSError: it cannot be read.
     """
-    from f3rm_ext.utils.ply_tables import PlyTables
+    from f3rm_ext.utils.ply import PlyTables
 
     if not path.is_file():
         raise CaptureError(

@@ -1,1 +1,1 @@
-"""What a trained scene is written as for other programs. Knows models by protocol only."""
+"""A trained scene as files for other programs: point clouds with features. Knows models by protocol only."""

@@ -1,4 +1,4 @@
-"""Points on the surfaces of a trained scene, seen from its cameras. Any model that can be asked can be exported."""
+"""Points on the surfaces of a trained scene, as its cameras see them, and their normals."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,77 +15,80 @@ from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Queryable, score_points
 from f3rm_ext.utils.pictures import to_bytes
 
-DEPTHS = {"median": "depth", "expected": "expected_depth"}
-"""Outputs of a model that say how far its surfaces are."""
-_ROUNDS = 8
-_MOST_RAYS = 40
-"""Rays cast for each point wanted, at most."""
+DEPTH_OUTPUTS = {"median": "depth", "expected": "expected_depth"}
+"""The output of a model for each kind of depth."""
+NEIGHBOURS = 16
+"""How many points a normal is fitted to, the point itself included."""
+_MAX_ROUNDS = 8
+_MAX_RAYS_PER_POINT = 40
+"""Rays cast for each requested point, at most."""
 _STALLED = 0.25
-"""A round that brings less of what was missing shows that there is no more, as with voxels."""
+"""A round that finds less than this share of the missing points is the last: there are no more, as with voxels."""
+_NORMALS_CHUNK = 1 << 15
 
 
 @runtime_checkable
 class HasDensity(Protocol):
-    """A model that knows its density everywhere, as fields do and splats do not."""
+    """A model with a density everywhere: fields have one, splats do not."""
 
     def density_at(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "points"]:
-        """Density per scene unit at points of the scene frame."""
+        """Returns the density per scene unit at points of the scene frame."""
         ...
 
 
 @dataclass(frozen=True)
 class CloudOptions:
-    """Which points are taken. All lengths are of the scene frame."""
+    """Which points to take. Lengths are in scene units."""
 
     points: int = 200_000
-    """How many, at most."""
+    """Number of points, at most."""
     accumulation: float = 0.8
-    """Least opacity along the ray, 0 to 1."""
+    """Lowest opacity along the ray, 0 to 1."""
     density: float = 0.0
-    """Least density at the point, per scene unit; 0 takes all."""
+    """Lowest density at the point, per scene unit; 0 takes all."""
     inside: Callable[[Float[np.ndarray, "points 3"]], Bool[np.ndarray, "points"]] | None = None
-    """Says which points are in the crop box."""
+    """Says which points of the scene frame are in the crop box; None takes all."""
     voxel: float = 0.0
-    """Side of the cubes of which each keeps one point; 0 takes all."""
+    """Side of the cubes that keep one point each; 0 takes all."""
     depth: Literal["median", "expected"] = "median"
-    """Where along the ray the surface is."""
+    """The depth that places a point on its ray."""
     select: float | None = None
-    """Take only points where some query has at least this score."""
+    """Lowest score: at least one query must reach it; None takes all."""
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points with what was seen there."""
+    """Points with their colours and scores."""
 
     positions: Float32[np.ndarray, "points 3"]
     """Scene frame."""
     colors: UInt8[np.ndarray, "points 3"]
-    """As rendered."""
+    """Rendered colours."""
     accumulation: Float32[np.ndarray, "points"]
-    """Opacity of the ray."""
+    """Opacity along the ray."""
     density: Float32[np.ndarray, "points"]
-    """Per scene unit; NaN where the model has none."""
+    """Density per scene unit; NaN where the model has none."""
     seen_from: Float32[np.ndarray, "points 3"]
-    """Centre of the camera that saw it, scene frame."""
+    """Centre of the camera that saw the point, scene frame."""
     scores: Float32[np.ndarray, "points queries"]
-    """Of each query."""
+    """Score of each query."""
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def take(self, which: np.ndarray) -> "Cloud":
-        """Some of the points, by index or mask."""
+        """Returns some of the points, by index or mask."""
         return Cloud(**{name: values[which] for name, values in vars(self).items()})
 
     @classmethod
     def join(cls, parts: Sequence["Cloud"]) -> "Cloud":
-        """All points of several; at least one."""
+        """Returns all points of one or more clouds."""
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
 
 
 @dataclass
 class Tally:
-    """How many points passed each test, for who asks why there are so few."""
+    """How many points passed each test, to explain why so few are left."""
 
     rays: int = 0
     opaque: int = 0
@@ -95,57 +98,59 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"of {self.rays} rays {self.opaque} met a surface, {self.dense} of those were dense enough, "
+            f"of {self.rays} rays {self.opaque} met a surface, {self.dense} of these were dense enough, "
             f"{self.inside} in the crop box and {self.selected} selected"
         )
 
 
-def gather(
+def gather_points(
     model: Queryable,
     cameras: Cameras,
     options: CloudOptions,
     queries: Sequence[Query] = (),
     on_progress: Callable[[int], None] = lambda points: None,
 ) -> Cloud:
-    """Points seen by cameras, spread evenly over their pictures; the same every time.
+    """Gathers points that cameras see, spread evenly over their pictures. Repeatable: random numbers are seeded.
 
-    Cameras are rendered small, again and again between the pixels of before, until there are enough points: memory is
-    that of the points, whatever the size of the photos.
+    Renders small pictures, again and again at places between the earlier pixels, until there are enough points. Memory
+    holds the points only, whatever the size of the photos.
 
     Args:
         model: renders ``rgb``, ``accumulation`` and depth.
-        cameras: of the training photos, scene frame.
+        cameras: the training cameras, scene frame.
         options: which points to take.
-        queries: asked at every point.
+        queries: scored at every point.
         on_progress: called with the number of points so far.
 
     Raises:
-        ConfigError: no point is left, or the density is asked for and the model has none.
+        ConfigError: no point is left, or the options need a density and the model has none.
     """
     if options.density > 0 and not isinstance(model, HasDensity):
-        raise ConfigError("This model has no density to threshold: leave --density out and use --accumulation.")
+        raise ConfigError("This model has no density: leave --density out and use --accumulation.")
     cameras = cameras.to(torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     tally, cloud, wanted = Tally(), None, float(options.points)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         before = 0 if cloud is None else len(cloud)
         parts = [] if cloud is None else [cloud]
         for index in torch.randperm(len(cameras), generator=generator).tolist():
             camera = _small_camera(cameras[index : index + 1], wanted / len(cameras), generator)
-            parts.append(_seen(model, camera, options, queries, tally))
+            parts.append(_visible_points(model, camera, options, queries, tally))
             on_progress(min(options.points, sum(map(len, parts))))
-        cloud = thinned(Cloud.join(parts), options.voxel)
+        cloud = voxel_downsample(Cloud.join(parts), options.voxel)
         on_progress(min(options.points, len(cloud)))
         missing = options.points - len(cloud)
         stalled = before and len(cloud) - before < _STALLED * (options.points - before)
-        if missing <= 0 or stalled or tally.rays >= _MOST_RAYS * options.points:
+        if missing <= 0 or stalled or tally.rays >= _MAX_RAYS_PER_POINT * options.points:
             break
-        share = max(len(cloud) / tally.rays, 1.0 / _MOST_RAYS)
-        wanted = min(max(1.1 * missing / share, 0.1 * options.points), _MOST_RAYS * options.points - tally.rays)
+        share = max(len(cloud) / tally.rays, 1.0 / _MAX_RAYS_PER_POINT)
+        wanted = min(
+            max(1.1 * missing / share, 0.1 * options.points), _MAX_RAYS_PER_POINT * options.points - tally.rays
+        )
     assert cloud is not None
     if not len(cloud):
         raise ConfigError(
-            f"No point is left to export: {tally}; lower --accumulation, --density or --threshold, or mend the box."
+            f"No point is left to export: {tally}; lower --accumulation, --density or --threshold, or enlarge the box."
         )
     if len(cloud) > options.points:
         chosen = np.random.default_rng(0).permutation(len(cloud))[: options.points]
@@ -153,12 +158,12 @@ def gather(
     return cloud
 
 
-def thinned(cloud: Cloud, side: float) -> Cloud:
-    """One point for each cube of a grid that has any: that which is nearest to their mean.
+def voxel_downsample(cloud: Cloud, side: float) -> Cloud:
+    """Keeps one point in each cube of a grid: the one nearest to the mean of the cube's points.
 
     Args:
         cloud: the points.
-        side: of the cubes, scene units; 0 leaves all.
+        side: side of the cubes, scene units; 0 keeps all points.
     """
     if side <= 0 or not len(cloud):
         return cloud
@@ -173,7 +178,7 @@ def thinned(cloud: Cloud, side: float) -> Cloud:
 
 
 def _small_camera(camera: Cameras, rays: float, generator: torch.Generator) -> Cameras:
-    """The camera at about so many pixels, at most its own, moved by a part of a pixel at random."""
+    """The camera at about this number of pixels, at most its own, shifted at random by less than a pixel."""
     pixels = int(camera.width.item()) * int(camera.height.item())
     if rays < pixels:
         camera.rescale_output_resolution(max((rays / pixels) ** 0.5, 1.0 / min(camera.width, camera.height).item()))
@@ -183,12 +188,14 @@ def _small_camera(camera: Cameras, rays: float, generator: torch.Generator) -> C
 
 
 @torch.inference_mode()
-def _seen(model: Queryable, camera: Cameras, options: CloudOptions, queries: Sequence[Query], tally: Tally) -> Cloud:
-    """The points that one camera sees and the options let pass."""
+def _visible_points(
+    model: Queryable, camera: Cameras, options: CloudOptions, queries: Sequence[Query], tally: Tally
+) -> Cloud:
+    """The points that one camera sees and that pass the options."""
     outputs = {name: value.cpu() for name, value in model.render_camera(camera, {}).items()}
     rays = camera.generate_rays(camera_indices=0, keep_shape=True)
     accumulation = outputs["accumulation"][..., 0].flatten()
-    at = (rays.origins + rays.directions * outputs[DEPTHS[options.depth]]).view(-1, 3)
+    at = (rays.origins + rays.directions * outputs[DEPTH_OUTPUTS[options.depth]]).view(-1, 3)
     tally.rays += len(at)
     keep = (accumulation >= options.accumulation) & at.isfinite().all(dim=-1)
     origins, colors = rays.origins.reshape(-1, 3)[keep], outputs["rgb"][..., :3].reshape(-1, 3)[keep]
@@ -215,3 +222,37 @@ def _seen(model: Queryable, camera: Cameras, options: CloudOptions, queries: Seq
             found = found.take(found.scores.max(axis=1) >= options.select)
     tally.selected += len(found)
     return found
+
+
+def estimate_normals(
+    points: Float[np.ndarray, "points 3"], seen_from: Float[np.ndarray, "points 3"], neighbours: int = NEIGHBOURS
+) -> Float32[np.ndarray, "points 3"]:
+    """Estimates unit normals: across the plane that fits a point's neighbours best, towards the side it was seen from.
+
+    Args:
+        points: in any unit.
+        seen_from: a place outside the surface for each point, such as the centre of the camera that saw it.
+        neighbours: number of points to fit, the point itself included; fewer where there are fewer.
+
+    Returns:
+        One normal for each point. With fewer than three points, the direction to where each was seen from.
+    """
+    from scipy.spatial import KDTree
+
+    towards = seen_from - points
+    towards = towards / np.maximum(np.linalg.norm(towards, axis=1, keepdims=True), 1e-12)
+    if len(points) < 3:
+        return towards.astype(np.float32)
+    tree = KDTree(points)
+    count = min(neighbours, len(points))
+    normals = np.empty((len(points), 3), dtype=np.float32)
+    for start in range(0, len(points), _NORMALS_CHUNK):
+        part = slice(start, start + _NORMALS_CHUNK)
+        _, found = tree.query(points[part], k=count)
+        near = points[found].astype(np.float64)
+        near -= near.mean(axis=1, keepdims=True)
+        _, axes = np.linalg.eigh(np.einsum("nki,nkj->nij", near, near))
+        normal = axes[:, :, 0]
+        facing = np.where((normal * towards[part]).sum(axis=1, keepdims=True) < 0, -1.0, 1.0)
+        normals[part] = normal * facing
+    return normals

@@ -1,14 +1,14 @@
-"""A point cloud with features, colours, normals and scores, as PLY for programs to show and NPZ to compute with."""
+"""Writes a point cloud with features, colours, normals and scores: a PLY file to view, an NPZ file to compute with."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from f3rm_ext.capture.frame import CaptureFrame
@@ -23,47 +23,40 @@ from f3rm_ext.utils.ply import property_name, write_ply
 
 _CHUNK = 1 << 13
 Space = Literal["distilled", "full", "none"]
-
-
-class ColoredHead(QueryHead, Protocol):
-    """A head that has colours to show its features in."""
-
-    def colors(self, features: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch 3"]:
-        """RGB in [0, 1] in the stored basis."""
-        ...
+"""Which features the NPZ file holds."""
 
 
 @dataclass(frozen=True)
 class FeatureCloud:
-    """What is written."""
+    """A point cloud ready to be feature_cloud."""
 
     cloud: Cloud
     """The points, scene frame."""
     normals: Float[np.ndarray, "points 3"]
-    """Scene frame."""
+    """Unit normals, scene frame."""
     frame: CaptureFrame | None
-    """Of the capture, to write in; None to write in the scene frame."""
+    """The capture's frame, to write positions and normals in; None for the scene frame."""
     queries: Sequence[Query]
-    """Whose scores the cloud has."""
+    """The queries of the cloud's scores."""
     threshold: float
-    """Of labels."""
+    """Lowest score that gives a point a query's label."""
 
     def positions(self) -> Float[np.ndarray, "points 3"]:
-        """In the frame to write in, float32."""
+        """Returns the positions in the frame to write, float32."""
         at = self.cloud.positions.astype(np.float64)
         return (at if self.frame is None else self.frame.to_capture(at)).astype(np.float32)
 
     def directions(self) -> Float[np.ndarray, "points 3"]:
-        """Normals in the frame to write in, float32."""
+        """Returns the normals in the frame to write, float32."""
         at = self.normals.astype(np.float64)
         return (at if self.frame is None else self.frame.directions_to_capture(at)).astype(np.float32)
 
-    def labels(self) -> np.ndarray:
-        """Index of the query with the greatest score, -1 below the threshold."""
+    def labels(self) -> Int[np.ndarray, "points"]:
+        """Returns the index of the query with the highest score, -1 below the threshold."""
         return label_map(torch.from_numpy(self.cloud.scores), self.threshold).numpy().astype(np.int32)
 
     def columns(self, pca: UInt8[np.ndarray, "points 3"]) -> dict[str, np.ndarray]:
-        """The columns of the PLY file."""
+        """Returns the columns of the PLY file; ``pca`` are the features as colours."""
         columns: dict[str, np.ndarray] = {}
         columns |= dict(zip(("x", "y", "z"), self.positions().T, strict=True))
         columns |= dict(zip(("nx", "ny", "nz"), self.directions().T, strict=True))
@@ -79,11 +72,11 @@ class FeatureCloud:
 
     @property
     def has_density(self) -> bool:
-        """Whether the model had a density."""
+        """Whether the points have a density."""
         return bool(np.isfinite(self.cloud.density).all())
 
     def score_names(self) -> list[str]:
-        """Names of the score columns, ``relevancy_mug`` or ``cosine_mug``, no two alike."""
+        """Returns the unique names of the score columns, ``relevancy_mug`` or ``cosine_mug``."""
         names: list[str] = []
         for query in self.queries:
             base = property_name(query.name, "relevancy" if query.is_relevancy else "cosine")
@@ -98,13 +91,13 @@ class FeatureCloud:
 def features_at(
     model: Queryable, head: QueryHead, points: Float[np.ndarray, "points 3"], chunk: int = _CHUNK
 ) -> Iterator[Float[Tensor, "_ feat"]]:
-    """Distilled features at points, chunk by chunk on the CPU, float32.
+    """Yields distilled features at points, chunk by chunk, on the CPU, float32.
 
     Args:
         model: the model.
-        head: which feature.
+        head: the feature.
         points: scene frame.
-        chunk: points at a time.
+        chunk: number of points in a chunk.
     """
     space: FeatureSpace = head.space().to(model.device)
     for start in range(0, len(points), chunk):
@@ -117,30 +110,32 @@ def features_at(
 def write_features(
     out: Path,
     model: Queryable,
-    head: ColoredHead,
-    written: FeatureCloud,
+    head: QueryHead,
+    feature_cloud: FeatureCloud,
     provenance: Mapping[str, object],
     space: Space = "distilled",
     on_progress: Callable[[int], None] = lambda points: None,
 ) -> Path:
-    """Writes ``out`` (PLY) and an NPZ file of the same name beside it; features are computed while they are written.
+    """Writes ``out`` (PLY) and an NPZ file of the same name beside it, computing features as it writes them.
 
     Args:
-        out: ends in .ply.
+        out: the PLY file; its name ends in .ply.
         model: gives features at points.
-        head: which feature.
-        written: the points.
+        head: the feature.
+        feature_cloud: the points.
         provenance: goes into both files.
-        space: features as they were distilled (PCA codes, where there are), in the extractor's full space, or none.
+        space: the features of the NPZ file: as distilled (PCA codes, if there are any), in the extractor's full space,
+            or none.
         on_progress: called with the number of points done.
 
     Returns:
         The NPZ file.
 
     Raises:
-        ConfigError: they cannot be written.
+        ConfigError: a file cannot be feature_cloud.
     """
-    cloud, pca = written.cloud, np.zeros((len(written.cloud), 3), dtype=np.uint8)
+    cloud = feature_cloud.cloud
+    pca = np.zeros((len(cloud), 3), dtype=np.uint8)
     basis = None if head.basis is None else head.basis.float().cpu()
 
     def chunks() -> Iterator[np.ndarray]:
@@ -164,17 +159,17 @@ def write_features(
             archive.rows("features", (len(cloud), dim), np.dtype(np.float16), chunks())
         if space == "distilled" and basis is not None:
             archive.array("code_basis", basis.numpy())
-        archive.array("positions", written.positions())
-        archive.array("normals", written.directions())
-        archive.array("colours", cloud.colors)
-        archive.array("pca_colours", pca)
+        archive.array("positions", feature_cloud.positions())
+        archive.array("normals", feature_cloud.directions())
+        archive.array("colors", cloud.colors)
+        archive.array("pca_colors", pca)
         archive.array("accumulation", cloud.accumulation)
-        if written.has_density:
+        if feature_cloud.has_density:
             archive.array("density", cloud.density)
-        if written.queries:
+        if feature_cloud.queries:
             archive.array("scores", cloud.scores)
-            archive.array("names", np.asarray([query.name for query in written.queries]))
-            archive.array("labels", written.labels())
+            archive.array("names", np.asarray([query.name for query in feature_cloud.queries]))
+            archive.array("labels", feature_cloud.labels())
     with replacing(out) as stream:
-        write_ply(stream, written.columns(pca), comments_of(provenance))
+        write_ply(stream, feature_cloud.columns(pca), comments_of(provenance))
     return npz

@@ -1,1 +1,1 @@
-"""Asking a feature field where things are. Knows features and vectors, not how they were trained."""
+"""Queries to a trained scene: by text, by example or by vectors; their scores, pictures and metrics."""

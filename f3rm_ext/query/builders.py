@@ -1,4 +1,4 @@
-"""Sets of queries: one for each class of a labelled capture, by text or by example."""
+"""From what was typed, or from the classes of a labelled capture, to queries with embeddings."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,22 +7,69 @@ import numpy as np
 
 from f3rm_ext.capture.ground_truth import GroundTruth, LabelledView
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.background import background_clusters
-from f3rm_ext.query.choice import deepest_pixel
-from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query, against_each_other
-from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, TextEncoder
+from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query, add_mutual_negatives, load_embeddings
+from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX
-from f3rm_ext.query.exemplar import Region, exemplar
-from f3rm_ext.query.queryable import QueryHead
+from f3rm_ext.query.exemplar import background_clusters, deepest_pixel, embed_region
+from f3rm_ext.query.options import NO_NEGATIVES, QuerySpec, Region
+from f3rm_ext.query.queryable import QueryHead, checked_head
 from f3rm_ext.query.run import Photos
 
 Negatives = Literal["common", "others", "both", "none"]
-"""What a query is told from: what is common (phrases like `object`, or for examples what else their photo shows), the
-other queries, both, or nothing (the score is then the cosine)."""
+"""What the query of a class is told from: *common* phrases like `object` (by example, the rest of the photo), the
+*others* among the queries, *both*, or *none* (its score is then the cosine)."""
+
+
+def encode_queries(specs: Sequence[QuerySpec], photos: Photos, text_encoder: TextEncoder | None = None) -> list[Query]:
+    """Turns queries as they were typed into queries with embeddings.
+
+    Args:
+        specs: the queries.
+        photos: the model to query and its capture.
+        text_encoder: embeds texts; by default a new one on the model's device.
+
+    Raises:
+        UserError: there is no such feature or photo, the feature understands no text, or weights are missing.
+    """
+    heads = photos.model.query_heads()
+    text_encoder = text_encoder or TextEncoder(photos.model.device)
+    example_encoder = ExampleEncoder(photos, photos.model.device)
+    return [encode(spec, checked_head(heads, spec.feature), text_encoder, example_encoder) for spec in specs]
+
+
+def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_encoder: ExampleEncoder) -> Query:
+    """Turns one query as it was typed into a query with embeddings.
+
+    Args:
+        spec: the query.
+        head: the head to query.
+        text_encoder: embeds texts.
+        example_encoder: embeds places in images.
+
+    Raises:
+        UserError: there is no such photo, the feature understands no text, or weights are missing.
+    """
+    background = Embeddings.empty(head.dim)
+    if isinstance(spec.positives, tuple):
+        positives = text_encoder.encode(head, spec.positives)
+    elif isinstance(spec.positives, Region):
+        example = example_encoder.encode(head, spec.positives)
+        positives, background = example.positives, example.background_clusters
+    else:
+        positives = load_embeddings(spec.positives, head.dim, head.basis)
+    if spec.negatives == (NO_NEGATIVES,):
+        negatives = Embeddings.empty(head.dim)
+    elif spec.negatives:
+        negatives = text_encoder.encode(head, spec.negatives)
+    elif isinstance(spec.positives, tuple):
+        negatives = text_encoder.encode(head, DEFAULT_NEGATIVES)
+    else:
+        negatives = background if len(background) else mean_of_photos(head)
+    return Query(spec.name, head.name, positives, negatives, spec.temperature)
 
 
 def mean_of_photos(head: QueryHead) -> Embeddings:
-    """The mean feature of the training photos: the negative where no texts can be."""
+    """Returns the mean feature of the training photos: the negative where neither texts nor a background can be."""
     return Embeddings.of_codes(head.display_mean[None].detach().cpu(), ("the mean of all photos",))
 
 
@@ -33,18 +80,18 @@ def text_queries(
     negatives: Negatives,
     temperature: float = DEFAULT_TEMPERATURE,
 ) -> list[Query]:
-    """A query for each name.
+    """Builds a query for each name, by text.
 
     Raises:
         UserError: see :meth:`~f3rm_ext.query.encoders.TextEncoder.encode`.
     """
-    common = encoder.encode(head, DEFAULT_NEGATIVES) if negatives in ("common", "both") else _nothing(head)
-    vectors = encoder.encode(head, names)
+    common = encoder.encode(head, DEFAULT_NEGATIVES) if negatives in ("common", "both") else Embeddings.empty(head.dim)
+    embeddings = encoder.encode(head, names)
     queries = [
-        Query(name, head.name, Embeddings(vectors.values[i : i + 1], (name,)), common, temperature)
+        Query(name, head.name, Embeddings(embeddings.values[i : i + 1], (name,)), common, temperature)
         for i, name in enumerate(names)
     ]
-    return against_each_other(queries) if negatives in ("others", "both") else queries
+    return add_mutual_negatives(queries) if negatives in ("others", "both") else queries
 
 
 def exemplar_queries(
@@ -56,20 +103,20 @@ def exemplar_queries(
     temperature: float = DEFAULT_TEMPERATURE,
     photo: str = "",
 ) -> list[Query]:
-    """A query for each class, by its innermost pixel in one training photo, and that pixel's 2D feature.
+    """Builds a query for each class, by the 2D feature of its innermost pixel in one training photo.
 
     Args:
-        photos: of the capture.
-        head: in whose space.
+        photos: the capture and its stored features.
+        head: the head to query.
         truth: labels of the training photos.
-        names: classes to ask for; those the photo does not show are left out.
-        negatives: what each is told from.
-        temperature: of the relevancy.
+        names: the classes; those that the photo does not show get no query.
+        negatives: what each class is told from.
+        temperature: temperature of the relevancy.
         photo: name of the training photo; by default the one that shows most classes.
 
     Raises:
         ConfigError: there is no such training photo with labels.
-        UserError: its features cannot be had.
+        UserError: the photo's features are not available.
     """
     index, view = _exemplar_view(photos, truth, photo)
     name = photos.files("train")[index].name
@@ -79,14 +126,16 @@ def exemplar_queries(
         mask = view.masks.get(thing)
         if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
             row, col = deepest_pixel(mask)
-            place = Region(name, col + 0.5, row + 0.5)
-            vector = exemplar(feature_map, place)
-            common = background_clusters(feature_map, place) if negatives in ("common", "both") else _nothing(head)
-            queries.append(Query(thing, head.name, vector, common, temperature))
-    return against_each_other(queries) if negatives in ("others", "both") else queries
+            region = Region(name, col + 0.5, row + 0.5)
+            positives, common = embed_region(feature_map, region), Embeddings.empty(head.dim)
+            if negatives in ("common", "both"):
+                common = background_clusters(feature_map, region)
+            queries.append(Query(thing, head.name, positives, common, temperature))
+    return add_mutual_negatives(queries) if negatives in ("others", "both") else queries
 
 
 def _exemplar_view(photos: Photos, truth: GroundTruth, photo: str) -> tuple[int, LabelledView]:
+    """Index and labels of the training photo that shows most classes, or of the one of this name."""
     cameras, found = photos.cameras("train"), []
     for index, file in enumerate(photos.files("train")):
         if photo and file.name != photo:
@@ -99,9 +148,5 @@ def _exemplar_view(photos: Photos, truth: GroundTruth, photo: str) -> tuple[int,
     if not found:
         which = f"called {photo} " if photo else ""
         raise ConfigError(f"There is no training photo {which}with labels to take examples from: name another one.")
-    _, _, negative, view = max(found, key=lambda entry: entry[:3])
-    return -negative, view
-
-
-def _nothing(head: QueryHead) -> Embeddings:
-    return Embeddings.empty(head.dim)
+    _, _, negative_index, view = max(found, key=lambda entry: entry[:3])
+    return -negative_index, view

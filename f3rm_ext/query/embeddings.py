@@ -1,7 +1,7 @@
-"""What is looked for: directions in the feature space of one head, and named queries made of them."""
+"""Embeddings in the feature space of one head, the named queries made of them, and their files."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,25 +12,31 @@ from torch import Tensor
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.pca_codes import project_query
 from f3rm_ext.features.space import MIN_NORM
-from f3rm_ext.query.relevancy import check_temperature
+from f3rm_ext.query.options import check_temperature
 
 DEFAULT_TEMPERATURE = 0.1
-"""LERF's; relevancy goes from 0.27 to 0.73 while the difference of cosines goes from −0.1 to 0.1."""
+"""LERF's: the relevancy goes from 0.27 to 0.73 while the difference of cosines goes from −0.1 to 0.1."""
 _ROUNDING = 1e-3
-"""Norms lost by less than this are rounding."""
+"""What codes leave out counts as rounding where its norm is below this."""
 
 
 @dataclass(frozen=True)
 class Embeddings:
     """Directions of an extractor's full space, written in the distilled space of a head.
 
-    Their norm is 1 in the full space; with PCA codes it is less here, by what the codes leave out.
+    Their norm is 1 in the full space. With PCA codes it is smaller here, since the codes leave a part out.
+
+    >>> mug = Embeddings.of_full(torch.tensor([[3.0, 4.0]]), ["mug"])
+    >>> mug.values
+    tensor([[0.6000, 0.8000]])
+    >>> len(Embeddings.join([mug, Embeddings.empty(2)]))
+    1
     """
 
     values: Float[Tensor, "vectors feat"]
     """Float32 on the CPU."""
     sources: tuple[str, ...]
-    """What each is: a text, or a place in an image such as ``photo.jpg:120,80``."""
+    """Where each comes from: a text, or a place in an image such as ``photo.jpg:120,80``."""
 
     def __post_init__(self) -> None:
         assert len(self.values) == len(self.sources), (self.values.shape, self.sources)
@@ -40,12 +46,12 @@ class Embeddings:
 
     @classmethod
     def empty(cls, dim: int) -> "Embeddings":
-        """No directions."""
+        """Returns no directions."""
         return cls(torch.zeros(0, dim), ())
 
     @classmethod
     def join(cls, parts: Sequence["Embeddings"]) -> "Embeddings":
-        """All directions of several; at least one part."""
+        """Returns all directions of one or more parts."""
         return cls(torch.cat([part.values for part in parts]), tuple(s for part in parts for s in part.sources))
 
     @classmethod
@@ -55,12 +61,12 @@ class Embeddings:
         sources: Sequence[str],
         code_basis: Float[Tensor, "code full"] | None = None,
     ) -> "Embeddings":
-        """Vectors of the extractor's full space, of any norm.
+        """From vectors of the extractor's full space, of any norm.
 
         Args:
-            vectors: text embeddings, say.
-            sources: what each is.
-            code_basis: orthonormal rows of the PCA codes, where codes are distilled.
+            vectors: text embeddings, for example.
+            sources: where each comes from.
+            code_basis: orthonormal rows of the PCA codes; None where full features are distilled.
 
         Raises:
             ConfigError: a vector is zero or not finite.
@@ -77,12 +83,12 @@ class Embeddings:
         sources: Sequence[str],
         residual_norm: Float[Tensor, "vectors"] | None = None,
     ) -> "Embeddings":
-        """Vectors of the distilled space, of any norm.
+        """From vectors of the distilled space, of any norm.
 
         Args:
-            values: codes (or full features, where no codes are used).
-            sources: what each is.
-            residual_norm: norm of what the codes leave out.
+            values: codes, or full features where no codes are used.
+            sources: where each comes from.
+            residual_norm: norm of what the codes leave out; None where they leave nothing out.
 
         Raises:
             ConfigError: a vector is zero or not finite.
@@ -100,24 +106,26 @@ def _norms(vectors: Float[Tensor, "vectors feat"], sources: Sequence[str]) -> Fl
     for norm, source in zip(norms.tolist(), sources, strict=True):
         if not MIN_NORM < norm < float("inf"):
             what = "is zero" if norm <= MIN_NORM else "is not finite"
-            raise ConfigError(f"The feature of {source!r} {what}, so nothing can be compared with it: ask another way.")
+            raise ConfigError(
+                f"The feature of {source!r} {what}, so nothing can be compared with it: query another way."
+            )
     return norms
 
 
 @dataclass(frozen=True)
 class Query:
-    """A named question to one head."""
+    """A named query to one head."""
 
     name: str
-    """Shown to people, and used in file names."""
+    """What people and files call it."""
     head: str
-    """Name of the feature (head) in whose space the vectors lie; empty for the model's primary one."""
+    """Name of the head in whose space the embeddings lie; empty for the model's first."""
     positives: Embeddings
-    """What to look for; the one most alike counts."""
+    """What to look for; the most similar one counts."""
     negatives: Embeddings
-    """What it must be told from. With none the score is the plain cosine, −1 to 1; else the relevancy, 0 to 1."""
-    temperature: float = field(default=DEFAULT_TEMPERATURE)
-    """Of the relevancy, > 0."""
+    """What to tell it from. Without negatives the score is the plain cosine, −1 to 1; else the relevancy, 0 to 1."""
+    temperature: float = DEFAULT_TEMPERATURE
+    """Temperature of the relevancy, > 0."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -131,11 +139,11 @@ class Query:
 
     @property
     def lowest(self) -> float:
-        """Least score there can be; the greatest is 1."""
+        """Lowest possible score; the highest is 1."""
         return 0.0 if self.is_relevancy else -1.0
 
     def describe(self) -> dict[str, object]:
-        """The query as JSON, without its vectors."""
+        """The query as JSON, without its embeddings."""
         return {
             "name": self.name,
             "feature": self.head,
@@ -146,34 +154,37 @@ class Query:
         }
 
 
-def against_each_other(queries: Sequence[Query]) -> list[Query]:
-    """The same queries, each with the positives of all others of its head as further negatives."""
-    told_apart = []
+def add_mutual_negatives(queries: Sequence[Query]) -> list[Query]:
+    """Returns the queries, each with the positives of all others of its head as further negatives."""
+    contrasted = []
     for query in queries:
         others = [other.positives for other in queries if other is not query and other.head == query.head]
-        negatives = Embeddings.join([query.negatives, *others])
-        told_apart.append(Query(query.name, query.head, query.positives, negatives, query.temperature))
-    return told_apart
+        contrasted.append(replace(query, negatives=Embeddings.join([query.negatives, *others])))
+    return contrasted
 
 
-def to_save(vectors: Embeddings) -> Float[np.ndarray, "vectors _"]:
-    """Vectors as :func:`load_vectors` reads them without loss: norm 1, what codes leave out as one more value."""
-    lost = (1.0 - vectors.values.double().square().sum(dim=1, keepdim=True)).clamp_min(0.0).sqrt().float()
-    kept = bool((lost < _ROUNDING).all())
-    return (vectors.values if kept else torch.cat([vectors.values, lost], dim=1)).numpy()
+def pack_embeddings(embeddings: Embeddings) -> Float[np.ndarray, "vectors _"]:
+    """Returns what :func:`load_embeddings` reads without loss: rows of norm 1.
+
+    With PCA codes, the norm of what they leave out is one more value.
+    """
+    values = embeddings.values
+    lost = (1.0 - values.double().square().sum(dim=1, keepdim=True)).clamp_min(0.0).sqrt().float()
+    is_complete = bool((lost < _ROUNDING).all())
+    return (values if is_complete else torch.cat([values, lost], dim=1)).numpy()
 
 
-def load_vectors(path: Path, dim: int, code_basis: Float[Tensor, "code full"] | None) -> Embeddings:
-    """Vectors saved by another program, or by ``f3rm-ext query``.
+def load_embeddings(path: Path, dim: int, code_basis: Float[Tensor, "code full"] | None) -> Embeddings:
+    """Reads vectors that ``f3rm-ext query`` or another program saved.
 
     Args:
-        path: a .npy file with one vector or a matrix of rows; of the full feature space, or of the distilled one. With
-            codes, one more value is the norm of what the codes leave out.
+        path: a .npy file with one vector or a matrix of rows, of the full feature space or the distilled one. With
+            PCA codes, one more value is the norm of what they leave out.
         dim: dimension of the distilled space.
-        code_basis: of the PCA codes, where codes are distilled.
+        code_basis: orthonormal rows of the PCA codes; None where full features are distilled.
 
     Raises:
-        ConfigError: it cannot be read, or has neither dimension.
+        ConfigError: the file cannot be read, or its vectors have another dimension.
     """
     try:
         with open(path, "rb") as stream:
@@ -182,7 +193,7 @@ def load_vectors(path: Path, dim: int, code_basis: Float[Tensor, "code full"] | 
         raise ConfigError(f"The vector file {path} cannot be read ({error}): give a .npy file.") from error
     if values.ndim not in (1, 2) or not values.size or values.dtype.kind not in "fiu":
         raise ConfigError(f"The vector file {path} holds no vector of numbers: save one of shape (D,) or (n, D).")
-    with np.errstate(over="ignore"):  # said below, by the vector's name
+    with np.errstate(over="ignore"):  # infinite values are refused below, by name
         rows = torch.from_numpy(np.atleast_2d(values).astype(np.float32))
     sources = [path.name if len(rows) == 1 else f"{path.name}[{i}]" for i in range(len(rows))]
     full = dim if code_basis is None else code_basis.shape[1]

@@ -1,38 +1,32 @@
-"""Text queries: the text tower of the extractor that a feature was distilled from."""
+"""From texts and places in images to embeddings: the extractors that the features were distilled from."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
+from jaxtyping import UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
 
+from f3rm_ext.capture.images import image_size
 from f3rm_ext.errors import ConfigError, ExtractorError, UserError
-from f3rm_ext.features.base import Extractor, TextExtractor
+from f3rm_ext.features.base import Extractor, FeatureMap, FileExtractor, TextExtractor
+from f3rm_ext.features.pca_codes import encode
+from f3rm_ext.features.store.images import on_white
 from f3rm_ext.query.embeddings import Embeddings
+from f3rm_ext.query.exemplar import background_clusters, embed_region
+from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import QueryHead
+from f3rm_ext.query.run import Photos
 
 DEFAULT_NEGATIVES = ("object", "things", "stuff", "texture")
-"""What a text is told from unless the user says otherwise (LERF's canonical phrases)."""
-ALTERNATIVES = "|"
-"""Separates alternatives in what the user types: ``mug | cup``."""
-
-
-def split_prompts(text: str) -> list[str]:
-    """The alternatives in a text that a person typed.
-
-    Raises:
-        ConfigError: it is empty.
-    """
-    prompts = [part.strip() for part in text.split(ALTERNATIVES)]
-    if not all(prompts):
-        raise ConfigError(
-            "The text to look for is empty: write a word or a phrase such as `blue mug`, or alternatives "
-            f"`mug {ALTERNATIVES} cup`."
-        )
-    return prompts
+"""LERF's canonical phrases: what a text is told from unless the user says otherwise."""
 
 
 class TextEncoder:
-    """Embeds texts into the space of heads; loads each extractor once, when it is first needed.
+    """Embeds texts in the spaces of heads. Loads each extractor once, when it is first needed.
 
     Args:
         device: where text towers run.
@@ -43,16 +37,16 @@ class TextEncoder:
         self._extractors: dict[str, Extractor] = {}
 
     def encode(self, head: QueryHead, prompts: Sequence[str]) -> Embeddings:
-        """One direction per prompt.
+        """Returns one embedding for each prompt.
 
         Args:
-            head: in whose space.
-            prompts: what to embed, none of them empty.
+            head: the head whose space the embeddings lie in.
+            prompts: texts, none of them empty.
 
         Raises:
-            WeightsNotFoundError: the weights are not on this machine; says which and where to put them.
+            WeightsNotFoundError: the weights are not on this machine; the message says which and where they belong.
             ExtractorError: the extractor cannot be used here, or understands no text.
-            ConfigError: the weights are not those the features were made with, or a text is empty.
+            ConfigError: the features were made with other weights, or a text is empty.
         """
         if not all(prompt.strip() for prompt in prompts):
             raise ConfigError("The text to look for is empty: write a word or a phrase such as `blue mug`.")
@@ -65,9 +59,9 @@ class TextEncoder:
         if vectors.shape != (len(prompts), full):
             raise ExtractorError(
                 f"{head.extractor} gave texts of shape {tuple(vectors.shape)} where the feature {head.name!r} has "
-                f"{full} dimensions: report this to who wrote it."
+                f"{full} dimensions: report this to its author."
             )
-        # Clones: ordinary tensors, whatever the extractor ran in.
+        # The clone is an ordinary tensor, not one of inference mode.
         return Embeddings.of_full(vectors.clone(), prompts, head.basis)
 
     def _extractor(self, head: QueryHead) -> Extractor:
@@ -75,7 +69,7 @@ class TextEncoder:
         if extractor is None:
             extractor = self._build(head)
             self._extractors[head.extractor] = extractor
-        check_same_model(head, extractor)
+        require_same_model(head, extractor)
         return extractor
 
     def _build(self, head: QueryHead) -> Extractor:
@@ -90,14 +84,112 @@ class TextEncoder:
             raise kind(f"{str(error).rstrip('.')}. Queries by example go on working.") from error
         if not isinstance(extractor, TextExtractor):
             raise ExtractorError(
-                f"The feature {head.name!r} ({head.extractor}) understands no text: ask by example, or distil a "
-                "feature that does, such as clip."
+                f"The feature {head.name!r} ({head.extractor}) understands no text: query by example, or distil a "
+                "feature that understands text, such as clip."
             )
         return extractor
 
 
-def check_same_model(head: QueryHead, extractor: Extractor) -> None:
-    """Raises ConfigError unless an extractor is the one that a feature was made with."""
+@dataclass(frozen=True)
+class Example:
+    """A place in an image, ready for a query."""
+
+    positives: Embeddings
+    """The feature there."""
+    background_clusters: Embeddings
+    """What else the image shows; empty where the place is the whole image."""
+
+
+class ExampleEncoder:
+    """Embeds places in images in the spaces of heads.
+
+    Args:
+        photos: the capture and its stored features.
+        device: where extractors run. They are loaded only for images that are not photos of the capture.
+    """
+
+    def __init__(self, photos: Photos, device: torch.device) -> None:
+        self.photos, self.device = photos, device
+        self._extractors: dict[str, Extractor] = {}
+
+    def encode(self, head: QueryHead, region: Region) -> Example:
+        """Returns the feature of a region, and those of the rest of its image.
+
+        A photo of the capture needs no weights where the feature store is complete. Other images are turned upright,
+        as image viewers show them.
+
+        Args:
+            head: the head whose space the embeddings lie in.
+            region: a place in pixels of the image file.
+
+        Raises:
+            ConfigError: there is no such image, or the region lies outside it.
+            UserError: the image's features are not available.
+        """
+        photo = self._find_photo(region.image)
+        if photo is None:
+            feature_map, place = self._extract(head, region), region
+        else:
+            split, index, file = photo
+            width, height = image_size(file)
+            region.require_inside(width, height)
+            camera = self.photos.cameras(split)[index]
+            place = region.scaled(int(camera.width.item()) / width, int(camera.height.item()) / height)
+            feature_map = self.photos.feature_map(split, index, head.name)
+        positives = embed_region(feature_map, place)
+        return Example(replace(positives, sources=(str(region),)), background_clusters(feature_map, place))
+
+    def _find_photo(self, image: str) -> tuple[str, int, Path] | None:
+        """Split and index of a photo of the capture, and the file whose pixels a region counts."""
+        path, found = Path(image), self.photos.find_photo(image)
+        if found is not None:
+            return *found, self.photos.files(found[0])[found[1]]
+        folder = self.photos.data if self.photos.data.is_dir() else self.photos.data.parent
+        if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
+            # The original of a photo that the run reads at another size.
+            found = self.photos.find_photo(path.name)
+        return None if found is None else (*found, path)
+
+    def _extract(self, head: QueryHead, region: Region) -> FeatureMap:
+        """Extracts the features of an image file that is no photo of the capture."""
+        path = Path(region.image)
+        image = _read_upright(path)
+        height, width = image.shape[:2]
+        region.require_inside(width, height)
+        extractor = self._extractor(head)
+        with torch.inference_mode():
+            if isinstance(extractor, FileExtractor):
+                (values,) = extractor.extract_files([image], [path])
+            else:
+                (values,) = extractor.extract([image])
+            values = values.float().cpu()
+            if head.basis is not None:
+                values = encode(head.basis.float().cpu(), values)
+        half = values.numpy().astype(np.float16)
+        has_codes = head.basis is not None
+        return FeatureMap(
+            values=half[..., :-1] if has_codes else half,
+            grid=extractor.patch_grid(height, width),
+            residual_norm=half[..., -1] if has_codes else None,
+        )
+
+    def _extractor(self, head: QueryHead) -> Extractor:
+        from f3rm_ext.features.extractors.registry import build_extractor
+
+        extractor = self._extractors.get(head.extractor)
+        if extractor is None:
+            try:
+                extractor = build_extractor(head.extractor, device=self.device)
+            except UserError as error:
+                kind = type(error) if isinstance(error, ExtractorError) else ExtractorError
+                raise kind(f"{str(error).rstrip('.')}. Examples from photos of the capture go on working.") from error
+            self._extractors[head.extractor] = extractor
+        require_same_model(head, extractor)
+        return extractor
+
+
+def require_same_model(head: QueryHead, extractor: Extractor) -> None:
+    """Raises ConfigError unless the features of a head were made with this extractor's model and weights."""
     here = extractor.identity
     for part in ("model", "weights"):
         if head.identity.get(part, getattr(here, part)) != getattr(here, part):
@@ -106,3 +198,18 @@ def check_same_model(head: QueryHead, extractor: Extractor) -> None:
                 f"{head.name!r} was made with ({head.identity[part]}): queries would be compared with another space; "
                 "use the same weights file."
             )
+
+
+def _read_upright(path: Path) -> UInt8[np.ndarray, "h w 3"]:
+    """Reads an image file, upright, and on white where it is transparent."""
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image)
+            transparent = upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info
+            return on_white(np.asarray(upright.convert("RGBA" if transparent else "RGB")))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"There is no image {str(path)!r}, neither among the photos of the capture nor as a file: check its name."
+        ) from error
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"The image {path} cannot be read ({error}): give a picture such as .jpg or .png.") from error

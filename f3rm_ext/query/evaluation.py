@@ -1,4 +1,4 @@
-"""Queries against ground truth: in rendered views, at points in space, and in the 2D features for comparison."""
+"""Compares queries with labels: in rendered views, at points in space, and in the 2D features."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.query.queryable import Queryable, Scorer, score_points
 
 MIN_VISIBLE_PX = 25
-"""Objects with fewer pixels in a view are not asked for there."""
+"""Classes with fewer pixels in a view do not count there."""
 _PIXELS_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
 class LabelledCamera:
-    """A view with labels."""
+    """A photo's camera, with labels."""
 
     file: Path
-    """Of its photo."""
+    """The photo."""
     camera: Cameras
     """One camera."""
     truth: LabelledView
@@ -37,7 +37,7 @@ class LabelledCamera:
 
 
 def labelled_cameras(files: Sequence[Path], cameras: Cameras, truth: GroundTruth) -> Iterable[LabelledCamera]:
-    """Those views of a split that have labels.
+    """Yields the views of a split that have labels.
 
     Raises:
         CaptureError: labels cannot be read.
@@ -56,14 +56,14 @@ def count_view(
     view: LabelledView,
     kept: Bool[np.ndarray, "h w"] | None = None,
 ) -> None:
-    """Adds a view: the queries of all classes that can be seen in it, each the query of that name.
+    """Adds a view to the metrics: every class that is visible in it, with the query of that name.
 
     Args:
-        metrics: changed.
-        queries: named as the classes they look for.
-        scores: of each query.
-        view: the labels.
-        kept: pixels that count; by default all do.
+        metrics: changed in place.
+        queries: named after the classes they look for.
+        scores: scores of each query.
+        view: labels of the view.
+        kept: pixels that count; None for all.
     """
     for index, query in enumerate(queries):
         mask = view.masks.get(query.name)
@@ -75,21 +75,21 @@ def count_view(
 
 
 def only_kept(score: Float[Tensor, "h w"], kept: Bool[np.ndarray, "h w"] | None) -> Float[Tensor, "h w"]:
-    """Scores of which those of left-out pixels are below every threshold and never the best."""
+    """Returns the scores with −∞ at the pixels left out: below every threshold, and never the best."""
     return score if kept is None else score.masked_fill(torch.from_numpy(~kept).to(score.device), -torch.inf)
 
 
 @torch.inference_mode()
-def score_map(
+def score_feature_map(
     feature_map: FeatureMap, queries: Sequence[Query], height_px: int, width_px: int
 ) -> Float[Tensor, "h w queries"]:
-    """Scores of the 2D features themselves, interpolated to pixels: what a field distilled from them has to beat.
+    """Scores the 2D features themselves, interpolated to pixels: the baseline for a field distilled from them.
 
     Args:
-        feature_map: of the photo.
-        queries: all of the head that the map is of.
-        height_px: of the image that the map was made from.
-        width_px: of that image.
+        feature_map: features of the photo.
+        queries: at least one, all of the map's head.
+        height_px: height of the image that the map was made from.
+        width_px: width of that image.
     """
     packed = PackedMaps.pack([with_residual(feature_map)])
     space = FeatureSpace.of_features()
@@ -112,7 +112,7 @@ class LabelledPoints:
     points: Float[np.ndarray, "points 3"]
     """Scene frame."""
     labels: np.ndarray
-    """Number of the class of each, as in the label images."""
+    """Class of each, as numbered in the label images."""
 
 
 def surface_points(
@@ -123,15 +123,15 @@ def surface_points(
     every_px: int = 3,
     kept: Callable[[int], Bool[np.ndarray, "h w"] | None] = lambda index: None,
 ) -> LabelledPoints | None:
-    """Points seen in views that have both depth and labels: every n-th pixel of every n-th row.
+    """Returns surface points of the views that have both depth and labels: every n-th pixel of every n-th row.
 
     Args:
-        files: of the photos.
+        files: the photos.
         cameras: one for each, scene frame.
-        truth: of the capture.
+        truth: depth and labels of the capture.
         scale: scene units per metre.
         every_px: n.
-        kept: gives the pixels of a view that count, None for all.
+        kept: returns the pixels of a view that count, None for all.
 
     Returns:
         The points; None where no view has both.
@@ -160,14 +160,14 @@ def surface_points(
 def evaluate_points(
     model: Queryable, queries: Sequence[Query], surface: LabelledPoints, truth: Truth, threshold: float
 ) -> QueryMetrics:
-    """The queries asked at the points themselves, without rendering; each class is one pair.
+    """Scores the points themselves, without rendering; each class is one pair.
 
     Args:
         model: the model.
-        queries: named as the classes they look for.
+        queries: named after the classes they look for.
         surface: the points.
         truth: names of the labels.
-        threshold: the fixed one.
+        threshold: the fixed threshold.
     """
     metrics = QueryMetrics(threshold)
     scores = score_points(model, torch.from_numpy(surface.points), queries)

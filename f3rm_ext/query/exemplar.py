@@ -1,115 +1,85 @@
-"""Queries by example: a pixel, a box or a crop of a photo is the question. They work with any extractor."""
+"""Queries by example: the feature of a place in a photo, the rest of the photo, and good places to choose.
 
-from dataclasses import dataclass
+They work with every extractor, whether or not it understands text.
+"""
+
+import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float, Float32
+from scipy.cluster.vq import kmeans2
 
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.query.embeddings import Embeddings
+from f3rm_ext.query.options import Region
+
+MAX_CLUSTERS = 12
+"""Into how many clusters the patches of a photo are sorted, at most."""
+_KMEANS_SEED = 0
+_KMEANS_ROUNDS = 20
+_COMPARED_PHOTOS = 12
+"""With how many photos a distinctive patch is compared, at most."""
+_MIN_LENGTH = 1e-8
 
 
-@dataclass(frozen=True)
-class Region:
-    """A place in an image: a pixel, a box, or all of it."""
-
-    image: str
-    """Name of a photo of the capture, or path of an image file."""
-    x_px: float | None = None
-    """Left edge, or the pixel's place; continuous, to the right, 0 is the left edge of the image. None: the whole."""
-    y_px: float | None = None
-    """Top edge, or the pixel's place; down."""
-    width_px: float | None = None
-    """Width of a box; None for a pixel."""
-    height_px: float | None = None
-    """Height of a box; None for a pixel."""
-
-    @classmethod
-    def parse(cls, text: str) -> "Region":
-        """``IMAGE``, ``IMAGE:x,y`` or ``IMAGE:x,y,w,h``.
-
-        Raises:
-            ConfigError: it is none of these, or a box without extent.
-        """
-        image, colon, numbers = text.rpartition(":")
-        if not colon or "/" in numbers or "\\" in numbers:
-            image, numbers = text, ""
-        try:
-            values = [float(part) for part in numbers.split(",")] if numbers else []
-        except ValueError:
-            values = [np.nan]
-        if not image or len(values) not in (0, 2, 4) or not np.isfinite(values).all():
-            raise ConfigError(
-                f"The exemplar {text!r} is not understood: give an image and a place in it in pixels, "
-                "IMAGE:x,y for a point or IMAGE:x,y,w,h for a box, or an image alone."
-            )
-        if len(values) == 4 and min(values[2:]) <= 0:
-            raise ConfigError(f"The box of the exemplar {text!r} is empty: its width and height have to be above 0.")
-        return cls(image, *values)
-
-    def __str__(self) -> str:
-        values = [value for value in (self.x_px, self.y_px, self.width_px, self.height_px) if value is not None]
-        return f"{self.image}:{','.join(f'{value:g}' for value in values)}" if values else self.image
-
-    def scaled(self, by_x: float, by_y: float) -> "Region":
-        """The same place in the image at another size."""
-        x, y, width, height = (
-            None if value is None else value * by
-            for value, by in ((self.x_px, by_x), (self.y_px, by_y), (self.width_px, by_x), (self.height_px, by_y))
-        )
-        return Region(self.image, x, y, width, height)
-
-    @property
-    def is_point(self) -> bool:
-        """Whether it is one pixel's place, without extent."""
-        return self.x_px is not None and self.width_px is None
-
-    def box_px(self, width_px: int, height_px: int) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom in an image of this size; without extent for a point."""
-        if self.x_px is None or self.y_px is None:
-            return 0.0, 0.0, float(width_px), float(height_px)
-        return self.x_px, self.y_px, self.x_px + (self.width_px or 0.0), self.y_px + (self.height_px or 0.0)
-
-    def middle_px(self, width_px: int, height_px: int) -> tuple[float, float]:
-        """Its middle (x, y) in an image of this size."""
-        left, top, right, bottom = self.box_px(width_px, height_px)
-        return (left + right) / 2, (top + bottom) / 2
-
-    def require_inside(self, width_px: int, height_px: int) -> None:
-        """Raises ConfigError where any of it lies outside an image of this size."""
-        left, top, right, bottom = self.box_px(width_px, height_px)
-        if not (0 <= left <= right <= width_px and 0 <= top <= bottom <= height_px):
-            raise ConfigError(
-                f"The exemplar {self} lies outside the image, which has {width_px} x {height_px} pixels: "
-                "choose a place inside."
-            )
-
-
-def exemplar(feature_map: FeatureMap, region: Region) -> Embeddings:
-    """The feature of a region: interpolated at a point, or the mean direction of a box or of the whole image.
+def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
+    """Returns the feature of a region: interpolated at a point, or the mean direction of a box or the whole image.
 
     Args:
-        feature_map: of the photo, in the distilled space.
-        region: in pixels of the image the map was made from, inside of it.
+        feature_map: features of the photo, in the distilled space.
+        region: a place in pixels of the image the map was made from, inside it.
 
     Raises:
         ConfigError: the feature there is zero.
     """
     packed = PackedMaps.pack([with_residual(feature_map)])
-    places = torch.from_numpy(_places(feature_map.grid, region))
+    places = torch.from_numpy(_sample_places(feature_map.grid, region))
     sampled = packed.sample(torch.zeros(len(places), dtype=torch.long), places)
-    unit = sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(1e-8)
+    unit = sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
     mean = unit.mean(dim=0, keepdim=True)
     if feature_map.residual_norm is None:
         return Embeddings.of_codes(mean, (str(region),))
     return Embeddings.of_codes(mean[:, :-1], (str(region),), mean[:, -1])
 
 
+def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
+    """Returns the directions of what else a photo shows: cluster centres of its patches by k-means.
+
+    A box is told from the patches outside it, and a point from all clusters but its own. The mean over all photos
+    would be a weak negative: it resembles nothing in particular, so nearly every pixel would score above ½.
+
+    Args:
+        feature_map: features of the photo, in the distilled space.
+        region: a place in pixels of the image the map was made from, inside it.
+
+    Returns:
+        At most :data:`MAX_CLUSTERS` directions; none where the region is the whole photo or the photo shows nothing
+        else.
+    """
+    values = with_residual(feature_map).values
+    patches = values.reshape(-1, values.shape[-1]).astype(np.float32)
+    lengths = np.linalg.norm(patches, axis=1)
+    has_direction = lengths > _MIN_LENGTH
+    unit = patches / np.where(has_direction, lengths, 1.0)[:, None]
+    outside = has_direction & ~patches_in(feature_map.grid, region)
+    if outside.sum() < 2:
+        return Embeddings.empty(feature_map.values.shape[-1])
+    centres = _cluster_centres(unit[outside])
+    if region.is_point:
+        own = (centres @ unit[_nearest_patch(feature_map, region)]).argmax()
+        centres = np.delete(centres, own, axis=0)
+    sources = tuple(f"rest of {region.image}, cluster {i + 1}" for i in range(len(centres)))
+    directions = torch.from_numpy(centres)
+    if feature_map.residual_norm is None:
+        return Embeddings.of_codes(directions, sources)
+    return Embeddings.of_codes(directions[:, :-1], sources, directions[:, -1])
+
+
 def with_residual(feature_map: FeatureMap) -> FeatureMap:
-    """The map with the norm of what codes leave out as a last channel, where there is one."""
+    """Returns the map with the norm of what codes leave out as a last channel, where there is such a norm."""
     if feature_map.residual_norm is None:
         return feature_map
     values = np.concatenate([feature_map.values, feature_map.residual_norm[..., None]], axis=-1)
@@ -117,7 +87,7 @@ def with_residual(feature_map: FeatureMap) -> FeatureMap:
 
 
 def patches_in(grid: PatchGrid, region: Region) -> Bool[np.ndarray, " points"]:
-    """Which patches have their centre in a box, or in the whole image; none for a point."""
+    """Says which patches have their centre in a box or in the whole image; none for a point."""
     centres = grid.centres_px().reshape(-1, 2)
     if region.x_px is None or region.y_px is None:
         return np.ones(len(centres), dtype=bool)
@@ -127,10 +97,83 @@ def patches_in(grid: PatchGrid, region: Region) -> Bool[np.ndarray, " points"]:
     return inside if region.width_px is not None else np.zeros_like(inside)
 
 
-def _places(grid: PatchGrid, region: Region) -> Float32[np.ndarray, "points 2"]:
-    """Where a region is sampled (y, x): its point; or in a box the patch centres, or where it has none its middle."""
+def deepest_pixel(mask: Bool[np.ndarray, "h w"]) -> tuple[int, int]:
+    """Returns row and column of the pixel farthest from the edge of a mask and from the border of the image.
+
+    >>> mask = np.zeros((20, 30), dtype=bool)
+    >>> mask[5:12, 10:17] = True
+    >>> deepest_pixel(mask)
+    (8, 13)
+
+    Args:
+        mask: not empty.
+    """
+    from scipy.ndimage import distance_transform_edt
+
+    depth = np.asarray(distance_transform_edt(np.pad(mask, 1)))[1:-1, 1:-1]
+    row, col = np.unravel_index(int(depth.argmax()), depth.shape)
+    return int(row), int(col)
+
+
+def sharpness(image: np.ndarray) -> float:
+    """Returns the variance of the Laplacian of an image's lightness: high for sharp photos, low for blurred ones."""
+    from scipy.ndimage import laplace
+
+    return float(laplace(np.asarray(image, dtype=np.float32).mean(axis=2)).var())
+
+
+def distinctive_patch(feature_map: FeatureMap, others: Sequence[FeatureMap]) -> tuple[float, float]:
+    """Chooses where in a photo to take an exemplar from.
+
+    The patch lies in the middle half of the photo, appears in the other photos too, and is unlike most of what they
+    show: it maximises the mean over photos of its best cosine, less its mean cosine with all patches.
+
+    Args:
+        feature_map: features of the photo.
+        others: features of other photos of the same scene; empty compares the photo with itself.
+
+    Returns:
+        Position (y, x) in pixels of the photo.
+    """
+    grid = feature_map.grid
+    rows, cols = (slice(count // 4, max(count // 4 + 1, count - count // 4)) for count in (grid.rows, grid.cols))
+    candidates = _unit_patches(feature_map.values[rows, cols])
+    shape = feature_map.values[rows, cols].shape[:2]
+    best, mean = np.zeros(len(candidates)), np.zeros(len(candidates))
+    compared = list(others)[:: max(1, len(others) // _COMPARED_PHOTOS)][:_COMPARED_PHOTOS] or [feature_map]
+    for other in compared:
+        cosines = candidates @ _unit_patches(other.values).T
+        best += cosines.max(axis=1)
+        mean += cosines.mean(axis=1)
+    row, col = np.unravel_index(int((best - mean).argmax()), shape)
+    y_px, x_px = grid.centres_px()[rows, cols][row, col]
+    return float(y_px), float(x_px)
+
+
+def _sample_places(grid: PatchGrid, region: Region) -> Float32[np.ndarray, "points 2"]:
+    """Where a region is sampled (y, x): its point, or the patch centres in its box, or its middle if there are none."""
     inside = patches_in(grid, region)
     if inside.any():
         return grid.centres_px().reshape(-1, 2)[inside]
     left, top, right, bottom = region.box_px(0, 0)
     return np.asarray([[(top + bottom) / 2, (left + right) / 2]], dtype=np.float32)
+
+
+def _nearest_patch(feature_map: FeatureMap, region: Region) -> int:
+    centres = feature_map.grid.centres_px().reshape(-1, 2)
+    return int(np.square(centres - (region.y_px, region.x_px)).sum(axis=1).argmin())
+
+
+def _cluster_centres(unit: Float32[np.ndarray, "points feat"]) -> Float32[np.ndarray, "clusters feat"]:
+    """Mean directions of the clusters."""
+    count = min(MAX_CLUSTERS, len(np.unique(unit, axis=0)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "One of the clusters is empty", UserWarning)
+        means, cluster_of = kmeans2(unit, count, iter=_KMEANS_ROUNDS, minit="++", rng=_KMEANS_SEED)
+    means = means[np.unique(cluster_of)]
+    return means / np.linalg.norm(means, axis=1, keepdims=True).clip(_MIN_LENGTH)
+
+
+def _unit_patches(values: np.ndarray) -> Float[np.ndarray, "patches feat"]:
+    flat = values.reshape(-1, values.shape[-1]).astype(np.float32)
+    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), _MIN_LENGTH)

@@ -1,4 +1,4 @@
-"""How well queries find what they ask for, against labels. Pure maths on scores and masks."""
+"""Accuracy of queries against labels. Pure maths on scores and masks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 PINNED_THRESHOLD = 0.5
-"""Of relevancy: as much like the query as like the nearest negative."""
+"""The relevancy of a pixel that is as similar to the nearest negative as to the query."""
 THRESHOLDS = np.linspace(-1.0, 1.0, 401)
-"""Those tried for the best threshold."""
+"""The candidates for the best threshold."""
 
 
 @dataclass
@@ -28,12 +28,19 @@ class _Pair:
 
 @dataclass
 class QueryMetrics:
-    """Accuracy over pairs of view and class, all pairs counting alike.
+    """Mean accuracy over pairs of view and class; all pairs count the same.
 
-    *Localisation* is LERF's: the best-scored pixel lies in a box of the object. *IoU* compares the pixels with at
-    least the threshold's score with the object's; *accuracy* is the part of the object's pixels found. Both are
-    given at a threshold that was fixed beforehand, and, apart from it, at the one threshold for all classes and views
-    that is best afterwards.
+    *Localisation* is LERF's: the best-scored pixel lies in a box of the object. *IoU* compares the pixels that reach
+    the threshold with the object's; *accuracy* is the share of the object's pixels that reach it. Both are reported at
+    a threshold fixed beforehand and, separately, at the single threshold for all classes and views that is best
+    afterwards.
+
+    >>> import torch
+    >>> metrics = QueryMetrics(threshold=0.5)
+    >>> metrics.add("mug", torch.tensor([0.9, 0.6, 0.2, 0.1]), torch.tensor([True, False, True, False]))
+    >>> summary = metrics.summary()
+    >>> summary["localisation"], round(summary["miou"], 3), summary["macc"]
+    (1.0, 0.333, 0.5)
     """
 
     threshold: float = PINNED_THRESHOLD
@@ -50,10 +57,10 @@ class QueryMetrics:
         """Counts one class in one view.
 
         Args:
-            name: of the class.
-            score: of the query that looks for it, −1 to 1, per pixel (h, w) or per point; NaN counts as −1.
-            mask: where it is.
-            boxes: left, top, right and bottom of its objects in pixels; None to require the best pixel in the mask.
+            name: name of the class.
+            score: score of its query, −1 to 1, per pixel (h, w) or per point; NaN counts as −1.
+            mask: where the class is.
+            boxes: left, top, right and bottom of its objects in pixels; None requires the best pixel in the mask.
         """
         score, mask = score.detach().float().cpu().nan_to_num(nan=-1.0), mask.cpu()
         flat, inside = score.flatten(), mask.flatten()
@@ -82,11 +89,11 @@ class QueryMetrics:
         return len(self._pairs)
 
     def summary(self) -> dict[str, float | int]:
-        """Means over the pairs; nothing but ``pairs`` = 0 where there are none."""
+        """Returns means over the pairs; only ``pairs`` = 0 where there are none."""
         return self._summary(self._pairs)
 
     def by_class(self) -> dict[str, dict[str, float | int]]:
-        """The same for each class, with the best threshold of all classes together."""
+        """Returns the same for each class, at the best threshold of all classes together."""
         names = dict.fromkeys(pair.name for pair in self._pairs)
         best = self._best(self._pairs) if self._pairs else 0
         return {name: self._summary([p for p in self._pairs if p.name == name], best) for name in names}
@@ -119,6 +126,6 @@ def _iou(both: int, found: int, size: int) -> float:
 
 
 def _counts_from_above(values: Float[np.ndarray, "n"]) -> np.ndarray:
-    """How many values are at least each of :data:`THRESHOLDS`."""
+    """How many values reach each of :data:`THRESHOLDS`."""
     ordered = np.sort(values)
     return len(ordered) - np.searchsorted(ordered, THRESHOLDS, side="left")

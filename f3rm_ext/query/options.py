@@ -1,51 +1,230 @@
-"""What a user types to ask. Cheap to import, so that help comes at once."""
+"""Queries as a user types them, and what each of them means. Imports no torch, so that ``--help`` comes at once."""
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from f3rm_ext.errors import ConfigError
 
+ALTERNATIVES = "|"
+"""Separates alternatives in what the user types: ``mug | cup``."""
 NO_NEGATIVES = "none"
+"""Typed in place of negatives: scores are plain cosines."""
+_NAME = re.compile(r"\w[\w .+-]*")
+
+
+@dataclass(frozen=True)
+class Region:
+    """A place in an image: a point, a box, or the whole image.
+
+    Positions are continuous: (0, 0) is the top left corner of the image and (0.5, 0.5) the centre of its first pixel.
+    """
+
+    image: str
+    """Name of a photo of the capture, or path of an image file."""
+    x_px: float | None = None
+    """The point, or the left edge of the box, to the right; None for the whole image."""
+    y_px: float | None = None
+    """The point, or the top edge of the box, downwards; None for the whole image."""
+    width_px: float | None = None
+    """Width of the box; None for a point."""
+    height_px: float | None = None
+    """Height of the box; None for a point."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Region":
+        """Reads ``IMAGE``, ``IMAGE:x,y`` or ``IMAGE:x,y,w,h``.
+
+        >>> Region.parse("0001.jpg:250,300,80,80")
+        Region(image='0001.jpg', x_px=250.0, y_px=300.0, width_px=80.0, height_px=80.0)
+        >>> Region.parse("0001.jpg:250,300").is_point
+        True
+
+        Raises:
+            ConfigError: the text has none of these forms, or the box is empty.
+        """
+        image, colon, numbers = text.rpartition(":")
+        if not colon or "/" in numbers or "\\" in numbers:
+            image, numbers = text, ""
+        try:
+            values = [float(part) for part in numbers.split(",")] if numbers else []
+        except ValueError:
+            values = [math.nan]
+        if not image or len(values) not in (0, 2, 4) or not all(map(math.isfinite, values)):
+            raise ConfigError(
+                f"The exemplar {text!r} is not understood: give an image and a place in it in pixels, "
+                "IMAGE:x,y for a point or IMAGE:x,y,w,h for a box, or an image alone."
+            )
+        if len(values) == 4 and min(values[2:]) <= 0:
+            raise ConfigError(f"The box of the exemplar {text!r} is empty: its width and height must be above 0.")
+        return cls(image, *values)
+
+    def __str__(self) -> str:
+        values = [value for value in (self.x_px, self.y_px, self.width_px, self.height_px) if value is not None]
+        return f"{self.image}:{','.join(f'{value:g}' for value in values)}" if values else self.image
+
+    def scaled(self, by_x: float, by_y: float) -> "Region":
+        """The same place in the image at another size."""
+        x, y, width, height = (
+            None if value is None else value * by
+            for value, by in ((self.x_px, by_x), (self.y_px, by_y), (self.width_px, by_x), (self.height_px, by_y))
+        )
+        return Region(self.image, x, y, width, height)
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is a point, without extent."""
+        return self.x_px is not None and self.width_px is None
+
+    def box_px(self, width_px: int, height_px: int) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom in an image of this size; without extent for a point."""
+        if self.x_px is None or self.y_px is None:
+            return 0.0, 0.0, float(width_px), float(height_px)
+        return self.x_px, self.y_px, self.x_px + (self.width_px or 0.0), self.y_px + (self.height_px or 0.0)
+
+    def middle_px(self, width_px: int, height_px: int) -> tuple[float, float]:
+        """Its middle (x, y) in an image of this size."""
+        left, top, right, bottom = self.box_px(width_px, height_px)
+        return (left + right) / 2, (top + bottom) / 2
+
+    def require_inside(self, width_px: int, height_px: int) -> None:
+        """Raises ConfigError where any part of it lies outside an image of this size."""
+        left, top, right, bottom = self.box_px(width_px, height_px)
+        if not (0 <= left <= right <= width_px and 0 <= top <= bottom <= height_px):
+            raise ConfigError(
+                f"The exemplar {self} lies outside the image, which has {width_px} x {height_px} pixels: "
+                "choose a place inside."
+            )
+
+
+@dataclass(frozen=True)
+class QuerySpec:
+    """One query as it was typed; :func:`~f3rm_ext.query.builders.encode_queries` turns it into embeddings."""
+
+    name: str
+    """What people and files call it."""
+    positives: tuple[str, ...] | Region | Path
+    """What to look for: texts that mean the same, a place in an image, or a file of vectors."""
+    negatives: tuple[str, ...] = ()
+    """Texts to tell it from; :data:`NO_NEGATIVES` alone for none, empty for the default of its kind."""
+    feature: str = ""
+    """The distilled feature to query; empty for the first."""
+    temperature: float = 0.1
+    """Temperature of the relevancy, above 0."""
 
 
 @dataclass(kw_only=True)
 class QueryOptions:
-    """Options of commands that ask."""
+    """Options of the commands that run queries."""
 
     load_config: Path
     """config.yml of the run."""
     text: tuple[str, ...] = ()
-    """What to look for, each a query of its own: "blue mug", alternatives "banana | plantain", or with a name for the
-    files "fruit=banana | plantain". Needs a feature that understands text, such as clip."""
+    """Texts to look for, each a query of its own: "blue mug", "banana | plantain" for alternatives, or
+    "fruit=banana | plantain" to name the query. The feature must understand text, as clip does."""
     exemplar: tuple[str, ...] = ()
-    """Queries by example: IMAGE:x,y for a point, IMAGE:x,y,w,h for a box, IMAGE for all of it, in pixels of the image
-    file; IMAGE is the name of a photo of the capture or any image file. NAME=IMAGE:... gives a name."""
+    """Queries by example: IMAGE:x,y for a point, IMAGE:x,y,w,h for a box, IMAGE for the whole image, in pixels of the
+    image file. IMAGE is the name of a photo of the capture, or any image file. NAME=IMAGE:... names the query."""
     vector: tuple[str, ...] = ()
-    """Queries by saved vectors: .npy files of this command or of another program. NAME=FILE gives a name."""
+    """Queries by saved vectors: .npy files that this command or another program wrote. NAME=FILE names the query."""
     negative: tuple[str, ...] = ()
-    """What the queries are told from, as texts; none for plain cosines. By default, texts are told from `object`,
-    `things`, `stuff` and `texture`, examples from what else their photo shows, vectors from the mean of all photos."""
+    """Texts that every query is told from, or none for plain cosines. By default, texts are told from `object`,
+    `things`, `stuff` and `texture`, examples from the rest of their photo, and vectors from the mean of all photos."""
     feature: str = ""
-    """Which distilled feature to ask; by default the first."""
+    """The distilled feature to query; by default the first."""
     temperature: float = 0.1
-    """Of the relevancy, above 0: small values make it all or nothing."""
+    """Temperature of the relevancy, above 0: small values push scores towards 0 and 1."""
     threshold: float = 0.5
-    """Score from which on a pixel or a point counts as found, -1 to 1."""
+    """Lowest score that counts as found, -1 to 1."""
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without opening the run.
+        """Checks everything that can be checked without opening the run.
 
         Raises:
             ConfigError: an option cannot work.
         """
-        from f3rm_ext.query.parsing import parse_queries
-        from f3rm_ext.query.relevancy import check_temperature
-
         check_temperature(self.temperature)
-        if not -1 <= self.threshold <= 1:
-            raise ConfigError(f"--threshold is {self.threshold}, outside -1 to 1: relevancy lies between 0 and 1.")
+        check_threshold(self.threshold)
         if not all(text.strip() for text in self.negative):
             raise ConfigError("A text after --negative is empty: write a phrase, or `--negative none`.")
         if NO_NEGATIVES in self.negative and len(self.negative) > 1:
             raise ConfigError("--negative none goes with no other negatives: give one or the other.")
         parse_queries(self)
+
+
+def parse_queries(options: QueryOptions) -> list[QuerySpec]:
+    """The queries that were typed, in the order texts, examples, vectors.
+
+    Raises:
+        ConfigError: a query is not understood, or two have the same name.
+    """
+    typed = [
+        *map(_parse_text, options.text),
+        *map(_parse_exemplar, options.exemplar),
+        *map(_parse_vector, options.vector),
+    ]
+    names = [name for name, _ in typed]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"Two queries are called {name!r}: name them with NAME=... to tell them apart.")
+    return [
+        QuerySpec(name, positives, options.negative, options.feature, options.temperature) for name, positives in typed
+    ]
+
+
+def split_prompts(text: str) -> list[str]:
+    """The alternatives in a text that a person typed.
+
+    >>> split_prompts("mug | coffee cup")
+    ['mug', 'coffee cup']
+
+    Raises:
+        ConfigError: an alternative is empty.
+    """
+    prompts = [part.strip() for part in text.split(ALTERNATIVES)]
+    if not all(prompts):
+        raise ConfigError(
+            "The text to look for is empty: write a word or a phrase such as `blue mug`, or alternatives "
+            f"`mug {ALTERNATIVES} cup`."
+        )
+    return prompts
+
+
+def check_temperature(temperature: float) -> None:
+    """Raises ConfigError unless the temperature is a number above 0."""
+    if not 0 < temperature < math.inf:
+        raise ConfigError(f"The temperature is {temperature}, but it must be above 0: 0.1 is usual.")
+
+
+def check_threshold(threshold: float) -> None:
+    """Raises ConfigError unless the threshold of ``--threshold`` is a score that there can be."""
+    if not -1 <= threshold <= 1:
+        raise ConfigError(f"--threshold is {threshold}, outside -1 to 1: relevancy lies between 0 and 1.")
+
+
+def _parse_text(typed: str) -> tuple[str, tuple[str, ...]]:
+    name, content = _split_name(typed)
+    prompts = tuple(split_prompts(content))
+    return name or prompts[0], prompts
+
+
+def _parse_exemplar(typed: str) -> tuple[str, Region]:
+    name, content = _split_name(typed)
+    region = Region.parse(content)
+    return name or str(replace(region, image=Path(region.image).name)), region
+
+
+def _parse_vector(typed: str) -> tuple[str, Path]:
+    name, content = _split_name(typed)
+    if not content:
+        raise ConfigError(f"The vector {typed!r} names no file: give FILE or NAME=FILE.")
+    return name or Path(content).stem, Path(content)
+
+
+def _split_name(typed: str) -> tuple[str, str]:
+    """Splits ``NAME=CONTENT``; the name is empty where there is none."""
+    name, equals, content = typed.partition("=")
+    if not equals or not _NAME.fullmatch(name.strip()):
+        return "", typed
+    return name.strip(), content.strip()

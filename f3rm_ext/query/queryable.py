@@ -1,4 +1,4 @@
-"""Scores of several queries at rays or points, from rendered values."""
+"""What queries need of a model and its features, and the scores of several queries at rays or points."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.data.scene_box import OrientedBox
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
@@ -17,12 +18,16 @@ from f3rm_ext.query.relevancy import relevancy
 
 @runtime_checkable
 class QueryHead(Protocol):
-    """What queries need to know of one distilled feature."""
+    """One distilled feature, as queries and exports use it."""
 
     name: str
+    """Unique in its model."""
     dim: int
+    """Dimension of the distilled space."""
     extractor: str
+    """Name and options of the extractor, as in ``--pipeline.datamanager.features.extractors``."""
     identity: dict[str, str]
+    """Model and weights of the extractor."""
     display_mean: Tensor
     """Mean feature of the training images, in the distilled space."""
 
@@ -32,13 +37,24 @@ class QueryHead(Protocol):
         ...
 
     def space(self) -> FeatureSpace:
-        """Coordinates in which rendered values are compared."""
+        """Coordinates in which rendered values are compared with queries."""
+        ...
+
+    def colors(self, features: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch 3"]:
+        """RGB of features, 0 to 1: their projection on the principal components of the training images."""
         ...
 
 
 @runtime_checkable
 class Queryable(Protocol):
-    """A model that can be asked: a feature field, or splats with features."""
+    """A model that can be queried: a feature field, or splats with features."""
+
+    training: bool
+    """Whether it is in training mode."""
+
+    def train(self, mode: bool = True) -> object:
+        """Switches training mode on or off."""
+        ...
 
     @property
     def device(self) -> torch.device:
@@ -46,28 +62,31 @@ class Queryable(Protocol):
         ...
 
     def query_heads(self) -> Mapping[str, QueryHead]:
-        """Its features by name, the primary one first."""
+        """Returns its features by name, the primary one first."""
         ...
 
-    def render_camera(self, camera: Cameras, extra: Mapping[str, ExtraOutput]) -> dict[str, Tensor]:
-        """All outputs for one camera, (h, w, channels) each, with further ones computed chunk by chunk.
+    def render_camera(
+        self, camera: Cameras, extra: Mapping[str, ExtraOutput], obb_box: OrientedBox | None = None
+    ) -> dict[str, Tensor]:
+        """Renders one camera, all outputs and further ones chunk by chunk, (h, w, channels) each.
 
-        ``rgb``, ``accumulation``, and ``depth`` and ``expected_depth`` along the rays are always among them.
+        ``rgb``, ``accumulation``, and ``depth`` and ``expected_depth`` along the rays are always among them. What lies
+        outside the box is not rendered.
         """
         ...
 
     def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
-        """Values of each head at points of the scene frame."""
+        """Returns the values of each head at points of the scene frame."""
         ...
 
 
 class Scorer:
-    """Queries made ready for one device and one way in which features are given. Holds no model.
+    """Scores several queries at once, from rendered values. Holds no model.
 
     Args:
-        queries: at least one; they may be of different heads.
+        queries: at least one; their heads may differ.
         spaces: coordinates of the values of each head.
-        device: where the values come from.
+        device: where the values are.
     """
 
     def __init__(
@@ -90,10 +109,10 @@ class Scorer:
 
     @classmethod
     def of_model(cls, model: Queryable, queries: Sequence[Query]) -> "Scorer":
-        """Ready for the values that a model renders.
+        """Returns the scorer for the values that a model renders.
 
         Raises:
-            ConfigError: the model lacks a head, or a query is of other dimensions than its head.
+            ConfigError: the model lacks a head, or a query has other dimensions than its head.
         """
         heads = model.query_heads()
         for query in queries:
@@ -110,14 +129,14 @@ class Scorer:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Heads whose rendered values are needed."""
+        """Heads whose rendered values it needs."""
         return tuple(name for name, _, _, _ in self._parts)
 
     def __call__(self, rendered_of: RenderedOf) -> Float[Tensor, "rays queries"]:
-        """Scores at rays or points: relevancy or cosine, as each query says.
+        """Returns the scores at rays or points: the relevancy or cosine of each query.
 
         Args:
-            rendered_of: gives rendered values of a head.
+            rendered_of: returns the rendered values of a head.
         """
         scores: list[Tensor | None] = [None] * len(self.queries)
         for name, space, vectors, spans in self._parts:
@@ -134,14 +153,14 @@ class Scorer:
 
 
 def checked_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
-    """The head of this name; the primary one for an empty name.
+    """Returns the head of this name; the primary one for an empty name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the model has no such head, or none at all.
     """
     if not heads:
         raise ConfigError(
-            "This checkpoint has no distilled features, so it cannot be asked: train with "
+            "This checkpoint has no distilled features, so it cannot be queried: train with "
             "--pipeline.datamanager.features.extractors, or lift some onto splats with `f3rm-ext features lift`."
         )
     if not name:
@@ -154,10 +173,10 @@ def checked_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
 def score_image(
     model: Queryable, camera: Cameras, queries: Sequence[Query]
 ) -> tuple[Float[Tensor, "h w queries"], dict[str, Tensor]]:
-    """Scores of every pixel, and everything else the model renders, in one pass over the rays.
+    """Renders the scores of every pixel and all outputs of the model, in one pass over the rays.
 
-    Features are compared chunk of rays by chunk of rays in at most as many dimensions as there are hidden values:
-    memory does not depend on the dimension of the features.
+    Features are compared in chunks of rays, in no more dimensions than there are hidden values: memory does not depend
+    on the dimension of the features.
 
     Args:
         model: the model.
@@ -179,13 +198,13 @@ def score_image(
 def score_points(
     model: Queryable, points: Float[Tensor, "points 3"], queries: Sequence[Query], chunk: int = 1 << 16
 ) -> Float[Tensor, "points queries"]:
-    """Scores of points of the scene frame, on the CPU.
+    """Returns the scores at points of the scene frame, on the CPU.
 
     Args:
         model: the model.
         points: float32.
         queries: at least one.
-        chunk: points looked at together.
+        chunk: number of points that are scored at a time.
     """
     scorer = Scorer.of_model(model, queries)
     parts = []

@@ -1,17 +1,15 @@
-"""What a query makes of similarities: relevancy against negatives, and labels from several queries. Pure maths.
+"""Relevancy from similarities with positives and negatives, and labels from several queries. Pure maths.
 
 Relevancy is LERF's (Kerr et al. 2023, §3.3): for every negative the softmax over the pair (positive, negative), then
-the minimum over the negatives. A negative given twice changes nothing, unlike with one softmax over all of them.
+the minimum over the negatives. A repeated negative changes nothing; in one softmax over all of them it would.
 """
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from f3rm_ext.errors import ConfigError
-
 OTHER = -1
-"""Label of what no query claims."""
+"""Label where no query reaches the threshold."""
 
 
 def relevancy(
@@ -19,15 +17,18 @@ def relevancy(
     negative: Float[Tensor, "*batch negatives"],
     temperature: float,
 ) -> Float[Tensor, "*batch"]:
-    """How much more a feature is like the positives than like any negative, 0 to 1; ½ where it is like both.
+    """How much more similar a feature is to the positives than to any negative, 0 to 1; ½ for equally similar.
 
     The best positive counts. Since exp(p/T) / (exp(p/T) + exp(n/T)) grows with p and falls with n, the minimum over
     negatives of the pairwise softmax is the logistic function of (max p − max n) / T.
 
+    >>> relevancy(torch.tensor([0.3, 0.2]), torch.tensor([0.3, 0.1]), temperature=0.1)
+    tensor(0.5000)
+
     Args:
         positive: cosines with the positives, at least one.
         negative: cosines with the negatives, at least one.
-        temperature: T > 0; small values make the result all or nothing.
+        temperature: T > 0; small values push the result towards 0 and 1.
     """
     return torch.sigmoid((positive.amax(dim=-1) - negative.amax(dim=-1)) / temperature)
 
@@ -46,17 +47,10 @@ def relevancy_reference(
 
 
 def label_map(scores: Float[Tensor, "*batch queries"], threshold: float) -> Int64[Tensor, "*batch"]:
-    """Index of the query with the greatest score, :data:`OTHER` where that score is below the threshold."""
+    """Index of the query with the highest score; :data:`OTHER` where that score is below the threshold.
+
+    >>> label_map(torch.tensor([[0.9, 0.6], [0.2, 0.7], [0.3, 0.1]]), threshold=0.5)
+    tensor([ 0,  1, -1])
+    """
     best, index = scores.max(dim=-1)
     return torch.where(best >= threshold, index, OTHER)
-
-
-def check_temperature(temperature: float) -> float:
-    """The temperature, if it can be used.
-
-    Raises:
-        ConfigError: it is not a number above 0.
-    """
-    if not 0 < temperature < float("inf"):
-        raise ConfigError(f"The temperature is {temperature}, but it has to be above 0: 0.1 is usual.")
-    return temperature

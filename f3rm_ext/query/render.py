@@ -1,6 +1,6 @@
-"""Answers to queries in views: scores, where the best of them is, and how hot a heat map should be."""
+"""Views rendered and scored: the scores, the best pixel and its place, and the range of a heat map."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,21 +12,21 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Queryable, score_image
 from f3rm_ext.query.relevancy import label_map
-from f3rm_ext.query.views import View
+from f3rm_ext.query.run import View
 from f3rm_ext.utils.pictures import to_bytes
 
-OPAQUE = 0.5
-"""Accumulation from which on a pixel is taken to show a surface."""
-_LOOKED_AT = 16
-"""Views that the heat is chosen from."""
+MIN_ACCUMULATION = 0.5
+"""Accumulation from which a pixel counts as showing a surface."""
+_PREVIEW_VIEWS = 16
+"""From how many views heat ranges are chosen, at most."""
 _PREVIEW_PX = 4096
-"""Pixels of each of them."""
-_TOP = 0.999
+"""Number of pixels of each of them, about."""
+_HOTTEST_QUANTILE = 0.999
 
 
 @dataclass(frozen=True)
 class ScoredView:
-    """What a view answers to several queries."""
+    """One view, rendered and scored."""
 
     view: View
     """The view."""
@@ -37,15 +37,20 @@ class ScoredView:
     depth: Float32[np.ndarray, "h w"] | None
     """Median distance along the ray, scene units; None where the model renders none."""
     accumulation: Float32[np.ndarray, "h w"] | None
-    """Opacity; None where the model renders none."""
+    """Opacity, 0 to 1; None where the model renders none."""
 
     def labels(self, threshold: float) -> Int64[np.ndarray, "h w"]:
-        """Index of the query with the greatest score, -1 where it is below the threshold."""
+        """Returns the index of the query with the highest score, -1 where that score is below the threshold."""
         return label_map(torch.from_numpy(self.scores), threshold).numpy()
 
 
-def ask(model: Queryable, view: View, queries: Sequence[Query]) -> ScoredView:
-    """Renders a view and asks.
+def score_views(model: Queryable, views: Sequence[View], queries: Sequence[Query]) -> Iterator[ScoredView]:
+    """Scores views one by one, each when it is needed; see :func:`score_view`."""
+    return (score_view(model, view, queries) for view in views)
+
+
+def score_view(model: Queryable, view: View, queries: Sequence[Query]) -> ScoredView:
+    """Renders a view and scores its pixels.
 
     Args:
         model: the model.
@@ -60,33 +65,35 @@ def ask(model: Queryable, view: View, queries: Sequence[Query]) -> ScoredView:
         view=view,
         scores=scores.float().cpu().numpy(),
         rgb=black if rgb is None else to_bytes(rgb[..., :3].float().cpu().numpy()),
-        depth=_plane(outputs, "depth"),
-        accumulation=_plane(outputs, "accumulation"),
+        depth=_channel(outputs, "depth"),
+        accumulation=_channel(outputs, "accumulation"),
     )
 
 
-def _plane(outputs: Mapping[str, torch.Tensor], name: str) -> Float32[np.ndarray, "h w"] | None:
+def _channel(outputs: Mapping[str, torch.Tensor], name: str) -> Float32[np.ndarray, "h w"] | None:
     return outputs[name][..., 0].float().cpu().numpy() if name in outputs else None
 
 
-def summarise(answer: ScoredView, queries: Sequence[Query], threshold: float, frame: CaptureFrame) -> dict[str, dict]:
-    """What there is to say of each query in a view, as JSON by name.
+def summarize_view(
+    scored: ScoredView, queries: Sequence[Query], threshold: float, frame: CaptureFrame
+) -> dict[str, dict]:
+    """Summarises the result of each query in a view, as JSON by the query's name.
 
     Args:
-        answer: of the view.
-        queries: those that were asked.
-        threshold: from which on a pixel counts as found.
-        frame: of the capture.
+        scored: the view.
+        queries: the queries it was scored with.
+        threshold: lowest score that counts as found.
+        frame: frame of the capture.
 
     Returns:
-        ``best_px`` (x, y of the pixel's centre), ``best_score``, ``fraction_found``, and where that pixel's ray
-        meets a surface in both frames (None where it meets none).
+        ``best_px`` (x, y of the best pixel's centre), ``best_score``, ``fraction_found``, and the place where that
+        pixel's ray meets a surface, ``best_at_scene`` and ``best_at_capture`` (None where it meets none).
     """
     summary = {}
     for index, query in enumerate(queries):
-        scores = answer.scores[..., index]
+        scores = scored.scores[..., index]
         row, col = np.unravel_index(int(scores.argmax()), scores.shape)
-        at = surface_point(answer, int(row), int(col))
+        at = surface_point(scored, int(row), int(col))
         summary[query.name] = {
             "best_px": [float(col) + 0.5, float(row) + 0.5],
             "best_score": float(scores[row, col]),
@@ -97,50 +104,52 @@ def summarise(answer: ScoredView, queries: Sequence[Query], threshold: float, fr
     return summary
 
 
-def surface_point(answer: ScoredView, row: int, col: int) -> np.ndarray | None:
-    """Where the ray of a pixel meets a surface, scene frame; None where it meets none."""
-    if answer.depth is None or (answer.accumulation is not None and answer.accumulation[row, col] < OPAQUE):
+def surface_point(scored: ScoredView, row: int, col: int) -> np.ndarray | None:
+    """Returns where the ray of a pixel meets a surface, scene frame; None where it meets none."""
+    accumulation = scored.accumulation
+    if scored.depth is None or (accumulation is not None and accumulation[row, col] < MIN_ACCUMULATION):
         return None
     place = torch.tensor([[row + 0.5, col + 0.5]])
-    rays = answer.view.camera.generate_rays(camera_indices=torch.zeros(1, 1, dtype=torch.long), coords=place)
-    return (rays.origins + rays.directions * float(answer.depth[row, col]))[0].double().numpy()
+    rays = scored.view.camera.generate_rays(camera_indices=torch.zeros(1, 1, dtype=torch.long), coords=place)
+    return (rays.origins + rays.directions * float(scored.depth[row, col]))[0].double().numpy()
 
 
 def heat_ranges(
     model: Queryable, views: Sequence[View], queries: Sequence[Query], advance: Callable[[], None] = lambda: None
 ) -> list[tuple[float, float]]:
-    """For each query the scores at which heat begins and is greatest, the same for all views.
+    """Chooses for each query the scores at which heat begins and is greatest, the same in all views.
 
-    Some of the views are asked at a small size. The greatest score seen there is hottest. Heat begins at a relevancy
-    of ½, as much like the query as like what it is told from; and for cosines at their median.
+    Some of the views are scored at a small size. The highest score there is hottest. Heat begins at a relevancy of ½,
+    where a pixel is as similar to the negatives as to the query, or at the median of cosines.
 
     Args:
         model: the model.
         views: all views.
         queries: at least one.
-        advance: called once for each view looked at, see :func:`looked_at`.
+        advance: called after each of the :func:`preview_views`.
     """
-    seen = []
-    for view in looked_at(views):
-        seen.append(ask(model, View(view.name, _small(view.camera)), queries).scores.reshape(-1, len(queries)))
+    previews = []
+    for view in preview_views(views):
+        small = View(view.name, _small_camera(view.camera))
+        previews.append(score_view(model, small, queries).scores.reshape(-1, len(queries)))
         advance()
-    scores = np.concatenate(seen)
+    scores = np.concatenate(previews)
     ranges = []
     for index, query in enumerate(queries):
-        high = float(np.quantile(scores[:, index], _TOP))
+        high = float(np.quantile(scores[:, index], _HOTTEST_QUANTILE))
         low = 0.5 if query.is_relevancy else float(np.median(scores[:, index]))
         # What is nowhere found is nowhere hot.
         ranges.append((low, max(high, low + (0.1 if query.is_relevancy else 0.02))))
     return ranges
 
 
-def looked_at(views: Sequence[View]) -> list[View]:
-    """The views that the heat is chosen from: some, evenly spread."""
-    count = min(_LOOKED_AT, len(views))
+def preview_views(views: Sequence[View]) -> list[View]:
+    """Returns the views from which heat ranges are chosen: a few of all views, evenly spread."""
+    count = min(_PREVIEW_VIEWS, len(views))
     return [views[int(place)] for place in np.linspace(0, len(views) - 1, count)]
 
 
-def _small(camera: Cameras) -> Cameras:
+def _small_camera(camera: Cameras) -> Cameras:
     pixels = int(camera.width.item()) * int(camera.height.item())
     small = camera[:]
     if pixels > _PREVIEW_PX:

@@ -1,5 +1,7 @@
-"""A trained run opened for questions: its model, its capture, and the stored features of its photos."""
+"""A trained run, opened for queries: its model, its capture, the stored features of its photos, and views of it."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
     from f3rm_ext.features.spec import FeatureSpec
     from f3rm_ext.features.store.source import FeatureSource
 
+DEFAULT_FPS = 24.0
+"""Frames per second of a camera path that names neither a rate nor a duration."""
 _MAX_TURN = 0.02
-"""Most that two PCA bases of the same features may differ, as a cosine; other machines round otherwise."""
+"""By how much two PCA bases of the same features may differ, as a cosine: rounding differs between machines."""
 
 
 @dataclass
@@ -40,30 +44,30 @@ class Photos:
 
     @property
     def data(self) -> Path:
-        """The capture."""
+        """The capture: its folder or file."""
         return Path(self.manager.dataparser.config.data)
 
     def dataset(self, split: str) -> "InputDataset":
-        """The photos of a split.
+        """Returns the photos of a split.
 
         Raises:
             ConfigError: the capture has no held-out photos.
         """
         dataset = self.manager.train_dataset if split == "train" else self.manager.eval_dataset
         if dataset is None:
-            raise ConfigError("The capture has no held-out photos: ask for the views `train` instead.")
+            raise ConfigError("The capture has no held-out photos: choose the views `train` instead.")
         return dataset
 
     def cameras(self, split: str) -> Cameras:
-        """The cameras of a split."""
+        """Returns the cameras of a split, scene frame."""
         return self.dataset(split).cameras
 
     def files(self, split: str) -> list[Path]:
-        """The files of the photos of a split."""
+        """Returns the image files of a split."""
         return [Path(name) for name in self.dataset(split).image_filenames]
 
     def find_photo(self, name: str) -> tuple[str, int] | None:
-        """Split and index of the photo of this name, path or end of a path (``left/001.png``); None where none is.
+        """Returns split and index of the photo of this name, path or end of a path (``left/001.png``), or None.
 
         A training photo comes before a held-out one of the same name.
         """
@@ -75,13 +79,13 @@ class Photos:
         return None
 
     def photo(self, split: str, index: int) -> np.ndarray:
-        """A photo as the run sees it, uint8, (h, w, 3)."""
+        """Decodes a photo as the run sees it, uint8, (h, w, 3)."""
         from f3rm_ext.features.store.images import on_white
 
         return on_white(self.dataset(split).get_numpy_image(index))
 
     def kept(self, split: str, index: int) -> Bool[np.ndarray, "h w"] | None:
-        """Pixels of a photo that its mask keeps; None where it has none."""
+        """Returns the pixels of a photo that its mask keeps; None where it has no mask."""
         from f3rm_ext.data.image_reader import read_pixels
         from f3rm_ext.data.pinhole_dataset import PinholeDataset
 
@@ -90,12 +94,12 @@ class Photos:
         return None if picture.valid is None else picture.valid.numpy()
 
     def feature_map(self, split: str, index: int, head: str) -> FeatureMap:
-        """The 2D features of a photo, from the feature store.
+        """Returns the 2D features of a photo, from the feature store.
 
-        The store is found by what the checkpoint says of its features; weights are needed only where it is incomplete.
+        The checkpoint's record of its features finds the store. Weights are needed only where it is incomplete.
 
         Raises:
-            UserError: the features are not in the store and cannot be made, or are not those that were distilled.
+            UserError: the features are not in the store and cannot be extracted, or others were distilled.
         """
         found = checked_head(self.model.query_heads(), head)
         self.dataset(split)
@@ -112,7 +116,7 @@ class Photos:
         datasets = [self.dataset(split) for split in splits]
         options = self.manager.config.features
         specs = [head.spec for head in self.model.query_heads().values()]
-        if not options.extractors:  # splats that got their features after the training
+        if not options.extractors:  # splats that got their features after training
             codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
             options = replace(options, extractors=tuple(spec.extractor for spec in specs), codes=max(codes))
         sources = open_features(datasets, specs, options.cache_dir)
@@ -122,11 +126,11 @@ class Photos:
 
 
 def _require_same_space(head: QueryHead, spec: "FeatureSpec | None") -> None:
-    """Raises FeatureStoreError unless the features of this spec have the coordinates that the head distils."""
+    """Raises FeatureStoreError unless stored features have the coordinates that the head distils."""
     if spec is None or dict(spec.identity) != dict(head.identity):
         raise FeatureStoreError(
-            f"What {head.extractor} gives now are not the 2D features that {head.name!r} was distilled from, and the "
-            "feature store no longer has those: use the weights and options of the training, or ask by text."
+            f"{head.extractor} now gives other 2D features than those {head.name!r} was distilled from, and the "
+            "feature store no longer has those: use the weights and options of the training, or query by text."
         )
     mine, theirs = head.basis, spec.code_basis
     if mine is not None and theirs is not None and mine.shape == theirs.shape:
@@ -136,8 +140,8 @@ def _require_same_space(head: QueryHead, spec: "FeatureSpec | None") -> None:
         same = mine is None and theirs is None
     if not same:
         raise FeatureStoreError(
-            f"The PCA codes in the feature store have another basis than those the feature {head.name!r} was distilled "
-            "from, so they cannot be compared: ask by text, or train again."
+            f"The PCA codes in the feature store have another basis than those {head.name!r} was distilled from, so "
+            "they cannot be compared: query by text, or train again."
         )
 
 
@@ -148,12 +152,12 @@ class Run(Photos):
     config: "TrainerConfig"
     """Its options."""
     checkpoint: Path
-    """The file that was loaded."""
+    """The checkpoint that was loaded."""
     step: int
-    """Number of the last training step in it."""
+    """Number of the last training step in the checkpoint."""
 
     def describe(self) -> dict[str, object]:
-        """Where results come from, for files that hold them."""
+        """The run as JSON, for files that hold results."""
         return {"checkpoint": str(self.checkpoint.resolve()), "step": self.step, "method": self.config.method_name}
 
 
@@ -165,7 +169,7 @@ def load_run(load_config: Path) -> Run:
 
     Raises:
         ConfigError: there is no such file, it cannot be understood, or the run's method has no features.
-        CheckpointError: it has no checkpoint yet, or all are damaged.
+        CheckpointError: the run has no checkpoint yet, or all are damaged.
     """
     from f3rm_ext.data.datamanager import F3rmDataManager
     from f3rm_ext.data.image_datamanager import ImageDataManager
@@ -179,3 +183,114 @@ def load_run(load_config: Path) -> Run:
     model, manager = opened.pipeline.model, opened.pipeline.datamanager
     assert isinstance(model, Queryable) and isinstance(manager, F3rmDataManager | ImageDataManager)
     return Run(model, manager, opened.config, opened.checkpoint, opened.step)
+
+
+# --- views -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class View:
+    """A view to render."""
+
+    name: str
+    """Unique; used in file names."""
+    camera: Cameras
+    """One camera, scene frame."""
+    photo: tuple[str, int] | None = None
+    """Split and index of the photo taken there; None where there is none."""
+
+
+@dataclass(frozen=True)
+class CameraPath:
+    """A camera path of nerfstudio's viewer."""
+
+    cameras: Cameras
+    """In order, scene frame."""
+    fps: float
+    """Frames per second at which it has the duration its author chose."""
+    has_crop: bool
+    """Whether it has a crop box, which queries ignore."""
+
+    def views(self, scale: float = 1.0) -> list[View]:
+        """Returns one view for each frame; ``scale`` is a factor of the image size."""
+        return [View(f"frame-{i:05d}", _camera_at(self.cameras, i, scale)) for i in range(len(self.cameras))]
+
+
+def read_camera_path(path: Path) -> CameraPath:
+    """Reads a camera path as nerfstudio's viewer saves it.
+
+    Raises:
+        ConfigError: there is no such file, or it is not a camera path.
+    """
+    from nerfstudio.cameras.camera_paths import get_path_from_json
+
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"There is no camera path {path}: save one in the viewer's Render tab.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"The camera path {path} cannot be read ({error}): save it in the viewer again.") from error
+    try:
+        if not meta["camera_path"] or min(meta["render_width"], meta["render_height"]) < 1:
+            raise ValueError("it has no cameras, or no size")
+        cameras = get_path_from_json(meta)
+        if not (cameras.camera_to_worlds.isfinite().all() and cameras.fx.isfinite().all() and (cameras.fx > 0).all()):
+            raise ValueError("a pose or a focal length is not a usable number")
+        seconds = float(meta.get("seconds") or 0.0)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        raise ConfigError(
+            f"{path} is not a camera path of nerfstudio's viewer ({type(error).__name__}: {error}): "
+            "save one in the viewer's Render tab."
+        ) from error
+    fps = len(cameras) / seconds if seconds > 0 else float(meta.get("fps") or DEFAULT_FPS)
+    return CameraPath(cameras, fps, bool(meta.get("crop")))
+
+
+def photo_views(photos: Photos, which: str, scale: float = 1.0) -> list[View]:
+    """Returns views of photos of the capture.
+
+    Args:
+        photos: the capture.
+        which: ``train``, ``test``, ``all``, or the name of a photo.
+        scale: factor of the image size.
+
+    Raises:
+        ConfigError: there are no such views.
+    """
+    if which in ("train", "test"):
+        found = [(which, index) for index in range(len(photos.files(which)))]
+    elif which == "all":
+        splits = ("train",) if photos.manager.eval_dataset is None else ("train", "test")
+        found = [(split, index) for split in splits for index in range(len(photos.files(split)))]
+    else:
+        place = photos.find_photo(which)
+        if place is None:
+            raise ConfigError(
+                f"There are no views {which!r}: give all, train, test, the name of a photo of the capture, "
+                "or a camera path of the viewer (.json)."
+            )
+        found = [place]
+    return [
+        View(name, _camera_at(photos.cameras(split), index, scale), (split, index))
+        for name, (split, index) in zip(_view_names(photos, found), found, strict=True)
+    ]
+
+
+def _view_names(photos: Photos, found: Sequence[tuple[str, int]]) -> list[str]:
+    """Names of photos without their suffix; photos of the same name in several folders get numbers."""
+    stems = [photos.files(split)[index].stem for split, index in found]
+    counts = {stem: stems.count(stem) for stem in set(stems)}
+    return [
+        stem if counts[stem] == 1 else f"{stem}-{split}-{index:04d}"
+        for stem, (split, index) in zip(stems, found, strict=True)
+    ]
+
+
+def _camera_at(cameras: Cameras, index: int, scale: float) -> Cameras:
+    """A copy of one camera, on the CPU and at another image size."""
+    camera = cameras[index : index + 1].to(torch.device("cpu"))
+    if scale != 1.0:
+        if min(int(camera.width.item()), int(camera.height.item())) * scale < 1:
+            raise ConfigError(f"The scale {scale} leaves nothing of the images: use a larger one.")
+        camera.rescale_output_resolution(scale)
+    return camera

@@ -1,4 +1,4 @@
-"""Pictures of answers: heat over photos, labels in colours with a legend, and an overview of all of them."""
+"""Pictures of results: labels in colours, their legend, and a sheet with an overview of the views."""
 
 import math
 from collections.abc import Sequence
@@ -7,17 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from f3rm_ext.utils.colormaps import (
-    DIMMED_MID_GREY,
-    heat_overlay_bytes,
-    heat_scale_bytes,
-    label_overlay_bytes,
-    label_table_bytes,
-)
-from f3rm_ext.utils.pictures import mark_spot
+from f3rm_ext.utils.colormaps import DIMMED_MID_GREY, heat_scale_bytes, label_overlay_bytes, label_table_bytes
 
 THUMBNAIL_PX = 300
 _MAX_COLUMNS, _MAX_ROWS = 8, 6
@@ -27,30 +20,17 @@ _INK, _PAPER = (30, 30, 30), (255, 255, 255)
 
 @lru_cache(maxsize=8)
 def _font(size_px: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which matplotlib brings along and which knows most alphabets."""
+    """DejaVu Sans, which comes with matplotlib and covers most alphabets."""
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size_px)
 
 
-def overlay(
-    picture: UInt8[np.ndarray, "h w 3"], score: Float[np.ndarray, "h w"], heat: tuple[float, float]
-) -> UInt8[np.ndarray, "h w 3"]:
-    """Heat over a picture.
-
-    Args:
-        picture: of the size of the score.
-        score: of a query.
-        heat: scores at which heat begins and is greatest.
-    """
-    return heat_overlay_bytes(picture, score, *heat)
-
-
 def label_overlay(picture: UInt8[np.ndarray, "h w 3"], labels: Int64[np.ndarray, "h w"], count: int) -> np.ndarray:
-    """A greyed picture in which what each of some queries claims has its colour.
+    """Colours the pixels of each query in a greyed picture.
 
     Args:
-        picture: of the size of the labels.
+        picture: of the same size as the labels.
         labels: index of a query, or -1.
         count: number of queries.
     """
@@ -60,7 +40,7 @@ def label_overlay(picture: UInt8[np.ndarray, "h w 3"], labels: Int64[np.ndarray,
 def with_legend(
     picture: UInt8[np.ndarray, "h w 3"], names: Sequence[str], threshold: float
 ) -> UInt8[np.ndarray, "height w 3"]:
-    """A label picture with the names of its colours below."""
+    """Adds a legend below a picture of labels: the query of each colour."""
     size = int(np.clip(picture.shape[1] // 40, 11, 22))
     entries = [
         *zip(names, map(tuple, label_table_bytes(len(names)).tolist()), strict=True),
@@ -86,7 +66,7 @@ def with_legend(
 
 
 def resized(picture: UInt8[np.ndarray, "h w 3"], height_px: int, width_px: int) -> UInt8[np.ndarray, "_ _ 3"]:
-    """A picture at another size."""
+    """Resizes a picture."""
     if picture.shape[:2] == (height_px, width_px):
         return picture
     return np.asarray(Image.fromarray(picture).resize((width_px, height_px), Image.Resampling.LANCZOS))
@@ -97,18 +77,18 @@ class Row:
     """A view in the overview."""
 
     name: str
-    """Of the view."""
+    """Name of the view."""
     pictures: list[np.ndarray]
-    """The same number in every row; reduced already."""
+    """Thumbnails, one for each column."""
 
 
 class Overview:
-    """A sheet with some of the views: one row each, its picture and one overlay per query, the best pixel ringed.
+    """A sheet of pictures: a row for each of some views, a column for its picture and for each query.
 
     Args:
-        titles: of the columns.
-        heats: of the overlays, None for columns without heat; as many.
-        views: number of views there will be, of which some are shown.
+        titles: titles of the columns.
+        heats: heat range of each column; None for a column without heat.
+        views: number of all views; a few are shown.
     """
 
     def __init__(self, titles: Sequence[str], heats: Sequence[tuple[float, float] | None], views: int) -> None:
@@ -119,21 +99,21 @@ class Overview:
         self.rows: list[Row] = []
 
     def add(self, number: int, name: str, pictures: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> None:
-        """Adds a view, if it is one of those shown.
+        """Adds a view if it is one of those shown.
 
         Args:
-            number: of the view.
-            name: of the view.
-            pictures: one per title.
+            number: number of the view.
+            name: name of the view.
+            pictures: one for each title.
         """
         if number in self.shown:
             self.rows.append(Row(name, [_thumbnail(pictures[i]) for i in self.columns]))
 
     def draw(self, footer: Sequence[str]) -> UInt8[np.ndarray, "h w 3"]:
-        """The sheet.
+        """Draws the sheet.
 
         Args:
-            footer: lines below: where all this comes from.
+            footer: lines below the pictures, such as their provenance.
         """
         widths = [max(row.pictures[i].shape[1] for row in self.rows) for i in range(len(self.titles))]
         heights = [max(picture.shape[0] for picture in row.pictures) for row in self.rows]
@@ -159,18 +139,13 @@ class Overview:
         return np.asarray(sheet)
 
 
-def ringed(picture: UInt8[np.ndarray, "h w 3"], best_px: Sequence[float]) -> UInt8[np.ndarray, "h w 3"]:
-    """A picture with a ring around a place (x, y)."""
-    return mark_spot(picture, int(best_px[1]), int(best_px[0]))
-
-
 def _thumbnail(picture: np.ndarray) -> np.ndarray:
     image = Image.fromarray(picture)
     factor = THUMBNAIL_PX / max(picture.shape[:2])
     if factor < 1:
         image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
     elif factor > 1:
-        # Whole numbers keep pixels square and what is found as it is.
+        # A whole factor keeps the pixels square.
         image = image.resize(
             (image.width * math.ceil(factor), image.height * math.ceil(factor)), Image.Resampling.NEAREST
         )
@@ -178,7 +153,7 @@ def _thumbnail(picture: np.ndarray) -> np.ndarray:
 
 
 def _fitting(text: str, width_px: int, size_px: int) -> str:
-    """A text, cut where it would be too long."""
+    """The text, shortened to a width."""
     if _font(size_px).getlength(text) <= width_px:
         return text
     while text and _font(size_px).getlength(text + "…") > width_px:

@@ -1,24 +1,25 @@
-"""Asks a run in views and writes the answers: what ``f3rm-ext query`` does."""
+"""Writes scored views to a folder: pictures, videos, scores and a summary. This is what ``f3rm-ext query`` leaves."""
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64, UInt8
 
 from f3rm_ext.capture.frame import CaptureFrame
-from f3rm_ext.query import render as answers
-from f3rm_ext.query import visualization as figures
-from f3rm_ext.query.embeddings import Query, to_save
-from f3rm_ext.query.render import ScoredView
-from f3rm_ext.query.run import Run
-from f3rm_ext.query.video import Videos, can_write_videos
-from f3rm_ext.query.views import View
+from f3rm_ext.compat import provide_ffmpeg
+from f3rm_ext.query import visualization
+from f3rm_ext.query.embeddings import Query, pack_embeddings
+from f3rm_ext.query.render import ScoredView, heat_ranges, preview_views, summarize_view
+from f3rm_ext.query.run import Run, View
+from f3rm_ext.utils.colormaps import heat_overlay_bytes
 from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.output_folder import OutputFolder, file_names, made_by
+from f3rm_ext.utils.pictures import mark_spot
 
 LABELS = "labels"
 OVERVIEW = "overview.png"
@@ -27,26 +28,40 @@ COMMAND = "query"
 
 @dataclass(frozen=True)
 class QueryResult:
-    """What an answered query was."""
+    """What was found, and the folder that holds it."""
 
     summary: dict[str, Any]
-    """As in summary.json."""
+    """The content of summary.json."""
     folder: Path
-    """Where it is."""
+    """The folder."""
+
+
+@dataclass(frozen=True)
+class ViewPictures:
+    """The pictures of one scored view."""
+
+    background: UInt8[np.ndarray, "h w 3"]
+    """The photo at the size of the scores, or the rendered picture where there is no photo."""
+    overlays: dict[str, UInt8[np.ndarray, "h w 3"]]
+    """Heat over the background, by the query's name."""
+    labels: Int64[np.ndarray, "h w"] | None
+    """Index of the query with the highest score, -1 below the threshold; None for a single query."""
+    labels_picture: UInt8[np.ndarray, "height w 3"] | None
+    """The labels in colours over the background, with a legend below; None for a single query."""
 
 
 class QueryWriter:
-    """Writes the answers of one run to several queries.
+    """Writes the results of one or more queries to one run.
 
     Args:
         run: the run.
         queries: at least one, all of one feature.
         views: at least one.
         folder: where to write.
-        threshold: score from which on a pixel counts as found.
-        fps: of videos; None writes none.
-        scores: whether to write the scores themselves.
-        depth: whether to write the depth beside them.
+        threshold: lowest score that counts as found.
+        fps: frames per second of videos; None writes none.
+        save_scores: whether to write the scores.
+        save_depth: whether to write the depth beside the scores.
 
     Raises:
         ConfigError: the folder cannot be used.
@@ -61,70 +76,61 @@ class QueryWriter:
         *,
         threshold: float,
         fps: float | None = None,
-        scores: bool = True,
-        depth: bool = False,
+        save_scores: bool = True,
+        save_depth: bool = False,
     ) -> None:
         self.run, self.queries, self.views, self.threshold = run, list(queries), list(views), threshold
-        self.scores, self.depth = scores, depth
+        self.save_scores, self.save_depth = save_scores, save_depth
+        self.has_labels = len(self.queries) > 1
         self.frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
         self.provenance = provenance(COMMAND, run, queries, threshold)
         self.out = OutputFolder(folder, self.provenance)
         names = [query.name for query in queries]
         self.slugs = dict(zip(names, file_names(names, taken=(LABELS,)), strict=True))
         self.view_slugs = dict(zip([v.name for v in views], file_names([v.name for v in views]), strict=True))
-        self.fps = fps if fps is not None and can_write_videos() else None
-        self.no_ffmpeg = fps is not None and self.fps is None
         self._wanted_fps = fps
+        self.fps = fps if fps is not None and can_write_videos() else None
 
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one query, and so a label map."""
-        return len(self.queries) > 1
+    def write(self, scored_views: Iterable[ScoredView]) -> QueryResult:
+        """Writes everything.
 
-    def write(self) -> QueryResult:
-        """Renders, asks and writes. Returns what was written."""
-        self.out.plan(self._planned())
+        Args:
+            scored_views: all views in order, scored with the queries; one at a time is in memory.
+
+        Raises:
+            ConfigError: a file cannot be written, or another program's is in its place.
+        """
+        self.out.plan(self._planned_files())
         for query in self.queries:
-            self.out.npy(f"{self.slugs[query.name]}.npy", to_save(query.positives))
+            self.out.npy(f"{self.slugs[query.name]}.npy", pack_embeddings(query.positives))
+        views: dict[str, Any] = {}
         with image_progress() as progress:
-            first = progress.add_task("Range of scores", total=len(answers.looked_at(self.views)))
-            heats = answers.heat_ranges(self.run.model, self.views, self.queries, lambda: progress.advance(first))
-            overview = self._overview(heats)
-            summary: dict[str, Any] = {}
+            task = progress.add_task("Range of scores", total=len(preview_views(self.views)))
+            heats = heat_ranges(self.run.model, self.views, self.queries, lambda: progress.advance(task))
+            heat_of = {query.name: heat for query, heat in zip(self.queries, heats, strict=True)}
+            overview = self._empty_overview(heats)
             task = progress.add_task("Views", total=len(self.views))
-            with contextlib.ExitStack() as stack:
-                videos = stack.enter_context(self._videos()) if self.fps is not None else None
-                for number, view in enumerate(self.views):
-                    answer = answers.ask(self.run.model, view, self.queries)
-                    found = answers.summarise(answer, self.queries, self.threshold, self.frame)
-                    pictures = self._pictures(answer, heats)
-                    self._write_view(answer, pictures)
+            with self._videos() if self.fps is not None else contextlib.nullcontext() as videos:
+                for number, scored in enumerate(scored_views):
+                    pictures = self._draw(scored, heat_of)
+                    found = summarize_view(scored, self.queries, self.threshold, self.frame)
+                    self._write_view(scored, pictures)
                     if videos is not None:
-                        videos.add(pictures)
-                    background = self._background(answer)
-                    marked = [
-                        figures.ringed(pictures[query.name], found[query.name]["best_px"]) for query in self.queries
-                    ]
-                    overview.add(
-                        number, view.name, [background, *marked, *([pictures[LABELS]] if self.several else [])]
-                    )
-                    summary[view.name] = {
-                        "photo": None if view.photo is None else str(self.run.files(view.photo[0])[view.photo[1]]),
-                        "size_px": [answer.rgb.shape[1], answer.rgb.shape[0]],
-                        "queries": found,
-                    }
+                        videos.add(self._video_frames(pictures))
+                    overview.add(number, scored.view.name, self._overview_row(pictures, found))
+                    views[scored.view.name] = self._describe_view(scored, found)
                     progress.advance(task)
-        self.out.png(OVERVIEW, overview.draw(footer(self.provenance)))
+        self.out.png(OVERVIEW, overview.draw(provenance_lines(self.provenance)))
         content = {
             "complete": True,
             "frame": self.frame.describe(),
-            "heat": {query.name: list(heat) for query, heat in zip(self.queries, heats, strict=True)},
+            "heat": {name: list(heat) for name, heat in heat_of.items()},
             "vectors": {query.name: f"{self.slugs[query.name]}.npy" for query in self.queries},
-            "best": best_of_all(summary, self.queries),
-            "views": summary,
+            "best": best_views(views, self.queries),
+            "views": views,
         }
         self.out.summary(content)
-        if self.no_ffmpeg:
+        if self._wanted_fps is not None and self.fps is None:
             slug = next(iter(self.slugs.values()))
             console().print(
                 f"There is no ffmpeg here to write videos with; the frames are in {self.out.folder / 'overlay'}: "
@@ -135,63 +141,144 @@ class QueryWriter:
             )
         return QueryResult({**self.provenance, **content}, self.out.folder)
 
-    def _planned(self) -> list[str]:
+    def _planned_files(self) -> list[str]:
         views = list(self.view_slugs.values())
         overlays = [f"overlay/{slug}/{view}.png" for slug in self.slugs.values() for view in views]
-        labels = [f"{LABELS}/{view}.png" for view in views] if self.several else []
-        scores = [f"scores/{view}.npz" for view in views] if self.scores else []
-        videos = list(self._video_names().values()) if self.fps is not None else []
+        labels = [f"{LABELS}/{view}.png" for view in views] if self.has_labels else []
+        scores = [f"scores/{view}.npz" for view in views] if self.save_scores else []
+        videos = self._video_names() if self.fps is not None else []
         vectors = [f"{slug}.npy" for slug in self.slugs.values()]
         return [*overlays, *labels, *scores, *videos, *vectors, OVERVIEW]
 
-    def _video_names(self) -> dict[str, str]:
-        names = {name: f"{slug}.mp4" for name, slug in self.slugs.items()}
-        return {**names, LABELS: f"{LABELS}.mp4"} if self.several else names
+    def _draw(self, scored: ScoredView, heat_of: Mapping[str, tuple[float, float]]) -> ViewPictures:
+        background = scored.rgb
+        if scored.view.photo is not None:
+            background = visualization.resized(self.run.photo(*scored.view.photo), *scored.rgb.shape[:2])
+        overlays = {
+            query.name: heat_overlay_bytes(background, scored.scores[..., index], *heat_of[query.name])
+            for index, query in enumerate(self.queries)
+        }
+        if not self.has_labels:
+            return ViewPictures(background, overlays, None, None)
+        labels, names = scored.labels(self.threshold), [query.name for query in self.queries]
+        picture = visualization.label_overlay(background, labels, len(names))
+        return ViewPictures(background, overlays, labels, visualization.with_legend(picture, names, self.threshold))
 
-    def _videos(self) -> Videos:
+    def _write_view(self, scored: ScoredView, pictures: ViewPictures) -> None:
+        view = self.view_slugs[scored.view.name]
+        for name, picture in pictures.overlays.items():
+            self.out.png(f"overlay/{self.slugs[name]}/{view}.png", picture)
+        if pictures.labels_picture is not None:
+            self.out.png(f"{LABELS}/{view}.png", pictures.labels_picture)
+        if not self.save_scores:
+            return
+        arrays = {"scores": scored.scores.astype(np.float16), "names": np.asarray([q.name for q in self.queries])}
+        if pictures.labels is not None:
+            arrays["labels"] = pictures.labels.astype(np.int16)
+        if self.save_depth and scored.depth is not None:
+            arrays["depth"] = scored.depth
+        self.out.npz(f"scores/{view}.npz", arrays)
+
+    def _describe_view(self, scored: ScoredView, found: Mapping[str, dict]) -> dict[str, Any]:
+        photo = scored.view.photo
+        return {
+            "photo": None if photo is None else str(self.run.files(photo[0])[photo[1]]),
+            "size_px": [scored.rgb.shape[1], scored.rgb.shape[0]],
+            "queries": found,
+        }
+
+    def _empty_overview(self, heats: Sequence[tuple[float, float]]) -> visualization.Overview:
+        first = "photo" if self.views[0].photo is not None else "rendered"
+        titles = [first, *(query.name for query in self.queries), *([LABELS] if self.has_labels else [])]
+        return visualization.Overview(titles, [None, *heats, *([None] if self.has_labels else [])], len(self.views))
+
+    def _overview_row(self, pictures: ViewPictures, found: Mapping[str, dict]) -> list[np.ndarray]:
+        row = [pictures.background]
+        for name, picture in pictures.overlays.items():
+            x, y = found[name]["best_px"]
+            row.append(mark_spot(picture, int(y), int(x)))
+        return row if pictures.labels_picture is None else [*row, pictures.labels_picture]
+
+    def _videos(self) -> "Videos":
         assert self.fps is not None
         return Videos(self.out, self._video_names(), self.fps, json.dumps(self.provenance))
 
-    def _overview(self, heats: Sequence[tuple[float, float]]) -> figures.Overview:
-        first = "photo" if self.views[0].photo is not None else "rendered"
-        titles = [first, *(query.name for query in self.queries), *([LABELS] if self.several else [])]
-        return figures.Overview(titles, [None, *heats, *([None] if self.several else [])], len(self.views))
+    def _video_names(self) -> list[str]:
+        return [f"{slug}.mp4" for slug in self.slugs.values()] + ([f"{LABELS}.mp4"] if self.has_labels else [])
 
-    def _background(self, answer: ScoredView) -> np.ndarray:
-        if answer.view.photo is None:
-            return answer.rgb
-        return figures.resized(self.run.photo(*answer.view.photo), *answer.rgb.shape[:2])
+    def _video_frames(self, pictures: ViewPictures) -> dict[str, np.ndarray]:
+        frames = [*pictures.overlays.values()]
+        if pictures.labels_picture is not None:
+            frames.append(pictures.labels_picture)
+        return dict(zip(self._video_names(), frames, strict=True))
 
-    def _pictures(self, answer: ScoredView, heats: Sequence[tuple[float, float]]) -> dict[str, np.ndarray]:
-        """Overlays by name of the query, and the labels."""
-        background = self._background(answer)
-        pictures = {
-            query.name: figures.overlay(background, answer.scores[..., index], heats[index])
-            for index, query in enumerate(self.queries)
-        }
-        if self.several:
-            labels = figures.label_overlay(background, answer.labels(self.threshold), len(self.queries))
-            pictures[LABELS] = figures.with_legend(labels, [query.name for query in self.queries], self.threshold)
-        return pictures
 
-    def _write_view(self, answer: ScoredView, pictures: Mapping[str, np.ndarray]) -> None:
-        view = self.view_slugs[answer.view.name]
-        for query in self.queries:
-            self.out.png(f"overlay/{self.slugs[query.name]}/{view}.png", pictures[query.name])
-        if self.several:
-            self.out.png(f"{LABELS}/{view}.png", pictures[LABELS])
-        if not self.scores:
-            return
-        arrays = {"scores": answer.scores.astype(np.float16), "names": np.asarray([q.name for q in self.queries])}
-        if self.several:
-            arrays["labels"] = answer.labels(self.threshold).astype(np.int16)
-        if self.depth and answer.depth is not None:
-            arrays["depth"] = answer.depth
-        self.out.npz(f"scores/{view}.npz", arrays)
+class Videos:
+    """Videos written side by side, each under a temporary name until it is complete.
+
+    A context manager: after an exception nothing is left.
+
+    Args:
+        out: the folder.
+        names: names of the files.
+        fps: frames per second.
+        comment: goes into the files' metadata.
+    """
+
+    def __init__(self, out: OutputFolder, names: Sequence[str], fps: float, comment: str) -> None:
+        self.out, self.names, self.fps, self.comment = out, list(names), fps, comment
+
+    def __enter__(self) -> "Videos":
+        provide_ffmpeg()
+        self._writers: dict[str, Any] = {}
+        self._stack = contextlib.ExitStack()
+        return self
+
+    def add(self, frames: Mapping[str, UInt8[np.ndarray, "h w 3"]]) -> None:
+        """Adds one frame to each video. Cuts an odd last row or column, which many players cannot show.
+
+        Args:
+            frames: by the name of the file.
+        """
+        import mediapy
+
+        for name, frame in frames.items():
+            even = np.ascontiguousarray(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2])
+            if name not in self._writers:
+                path = self._temporary(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                writer = mediapy.VideoWriter(
+                    path,
+                    (even.shape[0], even.shape[1]),
+                    fps=self.fps,
+                    crf=20,
+                    ffmpeg_args=["-metadata", f"comment={self.comment}"],
+                )
+                self._writers[name] = self._stack.enter_context(writer)
+            self._writers[name].add_image(even)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._stack.close()
+            if kind is None:
+                for name in self._writers:
+                    self.out.take(name, self._temporary(name))
+        finally:
+            for name in self.names:
+                self._temporary(name).unlink(missing_ok=True)
+
+    def _temporary(self, name: str) -> Path:
+        path = self.out.folder / name
+        return path.with_name(f".{path.stem}.tmp{path.suffix}")
+
+
+def can_write_videos() -> bool:
+    """Says whether there is an ffmpeg to write videos with."""
+    return provide_ffmpeg() is not None
 
 
 def provenance(command: str, run: Run, queries: Sequence[Query], threshold: float) -> dict[str, object]:
-    """Where an output of a command comes from."""
+    """Returns where an output of a command comes from, as JSON."""
     head = run.model.query_heads()[queries[0].head] if queries else None
     return {
         **made_by(command),
@@ -203,8 +290,8 @@ def provenance(command: str, run: Run, queries: Sequence[Query], threshold: floa
     }
 
 
-def footer(record: Mapping[str, Any]) -> list[str]:
-    """The provenance for people."""
+def provenance_lines(record: Mapping[str, Any]) -> list[str]:
+    """Returns the provenance as lines of text, for the overview."""
     lines = [f"{record['method']}, step {record['step']}, {record['checkpoint']}"]
     for query in record["queries"]:
         against = f" against {', '.join(query['negatives'])}" if query["negatives"] else ""
@@ -212,8 +299,8 @@ def footer(record: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def best_of_all(views: Mapping[str, Any], queries: Sequence[Query]) -> dict[str, Any]:
-    """For each query the view with the best score, and what there is to say of it there."""
+def best_views(views: Mapping[str, Any], queries: Sequence[Query]) -> dict[str, Any]:
+    """Returns for each query the view with the highest score, and its summary in that view."""
     best = {}
     for query in queries:
         view = max(views, key=lambda name: views[name]["queries"][query.name]["best_score"])

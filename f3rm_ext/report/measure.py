@@ -23,11 +23,11 @@ from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
 from f3rm_ext.model_components.masks import LEFT_OUT_GREY
 from f3rm_ext.nerf.feature_metrics import display_map
-from f3rm_ext.query.choice import deepest_pixel, sharpness, telling_patch
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, only_kept
-from f3rm_ext.query.exemplar import Region, exemplar
+from f3rm_ext.query.exemplar import deepest_pixel, distinctive_patch, embed_region, sharpness
 from f3rm_ext.query.metrics import QueryMetrics
+from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import score_image
 from f3rm_ext.query.run import Run, load_run
 from f3rm_ext.utils import pictures
@@ -206,11 +206,11 @@ class Measure:
         count = len(files)
         index = max(range(0, count, max(1, count // _SHARPEST_OF)), key=lambda i: sharpness(self.run.photo("train", i)))
         maps = [self.run.feature_map("train", i, self.head) for i in range(count)]
-        y_px, x_px = telling_patch(maps[index], [*maps[:index], *maps[index + 1 :]])
+        y_px, x_px = distinctive_patch(maps[index], [*maps[:index], *maps[index + 1 :]])
         return [self._example_query(index, Region(files[index].name, x_px, y_px), None)]
 
     def _example_query(self, index: int, region: Region, thing: Thing | None) -> ExampleQuery:
-        vectors = exemplar(self.run.feature_map("train", index, self.head), region)
+        vectors = embed_region(self.run.feature_map("train", index, self.head), region)
         nothing = Embeddings.empty(vectors.values.shape[1])
         name = str(region) if thing is None else thing.name
         height_px, width_px = self.run.photo("train", index).shape[:2]

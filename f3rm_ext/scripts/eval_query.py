@@ -1,4 +1,4 @@
-"""``f3rm-ext eval-query``: how well queries find what the labels say is there."""
+"""``f3rm-ext eval-query``: how well queries find the labelled objects of a capture."""
 
 import json
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.query.options import check_threshold
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.ground_truth import GroundTruth
@@ -25,15 +26,15 @@ TITLES: dict[Protocol, str] = {
 
 @dataclass
 class EvalQuery:
-    """Asks a trained run for every labelled class, and compares the answers with the labels.
+    """Queries a trained run for every labelled class, and compares the results with the labels.
 
-    The rendered views (never training views) and the points in space are two protocols and are reported apart; the 2D
-    features the field was distilled from are asked the same for comparison. Localisation: the best pixel lies in a
-    box of the object. mIoU and mAcc: means over all pairs of view and class, at a threshold fixed beforehand, and
-    apart from it at the best one.
+    Rendered held-out views and points in space are two protocols with figures of their own; the 2D features that the
+    field was distilled from are scored in the same way, for comparison. Localisation: the best pixel lies in a box of
+    the object. mIoU and mAcc: means over all pairs of view and class, at a threshold fixed beforehand and, separately,
+    at the best one.
 
-    Labels are read from the capture (label images named in transforms.json) or from a folder with polygons in the
-    format of LERF-OVS.
+    Labels come from the capture (label images named in transforms.json), or from a folder of polygons in the format of
+    LERF-OVS.
 
     Typical calls:
       f3rm-ext eval-query --load-config outputs/tabletop/f3rm-ext/.../config.yml
@@ -44,41 +45,42 @@ class EvalQuery:
     load_config: Path
     """config.yml of the run."""
     labels: Path | None = None
-    """Folder with LERF-OVS labels (JSON); by default the label images of the capture itself."""
+    """Folder of LERF-OVS labels (JSON); by default the label images of the capture."""
     feature: str = ""
-    """Which distilled feature to ask; by default the first."""
+    """The distilled feature to query; by default the first."""
     by: Literal["auto", "text", "example"] = "auto"
-    """text: by the names of the classes. example: by one pixel of each class in a training photo. auto: by text where
-    the feature understands it."""
+    """How to query: text takes the names of the classes, example takes one pixel of each class in a training photo.
+    auto takes text where the feature understands it."""
     example_photo: str = ""
-    """Training photo the examples are taken from; by default the one that shows most classes."""
+    """Training photo to take the examples from; by default the one that shows most classes."""
     negatives: Literal["auto", "common", "others", "both", "none"] = "auto"
-    """What each class is told from: common phrases (by example: what else the photo shows), the other classes, both, or
-    none (the score is the cosine). auto: common by text, as LERF has it; both by example."""
+    """What each class is told from: common phrases (by example, the rest of the photo), the other classes, both, or
+    none, which scores plain cosines. auto takes common by text, as LERF does, and both by example."""
     threshold: float = 0.5
-    """Fixed threshold of the score, -1 to 1."""
+    """Fixed threshold: lowest score that counts as found, -1 to 1."""
     temperature: float = 0.1
-    """Of the relevancy, above 0."""
+    """Temperature of the relevancy, above 0."""
     skip: tuple[str, ...] = ()
-    """Classes that are neither asked for nor told from."""
+    """Classes to leave out, also as negatives of others."""
     out: Path | None = None
-    """File for all figures (JSON); by default query.json beside the config."""
+    """File for all figures (JSON); by default query.json, beside the config."""
 
     def __post_init__(self) -> None:
-        if not -1 <= self.threshold <= 1:
-            raise ConfigError(f"--threshold is {self.threshold}, outside -1 to 1: relevancy lies between 0 and 1.")
+        check_threshold(self.threshold)
 
     def main(self) -> int:
-        """Evaluates and writes the figures. Returns the exit code."""
+        """Evaluates the queries and writes the figures. Returns the exit code."""
         from nerfstudio.utils.rich_utils import CONSOLE
 
         from f3rm_ext.features.extractors.registry import understands_text
         from f3rm_ext.query.queryable import checked_head
         from f3rm_ext.query.run import load_run
         from f3rm_ext.utils.atomic_files import write_atomic
+        from f3rm_ext.utils.output_file import require_writable
 
         run = load_run(self.load_config)
-        out = self._writable(self.out or self.load_config.parent / "query.json")
+        out = self.out or self.load_config.parent / "query.json"
+        require_writable(out)
         head = checked_head(run.model.query_heads(), self.feature)
         truth = self._truth(run)
         by = self.by
@@ -104,19 +106,8 @@ class EvalQuery:
         CONSOLE.print(self._table(results))
         CONSOLE.print(self._class_table(results))
         write_atomic(out, json.dumps(record, indent=1).encode())
-        CONSOLE.print(f"Figures are in {out}.", highlight=False, soft_wrap=True)
+        CONSOLE.print(f"The figures are in {out}.", highlight=False, soft_wrap=True)
         return 0
-
-    @staticmethod
-    def _writable(out: Path) -> Path:
-        """The file to write, in a folder that is there; found out before the work and not after it."""
-        try:
-            if out.is_dir():
-                raise IsADirectoryError(None, "it is a folder")
-            out.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--out {out} cannot be written ({error.strerror}): choose another file.") from error
-        return out
 
     def _truth(self, run: "Run") -> "GroundTruth":
         from f3rm_ext.capture.ground_truth import PolygonLabels, Truth
@@ -143,7 +134,7 @@ class EvalQuery:
         names = [name for name in truth.classes if name not in self.skip]
         if not names:
             raise ConfigError(
-                "All classes are skipped, so there is nothing to ask for: leave some of them out of --skip."
+                "All classes are skipped, so there is nothing to query: leave some of them out of --skip."
             )
         if by == "text":
             encoder = TextEncoder(run.model.device)
@@ -161,29 +152,30 @@ class EvalQuery:
         from rich.progress import track
 
         from f3rm_ext.capture.ground_truth import Truth
-        from f3rm_ext.query import evaluation as evaluate
+        from f3rm_ext.query import evaluation
         from f3rm_ext.query.metrics import QueryMetrics
         from f3rm_ext.query.queryable import score_image
 
         files, cameras = run.files("test"), run.cameras("test")
-        views = list(evaluate.labelled_cameras(files, cameras, truth))
+        views = list(evaluation.labelled_cameras(files, cameras, truth))
         if not views:
             raise CaptureError("None of the held-out photos has labels, so there is nothing to compare with.")
-        rendered, flat = QueryMetrics(self.threshold), QueryMetrics(self.threshold)
+        rendered, image_features = QueryMetrics(self.threshold), QueryMetrics(self.threshold)
         for view in track(views, "Held-out views"):
             scores, _ = score_image(run.model, view.camera, queries)
             index = files.index(view.file)
             kept = run.kept("test", index)
-            evaluate.count_view(rendered, queries, scores, view.truth, kept)
+            evaluation.count_view(rendered, queries, scores, view.truth, kept)
             height, width = scores.shape[:2]
-            flat_scores = evaluate.score_map(run.feature_map("test", index, head.name), queries, height, width)
-            evaluate.count_view(flat, queries, flat_scores, view.truth, kept)
-        results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": flat}
+            feature_map = run.feature_map("test", index, head.name)
+            scores = evaluation.score_feature_map(feature_map, queries, height, width)
+            evaluation.count_view(image_features, queries, scores, view.truth, kept)
+        results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": image_features}
         if isinstance(truth, Truth):
             scale = run.manager.train_dataparser_outputs.dataparser_scale
-            surface = evaluate.surface_points(files, cameras, truth, scale, kept=lambda i: run.kept("test", i))
+            surface = evaluation.surface_points(files, cameras, truth, scale, kept=lambda i: run.kept("test", i))
             if surface is not None:
-                results["direct-3d"] = evaluate.evaluate_points(run.model, queries, surface, truth, self.threshold)
+                results["direct-3d"] = evaluation.evaluate_points(run.model, queries, surface, truth, self.threshold)
         return results
 
     def _table(self, results: "dict[Protocol, QueryMetrics]") -> Any:

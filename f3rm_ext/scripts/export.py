@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
+from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 import tyro
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.options import QueryOptions
+from f3rm_ext.query.options import QueryOptions, parse_queries
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.frame import CaptureFrame
-    from f3rm_ext.export.features import ColoredHead
+    from f3rm_ext.export.cloud import CloudOptions
     from f3rm_ext.query.queryable import QueryHead
 
 COMMAND = "export features"
@@ -22,11 +22,11 @@ Vector = tuple[float, float, float]
 class Features(QueryOptions):
     """Writes a point cloud of the scene with its features, and with the scores of queries if any are given.
 
-    The points lie on the surfaces that the training cameras see; features are those of the field at the points. The
-    PLY file has x y z, nx ny nz (normals), red green blue, pca_red pca_green pca_blue (features as colours),
-    accumulation, density, and for each query relevancy_NAME (or cosine_NAME), with several also label, the number of
-    the query that claims the point (-1: none). An NPZ file of the same name has all that as arrays, and the features
-    as float16. Both say which checkpoint and queries they come from.
+    The points lie on the surfaces that the training cameras see, and have the features of the field there. The PLY
+    file has x y z, nx ny nz (normals), red green blue, pca_red pca_green pca_blue (features as colours), accumulation,
+    density, and for each query relevancy_NAME or cosine_NAME; with several queries also label, the number of the query
+    that fits best (-1: none). The NPZ file of the same name has the same as arrays, and the features as float16. Both
+    name the checkpoint and the queries they come from.
 
     Typical calls:
       f3rm-ext export features --load-config .../config.yml --out room.ply
@@ -35,28 +35,29 @@ class Features(QueryOptions):
     """
 
     out: Path
-    """File to write, .ply; the features go to the .npz beside it."""
+    """The .ply file to write; the features go to the .npz file beside it."""
     points: int = 200_000
-    """Number of points, at most, 1 or more."""
+    """Number of points at most, 1 or more."""
     accumulation: float = 0.8
-    """Least opacity of the ray a point was seen along, 0 to 1."""
+    """Lowest opacity along the ray that sees a point, 0 to 1."""
     density: float = 0.0
-    """Least density at a point, per scene unit; 0 takes all."""
+    """Lowest density at a point, per scene unit; 0 takes all points."""
     depth: Literal["median", "expected"] = "median"
-    """Where along a ray its point lies: median is sharp at edges, expected smoother on walls."""
+    """Where a point lies along its ray: the median depth is sharper at edges, the expected depth smoother on walls."""
     crop_min: Vector | None = None
-    """Least x, y and z of the points, in the frame of --frame."""
+    """Lowest x, y and z of the points, in the coordinates of --frame."""
     crop_max: Vector | None = None
-    """Greatest x, y and z of the points, in the frame of --frame."""
+    """Highest x, y and z of the points, in the coordinates of --frame."""
     voxel: float = 0.0
-    """Keep one point in each cube of this side, in units of --frame; 0 keeps all."""
+    """Keep one point in each cube of this side, in units of --frame; 0 keeps all points."""
     frame: Literal["capture", "scene"] = "capture"
-    """capture: coordinates and units of transforms.json. scene: those of the model, cameras within about ±1."""
+    """Coordinates of the files: those of the capture, in the units of transforms.json, or those of the scene as the
+    model sees it, with cameras within about ±1."""
     select: bool = False
-    """Take only points where some query scores at least --threshold."""
+    """Take only points where a query reaches --threshold."""
     space: Literal["distilled", "full", "none"] = "distilled"
-    """Features in the NPZ file: as they were distilled (PCA codes, where there are), in the extractor's full space, or
-    none."""
+    """Features in the NPZ file: as they were distilled (PCA codes, if there are any), in the full space of the
+    extractor, or none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,23 +66,24 @@ class Features(QueryOptions):
                 f"--out is {self.out}, but a point cloud is written as PLY: give a name that ends in .ply."
             )
         if self.points < 1:
-            raise ConfigError(f"--points is {self.points}, but there has to be 1 at least.")
+            raise ConfigError(f"--points is {self.points}, but there must be at least 1.")
         if not 0 <= self.accumulation <= 1:
             raise ConfigError(f"--accumulation is {self.accumulation}, outside 0 to 1.")
         if not (self.density >= 0 and self.voxel >= 0):
-            raise ConfigError("--density and --voxel have to be 0 (take all) or above.")
+            raise ConfigError("--density and --voxel must be 0 (take all points) or above.")
         if self.crop_min and self.crop_max and any(a >= b for a, b in zip(self.crop_min, self.crop_max, strict=True)):
-            raise ConfigError("The crop box is empty: each of --crop-min has to be below that of --crop-max.")
+            raise ConfigError("The crop box is empty: each value of --crop-min must be below that of --crop-max.")
         if self.select and not (self.text or self.exemplar or self.vector):
-            raise ConfigError("--select takes what a query finds, and nothing is asked: give --text or --exemplar.")
+            raise ConfigError(
+                "--select takes what a query finds, but there is no query: give --text, --exemplar or --vector."
+            )
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
         from f3rm_ext.capture.frame import CaptureFrame
-        from f3rm_ext.export.cloud import gather
+        from f3rm_ext.export.cloud import estimate_normals, gather_points
         from f3rm_ext.export.features import FeatureCloud, write_features
-        from f3rm_ext.export.normals import estimate_normals
-        from f3rm_ext.query.parsing import build_queries
+        from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.queryable import checked_head
         from f3rm_ext.query.run import load_run
         from f3rm_ext.query.writer import provenance
@@ -92,41 +94,42 @@ class Features(QueryOptions):
             require_ours(path, f"f3rm-ext {COMMAND}")
         run = load_run(self.load_config)
         head = checked_head(run.model.query_heads(), self.feature)
-        queries = build_queries(self, run)
+        queries = encode_queries(parse_queries(self), run)
         frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
         with image_progress("points") as progress:
             task = progress.add_task("Points", total=self.points)
-            cloud = gather(
+            cloud = gather_points(
                 run.model,
                 run.cameras("train"),
-                self._options(frame),
+                self._cloud_options(frame),
                 queries,
                 lambda points: progress.update(task, completed=points),
             )
             progress.update(task, total=len(cloud))
             normals = estimate_normals(cloud.positions, cloud.seen_from)
-            made = FeatureCloud(cloud, normals, frame if self.frame == "capture" else None, queries, self.threshold)
+            feature_cloud = FeatureCloud(
+                cloud, normals, frame if self.frame == "capture" else None, queries, self.threshold
+            )
             task = progress.add_task("Features", total=len(cloud))
             npz = write_features(
                 self.out,
                 run.model,
-                cast("ColoredHead", head),
-                made,
+                head,
+                feature_cloud,
                 self._provenance(provenance(COMMAND, run, queries, self.threshold), head, frame),
                 self.space,
                 lambda points: progress.update(task, completed=points),
             )
-        fewer = f" ({self.points} were asked for)" if len(cloud) < self.points else ""
+        fewer = f" (fewer than the {self.points} of --points)" if len(cloud) < self.points else ""
         console().print(f"{len(cloud)} points{fewer} are in {self.out} and {npz}.", highlight=False, soft_wrap=True)
         return 0
 
-    def _options(self, frame: "CaptureFrame") -> Any:
+    def _cloud_options(self, frame: "CaptureFrame") -> "CloudOptions":
         import numpy as np
 
         from f3rm_ext.export.cloud import CloudOptions
 
-        infinity = (np.inf,) * 3
-        low, high = np.asarray(self.crop_min or [-x for x in infinity]), np.asarray(self.crop_max or infinity)
+        low, high = np.asarray(self.crop_min or (-np.inf,) * 3), np.asarray(self.crop_max or (np.inf,) * 3)
 
         def inside(points: np.ndarray) -> np.ndarray:
             at = points.astype(np.float64)
@@ -165,11 +168,11 @@ class Features(QueryOptions):
 class Splats:
     """Writes the Gaussians of a run of sugar-ext for other viewers and programs.
 
-    Formats go by the names: .ply is that of 3D Gaussian splatting and exact, .compressed.ply is for SuperSplat and
-    gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics. Coordinates are those
-    of the scene (cameras within about ±1). The file says which checkpoint it is of and how to draw it: with
-    SplatRenderMode: mip, anti-aliasing (gsplat's rasterize_mode antialiased) has to be on to see what was trained. A
-    file that is there is replaced only if it says that it is one of ours.
+    The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
+    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics.
+    Coordinates are those of the scene (cameras within about ±1). The file names its checkpoint and says how to render
+    it: where it says SplatRenderMode: mip, viewers show what was trained only with anti-aliasing (gsplat's
+    rasterize_mode antialiased). An existing file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export splats --load-config .../config.yml --out room.ply
@@ -182,14 +185,14 @@ class Splats:
     out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
     """File to write: .ply, .compressed.ply, .spz or .splat."""
     fused: bool = True
-    """Put the 3D filter into sizes and opacities, so that viewers that know nothing of it show the right picture.
-    Without, the file holds the Gaussians as they are optimised: to train on with --pipeline.model.start-from; elsewhere
-    they look too thin."""
+    """Put the 3D filter into sizes and opacities, so that other viewers show the right picture. Without it, the file
+    holds the Gaussians as they are optimised: right for training on with --pipeline.model.start-from, too thin in
+    viewers."""
     bad_values: Literal["error", "drop"] = "error"
-    """At values that are NaN or infinite: error stops, drop leaves those Gaussians out."""
+    """What to do about values that are NaN or infinite: error stops, drop leaves those Gaussians out."""
     spz_axes: Literal["rub", "ply"] = "rub"
-    """Axes in .spz files: rub (right, up, back) as the format demands, ply as in PLY files, which SuperSplat and other
-    tools of PlayCanvas expect."""
+    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
+    other PlayCanvas tools expect."""
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
@@ -203,7 +206,7 @@ class Splats:
         made = export_run(run, self.out, self.fused, self.bad_values, self.spz_axes)
         lines = list(made.notices)
         if run.model.config.mip.filter_3d and not self.fused:
-            lines.append("The 3D filter is not in the file, so other viewers show another picture than this run.")
+            lines.append("The 3D filter is not in the file, so other viewers show a different picture from this run.")
         if kind == "splat" and made.render_mode == "mip":
             lines.append("The format cannot record that the splats need anti-aliasing (SplatRenderMode: mip).")
         size_mib = self.out.stat().st_size / 2**20
@@ -217,9 +220,10 @@ class Splats:
 class Convert:
     """Writes the splats of a file in another format, and says what was lost.
 
-    Formats go by the names: .ply is that of 3D Gaussian splatting and exact, .compressed.ply is for SuperSplat and
-    gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics. All but the last keep
-    render mode and origin of the splats. A file that is there is replaced only if it says that it is one of ours.
+    The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
+    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics. All
+    but the last keep the render mode and the origin of the splats. An existing file is replaced only if this program
+    wrote it.
 
     Typical calls:
       f3rm-ext export convert scene.ply scene.spz
@@ -228,17 +232,17 @@ class Convert:
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IN")]
-    """File to read; its format is found from what is in it."""
+    """File to read; its content tells its format."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """File to write: .ply, .compressed.ply, .spz or .splat."""
     sh_degree: Literal[0, 1, 2, 3] | None = None
-    """Lower the degree of the spherical harmonics to this; by default it stays, as far as the format can."""
+    """Lower the spherical harmonics to this degree; by default the degree stays, as far as the format allows."""
     bad_values: Literal["error", "drop"] = "error"
-    """At values that are NaN or infinite: error stops, drop leaves those Gaussians out. For drop an infinite opacity
-    alone is no reason, it becomes a finite one that looks the same."""
+    """What to do about values that are NaN or infinite: error stops, drop leaves those Gaussians out. With drop, a
+    Gaussian whose opacity alone is infinite stays, with a finite opacity that looks the same."""
     spz_axes: Literal["rub", "ply"] = "rub"
-    """Axes in .spz files: rub (right, up, back) as the format demands, ply as in PLY files, which SuperSplat and other
-    tools of PlayCanvas expect."""
+    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
+    other PlayCanvas tools expect."""
 
     def main(self) -> int:
         """Converts. Returns the exit code."""

@@ -6,87 +6,98 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.options import QueryOptions
+from f3rm_ext.query.options import QueryOptions, parse_queries
 
 if TYPE_CHECKING:
-    from f3rm_ext.query.run import Run
-    from f3rm_ext.query.views import CameraPath, View
+    from f3rm_ext.query import embeddings
+    from f3rm_ext.query.run import CameraPath, Run, View
+    from f3rm_ext.query.writer import QueryWriter
 
 
 @dataclass(kw_only=True)
 class Query(QueryOptions):
-    """Asks a trained run where things are, by text, by example or by saved vectors.
+    """Finds things in a trained scene by text, by example or by saved vectors.
 
-    Writes to a folder: overview.png to look at; overlay/QUERY/VIEW.png, heat over each view; labels/VIEW.png, which
-    query claims what, where there are several; scores/VIEW.npz, the scores themselves; QUERY.mp4 along a camera path;
-    QUERY.npy, the vectors asked with, for --vector; and summary.json, with the best pixel of each query in each view
-    and its place in the scene. Every file says which checkpoint and query it comes from.
+    Writes a folder with overview.png, a sheet of all results; overlay/QUERY/VIEW.png, heat over each view;
+    labels/VIEW.png, which query fits each pixel best, if there are several queries; scores/VIEW.npz, the scores;
+    QUERY.mp4, a video along a camera path; QUERY.npy, the vectors of a query, for --vector; and summary.json, the best
+    pixel of each query in each view and its place in the scene. Every file names the checkpoint and the queries it
+    comes from.
 
     Typical calls:
       f3rm-ext query --load-config .../config.yml --text "blue mug" "fruit=banana | plantain"
       f3rm-ext query --load-config .../config.yml --exemplar face=0001.jpg:250,300,80,80
-      f3rm-ext query --load-config .../config.yml --text fox --views camera-path.json --out answers
+      f3rm-ext query --load-config .../config.yml --text fox --views camera-path.json --out fox
       f3rm-ext query --load-config .../config.yml --vector query/face.npy --views all --negative none
     """
 
     views: str = "test"
-    """Where to look from: test, train or all photos, the name of one photo, or a camera path of the viewer (.json),
+    """Views to score: the test, train or all photos, the name of one photo, or a camera path of the viewer (.json),
     which also gives videos."""
     out: Path | None = None
-    """Folder for the answers; by default query beside the config. Files of other programs in it are left alone."""
+    """Folder for the results; by default query, beside the config. Files of other programs in it are left alone."""
     scale: float = 1.0
     """Factor of the image size, (0, 4]."""
     fps: float = 0.0
-    """Frames per second of videos; 0 for what the camera path says."""
+    """Frames per second of videos; 0 takes the rate of the camera path."""
     save_scores: bool = True
     """Write the scores of each view."""
     save_depth: bool = False
-    """Write the depth of each view beside its scores (along the ray, scene units)."""
+    """Write the depth of each view beside its scores (distance along the ray, scene units)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.text or self.exemplar or self.vector):
-            raise ConfigError("Nothing is asked: give --text, --exemplar or --vector.")
+            raise ConfigError("There is no query: give --text, --exemplar or --vector.")
         if not 0 < self.scale <= 4:
             raise ConfigError(f"--scale is {self.scale}, outside (0, 4]: 1 keeps the size of the images.")
         if not (self.fps >= 0 and math.isfinite(self.fps)):
-            raise ConfigError(f"--fps is {self.fps}, but it has to be 0 (as the camera path says) or above.")
+            raise ConfigError(f"--fps is {self.fps}, but it must be 0 (the rate of the camera path) or above.")
 
     def main(self) -> int:
-        """Asks and writes. Returns the exit code."""
-        from f3rm_ext.query.parsing import build_queries
-        from f3rm_ext.query.run import load_run
-        from f3rm_ext.query.views import read_path
-        from f3rm_ext.query.writer import QueryWriter
+        """Runs the queries and writes their results. Returns the exit code."""
+        from f3rm_ext.query.builders import encode_queries
+        from f3rm_ext.query.render import score_views
+        from f3rm_ext.query.run import load_run, read_camera_path
         from f3rm_ext.utils.console import console
 
-        path = read_path(Path(self.views)) if self.views.endswith(".json") else None
+        path = read_camera_path(Path(self.views)) if self.views.endswith(".json") else None
+        specs = parse_queries(self)
         run = load_run(self.load_config)
         views = self._views(run, path)
-        answering = QueryWriter(
-            run,
-            build_queries(self, run),
-            views,
-            self.out or self.load_config.parent / "query",
-            threshold=self.threshold,
-            fps=None if path is None else self.fps or path.fps,
-            scores=self.save_scores,
-            depth=self.save_depth,
-        )
-        written = answering.write()
-        console().print(self._table(written.summary))
-        console().print(f"Answers are in {written.folder}; look at {written.folder / 'overview.png'}.", soft_wrap=True)
+        queries = encode_queries(specs, run)
+        scored_views = score_views(run.model, views, queries)
+        result = self._writer(run, queries, views, path).write(scored_views)
+        console().print(self._table(result.summary))
+        overview = result.folder / "overview.png"
+        console().print(f"The results are in {result.folder}; begin with {overview}.", soft_wrap=True)
         return 0
 
     def _views(self, run: "Run", path: "CameraPath | None") -> "list[View]":
-        from f3rm_ext.query.views import photo_views
+        from f3rm_ext.query.run import photo_views
         from f3rm_ext.utils.console import console
 
         if path is None:
             return photo_views(run, self.views, self.scale)
         if path.has_crop:
-            console().print("The camera path has a crop box, which queries do not know: all of the scene is asked.")
+            console().print("The camera path has a crop box, which queries ignore: they score the whole scene.")
         return path.views(self.scale)
+
+    def _writer(
+        self, run: "Run", queries: "list[embeddings.Query]", views: "list[View]", path: "CameraPath | None"
+    ) -> "QueryWriter":
+        from f3rm_ext.query.writer import QueryWriter
+
+        return QueryWriter(
+            run,
+            queries,
+            views,
+            self.out or self.load_config.parent / "query",
+            threshold=self.threshold,
+            fps=None if path is None else self.fps or path.fps,
+            save_scores=self.save_scores,
+            save_depth=self.save_depth,
+        )
 
     def _table(self, summary: dict[str, Any]) -> Any:
         from rich.table import Table

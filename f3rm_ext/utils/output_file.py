@@ -1,4 +1,4 @@
-"""Large files written piece by piece: whole or not there, and never over somebody else's."""
+"""Large files written piece by piece: complete or absent, and never over another program's file."""
 
 import contextlib
 import json
@@ -16,19 +16,19 @@ from f3rm_ext.utils.atomic_files import sync_folder
 from f3rm_ext.utils.ply import read_comments
 
 PROVENANCE = "provenance"
-"""Name of the entry in NPZ files that holds the provenance, as JSON."""
+"""Name of the entry of NPZ files that holds the provenance, as JSON."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path, option: str = "--out") -> Iterator[BufferedIOBase]:
-    """A stream to a temporary file that gets its name when the ``with`` block ends well, and is gone otherwise.
+    """Opens a temporary file that takes the name when the ``with`` block succeeds, and is deleted otherwise.
 
     Args:
-        path: the name; its folder is made where it is not there.
-        option: that gave the name, for messages.
+        path: the name; its folder is created if needed.
+        option: the option that gave the name, for messages.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
@@ -49,11 +49,11 @@ def replacing(path: Path, option: str = "--out") -> Iterator[BufferedIOBase]:
 
 
 def require_writable(path: Path, option: str = "--out") -> None:
-    """Raises ConfigError where a file of this name cannot be; found out before the work and not after it.
+    """Raises ConfigError where no file of this name can be written; to be called before the work begins.
 
     Args:
-        path: the name; its folder is made where it is not there.
-        option: that gave the name, for messages.
+        path: the name; its folder is created if needed.
+        option: the option that gave the name, for messages.
     """
     try:
         if path.is_dir():
@@ -64,10 +64,10 @@ def require_writable(path: Path, option: str = "--out") -> None:
 
 
 class NpzWriter:
-    """An NPZ file (not compressed) written array by array; one that is too large for memory in chunks of rows.
+    """Writes an uncompressed NPZ file array by array, and arrays too large for memory in chunks of rows.
 
     Args:
-        stream: where to, at its start.
+        stream: the file, at its start.
     """
 
     def __init__(self, stream: BufferedIOBase) -> None:
@@ -88,13 +88,13 @@ class NpzWriter:
         """Writes a matrix from chunks of its rows.
 
         Args:
-            name: of the array.
-            shape: of all of it.
-            dtype: of all of it.
-            chunks: in order; together they have that shape.
+            name: name of the array.
+            shape: shape of the whole matrix.
+            dtype: type of the whole matrix.
+            chunks: chunks of rows, in order.
 
         Raises:
-            ValueError: they have not.
+            ValueError: together the chunks have another shape.
         """
         written = 0
         with self._zip.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -110,7 +110,7 @@ class NpzWriter:
 
 
 def require_ours(path: Path, made_by: str) -> None:
-    """Raises ConfigError where a file is there that was not made by a command of this name, or a folder."""
+    """Raises ConfigError where a folder, or a file that this command did not make, is in the place of a file."""
     if path.exists() and _maker(path) != made_by:
         raise ConfigError(
             f"{path} is there already and was not written by `{made_by}`: move it away, or choose another --out."
@@ -120,7 +120,7 @@ def require_ours(path: Path, made_by: str) -> None:
 def _maker(path: Path) -> str | None:
     try:
         if path.suffix == ".npz":
-            # numpy leaves a damaged file open that it has opened itself.
+            # numpy does not close a damaged file that it has opened itself.
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
                 record = json.loads(str(archive[PROVENANCE]))
                 return record.get("made_by") if isinstance(record, dict) else None
@@ -132,5 +132,5 @@ def _maker(path: Path) -> str | None:
 
 
 def comments_of(provenance: Mapping[str, object]) -> list[str]:
-    """The provenance as comments of a PLY file, one per entry."""
+    """Returns the provenance as comments of a PLY file, one for each entry."""
     return [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in provenance.items()]

@@ -1,4 +1,4 @@
-"""The files of one command in a folder: whole or not there, with where they come from, and none of anybody else's."""
+"""A folder of one command's files: each complete or absent, with its provenance, and no other program's touched."""
 
 import io
 import json
@@ -24,15 +24,18 @@ _LONGEST_NAME = 60
 
 
 def made_by(command: str) -> dict[str, object]:
-    """What made a file, for its provenance."""
+    """Returns the part of a provenance that names command and version."""
     return {"made_by": f"f3rm-ext {command}", "version": __version__}
 
 
 def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
-    """File names for names that people gave, without suffix: no two alike, on any file system.
+    """Makes file names from names that people chose, without suffix, and unique on every file system.
+
+    >>> file_names(["blue mug", "blue/mug", "labels"], taken=["labels"])
+    ['blue_mug', 'blue_mug_2', 'labels_2']
 
     Args:
-        names: of queries, say.
+        names: names of queries, for example.
         taken: file names that must not be used.
     """
     used = {name.casefold() for name in taken}
@@ -51,20 +54,20 @@ def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
 class OutputFolder:
     """A folder that a command writes to.
 
-    ``summary.json`` lists the files that were written by this command and before; only those are replaced.
+    ``summary.json`` lists the files that this command wrote, now and before; only those are replaced.
 
     Args:
-        folder: made where it is not there.
-        provenance: goes into every file that can hold it; ``made_by`` and all.
+        folder: the folder; created if needed.
+        provenance: goes into every file that can hold it; includes :func:`made_by`.
 
     Raises:
-        ConfigError: the folder cannot be written to, or its summary.json is another program's.
+        ConfigError: the folder cannot be written to, or another program wrote its summary.json.
     """
 
     def __init__(self, folder: Path, provenance: Mapping[str, object]) -> None:
         self.folder, self.provenance = folder, dict(provenance)
         self._text = json.dumps(self.provenance)
-        self._ours = self._listed()
+        self._ours = self._read_list()
         self._planned: list[str] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +79,8 @@ class OutputFolder:
                 f"The folder {folder} cannot be written to ({error.strerror or error}): choose another one with --out."
             ) from error
 
-    def _listed(self) -> set[str]:
+    def _read_list(self) -> set[str]:
+        """The files that this command wrote before."""
         path = self.folder / SUMMARY
         if not path.exists():
             return set()
@@ -92,13 +96,13 @@ class OutputFolder:
         )
 
     def plan(self, names: Sequence[str]) -> None:
-        """Says which files will be written, and notes them down in the folder.
+        """Announces the files to be written, and records them in summary.json.
 
         Args:
             names: relative to the folder.
 
         Raises:
-            ConfigError: there is such a file already, and it is somebody else's.
+            ConfigError: another program's file is in the place of one.
         """
         for name in names:
             if name not in self._ours and (self.folder / name).exists():
@@ -110,18 +114,18 @@ class OutputFolder:
         self.summary({"complete": False})
 
     def summary(self, content: Mapping[str, object]) -> None:
-        """Writes summary.json: provenance, content, and the list of files."""
+        """Writes summary.json: the provenance, the content, and the list of files."""
         files = {"files": self._planned, "earlier_files": sorted(self._ours - {SUMMARY, *self._planned})}
         self._write(SUMMARY, json.dumps({**self.provenance, **content, **files}, indent=1).encode())
 
     def png(self, name: str, image: UInt8[np.ndarray, "h w 3"]) -> None:
-        """Writes a picture, with its provenance as text."""
+        """Writes a picture, with the provenance as PNG text."""
         self._write(name, png_bytes(image, self._text))
 
     def npz(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Writes arrays (compressed), with the provenance as ``provenance``."""
+        """Writes arrays (compressed), with the provenance in the entry ``provenance``."""
         stream = io.BytesIO()
-        # numpy's stubs take allow_pickle for an array.
+        # Typed for numpy's stubs, which read the first array as allow_pickle.
         everything: dict[str, Any] = {**arrays, "provenance": np.asarray(self._text)}
         np.savez_compressed(stream, **everything)
         self._write(name, stream.getvalue())
@@ -133,11 +137,11 @@ class OutputFolder:
         self._write(name, stream.getvalue())
 
     def take(self, name: str, temporary: Path) -> None:
-        """Gives its name to a file that somebody else wrote in the same folder under a temporary one.
+        """Moves a finished temporary file of the same folder to its name.
 
         Args:
-            name: of the file.
-            temporary: where it is.
+            name: name of the file.
+            temporary: the temporary file.
         """
         try:
             temporary.replace(self.folder / name)
@@ -154,7 +158,7 @@ class OutputFolder:
 
 
 def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:
-    """A PNG with its provenance (JSON) as text."""
+    """Encodes a picture as PNG, with its provenance (JSON) as text."""
     text = PngInfo()
     text.add_itxt(PROVENANCE, provenance)
     stream = io.BytesIO()

@@ -23,11 +23,12 @@ from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.query.builders import mean_of_photos
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query
-from f3rm_ext.query.encoders import ALTERNATIVES, DEFAULT_NEGATIVES, TextEncoder, split_prompts
-from f3rm_ext.query.queryable import QueryHead, checked_head
+from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, TextEncoder
+from f3rm_ext.query.options import ALTERNATIVES, split_prompts
+from f3rm_ext.query.queryable import Queryable, QueryHead, checked_head
 from f3rm_ext.viewer import outputs, status
 from f3rm_ext.viewer.first_view import FirstViewControl
-from f3rm_ext.viewer.picking import Ray, Viewable, Viewpoint, clicked_feature, fitted_displays
+from f3rm_ext.viewer.picking import Ray, Viewpoint, clicked_feature, fitted_displays
 from f3rm_ext.viewer.state import DEFAULT_THRESHOLD, QueryStateStore
 from f3rm_ext.viewer.worker import LatestJob
 
@@ -42,8 +43,8 @@ class QueryPanel(nn.Module):
     checkpoint. The panel has no parameters or buffers, so it leaves no trace in checkpoints.
 
     Args:
-        model: the model that is queried, a :class:`~f3rm_ext.viewer.picking.Viewable`. The panel holds a weak reference
-            to it, and the model may still be under construction.
+        model: the model that is queried, a :class:`~f3rm_ext.query.queryable.Queryable`. The panel holds a weak
+            reference to it, and the model may still be under construction.
         encoder: encodes texts; by default the panel has its own, on the CPU.
     """
 
@@ -288,10 +289,10 @@ class QueryPanel(nn.Module):
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _required_model(self) -> Viewable:
+    def _required_model(self) -> Queryable:
         model = self._model()
         assert model is not None, "the panel outlived its model"
-        return cast(Viewable, model)
+        return cast(Queryable, model)
 
     def _heads(self) -> Mapping[str, QueryHead]:
         return self._required_model().query_heads()

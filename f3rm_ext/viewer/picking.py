@@ -4,15 +4,13 @@ Both render, so the caller must hold nerfstudio's training lock. Neither needs t
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
-from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError
@@ -29,23 +27,6 @@ FIT_RAYS = 4096
 _FEW_RAYS = 16
 _FOCAL_PX = 1000.0
 """Focal length of a camera of one pixel, so that it sees little more than the ray through its centre."""
-
-
-@runtime_checkable
-class Viewable(Queryable, Protocol):
-    """A queryable torch module that can crop its pictures to a box."""
-
-    training: bool
-
-    def train(self, mode: bool = True) -> object:
-        """Switches between training and evaluation mode."""
-        ...
-
-    def render_camera(
-        self, camera: Cameras, extra: Mapping[str, ExtraOutput], obb_box: OrientedBox | None = None
-    ) -> dict[str, Tensor]:
-        """See :class:`~f3rm_ext.query.queryable.Queryable`; only what lies inside the box is rendered."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +54,7 @@ class Viewpoint:
 
 
 @contextmanager
-def not_training(model: Viewable) -> Iterator[None]:
+def not_training(model: Queryable) -> Iterator[None]:
     """Puts the model into evaluation mode for the duration of a ``with`` block."""
     before = model.training
     model.train(False)
@@ -94,7 +75,7 @@ def camera_along(ray: Ray) -> Cameras:
 
 
 def clicked_feature(
-    model: Viewable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None
+    model: Queryable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None
 ) -> tuple[Embeddings, tuple[float, float, float]]:
     """Renders the feature along a ray.
 
@@ -126,7 +107,7 @@ def clicked_feature(
     return Embeddings.of_codes(values, (name,), left_out), (x, y, z)
 
 
-def fitted_displays(model: Viewable, viewpoint: Viewpoint) -> dict[str, DisplayBasis]:
+def fitted_displays(model: Queryable, viewpoint: Viewpoint) -> dict[str, DisplayBasis]:
     """Fits projections to colours, by head, that show best the differences within a view.
 
     Args:

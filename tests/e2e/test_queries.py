@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from f3rm_ext.capture.ground_truth import Truth
-from f3rm_ext.query.choice import deepest_pixel
+from f3rm_ext.query.exemplar import deepest_pixel
 
 WAIT_S = 180
 FRAME = 0

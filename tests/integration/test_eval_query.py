@@ -1,6 +1,6 @@
 """``f3rm-ext eval-query`` and the queries of ``ns-eval``, on a field trained for labels: perfect by construction.
 
-What is wrong in the answers then is wrong in the 3D pipeline: cameras, rays, geometry, distillation, queries.
+What is wrong in the results then is wrong in the 3D pipeline: cameras, rays, geometry, distillation, queries.
 """
 
 import json
@@ -76,7 +76,7 @@ def test_thresholds_are_never_mixed(figures: dict[str, Any]) -> None:
         assert all(entry["best_threshold"] == protocol["best_threshold"] for entry in protocol["classes"].values())
 
 
-def test_the_record_says_what_was_asked_of_what(figures: dict[str, Any], config: Path, room: Path) -> None:
+def test_the_record_names_run_and_queries(figures: dict[str, Any], config: Path, room: Path) -> None:
     (checkpoint,) = (config.parent / "nerfstudio_models").glob("*.ckpt")
     assert figures["checkpoint"] == str(checkpoint.resolve()) and figures["step"] == int(checkpoint.stem[5:])
     assert figures["extractor"] == f"labels:data={room}" and (figures["by"], figures["negatives"]) == ("text", "both")

@@ -43,13 +43,13 @@ def exported(trained: Any, tmp_path_factory: pytest.TempPathFactory, run_command
 
 
 class TestFiles:
-    """One call with two queries, looked at from all sides."""
+    """One call with two queries, checked from all sides."""
 
     def test_open3d_sees_what_is_in_the_npz(self, exported: Path, open3d: ModuleType) -> None:
         cloud, ours = open3d.io.read_point_cloud(str(exported)), arrays(exported.with_suffix(".npz"))
         assert len(cloud.points) == 2000 == len(ours["positions"])
         np.testing.assert_allclose(np.asarray(cloud.points), ours["positions"], atol=1e-5)
-        np.testing.assert_array_equal(np.rint(np.asarray(cloud.colors) * 255), ours["colours"])
+        np.testing.assert_array_equal(np.rint(np.asarray(cloud.colors) * 255), ours["colors"])
         np.testing.assert_allclose(np.linalg.norm(np.asarray(cloud.normals), axis=1), 1, atol=1e-3)
         np.testing.assert_allclose(np.asarray(cloud.normals), ours["normals"], atol=1e-5)
 
@@ -59,12 +59,12 @@ class TestFiles:
         cloud, ours = trimesh.load(exported), arrays(exported.with_suffix(".npz"))
         assert isinstance(cloud, trimesh.PointCloud)
         np.testing.assert_allclose(cloud.vertices, ours["positions"], atol=1e-5)
-        np.testing.assert_array_equal(np.asarray(cloud.colors)[:, :3], ours["colours"])
+        np.testing.assert_array_equal(np.asarray(cloud.colors)[:, :3], ours["colors"])
         columns = cloud.metadata["_ply_raw"]["vertex"]["data"]
         np.testing.assert_allclose(columns["relevancy_the_corner"], ours["scores"][:, 1], atol=1e-6)
         np.testing.assert_array_equal(columns["label"], ours["labels"])
         pca = np.stack([columns[f"pca_{name}"] for name in ("red", "green", "blue")], axis=1)
-        np.testing.assert_array_equal(pca, ours["pca_colours"])
+        np.testing.assert_array_equal(pca, ours["pca_colors"])
 
     def test_arrays(self, exported: Path) -> None:
         ours = arrays(exported.with_suffix(".npz"))
@@ -73,7 +73,7 @@ class TestFiles:
         assert ((ours["scores"] >= 0) & (ours["scores"] <= 1)).all() and ours["scores"].std() > 0
         wanted = np.where(ours["scores"].max(axis=1) >= 0.5, ours["scores"].argmax(axis=1), -1)
         np.testing.assert_array_equal(ours["labels"], wanted)
-        assert (ours["density"] >= 0).all() and ours["pca_colours"].std() > 5
+        assert (ours["density"] >= 0).all() and ours["pca_colors"].std() > 5
 
     def test_both_files_name_checkpoint_and_queries(self, exported: Path, trained: Any) -> None:
         (checkpoint,) = trained.checkpoints.glob("*.ckpt")
@@ -159,7 +159,7 @@ class TestRefusals:
             (("--text", ""), ("text to look for is empty",)),
             (("--exemplar", f"{EXAMPLE}:70,10"), ("outside the image",)),
             (("--feature", "clip"), ("no feature 'clip'",)),
-            (("--select",), ("nothing is asked",)),
+            (("--select",), ("there is no query",)),
             (("--points", "0"), ("--points is 0",)),
             (("--accumulation", "1.5"), ("--accumulation is 1.5",)),
             (("--density", "-1"), ("--density and --voxel",)),
@@ -196,8 +196,8 @@ class TestRefusals:
             (weightless[0], ("--text", "mug"), str(weightless[1])),
             (other_basis, ("--exemplar", f"{EXAMPLE}:20,20"), "another basis"),
         ]
-        for config, asked, word in cases:
-            said = f3rm_ext("export", "features", "--load-config", config, "--out", out, *asked).refuses()
+        for config, arguments, word in cases:
+            said = f3rm_ext("export", "features", "--load-config", config, "--out", out, *arguments).refuses()
             assert word in said, said
         assert before.is_as_it_was()
 

@@ -52,11 +52,11 @@ def camera_path(folder: Path, frames: int = 4) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answers(
+def results(
     trained: Any, tmp_path_factory: pytest.TempPathFactory, run_command: Callable[..., Any]
 ) -> tuple[Path, str]:
     """The folder of one call, and what was printed; typed in a process of its own as the installed script."""
-    folder = tmp_path_factory.mktemp("answers")
+    folder = tmp_path_factory.mktemp("results")
     done = run_command(
         *("f3rm-ext", "query", "--load-config", trained.config, "--out", folder),
         *("--exemplar", f"middle={EXAMPLE}:20,14,16,12", f"corner={EXAMPLE}:60,44"),
@@ -66,11 +66,11 @@ def answers(
     return folder, done.stdout
 
 
-class TestAnswers:
-    """Two examples, held-out views: one call, looked at from all sides."""
+class TestResults:
+    """Two examples, held-out views: one call, checked from all sides."""
 
-    def test_files(self, answers: tuple[Path, str]) -> None:
-        folder, _ = answers
+    def test_files(self, results: tuple[Path, str]) -> None:
+        folder, _ = results
         views = [f"{name}.png" for name in HELD_OUT]
         expected = [f"{kind}/{view}" for kind in ("overlay/middle", "overlay/corner", "labels") for view in views]
         expected += [f"scores/{name}.npz" for name in HELD_OUT]
@@ -78,8 +78,8 @@ class TestAnswers:
         assert files_in(folder) == sorted(expected)
         assert read(folder / "summary.json")["files"] == sorted(set(expected) - {"summary.json"})
 
-    def test_every_file_names_checkpoint_and_queries(self, answers: tuple[Path, str], trained: Any) -> None:
-        folder, _ = answers
+    def test_every_file_names_checkpoint_and_queries(self, results: tuple[Path, str], trained: Any) -> None:
+        folder, _ = results
         (checkpoint,) = trained.checkpoints.glob("*.ckpt")
         records = [provenance_of(path) for path in folder.rglob("*") if path.suffix in (".png", ".npz")]
         records.append(read(folder / "summary.json"))
@@ -93,8 +93,8 @@ class TestAnswers:
             assert queries["corner"]["score"] == "relevancy" and queries["corner"]["negatives"]
             assert record["threshold"] == 0.55
 
-    def test_scores_labels_and_summary_agree(self, answers: tuple[Path, str]) -> None:
-        folder, _ = answers
+    def test_scores_labels_and_summary_agree(self, results: tuple[Path, str]) -> None:
+        folder, _ = results
         summary = read(folder / "summary.json")
         assert summary["complete"] is True and list(summary["views"]) == HELD_OUT
         for name, view in summary["views"].items():
@@ -119,18 +119,18 @@ class TestAnswers:
             values = {name: view["queries"][query]["best_score"] for name, view in summary["views"].items()}
             assert values[best["view"]] == best["best_score"] == max(values.values())
 
-    def test_pictures(self, answers: tuple[Path, str]) -> None:
-        folder, _ = answers
+    def test_pictures(self, results: tuple[Path, str]) -> None:
+        folder, _ = results
         for path in folder.glob("overlay/*/*.png"):
             with Image.open(path) as picture:
                 assert picture.size == (64, 48) and np.asarray(picture).std() > 5
         with Image.open(folder / "overview.png") as sheet:
             assert min(sheet.size) > 200
 
-    def test_vectors_can_be_asked_with_again(
-        self, answers: tuple[Path, str], trained: Any, f3rm_ext: Typed, tmp_path: Path
+    def test_vectors_can_be_queried_with_again(
+        self, results: tuple[Path, str], trained: Any, f3rm_ext: Typed, tmp_path: Path
     ) -> None:
-        folder, _ = answers
+        folder, _ = results
         done = f3rm_ext(
             *("query", "--load-config", trained.config, "--exemplar", f"first={EXAMPLE}:20,14,16,12"),
             *("--vector", f"again={folder / 'middle.npy'}", "--negative", "none"),
@@ -140,8 +140,8 @@ class TestAnswers:
         with np.load(tmp_path / "scores" / "frame_00003.npz") as archive:
             np.testing.assert_allclose(archive["scores"][..., 1], archive["scores"][..., 0], atol=1e-3)
 
-    def test_says_what_it_found_and_where_it_is(self, answers: tuple[Path, str]) -> None:
-        folder, said = answers
+    def test_says_what_it_found_and_where_it_is(self, results: tuple[Path, str]) -> None:
+        folder, said = results
         assert "Best of 3 views" in said and "middle" in said and str(folder / "overview.png") in said
 
 
@@ -222,8 +222,8 @@ class TestRefusals:
 
     @pytest.fixture
     def out(self, tmp_path: Path, untrained: Any, f3rm_ext: Typed) -> Path:
-        """Answers of before."""
-        folder = tmp_path / "answers"
+        """Results of before."""
+        folder = tmp_path / "results"
         done = f3rm_ext(
             *("query", "--load-config", untrained.config, "--text", "table"),
             *("--views", "frame_00003.png", "--out", folder),
@@ -237,7 +237,7 @@ class TestRefusals:
             (("--text", ""), ("text to look for is empty", "write a word")),
             (("--text", "mug | "), ("text to look for is empty",)),
             (("--text", "mug", "--negative", " "), ("--negative is empty", "--negative none")),
-            ((), ("Nothing is asked", "--text, --exemplar or --vector")),
+            ((), ("There is no query", "--text, --exemplar or --vector")),
             (("--exemplar", f"{EXAMPLE}:70,10"), ("outside the image", "64 x 48 pixels")),
             (("--exemplar", f"{EXAMPLE}:60,40,10,5"), ("outside the image", "64 x 48 pixels")),
             (("--exemplar", f"{EXAMPLE}:1,2,3"), ("not understood", "IMAGE:x,y,w,h")),
@@ -300,8 +300,8 @@ class TestRefusals:
         self, no_features: Path, f3rm_ext: Typed, remember: Callable, out: Path
     ) -> None:
         before = remember(out)
-        for asked in (("--text", "mug"), ("--exemplar", EXAMPLE)):
-            said = f3rm_ext("query", "--load-config", no_features, "--out", out, *asked).refuses()
+        for arguments in (("--text", "mug"), ("--exemplar", EXAMPLE)):
+            said = f3rm_ext("query", "--load-config", no_features, "--out", out, *arguments).refuses()
             assert "no distilled features" in said and "features.extractors" in said
         assert before.is_as_it_was()
 

@@ -47,10 +47,13 @@ class Ball:
     """A model by protocol: rays are met by a ball of radius ½ about the origin, coloured by position."""
 
     def __init__(self, dim: int = 5, chunk: int = 100) -> None:
-        self.device = torch.device("cpu")
+        self.device, self.training = torch.device("cpu"), False
         self.heads = {"halves": HalvesHead(dim=dim)}
         self.chunked = ChunkedRenderer(chunk)
         self.pixels = 0
+
+    def train(self, mode: bool = True) -> None:
+        self.training = mode
 
     def query_heads(self) -> dict[str, HalvesHead]:
         return self.heads

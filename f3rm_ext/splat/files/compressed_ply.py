@@ -16,8 +16,7 @@ from f3rm_ext.splat.files import packing
 from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
 from f3rm_ext.splat.files.ply import rest_degree
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians, sh_rest_count
-from f3rm_ext.utils.ply import header
-from f3rm_ext.utils.ply_tables import PlyTables, Table
+from f3rm_ext.utils.ply import PlyTables, Table, header
 
 CHUNK = 256
 LIMIT_SCALE = 20.0

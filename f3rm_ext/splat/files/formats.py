@@ -17,8 +17,7 @@ from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import GZIP, Axes, comments_in, read_spz, require_known_version, write_spz
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.output_file import replacing
-from f3rm_ext.utils.ply import read_comments
-from f3rm_ext.utils.ply_tables import PlyTables
+from f3rm_ext.utils.ply import PlyTables, read_comments
 
 SUFFIXES: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",

@@ -10,8 +10,7 @@ import torch
 from f3rm_ext.errors import ConfigError, SplatFileError
 from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians, sh_degree_of, sh_rest_count
-from f3rm_ext.utils.ply import write_ply
-from f3rm_ext.utils.ply_tables import PlyTables, Table
+from f3rm_ext.utils.ply import PlyTables, Table, write_ply
 
 POSITION = ("x", "y", "z")
 NORMAL = ("nx", "ny", "nz")

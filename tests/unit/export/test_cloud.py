@@ -9,8 +9,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.export.cloud import Cloud, CloudOptions, HasDensity, gather, thinned
-from f3rm_ext.export.normals import estimate_normals
+from f3rm_ext.export.cloud import Cloud, CloudOptions, HasDensity, estimate_normals, gather_points, voxel_downsample
 from f3rm_ext.query.embeddings import Embeddings, Query
 
 MakeBall = Callable[..., Any]
@@ -24,7 +23,7 @@ def halves(ball: Any) -> list[Query]:
 
 
 def test_points_lie_on_the_surface_and_all_around(make_ball: MakeBall, around: Cameras) -> None:
-    cloud = gather(make_ball(), around, CloudOptions(points=900))
+    cloud = gather_points(make_ball(), around, CloudOptions(points=900))
     assert len(cloud) == 900
     np.testing.assert_allclose(np.linalg.norm(cloud.positions, axis=1), 0.5, atol=1e-5)
     octants = {tuple(row) for row in (cloud.positions > 0).tolist()}
@@ -35,29 +34,29 @@ def test_points_lie_on_the_surface_and_all_around(make_ball: MakeBall, around: C
 
 
 def test_expected_depth(make_ball: MakeBall, around: Cameras) -> None:
-    cloud = gather(make_ball(), around, CloudOptions(points=50, depth="expected"))
+    cloud = gather_points(make_ball(), around, CloudOptions(points=50, depth="expected"))
     away = np.linalg.norm(cloud.positions - cloud.seen_from, axis=1)
-    surface = gather(make_ball(), around, CloudOptions(points=50))
+    surface = gather_points(make_ball(), around, CloudOptions(points=50))
     np.testing.assert_allclose(away, np.linalg.norm(surface.positions - surface.seen_from, axis=1) + 0.01, atol=1e-5)
 
 
 def test_more_points_than_pixels_come_from_between_them(make_ball: MakeBall, around: Cameras) -> None:
     ball = make_ball()
-    cloud = gather(ball, around, CloudOptions(points=4000))
+    cloud = gather_points(ball, around, CloudOptions(points=4000))
     assert len(np.unique(cloud.positions, axis=0)) == len(cloud) == 4000 > 6 * 24 * 20
     assert ball.pixels <= 6 * 4000
 
 
 def test_the_same_every_time_and_cameras_stay_as_they_are(make_ball: MakeBall, around: Cameras) -> None:
     before = around.cx.clone(), around.fx.clone(), around.width.clone()
-    first, second = (gather(make_ball(), around, CloudOptions(points=300)) for _ in range(2))
+    first, second = (gather_points(make_ball(), around, CloudOptions(points=300)) for _ in range(2))
     np.testing.assert_array_equal(first.positions, second.positions)
     assert all(torch.equal(a, b) for a, b in zip(before, (around.cx, around.fx, around.width), strict=True))
 
 
 def test_progress_ends_at_what_there_is(make_ball: MakeBall, around: Cameras) -> None:
     seen: list[int] = []
-    gather(make_ball(), around, CloudOptions(points=500), on_progress=seen.append)
+    gather_points(make_ball(), around, CloudOptions(points=500), on_progress=seen.append)
     assert seen[-1] == 500 and max(seen) == 500 and len(seen) > len(around)
 
 
@@ -65,30 +64,30 @@ def test_crop_box(make_ball: MakeBall, around: Cameras) -> None:
     def inside(points: np.ndarray) -> np.ndarray:
         return (points[:, 2] > 0.2) & (points[:, 0] < 0)
 
-    cloud = gather(make_ball(), around, CloudOptions(points=300, inside=inside))
+    cloud = gather_points(make_ball(), around, CloudOptions(points=300, inside=inside))
     assert len(cloud) == 300 and inside(cloud.positions).all()
 
 
 def test_density(make_ball: MakeBall, around: Cameras) -> None:
     ball = make_ball(dense=True)
     assert isinstance(ball, HasDensity) and not isinstance(make_ball(), HasDensity)
-    all_of_it = gather(ball, around, CloudOptions(points=300))
+    all_of_it = gather_points(ball, around, CloudOptions(points=300))
     assert set(all_of_it.density.tolist()) == {1.0, 100.0}
-    dense = gather(ball, around, CloudOptions(points=300, density=50.0))
+    dense = gather_points(ball, around, CloudOptions(points=300, density=50.0))
     assert len(dense) == 300 and (dense.positions[:, 0] >= 0).all()
 
 
 def test_density_of_a_model_without(make_ball: MakeBall, around: Cameras) -> None:
     with pytest.raises(ConfigError, match="has no density"):
-        gather(make_ball(), around, CloudOptions(density=1.0))
+        gather_points(make_ball(), around, CloudOptions(density=1.0))
 
 
 def test_selected_points(make_ball: MakeBall, around: Cameras) -> None:
     ball = make_ball()
     upper, lower = halves(ball)
-    cloud = gather(ball, around, CloudOptions(points=300, select=0.6), [upper])
+    cloud = gather_points(ball, around, CloudOptions(points=300, select=0.6), [upper])
     assert len(cloud) == 300 and (cloud.positions[:, 2] >= 0).all() and (cloud.scores >= 0.6).all()
-    both = gather(ball, around, CloudOptions(points=300, select=0.6), [upper, lower])
+    both = gather_points(ball, around, CloudOptions(points=300, select=0.6), [upper, lower])
     assert (both.positions[:, 2] < 0).any() and (both.positions[:, 2] >= 0).any()
     np.testing.assert_array_equal(both.scores.argmax(axis=1), both.positions[:, 2] < 0)
 
@@ -98,11 +97,11 @@ def test_nothing_left_says_why(make_ball: MakeBall, around: Cameras) -> None:
         return np.zeros(len(points), dtype=bool)
 
     with pytest.raises(ConfigError, match=r"of \d+ rays \d+ met a surface, .* 0 in the crop box"):
-        gather(make_ball(), around, CloudOptions(points=100, inside=nowhere))
+        gather_points(make_ball(), around, CloudOptions(points=100, inside=nowhere))
 
 
 def test_voxels(make_ball: MakeBall, around: Cameras) -> None:
-    cloud = gather(make_ball(), around, CloudOptions(points=5000, voxel=0.2))
+    cloud = gather_points(make_ball(), around, CloudOptions(points=5000, voxel=0.2))
     cubes = np.floor(cloud.positions.astype(np.float64) / 0.2)
     assert len(np.unique(cubes, axis=0)) == len(cloud)
     # A sphere of this size meets some 150 such cubes.
@@ -121,14 +120,14 @@ def test_a_voxel_keeps_what_is_nearest_to_the_mean() -> None:
         seen_from=zeros,
         scores=zeros[:, :1],
     )
-    kept = thinned(cloud, 1.0)
+    kept = voxel_downsample(cloud, 1.0)
     np.testing.assert_array_equal(kept.positions[:, 0], x[[1, 3, 4]])
     np.testing.assert_array_equal(kept.colors, cloud.colors[[1, 3, 4]])
-    assert len(thinned(cloud, 0.0)) == count
+    assert len(voxel_downsample(cloud, 0.0)) == count
 
 
 def test_normals_point_outwards(make_ball: MakeBall, around: Cameras) -> None:
-    cloud = gather(make_ball(), around, CloudOptions(points=3000))
+    cloud = gather_points(make_ball(), around, CloudOptions(points=3000))
     normals = estimate_normals(cloud.positions, cloud.seen_from)
     np.testing.assert_allclose(np.linalg.norm(normals, axis=1), 1.0, atol=1e-5)
     cosine = (normals * cloud.positions).sum(axis=1) / 0.5

@@ -12,9 +12,8 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.capture.frame import CaptureFrame
-from f3rm_ext.export.cloud import CloudOptions, gather
+from f3rm_ext.export.cloud import CloudOptions, estimate_normals, gather_points
 from f3rm_ext.export.features import FeatureCloud, features_at, write_features
-from f3rm_ext.export.normals import estimate_normals
 from f3rm_ext.query.embeddings import Embeddings, Query
 
 FRAME = CaptureFrame(rotation=np.asarray([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]), translation=np.arange(3.0), scale=0.25)
@@ -32,7 +31,7 @@ def make(ball: Any, around: Cameras) -> Make:
         vectors = Embeddings.of_full(ball.heads["halves"].weight[:, 0][None], ("upper",))
         nothing = Embeddings.empty(5)
         queries = [Query(name, "halves", vectors, nothing) for name in names]
-        cloud = gather(ball, around, CloudOptions(points=200), queries)
+        cloud = gather_points(ball, around, CloudOptions(points=200), queries)
         return FeatureCloud(cloud, estimate_normals(cloud.positions, cloud.seen_from), frame, queries, 0.5)
 
     return build
@@ -62,9 +61,9 @@ def test_npz(ball: Any, make: Make, tmp_path: Path) -> None:
     np.testing.assert_allclose(arrays["normals"] @ FRAME.rotation.T, made.normals, atol=1e-5)
     np.testing.assert_array_equal(arrays["names"], ["blue mug", "blue-mug"])
     np.testing.assert_array_equal(arrays["labels"] == 0, arrays["scores"][:, 0] >= 0.5)
-    np.testing.assert_array_equal(arrays["colours"], made.cloud.colors)
+    np.testing.assert_array_equal(arrays["colors"], made.cloud.colors)
     wanted = np.rint(np.clip(np.abs(arrays["features"][:, :3].astype(float)), 0, 1) * 255)
-    np.testing.assert_allclose(arrays["pca_colours"], wanted, atol=1)
+    np.testing.assert_allclose(arrays["pca_colors"], wanted, atol=1)
     assert set(arrays["density"].tolist()) == {1.0, 100.0}
 
 
@@ -79,7 +78,7 @@ def test_ply(ball: Any, make: Make, tmp_path: Path, open3d: ModuleType) -> None:
         np.testing.assert_array_equal(cloud.point[name].numpy()[:, 0], made.cloud.scores[:, number])
     assert all(name in cloud.point for name in ("pca_red", "accumulation", "density", "label"))
     with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
-        assert "features" not in found and found["pca_colours"].any()
+        assert "features" not in found and found["pca_colors"].any()
 
 
 def test_no_queries_no_columns_for_them(ball: Any, make: Make, tmp_path: Path) -> None:

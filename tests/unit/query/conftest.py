@@ -1,4 +1,4 @@
-"""A field that can be asked without having been trained."""
+"""A field that can be queried without having been trained."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,14 +35,20 @@ class ToyHead:
     def space(self) -> FeatureSpace:
         return FeatureSpace.of_linear_map(self.weight, self.energy)
 
+    def colors(self, features: Tensor) -> Tensor:
+        return features[..., :3].abs().clamp(0, 1)
+
 
 class ToyField:
     """Values are fixed functions of a ray's direction, or of a point."""
 
     def __init__(self, *heads: ToyHead, chunk: int = 10) -> None:
-        self.device = torch.device("cpu")
+        self.device, self.training = torch.device("cpu"), False
         self.heads = {head.name: head for head in heads}
         self.chunked = ChunkedRenderer(chunk)
+
+    def train(self, mode: bool = True) -> None:
+        self.training = mode
 
     def query_heads(self) -> dict[str, ToyHead]:
         return self.heads

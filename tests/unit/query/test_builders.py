@@ -1,5 +1,6 @@
-"""A query for every class: by text and by example, and what each is told from."""
+"""From what is typed, and from labelled classes, to queries; and what each is told from."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -8,11 +9,14 @@ import pytest
 import torch
 
 from f3rm_ext.capture.ground_truth import LabelledView, Truth
-from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.builders import Negatives, exemplar_queries, mean_of_photos, text_queries
-from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, TextEncoder
+from f3rm_ext.errors import ConfigError, ExtractorError
+from f3rm_ext.query import builders
+from f3rm_ext.query.builders import Negatives, encode_queries, exemplar_queries, mean_of_photos, text_queries
+from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, Example, ExampleEncoder, TextEncoder
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX
-from f3rm_ext.query.run import Run, load_run
+from f3rm_ext.query.options import QueryOptions, Region, parse_queries
+from f3rm_ext.query.run import Photos, Run, load_run
 
 MEAN = ("the mean of all photos",)
 
@@ -75,11 +79,11 @@ def test_queries_by_example_are_one_pixel_of_each_class(run: Run, head: Any, neg
         x_px, y_px = map(float, query.positives.sources[0].split(":")[1].split(","))
         assert truth.names[labels[int(y_px), int(x_px)]] == query.name and x_px % 1 == y_px % 1 == 0.5
         torch.testing.assert_close(query.positives.values[0], one_hot(head, truth, query.name))
-        kinds = [source for source in query.negatives.sources if source.startswith(f"{photo} without it, kind ")]
-        assert bool(kinds) == (negatives in ("common", "both"))
+        clusters = [source for source in query.negatives.sources if source.startswith(f"rest of {photo}, cluster ")]
+        assert bool(clusters) == (negatives in ("common", "both"))
         others = [other.positives.sources[0] for other in queries if other is not query]
         others = others if negatives in ("others", "both") else []
-        assert query.negatives.sources == (*kinds, *others) and query.temperature == 0.3
+        assert query.negatives.sources == (*clusters, *others) and query.temperature == 0.3
 
 
 def test_the_photo_that_shows_most_classes_is_taken(run: Run, head: Any) -> None:
@@ -108,12 +112,12 @@ def test_only_training_photos_give_examples(run: Run, head: Any, photo: str) -> 
         exemplar_queries(run, head, truth, truth.classes, "none", photo=photo)
 
 
-def test_only_classes_asked_for_and_seen_well_enough(run: Run, head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    masks = {name: np.zeros((48, 64), bool) for name in ("large", "small", "unasked")}
-    masks["large"][:5, :5], masks["small"][10:14, :6], masks["unasked"][20:40, :] = True, True, True
+def test_only_named_classes_that_are_seen_well_enough(run: Run, head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = {name: np.zeros((48, 64), bool) for name in ("large", "small", "unnamed")}
+    masks["large"][:5, :5], masks["small"][10:14, :6], masks["unnamed"][20:40, :] = True, True, True
 
     class Labels:
-        classes = ("large", "small", "unasked", "absent")
+        classes = ("large", "small", "unnamed", "absent")
 
         def view(self, image: Path, height_px: int, width_px: int) -> LabelledView:
             return LabelledView(masks, {})
@@ -131,3 +135,85 @@ def test_photos_without_labels_give_no_examples(run: Run, head: Any) -> None:
 
     with pytest.raises(ConfigError, match="no training photo with labels"):
         exemplar_queries(run, head, Nothing(), ["cup"], "none")
+
+
+# --- from what is typed -----------------------------------------------------------------------------------------------
+
+
+class ToyTextEncoder(TextEncoder):
+    """Embeds a text as a fixed random direction; remembers the texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts: list[tuple[str, ...]] = []
+
+    def encode(self, head: Any, prompts: Sequence[str]) -> Embeddings:
+        self.prompts.append(tuple(prompts))
+        if head.extractor == "mute":
+            raise ExtractorError("It understands no text.")
+        rows = [torch.randn(head.dim, generator=torch.Generator().manual_seed(len(text))) for text in prompts]
+        return Embeddings.of_full(torch.stack(rows), tuple(prompts))
+
+
+@pytest.fixture
+def toy(make_field: Callable, make_head: Callable, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model with two features; its photos are all the same."""
+
+    class ToyExampleEncoder(ExampleEncoder):
+        def encode(self, head: Any, region: Region) -> Example:
+            positives = Embeddings.of_full(torch.ones(1, head.dim), (str(region),))
+            if not region.is_point:
+                return Example(positives, Embeddings.empty(head.dim))
+            return Example(positives, Embeddings.of_full(torch.eye(head.dim)[:2], ("table", "wall")))
+
+    monkeypatch.setattr(builders, "ExampleEncoder", ToyExampleEncoder)
+    model = make_field(make_head(), make_head("other", dim=12, extractor="mute"))
+    return Photos(model, manager=None)  # type: ignore[arg-type]
+
+
+def encoded(photos: Any, encoder: TextEncoder, **given: Any) -> list[Query]:
+    return encode_queries(parse_queries(QueryOptions(load_config=Path("config.yml"), **given)), photos, encoder)
+
+
+def test_default_negatives(toy: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.ones(40))
+    vector_file = str(tmp_path / "v.npy")
+    given = dict(text=("mug|cup",), exemplar=("a.png:1,2", "a.png"), vector=(vector_file,), temperature=0.3)
+    text, example, whole, vector = encoded(toy, ToyTextEncoder(), **given)
+    assert text.positives.sources == ("mug", "cup") and text.negatives.sources == DEFAULT_NEGATIVES
+    assert example.negatives.sources == ("table", "wall")
+    for query in (whole, vector):
+        assert query.negatives.sources == ("the mean of all photos",) and query.is_relevancy
+        mean = toy.model.heads["toy"].display_mean
+        torch.testing.assert_close(query.negatives.values[0], mean / mean.norm())
+    assert {query.temperature for query in (text, example, whole, vector)} == {0.3}
+    assert {query.head for query in (text, example, whole, vector)} == {"toy"}
+
+
+def test_given_negatives_go_for_all(toy: Any) -> None:
+    given = dict(text=("mug",), exemplar=("a.png:1,2",), negative=("table", "floor"))
+    queries = encoded(toy, ToyTextEncoder(), **given)
+    assert [query.negatives.sources for query in queries] == [("table", "floor")] * 2
+
+
+def test_no_negatives_give_cosines_and_need_no_text(toy: Any) -> None:
+    encoder = ToyTextEncoder()
+    queries = encoded(toy, encoder, exemplar=("a.png:1,2",), negative=("none",), feature="other")
+    assert not queries[0].is_relevancy and queries[0].positives.values.shape == (1, 12) and not encoder.prompts
+
+
+def test_examples_need_no_text(toy: Any) -> None:
+    encoder = ToyTextEncoder()
+    encoded(toy, encoder, exemplar=("a.png:1,2",), feature="other")
+    assert not encoder.prompts
+
+
+@pytest.mark.parametrize("given", [{"text": ("mug",)}, {"exemplar": ("a.png",), "negative": ("table",)}])
+def test_texts_for_a_feature_that_understands_none(toy: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(ExtractorError, match="understands no text"):
+        encoded(toy, ToyTextEncoder(), feature="other", **given)
+
+
+def test_unknown_feature(toy: Any) -> None:
+    with pytest.raises(ConfigError, match=r"no feature 'clip'.*toy, other"):
+        encoded(toy, ToyTextEncoder(), text=("mug",), feature="clip")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.embeddings import Embeddings, Query, against_each_other, load_vectors
+from f3rm_ext.query.embeddings import Embeddings, Query, add_mutual_negatives, load_embeddings, pack_embeddings
 
 FULL, CODES = 12, 4
 Save = Callable[..., Path]
@@ -127,7 +127,7 @@ def test_queries_told_from_each_other() -> None:
     first = Query("a", "clip", vectors(2), vectors(1, seed=9), 0.3)
     second = Query("b", "clip", vectors(1, seed=1), Embeddings.empty(3))
     other = Query("c", "dino", vectors(1, 5), Embeddings.empty(5))
-    told = against_each_other([first, second, other])
+    told = add_mutual_negatives([first, second, other])
     assert [query.negatives.sources for query in told] == [("v9.0", "v1.0"), ("v0.0", "v0.1"), ()]
     assert [query.positives for query in told] == [first.positives, second.positives, other.positives]
     assert (told[0].name, told[0].head, told[0].temperature) == ("a", "clip", 0.3)
@@ -138,29 +138,29 @@ def test_queries_told_from_each_other() -> None:
 
 def test_a_vector_of_the_full_space(save: Save, basis: torch.Tensor) -> None:
     given = random(FULL).numpy()
-    loaded = load_vectors(save(given), FULL, None)
+    loaded = load_embeddings(save(given), FULL, None)
     torch.testing.assert_close(loaded.values[0], torch.from_numpy(given / np.linalg.norm(given)))
     assert loaded.sources == ("v.npy",)
-    in_codes = load_vectors(save(given), CODES, basis)
+    in_codes = load_embeddings(save(given), CODES, basis)
     torch.testing.assert_close(in_codes.values, loaded.values @ basis.T)
 
 
 def test_rows_are_named_by_number(save: Save) -> None:
-    loaded = load_vectors(save(np.array([[1, 0, 0], [0, 2, 0]])), 3, None)
+    loaded = load_embeddings(save(np.array([[1, 0, 0], [0, 2, 0]])), 3, None)
     assert loaded.sources == ("v.npy[0]", "v.npy[1]")
     torch.testing.assert_close(loaded.values, torch.eye(3)[:2])
 
 
 def test_a_vector_of_codes(save: Save, basis: torch.Tensor) -> None:
-    loaded = load_vectors(save(np.array([0.0, 0.0, 5.0, 0.0])), CODES, basis)
+    loaded = load_embeddings(save(np.array([0.0, 0.0, 5.0, 0.0])), CODES, basis)
     torch.testing.assert_close(loaded.values, torch.eye(CODES)[2:3])
 
 
 def test_other_dimensions_are_refused(save: Save, basis: torch.Tensor) -> None:
     with pytest.raises(ConfigError, match=r"have 7 dimensions, but this feature has 3: .*same extractor"):
-        load_vectors(save(np.ones(7)), 3, None)
+        load_embeddings(save(np.ones(7)), 3, None)
     with pytest.raises(ConfigError, match=r"have 7 dimensions, but this feature has 12 \(or 4 PCA codes\)"):
-        load_vectors(save(np.ones((2, 7))), CODES, basis)
+        load_embeddings(save(np.ones((2, 7))), CODES, basis)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_other_dimensions_are_refused(save: Save, basis: torch.Tensor) -> None:
 )
 def test_what_is_no_vector_is_refused(save: Save, array: np.ndarray) -> None:
     with pytest.raises(ConfigError, match="holds no vector of numbers"):
-        load_vectors(save(array), 3, None)
+        load_embeddings(save(array), 3, None)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -180,15 +180,29 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "archive.npz", a=np.ones(3))
     for name in ("text.npy", "empty.npy", "objects.npy", "archive.npz", "missing.npy", "."):
         with pytest.raises(ConfigError, match="cannot be read"):
-            load_vectors(tmp_path / name, 3, None)
+            load_embeddings(tmp_path / name, 3, None)
 
 
 def test_no_rows_are_refused(save: Save) -> None:
     with pytest.raises(ConfigError, match="holds no vector"):
-        load_vectors(save(np.ones((0, 3))), 3, None)
+        load_embeddings(save(np.ones((0, 3))), 3, None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e300, 0.0])
 def test_numbers_without_direction_are_refused(save: Save, value: float) -> None:
     with pytest.raises(ConfigError, match=r"v\.npy.*(not finite|is zero)"):
-        load_vectors(save(np.array([value, 1.0 if value else 0.0, 0.0])), 3, None)
+        load_embeddings(save(np.array([value, 1.0 if value else 0.0, 0.0])), 3, None)
+
+
+def test_saved_vectors_come_back(tmp_path: Path) -> None:
+    given = Embeddings.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"))
+    np.save(tmp_path / "v.npy", pack_embeddings(given))
+    torch.testing.assert_close(load_embeddings(tmp_path / "v.npy", 9, None).values, given.values)
+
+
+def test_saved_codes_come_back_with_what_they_leave_out(tmp_path: Path) -> None:
+    basis = torch.linalg.qr(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))[0].T.contiguous()
+    given = Embeddings.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"), basis)
+    assert (given.values.norm(dim=1) < 0.95).all()
+    np.save(tmp_path / "v.npy", pack_embeddings(given))
+    torch.testing.assert_close(load_embeddings(tmp_path / "v.npy", 4, basis).values, given.values)

@@ -22,7 +22,7 @@ from f3rm_ext.query.evaluation import (
     count_view,
     evaluate_points,
     labelled_cameras,
-    score_map,
+    score_feature_map,
     surface_points,
 )
 from f3rm_ext.query.metrics import QueryMetrics
@@ -137,7 +137,7 @@ def test_scores_of_a_map_are_those_of_its_interpolated_features(
         Query("relevancy", "toy", vectors(2, 6, 0), vectors(3, 6, 1), 0.2),
         Query("cosine", "toy", vectors(1, 6, 2), Embeddings.empty(6)),
     ]
-    found = score_map(feature_map, queries, 9, 16)
+    found = score_feature_map(feature_map, queries, 9, 16)
     assert found.shape == (9, 16, 2)
     places = np.stack(np.meshgrid(np.arange(9) + 0.5, np.arange(16) + 0.5, indexing="ij"), axis=-1).reshape(-1, 2)
     sampled = torch.from_numpy(sample_map(feature_map, places)).double()
@@ -176,7 +176,7 @@ def view_of(**sizes: int) -> LabelledView:
 def test_only_classes_that_are_seen_well_count() -> None:
     nothing = Embeddings.empty(3)
     queries = [Query(name, "toy", vectors(1, 3, 0), nothing) for name in ("absent", "small", "large", "larger")]
-    view = view_of(small=MIN_VISIBLE_PX - 1, large=MIN_VISIBLE_PX, larger=60, unasked=80)
+    view = view_of(small=MIN_VISIBLE_PX - 1, large=MIN_VISIBLE_PX, larger=60, unnamed=80)
     scores = torch.zeros(20, 10, 4)
     scores[..., 2] = torch.from_numpy(view.masks["large"]).float()  # only this query finds its object
     metrics = QueryMetrics()

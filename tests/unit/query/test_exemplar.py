@@ -1,4 +1,4 @@
-"""Regions of photos, and the directions taken from them."""
+"""The features of regions, the rest of their photos, and good places to choose."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,16 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
-from f3rm_ext.query.exemplar import Region, exemplar, with_residual
+from f3rm_ext.query.exemplar import (
+    MAX_CLUSTERS,
+    background_clusters,
+    deepest_pixel,
+    distinctive_patch,
+    embed_region,
+    sharpness,
+    with_residual,
+)
+from f3rm_ext.query.options import Region
 
 GRID = PatchGrid.covering(3, 4, 30, 40)
 
@@ -28,75 +37,14 @@ def unit(values: np.ndarray) -> torch.Tensor:
     return flat / flat.norm(dim=-1, keepdim=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a.png", Region("a.png")),
-        ("images/a.png:12.5,7", Region("images/a.png", 12.5, 7.0)),
-        ("a.png:1,2,30,4", Region("a.png", 1.0, 2.0, 30.0, 4.0)),
-        ("C:/odd:name.png:1,2", Region("C:/odd:name.png", 1.0, 2.0)),
-        ("C:/photos/a.png", Region("C:/photos/a.png")),
-        ("C:\\photos\\a.png", Region("C:\\photos\\a.png")),
-        ("a.png: 1, 2", Region("a.png", 1.0, 2.0)),
-    ],
-)
-def test_regions_are_read(text: str, expected: Region) -> None:
-    assert Region.parse(text) == expected
-    assert Region.parse(str(expected)) == expected
-
-
-@pytest.mark.parametrize("text", ["", ":1,2", "a.png:1", "a.png:1,2,3", "a.png:x,y", "a.png:nan,2", "a.png:1,inf"])
-def test_regions_that_are_not_understood_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"not understood: .*IMAGE:x,y,w,h"):
-        Region.parse(text)
-
-
-@pytest.mark.parametrize("text", ["a.png:1,2,0,5", "a.png:1,2,5,-1"])
-def test_empty_boxes_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is empty"):
-        Region.parse(text)
-
-
-def test_a_region_at_another_size_is_the_same_place() -> None:
-    assert Region("a", 10.0, 20.0, 30.0, 40.0).scaled(0.5, 2.0) == Region("a", 5.0, 40.0, 15.0, 80.0)
-    assert Region("a", 10.0, 20.0).scaled(0.5, 2.0) == Region("a", 5.0, 40.0)
-    assert Region("a").scaled(0.5, 2.0) == Region("a")
-
-
-def test_extent_and_middle() -> None:
-    assert Region("a", 10.0, 20.0, 30.0, 40.0).box_px(99, 99) == (10, 20, 40, 60)
-    assert Region("a", 10.0, 20.0).box_px(99, 99) == (10, 20, 10, 20)
-    assert Region("a").box_px(80, 60) == (0, 0, 80, 60)
-    assert Region("a", 10.0, 20.0, 30.0, 40.0).middle_px(99, 99) == (25, 40) and Region("a").middle_px(80, 60) == (
-        40,
-        30,
-    )
-    assert [Region("a", 1.0, 2.0).is_point, Region("a", 1.0, 2.0, 3.0, 4.0).is_point, Region("a").is_point] == [
-        True,
-        False,
-        False,
-    ]
-
-
-@pytest.mark.parametrize("inside", ["a", "a:0,0", "a:40,30", "a:0,0,40,30", "a:39,29,1,1"])
-def test_places_inside_are_taken(inside: str) -> None:
-    Region.parse(inside).require_inside(40, 30)
-
-
-@pytest.mark.parametrize("outside", ["a:-1,0", "a:0,-0.5", "a:40.5,3", "a:3,31", "a:30,0,11,5", "a:0,20,5,11"])
-def test_places_outside_are_refused(outside: str) -> None:
-    with pytest.raises(ConfigError, match=r"outside the image, which has 40 x 30 pixels"):
-        Region.parse(outside).require_inside(40, 30)
-
-
 def test_an_exemplar_at_a_patch_centre_is_that_patch(feature_map: FeatureMap) -> None:
-    found = exemplar(feature_map, Region("a.png", 25.0, 15.0))  # centre of row 1, column 2
+    found = embed_region(feature_map, Region("a.png", 25.0, 15.0))  # centre of row 1, column 2
     torch.testing.assert_close(found.values.double(), unit(feature_map.values[1, 2])[None], atol=1e-6, rtol=0)
     assert found.sources == ("a.png:25,15",)
 
 
 def test_an_exemplar_between_patches_is_interpolated(feature_map: FeatureMap) -> None:
-    found = exemplar(feature_map, Region("a", 7.5, 20.0))  # half-way down, a quarter to the right
+    found = embed_region(feature_map, Region("a", 7.5, 20.0))  # half-way down, a quarter to the right
     values = feature_map.values.astype(np.float64)
     mixed = 0.5 * (0.75 * values[1, 0] + 0.25 * values[1, 1]) + 0.5 * (0.75 * values[2, 0] + 0.25 * values[2, 1])
     torch.testing.assert_close(found.values.double(), unit(mixed)[None], atol=1e-6, rtol=0)
@@ -104,27 +52,27 @@ def test_an_exemplar_between_patches_is_interpolated(feature_map: FeatureMap) ->
 
 def test_a_box_is_the_mean_direction_of_the_patches_in_it(feature_map: FeatureMap) -> None:
     # Centres at x = 5, 15, 25, 35 and y = 5, 15, 25: those at the edges of the box count.
-    found = exemplar(feature_map, Region("a", 10.0, 0.0, 15.0, 15.0))
+    found = embed_region(feature_map, Region("a", 10.0, 0.0, 15.0, 15.0))
     expected = unit(feature_map.values[:2, 1:3].reshape(-1, 5)).mean(dim=0)
     torch.testing.assert_close(found.values.double(), (expected / expected.norm())[None], atol=1e-6, rtol=0)
 
 
 def test_a_box_between_patches_is_its_middle(feature_map: FeatureMap) -> None:
-    between = exemplar(feature_map, Region("a", 18.0, 16.0, 4.0, 6.0))
-    middle = exemplar(feature_map, Region("a", 20.0, 19.0))
+    between = embed_region(feature_map, Region("a", 18.0, 16.0, 4.0, 6.0))
+    middle = embed_region(feature_map, Region("a", 20.0, 19.0))
     torch.testing.assert_close(between.values, middle.values)
 
 
 def test_a_whole_image_is_the_mean_direction_of_all_its_patches(feature_map: FeatureMap) -> None:
     expected = unit(feature_map.values.reshape(-1, 5)).mean(dim=0)
-    found = exemplar(feature_map, Region("a"))
+    found = embed_region(feature_map, Region("a"))
     torch.testing.assert_close(found.values.double(), (expected / expected.norm())[None], atol=1e-6, rtol=0)
     assert found.sources == ("a",)
 
 
 def test_what_codes_leave_out_shortens_the_exemplar(code_map: FeatureMap) -> None:
     assert code_map.residual_norm is not None
-    found = exemplar(code_map, Region("a", 25.0, 15.0)).values[0].double()
+    found = embed_region(code_map, Region("a", 25.0, 15.0)).values[0].double()
     codes = torch.from_numpy(code_map.values[1, 2].astype(np.float64))
     full = (codes.norm() ** 2 + float(code_map.residual_norm[1, 2]) ** 2) ** 0.5
     torch.testing.assert_close(found, codes / full, atol=1e-6, rtol=0)
@@ -141,18 +89,134 @@ def test_the_residual_is_a_last_channel(feature_map: FeatureMap, code_map: Featu
 @pytest.mark.parametrize("place", ["b.png:3,4", "b.png:1,1,5,5", "b.png"])
 def test_a_zero_feature_is_no_exemplar(place: str) -> None:
     empty = FeatureMap(values=np.zeros((2, 2, 3), np.float16), grid=PatchGrid.covering(2, 2, 8, 8))
-    with pytest.raises(ConfigError, match=r"feature of 'b\.png.* is zero.*ask another way"):
-        exemplar(empty, Region.parse(place))
+    with pytest.raises(ConfigError, match=r"feature of 'b\.png.* is zero.*query another way"):
+        embed_region(empty, Region.parse(place))
 
 
 def test_zero_patches_do_not_spoil_a_box() -> None:
     values = np.zeros((1, 2, 3), np.float16)
     values[0, 1] = (0, 3, 4)
     half = FeatureMap(values=values, grid=PatchGrid.covering(1, 2, 4, 8))
-    torch.testing.assert_close(exemplar(half, Region("a")).values, torch.tensor([[0.0, 0.6, 0.8]]))
+    torch.testing.assert_close(embed_region(half, Region("a")).values, torch.tensor([[0.0, 0.6, 0.8]]))
 
 
 def test_a_map_with_a_patch_per_pixel() -> None:
     values = np.ones((300, 400, 2), np.float16)
-    found = exemplar(FeatureMap(values=values, grid=PatchGrid.covering(300, 400, 300, 400)), Region("a"))
+    found = embed_region(FeatureMap(values=values, grid=PatchGrid.covering(300, 400, 300, 400)), Region("a"))
     torch.testing.assert_close(found.values, torch.full((1, 2), 0.5**0.5))
+
+
+# --- background clusters ----------------------------------------------------------------------------------------------
+
+
+DIM = 5
+PHOTO_GRID = PatchGrid.covering(rows=6, cols=8, height_px=60, width_px=80)
+
+
+def photo(residual: bool = False) -> FeatureMap:
+    """A thing (axis 0) in the left top 3 × 4 patches, wall (axis 1) around it, floor (axis 2) in the last two rows."""
+    values = np.zeros((6, 8, DIM), dtype=np.float16)
+    values[..., 1] = 2.0
+    values[:3, :4] = 0.0
+    values[:3, :4, 0] = 3.0
+    values[4:] = 0.0
+    values[4:, :, 2] = 0.5
+    return FeatureMap(values=values, grid=PHOTO_GRID, residual_norm=np.ones((6, 8), np.float16) if residual else None)
+
+
+def directions(found: torch.Tensor) -> set[int]:
+    assert torch.allclose(found.norm(dim=1), torch.ones(len(found)), atol=1e-5)
+    return {int(row.argmax()) for row in found}
+
+
+def test_a_box_is_told_from_what_lies_outside_of_it() -> None:
+    found = background_clusters(photo(), Region("a.png", 0.0, 0.0, 40.0, 30.0))
+    assert directions(found.values) == {1, 2} and len(found) == 2
+    assert found.sources == ("rest of a.png, cluster 1", "rest of a.png, cluster 2")
+
+
+def test_what_sticks_out_of_a_box_is_told_from_it() -> None:
+    found = background_clusters(photo(), Region("a.png", 0.0, 0.0, 20.0, 30.0))
+    assert directions(found.values) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("x_px", "y_px", "own"), [(15.0, 12.0, 0), (70.0, 5.0, 1), (33.0, 55.0, 2)])
+def test_a_point_is_told_from_all_clusters_but_its_own(x_px: float, y_px: float, own: int) -> None:
+    assert directions(background_clusters(photo(), Region("a.png", x_px, y_px)).values) == {0, 1, 2} - {own}
+
+
+def test_with_codes_the_norm_counts_what_they_leave_out() -> None:
+    found = background_clusters(photo(residual=True), Region("a.png", 0.0, 0.0, 40.0, 30.0)).values
+    wall, floor = sorted(found.norm(dim=1).tolist(), reverse=True)
+    assert wall == pytest.approx(2 / 5**0.5, abs=1e-3) and floor == pytest.approx(0.5 / 1.25**0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("region", [Region("a.png"), Region("a.png", 0.0, 0.0, 80.0, 60.0)], ids=["image", "box"])
+def test_the_whole_photo_has_no_background(region: Region) -> None:
+    found = background_clusters(photo(), region)
+    assert len(found) == 0 and found.values.shape == (0, DIM)
+
+
+def test_a_photo_that_shows_nothing_else() -> None:
+    flat = FeatureMap(values=np.ones((6, 8, DIM), np.float16), grid=PHOTO_GRID)
+    assert len(background_clusters(flat, Region("a.png", 5.0, 5.0))) == 0
+
+
+def test_patches_without_a_feature_are_in_no_cluster() -> None:
+    values = photo().values.copy()
+    values[4:] = 0.0
+    found = background_clusters(FeatureMap(values=values, grid=PHOTO_GRID), Region("a.png", 0.0, 0.0, 40.0, 30.0))
+    assert directions(found.values) == {1}
+
+
+def test_few_clusters_and_always_the_same() -> None:
+    values = np.random.default_rng(0).normal(size=(6, 8, DIM)).astype(np.float16)
+    found = [
+        background_clusters(FeatureMap(values=values, grid=PHOTO_GRID), Region("a.png", 3.0, 3.0)) for _ in range(2)
+    ]
+    assert 1 < len(found[0]) < MAX_CLUSTERS
+    assert torch.equal(found[0].values, found[1].values)
+
+
+# --- good places ------------------------------------------------------------------------------------------------------
+
+
+def test_deepest_pixel_is_the_middle_of_a_block() -> None:
+    mask = np.zeros((20, 30), bool)
+    mask[5:12, 10:17] = True
+    assert deepest_pixel(mask) == (8, 13)
+
+
+def test_deepest_pixel_keeps_away_from_the_border_of_the_image() -> None:
+    row, col = deepest_pixel(np.ones((11, 31), bool))
+    assert row == 5 and 5 <= col <= 25
+
+
+def test_deepest_pixel_of_a_ring_lies_on_it() -> None:
+    y, x = np.mgrid[:40, :40] - 20
+    ring = np.abs(np.hypot(y, x) - 12) < 4
+    assert ring[deepest_pixel(ring)]
+
+
+def test_sharp_images_are_sharper() -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+    assert sharpness(noise) > sharpness(noise // 4) > sharpness(np.full((20, 20, 3), 9, np.uint8)) == 0
+
+
+def map_of(values: np.ndarray) -> FeatureMap:
+    return FeatureMap(values.astype(np.float16), PatchGrid.covering(values.shape[0], values.shape[1], 80, 80))
+
+
+def test_a_distinctive_patch_is_found_again_and_unlike_the_rest() -> None:
+    plain, rare, lonely = np.eye(3)
+    here = np.tile(plain, (8, 8, 1))
+    here[3, 4], here[4, 3], here[0, 0] = rare, lonely, rare
+    other = np.tile(plain, (8, 8, 1))
+    other[6, 6] = rare
+    # `lonely` is nowhere else, and the `rare` patch in the corner is not in the middle of the photo.
+    assert distinctive_patch(map_of(here), [map_of(other)] * 3) == (35.0, 45.0)
+
+
+def test_distinctive_patch_of_a_single_photo_and_of_a_tiny_one() -> None:
+    here = np.random.default_rng(1).normal(size=(1, 1, 4))
+    assert distinctive_patch(map_of(here), []) == (40.0, 40.0)

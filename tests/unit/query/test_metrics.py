@@ -125,7 +125,7 @@ def test_all_thresholds_are_counted_exactly() -> None:
     assert summary["best_threshold"] == THRESHOLDS[int(np.argmax(ious))]
 
 
-def test_nothing_was_asked() -> None:
+def test_no_pairs() -> None:
     metrics = QueryMetrics()
     assert metrics.summary() == {"pairs": 0} and metrics.by_class() == {} and len(metrics) == 0
 

@@ -40,9 +40,9 @@ def queries(dim: int) -> list[Query]:
 def largest(make_model: Callable[..., Any], make_spec: Callable[..., Any], make_camera: Callable[..., Cameras]) -> Any:
     def measure(dim: int) -> int:
         model = make_model((make_spec(dim=dim),), eval_num_rays_per_chunk=CHUNK, backend="torch").eval()
-        asked, camera = queries(dim), make_camera(SIZE_PX)
+        made, camera = queries(dim), make_camera(SIZE_PX)
         # Vectors are brought into the few coordinates of rendered values once, before any ray.
-        scorer = Scorer.of_model(model, asked)
+        scorer = Scorer.of_model(model, made)
         with Largest() as seen:
             outputs = model.render_camera(camera, {"scores": lambda _, rendered_of: scorer(rendered_of)})
         assert outputs["scores"].shape == (SIZE_PX, SIZE_PX, 1)

@@ -109,7 +109,7 @@ def test_an_empty_name_is_the_primary_feature(
 def test_unknown_features_are_refused(make_field: Callable[..., Any], camera: Cameras) -> None:
     with pytest.raises(ConfigError, match=r"no feature 'clip': choose from those it has \(toy\)"):
         score_image(make_field(), camera, [cosine_query(head="clip")])
-    with pytest.raises(ConfigError, match="no distilled features, so it cannot be asked"):
+    with pytest.raises(ConfigError, match="no distilled features, so it cannot be queried"):
         checked_head({}, "clip")
 
 
@@ -132,7 +132,7 @@ def test_full_features_are_never_formed(
     assert largest.numel < chunk * dim
     with Largest() as formed:
         field.features("toy", torch.zeros(chunk, 3))
-    assert formed.numel == chunk * dim, "what is looked for would be seen"
+    assert formed.numel == chunk * dim, "a formed feature would be seen"
 
 
 def test_memory_does_not_grow_with_the_dimension(

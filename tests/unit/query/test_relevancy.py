@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.relevancy import OTHER, check_temperature, label_map, relevancy, relevancy_reference
+from f3rm_ext.query.relevancy import OTHER, label_map, relevancy, relevancy_reference
 
 
 def cosines(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -67,13 +66,3 @@ def test_label_map_takes_the_best_or_other() -> None:
     assert label_map(scores, 0.5).tolist() == [1, OTHER, 0, OTHER]
     assert label_map(scores, -1.0).tolist() == [1, 2, 0, 2]
     assert label_map(scores.view(2, 2, 3), 0.5).shape == (2, 2)
-
-
-@pytest.mark.parametrize("temperature", [0.0, -0.1, math.nan, math.inf])
-def test_temperatures_that_cannot_be_used(temperature: float) -> None:
-    with pytest.raises(ConfigError, match="has to be above 0"):
-        check_temperature(temperature)
-
-
-def test_a_temperature_that_can() -> None:
-    assert check_temperature(0.05) == 0.05

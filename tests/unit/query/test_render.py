@@ -1,4 +1,4 @@
-"""Answers in views of a ball that is known exactly."""
+"""Scored views of a ball that is known exactly."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,8 @@ from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.query.embeddings import Embeddings, Query
-from f3rm_ext.query.render import ask, heat_ranges, looked_at, summarise, surface_point
-from f3rm_ext.query.views import View
+from f3rm_ext.query.render import heat_ranges, preview_views, score_view, summarize_view, surface_point
+from f3rm_ext.query.run import View
 
 FRAME = CaptureFrame(rotation=np.eye(3), translation=np.asarray([1.0, 0.0, 0.0]), scale=0.5)
 
@@ -38,21 +38,21 @@ def halves(ball: Any, negatives: bool = True) -> list[Query]:
 def test_the_best_pixel_is_on_the_right_half_and_its_place_on_the_surface(ball: Any, views: list[View]) -> None:
     # The first camera looks along x, so both halves of the ball are in sight.
     queries = halves(ball)
-    answer = ask(ball, views[0], queries)
-    assert answer.scores.shape == (20, 24, 2) and answer.rgb.dtype == np.uint8 and answer.depth is not None
-    found = summarise(answer, queries, 0.5, FRAME)
+    scored = score_view(ball, views[0], queries)
+    assert scored.scores.shape == (20, 24, 2) and scored.rgb.dtype == np.uint8 and scored.depth is not None
+    found = summarize_view(scored, queries, 0.5, FRAME)
     for name, sign in (("upper", 1), ("lower", -1)):
         at = np.asarray(found[name]["best_at_scene"])
         assert np.linalg.norm(at) == pytest.approx(0.5, abs=1e-5) and np.sign(at[2]) == sign
         np.testing.assert_allclose(found[name]["best_at_capture"], at / 0.5 - [1, 0, 0], atol=1e-9)
         x, y = found[name]["best_px"]
-        assert answer.scores[int(y), int(x), int(name == "lower")] == found[name]["best_score"]
+        assert scored.scores[int(y), int(x), int(name == "lower")] == found[name]["best_score"]
         assert 0.05 < found[name]["fraction_found"] < 0.95
 
 
 def test_the_place_of_a_pixel_is_seen_through_its_centre(ball: Any, views: list[View]) -> None:
-    answer = ask(ball, views[5], halves(ball))
-    at = surface_point(answer, 9, 12)
+    scored = score_view(ball, views[5], halves(ball))
+    at = surface_point(scored, 9, 12)
     assert at is not None
     # That camera looks down from z = 2; half a pixel right of and above the centre is 1/60 of the depth.
     seen = np.asarray(views[5].camera.camera_to_worlds[0], dtype=float)
@@ -61,22 +61,22 @@ def test_the_place_of_a_pixel_is_seen_through_its_centre(ball: Any, views: list[
 
 
 def test_a_ray_that_meets_nothing_has_no_place(ball: Any, views: list[View]) -> None:
-    answer = ask(ball, views[0], halves(ball))
-    assert surface_point(answer, 0, 0) is None
-    assert answer.accumulation is not None and answer.accumulation[0, 0] == 0
+    scored = score_view(ball, views[0], halves(ball))
+    assert surface_point(scored, 0, 0) is None
+    assert scored.accumulation is not None and scored.accumulation[0, 0] == 0
 
 
 def test_labels(ball: Any, views: list[View]) -> None:
-    answer = ask(ball, views[0], halves(ball))
-    labels = answer.labels(0.6)
+    scored = score_view(ball, views[0], halves(ball))
+    labels = scored.labels(0.6)
     assert labels[0, 0] == -1 and set(np.unique(labels)) == {-1, 0, 1}
-    np.testing.assert_array_equal(labels == 0, (answer.scores[..., 0] >= 0.6))
+    np.testing.assert_array_equal(labels == 0, (scored.scores[..., 0] >= 0.6))
 
 
 def test_heat_goes_from_one_half_to_the_greatest_score(ball: Any, views: list[View]) -> None:
     queries = halves(ball)
     (low, high), _ = heat_ranges(ball, views, queries)
-    best = max(float(ask(ball, view, queries).scores[..., 0].max()) for view in views)
+    best = max(float(score_view(ball, view, queries).scores[..., 0].max()) for view in views)
     assert low == 0.5 and high == pytest.approx(best, abs=1e-3)
 
 
@@ -84,7 +84,7 @@ def test_heat_of_cosines_begins_at_their_median(ball: Any, views: list[View]) ->
     queries = halves(ball, negatives=False)
     seen: list[int] = []
     (low, high), _ = heat_ranges(ball, views, queries, lambda: seen.append(1))
-    scores = np.stack([ask(ball, view, queries).scores[..., 0] for view in views])
+    scores = np.stack([score_view(ball, view, queries).scores[..., 0] for view in views])
     assert low == pytest.approx(float(np.median(scores)), abs=1e-3) and high == pytest.approx(1.0, abs=1e-3)
     assert len(seen) == len(views)
 
@@ -101,7 +101,7 @@ def test_the_range_is_chosen_at_little_cost(ball: Any, around: Cameras) -> None:
     camera.rescale_output_resolution(10.0)
     views = [View(str(i), camera) for i in range(40)]
     heat_ranges(ball, views, halves(ball))
-    assert len(looked_at(views)) == 16 and ball.pixels < 16 * 5000
+    assert len(preview_views(views)) == 16 and ball.pixels < 16 * 5000
     assert int(camera.width) == 240
 
 
@@ -115,6 +115,6 @@ def test_a_model_without_depth_or_color(make_field: Callable[..., Any], camera: 
     bare = Bare(*make_field().heads.values())
     vectors = Embeddings.of_full(torch.randn(1, 40), ("some",))
     query = Query("some", "toy", vectors, Embeddings.empty(40))
-    answer = ask(bare, View("v", camera), [query])
-    assert answer.depth is None and not answer.rgb.any() and answer.rgb.shape == (7, 9, 3)
-    assert summarise(answer, [query], 0.5, FRAME)["some"]["best_at_capture"] is None
+    scored = score_view(bare, View("v", camera), [query])
+    assert scored.depth is None and not scored.rgb.any() and scored.rgb.shape == (7, 9, 3)
+    assert summarize_view(scored, [query], 0.5, FRAME)["some"]["best_at_capture"] is None

@@ -1,8 +1,8 @@
-"""Pictures of answers."""
+"""Pictures of results."""
 
 import numpy as np
 
-from f3rm_ext.query import visualization as figures
+from f3rm_ext.query import visualization
 from f3rm_ext.utils.colormaps import label_table_bytes
 
 GREY = np.full((60, 90, 3), 120, dtype=np.uint8)
@@ -11,7 +11,7 @@ GREY = np.full((60, 90, 3), 120, dtype=np.uint8)
 def test_labels_have_their_colors_and_the_rest_is_grey() -> None:
     labels = np.full((60, 90), -1)
     labels[:20], labels[20:40] = 0, 1
-    picture = figures.label_overlay(GREY, labels, 2)
+    picture = visualization.label_overlay(GREY, labels, 2)
     tints = [picture[row, 0].astype(int) for row in (0, 30, 50)]
     assert tints[2].max() - tints[2].min() <= 1
     for tint, color in zip(tints, label_table_bytes(2), strict=False):
@@ -19,15 +19,15 @@ def test_labels_have_their_colors_and_the_rest_is_grey() -> None:
 
 
 def test_a_legend_has_a_line_for_what_does_not_fit() -> None:
-    short = figures.with_legend(GREY, ["a"], 0.5)
-    long = figures.with_legend(GREY, ["a long name"] * 6, 0.5)
+    short = visualization.with_legend(GREY, ["a"], 0.5)
+    long = visualization.with_legend(GREY, ["a long name"] * 6, 0.5)
     np.testing.assert_array_equal(short[:60], GREY)
     assert short.shape[1] == long.shape[1] == 90 and long.shape[0] > short.shape[0] > 60
     assert (short[60:] == label_table_bytes(1)[0]).all(axis=2).sum() > 50
 
 
 def test_an_overview_shows_some_views_whole() -> None:
-    sheet = figures.Overview(["photo", "mug"], [None, (0.5, 0.9)], views=100)
+    sheet = visualization.Overview(["photo", "mug"], [None, (0.5, 0.9)], views=100)
     for number in range(100):
         sheet.add(number, f"view {number}", [GREY, np.full((75, 90, 3), number, dtype=np.uint8)])
     assert [row.name for row in sheet.rows] == [f"view {n}" for n in (0, 20, 40, 59, 79, 99)]
@@ -38,7 +38,7 @@ def test_an_overview_shows_some_views_whole() -> None:
 
 def test_an_overview_of_one_small_view_and_many_queries() -> None:
     titles = ["photo", *(f"query {i}" for i in range(12))]
-    sheet = figures.Overview(titles, [None] * 13, views=1)
+    sheet = visualization.Overview(titles, [None] * 13, views=1)
     sheet.add(0, "v", [GREY] * 13)
     assert len(sheet.rows[0].pictures) == 8 and sheet.left_out == 5
     assert sheet.rows[0].pictures[0].shape[1] > 90
@@ -46,11 +46,5 @@ def test_an_overview_of_one_small_view_and_many_queries() -> None:
 
 
 def test_pictures_at_another_size() -> None:
-    assert figures.resized(GREY, 60, 90) is GREY
-    assert figures.resized(GREY, 30, 20).shape == (30, 20, 3)
-
-
-def test_a_ring_marks_the_place() -> None:
-    ringed = figures.ringed(GREY, [70.5, 20.5])
-    changed = np.argwhere((ringed != GREY).any(axis=2))
-    np.testing.assert_allclose(changed.mean(axis=0), [20, 70], atol=1)
+    assert visualization.resized(GREY, 60, 90) is GREY
+    assert visualization.resized(GREY, 30, 20).shape == (30, 20, 3)

@@ -31,6 +31,9 @@ class ToyHead:
     def space(self) -> FeatureSpace:
         return FeatureSpace.of_features()
 
+    def colors(self, features: Tensor) -> Tensor:
+        return features.clamp(0, 1)
+
 
 class ToyModel(nn.Module):
     """Where x > 0 there is a mug, elsewhere a book, 2 units away; nothing is above the horizon."""

@@ -33,7 +33,7 @@ def test_folders_of_files_are_not_shown() -> None:
     head: Any = SimpleNamespace(
         name="h", dim=3, extractor="dense-daisy:a=/some/where/w.pt,b=2", identity={}, display_mean=None, basis=None
     )
-    head.space = lambda: None
+    head.space = head.colors = lambda *_: None
     assert "dense-daisy:a&#61;w.pt,b&#61;2" in status.describe_feature(head)
 
 
@@ -53,9 +53,8 @@ def test_long_texts_are_cut() -> None:
     ],
 )
 def test_the_feature_line_says_what_was_found_or_what_to_do(extractor: str, expected: str) -> None:
-    head: Any = SimpleNamespace(
-        name="h", dim=3, extractor=extractor, identity={}, display_mean=None, basis=None, space=lambda: None
-    )
+    head: Any = SimpleNamespace(name="h", dim=3, extractor=extractor, identity={}, display_mean=None, basis=None)
+    head.space = head.colors = lambda *_: None
     shown = status.describe_feature(head)
     assert shown.startswith("**Feature** ") and expected in shown
 

@@ -23,7 +23,6 @@ from f3rm_ext.splat.features import queryable, rendering
 from f3rm_ext.splat.features.heads import LiftedHead, save_lifted
 from f3rm_ext.splat.model import SplatModel
 from f3rm_ext.splat.rendering import composite
-from f3rm_ext.viewer.picking import Viewable
 
 DIM = 7
 
@@ -56,7 +55,7 @@ def whole(model: SplatModel, camera: Any, name: str) -> torch.Tensor:
 
 
 def test_protocols(model: SplatModel, make_splat_model: Callable[..., SplatModel], camera: Any) -> None:
-    assert isinstance(model, Queryable) and isinstance(model, Viewable) and not isinstance(model, HasDensity)
+    assert isinstance(model, Queryable) and not isinstance(model, HasDensity)
     assert list(model.query_heads()) == ["first", "second"]
     plain = make_splat_model()
     assert plain.query_heads() == {} and "feature_pca" not in plain.get_outputs_for_camera(camera)

@@ -1,17 +1,13 @@
-"""The folder of answers: what is written, and what is left alone."""
+"""The folder of a command: what is written, and what is left alone."""
 
 import json
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.embeddings import Embeddings, load_vectors, to_save
-from f3rm_ext.query.video import Videos
 from f3rm_ext.utils.output_folder import OutputFolder, file_names
 
 RECORD = {"made_by": "f3rm-ext query", "step": 3, "queries": [{"name": "grüße"}]}
@@ -30,7 +26,7 @@ def test_names_of_files() -> None:
 
 
 def test_everything_says_where_it_comes_from(tmp_path: Path) -> None:
-    out = folder(tmp_path / "new" / "answers")
+    out = folder(tmp_path / "new" / "results")
     out.plan(["a/b.png", "c.npz", "d.npy"])
     out.png("a/b.png", PICTURE)
     out.npz("c.npz", {"scores": np.ones((2, 2), np.float16)})
@@ -84,7 +80,7 @@ def test_a_summary_of_others(tmp_path: Path, content: str) -> None:
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be written to \(.+\): choose another one with --out"):
-        folder(tmp_path / "file" / "answers")
+        folder(tmp_path / "file" / "results")
 
 
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,50 +93,3 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(files, "write_atomic", full)
     with pytest.raises(ConfigError, match=r"a\.png cannot be written \(No space left on device\)"):
         out.png("a.png", PICTURE)
-
-
-# --- vectors ---------------------------------------------------------------------------------------------------------
-
-
-def test_saved_vectors_come_back(tmp_path: Path) -> None:
-    given = Embeddings.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"))
-    np.save(tmp_path / "v.npy", to_save(given))
-    torch.testing.assert_close(load_vectors(tmp_path / "v.npy", 9, None).values, given.values)
-
-
-def test_saved_codes_come_back_with_what_they_leave_out(tmp_path: Path) -> None:
-    basis = torch.linalg.qr(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))[0].T.contiguous()
-    given = Embeddings.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"), basis)
-    assert (given.values.norm(dim=1) < 0.95).all()
-    np.save(tmp_path / "v.npy", to_save(given))
-    torch.testing.assert_close(load_vectors(tmp_path / "v.npy", 4, basis).values, given.values)
-
-
-# --- videos ----------------------------------------------------------------------------------------------------------
-
-
-def pictures_of(path: Path, fps: int) -> np.ndarray:
-    with av.open(str(path)) as video:
-        assert video.streams.video[0].base_rate == fps
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)])
-
-
-def test_videos(tmp_path: Path) -> None:
-    out = folder(tmp_path)
-    frames = np.zeros((3, 33, 65, 3), dtype=np.uint8)
-    frames[1:, :, :, 0] = 255
-    with Videos(out, {"a": "a.mp4", "b": "b.mp4"}, fps=10.0, comment='{"step": 3}') as videos:
-        for frame in frames:
-            videos.add({"a": frame, "b": frame[..., ::-1].copy()})
-    a, b = (pictures_of(tmp_path / name, fps=10) for name in ("a.mp4", "b.mp4"))
-    assert a.shape == (3, 32, 64, 3)
-    assert a[2, 5, 5, 0] > 200 and a[0, 5, 5, 0] < 50 and b[2, 5, 5, 2] > 200 and b[2, 5, 5, 0] < 50
-    assert b'{"step": 3}' in (tmp_path / "a.mp4").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "b.mp4"]
-
-
-def test_no_half_videos(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="stop"), Videos(folder(tmp_path), {"a": "a.mp4"}, 10.0, "") as videos:
-        videos.add({"a": np.zeros((32, 32, 3), dtype=np.uint8)})
-        raise RuntimeError("stop")
-    assert not list(tmp_path.iterdir())
