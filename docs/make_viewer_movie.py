@@ -8,7 +8,10 @@ instant-ngp's repository at a quarter of its size: 1500 steps of `f3rm-ext-lite`
 
 import io
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ MOVE_MS = 110
 """How long the movie shows each place of the camera."""
 REST_MS = 1200
 """How long the movie rests before and after something happens."""
+SETTLE_MS = 700
+"""How long the page gets to show what it was sent."""
 
 
 @dataclass
@@ -41,8 +46,8 @@ class Options:
     """Temperature of the relevancy."""
     frame: int = 0
     """Training camera to start from."""
-    places: int = 16
-    """Places of the camera on its way around; each takes seconds to render on a CPU."""
+    places: int = 8
+    """Places of the camera on its way to either side; each takes seconds to render on a CPU."""
     swing: float = 0.35
     """Half width of the camera's way, as a share of its distance from the point it looks at."""
     distance: float = 8.0
@@ -50,7 +55,7 @@ class Options:
     fov_deg: float = 75.0
     """Vertical field of view, degrees."""
     max_res: int = 360
-    """Longer side of the rendered picture, px."""
+    """Height of the rendered picture, px."""
     size_px: tuple[int, int] = (860, 600)
     """Size of the page."""
     quality: int = 70
@@ -66,58 +71,124 @@ class Recorder:
 
     Args:
         view: the page, a ``ViewerPage`` of tests/e2e/viewer_page.py.
-        options: of the recording.
+        machine: the thread of nerfstudio's viewer that renders for this page.
+        patience_s: how long one picture may take.
     """
 
-    def __init__(self, view: Any, options: Options) -> None:
-        self.view, self.options = view, options
+    def __init__(self, view: Any, machine: Any, patience_s: float) -> None:
+        self.view, self.machine, self.patience_s = view, machine, patience_s
         self.frames: list[Image.Image] = []
         self.durations_ms: list[int] = []
+        self.sharp_pictures, send = 0, machine._send_output_to_viewer
 
-    def shoot(self, duration_ms: int) -> None:
-        """Adds the page as it is now."""
+        def counting(*args: Any, **kwargs: Any) -> None:
+            send(*args, **kwargs)
+            self.sharp_pictures += machine.state == "high"
+
+        machine._send_output_to_viewer = counting
+
+    def shoot(self, duration_ms: int) -> Image.Image:
+        """Adds the page as it is now, and returns the frame."""
         self.frames.append(Image.open(io.BytesIO(self.view.page.screenshot())).convert("RGB"))
         self.durations_ms.append(duration_ms)
+        return self.frames[-1]
 
-    def wait_for_change(self, action: Any) -> None:
-        """Calls `action`, and waits until the rendered picture is another one and sharp."""
-        before = np.asarray(self.view.image(), dtype=np.int16)
+    def show(self, frame: Image.Image, duration_ms: int) -> None:
+        """Adds a frame again."""
+        self.frames.append(frame)
+        self.durations_ms.append(duration_ms)
+
+    def wait_for_change(self, action: Callable[[], object]) -> None:
+        """Calls `action`, and waits until the rendered picture is another one and at full resolution."""
+        before, pictures = self._picture(), self.sharp_pictures
         action()
-        for _ in range(int(self.options.patience_s / 0.2)):
-            self.view.page.wait_for_timeout(200)
-            if np.abs(np.asarray(self.view.image(), dtype=np.int16) - before).mean() > 0.5:
-                break
-        _wait_until_sharp(self.view, self.options.max_res, self.options.patience_s)
+        deadline = time.monotonic() + self.patience_s
+        while time.monotonic() < deadline:
+            self.view.page.wait_for_timeout(SETTLE_MS)
+            if self.machine.state != "high" or self.machine.next_action is not None or self.sharp_pictures == pictures:
+                continue
+            now = self._picture()
+            self.view.page.wait_for_timeout(SETTLE_MS)
+            still = np.abs(self._picture() - now).mean() < 0.2
+            if still and np.abs(now - before).mean() > 0.5:
+                return
+        raise TimeoutError("the picture never changed")
 
-    def save(self, path: Path) -> None:
+    def _picture(self) -> np.ndarray:
+        return np.asarray(self.view.image(), dtype=np.int16)
+
+    def save(self, path: Path, quality: int) -> None:
         """Writes all frames as an animated WebP that runs for ever."""
         first, *others = self.frames
-        first.save(
-            path,
-            save_all=True,
-            append_images=others,
-            duration=self.durations_ms,
-            loop=0,
-            quality=self.options.quality,
-            method=6,
-        )
+        durations = self.durations_ms
+        first.save(path, save_all=True, append_images=others, duration=durations, loop=0, quality=quality, method=6)
 
 
-def _camera_path(client: Any, options: Options) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Positions of the camera on its way to both sides and back, and the point it looks at."""
-    position = np.asarray(client.camera.position)
+def _camera_axes(client: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Position of the page's camera, and the directions right, down and forward."""
     w, x, y, z = client.camera.wxyz
     right = np.array([1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y)])
     down = np.array([2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x)])
-    forward = np.cross(right, down)
+    return np.asarray(client.camera.position), right, down, np.cross(right, down)
+
+
+def _type_query(recorder: Recorder, options: Options) -> Image.Image:
+    """Chooses the feature, types the text letter by letter, and returns the frame with the result."""
+    view, panel = recorder.view, recorder.machine.viewer.pipeline.model.queries
+    names = [name for name in panel.ask_04_feature.options if options.feature in name]
+    if len(names) != 1:
+        raise SystemExit(f"--feature {options.feature}: the run has {', '.join(panel.ask_04_feature.options)}.")
+    view.input("Feature").click()
+    view.page.get_by_role("option", name=names[0], exact=True).click()
+    view.write("Threshold", str(options.threshold))
+    view.write("Temperature", str(options.temperature))
+    text = view.input("Query")
+
+    def tidy() -> None:
+        view.page.mouse.move(5, 5)  # away from the panel, whose hints would cover it
+        view.page.evaluate("document.activeElement.blur()")
+        text.evaluate("element => element.scrollIntoView({block: 'start'})")
+        view.page.wait_for_timeout(SETTLE_MS)
+
+    tidy()
+    recorder.shoot(REST_MS)
+    text.click()
+    view.page.mouse.move(5, 5)
+    for letter in options.query:
+        text.press_sequentially(letter)
+        recorder.shoot(KEY_MS)
+    recorder.wait_for_change(lambda: text.press("Tab"))
+    tidy()
+    return recorder.shoot(REST_MS)
+
+
+def _swing(recorder: Recorder, client: Any, middle: Image.Image, options: Options) -> None:
+    """Moves the camera to both sides and back. Each place is rendered once and shown twice.
+
+    Args:
+        client: viser's handle of the page.
+        middle: frame of the place where the camera is.
+    """
+    position, right, down, forward = _camera_axes(client)
     target = position + options.distance * forward
-    way = []
-    for place in range(1, options.places + 1):
-        angle = 2 * math.pi * place / options.places
-        sideways = options.swing * options.distance * math.sin(angle)
-        upwards = options.swing * options.distance * 0.3 * (1 - math.cos(angle))
-        way.append((position + sideways * right - upwards * down, target))
-    return way
+    reach = options.swing * options.distance
+
+    def move_to(place: np.ndarray) -> None:
+        with client.atomic():
+            client.camera.position = place
+            client.camera.look_at = target
+
+    for side in (1, -1):
+        way = []
+        for number in range(1, options.places + 1):
+            angle = math.pi / 2 * number / options.places
+            offset = side * math.sin(angle) * right - 0.3 * (1 - math.cos(angle)) * down
+            recorder.wait_for_change(partial(move_to, position + reach * offset))
+            way.append(recorder.shoot(MOVE_MS))
+            print(f"place {number} of {options.places}, side {side}", flush=True)
+        for frame in [*way[-2::-1], middle]:
+            recorder.show(frame, MOVE_MS)
+    recorder.durations_ms[-1] = REST_MS
 
 
 def main(options: Options) -> None:
@@ -131,46 +202,18 @@ def main(options: Options) -> None:
         url = f"http://127.0.0.1:{viewer.config.websocket_port}"
         view = driver.ViewerPage(browser, url, options.size_px, device_scale=5)
         _wait_until_sharp(view, options.max_res, options.patience_s)
-        recorder = Recorder(view, options)
         (client,) = viewer.viser_server.get_clients().values()
+        (machine,) = viewer.render_statemachines.values()
+        recorder = Recorder(view, machine, options.patience_s)
 
         def start() -> None:
             driver.look_through(viewer, options.frame)
             client.camera.fov = math.radians(options.fov_deg)
 
         recorder.wait_for_change(start)
-        panel = viewer.pipeline.model.queries
-        names = [name for name in panel.ask_04_feature.options if options.feature in name]
-        if len(names) != 1:
-            raise SystemExit(f"--feature {options.feature}: the run has {', '.join(panel.ask_04_feature.options)}.")
-        view.input("Feature").click()
-        view.page.get_by_role("option", name=names[0], exact=True).click()
-        view.write("Threshold", str(options.threshold))
-        view.write("Temperature", str(options.temperature))
-        text = view.input("Query")
-        text.evaluate("element => element.scrollIntoView({block: 'start'})")
-        view.page.mouse.move(5, 5)
-
-        recorder.shoot(REST_MS)
-        text.click()
-        for letter in options.query:
-            text.press_sequentially(letter)
-            recorder.shoot(KEY_MS)
-        recorder.wait_for_change(lambda: text.press("Tab"))
-        text.evaluate("element => element.scrollIntoView({block: 'start'})")
-        recorder.shoot(REST_MS)
-        for number, (position, target) in enumerate(_camera_path(client, options), start=1):
-
-            def move(position: np.ndarray = position, target: np.ndarray = target) -> None:
-                with client.atomic():
-                    client.camera.position = position
-                    client.camera.look_at = target
-
-            recorder.wait_for_change(move)
-            recorder.shoot(MOVE_MS)
-            print(f"place {number} of {options.places}", flush=True)
-        recorder.durations_ms[-1] = REST_MS
-        recorder.save(options.out)
+        found = _type_query(recorder, options)
+        _swing(recorder, client, found, options)
+        recorder.save(options.out, options.quality)
         print(f"{options.out} ({options.out.stat().st_size // 1024} kB, {len(recorder.frames)} frames)")
 
 
