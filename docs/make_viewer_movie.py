@@ -98,19 +98,23 @@ class Recorder:
         self.frames.append(frame)
         self.durations_ms.append(duration_ms)
 
-    def wait_for_change(self, action: Callable[[], object]) -> None:
-        """Calls `action`, and waits until the rendered picture is another one and at full resolution."""
-        before, pictures = self._picture(), self.sharp_pictures
+    def wait_for_change(self, action: Callable[[], object], calm_polls: int = 1) -> None:
+        """Calls `action`, and waits until the rendered picture is another one and at full resolution.
+
+        Args:
+            action: changes the picture.
+            calm_polls: how many times in a row nothing may have happened; more where one change brings about another.
+        """
+        before, pictures, calm = self._picture(), self.sharp_pictures, 0
         action()
         deadline = time.monotonic() + self.patience_s
         while time.monotonic() < deadline:
+            seen, now = self.sharp_pictures, self._picture()
             self.view.page.wait_for_timeout(SETTLE_MS)
-            if self.machine.state != "high" or self.machine.next_action is not None or self.sharp_pictures == pictures:
-                continue
-            now = self._picture()
-            self.view.page.wait_for_timeout(SETTLE_MS)
-            still = np.abs(self._picture() - now).mean() < 0.2
-            if still and np.abs(now - before).mean() > 0.5:
+            quiet = self.machine.state == "high" and self.machine.next_action is None
+            still = seen == self.sharp_pictures > pictures and np.abs(self._picture() - now).mean() < 0.2
+            calm = calm + 1 if quiet and still and np.abs(now - before).mean() > 0.5 else 0
+            if calm >= calm_polls:
                 return
         raise TimeoutError("the picture never changed")
 
@@ -157,7 +161,7 @@ def _type_query(recorder: Recorder, options: Options) -> Image.Image:
     for letter in options.query:
         text.press_sequentially(letter)
         recorder.shoot(KEY_MS)
-    recorder.wait_for_change(lambda: text.press("Tab"))
+    recorder.wait_for_change(lambda: text.press("Tab"), calm_polls=8)
     tidy()
     return recorder.shoot(REST_MS)
 
@@ -210,7 +214,7 @@ def main(options: Options) -> None:
             driver.look_through(viewer, options.frame)
             client.camera.fov = math.radians(options.fov_deg)
 
-        recorder.wait_for_change(start)
+        recorder.wait_for_change(start, calm_polls=8)
         found = _type_query(recorder, options)
         _swing(recorder, client, found, options)
         recorder.save(options.out, options.quality)
