@@ -28,6 +28,8 @@ REST_MS = 1200
 """How long the movie rests before and after something happens."""
 SETTLE_MS = 700
 """How long the page gets to show what it was sent."""
+CALM_POLLS = 10
+"""How many times in a row, so long apart, a picture has to stand still before the movie rests on it."""
 
 
 @dataclass
@@ -103,17 +105,31 @@ class Recorder:
 
         Args:
             action: changes the picture.
-            calm_polls: how many times in a row nothing may have happened; more where one change brings about another.
+            calm_polls: as in :meth:`wait_until_calm`.
         """
-        before, pictures, calm = self._picture(), self.sharp_pictures, 0
+        before, pictures = self._picture(), self.sharp_pictures
         action()
+
+        def changed(now: np.ndarray) -> bool:
+            return self.sharp_pictures > pictures and bool(np.abs(now - before).mean() > 0.5)
+
+        self.wait_until_calm(calm_polls, changed)
+
+    def wait_until_calm(self, calm_polls: int, accept: Callable[[np.ndarray], bool] = lambda now: True) -> None:
+        """Waits until the rendered picture stands still at full resolution.
+
+        Args:
+            calm_polls: how many times in a row nothing may have happened; more where one change brings about another.
+            accept: whether this is the picture to wait for.
+        """
+        calm = 0
         deadline = time.monotonic() + self.patience_s
         while time.monotonic() < deadline:
             seen, now = self.sharp_pictures, self._picture()
             self.view.page.wait_for_timeout(SETTLE_MS)
             quiet = self.machine.state == "high" and self.machine.next_action is None
-            still = seen == self.sharp_pictures > pictures and np.abs(self._picture() - now).mean() < 0.2
-            calm = calm + 1 if quiet and still and np.abs(now - before).mean() > 0.5 else 0
+            still = seen == self.sharp_pictures and np.abs(self._picture() - now).mean() < 0.2
+            calm = calm + 1 if quiet and still and accept(now) else 0
             if calm >= calm_polls:
                 return
         raise TimeoutError("the picture never changed")
@@ -155,14 +171,16 @@ def _type_query(recorder: Recorder, options: Options) -> Image.Image:
         view.page.wait_for_timeout(SETTLE_MS)
 
     tidy()
+    recorder.wait_until_calm(CALM_POLLS)
     recorder.shoot(REST_MS)
     text.click()
     view.page.mouse.move(5, 5)
     for letter in options.query:
         text.press_sequentially(letter)
         recorder.shoot(KEY_MS)
-    recorder.wait_for_change(lambda: text.press("Tab"), calm_polls=8)
+    recorder.wait_for_change(lambda: text.press("Tab"), calm_polls=CALM_POLLS)
     tidy()
+    recorder.wait_until_calm(CALM_POLLS)
     return recorder.shoot(REST_MS)
 
 
@@ -214,7 +232,7 @@ def main(options: Options) -> None:
             driver.look_through(viewer, options.frame)
             client.camera.fov = math.radians(options.fov_deg)
 
-        recorder.wait_for_change(start, calm_polls=8)
+        recorder.wait_for_change(start, calm_polls=CALM_POLLS)
         found = _type_query(recorder, options)
         _swing(recorder, client, found, options)
         recorder.save(options.out, options.quality)
