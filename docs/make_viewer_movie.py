@@ -100,7 +100,7 @@ class Recorder:
         self.frames.append(frame)
         self.durations_ms.append(duration_ms)
 
-    def wait_for_change(self, action: Callable[[], object], calm_polls: int = 1) -> None:
+    def wait_for_change(self, action: Callable[[], object], calm_polls: int = 4) -> None:
         """Calls `action`, and waits until the rendered picture is another one and at full resolution.
 
         Args:
