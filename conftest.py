@@ -29,6 +29,7 @@ class Watch:
     def __init__(self, config: pytest.Config, limit_s: float) -> None:
         self._config, self._limit_s = config, limit_s
         self._running: dict[str, float] = {}
+        self._began = time.monotonic()
         self._timer = threading.Timer(limit_s, self._end)
         self._timer.daemon = True
 
@@ -50,7 +51,8 @@ class Watch:
             crash = getattr(report.longrepr, "reprcrash", None)
             message = crash.message if crash else str(report.longrepr)
             first = next((line for line in message.splitlines() if line.strip()), "")
-            self._say(f"FAILED {report.nodeid} in {report.when}: {first[:300]}")
+            after_min = (time.monotonic() - self._began) / 60
+            self._say(f"FAILED {report.nodeid} in {report.when} after {after_min:.0f} min: {first[:300]}")
 
     def _say(self, line: str) -> None:
         terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
@@ -64,7 +66,7 @@ class Watch:
         self._say(f"The limit of {self._limit_s:g} s for all tests is over. What was running:")
         for name, began in self._running.items():
             self._say(f"  {name} for {time.monotonic() - began:.0f} s")
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # wakes it, too
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

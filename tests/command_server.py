@@ -23,7 +23,7 @@ MAINS = {
     "ns-render": "nerfstudio.scripts.render:entrypoint",
     "f3rm-ext": "f3rm_ext.scripts.cli:main",
 }
-IMPORT_S = 200
+IMPORT_S = 240
 """Patience with the imports of a busy machine."""
 
 

@@ -20,15 +20,6 @@ def test_odd():
 """
 
 
-HANGING = """
-import time
-
-def test_wrong():
-    assert 1 + 1 == 3, "arithmetic"
-
-def test_waiting():
-    time.sleep(100)
-"""
 Run = Callable[..., str]
 
 
@@ -48,9 +39,24 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
+WRONG = """
+def test_wrong():
+    assert 1 + 1 == 3, "arithmetic"
+"""
+WAITING = """
+import time
+
+def test_waiting():
+    time.sleep(100)
+"""
+SAID_AT_ONCE = "FAILED test_it.py::test_wrong in call after 0 min: AssertionError: arithmetic\n"
+
+
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "xdist"])
-def test_reasons_are_counted_and_answered(run: Run, options: tuple[str, ...]) -> None:
-    end = run(SKIPPED, *options).partition("left out")[2]
+def test_failures_are_said_at_once_and_reasons_are_counted_and_answered(run: Run, options: tuple[str, ...]) -> None:
+    said = run(SKIPPED + WRONG, *options, expect=1)
+    assert SAID_AT_ONCE in said.partition("FAILURES")[0]
+    end = said.partition("left out")[2]
     assert "    3  there is no chromium on the PATH → install Chromium (Debian: apt-get install chromium)\n" in end
     assert "    1  it is Sunday\n" in end
 
@@ -59,14 +65,14 @@ def test_nothing_is_said_where_nothing_was_skipped(run: Run) -> None:
     assert "left out" not in run("def test_it(): ...")
 
 
-def test_failures_are_said_at_once_and_the_limit_ends_a_run_with_its_report(run: Run) -> None:
-    said = run(HANGING, "-n", "1", "-o", "run_limit_s=12", expect=2)
-    at_once, _, report = said.partition("The limit of 12 s for all tests is over. What was running:\n")
-    assert "FAILED test_it.py::test_wrong in call: AssertionError: arithmetic\n" in at_once
+def test_the_limit_ends_a_run_with_its_report(run: Run) -> None:
+    said = run(WRONG + WAITING, "-o", "run_limit_s=6", expect=2)
+    at_once, _, report = said.partition("The limit of 6 s for all tests is over. What was running:\n")
+    assert SAID_AT_ONCE in at_once
     assert report.startswith("  test_it.py::test_waiting for ") and "1 failed" in report and "FAILURES" in report
 
 
 def test_a_test_has_a_limit(run: Run) -> None:
-    said = run(HANGING, "--timeout=1", "-k", "waiting", expect=1)
-    assert "FAILED test_it.py::test_waiting in call: Failed: Timeout (>1.0s) from pytest-timeout." in said
+    said = run(WAITING, "--timeout=1", expect=1)
+    assert "FAILED test_it.py::test_waiting in call after 0 min: Failed: Timeout (>1.0s) from pytest-timeout." in said
     assert "time.sleep(100)" in said
