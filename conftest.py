@@ -63,9 +63,11 @@ class Watch:
 
     def _end(self) -> None:
         """As Ctrl-C would, so that what was found until now is reported."""
-        self._say(f"The limit of {self._limit_s:g} s for all tests is over. What was running:")
-        for name, began in self._running.items():
-            self._say(f"  {name} for {time.monotonic() - began:.0f} s")
+        capture: Any = self._config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():  # a test of this process may be running
+            self._say(f"The limit of {self._limit_s:g} s for all tests is over. What was running:")
+            for name, began in self._running.items():
+                self._say(f"  {name} for {time.monotonic() - began:.0f} s")
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # wakes it, too
 
 
