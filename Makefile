@@ -7,9 +7,10 @@ STAMP := $(VENV)/.installed
 EXTRAS ?= dev,docs,e2e
 JOBS ?= 2
 OUT ?= demo
+PYTEST = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install same-python demo test lint format docs bench clean
+.PHONY: help install same-python demo check test lint format docs bench clean
 
 help:  ## Show this help
 	@echo "usage: make TARGET"
@@ -37,8 +38,11 @@ $(STAMP): pyproject.toml examples/extractor_conse/pyproject.toml
 demo: install  ## Train, evaluate and query a made-up room on this machine; writes demo/report.html
 	$(BIN)/f3rm-ext demo --out $(OUT)
 
+check: lint  ## Check style and types, then run the unit tests: what to run before a commit
+	$(PYTEST) tests/unit
+
 test: lint docs  ## Check style, types and docs, then run all tests that this machine can run
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(PYTEST)
 
 lint: install  ## Check style, format and types
 	$(BIN)/ruff check .

@@ -1,11 +1,12 @@
 """What every layer of tests shares: tiny captures, real data where it is present, and the commands users type."""
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,20 @@ import pytest
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
 BIN = Path(sys.executable).parent
+COMMAND_LIMIT_S = 240
+"""How long a command may take: less than a test may, so that what it said is shown."""
+
+
+def _load_commands() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("f3rm_ext_test_commands", TESTS / "command_server.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # for its dataclass
+    spec.loader.exec_module(module)
+    return module
+
+
+COMMANDS = _load_commands()
 
 
 def pytest_configure() -> None:
@@ -58,7 +73,7 @@ def torch_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = Path(os.environ.get("F3RM_EXT_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
     script = root / "make_torch_home.py"
     if script.is_file():
-        subprocess.run([sys.executable, str(script), str(home)], check=True, capture_output=True)
+        subprocess.run([sys.executable, str(script), str(home)], check=True, capture_output=True, timeout=100)
     return home
 
 
@@ -71,20 +86,6 @@ def tiny_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthesize(
         out, SynthConfig(num_images=12, width=64, height=48, seed=1, light_rays=1, holdout_every=4), progress=False
     )
-
-
-@dataclass
-class Finished:
-    """A command that has ended."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def text(self) -> str:
-        """Both streams."""
-        return self.stdout + self.stderr
 
 
 @pytest.fixture(scope="session")
@@ -105,19 +106,29 @@ def command_environment(tmp_path_factory: pytest.TempPathFactory, torch_home: Pa
 
 
 @pytest.fixture(scope="session")
-def run_command(command_environment: dict[str, str]) -> Callable[..., Finished]:
+def command_server(command_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Runs commands in forks of one process, in which everything is imported already."""
+    if not hasattr(os, "fork"):
+        pytest.skip("commands cannot be run in forks here")
+    server = COMMANDS.CommandServer(command_environment, tmp_path_factory.mktemp("commands"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def run_command(command_environment: dict[str, str], request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Runs a command of this environment's bin folder to its end."""
 
-    def run(name: str, *arguments: object, timeout_s: float = 300, **environment: str) -> Finished:
-        done = subprocess.run(
-            [str(BIN / name), *map(str, arguments)],
-            env={**command_environment, **environment},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        return Finished(done.returncode, done.stdout, done.stderr)
+    def run(
+        name: str, *arguments: object, timeout_s: float = COMMAND_LIMIT_S, fresh: bool = False, **environment: str
+    ) -> Any:
+        """``fresh``: the installed script in a process of its own, for what imports decide; that takes seconds more."""
+        if fresh or not hasattr(os, "fork"):
+            argv = [str(BIN / name), *map(str, arguments)]
+            return COMMANDS.run_to_the_end(argv, {**command_environment, **environment}, timeout_s)
+        server = request.getfixturevalue("command_server")
+        server.start(name, *arguments, environment=environment)
+        return server.finish(timeout_s)
 
     return run
 
@@ -164,10 +175,12 @@ FAST_OPTIONS = (
 
 
 @pytest.fixture(scope="session")
-def train(run_command: Callable[..., Finished], tiny_capture: Path) -> Callable[..., Run]:
+def train(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., Run]:
     """`ns-train f3rm-ext-lite` on the tiny capture."""
 
-    def run(output_dir: Path, steps: int, *arguments: object, method: str = "f3rm-ext-lite") -> Run:
+    def run(
+        output_dir: Path, steps: int, *arguments: object, method: str = "f3rm-ext-lite", fresh: bool = False
+    ) -> Run:
         done = run_command(
             "ns-train",
             method,
@@ -176,6 +189,7 @@ def train(run_command: Callable[..., Finished], tiny_capture: Path) -> Callable[
             *("--max-num-iterations", steps),
             *FAST_OPTIONS,
             *arguments,
+            fresh=fresh,
         )
         assert done.code == 0, done.text[-4000:]
         return Run(output_dir / "e" / method / "t")
@@ -186,7 +200,7 @@ def train(run_command: Callable[..., Finished], tiny_capture: Path) -> Callable[
 @pytest.fixture(scope="session")
 def trained(train: Callable[..., Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of 60 steps that other tests look at but do not change."""
-    return train(tmp_path_factory.mktemp("trained"), 60)
+    return train(tmp_path_factory.mktemp("trained"), 60, fresh=True)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,9 +57,10 @@ def open_page(browser: Any, request: pytest.FixtureRequest, tmp_path: Path) -> I
     yield open_one
     for number, view in enumerate(pages):
         if request.node.stash.get(FAILED, False):
-            view.page.screenshot(path=tmp_path / f"page-{number}.png")
-            (tmp_path / f"page-{number}.html").write_text(view.page.content())
-            print(f"What the page showed: {tmp_path}/page-{number}.png")
+            with suppress(Exception):  # a page may have crashed
+                view.page.screenshot(path=tmp_path / f"page-{number}.png", timeout=10_000)
+                (tmp_path / f"page-{number}.html").write_text(view.page.content())
+                print(f"What the page showed: {tmp_path}/page-{number}.png")
         view.close()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-WAIT_S = 300
+WAIT_S = 180
 Hosts = Callable[[int, int], set[str]]
 
 

@@ -45,7 +45,7 @@ def test_chromium_ends_with_the_last_browser_test(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]

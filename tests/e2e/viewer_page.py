@@ -18,6 +18,7 @@ from PIL import Image
 
 CHROMIUM_OPTIONS = (
     "--no-sandbox",
+    "--disable-dev-shm-usage",  # a container's /dev/shm may be small or missing
     "--use-angle=swiftshader",  # WebGL in software
     "--enable-unsafe-swiftshader",
     "--disable-background-networking",
@@ -25,7 +26,7 @@ CHROMIUM_OPTIONS = (
     "--disable-sync",
     "--no-first-run",
 )
-TIMEOUT_MS = 180_000
+TIMEOUT_MS = 120_000
 """Patience with busy machines; costs nothing on quiet ones."""
 RETRY_MS = 10_000
 """How long one try to hide the cameras may take."""

@@ -30,6 +30,7 @@ def train_splats(
             *("--pipeline.model.num-random", 3000, "--pipeline.model.surface.samples", 5000),
             *("--pipeline.model.surface.prune-opacity", 0.05, "--pipeline.model.densify.every", 10),
             *("--pipeline.datamanager.num-downscales", 0, *arguments),
+            fresh=True,
             **VISIBLE,
         )
         assert done.code == 0, done.text[-4000:]
@@ -56,7 +57,7 @@ def test_a_run_ends_with_numbers_and_is_evaluated(
         if isinstance(value, torch.Tensor):
             assert torch.isfinite(value.float()).all(), name
     out = tmp_path / "eval.json"
-    done = run_command("ns-eval", "--load-config", config, "--output-path", out, **VISIBLE)
+    done = run_command("ns-eval", "--load-config", config, "--output-path", out, fresh=True, **VISIBLE)
     assert done.code == 0, done.text[-3000:]
     metrics = json.loads(out.read_text())["results"]
     assert metrics["psnr"] > 10

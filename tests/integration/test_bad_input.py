@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,44 +19,6 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="runs commands in forks of one process, to import only once"),
 ]
-
-# Imports nerfstudio once, then runs each command line it reads in a fork of itself, as the installed scripts would.
-SERVER = """
-import json, os, sys
-import nerfstudio.scripts.train, nerfstudio.scripts.eval
-import f3rm_ext.scripts.cli
-
-MAINS = {
-    "ns-train": nerfstudio.scripts.train.entrypoint,
-    "ns-eval": nerfstudio.scripts.eval.entrypoint,
-    "f3rm-ext": lambda: sys.exit(f3rm_ext.scripts.cli.main()),
-}
-print("ready", flush=True)
-for line in sys.stdin:
-    task = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        os.chdir(task["folder"])
-        for name in ("out", "err"):
-            target = os.open(task[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(target, {"out": 1, "err": 2}[name])
-        sys.argv = task["argv"]
-        code = 0
-        try:
-            MAINS[task["argv"][0]]()
-        except SystemExit as leaving:
-            code = leaving.code
-        except BaseException:
-            try:
-                sys.excepthook(*sys.exc_info())
-                code = 1
-            except SystemExit as leaving:
-                code = leaving.code
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code or 0)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
 
 
 @dataclass
@@ -80,22 +42,18 @@ class Result:
 class Shell:
     """Runs commands in the folder of a test."""
 
-    def __init__(self, server: subprocess.Popen, folder: Path) -> None:
+    def __init__(self, server: Any, folder: Path) -> None:
         self._server, self.folder = server, folder
         self.cache = folder / "cache"
 
     def start(self, *argv: object) -> int:
         """Starts a command and returns its process id."""
-        paths = {name: str(self.folder / name) for name in ("out", "err")}
-        task = {"argv": [str(part) for part in argv], "folder": str(self.folder), **paths}
-        self._server.stdin.write(json.dumps(task) + "\n")
-        self._server.stdin.flush()
-        return int(self._server.stdout.readline())
+        return self._server.start(*argv, folder=self.folder)
 
     def finish(self) -> Result:
         """Waits for the command that was started last."""
-        code = int(self._server.stdout.readline())
-        return Result(code, (self.folder / "out").read_text(), (self.folder / "err").read_text())
+        done = self._server.finish(200)
+        return Result(done.code, done.stdout, done.stderr)
 
     def run(self, *argv: object) -> Result:
         self.start(*argv)
@@ -117,25 +75,9 @@ class Shell:
         return not list(self.folder.glob("outputs/**/*.ckpt"))
 
 
-@pytest.fixture(scope="module")
-def server() -> Callable:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert process.stdout.readline() == "ready\n"
-    yield process
-    process.stdin.close()
-    process.wait(timeout=60)
-
-
 @pytest.fixture
-def shell(server: subprocess.Popen, tmp_path: Path) -> Shell:
-    return Shell(server, tmp_path)
+def shell(command_server: Any, tmp_path: Path) -> Shell:
+    return Shell(command_server, tmp_path)
 
 
 @pytest.fixture
@@ -251,7 +193,7 @@ class TestRun:
         options = ("--timestamp", "second", "--load-dir", run, "--steps-per-save", 2)
         process = shell.start(*shell.train_line(*options, steps=100_000))
         folder = run.parent / "second" / "nerfstudio_models"
-        until = time.monotonic() + 300
+        until = time.monotonic() + 200
         while not list(folder.glob("*.ckpt")) and time.monotonic() < until:
             time.sleep(0.05)  # a file cannot be awaited
         os.kill(process, signal.SIGINT)

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 Typed = Callable[..., Any]
+pytestmark = pytest.mark.timeout(800)  # the first one waits for a training of 600 steps
 ROOM_PARTS = ("window", "walls", "floor", "ceiling")
 
 
@@ -25,7 +26,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A synthetic room with enough views for geometry to be learnt in minutes: matt, for the same reason."""
     from f3rm_ext.scene import SynthConfig, synthesize
 
-    options = SynthConfig(num_images=80, width=192, height=144, seed=1, light_rays=1, shiny=False, holdout_every=10)
+    options = SynthConfig(num_images=60, width=128, height=96, seed=1, light_rays=1, shiny=False, holdout_every=10)
     return synthesize(tmp_path_factory.mktemp("room") / "room", options, progress=False)
 
 
@@ -36,10 +37,10 @@ def config(room: Path, run_command: Callable[..., Any], tmp_path_factory: pytest
     done = run_command(
         *("ns-train", "f3rm-ext-lite", "--data", room, "--output-dir", out, "--experiment-name", "e"),
         *("--timestamp", "t", "--vis", "tensorboard", "--logging.local-writer.enable", "False"),
-        *("--max-num-iterations", 1500, "--steps-per-save", 100_000),
+        *("--max-num-iterations", 600, "--steps-per-save", 100_000),
         *("--pipeline.datamanager.features.extractors", f"labels:data={room}"),
         *("--pipeline.datamanager.feature-ray-fraction", 0.5),
-        timeout_s=1800,
+        timeout_s=700,
     )
     assert done.code == 0, done.text[-4000:]
     return out / "e" / "f3rm-ext-lite" / "t" / "config.yml"
@@ -47,20 +48,18 @@ def config(room: Path, run_command: Callable[..., Any], tmp_path_factory: pytest
 
 @pytest.fixture(scope="module")
 def figures(config: Path, run_command: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``eval-query`` says of it, typed as the installed script; with what was printed."""
+    """What ``eval-query`` says of it, with what was printed."""
     out = tmp_path_factory.mktemp("figures") / "figures.json"
-    done = run_command(
-        *("f3rm-ext", "eval-query", "--load-config", config, "--negatives", "both", "--out", out), timeout_s=600
-    )
+    done = run_command(*("f3rm-ext", "eval-query", "--load-config", config, "--negatives", "both", "--out", out))
     assert done.code == 0, done.text[-4000:]
     return {**read(out), "printed": done.stdout, "file": str(out)}
 
 
 def test_the_field_finds_everything_in_held_out_views(figures: dict[str, Any]) -> None:
     rendered = figures["protocols"]["rendered"]
-    assert rendered["pairs"] > 100
+    assert rendered["pairs"] > 80
     assert rendered["localisation"] >= 0.95
-    assert rendered["threshold"] == 0.5 and rendered["miou"] >= 0.90
+    assert rendered["threshold"] == 0.5 and rendered["miou"] >= 0.80
 
 
 def test_the_2d_features_are_perfect_and_points_in_space_nearly(figures: dict[str, Any]) -> None:
@@ -120,7 +119,7 @@ def test_a_query_is_answered_where_the_thing_is(config: Path, room: Path, f3rm_e
             rows, cols = np.nonzero(mask)
             # The best of many scores near 1 may lie on a rim.
             assert cols.min() <= x <= cols.max() + 1 and rows.min() <= y <= rows.max() + 1, (name, query)
-            assert ((claimed == index) & mask).sum() / ((claimed == index) | mask).sum() > 0.85, (name, query)
+            assert ((claimed == index) & mask).sum() / ((claimed == index) | mask).sum() > 0.75, (name, query)
 
 
 def test_selected_points_lie_on_the_thing(config: Path, room: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ class TestNsEval:
     """Queries are among the metrics of ``ns-eval`` when there are labels."""
 
     def test_by_name(self, config: Path, run_command: Callable[..., Any], tmp_path: Path) -> None:
-        done = run_command("ns-eval", "--load-config", config, "--output-path", tmp_path / "e.json", timeout_s=600)
+        done = run_command("ns-eval", "--load-config", config, "--output-path", tmp_path / "e.json")
         assert done.code == 0, done.text[-3000:]
         results = read(tmp_path / "e.json")["results"]
         assert results["query_localisation_labels"] >= 0.95

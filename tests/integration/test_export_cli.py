@@ -30,7 +30,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def exported(trained: Any, tmp_path_factory: pytest.TempPathFactory, run_command: Callable[..., Any]) -> Path:
-    """The PLY file of one call with two queries; typed in a process of its own as the installed script."""
+    """The PLY file of one call with two queries; in a process of its own."""
     path = tmp_path_factory.mktemp("export") / "room.ply"
     done = run_command(
         *("f3rm-ext", "export", "features", "--load-config", trained.config, "--out", path, "--points", 2000),

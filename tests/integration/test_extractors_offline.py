@@ -17,7 +17,7 @@ socket.socket.connect = refuse
 
 def run(code: str, **environment: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", code], env=BARE | environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], env=BARE | environment, capture_output=True, text=True, check=False, timeout=200
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -1,12 +1,11 @@
 """``f3rm-ext features`` as a user types it, on a small capture, with the extractor that needs no weights."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from PIL import Image
 pytestmark = pytest.mark.integration
 
 COUNT = 6
-Run = Callable[..., subprocess.CompletedProcess]
+Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +37,20 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(run_command: Callable[..., Any], tmp_path: Path) -> Run:
     """Runs ``f3rm-ext features ...`` with a cache of its own."""
 
-    def call(*arguments: str | Path, first: str = "pass") -> subprocess.CompletedProcess:
-        code = f"import sys; from f3rm_ext.scripts.cli import main; {first}; sys.exit(main())"
-        command = [sys.executable, "-c", code]
-        environment = {
-            **os.environ,
-            "F3RM_EXT_CACHE": str(tmp_path / "cache"),
-            "OMP_NUM_THREADS": "1",
-            "COLUMNS": "160",
-            "TERM": "dumb",
-        }
-        return subprocess.run(
-            [*command, "features", *map(str, arguments)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+    def call(*arguments: str | Path, first: str = "") -> Any:
+        """``first``: Python that is run before."""
+        command: tuple[str, ...] = ("f3rm-ext",)
+        if first:
+            command = ("python", "-c", f"import sys; from f3rm_ext.scripts.cli import main; {first}; sys.exit(main())")
+        return run_command(*command, "features", *arguments, F3RM_EXT_CACHE=str(tmp_path / "cache"))
 
     return call
 
 
-def extract(run: Run, capture: Path, *more: str) -> subprocess.CompletedProcess:
+def extract(run: Run, capture: Path, *more: str) -> Any:
     return run("extract", "--data", capture, "--features.extractors", "dense-daisy", *more)
 
 
@@ -71,9 +58,9 @@ def shards(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "features").glob("dense-daisy-*/shards/*.npy"))
 
 
-def one_sentence(result: subprocess.CompletedProcess) -> str:
+def one_sentence(result: Any) -> str:
     """The error of a command that failed as it should: one line, exit code 2, no traceback."""
-    assert result.returncode == 2, result.stdout + result.stderr
+    assert result.code == 2, result.stdout + result.stderr
     assert "Traceback" not in result.stdout + result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1, result.stderr
@@ -82,51 +69,51 @@ def one_sentence(result: subprocess.CompletedProcess) -> str:
 
 def test_extract_info_verify_and_mend(run: Run, capture: Path, tmp_path: Path) -> None:
     made = extract(run, capture, "--features.codes", "16")
-    assert made.returncode == 0, made.stderr
+    assert made.code == 0, made.stderr
     assert f"dense-daisy: {COUNT} images, 16 PCA codes" in made.stdout and "images/s" in made.stdout
     assert len(shards(tmp_path)) == COUNT
 
     info = run("info")
-    assert info.returncode == 0
+    assert info.code == 0
     row = next(line for line in info.stdout.splitlines() if "dense-daisy" in line and "│" in line)
     assert re.search(rf"│ +{COUNT} │ +128 │", row), row
     codes = next(line for line in info.stdout.splitlines() if "codes, K = 16" in line)
     assert re.search(rf"│ +{COUNT} │ +16 │ +[\d.]+ │ +(9\d|100)\.\d% │", codes), codes
 
-    assert run("verify").returncode == 0
+    assert run("verify").code == 0
     flipped, cut = shards(tmp_path)[0], shards(tmp_path)[1]
     data = bytearray(flipped.read_bytes())
     data[-1] ^= 1
     flipped.write_bytes(data)
     cut.write_bytes(cut.read_bytes()[:-5])
     verify = run("verify")
-    assert verify.returncode == 2
+    assert verify.code == 2
     assert str(flipped) in verify.stdout and f"{cut} is truncated" in verify.stdout
     assert "2 of 12 files are damaged" in verify.stdout and str(shards(tmp_path)[2]) not in verify.stdout
 
     mended = extract(run, capture, "--features.codes", "16")
-    assert mended.returncode == 0 and flipped.name in mended.stdout and "2/2" in mended.stdout
-    assert run("verify").returncode == 0
+    assert mended.code == 0 and flipped.name in mended.stdout and "2/2" in mended.stdout
+    assert run("verify").code == 0
 
 
 def test_nothing_stored_yet(run: Run) -> None:
     info = run("info")
-    assert info.returncode == 0 and "There are no features" in info.stdout
-    assert run("verify").returncode == 0
+    assert info.code == 0 and "There are no features" in info.stdout
+    assert run("verify").code == 0
 
 
 def test_manifest_of_a_store_destroyed(run: Run, capture: Path, tmp_path: Path) -> None:
-    assert extract(run, capture).returncode == 0
+    assert extract(run, capture).code == 0
     manifest = shards(tmp_path)[0].parents[1] / "manifest.json"
     manifest.write_bytes(b"\x80\x04K\x01.")
     message = one_sentence(extract(run, capture))
     assert str(manifest) in message and "delete it" in message
     for command in ("info", "verify"):
         result = run(command)
-        assert result.returncode == 2 and str(manifest) in result.stdout and "Traceback" not in result.stderr
+        assert result.code == 2 and str(manifest) in result.stdout and "Traceback" not in result.stderr
     manifest.unlink()
-    assert extract(run, capture).returncode == 0
-    assert run("verify").returncode == 0
+    assert extract(run, capture).code == 0
+    assert run("verify").code == 0
 
 
 @pytest.mark.parametrize(
@@ -151,7 +138,7 @@ def test_missing_capture_is_one_sentence(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["extract", "info", "verify"])
 def test_help_shows_how_to_call_it(run: Run, command: str) -> None:
     result = run(command, "--help")
-    assert result.returncode == 0 and f"f3rm-ext features {command}" in result.stdout
+    assert result.code == 0 and f"f3rm-ext features {command}" in result.stdout
 
 
 @pytest.fixture
@@ -161,13 +148,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=48k", "tmpfs", str(folder)]
     try:
-        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+        mounted = subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
     except FileNotFoundError:
         mounted = False
     if not mounted:
         pytest.skip("a small tmpfs cannot be mounted here (needs root)")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", str(folder)], check=True, timeout=60)
 
 
 def test_too_small_a_disk_is_refused_at_once(run: Run, capture: Path, small_disk: Path) -> None:
@@ -179,8 +166,8 @@ def test_too_small_a_disk_is_refused_at_once(run: Run, capture: Path, small_disk
 def test_disk_that_fills_up_keeps_what_is_done(run: Run, capture: Path, small_disk: Path) -> None:
     """As when something else fills it after the check at the start."""
     arguments = ("--data", capture, "--features.extractors", "dense-daisy", "--features.cache-dir", small_disk)
-    unchecked = "from f3rm_ext.features import extraction; extraction._check_space = lambda *a: None"
+    unchecked = "from f3rm_ext.features.store import extraction; extraction._check_space = lambda *a: None"
     message = one_sentence(run("extract", *arguments, first=unchecked))
     assert "disk is full" in message and str(small_disk) in message and "MiB more" in message
     assert len(list(small_disk.rglob("shards/*.npy"))) >= 1 and not list(small_disk.rglob("*.tmp"))
-    assert run("verify", "--cache-dir", small_disk).returncode == 0
+    assert run("verify", "--cache-dir", small_disk).code == 0

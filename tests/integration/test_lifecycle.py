@@ -25,6 +25,7 @@ def results(trained: Any, run_command: Callable[..., Any], tmp_path_factory: pyt
         "ns-eval",
         *("--load-config", trained.config, "--output-path", out / "eval.json"),
         *("--render-output-path", out / "images"),
+        fresh=True,
     )
     assert done.code == 0, done.text[-3000:]
     content = json.loads((out / "eval.json").read_text())
@@ -78,7 +79,9 @@ def test_the_checkpoint_is_plain_and_small(trained: Any) -> None:
         "print(sorted(state))"
     )
     # A process without f3rm_ext: no safe globals are registered.
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False, timeout=200
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -170,6 +173,7 @@ def test_render_writes_a_video_where_no_ffmpeg_is_installed(
         "interpolate",
         *("--load-config", trained.config, "--output-path", tmp_path / "path.mp4", "--rendered-output-names", "rgb"),
         *("--interpolation-steps", 2, "--pose-source", "eval"),
+        fresh=True,
         F3RM_EXT_CACHE=str(tmp_path / "cache"),
         PATH=str(tmp_path / "no-programs"),
     )

@@ -14,7 +14,7 @@ from PIL import Image
 from f3rm_ext.query.run import load_run
 
 METHODS = ("f3rm-ext-lite", "sugar-ext-lite")
-STEPS = {"f3rm-ext-lite": 400, "sugar-ext-lite": 150}
+STEPS = {"f3rm-ext-lite": 250, "sugar-ext-lite": 100}
 """As many as it takes to learn where nothing is."""
 SMALL = {
     "f3rm-ext-lite": (

@@ -61,6 +61,7 @@ def results(
         *("f3rm-ext", "query", "--load-config", trained.config, "--out", folder),
         *("--exemplar", f"middle={EXAMPLE}:20,14,16,12", f"corner={EXAMPLE}:60,44"),
         *("--save-depth", "--threshold", "0.55"),
+        fresh=True,
     )
     assert done.code == 0, done.text[-3000:]
     return folder, done.stdout

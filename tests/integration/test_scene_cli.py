@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +21,16 @@ TINY = ["--num-images", "3", "--width", "48", "--height", "32", "--light-rays", 
 COMMAND = [sys.executable, "-c", "import sys; from f3rm_ext.scripts.cli import main; sys.exit(main())", "scene"]
 
 
-def scene(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False)
+@pytest.fixture
+def scene(run_command: Callable[..., Any]) -> Callable[..., Any]:
+    """Types ``f3rm-ext scene ...``."""
+    return partial(run_command, "f3rm-ext", "scene")
 
 
-def test_same_seed_writes_the_same_bytes_in_another_process(tmp_path: Path) -> None:
-    runs = [scene("synth", tmp_path / name, *TINY, "--seed", seed) for name, seed in (("a", 4), ("b", 4), ("c", 5))]
-    assert [run.returncode for run in runs] == [0, 0, 0], runs[0].stderr
+def test_same_seed_writes_the_same_bytes_in_another_process(scene: Callable[..., Any], tmp_path: Path) -> None:
+    cases = (("a", 4, True), ("b", 4, False), ("c", 5, False))
+    runs = [scene("synth", tmp_path / name, *TINY, "--seed", seed, fresh=fresh) for name, seed, fresh in cases]
+    assert [run.code for run in runs] == [0, 0, 0], runs[0].stderr
     assert str(tmp_path / "a") in runs[0].stdout
 
     def content(name: str) -> dict[str, bytes]:
@@ -38,10 +44,10 @@ def test_same_seed_writes_the_same_bytes_in_another_process(tmp_path: Path) -> N
     assert all(a[name] != c[name] for name in a if not name.startswith("classes"))
 
 
-def test_every_object_is_seen_in_a_third_of_the_views(tmp_path: Path) -> None:
+def test_every_object_is_seen_in_a_third_of_the_views(scene: Callable[..., Any], tmp_path: Path) -> None:
     run = scene("synth", tmp_path / "room", "--num-images", 24, "--width", 320, "--height", 240, "--samples", 1,
                 "--light-rays", 1, "--seed", 2)  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    assert run.code == 0, run.stderr
     objects = json.loads((tmp_path / "room" / "scene.json").read_text())["objects"]
     images = [np.asarray(Image.open(path)).ravel() for path in sorted((tmp_path / "room" / "labels").iterdir())]
     pixels = np.stack([np.bincount(image, minlength=len(objects) + 1) for image in images])
@@ -60,23 +66,25 @@ def test_every_object_is_seen_in_a_third_of_the_views(tmp_path: Path) -> None:
         (["--samples", "99"], "--samples"),
     ],
 )
-def test_bad_options_end_in_one_sentence(tmp_path: Path, arguments: list[str], word: str) -> None:
+def test_bad_options_end_in_one_sentence(
+    scene: Callable[..., Any], tmp_path: Path, arguments: list[str], word: str
+) -> None:
     run = scene("synth", tmp_path / "room", *arguments)
-    assert run.returncode == 2 and word in run.stderr and len(run.stderr.strip().splitlines()) == 1
+    assert run.code == 2 and word in run.stderr and len(run.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_with_photos_is_left_alone(tmp_path: Path) -> None:
+def test_folder_with_photos_is_left_alone(scene: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_text("mine")
     run = scene("synth", tmp_path, *TINY, "--overwrite")
-    assert run.returncode == 2 and "choose a new folder" in run.stderr
+    assert run.code == 2 and "choose a new folder" in run.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"]
 
 
-def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made(scene: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run = scene("synth", tmp_path / "file" / "room", *TINY)
-    assert run.returncode == 2 and run.stderr.startswith("Error: Cannot write")
+    assert run.code == 2 and run.stderr.startswith("Error: Cannot write")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
@@ -98,10 +106,10 @@ def test_interrupted_run_leaves_no_half_capture(tmp_path: Path, number: signal.S
         assert stderr.strip() == f"Interrupted: {out} was not written." and list(tmp_path.iterdir()) == []
 
 
-def test_picture(tmp_path: Path) -> None:
+def test_picture(scene: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "room.jpg"
     run = scene("picture", out, "--width", 96, "--height", 64, "--samples", 1, "--light-rays", 1, "--maps")
-    assert run.returncode == 0, run.stderr
+    assert run.code == 0, run.stderr
     assert Image.open(out).size == (96, 64 + 21)
     again = scene("picture", out)
-    assert again.returncode == 2 and "--overwrite" in again.stderr
+    assert again.code == 2 and "--overwrite" in again.stderr

@@ -1,21 +1,21 @@
 """Splats: train → eval → kill → resume → start from a file, as the commands a user types, on the CPU."""
 
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from f3rm_ext.utils.ply import write_ply
 
-BIN = Path(sys.executable).parent
 METHOD = "sugar-ext-lite"
 STEPS = 60
 SMALL = (
@@ -109,27 +109,19 @@ def test_the_splats_are_exported_and_compared_at_several_sizes(
 def test_a_killed_run_goes_the_way_of_one_that_was_not(
     splats: Path,
     train_splats: Callable[..., Path],
-    command_environment: dict[str, str],
+    command_server: Any,
     tiny_capture: Path,
     tmp_path: Path,
     wait_until: Callable[..., None],
 ) -> None:
     folder = tmp_path / "e" / METHOD / "t" / "nerfstudio_models"
     arguments = ["--data", tiny_capture, "--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", "t"]
-    log = tmp_path / "said.txt"
-    with (
-        log.open("w") as said,
-        subprocess.Popen(
-            [str(BIN / "ns-train"), METHOD, *map(str, [*arguments, *SMALL])],
-            env=command_environment,
-            stdout=said,
-            stderr=said,
-        ) as process,
-    ):
-        wait_until(lambda: bool(list(folder.glob("*.ckpt"))) or process.poll() is not None, 240, "a checkpoint")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert list(folder.glob("*.ckpt")), log.read_text()[-2000:]
+    process = command_server.start("ns-train", METHOD, *arguments, *SMALL)
+    wait_until(lambda: bool(list(folder.glob("*.ckpt"))) or not psutil.pid_exists(process), 200, "a checkpoint")
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    done = command_server.finish(60)
+    assert list(folder.glob("*.ckpt")), done.text[-2000:]
     for path in folder.glob(f"step-{STEPS - 1:09d}.ckpt"):
         path.unlink()  # It was quicker than the signal.
     resumed = train_splats(tmp_path / "resumed", "--load-dir", folder)

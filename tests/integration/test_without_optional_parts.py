@@ -1,5 +1,6 @@
 """With an optional part missing, every command of nerfstudio still starts, with our methods and with others."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -30,10 +31,14 @@ print("METHODS", *(type(all_methods[name]).__name__ for name in METHODS))
 """
 
 
-@pytest.mark.parametrize("part", ["tinycudann", "open_clip", "gsplat", "transformers", "skimage"])
+PARTS = ("tinycudann", "open_clip", "gsplat", "transformers", "skimage")
+
+
+# What is missing on this machine anyhow is missing in every other test.
+@pytest.mark.parametrize("part", [part for part in PARTS if importlib.util.find_spec(part)])
 def test_help_of_every_method(part: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", CODE.format(part=part)], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", CODE.format(part=part)], capture_output=True, text=True, check=False, timeout=200
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.splitlines()[-1] == "METHODS TrainerConfig" + 4 * " F3rmTrainerConfig"

@@ -180,6 +180,7 @@ def test_smaller_copies_are_made_once_and_of_one_resolution_at_a_time(make_strea
     assert not window._small
 
 
+@pytest.mark.usefixtures("quick_collection")
 def test_only_the_pictures_of_the_window_are_in_memory(make_stream, dataset, monkeypatch):
     """Of all pictures ever read, at most those of the present window and of the next are alive."""
     alive = []

@@ -148,6 +148,7 @@ def test_coverage_counts_the_rays_of_each_image(make_stream):
     assert stream.coverage.rays.tolist() == counts.tolist()
 
 
+@pytest.mark.usefixtures("quick_collection")
 def test_an_old_window_is_let_go_of(make_stream):
     stream = make_stream(window=3, repeat=2)
     pixels = []

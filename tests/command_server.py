@@ -1,0 +1,217 @@
+"""Runs nerfstudio's commands and ours in forks of one process, as the installed scripts would: imports cost time once.
+
+As a program this is the server: it reads a task a line (JSON) and answers with the process id and then the exit code.
+:class:`CommandServer` is its client. Loaded by file name from ``conftest.py``.
+"""
+
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+MAINS = {
+    "ns-train": "nerfstudio.scripts.train:entrypoint",
+    "ns-eval": "nerfstudio.scripts.eval:entrypoint",
+    "ns-render": "nerfstudio.scripts.render:entrypoint",
+    "f3rm-ext": "f3rm_ext.scripts.cli:main",
+}
+IMPORT_S = 240
+"""Patience with the imports of a busy machine."""
+
+
+@dataclass
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        """Both streams."""
+        return self.stdout + self.stderr
+
+
+class CommandServer:
+    """Starts commands, one at a time.
+
+    Args:
+        environment: of the server; a command may have variables of its own, which count from the end of imports on.
+        folder: where the streams of commands are kept.
+    """
+
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        self._streams = {name: folder / name for name in ("stdout", "stderr")}
+        self._said = b""
+        self._running: int | None = None
+        with (folder / "server").open("wb") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        self._is_ready = False
+
+    def start(self, *argv: object, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> int:
+        """Starts a command and returns its process id.
+
+        Args:
+            folder: where it works; the tests' own by default.
+            environment: variables of its own.
+        """
+        assert self._running is None, "finish the command before"
+        if not self._is_ready:
+            assert self._answer(IMPORT_S) == "ready"
+            self._is_ready = True
+        words = [str(word) for word in argv]
+        task = {
+            "main": MAINS.get(words[0], words[0]),
+            "argv": [str(BIN / words[0]), *words[1:]],
+            "folder": str(folder or Path.cwd()),
+            "environment": dict(environment or {}),
+            "streams": [str(path) for path in self._streams.values()],
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(task).encode() + b"\n")
+        self._process.stdin.flush()
+        self._running = int(self._answer(30))
+        return self._running
+
+    def finish(self, timeout_s: float) -> Finished:
+        """Waits for the command that was started last; kills it and its children where it takes too long."""
+        try:
+            code = int(self._answer(timeout_s))
+        except BaseException as error:  # a test's own limit comes as an exception, too
+            self._kill()
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"{error}; it said:\n{self._said_by_command()[-4000:]}") from None
+            raise
+        self._running = None
+        return Finished(code, *(path.read_text(errors="replace") for path in self._streams.values()))
+
+    def stop(self) -> None:
+        """Ends the server."""
+        if self._running is not None:
+            self._kill()
+        self._process.kill()
+        self._process.communicate()
+
+    def _said_by_command(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in self._streams.values())
+
+    def _kill(self) -> None:
+        assert self._running is not None
+        try:
+            os.killpg(self._running, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._answer(30)
+        self._running = None
+
+    def _answer(self, timeout_s: float) -> str:
+        """The server's next line."""
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._said:
+            if not select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))[0]:
+                raise TimeoutError(f"no end after {timeout_s} s")
+            more = os.read(descriptor, 4096)
+            assert more, "the server of commands has died"
+            self._said += more
+        line, self._said = self._said.split(b"\n", 1)
+        return line.decode()
+
+
+def run_to_the_end(
+    argv: list[str], environment: Mapping[str, str], timeout_s: float, folder: Path | None = None
+) -> Finished:
+    """Runs a program in a process of its own; none of its children outlives it, also where it takes too long."""
+    with subprocess.Popen(
+        argv,
+        env=dict(environment),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+    return Finished(process.returncode, stdout, stderr)
+
+
+def _become(task: dict) -> None:
+    """In the fork: runs a command as its script would; does not return."""
+    os.setsid()
+    os.chdir(task["folder"])
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for descriptor, path in zip((1, 2), task["streams"], strict=True):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ.update(task["environment"])
+    sys.argv = task["argv"]
+    code: object = 0
+    try:
+        try:
+            if sys.argv[1:2] == ["-c"]:
+                program, sys.argv = sys.argv[2], ["-c", *sys.argv[3:]]
+                exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+            else:
+                module, _, name = task["main"].partition(":")
+                code = getattr(importlib.import_module(module), name)()
+        except SystemExit as leaving:
+            code = leaving.code
+        except BaseException:
+            code = 1
+            sys.excepthook(*sys.exc_info())
+    except SystemExit as leaving:  # an excepthook may leave, too
+        code = leaving.code
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(code or 0))
+
+
+def serve() -> None:
+    """Imports everything, then runs what it reads."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    os.set_inheritable(answers, False)
+    for main in MAINS.values():
+        importlib.import_module(main.partition(":")[0])
+    os.write(answers, b"ready\n")
+    for line in sys.stdin.buffer:
+        task = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.close(answers)
+            _become(task)
+        os.write(answers, b"%d\n" % pid)
+        os.write(answers, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+if __name__ == "__main__":
+    serve()
