@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from nerfstudio.field_components.activations import trunc_exp
 from nerfstudio.utils.math import components_from_spherical_harmonics
 from torch import Tensor, nn
+from torch.nn import functional
 
 from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube
 from f3rm_ext.nerf.hash_grid import Backend, HashGrid
@@ -167,3 +168,21 @@ class SceneField(nn.Module):
                 code = self.appearance(camera_indices)
             per_ray = torch.cat([per_ray, code], dim=-1)
         return self.color_mlp(per_ray.to(geometry.dtype), geometry).float().sigmoid()
+
+
+def render_normals(
+    field: SceneField, positions: Float[Tensor, "rays samples 3"], weights: Float[Tensor, "rays samples 1"]
+) -> Float[Tensor, "rays 3"]:
+    """Normals (minus the direction in which density grows), rendered and mapped from ±1 to 0–1.
+
+    Args:
+        field: the scene field.
+        positions: sample positions, scene frame.
+        weights: volume-rendering weights.
+    """
+    with torch.enable_grad():
+        points = positions.detach().requires_grad_(True)
+        density, _ = field.density(points)
+        (gradient,) = torch.autograd.grad(density.clamp(min=1e-10).log().sum(), points)
+    normals = functional.normalize((weights.detach() * -functional.normalize(gradient, dim=-1)).sum(dim=-2), dim=-1)
+    return (normals + 1.0) / 2.0

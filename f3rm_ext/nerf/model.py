@@ -35,10 +35,11 @@ from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
+from f3rm_ext.model_components.visualization import comparison_images, feature_images
 from f3rm_ext.nerf import feature_metrics as evaluation
 from f3rm_ext.nerf.contraction import ray_points
 from f3rm_ext.nerf.feature_field import FeatureField, FeatureHead
-from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube
+from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, render_normals
 from f3rm_ext.nerf.hash_grid import Backend
 from f3rm_ext.nerf.levers import levers
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, heaviest_samples
@@ -349,7 +350,7 @@ class F3rmModel(Model):
             if (value := compute(outputs, hidden_of)) is not None:
                 outputs[name] = value
         if self.config.render_normals:
-            self.guard.add(outputs, "normals", lambda: evaluation.render_normals(self.field, positions, weights))
+            self.guard.add(outputs, "normals", lambda: render_normals(self.field, positions, weights))
 
     def render_features(self, ray_bundle: RayBundle) -> dict[str, Tensor]:
         """Features of n rays by head, (n, D) float32; for metrics and queries, outside training."""
@@ -491,7 +492,8 @@ class F3rmModel(Model):
         if batch.get("queries") is not None:
             metrics.update(batch["queries"].metrics(self, batch["camera"], batch["file"], mask))
         metrics.update(self.cost.metrics(self.device))
-        return metrics, evaluation.comparison_images(self, outputs, truth, batch)
+        images = comparison_images(outputs, truth, mask)
+        return metrics, images | masks.shown(feature_images(self, outputs, batch), mask)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Loads parameters, and says which head a checkpoint lacks (its training would start anew)."""

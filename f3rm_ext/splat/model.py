@@ -27,7 +27,7 @@ from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.nerf.feature_metrics import feature_images
+from f3rm_ext.model_components.visualization import comparison_images, feature_images
 from f3rm_ext.splat import rendering as drawing
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.densify import Change, Densifier, DensifyOptions, make_densifier
@@ -444,7 +444,7 @@ class SplatModel(QueryableSplats, Model):
         metrics["mean_opacity"] = float(self.gaussians.alphas().mean())
         metrics.update(self.feature_metrics(batch))
         metrics.update(self.cost.metrics(self.device))
-        images = drawing.comparison_images(outputs, truth, mask)
+        images = comparison_images(outputs, truth, mask)
         return metrics, images | masks.shown(feature_images(self, outputs, batch), mask)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
