@@ -196,7 +196,7 @@ def test_the_peak_of_training_outlives_the_viewers_pictures(
 ) -> None:
     peaks = {"now": 0.0}
     monkeypatch.setattr("f3rm_ext.engine.cost.peak_mib", lambda device: peaks["now"])
-    for module in ("f3rm_ext.engine.cost", "f3rm_ext.nerf.model"):
+    for module in ("f3rm_ext.engine.cost", "f3rm_ext.nerf.queryable"):
         monkeypatch.setattr(f"{module}.reset_peak", lambda device: peaks.update(now=0.0))
     model = make_model()
     nothing: Any = None
