@@ -109,6 +109,7 @@ class HashGrid(nn.Module):
         backend = self.resolve_backend(points.device)
         if backend == "numba":
             # Here, so that CUDA runs never import numba.
+            # Not at the top: threads.settle sets numba's threads before its import, and CUDA needs no numba.
             from f3rm_ext.nerf.hash_kernels import hash_grid_numba
 
             return hash_grid_numba(points, self.table, self.levels)
