@@ -1,6 +1,7 @@
-"""The one place that knows versions: what torch, numpy, viser, gsplat and nerfstudio 1.1.5 need from us.
+"""The one place that knows versions: workarounds for torch, nerfstudio 1.1.5, viser and gsplat.
 
-Nothing heavier than the standard library is imported when this module is.
+Sections: torch and numpy (checkpoints, devices, CUDA's allocator), nerfstudio (registered methods, commands, warnings,
+ffmpeg), nerfstudio's viewer on viser, and gsplat. Importing this module imports only the standard library.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 LOCAL_HOST = "127.0.0.1"
 _ANY_HOST = "0.0.0.0"
 _VISER_START = (3.0, 3.0, 3.0)
-"""Where viser 0.2.7 opens a page, in its own frame."""
+"""Position of the camera at which viser 0.2.7 opens a page, in viser's frame."""
 _VIEWER_MODULES = ("nerfstudio.viewer.render_state_machine", "nerfstudio.viewer_legacy.server.render_state_machine")
 
 
@@ -37,23 +38,23 @@ _VIEWER_MODULES = ("nerfstudio.viewer.render_state_machine", "nerfstudio.viewer_
 
 
 def register_safe_globals() -> None:
-    """Lets ``torch.load(weights_only=True)`` read the checkpoints nerfstudio itself writes.
+    """Lets ``torch.load(weights_only=True)`` read checkpoints that nerfstudio writes.
 
     Nerfstudio's schedulers compute learning rates with numpy, so its checkpoints hold numpy scalars, which torch ≥ 2.6
-    refuses by default. Just those types are allowed; ``weights_only`` stays on. Safe to call twice.
+    refuses by default. Only those types are allowed; ``weights_only`` stays on. Safe to call twice.
     """
     import numpy as np
     import torch
 
     if not hasattr(torch.serialization, "add_safe_globals"):
-        return  # torch < 2.4 has no list of safe globals and loads with weights_only=False by default
+        return  # torch < 2.4 has no list of safe globals, and loads with weights_only=False by default
     try:
         from numpy._core import multiarray  # numpy 2
     except ImportError:
         from numpy.core import multiarray
     scalar = multiarray.scalar  # type: ignore[attr-defined]
     allowed: list[Any] = [np.dtype, np.dtypes.Float64DType, np.dtypes.Float32DType, np.dtypes.Int64DType]
-    # A checkpoint written under numpy 1 is read under numpy 2 and the other way round, hence both names.
+    # Both names, so that a checkpoint written with numpy 1 can be read with numpy 2 and vice versa.
     allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
     try:
         torch.serialization.add_safe_globals(allowed)
@@ -65,9 +66,9 @@ def register_safe_globals() -> None:
 
 
 def installed_method_packages() -> frozenset[str]:
-    """Top-level packages whose configs a run may be made of: nerfstudio, and what is registered with it or with us.
+    """Returns the top-level packages whose configs a run may contain: nerfstudio's, ours and registered ones.
 
-    All registered methods and dataparsers are imported when this returns.
+    Imports all registered methods and dataparsers.
     """
     from nerfstudio.configs import dataparser_configs, method_configs  # noqa: F401
 
@@ -96,7 +97,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def has_cuda() -> bool:
-    """Whether torch sees a CUDA GPU; does not start the CUDA runtime where that can be avoided."""
+    """Returns whether torch sees a CUDA GPU, without starting the CUDA runtime if that can be avoided."""
     import torch
 
     with _environment("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
@@ -104,22 +105,22 @@ def has_cuda() -> bool:
 
 
 def default_device_type() -> str:
-    """``cuda`` where there is a CUDA GPU, else ``cpu``.
+    """Returns ``cuda`` if there is a CUDA GPU, otherwise ``cpu``.
 
-    Apple's ``mps`` has to be asked for: its kernels do not cover everything nerfstudio uses.
+    Never Apple's ``mps``, whose kernels do not cover everything that nerfstudio uses: users have to choose it.
     """
     return "cuda" if has_cuda() else "cpu"
 
 
 def check_device(device_type: str, num_devices: int = 1) -> None:
-    """Checks that this machine has the device that was asked for.
+    """Checks that this machine has the requested devices.
 
     Args:
         device_type: ``cpu``, ``cuda`` or ``mps``.
-        num_devices: How many of them.
+        num_devices: number of devices.
 
     Raises:
-        ConfigError: It has not, or not that many.
+        ConfigError: the machine has no such device, or not that many.
     """
     import torch
 
@@ -131,35 +132,35 @@ def check_device(device_type: str, num_devices: int = 1) -> None:
         if not has_cuda():
             why = "this PyTorch is built without it" if torch.version.cuda is None else "PyTorch sees no such GPU here"
             raise ConfigError(
-                f"The device cuda was asked for, but {why}: use --machine.device-type cpu, "
+                f"The device cuda is not available, because {why}: use --machine.device-type cpu, "
                 "or run `f3rm-ext doctor` to see what is missing."
             )
         if num_devices > torch.cuda.device_count():
             raise ConfigError(
-                f"{num_devices} CUDA devices were asked for, but there are {torch.cuda.device_count()}: "
+                f"--machine.num-devices is {num_devices}, but there are {torch.cuda.device_count()} CUDA devices: "
                 f"use --machine.num-devices {torch.cuda.device_count()}."
             )
     elif device_type == "mps":
         if not torch.backends.mps.is_available():
             raise ConfigError(
-                "The device mps was asked for, but this machine has no Apple GPU that PyTorch can use: "
+                "The device mps is not available, because this machine has no Apple GPU that PyTorch can use: "
                 "use --machine.device-type cpu."
             )
     elif num_devices > 1:
         raise ConfigError(
-            f"{num_devices} devices of type {device_type} were asked for, but nerfstudio trains on several devices "
-            "with CUDA only: use --machine.num-devices 1."
+            f"--machine.num-devices is {num_devices}, but nerfstudio trains on several devices with CUDA only, not on "
+            f"{device_type}: use --machine.num-devices 1."
         )
 
 
 def set_cuda_allocator(settings: str) -> bool:
-    """Gives CUDA's allocator settings while CUDA is running already.
+    """Changes settings of CUDA's allocator while CUDA is already running.
 
     Args:
-        settings: as in ``PYTORCH_CUDA_ALLOC_CONF``; all of them, since some versions of torch forget the others.
+        settings: as in ``PYTORCH_CUDA_ALLOC_CONF``. Give all of them: some versions of torch reset the others.
 
     Returns:
-        Whether torch took them.
+        Whether torch accepted them.
     """
     import torch
 
@@ -177,40 +178,40 @@ def set_cuda_allocator(settings: str) -> bool:
 
 
 def is_viewer_thread() -> bool:
-    """Whether the caller runs in a render thread of nerfstudio's viewer, where an exception freezes the page."""
+    """Returns whether the caller is a render thread of nerfstudio's viewer, where an exception freezes the page."""
     thread = threading.current_thread()
     modules = (sys.modules.get(name) for name in _VIEWER_MODULES)
     return any(isinstance(thread, module.RenderStateMachine) for module in modules if module is not None)
 
 
 def viewer_interrupts() -> tuple[type[BaseException], ...]:
-    """Exceptions by which the viewer stops a render that is out of date; they must always be raised again."""
+    """Returns the exceptions with which the viewer stops an outdated render; they must always be raised again."""
     module = sys.modules.get("nerfstudio.viewer_legacy.server.viewer_utils")
     return () if module is None else (module.IOChangeException,)
 
 
 def _viewer_of(control: "ViewerControl") -> "Viewer | None":
-    """The viewer that a control was found by, if any: nerfstudio 1.1.5 keeps it as an attribute."""
+    """Returns the viewer to which a control belongs, if any: nerfstudio 1.1.5 keeps it as an attribute."""
     return getattr(control, "viewer", None)
 
 
 def viewer_lock(control: "ViewerControl") -> contextlib.AbstractContextManager[Any]:
-    """What has to be held while the model is used outside of a viewer element's callback, which holds it already."""
+    """Returns the lock to hold while using the model, except in a viewer element's callback, which holds it already."""
     viewer = _viewer_of(control)
     return contextlib.nullcontext() if viewer is None or viewer.train_lock is None else viewer.train_lock
 
 
 def viewer_redraw(control: "ViewerControl") -> None:
-    """Has every page's picture computed anew; a render that is under way is interrupted. Does nothing off-line."""
+    """Renders every page anew, interrupting a render in progress. Does nothing without a viewer."""
     viewer = _viewer_of(control)
     if viewer is not None:
-        # A page may leave meanwhile.
+        # A page may disconnect meanwhile.
         with contextlib.suppress(KeyError):
             viewer._trigger_rerender()
 
 
 def viewer_show_output(control: "ViewerControl", name: str, instead_of: str) -> None:
-    """Chooses an output in the viewer where another one is chosen and this one is offered."""
+    """Selects an output in the viewer if it is available and ``instead_of`` is selected."""
     viewer = _viewer_of(control)
     if viewer is not None:
         element = viewer.control_panel._output_render
@@ -219,23 +220,23 @@ def viewer_show_output(control: "ViewerControl", name: str, instead_of: str) -> 
 
 
 def viewer_cameras(viewer: "Viewer") -> "Cameras | None":
-    """The training cameras of the run that a viewer shows, if it has them."""
+    """Returns the training cameras of the run that a viewer shows; None if there are none."""
     manager = getattr(getattr(viewer, "pipeline", None), "datamanager", None)
     cameras = getattr(getattr(manager, "train_dataset", None), "cameras", None)
     return None if cameras is None or len(cameras) == 0 else cameras
 
 
 def viewer_open_at(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: float, distance: float) -> None:
-    """Has pages show the view of a training camera when they are opened.
+    """Makes pages open at the view of a training camera.
 
-    A page that comes back after its connection was lost is where its user has moved it, and stays there.
+    A page that reconnects stays where its user has moved it.
 
     Args:
-        viewer: Whose pages; it may still be under construction.
-        index: Of the camera; its photo, which would stand in front of the view, is hidden.
-        c2w: Its pose (3, 4) in the scene frame, OpenGL axes.
-        fov_rad: Vertical field of view.
-        distance: To the point the view is turned about, scene units.
+        viewer: the viewer; it may still be under construction.
+        index: of the camera; its photo, which would hide the view, is not shown.
+        c2w: pose of the camera (3, 4), scene frame, OpenGL axes.
+        fov_rad: vertical field of view.
+        distance: from the camera to the point about which the view rotates, scene units.
     """
     import numpy as np
     from nerfstudio.viewer.viewer import VISER_NERFSTUDIO_SCALE_RATIO
@@ -260,7 +261,7 @@ def viewer_open_at(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: flo
 
     def draw_without_the_photo(*args: Any, **kwargs: Any) -> None:
         draw(*args, **kwargs)
-        if index in viewer.camera_handles:  # not where there are more cameras than the viewer shows
+        if index in viewer.camera_handles:  # missing if the viewer does not show all cameras
             viewer.camera_handles[index].visible = False
 
     viewer.init_scene = draw_without_the_photo
@@ -270,11 +271,11 @@ def viewer_open_at(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: flo
 def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerConfig":
     """Keeps the viewer on this machine unless the command line says otherwise.
 
-    ``ns-viewer`` replaces a run's viewer settings by its own, whose default is to listen on every interface.
+    ``ns-viewer`` replaces a run's viewer settings with its own, which listen on every interface by default.
 
     Args:
-        viewer: Settings about to be used; changed in place.
-        argv: Command line of the process; an explicit ``--viewer.websocket-host`` is left alone.
+        viewer: settings about to be used; changed in place.
+        argv: command line of the process; an explicit ``--viewer.websocket-host`` takes precedence.
 
     Returns:
         The same settings.
@@ -286,10 +287,13 @@ def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerCon
 
 
 def export_command(argv: Sequence[str]) -> str | None:
-    """Which of its commands ``ns-export`` is running; None in every other program.
+    """Returns the command of ``ns-export`` that is running; None in every other program.
 
     Args:
-        argv: Command line of the process.
+        argv: command line of the process.
+
+    >>> export_command(["/env/bin/ns-export", "pointcloud", "--load-config", "config.yml"])
+    'pointcloud'
     """
     if not argv or os.path.splitext(os.path.basename(argv[0]))[0] != "ns-export":
         return None
@@ -300,8 +304,8 @@ def export_command(argv: Sequence[str]) -> str | None:
 
 
 def quiet_known_warnings() -> None:
-    """Silences what nerfstudio 1.1.5 triggers in today's torch at every image, and a user can do nothing about."""
-    # Cameras index with lists; torch has announced a change since 2.1 and not made it.
+    """Silences warnings that nerfstudio 1.1.5 triggers in current torch at every image."""
+    # Cameras are indexed with lists, which torch has deprecated since 2.1 but still supports.
     warnings.filterwarnings("ignore", message="Using a non-tuple sequence", module=r"nerfstudio\.cameras")
 
 
@@ -309,20 +313,20 @@ def quiet_known_warnings() -> None:
 
 
 def provide_ffmpeg() -> str | None:
-    """Lets nerfstudio and mediapy find an ffmpeg where none is installed: they look for that name on the PATH.
+    """Makes the ffmpeg of the package imageio-ffmpeg available to nerfstudio and mediapy if none is installed.
 
-    The program of the package imageio-ffmpeg has another name, so the cache folder ($F3RM_EXT_CACHE, else
-    ~/.cache/f3rm_ext) gets a link to it, and the end of the PATH that folder. An ffmpeg on the PATH goes first. Costs
-    next to nothing once the link is there; safe to call twice.
+    They look for a program called ffmpeg on the PATH, but that package's program has another name. So a link to it is
+    put in the cache folder ($F3RM_EXT_CACHE, otherwise ~/.cache/f3rm_ext), which is appended to the PATH. Takes almost
+    no time once the link exists; safe to call twice.
 
     Returns:
-        Path of the ffmpeg that will be used; None where there is none, or where the link cannot be written.
+        Path of the ffmpeg that will be used; None if there is none or the link cannot be written.
     """
     if found := shutil.which("ffmpeg"):
         return found
     folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser() / "bin"
     link = folder / ("ffmpeg.exe" if os.name == "nt" else "ffmpeg")
-    if not os.access(link, os.X_OK):  # nor is a link whose environment has been removed
+    if not os.access(link, os.X_OK):  # missing, or left by an environment that was removed
         try:
             import imageio_ffmpeg
 
@@ -341,7 +345,7 @@ def provide_ffmpeg() -> str | None:
 
 
 def _gsplat_stand_in(reason: str) -> dict[str, types.ModuleType]:
-    """The modules nerfstudio's splatfacto imports names from, with names that say what is wrong when used."""
+    """Returns stand-ins for the modules that splatfacto imports, whose classes raise an explanation when used."""
 
     class DefaultStrategy:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -355,12 +359,12 @@ def _gsplat_stand_in(reason: str) -> dict[str, types.ModuleType]:
 
 
 def tolerate_missing_gsplat() -> None:
-    """Lets every method but splatfacto run where gsplat is missing or broken.
+    """Lets every method but splatfacto run if gsplat is missing or broken.
 
-    Nerfstudio 1.1.5 imports gsplat at the top of splatfacto, and splatfacto wherever a trainer or a viewer is imported,
-    so without gsplat no ``ns-*`` command starts. Where its import fails, splatfacto is imported here over a stand-in
-    that is taken away again at once: for everybody else gsplat stays as missing as it is. Must be called before
-    nerfstudio reaches splatfacto; costs nothing where gsplat is fine.
+    Nerfstudio 1.1.5 imports splatfacto with every trainer and viewer, and splatfacto imports gsplat at its top, so
+    without gsplat no ``ns-*`` command starts. If importing gsplat fails, splatfacto is imported here with a stand-in,
+    which is removed again at once: for all other code gsplat stays missing. Must be called before nerfstudio imports
+    splatfacto; costs nothing if gsplat works.
     """
     if "nerfstudio.models.splatfacto" in sys.modules:
         return
@@ -368,7 +372,7 @@ def tolerate_missing_gsplat() -> None:
         import gsplat.strategy  # noqa: F401
 
         return
-    except Exception as error:  # a broken build can raise anything: OSError, RuntimeError ...
+    except Exception as error:  # a broken build can raise anything, such as OSError or RuntimeError
         stand_in = _gsplat_stand_in(f"{type(error).__name__}: {error}")
     before = {name: sys.modules[name] for name in stand_in if name in sys.modules}
     sys.modules.update(stand_in)
@@ -381,14 +385,14 @@ def tolerate_missing_gsplat() -> None:
 
 
 def _gsplat_kernels() -> Any:
-    """gsplat's CUDA kernels, compiled now where that is needed and possible (minutes); None where it is not."""
+    """Returns gsplat's CUDA kernels, compiling them first if needed (minutes); None if they cannot be compiled."""
     from gsplat.cuda import _backend
 
     return _backend._C  # type: ignore[attr-defined]
 
 
 def gsplat_wheels() -> str | None:
-    """The index of gsplat 1.4.0 with kernels compiled for this Python, torch and CUDA; None where there is none."""
+    """Returns the URL of the wheel index with gsplat 1.4.0 for this Python, torch and CUDA; None if there is none."""
     import torch
 
     version = torch.__version__.split("+")[0].split(".")
@@ -401,7 +405,7 @@ def gsplat_wheels() -> str | None:
 
 
 def gsplat_advice() -> str:
-    """What to do where gsplat has no CUDA kernels; the middle of a sentence."""
+    """Returns how to get CUDA kernels for gsplat, as the middle of a sentence."""
     import torch
 
     toolkit = f"install the CUDA toolkit {torch.version.cuda or 'of the same version as PyTorch'} (its compiler nvcc)"
@@ -412,28 +416,28 @@ def gsplat_advice() -> str:
 
 
 def check_gsplat_kernels() -> None:
-    """Makes sure that gsplat can draw on CUDA; compiles its kernels where that was not done yet.
+    """Makes sure that gsplat can render on CUDA; compiles its kernels if that was not done yet.
 
-    gsplat from PyPI comes as source. Where it cannot be compiled it is imported nonetheless, and fails at its first
-    use with ``'NoneType' object has no attribute 'CameraModelType'``.
+    gsplat comes from PyPI as source. If it cannot be compiled, its import still succeeds, and its first use fails with
+    ``'NoneType' object has no attribute 'CameraModelType'``.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: gsplat cannot render on CUDA.
     """
     try:
         if _gsplat_kernels() is not None:
             return
-        reason = "they are not compiled and there is no CUDA toolkit to do it"
-    except Exception as error:  # whatever compilers, linkers and loaders say
+        reason = "they are not compiled, and there is no CUDA toolkit to compile them"
+    except Exception as error:  # errors of compilers, linkers and loaders
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     raise ConfigError(
-        f"Splats cannot be drawn on CUDA, because gsplat has no kernels here ({reason}): {gsplat_advice()}, or use "
+        f"Splats cannot be rendered on CUDA, because gsplat has no kernels here ({reason}): {gsplat_advice()}, or use "
         "--machine.device-type cpu."
     )
 
 
 def describe_gsplat() -> tuple[bool, str, str]:
-    """Whether gsplat can draw on CUDA as far as can be told without compiling anything, what was found, and advice."""
+    """Returns whether gsplat can render on CUDA, what was found, and advice; compiles nothing to find out."""
     import importlib.util
 
     if not has_cuda():

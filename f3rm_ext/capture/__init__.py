@@ -2,5 +2,5 @@
 
 from f3rm_ext import compat
 
-# Nerfstudio's dataparsers are loaded first of all our parts, before anything has reached splatfacto and its gsplat.
+# Nerfstudio loads dataparsers before our other parts, so this runs before anything imports splatfacto and gsplat.
 compat.tolerate_missing_gsplat()

@@ -66,7 +66,7 @@ def require_images(count: int, where: object) -> None:
 def check_pose(matrix: object, name: object) -> None:
     """Checks one camera-to-world matrix.
 
-    A uniform scale in the rotation is refused, too: it is not clear whether the positions carry it.
+    A uniform scale in the rotation is refused as well, because positions may or may not include it.
 
     Args:
         matrix: 4 x 4 numbers (or 3 x 4).
@@ -74,6 +74,10 @@ def check_pose(matrix: object, name: object) -> None:
 
     Raises:
         CaptureError: wrong shape, NaN or inf, mirrored, scaled, or not a rotation and a position.
+
+    >>> check_pose(np.diag([2.0, 2.0, 2.0, 1.0]), "a.png")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    f3rm_ext.errors.CaptureError: The pose (transform_matrix) of a.png carries a scale of 2: divide its 3 x 3 part ...
     """
     where = f"The pose (transform_matrix) of {name}"
     remedy = "take the frame out, or compute the poses again"
@@ -102,7 +106,7 @@ def check_pose(matrix: object, name: object) -> None:
 
 
 def check_frame_poses(frames: Sequence[Mapping[str, Any]]) -> None:
-    """:func:`check_pose` of all frames, which must be 4 x 4."""
+    """Checks the poses of all frames, which must be 4 x 4, with :func:`check_pose`."""
     for frame in frames:
         matrix = frame.get("transform_matrix")
         if np.shape(matrix) == (3, 4):  # type: ignore[arg-type]
@@ -111,9 +115,13 @@ def check_frame_poses(frames: Sequence[Mapping[str, Any]]) -> None:
 
 
 def per_frame_intrinsics(meta: Meta) -> Meta:
-    """The same transforms with intrinsics per frame wherever a frame has its own.
+    """Returns the transforms with intrinsics in every frame, if any frame has its own.
 
-    nerfstudio uses a value at the top for all frames even where a frame gives another.
+    nerfstudio uses a value at the top for all frames, even for frames that give another one.
+
+    >>> meta = {"fl_x": 500, "frames": [{"file_path": "a.png"}, {"file_path": "b.png", "fl_x": 400}]}
+    >>> per_frame_intrinsics(meta)
+    {'frames': [{'file_path': 'a.png', 'fl_x': 500}, {'file_path': 'b.png', 'fl_x': 400}]}
     """
     frames = [dict(frame) for frame in meta["frames"]]
     shared = {key: value for key, value in meta.items() if key != "frames"}
@@ -132,11 +140,11 @@ def check_intrinsics(meta: Meta, camera_models: Sequence[str]) -> None:
     """Checks that every frame has a focal length, a principal point and a size.
 
     Args:
-        meta: as :func:`per_frame_intrinsics` returns.
-        camera_models: names that are known.
+        meta: result of :func:`per_frame_intrinsics`.
+        camera_models: names of the known camera models.
 
     Raises:
-        CaptureError: one is missing or impossible, or the camera model is unknown.
+        CaptureError: a value is missing or impossible, or the camera model is unknown.
     """
     model = meta.get("camera_model")
     if model is not None and model not in camera_models:
@@ -159,10 +167,10 @@ def check_intrinsics(meta: Meta, camera_models: Sequence[str]) -> None:
 
 
 def check_same_keys(frames: Sequence[Mapping[str, Any]], key: str) -> None:
-    """Checks that all frames or none have a file such as ``mask_path``.
+    """Checks that either all frames or none name a file such as ``mask_path``.
 
     Raises:
-        CaptureError: some have and some have not.
+        CaptureError: only some frames name one.
     """
     without = [frame["file_path"] for frame in frames if key not in frame]
     if without and len(without) < len(frames):
@@ -173,20 +181,20 @@ def check_same_keys(frames: Sequence[Mapping[str, Any]], key: str) -> None:
 
 
 def check_splits(meta: Meta, split: str, *, drop_unknown: bool) -> Meta:
-    """Checks the split lists, and fills in one that is missing.
+    """Checks the split lists and fills in a missing one.
 
-    ``val`` and ``test`` stand in for each other; with neither there are no evaluation images.
+    ``val`` and ``test`` stand in for each other; if both are missing, there are no evaluation images.
 
     Args:
         meta: transforms.
-        split: which one is going to be read: train, val or test.
-        drop_unknown: leave out names that no frame has instead of refusing them.
+        split: the split that will be read: train, val or test.
+        drop_unknown: leave out names that belong to no frame instead of refusing them.
 
     Returns:
-        The transforms with a list for ``split``, if they have lists at all.
+        The transforms with a list for ``split``, if they have any lists.
 
     Raises:
-        CaptureError: the training list is missing, or a list has names that no frame has.
+        CaptureError: the training list is missing, or a list has names that belong to no frame.
     """
     lists = {name: meta[f"{name}_filenames"] for name in SPLITS if f"{name}_filenames" in meta}
     if not lists:
@@ -212,12 +220,12 @@ def check_splits(meta: Meta, split: str, *, drop_unknown: bool) -> Meta:
 
 
 def check_dataparser_outputs(outputs: DataparserOutputs, *, check_files: bool = True, min_images: int = 2) -> None:
-    """Checks what any dataparser has made of a capture.
+    """Checks the outputs of any dataparser.
 
     Args:
         outputs: of one split.
-        check_files: whether the image files have to be there.
-        min_images: fewest images, 2 for training.
+        check_files: whether the image files must exist.
+        min_images: smallest number of images, 2 for training.
 
     Raises:
         CaptureError: too few images, missing files, or poses that are not rigid.

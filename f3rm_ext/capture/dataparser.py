@@ -26,19 +26,18 @@ class CaptureDataParserConfig(NerfstudioDataParserConfig):
     _target: type = field(default_factory=lambda: CaptureDataParser)
     """Class to build."""
     train_split_fraction: float = 0.9
-    """Part of the images used for training, (0, 1], where transforms.json has no split lists and eval-mode is
-    fraction. The rest is for evaluation."""
+    """Share of images for training, (0, 1], if transforms.json has no split lists and eval-mode is fraction."""
     load_3D_points: bool = False
-    """Whether to read the points of the capture, at which splats begin: those of ply_file_path in transforms.json, else
-    COLMAP's in colmap/sparse/0."""
+    """Read the points of the capture, at which splats are initialised.
+    They come from ply_file_path in transforms.json, otherwise from COLMAP's colmap/sparse/0."""
     drop_missing_frames: bool = False
-    """Go on without the frames whose image files are not there."""
+    """Leave out frames whose image files are missing."""
 
     def __post_init__(self) -> None:
         """Checks the values.
 
         Raises:
-            ConfigError: one of them cannot work.
+            ConfigError: a value cannot work.
         """
         if not 0 < self.train_split_fraction <= 1:
             raise ConfigError(
@@ -54,7 +53,7 @@ class CaptureDataParserConfig(NerfstudioDataParserConfig):
 class CaptureDataParser(Nerfstudio):
     """Reads a capture in nerfstudio's format after checking it; never changes its files.
 
-    Every frame may have intrinsics and size of its own, and missing lists of evaluation images are no error.
+    Frames may have their own intrinsics and size, and lists of evaluation images may be missing.
     """
 
     config: CaptureDataParserConfig
@@ -67,19 +66,19 @@ class CaptureDataParser(Nerfstudio):
         self._opens_images = True
 
     def _generate_dataparser_outputs(self, split: str = "train") -> DataparserOutputs:
-        """Cameras and files of a split.
+        """Returns cameras and files of a split.
 
         Raises:
             CaptureError: the capture cannot be used.
         """
         if self._checked is None:
-            # nerfstudio sets a factor beforehand when it needs cameras only and images may be absent.
+            # nerfstudio sets a factor beforehand if it needs only the cameras; images may be absent then.
             self._opens_images = self.downscale_factor is None
             self._checked = self._check()
         meta = self._checked
         meta = checks.check_splits(meta, split, drop_unknown=self.config.drop_missing_frames)
         try:
-            # nerfstudio would ask whether it may write to the capture, and only warns where points are missing.
+            # nerfstudio would ask whether it may write to the capture, and only warn of missing points.
             self.prompted_user, self.create_pc = True, False
             without_points = {key: value for key, value in meta.items() if key != "ply_file_path"}
             outputs = _with_transforms(Nerfstudio._generate_dataparser_outputs, without_points)(self, split)
@@ -108,7 +107,7 @@ class CaptureDataParser(Nerfstudio):
         return meta
 
     def _without_missing(self, meta: checks.Meta, folder: Path) -> checks.Meta:
-        """Refuses or drops frames whose files are not there; settles the downscale factor."""
+        """Refuses or drops frames whose files are missing; determines the downscale factor."""
         if self.downscale_factor is None and self.config.downscale_factor is None:
             # nerfstudio looks at the first original image to choose a factor.
             meta = self._keep_present(meta, lambda path: folder / path)
@@ -144,7 +143,7 @@ class CaptureDataParser(Nerfstudio):
         return {**meta, "frames": kept}
 
     def _fit_cameras(self, outputs: DataparserOutputs) -> None:
-        """Compares files with cameras; takes a size that rounding has made one pixel different from the file."""
+        """Checks image sizes against cameras; adopts the files' size where rounding makes a difference of one pixel."""
         sizes = image_sizes(outputs.image_filenames)
         cameras = outputs.cameras
         slack = 0 if self.downscale_factor == 1 else 1
@@ -173,10 +172,10 @@ class CaptureDataParser(Nerfstudio):
 
 
 def _with_transforms(generate: Callable[..., Any], meta: checks.Meta) -> Callable[..., Any]:
-    """nerfstudio's method, made to see these transforms instead of the file.
+    """Returns a copy of nerfstudio's method that sees these transforms instead of the file.
 
-    It reads the file through the name ``load_from_json`` of its module. A copy of the function with its own globals
-    is given another one, so that neither the file nor nerfstudio's module is touched.
+    The method reads the file through the global ``load_from_json``. The copy has its own globals with another
+    ``load_from_json``, so neither the file nor nerfstudio's module is changed.
     """
     if "load_from_json" not in generate.__code__.co_names:
         raise RuntimeError("nerfstudio's dataparser no longer reads transforms.json by load_from_json.")
@@ -188,4 +187,4 @@ capture_dataparser = DataParserSpecification(
     config=CaptureDataParserConfig(),
     description="Capture in nerfstudio's format (images and transforms.json), checked before use.",
 )
-"""What nerfstudio's registry of dataparsers loads."""
+"""The entry point for nerfstudio's registry of dataparsers."""

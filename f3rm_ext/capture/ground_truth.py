@@ -1,8 +1,8 @@
-"""What a capture knows exactly about its images: labels and depth, in the formats they come in.
+"""Ground truth of a capture: labels and depth of its images.
 
-Two formats of labels are read. *Label images* stand beside the photos and are named in transforms.json (``classes``,
-and ``label_file_path`` or ``label_path`` per frame; each pixel holds the number of its class). *Polygons* are those of
-LERF-OVS: one JSON file per labelled frame, with ``info`` (name, width, height) and ``objects`` (category,
+Labels come in two formats. *Label images* are named in transforms.json: ``classes`` at the top, and
+``label_file_path`` or ``label_path`` per frame; each pixel holds the number of its class. *Polygons* are those of
+LERF-OVS: one JSON file per labelled frame with ``info`` (name, width, height) and ``objects`` (category,
 segmentation, bbox).
 """
 
@@ -19,7 +19,7 @@ from PIL import Image
 from f3rm_ext.errors import CaptureError
 
 ROOM_PARTS = ("room",)
-"""Kinds of things in scene.json that are not objects one would look for."""
+"""Kinds of things in scene.json that are not objects to search for."""
 LABEL_KEYS = ("label_file_path", "label_path")
 DEPTH_KEYS = ("depth_file_path", "depth_path")
 
@@ -39,9 +39,9 @@ class LabelledView:
     """The labels of one image at some size."""
 
     masks: Mapping[str, Bool[np.ndarray, "h w"]]
-    """Pixels of each class that can be seen."""
+    """Mask of each visible class."""
     boxes: Mapping[str, tuple[tuple[float, float, float, float], ...]]
-    """Boxes (left, top, right, bottom) of each of them in pixels; several where there are several such objects."""
+    """Boxes (left, top, right, bottom) of each visible class, pixels; one per object."""
 
 
 @runtime_checkable
@@ -50,16 +50,16 @@ class GroundTruth(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names that can be asked for."""
+        """Names of the labelled objects."""
         ...
 
     def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
-        """Labels of an image at a size; None where it has none.
+        """Returns the labels of an image, resampled to a size by nearest pixel; None if it has none.
 
         Args:
             image: file of the photo.
-            height_px: size wanted; the nearest pixel is taken.
-            width_px: size wanted.
+            height_px: height of the result.
+            width_px: width of the result.
 
         Raises:
             CaptureError: there are labels, but they cannot be read.
@@ -68,7 +68,7 @@ class GroundTruth(Protocol):
 
 
 class Truth:
-    """What a capture says of itself in its transforms.json: label images and depth. Empty where it says nothing.
+    """Label images and depth images named in a capture's transforms.json; empty if it names none.
 
     Args:
         data: folder of the capture, or its transforms.json.
@@ -87,7 +87,7 @@ class Truth:
         self._by_name = {} if len(set(names)) < len(names) else dict(zip(names, frames, strict=True))
         names = meta.get("classes")
         self.names: tuple[str, ...] = tuple(map(str, names)) if isinstance(names, list) else ()
-        """Of all labels, that of nothing (0) first."""
+        """Names of all labels, beginning with label 0, which means nothing."""
         self.things = self._read_things()
 
     @property
@@ -97,38 +97,38 @@ class Truth:
 
     @property
     def has_labels(self) -> bool:
-        """Whether there are classes and an image with labels."""
+        """Whether there are classes and at least one label image."""
         return bool(self.things) and any(_of(frame, LABEL_KEYS) for frame in self._frames.values())
 
     @property
     def exact_depth(self) -> bool:
-        """Whether depth images come with the unit they are in."""
+        """Whether there are depth images with a known unit."""
         return self._depth_unit_m is not None and any(_of(frame, DEPTH_KEYS) for frame in self._frames.values())
 
     def depth_m(self, image: Path, height_px: int, width_px: int) -> Float32[np.ndarray, "h w"] | None:
-        """Depth along the optical axis at pixel centres, metres, 0 where unknown; None where there is none.
+        """Returns depth along the optical axis at pixel centres, metres, 0 if unknown; None if there is no depth image.
 
         Args:
             image: file of the photo.
-            height_px: size wanted; the nearest pixel is taken.
-            width_px: size wanted.
+            height_px: height of the result, which is resampled by nearest pixel.
+            width_px: width of the result.
         """
         path = self.file(image, DEPTH_KEYS) if self._depth_unit_m else None
         values = None if path is None else nearest(_read_image(path), height_px, width_px)
         return None if values is None else (values * float(self._depth_unit_m or 0.0)).astype(np.float32)
 
     def labels(self, image: Path, height_px: int, width_px: int) -> Int[np.ndarray, "h w"] | None:
-        """Label of each pixel, 0 for nothing; None where there are none. Arguments as :meth:`depth_m`."""
+        """Returns the label of each pixel, 0 for nothing; None if there are none. Arguments as :meth:`depth_m`."""
         values = self.label_image(image) if self.things else None
         return None if values is None else nearest(values, height_px, width_px)
 
     def label_image(self, image: Path) -> Int[np.ndarray, "h w"] | None:
-        """Label of each pixel of the label image as it is; None where a photo has none."""
+        """Returns the label image of a photo at its own size; None if it has none."""
         path = self.file(image, LABEL_KEYS)
         return None if path is None else _read_image(path).astype(np.int64)
 
     def files(self, keys: tuple[str, ...]) -> list[Path]:
-        """All files that belong to photos under one of these keys, in order of the frames."""
+        """Returns the files that frames name under one of these keys, in the order of frames."""
         found = [self.file(image, keys) for image in self._frames]
         return [path for path in found if path is not None]
 
@@ -142,7 +142,7 @@ class Truth:
         return LabelledView(masks, {name: (_box_of(mask),) for name, mask in masks.items()})
 
     def file(self, image: Path, keys: tuple[str, ...]) -> Path | None:
-        """The file that belongs to a photo under one of these keys of its frame; None where there is none."""
+        """Returns the file that a photo's frame names under one of these keys; None if there is none."""
         name = _of(self._frames.get(image.resolve()) or self._by_name.get(image.name) or {}, keys)
         return None if name is None or not (self.folder / name).is_file() else self.folder / name
 
@@ -159,7 +159,7 @@ class PolygonLabels:
     """Labels in the format of LERF-OVS.
 
     Args:
-        folder: with one JSON file per labelled frame; files of other kinds are skipped.
+        folder: contains one JSON file per labelled frame; other files are skipped.
 
     Raises:
         CaptureError: there is no such file, or one cannot be understood.
@@ -208,21 +208,29 @@ class PolygonLabels:
 
 
 def nearest(image: np.ndarray, height_px: int, width_px: int) -> np.ndarray:
-    """An image at another size, each pixel that of the original nearest to its centre."""
+    """Resizes an image by nearest pixel.
+
+    >>> nearest(np.array([[1, 2], [3, 4]]), height_px=2, width_px=4).tolist()
+    [[1, 1, 2, 2], [3, 3, 4, 4]]
+    """
     rows = ((np.arange(height_px) + 0.5) * image.shape[0] / height_px).astype(int)
     cols = ((np.arange(width_px) + 0.5) * image.shape[1] / width_px).astype(int)
     return image[rows][:, cols]
 
 
 def polygon_mask(corners: Float[np.ndarray, "corners 2"], height_px: int, width_px: int) -> Bool[np.ndarray, "h w"]:
-    """Pixels whose centres lie inside a polygon, by the even-odd rule.
+    """Returns a mask of the pixels whose centres lie inside a polygon, by the even-odd rule.
 
-    Unlike what drawing libraries fill, it has no rim: that of Pillow would add half a pixel all around.
+    Drawing libraries such as Pillow also fill the outline, which would add half a pixel on all sides.
 
     Args:
-        corners: (x, y) in pixels, continuous.
-        height_px: of the mask.
-        width_px: of the mask.
+        corners: (x, y) in continuous pixel coordinates.
+        height_px: height of the mask.
+        width_px: width of the mask.
+
+    >>> polygon_mask(np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 1.0], [0.0, 1.0]]), height_px=2, width_px=3).astype(int)
+    array([[1, 1, 0],
+           [0, 0, 0]])
     """
     centres = np.arange(height_px) + 0.5
     crossings = np.zeros((height_px, width_px + 1), dtype=np.int64)
@@ -234,7 +242,7 @@ def polygon_mask(corners: Float[np.ndarray, "corners 2"], height_px: int, width_
 
 
 def _polygon_object(entry: Any) -> tuple[str, np.ndarray, np.ndarray]:
-    """Category, polygon (points, 2) and box (left, top, right, bottom) of an object; that of the polygon if none."""
+    """Returns category, polygon (points, 2) and box (left, top, right, bottom); the polygon's box if none is given."""
     polygon = np.asarray(entry["segmentation"], dtype=np.float64).reshape(-1, 2)
     if len(polygon) < 3 or not np.isfinite(polygon).all():
         raise ValueError("a polygon has fewer than three points")

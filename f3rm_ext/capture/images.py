@@ -1,4 +1,4 @@
-"""Checks of image files: present, readable, of the size the cameras say."""
+"""Checks of image files: present, readable and complete; and their sizes."""
 
 import os
 from collections.abc import Sequence
@@ -17,23 +17,27 @@ _NAMED = 5
 
 
 def name_some(names: Sequence[object]) -> str:
-    """Up to five names, and how many more there are."""
+    """Returns up to five names, and how many more there are.
+
+    >>> name_some(["a.png", "b.png"]), name_some(range(7))
+    ('a.png, b.png', '0, 1, 2, 3, 4 and 2 more')
+    """
     listed = ", ".join(str(name) for name in names[:_NAMED])
     more = len(names) - _NAMED
     return f"{listed} and {more} more" if more > 0 else listed
 
 
 def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:
-    """Width and height of an image file, px, after checks that need not decode it.
+    """Returns width and height of an image file, px, after checking it.
 
-    The file is decoded only where its end is not that of a complete JPEG or PNG file.
+    The file is decoded only if it does not end like a complete JPEG or PNG file.
 
     Args:
         path: image file.
-        mask: whether it is a mask (one channel) and not a picture.
+        mask: whether it is a mask (one channel) instead of a photo.
 
     Raises:
-        CaptureError: it is missing, unreadable, cut short, or of a kind that cannot be trained on.
+        CaptureError: the file is missing, unreadable, cut short, or of a kind that cannot be trained on.
     """
     try:
         with Image.open(path) as image:
@@ -58,7 +62,7 @@ def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:
 
 
 def image_sizes(paths: Sequence[Path], *, masks: bool = False) -> list[tuple[int, int]]:
-    """:func:`image_size` of many files, in threads."""
+    """Returns :func:`image_size` of many files, read in threads."""
     with ThreadPoolExecutor(max_workers=min(_THREADS, 2 * (os.cpu_count() or 1))) as pool:
         return list(pool.map(lambda path: image_size(path, mask=masks), paths))
 

@@ -1,4 +1,4 @@
-"""The points of a capture, as structure from motion finds them: read, and left out with a notice where they are bad."""
+"""The points that structure from motion found in a capture; unusable points are left out with a message."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,23 +14,23 @@ from torch import Tensor
 from f3rm_ext.errors import CaptureError, UserError
 
 XYZ, RGB, SOURCE = "points3D_xyz", "points3D_rgb", "points3D_source"
-"""Metadata of a dataparser's outputs: places (N, 3; scene frame), colours (N, 3; uint8), and the file they are of."""
+"""Metadata keys of a dataparser's outputs: positions (N, 3; scene frame), colours (N, 3; uint8), and their file."""
 GREY = 128
-"""Colour of points that have none."""
+"""Level of all channels for points without colour."""
 _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
 
 
 def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: DataparserOutputs) -> dict[str, Any]:
-    """The points that belong to a transforms.json: its ``ply_file_path``, else COLMAP's own in colmap/sparse/0.
+    """Reads the points of a capture: ``ply_file_path`` of transforms.json, otherwise COLMAP's in colmap/sparse/0.
 
     Args:
-        meta: transforms.json.
-        folder: that file paths are relative to.
-        outputs: of the dataparser for this capture; says where the scene frame is.
+        meta: contents of transforms.json.
+        folder: folder to which file paths are relative.
+        outputs: of the dataparser for this capture, which define the scene frame.
 
     Returns:
-        The metadata :data:`XYZ`, :data:`RGB` and :data:`SOURCE`; nothing where there are no points, or none that can be
-        read, which is said.
+        The metadata :data:`XYZ`, :data:`RGB` and :data:`SOURCE`. Empty if there are no points, or if they cannot be
+        read, which is reported on the console.
     """
     sparse = folder / "colmap" / "sparse" / "0"
     try:
@@ -50,22 +50,22 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
     matrix[:3] = np.asarray(outputs.dataparser_transform, dtype=np.float64)[:3, :4]
     scale = float(outputs.dataparser_scale)
     if meta.get("ply_file_path"):
-        # They lie in the frame of the poses of the file; nerfstudio's transform is from the frame before that.
+        # These points are in the frame of the poses in the file; nerfstudio's transform starts one frame earlier.
         applied = np.eye(4)
         applied[:3] = applied_transform(meta, folder)
         matrix = matrix @ np.linalg.inv(applied)
         scale /= float(meta.get("applied_scale", 1.0))
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is left out afterwards
+    with np.errstate(invalid="ignore", over="ignore"):  # points that are not finite are left out later
         placed = scale * (xyz.astype(np.float64) @ matrix[:3, :3].T + matrix[:3, 3])
     return {XYZ: torch.from_numpy(placed).float(), RGB: torch.from_numpy(rgb), SOURCE: str(path)}
 
 
 def applied_transform(meta: Mapping[str, Any], folder: Path) -> Float64[np.ndarray, "3 4"]:
-    """What was done to the poses before they were written to transforms.json, as nerfstudio takes it.
+    """Returns the transform applied to the poses before they were written to transforms.json, as nerfstudio assumes it.
 
     Args:
-        meta: transforms.json.
-        folder: the capture's.
+        meta: contents of transforms.json.
+        folder: folder of the capture.
     """
     if "applied_transform" in meta:
         return np.asarray(meta["applied_transform"], dtype=np.float64)[:3, :4]
@@ -75,17 +75,17 @@ def applied_transform(meta: Mapping[str, Any], folder: Path) -> Float64[np.ndarr
 
 
 def read_point_cloud(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
-    """Places and colours of a PLY file, ASCII or binary; grey where there are no colours.
+    """Reads positions and colours of a PLY file, ASCII or binary; grey if there are no colours.
 
     Raises:
-        UserError: there is no such file, it is damaged, or it has no points.
-        OSError: it cannot be read.
+        UserError: the file does not exist, is damaged, or has no points.
+        OSError: the file cannot be read.
     """
     from f3rm_ext.utils.ply import PlyTables
 
     if not path.is_file():
         raise CaptureError(
-            f"There is no file {path}, which transforms.json has as ply_file_path: copy it back, or take the name out."
+            f"There is no file {path}, the ply_file_path of transforms.json: copy it back, or remove the entry."
         )
     tables = PlyTables.open(path)
     table = tables.tables.get("vertex")
@@ -104,11 +104,11 @@ def read_point_cloud(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8
 
 
 def read_colmap_points(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
-    """Places and colours of COLMAP's points3D.bin or points3D.txt.
+    """Reads positions and colours of COLMAP's points3D.bin or points3D.txt.
 
     Raises:
-        CaptureError: it is damaged.
-        OSError: it cannot be read.
+        CaptureError: the file is damaged.
+        OSError: the file cannot be read.
     """
     from nerfstudio.data.utils import colmap_parsing_utils as colmap
 
@@ -124,10 +124,10 @@ def read_colmap_points(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UIn
 
 
 def keep_going_without_points(dataparser: Any) -> None:
-    """Has one of nerfstudio's dataparsers go on, and say so, where the points it loads cannot be read.
+    """Makes one of nerfstudio's dataparsers continue without points, with a message, if they cannot be read.
 
     Args:
-        dataparser: changed in place; nothing is done where it loads none.
+        dataparser: changed in place if it loads points.
     """
     load = getattr(dataparser, "_load_3D_points", None)
     if load is None:
@@ -140,7 +140,7 @@ def keep_going_without_points(dataparser: Any) -> None:
             return load(*arguments, **options) or {}
         except Exception as error:
             reason = (str(error).strip().splitlines() or [""])[0].rstrip(".") or type(error).__name__
-            if reason not in said:  # It is asked for the points of every split.
+            if reason not in said:  # the points are loaded once per split
                 CONSOLE.log(f"Going on without the capture's points, which cannot be read ({reason}).", markup=False)
             said.add(reason)
             return {}
@@ -149,10 +149,10 @@ def keep_going_without_points(dataparser: Any) -> None:
 
 
 def keep_usable_points(metadata: dict[str, Any]) -> None:
-    """Leaves out points that are not finite, says so, and gives grey to those without colours.
+    """Leaves out points that are not finite, with a message, and makes points without colours grey.
 
     Args:
-        metadata: of a dataparser's outputs, changed in place; no points are left in it where there are none to use.
+        metadata: of a dataparser's outputs, changed in place; the entries are removed if no point is usable.
     """
     if XYZ not in metadata:
         return

@@ -1,7 +1,7 @@
-"""Checkpoint files: written atomically, checked before use, free of anything but tensors and plain Python values.
+"""Checkpoint files: written atomically, checked before use, made of tensors and plain Python values only.
 
-Files are named as nerfstudio names them, ``step-000000123.ckpt``. Nerfstudio's loader parses every name in the folder,
-so nothing else is ever put there: temporary files lie in the run folder, next to it.
+Files are named as nerfstudio names them, ``step-000000123.ckpt``. Nerfstudio's loader parses every file name in the
+folder, so temporary files are put in its parent, the run folder.
 """
 
 import os
@@ -17,15 +17,15 @@ import torch
 from f3rm_ext.errors import CheckpointError
 
 SPARES = 1
-"""Checkpoints kept besides the newest with ``save_only_latest_checkpoint``: a damaged newest one loses little."""
+"""Checkpoints kept besides the newest with ``save_only_latest_checkpoint``, in case the newest is damaged."""
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
 
 
 def plain(value: Any) -> Any:
-    """A copy of nested containers with numpy values turned into Python numbers and tensors.
+    """Returns a copy of nested containers in which numpy values are Python numbers and tensors.
 
-    Nerfstudio's schedulers leave numpy scalars behind, which ``torch.load(weights_only=True)`` refuses.
+    Nerfstudio's schedulers leave numpy scalars in their state, which ``torch.load(weights_only=True)`` refuses.
     """
     if isinstance(value, dict):
         return {plain(key): plain(item) for key, item in value.items()}
@@ -40,18 +40,22 @@ def plain(value: Any) -> Any:
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Returns the path of the checkpoint of a step."""
     return folder / f"step-{step:09d}.ckpt"
 
 
 def step_of(path: Path) -> int | None:
-    """The step in a checkpoint's name; None where it has another name."""
+    """Returns the step in a checkpoint's file name; None if the file has another name.
+
+    >>> step_of(path_of(Path("nerfstudio_models"), 123)), step_of(Path("config.yml"))
+    (123, None)
+    """
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def newest_first(folder: Path) -> list[tuple[int, Path]]:
-    """Steps and files of a checkpoint folder, whatever their condition; empty where there is no such folder."""
+    """Returns steps and files of a checkpoint folder, damaged or not; empty if there is no such folder."""
     if not folder.is_dir():
         return []
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -59,11 +63,11 @@ def newest_first(folder: Path) -> list[tuple[int, Path]]:
 
 
 def is_intact(path: Path, read_all: bool = True) -> bool:
-    """Whether a checkpoint file is complete.
+    """Returns whether a checkpoint file is complete.
 
     Args:
-        path: The file.
-        read_all: Compare the checksum of every part; otherwise look for the table of contents at the end only, which
+        path: the file.
+        read_all: compare the checksum of every part. Otherwise only look for the table of contents at the end, which
             a truncated file lacks.
     """
     try:
@@ -75,10 +79,10 @@ def is_intact(path: Path, read_all: bool = True) -> bool:
 
 
 def write(state: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint so that at any moment the file is either absent or complete.
+    """Writes a checkpoint so that the file is either absent or complete at any moment.
 
     Raises:
-        CheckpointError: The disk refuses it; what was there before is untouched.
+        CheckpointError: the disk refuses it; earlier checkpoints are untouched.
     """
     folder = path.parent
     temporary = folder.parent / f".{path.name}.{os.getpid()}.tmp"
@@ -104,7 +108,7 @@ def write(state: dict[str, Any], path: Path) -> None:
 
 
 def prune(folder: Path, spares: int = SPARES) -> None:
-    """Deletes all but the newest intact checkpoint and `spares` intact ones before it."""
+    """Deletes all checkpoints but the newest intact one and `spares` intact ones before it."""
     kept = 0
     for _, path in newest_first(folder):
         if kept <= spares and is_intact(path, read_all=False):
@@ -114,10 +118,10 @@ def prune(folder: Path, spares: int = SPARES) -> None:
 
 
 def newest_intact(folder: Path) -> tuple[Path, list[Path]]:
-    """The newest complete checkpoint of a folder, and the damaged newer ones that were passed over.
+    """Returns the newest intact checkpoint of a folder, and the newer damaged ones that were skipped.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: there is no intact checkpoint.
     """
     skipped: list[Path] = []
     for _, path in newest_first(folder):
@@ -126,24 +130,24 @@ def newest_intact(folder: Path) -> tuple[Path, list[Path]]:
         skipped.append(path)
     if skipped:
         raise CheckpointError(
-            f"Every checkpoint in {folder} is damaged ({_names(skipped)}): restore one from a copy, or train again."
+            f"Every checkpoint in {folder} is damaged ({_names(skipped)}): restore one from a backup, or train again."
         )
     raise CheckpointError(
         f"There is no checkpoint in {folder}: give --load-dir the folder of a run, or its nerfstudio_models folder, "
-        "in which a file step-*.ckpt lies."
+        "which contains a file step-*.ckpt."
     )
 
 
 def warning_about(skipped: list[Path], used: Path) -> str:
-    """One sentence for the user about damaged checkpoints that were passed over."""
+    """Returns a sentence for the user about damaged checkpoints that were skipped."""
     return f"Skipping damaged {_names(skipped)} in {used.parent}: using {used.name} instead."
 
 
 def find_folder(given: Path, relative_model_dir: Path) -> Path:
-    """The checkpoint folder meant by ``--load-dir``, which may name the run folder or the checkpoint folder in it.
+    """Returns the checkpoint folder for ``--load-dir``, which may name that folder or the run folder around it.
 
     Raises:
-        CheckpointError: There is no such folder, or it is a file.
+        CheckpointError: there is no such folder, or it is a file.
     """
     if given.is_file():
         option = "--load-config" if given.name == "config.yml" else "--load-checkpoint"
@@ -155,14 +159,14 @@ def find_folder(given: Path, relative_model_dir: Path) -> Path:
 
 
 def load(path: Path, needed: Collection[str] = ("step", "pipeline", "optimizers")) -> dict[str, Any]:
-    """Reads a checkpoint to the CPU, without ever running code from it.
+    """Reads a checkpoint to the CPU without running any code in it.
 
     Args:
-        path: The file.
-        needed: Parts that a checkpoint has to have.
+        path: the file.
+        needed: keys that the checkpoint must have.
 
     Raises:
-        CheckpointError: The file is missing, damaged, or not a nerfstudio checkpoint.
+        CheckpointError: the file is missing, damaged, or not a nerfstudio checkpoint.
     """
     if not path.is_file():
         raise CheckpointError(f"The checkpoint {path} does not exist: name a file step-*.ckpt of a run.")
@@ -170,7 +174,7 @@ def load(path: Path, needed: Collection[str] = ("step", "pipeline", "optimizers"
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and I/O errors of many types
         raise CheckpointError(
-            f"The checkpoint {path} cannot be read ({_first_line(error)}): it is damaged or of another program, "
+            f"The checkpoint {path} cannot be read ({_first_line(error)}): it is damaged or from another program, "
             "use an earlier one with --load-step."
         ) from error
     if not isinstance(state, dict) or not set(needed) <= state.keys():
@@ -191,7 +195,7 @@ def _is_write_failure(error: RuntimeError) -> bool:
 
 
 def _stale_files(run: Path) -> Iterator[Path]:
-    """Temporary files left by processes that were killed while writing."""
+    """Yields temporary files of processes that were killed while writing."""
     for path in run.glob(".step-*.ckpt.*.tmp"):
         pid = path.name.split(".")[-2]
         if pid.isdigit() and not _is_running(int(pid)):
@@ -199,7 +203,7 @@ def _stale_files(run: Path) -> Iterator[Path]:
 
 
 def _is_running(pid: int) -> bool:
-    if os.name == "nt":  # there, os.kill would end the process
+    if os.name == "nt":  # os.kill would end the process there
         return pid != os.getpid()
     try:
         os.kill(pid, 0)
@@ -211,7 +215,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename durable; a no-op where folders cannot be opened (Windows)."""
+    """Makes a rename durable; does nothing where folders cannot be opened (Windows)."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

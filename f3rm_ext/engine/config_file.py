@@ -1,8 +1,8 @@
-"""config.yml read without running anything that it names.
+"""Reads config.yml without running anything that it names.
 
-Nerfstudio reads it by a YAML loader that imports and calls whatever the file says. Here values come from an allow-list:
-config dataclasses of nerfstudio and of installed methods (filled in, not called), enums of theirs, paths, tuples and
-plain values. A class or function may only stand where the installed config has one of the same kind by default.
+Nerfstudio reads it with a YAML loader that imports and calls whatever the file names. Here, values come from an allow
+list: config dataclasses and enums of nerfstudio and of installed methods (filled in, never called), paths, tuples and
+plain values. A class or function is accepted only where the installed config has one of the same kind by default.
 """
 
 import dataclasses
@@ -35,36 +35,38 @@ _PATHS = {
 _GENERIC = f"{_CALL}_operator.getitem"
 """How a class with a type parameter is written: `VanillaDataManager[DepthDataset]`."""
 _OPTIMIZERS = "torch.optim"
-"""The only module of others whose classes configs name."""
+"""The only module of another package whose classes configs name."""
 
 
 class _Unfit(Exception):
-    """The file is no config of a run; the message completes "is not understood (...)"."""
+    """The file is not the config of a run; the message completes "is not understood (...)"."""
 
 
 class _Refused(Exception):
-    """The file asks for something that is not on the allow-list; the message completes "is refused, because ..."."""
+    """The file names something that is not on the allow list; the message completes "is refused, because ..."."""
 
 
 class _Place(NamedTuple):
-    """The field of a config that a value is for."""
+    """The field of a config for which a value is built."""
 
     owner: type
     name: str
     default: Any
-    """Its default in the installed class; ``dataclasses.MISSING`` where there is none."""
+    """Its default in the installed class; ``dataclasses.MISSING`` if there is none."""
 
 
 def read_config(path: Path) -> "TrainerConfig":
-    """Reads the options of a run. Nothing that the file names is called, and no foreign module imported.
+    """Reads the options of a run, without calling what the file names or importing foreign modules.
 
-    Options that the file lacks, as those of older runs, get their defaults; those that are no more are left out.
+    Options that the file lacks, as files of older runs do, get their defaults. Options that no longer exist are left
+    out.
 
     Args:
         path: a config.yml as nerfstudio writes it.
 
     Raises:
-        ConfigError: it is no such file, or asks for what is neither a config of nerfstudio nor of an installed method.
+        ConfigError: the file is not such a config, or names what belongs to no config of nerfstudio or of an installed
+            method.
     """
     from nerfstudio.engine.trainer import TrainerConfig
 
@@ -82,7 +84,7 @@ def read_config(path: Path) -> "TrainerConfig":
 
 
 class _Builder:
-    """Makes values of YAML nodes.
+    """Builds values from YAML nodes.
 
     Args:
         packages: top-level packages whose config classes may be used.
@@ -95,14 +97,14 @@ class _Builder:
         self._unfinished: set[int] = set()
 
     def build(self, node: Node, place: _Place | None = None) -> Any:
-        """The value of a node; the same one for all its aliases.
+        """Returns the value of a node; the same object for all its aliases.
 
         Args:
-            node: of the file, which outlives the builder.
-            place: the field it is for, if any.
+            node: a node of the file, which must outlive the builder.
+            place: the field for which it is built, if any.
         """
         if node.tag == _GENERIC or node.tag.startswith(_NAME):
-            value = self._named(node, place)  # depends on the place, so it is made anew for each alias
+            value = self._named(node, place)  # depends on the place, so it is built anew for each alias
         elif id(node) in self._built:
             value = self._built[id(node)]
         elif id(node) in self._unfinished:
@@ -147,7 +149,7 @@ class _Builder:
     # --- objects -----------------------------------------------------------------------------------------------------
 
     def _config(self, node: MappingNode) -> Any:
-        """An instance of a config class, filled in as unpickling would, but by its declared fields alone."""
+        """Returns an instance of a config class, filled in as unpickling would do, but with declared fields only."""
         kind = self._lookup(node, node.tag[len(_OBJECT) :])
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and self._is_config(kind)):
             self._refuse(node)
@@ -165,7 +167,7 @@ class _Builder:
             elif default is dataclasses.MISSING:
                 raise _Unfit(f"line {_line(node)} lacks {field.name}")
             object.__setattr__(config, field.name, default)  # frozen ones too
-        for value in given.values():  # options that are no more are looked at, and left out
+        for value in given.values():  # options that no longer exist are checked too, and left out
             self.build(value)
         return config
 
@@ -193,7 +195,7 @@ class _Builder:
     # --- classes and functions ---------------------------------------------------------------------------------------
 
     def _named(self, node: Node, place: _Place | None) -> Any:
-        """A class or a function that stands where the installed config has one of its kind."""
+        """Returns a class or function, if the installed config has one of its kind in the same place."""
         if node.tag != _GENERIC:
             value = self._class_or_function(node)
             if place is None or not (value is place.default or self._related(value, place.default)):
@@ -221,14 +223,14 @@ class _Builder:
         return value
 
     def _related(self, value: Any, default: Any) -> bool:
-        """Whether two classes have a parent in nerfstudio, a method or torch's optimisers, or one is the other's."""
+        """Returns whether a class derives from a known base of the default: of nerfstudio, a method or torch.optim."""
         default = get_origin(default) or default
         if not (isinstance(value, type) and isinstance(default, type)):
             return False
         return any(issubclass(value, parent) for parent in default.__mro__ if self._is_known(parent.__module__))
 
     def _check_kind(self, node: Node, value: Any, place: _Place) -> None:
-        """A config may only stand where one of its kind does by default: its ``setup`` will be called there."""
+        """Checks that a config stands where one of its kind does by default, because its ``setup`` will be called."""
         from nerfstudio.configs.base_config import InstantiateConfig, PrintableConfig
 
         default = place.default
@@ -239,7 +241,7 @@ class _Builder:
             raise _Unfit(f"line {_line(node)} is no value of {place.name}")
 
     def _lookup(self, node: Node, name: str) -> Any:
-        """What a dotted name stands for; only modules of ours are imported, those of others must be already."""
+        """Returns what a dotted name stands for; imports only our modules, others must be imported already."""
         module_name, _, attribute = name.rpartition(".")
         if not self._is_known(module_name):
             self._refuse(node)
@@ -247,10 +249,10 @@ class _Builder:
             try:
                 importlib.import_module(module_name)
             except ImportError as error:
-                raise _Unfit(f"line {_line(node)} names {_shown(name)}, which is not here") from error
+                raise _Unfit(f"line {_line(node)} names {_printable(name)}, which is not here") from error
         module = sys.modules.get(module_name)
         if module is None or not hasattr(module, attribute):
-            raise _Unfit(f"line {_line(node)} names {_shown(name)}, which is not here")
+            raise _Unfit(f"line {_line(node)} names {_printable(name)}, which is not here")
         return getattr(module, attribute)
 
     def _is_known(self, module: Any) -> bool:
@@ -259,10 +261,10 @@ class _Builder:
         return _package(module) in self._packages or module == _OPTIMIZERS or module.startswith(f"{_OPTIMIZERS}.")
 
     def _refuse(self, node: Node, where: _Place | None = None) -> NoReturn:
-        asked = node.tag.removeprefix(f"{_YAML}python/").rpartition(":")[2]
+        name = node.tag.removeprefix(f"{_YAML}python/").rpartition(":")[2]
         place = f" as {where.name} of {where.owner.__name__}" if where is not None else ""
         raise _Refused(
-            f"line {_line(node)} asks for {_shown(asked)}{place}, which no config of nerfstudio or of an installed "
+            f"line {_line(node)} asks for {_printable(name)}{place}, which no config of nerfstudio or of an installed "
             "method has there and which could run any code"
         )
 
@@ -279,6 +281,6 @@ def _line(node: Node) -> int:
     return node.start_mark.line + 1
 
 
-def _shown(name: str) -> str:
-    """A name out of the file, for the terminal: short, in one line, without control characters."""
+def _printable(name: str) -> str:
+    """Returns a name from the file for the terminal: short, on one line, without control characters."""
     return (name if name.isprintable() else ascii(name))[:100]

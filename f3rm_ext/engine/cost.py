@@ -1,4 +1,4 @@
-"""What training and looking take: peak memory on whichever device works, and steps per second."""
+"""Cost of training and rendering: peak memory of the device in use, and steps per second."""
 
 import time
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ MIB = 1024**2
 
 
 def reset_peak(device: torch.device) -> None:
-    """Starts a new stretch. On the CPU this needs Linux; elsewhere the peak since the start of the process stays."""
+    """Resets the peak. On the CPU this needs Linux; on other systems the peak since the process started remains."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -21,7 +21,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_mib(device: torch.device) -> float:
-    """Peak since the last reset, MiB: memory allocated by torch on CUDA, resident memory of the process on the CPU."""
+    """Returns the peak since the last reset, MiB: torch's allocations on CUDA, the process's resident memory on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     try:
@@ -34,22 +34,22 @@ def peak_mib(device: torch.device) -> float:
 
 
 class TrainingCost:
-    """What a run took so far. Its peak is that of training steps alone, whatever is drawn between them."""
+    """Peak memory and speed of a run so far. The peak is that of training steps alone, not of renders between them."""
 
     def __init__(self) -> None:
         self.peak_mib = 0.0
-        """Peak of all training steps, also of those before a resume, MiB; 0 before training."""
+        """Peak of all training steps, including those before a resume, MiB; 0 before training."""
         self.it_per_s = 0.0
-        """Steps per second of the process that trained last, on average, saving and evaluation between steps included;
-        0 before its second step."""
+        """Mean steps per second of the process that trained last, including saving and evaluation between steps; 0
+        before its second step."""
         self._first: tuple[int, float] | None = None
 
     def before_step(self, device: torch.device) -> None:
-        """To be called before every step: what was held since the last one is not training's."""
+        """Resets the peak; call it before every step, so that renders between steps do not count."""
         reset_peak(device)
 
     def after_step(self, step: int, device: torch.device) -> None:
-        """To be called after every step; the first one, which compiles and loads, does not count for the speed."""
+        """Records a step; call it after every step. The first one compiles and loads, so its speed does not count."""
         self.peak_mib = max(self.peak_mib, peak_mib(device))
         now = time.perf_counter()
         if self._first is None:
@@ -59,7 +59,7 @@ class TrainingCost:
         self.it_per_s = (step - first) / max(now - began, 1e-9)
 
     def metrics(self, device: torch.device) -> dict[str, float]:
-        """Those of ns-eval: of the training, and of what was drawn since the last :func:`reset_peak`."""
+        """Returns the metrics for ns-eval: those of training, and the peak since the last :func:`reset_peak`."""
         return {
             "train_peak_memory_mib": self.peak_mib,
             "train_it_per_s": self.it_per_s,
@@ -67,10 +67,10 @@ class TrainingCost:
         }
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """Returns the values that a checkpoint keeps."""
         return {"train_peak_mib": self.peak_mib, "train_it_per_s": self.it_per_s}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Takes over :meth:`state`, of which other entries and missing ones do no harm."""
+        """Restores what :meth:`state` returned; ignores other entries and tolerates missing ones."""
         self.peak_mib = float(state.get("train_peak_mib", 0.0))
         self.it_per_s = float(state.get("train_it_per_s", 0.0))

@@ -1,4 +1,4 @@
-"""What to run where a command of ns-export does not know our methods."""
+"""Refuses ns-export commands that cannot export one of our runs, and names the command that can."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from f3rm_ext.errors import ConfigError
 
 
-def _given(argv: Sequence[str], option: str, default: str) -> str:
-    """The value of an option of a command line."""
+def _option(argv: Sequence[str], option: str, default: str) -> str:
+    """Returns the value of an option on a command line."""
     for index, argument in enumerate(argv):
         name, equals, value = argument.partition("=")
         if name.replace("_", "-") == option:
@@ -15,24 +15,25 @@ def _given(argv: Sequence[str], option: str, default: str) -> str:
     return default
 
 
-def _ours(argv: Sequence[str], command: str, file: str) -> str:
-    """Our command for the same run and the same folder."""
-    config = _given(argv, "--load-config", "…/config.yml")
-    folder = _given(argv, "--output-dir", "exports").rstrip("/")
+def _our_command(argv: Sequence[str], command: str, file: str) -> str:
+    """Returns the `f3rm-ext export` command for the same run and output folder."""
+    config = _option(argv, "--load-config", "…/config.yml")
+    folder = _option(argv, "--output-dir", "exports").rstrip("/")
     return f"`f3rm-ext export {command} --load-config {shlex.quote(config)} --output {shlex.quote(f'{folder}/{file}')}`"
 
 
 def _gaussians(argv: Sequence[str]) -> str:
     return (
-        "knows splatfacto's model only: "
-        f"{_ours(argv, 'splats', _given(argv, '--output-filename', 'splat.ply'))} writes the same layout"
+        "supports only splatfacto: "
+        f"{_our_command(argv, 'splats', _option(argv, '--output-filename', 'splat.ply'))} writes the same layout"
     )
 
 
 def _points(argv: Sequence[str]) -> str:
     return (
-        f"follows rays through a field, which splats do not have: {_ours(argv, 'splats', 'splat.ply')} writes the "
-        f"Gaussians, and {_ours(argv, 'features', 'point_cloud.ply')} points on surfaces where the run has features"
+        f"follows rays through a field, which splats do not have: {_our_command(argv, 'splats', 'splat.ply')} writes "
+        f"the Gaussians, and {_our_command(argv, 'features', 'point_cloud.ply')} points on surfaces if the run has "
+        "features"
     )
 
 
@@ -44,31 +45,35 @@ _SPLATS: dict[str, Callable[[Sequence[str]], str]] = {
     "marching-cubes": _points,
 }
 _FIELDS: dict[str, Callable[[Sequence[str]], str]] = {
-    "gaussian-splat": lambda argv: "writes splats, and this run is a field: train sugar-ext for splats",
-    "marching-cubes": lambda argv: "needs signed distances, and a field here has densities: use ns-export tsdf",
+    "gaussian-splat": lambda argv: "writes splats, but this run is a field: train sugar-ext for splats",
+    "marching-cubes": lambda argv: "needs signed distances, but this field has densities: use ns-export tsdf",
 }
-"""Why a command cannot do it, and what can."""
+"""By command of ns-export: why it cannot export such a run, and which command can."""
 
 
 def check_export(command: str, argv: Sequence[str], *, splats: bool, normals: bool = False) -> None:
-    """Names the command to use where one of ns-export's cannot export a run.
+    """Checks that a command of ns-export can export a run.
 
     Args:
         command: of ns-export.
         argv: the whole command line.
-        splats: whether the run has splats; else it is a field.
+        splats: True for a run with splats, False for a field.
         normals: whether a field renders normals.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot; the message names the command to use instead.
+
+    >>> check_export("marching-cubes", ["ns-export", "marching-cubes"], splats=False)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    f3rm_ext.errors.ConfigError: ns-export marching-cubes needs signed distances, ...
     """
     if not splats and command in ("pointcloud", "poisson") and not normals:
-        if _given(argv, "--normal-method", "model_output") == "model_output":
+        if _option(argv, "--normal-method", "model_output") == "model_output":
             raise ConfigError(
-                f"ns-export {command} asks the model for normals, which this run does not render: give it "
+                f"ns-export {command} needs normals from the model, which this run does not render: add "
                 "--normal-method open3d, or train with --pipeline.model.render-normals True."
             )
         return
-    say = (_SPLATS if splats else _FIELDS).get(command)
-    if say is not None:
-        raise ConfigError(f"ns-export {command} {say(argv)}.")
+    reason = (_SPLATS if splats else _FIELDS).get(command)
+    if reason is not None:
+        raise ConfigError(f"ns-export {command} {reason(argv)}.")

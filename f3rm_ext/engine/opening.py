@@ -1,4 +1,4 @@
-"""A trained run opened again from its config.yml, wherever it was moved to."""
+"""Opens a trained run from its config.yml, even after it was moved."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class Opened(NamedTuple):
-    """A run, in evaluation mode."""
+    """A trained run, in evaluation mode."""
 
     config: "TrainerConfig"
     """Its options."""
     pipeline: "Pipeline"
-    """Model and capture."""
+    """Its model and capture."""
     checkpoint: Path
     """The file that was loaded."""
     step: int
-    """Number of the last training step in it."""
+    """Last training step in the checkpoint."""
 
     def describe(self) -> dict[str, object]:
-        """Where results come from, for files that hold them."""
+        """Returns checkpoint, step and method, to be stored with results."""
         return {"checkpoint": str(self.checkpoint.resolve()), "step": self.step, "method": self.config.method_name}
 
 
@@ -35,25 +35,25 @@ def open_run(
     lacking: str,
     change: Callable[["TrainerConfig"], None] = lambda config: None,
 ) -> Opened:
-    """Opens the newest intact checkpoint of a run; damaged ones are passed over with a warning.
+    """Opens the newest intact checkpoint of a run; warns of damaged ones and skips them.
 
     Args:
-        load_config: its config.yml.
-        usable: whether a run of these options is one that is wanted.
-        lacking: for the sentence to the user where it is not, after "is of the method X, ": "which has no splats: give
+        load_config: the config.yml of the run.
+        usable: returns whether a run with these options can be used.
+        lacking: end of the error if it cannot, after "is of the method X, ": for instance "which has no splats: give
             a run of sugar-ext".
-        change: what to change in the options before the run is opened.
+        change: changes options before the run is opened.
 
     Raises:
-        ConfigError: there is no such file, it cannot be understood, or the run is not usable.
-        CheckpointError: it has no checkpoint yet, or all are damaged.
+        ConfigError: the file does not exist or cannot be understood, or the run is not usable.
+        CheckpointError: the run has no checkpoint yet, or all are damaged.
     """
     from nerfstudio.utils.rich_utils import CONSOLE
 
     from f3rm_ext.engine import checkpoint
 
     if not load_config.is_file():
-        raise ConfigError(f"There is no file {load_config}: give the config.yml of a run, which ns-train has written.")
+        raise ConfigError(f"There is no file {load_config}: give the config.yml that ns-train wrote for a run.")
     folder = load_config.parent / "nerfstudio_models"
     if not checkpoint.newest_first(folder):
         raise CheckpointError(f"There is no checkpoint in {folder}: train until the first one is saved.")
@@ -62,7 +62,7 @@ def open_run(
         CONSOLE.log(checkpoint.warning_about(damaged, newest), markup=False)
 
     config = read_config(load_config)
-    # Checkpoints lie beside the config, wherever the run was moved to and whatever it is called now.
+    # Checkpoints lie next to the config, even if the run was moved or renamed.
     base = folder.resolve().parent
     try:
         _take_registered_datamanager(config, load_config)
@@ -75,7 +75,7 @@ def open_run(
         raise ConfigError(f"The run {load_config} is of the method {config.method_name}, {lacking}.")
     config.relative_model_dir = config.load_dir = folder.resolve()
     config.load_step = step = checkpoint.step_of(newest)
-    assert step is not None, "files of other names are not looked at"
+    assert step is not None, "newest_first only lists checkpoint names"
     change(config)
     path = config.load_dir / newest.name
     pipeline = _set_up(config, path)
@@ -84,21 +84,24 @@ def open_run(
 
 
 def _take_registered_datamanager(config: "TrainerConfig", load_config: Path) -> None:
-    """As nerfstudio does: config.yml cannot name the class where it has a type parameter."""
+    """Takes the datamanager's class from the registered method, as nerfstudio does.
+
+    config.yml cannot name a class that has a type parameter.
+    """
     from nerfstudio.configs.method_configs import all_methods
 
     if config.method_name not in all_methods:
         raise ConfigError(
             f"The run {load_config} is of the method {config.method_name}, which is not installed here: install the "
-            "package that has it."
+            "package that provides it."
         )
     config.pipeline.datamanager._target = all_methods[config.method_name].pipeline.datamanager._target
 
 
 def _set_up(config: "TrainerConfig", path: Path) -> "Pipeline":
-    """Model and capture with the weights of a checkpoint, in evaluation mode.
+    """Returns model and capture with the weights of a checkpoint, in evaluation mode.
 
-    Nerfstudio's ``eval_setup`` does the same, but reads config.yml by a loader that runs what the file names.
+    Nerfstudio's ``eval_setup`` does the same, but its YAML loader runs code that config.yml names.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Adam in one fused kernel, on CUDA and on the CPU; and a decay that fits the length of the run."""
+"""Adam in one fused kernel, on CUDA and on the CPU, and a decay that fits the length of the run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +10,15 @@ from nerfstudio.engine.schedulers import ExponentialDecaySchedulerConfig
 
 @dataclass
 class FusedAdamOptimizerConfig(AdamOptimizerConfig):
-    """Adam whose step reads and writes every table once; see benchmarks/ for what that saves."""
+    """Adam in one fused kernel, whose step reads and writes every parameter once."""
 
     lr: float = 1e-2
     """Learning rate, > 0."""
     eps: float = 1e-15
-    """Added to the root of the second moment; tiny, since most hash entries have tiny gradients."""
+    """Term added to the root of the second moment; tiny, because most hash entries have tiny gradients."""
 
     def setup(self, params: Any) -> torch.optim.Optimizer:
-        """The optimiser; the plain one where torch has no fused kernel for these parameters' device."""
+        """Returns the optimiser; torch's default Adam if it has no fused kernel for the parameters' device."""
         params = list(params)
         options: dict[str, Any] = {"lr": self.lr, "eps": self.eps, "weight_decay": self.weight_decay}
         try:
@@ -29,25 +29,25 @@ class FusedAdamOptimizerConfig(AdamOptimizerConfig):
 
 @dataclass
 class RunDecaySchedulerConfig(ExponentialDecaySchedulerConfig):
-    """Exponential decay over the run, however many steps it has."""
+    """Exponential decay over the whole run, however many steps it has."""
 
     max_steps: int = 0
-    """Steps after which the rate is `lr_final`; 0 means --schedule-steps, or --max-num-iterations where that is 0, so
-    that short runs end sharp too."""
+    """Steps after which the rate is `lr_final`; 0 takes the length of the schedule, so that short runs decay fully too.
+    That length is --schedule-steps, or --max-num-iterations if --schedule-steps is 0."""
 
     def fit(self, num_steps: int) -> None:
-        """Fills in the length of the run where none was given.
+        """Fills in the length of the schedule if none was given.
 
         Args:
-            num_steps: steps of the whole run, :func:`schedule_length`.
+            num_steps: steps of the whole schedule, :func:`schedule_length`.
         """
         self.max_steps = self.max_steps or num_steps
 
 
 def schedule_length(config: Any) -> int:
-    """Steps of the whole schedule of a run, of which it may do only a part.
+    """Returns the number of steps of the whole schedule; a run may stop before its end.
 
     Args:
-        config: the trainer's; ``schedule_steps`` 0, or none, means ``max_num_iterations``.
+        config: of the trainer; ``max_num_iterations`` counts if ``schedule_steps`` is 0 or missing.
     """
     return getattr(config, "schedule_steps", 0) or config.max_num_iterations

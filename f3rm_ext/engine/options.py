@@ -1,6 +1,6 @@
 """Nerfstudio's options without those that nothing here reads.
 
-They are kept as fields, so that config.yml of earlier runs goes on loading, and left out of the command line.
+Unread options stay fields, so that the config.yml of earlier runs still loads, but are hidden on the command line.
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from f3rm_ext.compat import LOCAL_HOST
 
 @dataclass
 class OwnModelConfig(ModelConfig):
-    """What the options of all our models begin with."""
+    """Base of the options of all our models."""
 
-    # Rays start and end at planes of our own, losses have weights of our own, and nothing is generated from a text.
+    # Our models have their own near and far planes and loss weights, and generate nothing from a text prompt.
     enable_collider: tyro.conf.Suppress[bool] = True
     collider_params: tyro.conf.Suppress[dict[str, float] | None] = field(default_factory=dict)
     loss_coefficients: tyro.conf.Suppress[dict[str, float]] = field(default_factory=dict)
@@ -25,9 +25,9 @@ class OwnModelConfig(ModelConfig):
 
 @dataclass
 class LocalViewerConfig(ViewerConfig):
-    """A viewer on this machine."""
+    """Viewer options, by default for this machine only."""
 
     websocket_host: str = LOCAL_HOST
     """The host address to bind the websocket server to."""
-    # Models choose their chunks themselves: --pipeline.model.eval-num-rays-per-chunk.
+    # Our models choose their own chunks: --pipeline.model.eval-num-rays-per-chunk.
     num_rays_per_chunk: tyro.conf.Suppress[int] = 1 << 15

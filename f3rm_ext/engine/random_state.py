@@ -9,7 +9,7 @@ import torch
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """State of the generators of Python, numpy and torch (CPU, and the GPU if `device` is one)."""
+    """Returns the state of the generators of Python, numpy and torch (CPU, and the GPU if `device` is one)."""
     version, words, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=False)
     state: dict[str, Any] = {
@@ -28,15 +28,15 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], device: torch.device, rank: int = 0) -> None:
-    """Puts the generators back to where :func:`capture` found them.
+    """Restores the generators to a state from :func:`capture`.
 
-    A state from another kind of device restores what both have.
+    A state captured on another kind of device restores the generators that both have.
 
     Args:
-        state: of the process of rank 0.
-        device: whose generator is restored too.
-        rank: of this process. Others than 0 get generators of their own, which follow from the state and the rank: with
-            those of rank 0 all processes would draw the same numbers.
+        state: captured by the process of rank 0.
+        device: the device whose generator is restored too.
+        rank: of this process. Ranks other than 0 seed their generators from the state and their rank; otherwise all
+            processes would draw the same numbers.
     """
     if rank:
         _seed(state["torch"].cpu().numpy().tobytes() + rank.to_bytes(4, "big"))
@@ -58,7 +58,7 @@ def restore(state: dict[str, Any], device: torch.device, rank: int = 0) -> None:
 
 
 def _seed(name: bytes) -> None:
-    """Seeds the generators of this process, those of its GPUs too, by whatever names them."""
+    """Seeds the generators of this process and its GPUs from a hash of some bytes."""
     seed = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
     random.seed(seed)
     np.random.seed(seed % 2**32)

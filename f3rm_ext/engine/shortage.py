@@ -1,4 +1,4 @@
-"""When memory runs out in training: which options lower it, those first that lose least."""
+"""Advice for when memory runs out in training: options that lower it, those that lose least first."""
 
 from collections.abc import Iterable
 from enum import IntEnum
@@ -10,7 +10,7 @@ from f3rm_ext.errors import MemoryShortageError
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that device or host memory ran out."""
+    """Returns whether an exception says that device or host memory ran out."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
@@ -18,56 +18,65 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Loss(IntEnum):
-    """What a lever costs; the order in which levers are named."""
+    """What is lost by pulling a lever, in the order in which levers are named."""
 
     NOTHING = 0
-    """Speed at most."""
+    """At most speed."""
     ROUNDING = 1
-    """The same is optimised with fewer bits."""
+    """Precision: parameters or moments have fewer bits."""
     NOISE = 2
-    """A step sees less: more noise, which more steps make up for."""
+    """Steps see less data, so gradients are noisier; more steps make up for it."""
     DETAIL = 3
-    """What is trained can show less."""
+    """The model can represent less detail."""
     NEW_START = 4
-    """The same, and a run that has begun cannot be gone on with."""
+    """Detail, and the run cannot be resumed but has to start anew."""
 
 
 class Lever(NamedTuple):
-    """An option that lowers what training takes."""
+    """An option that lowers the memory of training."""
 
     loss: Loss
+    """What is lost."""
     option: str
-    """Its name on the command line, without the dashes."""
+    """Its name on the command line, without the leading dashes."""
     now: object
     """Its present value."""
     lower: object
-    """A value that takes less."""
+    """A value that takes less memory."""
 
     def __str__(self) -> str:
         return f"--{self.option} {self.lower} (now {self.now})"
 
 
 def halved(loss: Loss, option: str, now: int, least: int) -> Iterable[Lever]:
-    """The lever to half of a number; none where that would be below the least that makes sense."""
+    """Returns the lever that halves an option, or none if the result would be below the least useful value.
+
+    >>> [str(lever) for lever in halved(Loss.DETAIL, "pipeline.model.num-samples", 48, least=16)]
+    ['--pipeline.model.num-samples 24 (now 48)']
+    >>> halved(Loss.DETAIL, "pipeline.model.num-samples", 24, least=16)
+    []
+    """
     return [Lever(loss, option, now, now // 2)] if now // 2 >= least else []
 
 
 def shortage(step: int, device: str, resume: str | None, levers: Iterable[Lever]) -> MemoryShortageError:
-    """The error for a training step for which memory did not suffice.
+    """Returns the error for a training step in which memory ran out.
 
     Args:
-        step: its number.
-        device: what it ran on.
-        resume: the command that goes on from the last checkpoint; None where there is none.
-        levers: of all parts of the run, in any order; those that need a new start are left out where there is a
+        step: number of the step.
+        device: on which it ran.
+        resume: command that continues from the last checkpoint; None if there is none.
+        levers: of all parts of the run, in any order. Those that need a new start are left out if there is a
             checkpoint.
     """
     wanted = sorted(levers, key=lambda lever: lever.loss)
     if resume is None:
         begin = "nothing was saved yet, so start again"
     else:
-        begin = f"what was saved is intact, so go on by `{resume}`"
+        begin = f"the last checkpoint is intact, so continue by running `{resume}`"
         wanted = [lever for lever in wanted if lever.loss < Loss.NEW_START]
-    ways = ", ".join(map(str, wanted))
-    end = f" with one or more of these, which lose least first: {ways}" if wanted else " where there is more memory"
+    listed = ", ".join(map(str, wanted))
+    end = f" with one or more of these options, those that lose least first: {listed}"
+    if not wanted:
+        end = " where there is more memory"
     return MemoryShortageError(f"Memory ran out in training step {step} on {device}: {begin}{end}.")

@@ -32,41 +32,41 @@ EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
 
 @dataclass
 class F3rmTrainerConfig(TrainerConfig):
-    """Nerfstudio's training options with defaults that work on this machine and keep the viewer on it.
+    """Nerfstudio's training options, with defaults that suit this machine and keep the viewer on it.
 
-    With `save_only_latest_checkpoint` one checkpoint before the newest is kept too, so that a damaged newest one
-    costs `steps_per_save` steps and not the run.
+    With `save_only_latest_checkpoint` one checkpoint before the newest is kept as well, so that a damaged newest one
+    costs `steps_per_save` steps instead of the run.
     """
 
     _target: type = field(default_factory=lambda: F3rmTrainer)
     machine: MachineConfig = field(
         default_factory=lambda: MachineConfig(device_type=compat.default_device_type())  # type: ignore[arg-type]
     )
-    """Machine configuration; the device is cuda where there is one, else cpu."""
+    """Machine configuration. The device is cuda if there is one, otherwise cpu."""
     viewer: ViewerConfig = field(default_factory=LocalViewerConfig)
-    """Viewer configuration; listens on this machine only unless --viewer.websocket-host says otherwise."""
-    # An alias of a model's option that none of ours has.
+    """Viewer configuration. It listens on this machine only, unless --viewer.websocket-host says otherwise."""
+    # Nerfstudio's alias for a model option that our models do not have.
     prompt: tyro.conf.Suppress[str | None] = None
 
     schedule_steps: int = 0
-    """Steps of the whole schedule (stages, growth, decays) where --max-num-iterations ends earlier: to run 4000 of
-    15 000 steps, or to go on from 3000 to 4000 of them. 0: as many as --max-num-iterations; else not fewer."""
+    """Length of the schedule (stages, growth, decays) if --max-num-iterations ends earlier, as in 4000 of 15000 steps.
+    At least --max-num-iterations; 0 means equal to it."""
 
-    # Set on the instance while a trainer is being built; never a field, so never in config.yml.
+    # Set on the instance while a trainer is built. Not a field, so never in config.yml.
     _writing: ClassVar[bool] = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "viewer" and "viewer" in self.__dict__ and isinstance(value, ViewerConfig):
-            # Only `ns-viewer` replaces the viewer of a finished config.
+            # Only `ns-viewer` replaces the viewer options of a finished config.
             value = compat.local_viewer_host(value, sys.argv)
         super().__setattr__(name, value)
 
     def check(self) -> None:
-        """Checks what can be checked before anything is written or loaded; resolves where to resume from.
+        """Checks the options before anything is written or loaded, and resolves the checkpoint to resume from.
 
         Raises:
-            ConfigError: The machine lacks the device or what the model needs, or a number of steps makes no sense.
-            CheckpointError: There is no checkpoint where one was asked for.
+            ConfigError: the machine lacks the device or something the model needs, or a number of steps cannot work.
+            CheckpointError: the checkpoint to resume from does not exist.
         """
         compat.check_device(self.machine.device_type, self.machine.num_devices)
         self.fit_model()
@@ -77,7 +77,7 @@ class F3rmTrainerConfig(TrainerConfig):
         if self.schedule_steps and self.schedule_steps < self.max_num_iterations:
             raise ConfigError(
                 f"--schedule-steps is {self.schedule_steps}, but the run goes on to step {self.max_num_iterations} "
-                f"(--max-num-iterations): give {self.max_num_iterations} or more, or 0 for as many as there are."
+                f"(--max-num-iterations): give {self.max_num_iterations} or more, or 0 for a schedule of that length."
             )
         if self.load_dir is not None:
             self.load_dir = checkpoint.find_folder(self.load_dir, self.relative_model_dir)
@@ -87,20 +87,20 @@ class F3rmTrainerConfig(TrainerConfig):
             raise CheckpointError(f"The checkpoint {self.load_checkpoint} given by --load-checkpoint does not exist.")
 
     def fit_model(self) -> None:
-        """Has the model's options check these and adapt them, where they have a ``fit_trainer``.
+        """Lets the model's options check and adapt these options, if they have a method ``fit_trainer``.
 
         Raises:
-            ConfigError: The model cannot be trained like this.
+            ConfigError: the model cannot be trained with these options.
         """
         fit_trainer = getattr(getattr(self.pipeline, "model", None), "fit_trainer", None)
         if fit_trainer is not None:
             fit_trainer(self)
 
     def resume_path(self) -> Path | None:
-        """The checkpoint to continue from; None to train from scratch.
+        """Returns the checkpoint to continue from; None to train from scratch.
 
         Raises:
-            CheckpointError: One was asked for that is not there or not intact.
+            CheckpointError: the checkpoint is missing or damaged.
         """
         if self.load_dir is None:
             return self.load_checkpoint
@@ -118,10 +118,10 @@ class F3rmTrainerConfig(TrainerConfig):
         return path
 
     def save_config(self) -> None:
-        """Checks the options, then writes ``config.yml``: a command that cannot work leaves no run folder behind.
+        """Checks the options, then writes ``config.yml``, so that a command that cannot work leaves no run folder.
 
         Raises:
-            SystemExit: With code 0, where the run to resume is finished already.
+            SystemExit: with code 0, if the run to resume is finished already.
         """
         self.check()
         path = self.resume_path()
@@ -132,21 +132,21 @@ class F3rmTrainerConfig(TrainerConfig):
         super().save_config()
 
     def nothing_left(self, steps: int, path: Path) -> str:
-        """One sentence for the user whose run is finished already."""
+        """Returns a sentence for the user whose run is finished already."""
         return (
             f"Nothing left to do: {path} has {steps} steps and --max-num-iterations is {self.max_num_iterations}; "
-            "ask for more iterations to train on."
+            "give a larger number to continue."
         )
 
     def get_checkpoint_dir(self) -> Path:
-        """The checkpoint folder of this run.
+        """Returns the checkpoint folder of this run.
 
-        Nerfstudio's loader for evaluation asks for it just before it takes the newest file by name. That is where the
-        newest *intact* one is chosen instead.
+        Nerfstudio's ``eval_setup`` calls it just before it loads the newest file by name. Choosing ``load_step`` here
+        makes it load the newest *intact* file instead.
 
         Raises:
-            CheckpointError: The run is about to be loaded and none of its checkpoints is intact.
-            ConfigError: It is about to be exported by a command of nerfstudio's that cannot do that.
+            CheckpointError: the run is about to be loaded, but none of its checkpoints is intact.
+            ConfigError: the run is about to be exported by a command of ns-export that cannot do it.
         """
         folder = super().get_checkpoint_dir()
         if not self._writing:
@@ -156,7 +156,7 @@ class F3rmTrainerConfig(TrainerConfig):
             if not folder.is_dir():
                 raise CheckpointError(
                     f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "
-                    "started in another folder than the training (paths in config.yml are relative to that)."
+                    "started in another folder than the training, to which paths in config.yml are relative."
                 )
             path, skipped = checkpoint.newest_intact(folder)
             if skipped:
@@ -166,7 +166,7 @@ class F3rmTrainerConfig(TrainerConfig):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """While a trainer is built, :meth:`get_checkpoint_dir` names the folder to write to and looks for nothing."""
+        """While a trainer is built, makes :meth:`get_checkpoint_dir` return the folder without looking for a file."""
         self._writing = True  # type: ignore[misc]
         try:
             yield
@@ -175,13 +175,13 @@ class F3rmTrainerConfig(TrainerConfig):
 
 
 class F3rmTrainer(Trainer):
-    """Nerfstudio's trainer with checkpoints that survive being killed, exact resume and clean interruption.
+    """Nerfstudio's trainer with checkpoints that survive a kill, exact resume and clean interruption.
 
-    A resumed run goes on with the same images, pixels and random numbers as one that was never interrupted, and stops
-    at `max_num_iterations`. Ctrl-C ends the current step, saves, says how to go on and exits with code 130.
+    A resumed run sees the same images, pixels and random numbers as one that was never interrupted, and stops at
+    `max_num_iterations`. Ctrl-C finishes the current step, saves, prints how to resume and exits with code 130.
 
-    A datamanager keeps its part of the state by ``cycle_state()`` and ``load_cycle_state(state)``: nested dicts, lists,
-    numbers, strings and tensors. A model has ``get_extra_state()`` of torch for that.
+    A datamanager stores its part of the state through ``cycle_state()`` and ``load_cycle_state(state)``, as nested
+    dicts, lists, numbers, strings and tensors. A model uses torch's ``get_extra_state()``.
     """
 
     config: F3rmTrainerConfig
@@ -189,12 +189,12 @@ class F3rmTrainer(Trainer):
     def __init__(self, config: F3rmTrainerConfig, local_rank: int = 0, world_size: int = 1) -> None:
         compat.check_device(config.machine.device_type)
         if config.machine.device_type != "cuda":
-            # Half precision is for CUDA; asking for a gradient scaler elsewhere only brings warnings.
+            # Half precision is for CUDA; on other devices a gradient scaler only brings warnings.
             config.mixed_precision = config.use_grad_scaler = False
         config.fit_model()
         if config.machine.device_type == "cuda":
             # Some libraries allocate on the current device, whatever the device of the tensors they are given. This
-            # starts CUDA, so what has to be said before comes first.
+            # starts CUDA, so settings that must precede CUDA (fit_model) come first.
             torch.cuda.set_device(local_rank)
         with config.writing(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*torch.cuda.amp.GradScaler.*", category=FutureWarning)
@@ -212,14 +212,14 @@ class F3rmTrainer(Trainer):
         """Builds pipeline, optimizers, viewer and writers; see nerfstudio's trainer.
 
         Raises:
-            CheckpointError: The checkpoint to resume from is not there or does not fit.
+            CheckpointError: the checkpoint to resume from is missing or does not fit.
         """
         self.config.check()
         threads.settle(numba=self.config.machine.device_type == "cpu")
         try:
             super().setup(test_mode)
         except KeyboardInterrupt:
-            self._leave("Stopped before training began: the same command goes on where preparation stopped.", 130)
+            self._leave("Stopped before training began: the same command continues the preparation.", 130)
         self.callbacks = [
             TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], self._before_step),
             *self.callbacks,
@@ -227,11 +227,11 @@ class F3rmTrainer(Trainer):
         ]
 
     def setup_optimizers(self) -> Optimizers:
-        """The optimizers, with decays that were to fit the run fitted to it."""
+        """Builds the optimizers, after decays over the whole run got its length."""
         for group in self.config.optimizers.values():
             if isinstance(group["scheduler"], RunDecaySchedulerConfig):
                 group["scheduler"].fit(schedule_length(self.config))
-        # A model's options may say how its optimisers keep their state.
+        # A model's options may choose how its optimisers store their state.
         fit_optimizers = getattr(getattr(self.config.pipeline, "model", None), "fit_optimizers", None)
         if fit_optimizers is not None:
             fit_optimizers(self.config.optimizers)
@@ -254,7 +254,7 @@ class F3rmTrainer(Trainer):
             reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
             raise CheckpointError(
                 f"The checkpoint {path} does not fit this model ({reason}): resume with the options of the run it is "
-                "from, they are in its config.yml."
+                "from, which are in its config.yml."
             ) from error
         self._start_step = state["step"] + 1
         self._completed_step = state["step"]
@@ -265,7 +265,7 @@ class F3rmTrainer(Trainer):
         CONSOLE.print(f"Resuming after step {state['step']} from {path}")
 
     def _check_fit(self, state: dict[str, Any], path: Path) -> None:
-        """Names parameters the checkpoint lacks: nerfstudio would silently leave them at their random start."""
+        """Raises if the checkpoint lacks parameters, which nerfstudio would silently leave at their initial values."""
         expected = {key.replace("_model.module.", "_model.") for key in self.pipeline.state_dict()}
         found = {key.removeprefix("module.").replace("_model.module.", "_model.") for key in state["pipeline"]}
         missing = sorted(key for key in expected - found if "lpips" not in key)
@@ -273,7 +273,7 @@ class F3rmTrainer(Trainer):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(
                 f"The checkpoint {path} does not fit this model (it lacks {missing[0]}{more}): resume with the options "
-                "of the run it is from, they are in its config.yml."
+                "of the run it is from, which are in its config.yml."
             )
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -282,22 +282,22 @@ class F3rmTrainer(Trainer):
         """Trains up to `max_num_iterations`, counted from the start of the first run, not from where it resumes.
 
         Raises:
-            MemoryShortageError: Memory ran out in a step; what is saved stays as it is.
+            MemoryShortageError: memory ran out in a step; saved checkpoints are untouched.
         """
         end = self.config.max_num_iterations
         if self._start_step >= end:
             CONSOLE.print(self.config.nothing_left(self._start_step, self.config.resume_path() or self.base_dir))
             self.shutdown()
             return
-        # Nerfstudio counts max_num_iterations steps from the one it starts at, and reads the number once, before the
-        # first step: it is the true one again as soon as that step begins (_before_step).
+        # Nerfstudio counts max_num_iterations from the step it starts at, and reads it once, before the first step.
+        # _before_step restores the true number as soon as that step begins.
         self.config.max_num_iterations = end - self._start_step
         self._end_step = end
         with self._catch_signals():
             try:
                 super().train()
             except Exception as error:
-                # Saving and evaluation lie between steps, and other options would help there.
+                # Between steps, in saving and evaluation, other options would help.
                 if self._step_at_work is None or not is_out_of_memory(error):
                     raise
                 raise self._shortage(self._step_at_work) from error
@@ -305,10 +305,10 @@ class F3rmTrainer(Trainer):
                 self.config.max_num_iterations = end
 
     def _before_step(self, step: int) -> None:
-        """First of all callbacks of a step: the safe point between two steps."""
+        """Runs before all other callbacks of a step: the safe point between two steps."""
         self.config.max_num_iterations = self._end_step
         if self._random_state is not None:
-            # Here and not earlier: setting up the viewer and the writers may draw random numbers.
+            # Not earlier, because setting up the viewer and the writers may draw random numbers.
             random_state.restore(self._random_state, torch.device(self.device), rank=comms.get_rank())
             self._random_state = None
         if self._stop_signal is not None:
@@ -316,44 +316,44 @@ class F3rmTrainer(Trainer):
         self._step_at_work = step
 
     def _after_step(self, step: int) -> None:
-        """Last of all callbacks of a step."""
+        """Runs after all other callbacks of a step."""
         self._step_at_work = None
 
     def _shortage(self, step: int) -> MemoryShortageError:
-        """What to do about too little memory for a step."""
+        """Returns the error for a step in which memory ran out, with the options that would help."""
         parts = (self.pipeline.datamanager, self.pipeline.model)
         levers = [lever for part in parts for lever in getattr(part, "memory_levers", tuple)()]
         return shortage(step, self.device, self._resume_command(), levers)
 
     def _train_complete_viewer(self) -> None:
-        if self._stop_signal is None:  # else it came in the very last step: nobody waits for the viewer
+        if self._stop_signal is None:  # otherwise Ctrl-C came in the last step, and nobody waits for the viewer
             super()._train_complete_viewer()
 
     def train_iteration(self, step: int) -> Any:
-        """One optimisation step; remembers that it is done.
+        """Runs one optimisation step and records that it is done.
 
         Returns:
-            Loss, losses and metrics, for logging: without the graph, which would only keep memory.
+            Loss, losses and metrics, for logging; detached, so that the graph's memory is freed.
         """
         loss, losses, metrics = super().train_iteration(step)
         self._completed_step = step
         return loss.detach(), _detached(losses), _detached(metrics)
 
     def eval_iteration(self, step: int) -> None:
-        """What is evaluated at a step, by nerfstudio's trainer, without the graph that it builds of its batches."""
+        """Runs nerfstudio's evaluation at a step without gradients, for which it would build a graph."""
         with torch.no_grad():
             super().eval_iteration(step)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, step: int) -> None:
-        """Writes ``step-*.ckpt`` of the last step that is complete, unless it is there already.
+        """Writes ``step-*.ckpt`` of the last complete step, unless it is there already.
 
         Args:
-            step: Step nerfstudio believes to be at; one too many where it was stopped between two steps.
+            step: the step according to nerfstudio; one too many if it was stopped between two steps.
 
         Raises:
-            CheckpointError: The disk refuses it; earlier checkpoints are untouched.
+            CheckpointError: the disk refuses it; earlier checkpoints are untouched.
         """
         if not comms.is_main_process() or self._completed_step is None:
             return
@@ -361,7 +361,7 @@ class F3rmTrainer(Trainer):
             step = min(step, self._completed_step)
             if step in (self._saved_step, self._start_step - 1):
                 return
-            # How often a run is saved must not change it, even where saving draws random numbers.
+            # Saving must not change the run, even if it draws random numbers.
             state = random_state.capture(torch.device(self.device))
             checkpoint.write(self._state(step, state), checkpoint.path_of(self.checkpoint_dir, step))
             self._saved_step = step
@@ -387,7 +387,7 @@ class F3rmTrainer(Trainer):
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:
-        """Turns the first Ctrl-C (or SIGTERM) into a stop between two steps; a second Ctrl-C stops at once."""
+        """Makes the first Ctrl-C (or SIGTERM) stop between two steps; a second Ctrl-C stops at once."""
         if self.world_size > 1 or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -403,12 +403,12 @@ class F3rmTrainer(Trainer):
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: Any) -> None:
-        if self.training_state == "completed":  # saved; only the viewer is still up
+        if self.training_state == "completed":  # saved; only the viewer is still running
             self._leave("Training was finished and saved.", 0)
         if self._stop_signal is not None:
             raise KeyboardInterrupt
         self._stop_signal = number
-        self.training_state = "training"  # a paused run waits before the next step, where it is to stop
+        self.training_state = "training"  # a paused run would wait before the next step, where it has to stop
         print("\nStopping after this step ... (Ctrl-C again stops at once)", file=sys.stderr, flush=True)
 
     def _stop(self, number: int) -> NoReturn:
@@ -426,10 +426,10 @@ class F3rmTrainer(Trainer):
         if command is None:
             return "Nothing was saved yet: the same command starts again."
         step, _ = checkpoint.newest_first(self.checkpoint_dir)[0]
-        return f"Saved up to step {step}; go on with: {command}"
+        return f"Saved up to step {step}; continue with: {command}"
 
     def _resume_command(self) -> str | None:
-        """The command that goes on from the last checkpoint of this run; None where there is none."""
+        """Returns the command that continues from the last checkpoint of this run; None if there is none."""
         if not checkpoint.newest_first(self.checkpoint_dir):
             return None
         return resume_command(sys.argv, self.checkpoint_dir)
@@ -440,11 +440,14 @@ def _detached(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def resume_command(argv: list[str], folder: Path) -> str:
-    """The command line that continues a run.
+    """Returns the command line that continues a run.
 
     Args:
-        argv: Command line of the process that trains.
-        folder: Checkpoint folder to continue from.
+        argv: command line of the training process.
+        folder: checkpoint folder to continue from.
+
+    >>> resume_command(["/env/bin/ns-train", "f3rm-ext", "--vis", "viewer", "--load-dir", "old"], Path("new"))
+    'ns-train f3rm-ext --load-dir new --vis viewer'
     """
     program, *arguments = [Path(argv[0]).name, *argv[1:]] if argv else ["ns-train"]
     if program != "ns-train" or not arguments or arguments[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""Rendering an image in chunks of rays that shrink when memory runs out."""
+"""Renders an image in chunks of rays that shrink when memory runs out."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from f3rm_ext.engine.shortage import is_out_of_memory
 
 DEFAULT_CHUNK_CUDA, DEFAULT_CHUNK_CPU = 1 << 15, 1 << 12
 MIN_CHUNK = 16
-"""Below this many rays, memory is not what is missing."""
+"""Smallest number of rays per chunk: if memory runs out at this size, smaller chunks would not help."""
 
 
 def default_chunk(device: torch.device) -> int:
-    """Rays per chunk where the user gave none."""
+    """Returns the number of rays per chunk where the user gave none."""
     return DEFAULT_CHUNK_CPU if device.type == "cpu" else DEFAULT_CHUNK_CUDA
 
 
 class ChunkedRenderer:
-    """Runs a ray function over an image, chunk by chunk; remembers the chunk size that fitted.
+    """Applies a function of rays to an image, chunk by chunk, and remembers the chunk size that fitted.
 
     Args:
-        chunk: rays per chunk; 0 chooses by device when the first image comes.
+        chunk: rays per chunk; 0 chooses by device at the first image.
     """
 
     def __init__(self, chunk: int = 0) -> None:
@@ -33,18 +33,18 @@ class ChunkedRenderer:
     def render(
         self, rays: RayBundle, forward: Callable[[RayBundle], dict[str, Tensor | list]], device: torch.device
     ) -> dict[str, Tensor]:
-        """Outputs of all rays, each reshaped to (h, w, channels), on the device of the incoming rays.
+        """Returns the outputs of all rays, each reshaped to (h, w, channels), on the device of the incoming rays.
 
-        Only what ``forward`` returns is kept, so it should reduce features before it returns. When memory runs out
-        the chunk is halved, the user is told once per halving, and the image goes on where it was.
+        Everything that ``forward`` returns is kept in memory, so it should reduce features before it returns. When
+        memory runs out, the chunk is halved, a message says so, and rendering continues at the same ray.
 
         Args:
             rays: an (h, w) bundle.
-            forward: maps a bundle of n rays to tensors of n rows; other values are dropped.
+            forward: maps a bundle of n rays to tensors of n rows; values of other types are dropped.
             device: where ``forward`` runs.
 
         Raises:
-            RuntimeError: memory runs out even for 16 rays.
+            RuntimeError: memory runs out even for the smallest chunk, 16 to 31 rays.
         """
         self.chunk = self.chunk or default_chunk(device)
         height, width = rays.origins.shape[:2]
@@ -58,17 +58,17 @@ class ChunkedRenderer:
                 if not is_out_of_memory(error) or self.chunk // 2 < MIN_CHUNK:
                     raise
                 self.chunk //= 2
-                # Without the frames of the failed chunk, which the traceback would keep alive.
+                # The traceback would keep the tensors of the failed chunk alive.
                 error.__traceback__ = None
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
-                CONSOLE.log(f"Out of memory: rendering goes on with chunks of {self.chunk} rays.")
+                CONSOLE.log(f"Out of memory: rendering continues with chunks of {self.chunk} rays.")
                 continue
             for name, value in outputs.items():
                 if isinstance(value, Tensor):
                     pieces[name].append(value.to(rays.origins.device))
             start, chunks = end, chunks + 1
-        # An optional output that failed in some chunk has no complete image.
+        # An optional output that failed in a chunk has no complete image.
         return {
             name: torch.cat(parts).view(height, width, -1) for name, parts in pieces.items() if len(parts) == chunks
         }

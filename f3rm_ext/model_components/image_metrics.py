@@ -1,4 +1,4 @@
-"""PSNR, SSIM, L1 and LPIPS of a rendered image, or of what a mask keeps; LPIPS only where its weights can be had."""
+"""PSNR, SSIM, L1 and LPIPS of a rendered image, optionally under a mask; LPIPS only if its weights are available."""
 
 import contextlib
 import functools
@@ -24,22 +24,22 @@ ALEXNET_URL = "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
 MIN_LPIPS_SIDE_PX = 31
 _PROBE_S, _STALL_S = 5.0, 20.0
 
-# Layer of AlexNet's features, stride, padding, whether max pooling comes first; LPIPS compares after each.
+# Index in AlexNet's features, stride, padding, and whether max pooling comes first; LPIPS compares after each layer.
 _STAGES = ((0, 4, 2, False), (3, 1, 2, True), (6, 1, 1, True), (8, 1, 1, False), (10, 1, 1, False))
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
 
 class Lpips:
-    """LPIPS with AlexNet, version 0.1 (Zhang et al., CVPR 2018), the value torchmetrics and nerfstudio report.
+    """LPIPS with AlexNet, version 0.1 (Zhang et al., CVPR 2018): the value that torchmetrics and nerfstudio report.
 
-    Plain tensors rather than modules: nothing ends up in a checkpoint, and building it draws no random numbers.
+    It holds plain tensors instead of modules: nothing ends up in a checkpoint, and building it draws no random numbers.
     """
 
     def __init__(self, state: dict[str, Tensor]) -> None:
-        """Takes weights under the names of the ``lpips`` package (``net.slice1.0.weight`` ... ``lin4.model.1.weight``).
+        """Takes weights named as in the ``lpips`` package (``net.slice1.0.weight`` to ``lin4.model.1.weight``).
 
         Raises:
-            KeyError: One is missing.
+            KeyError: a weight is missing.
         """
         self._convs = [
             tuple(state[f"net.slice{stage + 1}.{layer}.{part}"].detach().float() for part in ("weight", "bias"))
@@ -53,13 +53,13 @@ class Lpips:
         target: Float[Tensor, "h w 3"],
         mask: Bool[Tensor, "h w 1"] | None = None,
     ) -> float:
-        """Distance of two images with values in [0, 1], both sides at least 31 px; 0 for equal ones.
+        """Returns the distance of two images in [0, 1] with sides of at least 31 px; 0 for equal images.
 
         Args:
-            pred: an image.
-            target: the true one.
-            mask: False for pixels that do not count. To the network they are what lies outside of an image, in both;
-                each of its maps is averaged with the share of kept pixels as weight.
+            pred: the rendering.
+            target: the photo.
+            mask: False for pixels that do not count. Both images are padded there as beyond their borders, and the
+                network's maps are averaged with the share of kept pixels as weight.
         """
         with torch.no_grad():
             pair = torch.stack([pred, target]).permute(0, 3, 1, 2).float()
@@ -83,14 +83,14 @@ class Lpips:
 
 
 class ImageMetrics:
-    """Metrics of rendered images; not a module, so that nothing of it is in checkpoints or parameter groups."""
+    """Metrics of rendered images. Not a module, so that nothing of it is in checkpoints or parameter groups."""
 
     def __init__(self, lpips_weights: Path | None = None) -> None:
         """Loads nothing yet.
 
         Args:
-            lpips_weights: File with the LPIPS weights (``lpips_alex_v0.1.pth``) or with torchvision's AlexNet; default
-                is the AlexNet of torchvision's cache ($TORCH_HOME), fetched once where there is a network.
+            lpips_weights: file with LPIPS weights (``lpips_alex_v0.1.pth``) or with torchvision's AlexNet. By default,
+                the AlexNet of torchvision's cache ($TORCH_HOME), downloaded once if it is not there.
         """
         self.lpips_weights = lpips_weights
 
@@ -100,18 +100,18 @@ class ImageMetrics:
         target: Float[Tensor, "h w 3"],
         mask: Bool[Tensor, "h w 1"] | None = None,
     ) -> dict[str, float]:
-        """Compares two images with values in [0, 1].
+        """Compares a rendering with the photo, both in [0, 1].
 
         Args:
-            pred: an image.
-            target: the true one.
+            pred: the rendering.
+            target: the photo.
             mask: False for pixels that do not count; see :func:`~f3rm_ext.model_components.masks.ssim` and
                 :class:`Lpips`.
 
         Returns:
-            ``psnr`` (dB, at most 100), ``ssim`` (as nerfacto computes it), ``l1`` (mean absolute difference) and, where
-            its weights can be had, ``lpips``: the same keys for every image of a run. Nothing where the mask keeps
-            nothing.
+            ``psnr`` (dB, at most 100), ``ssim`` (as nerfacto computes it), ``l1`` (mean absolute difference) and, if
+            its weights are available, ``lpips``: the same keys for every image of a run. Empty if the mask keeps no
+            pixel.
         """
         if masks.keeps_nothing(mask):
             return {}
@@ -145,11 +145,11 @@ def _say_once(text: str) -> None:
 
 @functools.cache
 def find_lpips(weights: Path | None, may_download: bool = True) -> Lpips | str:
-    """LPIPS, or the sentence that says why it is not to be had; tried once per process.
+    """Returns LPIPS, or a sentence that says why it is not available; tries once per process.
 
     Args:
-        weights: See :class:`ImageMetrics`.
-        may_download: Fetch AlexNet where it is nowhere on this machine.
+        weights: see :class:`ImageMetrics`.
+        may_download: whether to download AlexNet if it is not on this machine.
     """
     try:
         if weights is None:
@@ -166,15 +166,15 @@ def find_lpips(weights: Path | None, may_download: bool = True) -> Lpips | str:
 
 
 def cached_alexnet() -> Path:
-    """Where torchvision keeps AlexNet, whether it is there or not."""
+    """Returns the path at which torchvision caches AlexNet; the file need not exist."""
     return Path(torch.hub.get_dir()) / "checkpoints" / ALEXNET_URL.rsplit("/", 1)[-1]
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """LPIPS weights from a file of either kind.
+    """Returns LPIPS weights from a file that holds either those or AlexNet's.
 
     Raises:
-        WeightsNotFoundError: It holds neither.
+        WeightsNotFoundError: the file holds neither.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -204,10 +204,10 @@ def _missing(reason: str) -> str:
 
 
 def _fetch(target: Path) -> None:
-    """Downloads AlexNet to torchvision's cache; gives up within seconds where there is no network.
+    """Downloads AlexNet to torchvision's cache; gives up within seconds if there is no network.
 
     Raises:
-        WeightsNotFoundError: It could not be had, or HF_HUB_OFFLINE forbids to try.
+        WeightsNotFoundError: the download failed, or HF_HUB_OFFLINE forbids it.
     """
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "ON", "YES", "TRUE"}:
         raise WeightsNotFoundError(_missing(f"{target} is not there and HF_HUB_OFFLINE is set"))
@@ -218,13 +218,13 @@ def _fetch(target: Path) -> None:
             request = urllib.request.Request(ALEXNET_URL, method="HEAD")
             urllib.request.urlopen(request, timeout=_PROBE_S).close()
             problem.clear()
-        except urllib.error.HTTPError as answer:  # the server is there, whatever it thinks of HEAD
+        except urllib.error.HTTPError as answer:  # the server is reachable, even if it refuses HEAD
             answer.close()
             problem.clear()
         except (OSError, ValueError) as error:
             problem[:] = [str(getattr(error, "reason", error))]
 
-    # In a thread, since no time-out covers the look-up of the host's name.
+    # In a thread, since no time-out covers the lookup of the host name.
     thread = threading.Thread(target=probe, daemon=True, name="lpips-probe")
     thread.start()
     thread.join(2 * _PROBE_S)

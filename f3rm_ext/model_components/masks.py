@@ -1,4 +1,4 @@
-"""Pictures compared and shown where a mask keeps them: nothing that it leaves out decides anything. Pure maths."""
+"""Image metrics and pictures under a mask: pixels outside it have no influence. Pure functions."""
 
 from collections.abc import Mapping
 
@@ -12,19 +12,19 @@ from f3rm_ext.features.base import PatchGrid
 Mask = Bool[Tensor, "h w 1"]
 
 LEFT_OUT_GREY = 0.5
-"""Level of the grey in which left-out pixels are shown."""
+"""Grey level of pixels outside the mask, 0 to 1."""
 WINDOW_PX, SIGMA_PX = 11, 1.5
-"""Gaussian window of SSIM (Wang et al. 2004), as torchmetrics has it."""
+"""Gaussian window of SSIM (Wang et al. 2004), as in torchmetrics."""
 _MIN_MSE = 1e-10
 
 
 def keeps_nothing(mask: Bool[Tensor, "*batch 1"] | None) -> bool:
-    """Whether there is a mask and it leaves out every pixel."""
+    """Returns whether there is a mask and it keeps no pixel."""
     return mask is not None and not bool(mask.any())
 
 
 def kept_mean(values: Float[Tensor, "*batch channels"], mask: Bool[Tensor, "*batch 1"] | None) -> Float[Tensor, ""]:
-    """Mean over kept pixels and channels; NaN where nothing is kept."""
+    """Returns the mean over kept pixels and channels; NaN if none is kept."""
     return values.mean() if mask is None else values[mask.expand_as(values)].mean()
 
 
@@ -33,28 +33,39 @@ def psnr(
     target: Float[Tensor, "*batch channels"],
     mask: Bool[Tensor, "*batch 1"] | None = None,
 ) -> Float[Tensor, ""]:
-    """PSNR of values in [0, 1] over kept pixels, dB, at most 100; NaN where nothing is kept."""
+    """Returns the PSNR of values in [0, 1] over kept pixels, in dB, at most 100; NaN if no pixel is kept.
+
+    >>> photo, rendering = torch.zeros(1, 2, 3), torch.tensor([[[0.1, 0.1, 0.1], [0.9, 0.9, 0.9]]])
+    >>> round(float(psnr(rendering, photo, mask=torch.tensor([[[True], [False]]]))), 2)
+    20.0
+    """
     return -10 * kept_mean((pred - target).square(), mask).clamp(min=_MIN_MSE).log10()
 
 
 def ssim(pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"], mask: Mask | None = None) -> Float[Tensor, ""]:
-    """Mean structural similarity of kept pixels, as torchmetrics computes it where there is no mask.
+    """Returns the mean structural similarity of kept pixels; without a mask, as torchmetrics computes it.
 
-    At the edge of a mask the window of a pixel takes the kept pixels only: means and (co)variances are weighted by the
-    window where the mask keeps, and by nothing elsewhere.
+    Windows take in kept pixels only: means and (co)variances are weighted by the Gaussian window inside the mask, and
+    by zero outside.
 
     Args:
-        pred: a picture in [0, 1].
-        target: the true picture.
+        pred: the rendering, in [0, 1].
+        target: the photo, in [0, 1].
         mask: keeps at least one pixel.
+
+    >>> photo = torch.linspace(0, 1, 16 * 16 * 3).view(16, 16, 3)
+    >>> mask = torch.zeros(16, 16, 1, dtype=torch.bool)
+    >>> mask[:, :8] = True
+    >>> round(float(ssim(torch.where(mask, photo, 0.0), photo, mask)), 4)
+    1.0
     """
     if mask is None:
         return _whole_ssim(pred, target)
-    # Few pixels may differ little: variances as differences of squares need more than float32 then.
+    # Where few pixels differ little, variances as differences of squares need more precision than float32.
     weight = mask.permute(2, 0, 1)[None].double()
     one, two = (image.permute(2, 0, 1)[None].double() for image in (pred, target))
     maps = torch.cat([one, two, one * one, two * two, one * two], dim=1) * weight
-    # Every kept pixel has its own weight in its window: no division by zero where it counts.
+    # The window of a kept pixel contains that pixel, so there is no division by zero where it counts.
     local = _blurred(maps) / _blurred(weight).clamp(min=torch.finfo(weight.dtype).tiny)
     mean_one, mean_two, square_one, square_two, product = local.split(3, dim=1)
     variances = (square_one - mean_one**2).clamp(min=0) + (square_two - mean_two**2).clamp(min=0)
@@ -71,13 +82,13 @@ def _whole_ssim(pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"]) ->
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     batch = [image.permute(2, 0, 1)[None] for image in (target, pred)]
-    # The range that torchmetrics takes from images is 0 where they are of a single colour.
+    # torchmetrics derives the range from the images, and gets 0 if each has a single colour.
     data_range = None if any(image.min() < image.max() for image in batch) else 1.0
     return structural_similarity_index_measure(*batch, data_range=data_range)  # type: ignore[arg-type,return-value]
 
 
 def _blurred(maps: Float[Tensor, "1 channels h w"]) -> Float[Tensor, "1 channels h w"]:
-    """Weighted sums over the Gaussian window; the picture is mirrored at its border, a tiny one has nothing there."""
+    """Returns sums weighted by the Gaussian window; beyond the border the image is mirrored, or zero if it is tiny."""
     margin = WINDOW_PX // 2
     mode = "reflect" if min(maps.shape[2:]) > margin else "constant"
     maps = functional.pad(maps, (margin, margin, margin, margin), mode=mode)
@@ -90,7 +101,13 @@ def _blurred(maps: Float[Tensor, "1 channels h w"]) -> Float[Tensor, "1 channels
 
 
 def patch_shares(mask: Mask, grid: PatchGrid) -> Float[Tensor, "rows cols"]:
-    """Share of kept pixels among those that are nearest to each patch centre, 0 to 1; 0 where a patch has no pixel."""
+    """Returns the share of kept pixels among those nearest to each patch centre, 0 to 1; 0 for a patch without pixels.
+
+    >>> grid = PatchGrid.covering(rows=1, cols=2, height_px=2, width_px=4)
+    >>> mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]], dtype=torch.bool)[..., None]
+    >>> patch_shares(mask, grid)
+    tensor([[1.0000, 0.2500]])
+    """
     places = []
     for side, first, stride, count in zip(
         mask.shape[:2], grid.origin_px, grid.stride_px, (grid.rows, grid.cols), strict=True
@@ -105,11 +122,11 @@ def patch_shares(mask: Mask, grid: PatchGrid) -> Float[Tensor, "rows cols"]:
 
 
 def shown(images: Mapping[str, Float[Tensor, "h width 3"]], mask: Mask | None) -> dict[str, Tensor]:
-    """Pictures with grey where the mask leaves out.
+    """Returns images that are grey outside the mask.
 
     Args:
-        images: by name; those of several times the mask's width are pictures side by side.
-        mask: of one picture; None leaves everything as it is.
+        images: by name; an image of several times the mask's width consists of images side by side.
+        mask: of a single image; None leaves everything as it is.
     """
     if mask is None:
         return dict(images)

@@ -1,7 +1,7 @@
-"""Optional outputs must not take the picture down with them.
+"""Keeps a failing optional output from failing the whole image.
 
-Nerfstudio's render thread dies of any exception but its own interrupt, and the page stays frozen; so whatever is
-not essential is computed behind this guard.
+Any exception but its own interrupt ends nerfstudio's render thread and freezes the viewer's page, so everything that
+is not essential is computed behind this guard.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ Output = TypeVar("Output", bound=Tensor | None)
 
 
 class OutputGuard:
-    """Runs functions that may fail; reports each failing output once.
+    """Runs functions that may fail, and reports each failing output once.
 
     Args:
-        on_failure: told of every failure, by the output's name.
+        on_failure: called with the output's name and the error at every failure.
     """
 
     def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
@@ -30,9 +30,9 @@ class OutputGuard:
         self._on_failure = on_failure
 
     def add(self, outputs: dict[str, Output], name: str, compute: Callable[[], Output]) -> None:
-        """Sets ``outputs[name]``, or leaves it out and says why.
+        """Sets ``outputs[name]``, or leaves it out and reports why.
 
-        The viewer's own interrupts pass through, and so does running out of memory, which is mended elsewhere.
+        The viewer's interrupts are raised again. So are memory shortages, which the chunked renderer handles.
         """
         try:
             outputs[name] = compute()
@@ -46,12 +46,12 @@ class OutputGuard:
     def picture(
         self, camera: Cameras, device: torch.device, compute: Callable[[], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """A whole picture; on the viewer's render thread a failure gives a black one, elsewhere it is raised.
+        """Renders a whole image. On the viewer's render thread a failure gives a black image; elsewhere it is raised.
 
         Args:
-            camera: of which the picture is.
-            device: of the black picture.
-            compute: gives the outputs, (h, w, channels) each.
+            camera: one camera, which gives the size of a black image.
+            device: of a black image.
+            compute: returns the outputs, (h, w, channels) each.
         """
         try:
             return compute()
@@ -65,7 +65,7 @@ class OutputGuard:
             return {"rgb": black.expand(-1, -1, 3), "accumulation": black, "depth": black}
 
     def report(self, name: str, error: Exception) -> None:
-        """Says once per output why it is missing."""
+        """Reports why an output is missing, on the console once per output."""
         if self._on_failure is not None:
             self._on_failure(name, error)
         if name not in self._reported:

@@ -1,4 +1,4 @@
-"""From world coordinates to the unit cube in which the hash grids live."""
+"""Maps between rays, the scene frame and the unit cube that the hash grids cover."""
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,10 @@ def contract_to_unit_cube(positions: Float[Tensor, "*batch 3"]) -> Float[Tensor,
     for ‖x‖ > 1.
 
     Args:
-        positions: in the scene frame, in which the cameras lie within about ±1.
+        positions: scene frame; cameras lie within about ±1.
+
+    >>> contract_to_unit_cube(torch.tensor([[1.0, 0.0, -1.0], [2.0, 0.0, 0.0], [1e6, 0.0, 0.0]])).tolist()
+    [[0.75, 0.5, 0.25], [0.875, 0.5, 0.5], [0.9999997615814209, 0.5, 0.5]]
     """
     norm = positions.abs().amax(dim=-1, keepdim=True).clamp(min=1.0)
     inverse = norm.reciprocal()
@@ -25,11 +28,16 @@ def box_to_unit_cube(
     """Maps a box linearly to [0, 1]³, for bounded scenes.
 
     Args:
-        positions: in the scene frame.
+        positions: scene frame.
         aabb: corners (minimum, maximum) of the box.
 
     Returns:
-        Positions clamped to the cube, and 1 for those that lay inside the box, else 0.
+        Positions clamped to the cube, and 1 for positions inside the box, 0 for those outside.
+
+    >>> aabb = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
+    >>> unit, inside = box_to_unit_cube(torch.tensor([[0.0, 0.5, -1.0], [3.0, 0.0, 0.0]]), aabb)
+    >>> unit.tolist(), inside.flatten().tolist()
+    ([[0.5, 0.75, 0.0], [1.0, 0.5, 0.5]], [1.0, 0.0])
     """
     unit = (positions - aabb[0]) / (aabb[1] - aabb[0])
     inside = ((unit >= 0.0) & (unit <= 1.0)).all(dim=-1, keepdim=True)
@@ -41,5 +49,5 @@ def ray_points(
     directions: Float[Tensor, "rays samples 3"],
     distances: Float[Tensor, "rays samples 1"],
 ) -> Float[Tensor, "rays samples 3"]:
-    """Points at the given distances along rays, scene frame."""
+    """Returns the points at the given distances along rays, scene frame."""
     return torch.addcmul(origins, directions, distances)

@@ -1,4 +1,4 @@
-"""The feature field: what CLIP, DINO and the like see, as a function of position."""
+"""The feature field: distilled 2D features (CLIP, DINO and others) as a function of position."""
 
 import json
 from collections.abc import Sequence
@@ -13,20 +13,21 @@ from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.nerf.fields import GridOptions, UnitCube
 from f3rm_ext.nerf.hash_grid import Backend
+from f3rm_ext.nerf.losses import heaviest_samples
 from f3rm_ext.nerf.mlp import Mlp, frequency_encoding
 
 
 class FeatureHead(BaseFeatureHead):
-    """One distilled feature: a trunk per sample and a linear map per ray.
+    """One distilled feature: an MLP (trunk) evaluated per sample and a linear map evaluated per ray.
 
     The last layer is linear and without bias, so rendering commutes with it: Σ wᵢ W hᵢ = W Σ wᵢ hᵢ. Hidden values
     are rendered instead of D-dimensional features, which makes memory and time per sample independent of D.
 
     Args:
-        spec: what is distilled.
+        spec: the feature to distil.
         in_dim: dimension of the shared encoding.
         hidden_dim: width of the trunk.
-        num_hidden: number of its layers.
+        num_hidden: number of layers of the trunk.
     """
 
     def __init__(self, spec: FeatureSpec, in_dim: int, hidden_dim: int, num_hidden: int) -> None:
@@ -35,16 +36,16 @@ class FeatureHead(BaseFeatureHead):
         self.decoder = nn.Linear(hidden_dim, spec.dim, bias=False)
 
     def space(self) -> FeatureSpace:
-        """Coordinates in which rendered hidden values are compared with queries."""
+        """Returns the coordinates in which rendered hidden values are compared with queries."""
         return FeatureSpace.of_linear_map(self.decoder.weight, self.code_energy)
 
     def decode(self, hidden: Float[Tensor, "rays hidden"]) -> Float[Tensor, "rays feat"]:
-        """Rendered features from rendered hidden values, float32."""
+        """Returns rendered features from rendered hidden values, float32."""
         with torch.autocast(hidden.device.type, enabled=False):
             return self.decoder(hidden.float())
 
     def display(self, hidden: Float[Tensor, "rays hidden"]) -> Float[Tensor, "rays 3"]:
-        """RGB in [0, 1] in the stored basis, from rendered hidden values; D-dimensional features are never formed."""
+        """Returns RGB in [0, 1] from rendered hidden values, in the stored PCA basis, without forming D dimensions."""
         to_rgb = self.display_components @ self.decoder.weight.float()
         return self.shade(hidden.float() @ to_rgb.T)
 
@@ -52,16 +53,18 @@ class FeatureHead(BaseFeatureHead):
 class FeatureField(nn.Module):
     """A hash grid with one head per distilled feature.
 
-    A checkpoint describes its own heads, so a field built without specs (as for ``ns-viewer``, where neither
-    extractor nor store need exist) grows them when a state dict is loaded.
+    A checkpoint describes its own heads. A field built without specs, as for ``ns-viewer``, where neither extractors
+    nor a feature store need exist, grows its heads when a state dict is loaded.
 
     Args:
-        specs: what is distilled, in order; the first is the primary one.
+        specs: features to distil, the primary one first.
         cube: map to the unit cube.
-        grid: the shared hash grid.
+        grid: size of the shared hash grid.
         hidden_dim: width of each head's trunk.
         num_hidden: number of layers of each trunk.
-        pe_frequencies: frequencies of an additional positional encoding; 0 for none.
+        pe_frequencies: number of frequencies of an additional positional encoding; 0 for none.
+        samples_per_ray: number of samples at which features are rendered, those with the largest weights; 0 for all.
+        detach_weights: whether to stop gradients at the volume-rendering weights, so that features leave density alone.
         backend: of the hash grid.
     """
 
@@ -74,12 +77,15 @@ class FeatureField(nn.Module):
         hidden_dim: int,
         num_hidden: int,
         pe_frequencies: int,
+        samples_per_ray: int = 0,
+        detach_weights: bool = True,
         backend: Backend,
     ) -> None:
         super().__init__()
         self.cube = cube
         self.grid = grid.build(backend)
         self.hidden_dim, self.num_hidden, self.pe_frequencies = hidden_dim, num_hidden, pe_frequencies
+        self.samples_per_ray, self.detach_weights = samples_per_ray, detach_weights
         self.heads = nn.ModuleDict()
         for spec in specs:
             self._add_head(spec)
@@ -90,11 +96,11 @@ class FeatureField(nn.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the heads, primary first."""
+        """Names of the heads, the primary one first."""
         return tuple(self.heads)
 
     def head(self, name: str) -> FeatureHead:
-        """The head of this name."""
+        """Returns the head of this name."""
         head = self.heads[name]
         assert isinstance(head, FeatureHead)
         return head
@@ -102,12 +108,17 @@ class FeatureField(nn.Module):
     def render_hidden(
         self, positions: Float[Tensor, "rays samples 3"], weights: Float[Tensor, "rays samples 1"]
     ) -> dict[str, Float[Tensor, "rays hidden"]]:
-        """Hidden values of every head, accumulated along rays with the given weights, float32.
+        """Renders the hidden values of every head along rays, float32; nothing if there are no heads.
 
         Args:
             positions: sample positions, scene frame; no gradient flows to them.
             weights: volume-rendering weights.
         """
+        if not self.heads:
+            return {}
+        if self.detach_weights:
+            weights = weights.detach()
+        weights, positions = heaviest_samples(weights, positions, self.samples_per_ray or weights.shape[1])
         rays, samples = positions.shape[:2]
         unit, _ = self.cube(positions.detach())
         unit = unit.reshape(-1, 3)
@@ -122,11 +133,11 @@ class FeatureField(nn.Module):
         return rendered
 
     def get_extra_state(self) -> str:
-        """Names, extractors and identities of the heads as JSON; stored in the checkpoint."""
+        """Returns names, extractors and identities of the heads as JSON, for the checkpoint."""
         return json.dumps({"heads": describe_heads(self.head(name) for name in self.names)})
 
     def set_extra_state(self, state: str) -> None:
-        """Nothing is left to do: heads were grown before the parameters were loaded."""
+        """Does nothing: :meth:`grow_heads` has read the state before the parameters are loaded."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         self.grow_heads(state_dict, prefix)
@@ -137,7 +148,7 @@ class FeatureField(nn.Module):
 
         Args:
             state_dict: a state dict that contains this field's entries.
-            prefix: of those entries.
+            prefix: prefix of those entries.
         """
         described = state_dict.get(prefix + "_extra_state")
         device = self.grid.table.device

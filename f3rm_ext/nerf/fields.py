@@ -1,4 +1,4 @@
-"""Density and colour: the proposal field and the scene field."""
+"""The fields of density and colour: proposal fields, the scene field and normals from its density."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from nerfstudio.field_components.activations import trunc_exp
 from nerfstudio.utils.math import components_from_spherical_harmonics
 from torch import Tensor, nn
+from torch.nn import functional
 
 from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube
 from f3rm_ext.nerf.hash_grid import Backend, HashGrid
@@ -29,10 +30,10 @@ class GridOptions:
     max_res: int = 2048
     """Vertices per axis of the finest level."""
     log2_hashmap_size: int = 19
-    """A level has at most 2 to this power rows; 14 to 22. Memory doubles with every step."""
+    """Binary logarithm of the largest number of table rows per level, 14 to 22."""
 
     def build(self, backend: Backend) -> HashGrid:
-        """The grid itself."""
+        """Returns a hash grid of this size."""
         return HashGrid(
             num_levels=self.num_levels,
             features_per_level=self.features_per_level,
@@ -44,11 +45,11 @@ class GridOptions:
 
 
 class UnitCube(nn.Module):
-    """The map from the scene frame to the grids' cube, and which points may have density.
+    """Maps the scene frame to the cube that hash grids cover, and masks points that must not have density.
 
     Args:
         aabb: the scene box.
-        contract: whether space outside the box is contracted into the cube, or empty.
+        contract: whether space outside the box is contracted into the cube; otherwise it is empty.
     """
 
     aabb: Tensor
@@ -61,20 +62,20 @@ class UnitCube(nn.Module):
     def forward(
         self, positions: Float[Tensor, "*batch 3"]
     ) -> tuple[Float[Tensor, "*batch 3"], Float[Tensor, "*batch 1"] | None]:
-        """Positions in [0, 1]³ and, for bounded scenes, a 0/1 mask of those inside."""
+        """Returns positions in [0, 1]³ and, for bounded scenes, 1 for positions inside the box and 0 outside."""
         if self.contract:
             return contract_to_unit_cube(positions), None
         return box_to_unit_cube(positions, self.aabb)
 
 
 class ProposalField(nn.Module):
-    """A small density field that tells where along a ray to sample (mip-NeRF 360, section 3).
+    """A small density field that decides where along a ray to sample (mip-NeRF 360, section 3).
 
     Args:
         cube: map to the unit cube.
-        grid: its hash grid.
-        hidden_dim: width of the one hidden layer.
-        init_density: density everywhere before training, per scene unit.
+        grid: size of the hash grid.
+        hidden_dim: width of the single hidden layer.
+        init_density: initial density everywhere, per scene unit.
         backend: of the hash grid.
     """
 
@@ -88,7 +89,7 @@ class ProposalField(nn.Module):
         self.init_density = init_density
 
     def density(self, positions: Float[Tensor, "rays samples 3"]) -> Float[Tensor, "rays samples 1"]:
-        """Volume density at positions in the scene frame, float32."""
+        """Returns the volume density at positions in the scene frame, float32."""
         unit, inside = self.cube(positions)
         raw = self.mlp(self.grid(unit.reshape(-1, 3))).view(*positions.shape[:-1], 1)
         density = self.init_density * trunc_exp(raw.float())
@@ -96,16 +97,16 @@ class ProposalField(nn.Module):
 
 
 class SceneField(nn.Module):
-    """Density and view-dependent colour, as nerfacto: hash grid → MLP → density and 15 values → MLP → RGB.
+    """Density and view-dependent colour, as in nerfacto: hash grid → MLP → density and 15 values → MLP → RGB.
 
     Args:
         cube: map to the unit cube.
-        grid: its hash grid.
+        grid: size of the hash grid.
         hidden_dim: width of the density network.
         color_hidden_dim: width of the colour network.
         appearance_dim: length of the per-image appearance code; 0 for none.
         num_images: number of training images.
-        init_density: density everywhere before training, per scene unit.
+        init_density: initial density everywhere, per scene unit.
         backend: of the hash grid.
     """
 
@@ -132,14 +133,14 @@ class SceneField(nn.Module):
         )
         self.appearance = nn.Embedding(num_images, appearance_dim) if appearance_dim else None
         if self.appearance is not None:
-            # Evaluation takes the mean code: from zero it stays close to what every image was trained with.
+            # Evaluation uses the mean code, which stays close to every image's code if all start at zero.
             nn.init.zeros_(self.appearance.weight)
         self.init_density = init_density
 
     def density(
         self, positions: Float[Tensor, "rays samples 3"]
     ) -> tuple[Float[Tensor, "rays samples 1"], Float[Tensor, "rays samples geometry"]]:
-        """Volume density (float32) at positions in the scene frame, and the geometry code that colours need."""
+        """Returns volume density (float32) at positions in the scene frame, and geometry codes for :meth:`color`."""
         unit, inside = self.cube(positions)
         out = self.density_mlp(self.grid(unit.reshape(-1, 3))).view(*positions.shape[:-1], -1)
         raw, geometry = out.split([1, self.GEOMETRY_DIM], dim=-1)
@@ -152,12 +153,12 @@ class SceneField(nn.Module):
         geometry: Float[Tensor, "rays samples geometry"],
         camera_indices: Int[Tensor, "rays"] | None,
     ) -> Float[Tensor, "rays samples 3"]:
-        """Colours in [0, 1].
+        """Returns colours in [0, 1].
 
         Args:
             directions: unit view directions, scene frame.
             geometry: codes from :meth:`density`.
-            camera_indices: training image of each ray, for its appearance code; None takes the mean code.
+            camera_indices: training image of each ray, which selects its appearance code; None takes the mean code.
         """
         per_ray = components_from_spherical_harmonics(levels=SH_LEVELS, directions=directions)
         if self.appearance is not None:
@@ -167,3 +168,21 @@ class SceneField(nn.Module):
                 code = self.appearance(camera_indices)
             per_ray = torch.cat([per_ray, code], dim=-1)
         return self.color_mlp(per_ray.to(geometry.dtype), geometry).float().sigmoid()
+
+
+def render_normals(
+    field: SceneField, positions: Float[Tensor, "rays samples 3"], weights: Float[Tensor, "rays samples 1"]
+) -> Float[Tensor, "rays 3"]:
+    """Renders normals, the negative gradient of log density, and maps them from [-1, 1] to [0, 1].
+
+    Args:
+        field: the scene field.
+        positions: sample positions, scene frame.
+        weights: volume-rendering weights.
+    """
+    with torch.enable_grad():
+        points = positions.detach().requires_grad_(True)
+        density, _ = field.density(points)
+        (gradient,) = torch.autograd.grad(density.clamp(min=1e-10).log().sum(), points)
+    normals = functional.normalize((weights.detach() * -functional.normalize(gradient, dim=-1)).sum(dim=-2), dim=-1)
+    return (normals + 1.0) / 2.0

@@ -1,90 +1,35 @@
-"""Multiresolution hash grid: geometry, a readable reference, and the module that picks the fastest backend.
+"""Multiresolution hash grid: a readable reference, and the module that picks the fastest backend.
 
-The function is that of Instant-NGP (Müller et al. 2022, section 3, eq. 2–4) with the conventions of tiny-cuda-nn:
-level l has scale s_l = base_res · b^l − 1, coordinates x · s_l + ½, dense indexing while the level fits into the
-table and hashing beyond. The three backends (tiny-cuda-nn, numba on the CPU, plain torch) therefore compute the
-same function of the same parameters, which are stored as one (entries, features per level) table.
+The three backends (tiny-cuda-nn, numba on the CPU, plain torch) compute the same function (see
+:mod:`f3rm_ext.nerf.hash_levels`) of the same parameters, one table of shape (entries, features per level).
 """
 
-import math
-from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-PRIMES = (1, 2654435761, 805459861)
-"""Hash multipliers per axis (Müller et al. 2022, eq. 4)."""
+from f3rm_ext.nerf.hash_levels import PRIMES, GridLevel, grid_levels, level_growth
+
 INIT_RANGE = 1e-4
 """Tables start uniform in ± this (Müller et al. 2022, section 4)."""
 
 Backend = Literal["auto", "tcnn", "numba", "torch"]
 
 
-@dataclass(frozen=True)
-class GridLevel:
-    """One resolution of the grid."""
-
-    scale: float
-    """Coordinates in [0, 1] are multiplied by this, then shifted by ½."""
-    resolution: int
-    """Vertices per axis."""
-    offset: int
-    """First row of this level in the table."""
-    size: int
-    """Rows of this level."""
-
-    @property
-    def hashed(self) -> bool:
-        """Whether several vertices may share a row."""
-        return self.resolution**3 > self.size
-
-
-def level_growth(num_levels: int, base_res: int, max_res: int) -> float:
-    """By how much the resolution grows from level to level."""
-    return (max_res / base_res) ** (1.0 / max(1, num_levels - 1))
-
-
-def grid_levels(num_levels: int, base_res: int, max_res: int, log2_hashmap_size: int) -> tuple[GridLevel, ...]:
-    """The levels of a grid whose resolutions grow geometrically from base_res to max_res.
-
-    Computed in float32, step by step as tiny-cuda-nn does it: where a scale is a whole number in exact arithmetic, an
-    error in its last digit decides whether the level has one vertex more per axis.
-
-    Args:
-        num_levels: number of levels L ≥ 1.
-        base_res: vertices per axis of the coarsest level.
-        max_res: vertices per axis of the finest level.
-        log2_hashmap_size: a level never has more than 2 to this power rows.
-    """
-    # log2f and exp2f round what they find in double precision, here as in C.
-    log2_growth = np.float32(math.log2(np.float32(level_growth(num_levels, base_res, max_res))))
-    levels: list[GridLevel] = []
-    offset = 0
-    for level in range(num_levels):
-        grown = np.float32(2.0 ** float(np.float32(level) * log2_growth))
-        scale = float(grown * np.float32(base_res) - np.float32(1.0))
-        resolution = math.ceil(scale) + 1
-        size = min(-(-(resolution**3) // 8) * 8, 2**log2_hashmap_size)
-        levels.append(GridLevel(scale=scale, resolution=resolution, offset=offset, size=size))
-        offset += size
-    return tuple(levels)
-
-
 def hash_grid_reference(
     points: Float[Tensor, "points 3"], table: Float[Tensor, "entries level_feat"], levels: tuple[GridLevel, ...]
 ) -> Float[Tensor, "points feat"]:
-    """Trilinearly interpolated features of every level, level-major; the readable definition.
+    """Interpolates the features of every level trilinearly; the readable definition of the grid.
 
     Args:
         points: positions in [0, 1]³.
-        table: rows of all levels, one below the other.
-        levels: geometry from :func:`grid_levels`.
+        table: rows of all levels, one level after the other.
+        levels: geometry from :func:`~f3rm_ext.nerf.hash_levels.grid_levels`.
 
     Returns:
-        Features, feat = number of levels × features per level. Differentiable in points and table.
+        Features, level-major: feat = number of levels × features per level. Differentiable in points and table.
     """
     outputs = []
     corners = torch.tensor([[(c >> axis) & 1 for axis in range(3)] for c in range(8)], device=points.device)
@@ -113,16 +58,16 @@ def tcnn_available() -> bool:
 
 
 class HashGrid(nn.Module):
-    """A hash grid with one table, evaluated by tiny-cuda-nn, by numba (on the CPU) or by torch.
+    """A hash grid with a single table, evaluated by tiny-cuda-nn (on CUDA), numba (on the CPU) or torch.
 
     Args:
         num_levels: number of resolutions, ≥ 1.
-        features_per_level: features stored per vertex: 1, 2, 4 or 8.
-        base_res: coarsest resolution, vertices per axis.
-        max_res: finest resolution, vertices per axis.
-        log2_hashmap_size: at most 2 to this power rows per level.
-        backend: ``auto`` takes tiny-cuda-nn for CUDA tensors where it is installed, numba for CPU tensors and torch
-            otherwise; a named backend is used wherever it can run.
+        features_per_level: values stored per vertex: 1, 2, 4 or 8.
+        base_res: vertices per axis of the coarsest level.
+        max_res: vertices per axis of the finest level.
+        log2_hashmap_size: a level has at most 2 to this power rows.
+        backend: ``auto`` takes tiny-cuda-nn for CUDA tensors if it is installed, numba for CPU tensors and torch
+            otherwise. A named backend is used on every device that it supports.
     """
 
     def __init__(
@@ -149,10 +94,10 @@ class HashGrid(nn.Module):
             "base_resolution": base_res,
             "per_level_scale": level_growth(num_levels, base_res, max_res),
         }
-        self._tcnn_module: list[nn.Module] = []  # In a list, so that its parameters are not registered twice.
+        self._tcnn_module: list[nn.Module] = []  # A list hides it from torch, which would register the table twice.
 
     def resolve_backend(self, device: torch.device) -> Literal["tcnn", "numba", "torch"]:
-        """The backend that runs for tensors on this device."""
+        """Returns the backend that evaluates tensors on this device."""
         if device.type == "cuda" and self.backend in ("auto", "tcnn") and tcnn_available():
             return "tcnn"
         if device.type == "cpu" and self.backend in ("auto", "tcnn", "numba"):
@@ -160,9 +105,11 @@ class HashGrid(nn.Module):
         return "torch"
 
     def forward(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "points feat"]:
-        """Features of points in [0, 1]³, level-major; float32, but float16 of tiny-cuda-nn under autocast."""
+        """Returns features of points in [0, 1]³, level-major; float32, or float16 with tiny-cuda-nn under autocast."""
         backend = self.resolve_backend(points.device)
         if backend == "numba":
+            # Here, so that CUDA runs never import numba.
+            # Not at the top: threads.settle sets numba's threads before its import, and CUDA needs no numba.
             from f3rm_ext.nerf.hash_kernels import hash_grid_numba
 
             return hash_grid_numba(points, self.table, self.levels)
@@ -177,14 +124,14 @@ class HashGrid(nn.Module):
             encoding = tcnn.Encoding(3, self._tcnn_options)
             if encoding.params.numel() != self.table.numel():
                 raise RuntimeError(
-                    f"tiny-cuda-nn lays this grid out with {encoding.params.numel()} parameters, not "
-                    f"{self.table.numel()}: ask for the torch backend with --pipeline.model.backend torch."
+                    f"tiny-cuda-nn stores this grid in {encoding.params.numel()} parameters instead of "
+                    f"{self.table.numel()}: use the torch backend, --pipeline.model.backend torch."
                 )
-            # The registered table is the parameter; tiny-cuda-nn reads the same memory, so gradients land in it.
+            # The registered table stays the parameter; tiny-cuda-nn reads its memory, and gradients flow to it.
             del encoding.params
             self._tcnn_module.append(encoding)
         encoding = self._tcnn_module[0]
         encoding.params = self.table.view(-1)  # type: ignore[assignment]
         features = encoding(points)
-        # They are float16, which the float32 layers behind the grid take under CUDA's autocast only.
+        # They are float16, which the float32 layers behind the grid accept only under autocast.
         return features if torch.is_autocast_enabled() else features.float()

@@ -1,8 +1,8 @@
 """The hash grid on the CPU: numba kernels for values and gradients, parallel over levels and blocks of points.
 
-Each level's table (about 1 MiB at 2^17 × 2) stays in a core's cache while all points of a block visit it, and each
-level's gradient is written by one thread only, so the scatter needs no atomics. The definition these kernels must
-agree with is :func:`f3rm_ext.nerf.hash_grid.hash_grid_reference`.
+Each level's table (about 1 MiB at 2^17 × 2) stays in a core's cache while all points of a block read it. A single
+thread writes each level's gradient, so the scatter needs no atomics. The kernels compute the same function as
+``f3rm_ext.nerf.hash_grid.hash_grid_reference``.
 """
 
 import functools
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.nerf.hash_grid import PRIMES, GridLevel
+from f3rm_ext.nerf.hash_levels import PRIMES, GridLevel
 
 PRIME_Y, PRIME_Z = np.uint32(PRIMES[1]), np.uint32(PRIMES[2])
 BLOCK = 8192
@@ -112,7 +112,7 @@ def _backward_points(points, table, grad_out, scales, resolutions, offsets, size
 
 
 class _LevelArrays:
-    """The geometry of a grid as the arrays the kernels take."""
+    """The geometry of a grid as arrays for the kernels."""
 
     def __init__(self, levels: tuple[GridLevel, ...]) -> None:
         self.scales = np.array([level.scale for level in levels], dtype=np.float32)
@@ -120,7 +120,7 @@ class _LevelArrays:
         self.offsets = np.array([level.offset for level in levels], dtype=np.int64)
         self.sizes = np.array([level.size for level in levels], dtype=np.int64)
         self.hashed = np.array([level.hashed for level in levels])
-        # prange hands each thread a contiguous run of tasks: fine (hashed, slow) levels are dealt out alternately.
+        # prange gives each thread a contiguous run of tasks, so slow (hashed, fine) levels are spread over the runs.
         indices = np.arange(len(levels))
         self.order = np.concatenate([indices[0::2], indices[1::2]])
 
@@ -164,5 +164,5 @@ class _HashGridFunction(torch.autograd.Function):
 def hash_grid_numba(
     points: Float[Tensor, "points 3"], table: Float[Tensor, "entries level_feat"], levels: tuple[GridLevel, ...]
 ) -> Float[Tensor, "points feat"]:
-    """:func:`~f3rm_ext.nerf.hash_grid.hash_grid_reference` on the CPU, float32, differentiable once."""
+    """Interpolates like ``hash_grid_reference``, on the CPU in float32; differentiable once."""
     return _HashGridFunction.apply(points, table, levels)  # type: ignore[return-value]

@@ -1,34 +1,41 @@
-"""Options of fields that lower what training takes."""
+"""Options of a field that can be lowered when memory runs out in training."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from f3rm_ext.engine.shortage import Lever, Loss, halved
+from f3rm_ext.nerf.fields import GridOptions
 
-if TYPE_CHECKING:
-    from f3rm_ext.nerf.model import F3rmModelConfig
+MIN_SAMPLES, MIN_PROPOSAL_SAMPLES = 16, 32
+"""Samples per ray of the scene field and of a proposal network below which no lever goes."""
+FEW_FEATURE_SAMPLES = 4
+"""Samples of a ray that suffice to render features (:func:`~f3rm_ext.nerf.losses.heaviest_samples`)."""
+MIN_LOG2_TABLE = 14
+"""Binary logarithm of the rows of a hash table below which no lever goes."""
 
-_FEWEST_SAMPLES, _HEAVIEST, _SMALLEST_TABLE = 16, 4, 14
-"""Samples per ray, samples with features per ray, and exponent of the rows of a hash table."""
 
-
-def levers(config: "F3rmModelConfig", has_features: bool) -> Iterator[Lever]:
-    """What can still be lowered.
+def field_levers(
+    num_samples: int,
+    proposal_samples: Sequence[int],
+    feature_samples_per_ray: int | None,
+    grids: Mapping[str, GridOptions],
+) -> Iterator[Lever]:
+    """Yields what can still be lowered.
 
     Args:
-        config: the options of the run.
-        has_features: whether features are distilled.
+        num_samples: samples per ray of the scene field.
+        proposal_samples: samples per ray of each proposal network.
+        feature_samples_per_ray: samples per ray at which features are rendered, 0 for all; None without features.
+        grids: hash grids by the name of their option.
     """
-    samples = config.feature_samples_per_ray
-    if has_features and (samples == 0 or samples > _HEAVIEST):
-        now = samples or f"0, all {config.num_samples}"
-        yield Lever(Loss.DETAIL, "pipeline.model.feature-samples-per-ray", now, _HEAVIEST)
-    yield from halved(Loss.DETAIL, "pipeline.model.num-samples", config.num_samples, _FEWEST_SAMPLES)
-    for index, proposal in enumerate(config.proposals):
-        option = f"pipeline.model.proposals.{index}.num-samples"
-        yield from halved(Loss.DETAIL, option, proposal.num_samples, 2 * _FEWEST_SAMPLES)
-    grids = {"grid": config.grid} | ({"feature-grid": config.feature_grid} if has_features else {})
+    if feature_samples_per_ray is not None and (
+        feature_samples_per_ray == 0 or feature_samples_per_ray > FEW_FEATURE_SAMPLES
+    ):
+        now = feature_samples_per_ray or f"0, all {num_samples}"
+        yield Lever(Loss.DETAIL, "pipeline.model.feature-samples-per-ray", now, FEW_FEATURE_SAMPLES)
+    yield from halved(Loss.DETAIL, "pipeline.model.num-samples", num_samples, MIN_SAMPLES)
+    for index, samples in enumerate(proposal_samples):
+        yield from halved(Loss.DETAIL, f"pipeline.model.proposals.{index}.num-samples", samples, MIN_PROPOSAL_SAMPLES)
     for name, grid in grids.items():
         rows = grid.log2_hashmap_size
-        if rows > _SMALLEST_TABLE:
+        if rows > MIN_LOG2_TABLE:
             yield Lever(Loss.NEW_START, f"pipeline.model.{name}.log2-hashmap-size", rows, rows - 1)

@@ -1,28 +1,29 @@
-"""Losses on rendered features."""
+"""Losses on rendered features, and the samples at which features are rendered."""
 
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
 FeatureLoss = Literal["mse", "cosine", "huber"]
 
 HUBER_DELTA = 1.25
-"""Where the Huber loss turns linear (LERF's value)."""
+"""Error above which the Huber loss is linear (LERF's value)."""
 
 
 def feature_loss(
     predicted: Float[Tensor, "rays feat"], target: Float[Tensor, "rays feat"], kind: FeatureLoss
 ) -> Float[Tensor, ""]:
-    """Distance between rendered and 2D features, in float32 whatever the inputs.
+    """Returns the distance between rendered and 2D features, computed in float32.
 
     Args:
         predicted: rendered features, not normalised.
         target: features of the image at the rays' pixels, not normalised.
-        kind: ``mse`` (F3RM: mean over rays and dimensions), ``cosine`` (1 − cosine similarity, mean over rays) or
-            ``huber`` (LERF: mean over rays and dimensions).
+        kind: ``mse`` (as F3RM, mean over rays and dimensions), ``cosine`` (1 − cosine similarity, mean over rays) or
+            ``huber`` (as LERF, mean over rays and dimensions).
     """
     predicted, target = predicted.float(), target.float()
     if kind == "mse":
@@ -32,23 +33,55 @@ def feature_loss(
     return functional.huber_loss(predicted, target, delta=HUBER_DELTA)
 
 
+def feature_pairs(
+    rendered: Mapping[str, Float[Tensor, "rays feat"]],
+    targets: Mapping[str, Float[Tensor, "rays feat"]],
+    kept: Bool[Tensor, "rays 1"] | None = None,
+) -> Iterator[tuple[str, Float[Tensor, "pairs feat"], Float[Tensor, "pairs feat"]]]:
+    """Yields (head, rendered, target) over the rays that have both, float32 targets on the device of the rendering.
+
+    Args:
+        rendered: features by head, for the first rays of a batch.
+        targets: 2D features by head, for the first rays of the same batch.
+        kept: False for rays through masked pixels, which have no features; heads without a kept ray are left out.
+    """
+    for name in rendered:
+        if name not in targets:
+            continue
+        count = min(len(rendered[name]), len(targets[name]))
+        some, wanted = rendered[name][:count], targets[name][:count].to(rendered[name].device, torch.float32)
+        if kept is not None:
+            some, wanted = some[kept[:count, 0]], wanted[kept[:count, 0]]
+        if len(some):
+            yield name, some, wanted
+
+
 def cosine(a: Float[Tensor, "*batch feat"], b: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch"]:
-    """Cosine similarity over the last dimension, with norms in float32; 0 where a vector is zero."""
+    """Returns the cosine similarity over the last dimension, in float32; 0 where a vector is zero.
+
+    >>> cosine(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[4.0, 3.0], [1.0, 0.0]]))
+    tensor([0.9600, 0.0000])
+    """
     return functional.cosine_similarity(a.float(), b.float(), dim=-1, eps=1e-8)
 
 
 def heaviest_samples(
     weights: Float[Tensor, "rays samples 1"], positions: Float[Tensor, "rays samples 3"], count: int
 ) -> tuple[Float[Tensor, "rays kept 1"], Float[Tensor, "rays kept 3"]]:
-    """The samples of each ray with the largest weights, rescaled to the weight of all.
+    """Returns the samples of each ray with the largest weights, rescaled so that the sum of weights stays the same.
 
-    Rendering features at a few samples instead of all of them costs little, since a trained ray has most of its
-    weight in very few; scaling keeps the rendered magnitude unbiased.
+    A trained ray has most of its weight in very few samples, so features rendered there alone lose little. Rescaling
+    preserves the magnitude of what is rendered.
 
     Args:
         weights: volume-rendering weights, ≥ 0.
         positions: sample positions.
-        count: samples to keep, ≥ 1; all are kept if there are not more.
+        count: samples to keep per ray, ≥ 1; if there are no more than that, all are kept unchanged.
+
+    >>> weights, positions = torch.tensor([[[0.1], [0.3], [0.4]]]), torch.arange(9.0).view(1, 3, 3)
+    >>> kept, at = heaviest_samples(weights, positions, count=1)
+    >>> round(kept.item(), 3), at.tolist()
+    (0.8, [[[6.0, 7.0, 8.0]]])
     """
     if count >= weights.shape[1]:
         return weights, positions

@@ -1,4 +1,4 @@
-"""Small perceptrons without biases, as tiny-cuda-nn builds them."""
+"""Small MLPs without biases, as tiny-cuda-nn builds them, and a positional encoding."""
 
 import itertools
 
@@ -9,13 +9,13 @@ from torch.nn import functional
 
 
 class Mlp(nn.Module):
-    """Linear layers with ReLU between them; no biases, so that zero in gives zero out.
+    """Linear layers with ReLU between them and without biases, so that a zero input gives a zero output.
 
     Args:
         in_dim: input dimension.
         hidden_dim: width of the hidden layers.
         num_hidden: number of hidden layers, ≥ 1.
-        out_dim: output dimension; None ends after the last hidden layer's ReLU.
+        out_dim: output dimension; if None, the output is the last hidden layer after its ReLU.
     """
 
     def __init__(self, in_dim: int, hidden_dim: int, num_hidden: int, out_dim: int | None) -> None:
@@ -23,7 +23,7 @@ class Mlp(nn.Module):
         widths = [in_dim] + [hidden_dim] * num_hidden + ([out_dim] if out_dim is not None else [])
         self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths))
         for layer in self.layers:
-            # He et al. 2015: keeps the variance through ReLU layers.
+            # Keeps the variance through ReLU layers (He et al. 2015).
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")  # type: ignore[arg-type]
         self.linear_output = out_dim is not None
 
@@ -40,12 +40,12 @@ class Mlp(nn.Module):
 class RaySplitMlp(nn.Module):
     """An MLP on [per-ray | per-sample] inputs whose first layer does the per-ray part once per ray.
 
-    The function is that of an MLP on the concatenation: W [a; b] = W_a a + W_b b. At 24 samples a ray this saves
-    two thirds of the first layer and never writes the concatenated inputs.
+    It computes the same function as an MLP on the concatenated inputs, since W [a; b] = W_a a + W_b b. At 24 samples
+    per ray this saves two thirds of the first layer, and the concatenated inputs are never written.
 
     Args:
         ray_dim: dimension of the inputs that all samples of a ray share.
-        sample_dim: dimension of the inputs that differ between samples.
+        sample_dim: dimension of the inputs of each sample.
         hidden_dim: width of the hidden layers.
         num_hidden: number of hidden layers, ≥ 1.
         out_dim: output dimension.
@@ -70,14 +70,17 @@ class RaySplitMlp(nn.Module):
 
 
 def frequency_encoding(points: Float[Tensor, "points 3"], num_frequencies: int) -> Float[Tensor, "points feat"]:
-    """sin and cos of the coordinates at frequencies 2^0 π … 2^(n−1) π (Mildenhall et al. 2020, eq. 4).
+    """Returns sines and cosines of the coordinates at frequencies 2^0 π … 2^(n-1) π (Mildenhall et al. 2020, eq. 4).
 
     Args:
         points: positions in [0, 1]³.
         num_frequencies: n ≥ 1.
 
     Returns:
-        feat = 6 n values.
+        feat = 6 n values per point.
+
+    >>> frequency_encoding(torch.tensor([[0.5, 0.0, 0.0]]), num_frequencies=1).round(decimals=3).tolist()
+    [[1.0, 0.0, 0.0, -0.0, 1.0, 1.0]]
     """
     octaves = torch.pi * 2.0 ** torch.arange(num_frequencies, device=points.device, dtype=points.dtype)
     angles = (points[..., None, :] * octaves[:, None]).flatten(-2)

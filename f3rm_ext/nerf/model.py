@@ -1,31 +1,28 @@
-"""The feature-distillation radiance field: nerfacto's geometry and colour with a feature field beside them."""
+"""Feature-distillation radiance field: nerfacto's geometry and colour with a feature field beside them."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from nerfstudio.cameras.camera_optimizers import CameraOptimizer, CameraOptimizerConfig
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle, RaySamples
-from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
 from nerfstudio.model_components.losses import distortion_loss, interlevel_loss
 from nerfstudio.model_components.ray_samplers import ProposalNetworkSampler
 from nerfstudio.model_components.renderers import AccumulationRenderer, DepthRenderer, RGBRenderer
 from nerfstudio.model_components.scene_colliders import NearFarCollider
-from nerfstudio.models.base_model import Model
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
 from f3rm_ext import threads
-from f3rm_ext.engine.cost import TrainingCost, reset_peak
+from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.shortage import Lever
@@ -35,30 +32,32 @@ from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.nerf import feature_metrics as evaluation
+from f3rm_ext.model_components.visualization import comparison_images, feature_images
 from f3rm_ext.nerf.contraction import ray_points
-from f3rm_ext.nerf.feature_field import FeatureField, FeatureHead
-from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube
+from f3rm_ext.nerf.feature_field import FeatureField
+from f3rm_ext.nerf.feature_metrics import feature_metrics
+from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, render_normals
 from f3rm_ext.nerf.hash_grid import Backend
-from f3rm_ext.nerf.levers import levers
-from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, heaviest_samples
+from f3rm_ext.nerf.levers import field_levers
+from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, feature_pairs
+from f3rm_ext.nerf.queryable import QueryableField
 from f3rm_ext.viewer.panel import QueryPanel
 
 
 @dataclass
 class ProposalOptions:
-    """One proposal network and how many samples it judges."""
+    """One proposal network and its number of samples."""
 
     num_samples: int = 256
-    """Samples per ray that this network sees, 8 to 1024."""
+    """Samples per ray of this network, 8 to 1024."""
     hidden_dim: int = 16
-    """Width of its one hidden layer."""
+    """Width of its single hidden layer."""
     grid: GridOptions = field(
         default_factory=lambda: GridOptions(
             num_levels=5, features_per_level=2, base_res=16, max_res=128, log2_hashmap_size=17
         )
     )
-    """Its hash grid."""
+    """Hash grid of this proposal network."""
 
 
 @dataclass
@@ -67,19 +66,19 @@ class F3rmModelConfig(OwnModelConfig):
 
     _target: type = field(default_factory=lambda: F3rmModel)
     backend: Backend = "auto"
-    """What evaluates the hash grids: tcnn (tiny-cuda-nn, CUDA), numba (CPU), torch (anywhere, slow), or auto, the
-    fastest one here. All compute the same function of the same parameters."""
+    """Implementation of the hash grids: tcnn (tiny-cuda-nn, CUDA), numba (CPU) or torch (any device, slow).
+    By default, the fastest one available. All compute the same function of the same parameters."""
     near_plane: float = 0.05
-    """Where rays start, in scene units (cameras lie within about ±1), > 0."""
+    """Distance at which rays start, > 0, in scene units (cameras lie within about ±1)."""
     far_plane: float = 1000.0
-    """Where rays end, in scene units; space beyond the ±1 box is contracted."""
+    """Distance at which rays end, in scene units; space beyond the ±1 box is contracted."""
     background_color: Literal["random", "last_sample", "black", "white"] = "last_sample"
-    """Colour behind everything; random suits images with an alpha channel."""
+    """Colour behind the scene; random suits images with an alpha channel."""
     contract_scene: bool = True
-    """Contract space outside the scene box (unbounded captures) instead of leaving it empty."""
+    """Contract space outside the scene box (for unbounded captures) instead of leaving it empty."""
 
     grid: GridOptions = field(default_factory=GridOptions)
-    """Hash grid of density and colour."""
+    """Hash grid for density and colour."""
     hidden_dim: int = 64
     """Width of the density network."""
     color_hidden_dim: int = 64
@@ -87,7 +86,7 @@ class F3rmModelConfig(OwnModelConfig):
     appearance_dim: int = 32
     """Length of the per-image appearance code that absorbs exposure changes; 0 for none."""
     init_density: float = 0.01
-    """Density everywhere before training, per scene unit, > 0."""
+    """Initial density everywhere, per scene unit, > 0."""
     num_samples: int = 48
     """Samples per ray of the scene field, 8 to 512."""
     proposals: tuple[ProposalOptions, ...] = field(
@@ -98,19 +97,19 @@ class F3rmModelConfig(OwnModelConfig):
     )
     """Proposal networks in the order in which they refine the samples; at least one."""
     proposal_update_every: int = 5
-    """After warm-up the proposal networks learn in every n-th step."""
+    """Steps between updates of the proposal networks after warm-up, 1 or more."""
     proposal_warmup: int = 5000
-    """Steps over which n grows from 1 to that."""
+    """Steps over which the interval between those updates grows from 1 to its final value."""
     proposal_anneal_steps: int = 1000
     """Steps over which sampling sharpens from uniform to the proposals' weights."""
     interlevel_loss_mult: float = 1.0
     """Weight of the proposal loss."""
     distortion_loss_mult: float = 0.002
-    """Weight of the distortion loss, which draws weight along a ray together; 0 turns it off."""
+    """Weight of the distortion loss, which concentrates the density along each ray; 0 turns it off."""
     camera_optimizer: CameraOptimizerConfig = field(default_factory=lambda: CameraOptimizerConfig(mode="SO3xR3"))
-    """Pose refinement; only colours pull at the poses, features do not."""
+    """Pose refinement. Only the colour loss moves the poses; the feature loss does not."""
     render_normals: bool = False
-    """Also render normals, from the gradient of the density; needs more memory and time."""
+    """Also render normals, from the gradient of the density; takes more memory and time."""
 
     feature_grid: GridOptions = field(
         default_factory=lambda: GridOptions(
@@ -119,27 +118,28 @@ class F3rmModelConfig(OwnModelConfig):
     )
     """Hash grid of the feature field, shared by all heads."""
     feature_hidden_dim: int = 64
-    """Width of each head's network; what is rendered per ray has this many values."""
+    """Width of each head's network, and number of hidden values rendered per ray."""
     feature_num_hidden: int = 2
-    """Hidden layers of each head's network."""
+    """Number of hidden layers of each head's network."""
     feature_pe_frequencies: int = 6
-    """Frequencies of an additional positional encoding; 0 for none."""
+    """Number of frequencies of an additional positional encoding; 0 for none."""
     feature_loss: FeatureLoss = "mse"
-    """How rendered features are compared with the images' features."""
+    """Loss between rendered features and the features of the images."""
     feature_loss_mult: float = 1e-3
     """Weight of each feature loss."""
     feature_samples_per_ray: int = 0
-    """Render features at the heaviest K samples of a ray only; 0 takes all."""
+    """Render features only at the K samples of a ray that have the largest weights; 0 takes all samples."""
     detach_weights: bool = True
-    """Keep the feature loss from shaping the density (LERF's choice; F3RM lets it)."""
+    """Keep the feature loss from changing the density, as in LERF. In F3RM, the feature loss changes it."""
     output_features: bool = False
-    """Also output `feature` (and `feature_NAME`) with all D channels; an image then takes h × w × D × 4 bytes."""
+    """Also output `feature` (and `feature_NAME`) with all D channels. An image then takes h × w × D × 4 bytes."""
 
     eval_num_rays_per_chunk: int = 0
-    """Rays rendered at once outside training; 0 means 32768 on CUDA and 4096 on the CPU. Halved by itself when memory
-    runs out."""
+    """Rays rendered at once outside training; 0 means 32768 on CUDA and 4096 on the CPU.
+    When memory runs out, the number is halved automatically."""
     lpips_weights: Path | None = None
-    """LPIPS weights file for evaluation off-line; by default torchvision's AlexNet, from TORCH_HOME or the network."""
+    """File with LPIPS or AlexNet weights for evaluation.
+    By default, torchvision's AlexNet: from $TORCH_HOME if present, otherwise downloaded."""
 
     def __post_init__(self) -> None:
         if not self.proposals:
@@ -152,19 +152,19 @@ class F3rmModelConfig(OwnModelConfig):
             )
 
     def check_export(self, command: str, argv: Sequence[str]) -> None:
-        """Refuses what ns-export cannot do with fields; see :func:`~f3rm_ext.engine.ns_export.check_export`."""
+        """Refuses ns-export commands that cannot export a field; see :mod:`f3rm_ext.engine.ns_export`."""
         check_export(command, argv, splats=False, normals=self.render_normals)
 
 
-class F3rmModel(Model):
+class F3rmModel(QueryableField):
     """Density, colour and distilled features along rays.
 
     Args:
         config: the options.
         scene_box: the ±1 box of the dataparser.
         num_train_data: number of training images.
-        metadata: of the training set; ``feature_specs`` says what to distil and ``feature_ray_fraction`` on which
-            fraction of the rays. Without specs the model has no heads until a checkpoint brings them.
+        metadata: of the training set. ``feature_specs`` lists the features to distil; without it the model has no
+            heads until a checkpoint brings them. ``feature_ray_fraction`` is the share of rays with features, (0, 1].
     """
 
     config: F3rmModelConfig
@@ -197,6 +197,8 @@ class F3rmModel(Model):
             hidden_dim=config.feature_hidden_dim,
             num_hidden=config.feature_num_hidden,
             pe_frequencies=config.feature_pe_frequencies,
+            samples_per_ray=config.feature_samples_per_ray,
+            detach_weights=config.detach_weights,
             backend=config.backend,
         )
         self.camera_optimizer: CameraOptimizer = config.camera_optimizer.setup(
@@ -213,7 +215,7 @@ class F3rmModel(Model):
         self.collider = NearFarCollider(near_plane=config.near_plane, far_plane=config.far_plane)
         background = config.background_color
         if metadata.get("masked_pixels") == "background" and background == "last_sample":
-            background = "random"  # Emptiness has no last sample to learn.
+            background = "random"  # Empty space has no last sample to learn a colour from.
         self.renderer_rgb = RGBRenderer(background_color=background)
         self.renderer_accumulation = AccumulationRenderer()
         self.renderer_depth = DepthRenderer(method="median")
@@ -221,11 +223,12 @@ class F3rmModel(Model):
         self.image_metrics = ImageMetrics(config.lpips_weights)
         self.chunked = ChunkedRenderer(config.eval_num_rays_per_chunk)
         self.guard = OutputGuard()
+        self.needs_autograd = config.render_normals
         self.queries = QueryPanel(self)
         self.cost = TrainingCost()
 
     def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by optimiser: proposal_networks, fields, feature_field, camera_opt."""
+        """Returns parameters by optimiser: proposal_networks, fields, feature_field, camera_opt."""
         groups = {
             "proposal_networks": list(self.proposal_networks.parameters()),
             "fields": list(self.field.parameters()),
@@ -239,7 +242,7 @@ class F3rmModel(Model):
         return float(np.clip(np.interp(step, [0, self.config.proposal_warmup], [0, every]), 1, every))
 
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
-        """Annealing of the proposal weights (mip-NeRF 360, eq. 18), its schedule, and what steps take."""
+        """Returns callbacks that anneal the proposal weights (mip-NeRF 360, eq. 18) and measure each step's cost."""
 
         def before(step: int) -> None:
             self.cost.before_step(self.device)
@@ -257,16 +260,24 @@ class F3rmModel(Model):
         ]
 
     def memory_levers(self) -> list[Lever]:
-        """Options that lower what a training step takes."""
-        return list(levers(self.config, bool(self.feature_field.names)))
+        """Returns the options that lower the memory of a training step."""
+        config, has_features = self.config, bool(self.feature_field.names)
+        return list(
+            field_levers(
+                config.num_samples,
+                [proposal.num_samples for proposal in config.proposals],
+                config.feature_samples_per_ray if has_features else None,
+                {"grid": config.grid} | ({"feature-grid": config.feature_grid} if has_features else {}),
+            )
+        )
 
     def get_extra_state(self) -> str:
-        """What the checkpoint keeps beside parameters, as JSON."""
+        """Returns the training cost and the sampler's counter as JSON, for the checkpoint."""
         sampler = self.proposal_sampler
         return json.dumps({**self.cost.state(), "steps_since_proposal_update": sampler._steps_since_update})
 
     def set_extra_state(self, state: str) -> None:
-        """Restores :meth:`get_extra_state`."""
+        """Restores what :meth:`get_extra_state` returned."""
         values = json.loads(state)
         self.cost.restore(values)
         self.proposal_sampler._steps_since_update = int(values["steps_since_proposal_update"])
@@ -278,16 +289,16 @@ class F3rmModel(Model):
 
         Args:
             ray_bundle: n rays, scene frame.
-            extra: outside training, further outputs by name, computed from hidden values rendered along the rays.
+            extra: further outputs by name, computed from hidden values rendered along the rays; ignored in training.
 
         Returns:
-            ``rgb`` (n, 3), ``accumulation``, ``depth`` (median, along the ray, scene units) and ``expected_depth``
-            (n, 1); in training also ``features`` by head for the first rays and the samples the losses need;
-            otherwise ``feature_pca``, ``prop_depth_i`` and what the options ask for.
+            ``rgb`` (n, 3); ``accumulation``, ``depth`` (median) and ``expected_depth`` (n, 1), depths along the ray in
+            scene units. In training also ``features`` by head for the first rays, and the samples that the losses
+            need. Otherwise also ``feature_pca``, ``prop_depth_i``, the optional outputs and those of ``extra``.
         """
         assert isinstance(ray_bundle, RayBundle)
         if self.training:
-            # Under the trainer's autocast it would round directions to half precision.
+            # The trainer's autocast would round directions to half precision.
             with torch.autocast(self.device.type, enabled=False):
                 self.camera_optimizer.apply_to_raybundle(ray_bundle)
         ray_samples: RaySamples
@@ -312,22 +323,13 @@ class F3rmModel(Model):
             count = math.ceil(self.feature_ray_fraction * len(weights))
             outputs["features"] = {
                 name: self.feature_field.head(name).decode(hidden)
-                for name, hidden in self._render_hidden(positions[:count], weights[:count]).items()
+                for name, hidden in self.feature_field.render_hidden(positions[:count], weights[:count]).items()
             }
         else:
             self._add_optional_outputs(outputs, positions, weights, extra or {})
             for index, (samples, level_weights) in enumerate(zip(samples_list, weights_list, strict=True)):
                 outputs[f"prop_depth_{index}"] = self.renderer_depth(weights=level_weights, ray_samples=samples)
         return outputs
-
-    def _render_hidden(self, positions: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        if not self.feature_field.names:
-            return {}
-        if self.config.detach_weights:
-            weights = weights.detach()
-        keep = self.config.feature_samples_per_ray or weights.shape[1]
-        weights, positions = heaviest_samples(weights, positions, keep)
-        return self.feature_field.render_hidden(positions, weights)
 
     def _add_optional_outputs(
         self, outputs: dict[str, Tensor], positions: Tensor, weights: Tensor, extra: Mapping[str, ExtraOutput]
@@ -336,7 +338,7 @@ class F3rmModel(Model):
 
         def hidden_of(name: str) -> Tensor:
             if not hidden:
-                hidden.update(self._render_hidden(positions, weights))
+                hidden.update(self.feature_field.render_hidden(positions, weights))
             return hidden[name]
 
         for index, name in enumerate(self.feature_field.names):
@@ -349,20 +351,10 @@ class F3rmModel(Model):
             if (value := compute(outputs, hidden_of)) is not None:
                 outputs[name] = value
         if self.config.render_normals:
-            self.guard.add(outputs, "normals", lambda: evaluation.render_normals(self.field, positions, weights))
-
-    def render_features(self, ray_bundle: RayBundle) -> dict[str, Tensor]:
-        """Features of n rays by head, (n, D) float32; for metrics and queries, outside training."""
-        if self.collider is not None:
-            ray_bundle = self.collider(ray_bundle)
-        ray_samples, _, _ = self.proposal_sampler(ray_bundle, density_fns=self.density_fns)
-        positions = ray_samples.frustums.get_positions()
-        density, _ = self.field.density(positions)
-        hidden = self._render_hidden(positions, ray_samples.get_weights(density))
-        return {name: self.feature_field.head(name).decode(value) for name, value in hidden.items()}
+            self.guard.add(outputs, "normals", lambda: render_normals(self.field, positions, weights))
 
     def get_metrics_dict(self, outputs: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Training metrics: psnr, distortion, and the mean cosine similarity of each feature."""
+        """Returns training metrics: psnr, distortion, and the mean cosine similarity of each feature."""
         target = self.renderer_rgb.blend_background(batch["image"].to(self.device))
         kept = batch["kept"].to(self.device) if "kept" in batch else None
         metrics: dict[str, Any] = {}
@@ -371,14 +363,14 @@ class F3rmModel(Model):
         if self.training and self.config.distortion_loss_mult:
             metrics["distortion"] = distortion_loss(outputs["weights_list"], outputs["ray_samples_list"])
         self.camera_optimizer.get_metrics_dict(metrics)
-        for name, value, wanted in self._feature_pairs(outputs, batch):
-            metrics[f"feature_cosine_{name}"] = cosine(value.detach(), wanted).mean()
+        for name, rendered, wanted in feature_pairs(outputs.get("features", {}), batch.get("features") or {}, kept):
+            metrics[f"feature_cosine_{name}"] = cosine(rendered.detach(), wanted).mean()
         return metrics
 
     def get_loss_dict(
         self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
     ) -> dict[str, Tensor]:
-        """Losses: rgb, interlevel, distortion, one per feature, and the pose regulariser."""
+        """Returns the losses: rgb, interlevel, distortion, one per feature, and the pose regulariser."""
         predicted, target = self.renderer_rgb.blend_background_for_loss_computation(
             pred_image=outputs["rgb"],
             pred_accumulation=outputs["accumulation"],
@@ -392,106 +384,39 @@ class F3rmModel(Model):
         )
         if metrics_dict is not None and "distortion" in metrics_dict:
             losses["distortion_loss"] = self.config.distortion_loss_mult * metrics_dict["distortion"]
-        for name, value, wanted in self._feature_pairs(outputs, batch):
-            losses[f"feature_loss_{name}"] = self.config.feature_loss_mult * feature_loss(
-                value, wanted, self.config.feature_loss
-            )
+        kept = batch["kept"].to(self.device) if "kept" in batch else None
+        for name, rendered, wanted in feature_pairs(outputs.get("features", {}), batch.get("features") or {}, kept):
+            loss = feature_loss(rendered, wanted, self.config.feature_loss)
+            losses[f"feature_loss_{name}"] = self.config.feature_loss_mult * loss
         self.camera_optimizer.get_loss_dict(losses)
         return losses
-
-    def _feature_pairs(self, outputs: dict[str, Any], batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(head, rendered, wanted) for the rays that have both; masked pixels of ``kept`` have no features."""
-        targets = batch.get("features") or {}
-        kept = batch["kept"][:, 0].to(self.device) if "kept" in batch else None
-        for name, value in outputs.get("features", {}).items():
-            if name in targets:
-                wanted = targets[name].to(value.device, torch.float32)
-                count = min(len(value), len(wanted))
-                counted = slice(count) if kept is None else kept[:count]
-                if kept is None or kept[:count].any():
-                    yield name, value[:count][counted], wanted[:count][counted]
-
-    def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
-        """Renders an image; on the viewer's render thread a failure gives a black image instead of a frozen page."""
-        reset_peak(self.device)
-
-        def render() -> dict[str, Tensor]:
-            with torch.no_grad():
-                rays = camera.generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
-            return self.get_outputs_for_camera_ray_bundle(rays, self.queries.extra_outputs(camera, obb_box))
-
-        return self.guard.picture(camera, self.device, render)
-
-    def get_outputs_for_camera_ray_bundle(
-        self, camera_ray_bundle: RayBundle, extra: Mapping[str, ExtraOutput] | None = None
-    ) -> dict[str, Tensor]:
-        """Renders an (h, w) bundle of rays in chunks, see
-        :class:`~f3rm_ext.model_components.chunked_rendering.ChunkedRenderer`.
-
-        Args:
-            camera_ray_bundle: the rays.
-            extra: further outputs, see :meth:`get_outputs`.
-        """
-
-        def forward(rays: RayBundle) -> dict[str, Any]:
-            return self.get_outputs(rays if self.collider is None else self.collider(rays), extra)
-
-        # Normals are gradients, which inference mode rules out for good.
-        with torch.no_grad() if self.config.render_normals else torch.inference_mode():
-            outputs = self.chunked.render(camera_ray_bundle, forward, self.device)
-        # Copies made out here are ordinary tensors, which callers may change in place (ns-render does).
-        return {name: value.clone() for name, value in outputs.items()}
-
-    def query_heads(self) -> dict[str, FeatureHead]:
-        """The distilled features by name, the primary one first."""
-        return {name: self.feature_field.head(name) for name in self.feature_field.names}
-
-    def render_camera(
-        self, camera: Cameras, extra: Mapping[str, ExtraOutput], obb_box: OrientedBox | None = None
-    ) -> dict[str, Tensor]:
-        """All outputs for one camera, (h, w, channels) each, and further ones computed chunk by chunk.
-
-        Unlike :meth:`get_outputs_for_camera` it raises whatever goes wrong.
-
-        Args:
-            camera: one camera.
-            extra: further outputs, see :meth:`get_outputs`.
-            obb_box: what lies outside is not seen.
-        """
-        with torch.no_grad():
-            rays = camera.to(self.device).generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
-        return self.get_outputs_for_camera_ray_bundle(rays, extra)
-
-    @torch.inference_mode()
-    def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
-        """Hidden values of each head at points of the scene frame, as if rays ended there."""
-        return self.feature_field.render_hidden(points[:, None], torch.ones_like(points[:, None, :1]))
-
-    @torch.inference_mode()
-    def density_at(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "points"]:
-        """Density per scene unit at points of the scene frame."""
-        return self.field.density(points[:, None])[0][:, 0, 0]
 
     def get_image_metrics_and_images(
         self, outputs: dict[str, Tensor], batch: dict[str, Any]
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """Metrics of a rendered image against the true one, and pictures to look at.
+        """Compares a rendered image with the photo.
+
+        Args:
+            outputs: of the rendered image.
+            batch: ``image`` and, if there are any, ``mask``, ``camera`` and ``feature_maps``.
 
         Returns:
-            psnr, ssim, lpips (where its weights can be had), l1, feature_cosine_NAME and feature_mse_NAME (at the
-            patch centres, in the distilled space), train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib; and
-            the images img (truth | prediction), accumulation, depth and feature_pca (truth | prediction). Pixels that
-            ``mask`` leaves out count for nothing and are grey; where it leaves out all of them the metrics of pictures
-            are absent.
+            Metrics: psnr, ssim, l1; lpips if its weights are available; feature_cosine_NAME and feature_mse_NAME (at
+            patch centres, in the distilled space); train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib.
+
+            Images: img (photo | rendering), accumulation, depth and feature_pca (2D features | rendering).
+
+            Pixels outside ``mask`` do not count and are grey. If it keeps no pixel, image metrics are absent.
         """
         truth, mask = self.renderer_rgb.blend_background(batch["image"].to(self.device)), batch.get("mask")
         metrics = self.image_metrics(outputs["rgb"], truth, mask)
-        metrics.update(evaluation.feature_metrics(self, batch))
+        metrics.update(feature_metrics(self, batch))
         metrics.update(self.cost.metrics(self.device))
-        return metrics, evaluation.comparison_images(self, outputs, truth, batch)
+        images = comparison_images(outputs, truth, mask)
+        return metrics, images | masks.shown(feature_images(self, outputs, batch), mask)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Loads parameters, and says which head a checkpoint lacks (its training would start anew)."""
+        """Loads parameters and warns of heads that the checkpoint lacks."""
         self.feature_field.grow_heads(state_dict, "feature_field.")
         for name in self.feature_field.names:
             if f"feature_field.heads.{name}.decoder.weight" not in state_dict:

@@ -22,7 +22,7 @@ from f3rm_ext.capture.ground_truth import Thing, Truth
 from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
 from f3rm_ext.model_components.masks import LEFT_OUT_GREY
-from f3rm_ext.nerf.feature_metrics import display_map
+from f3rm_ext.model_components.visualization import display_map
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, only_kept
 from f3rm_ext.query.exemplar import deepest_pixel, distinctive_patch, embed_region, sharpness

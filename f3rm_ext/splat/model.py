@@ -26,7 +26,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.nerf.feature_metrics import feature_images
+from f3rm_ext.model_components.visualization import comparison_images, feature_images
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.densify import Change, Densifier, DensifyOptions, make_densifier
 from f3rm_ext.splat.features.heads import LiftedHeads
@@ -39,7 +39,7 @@ from f3rm_ext.splat.memory.allocator import CacheClearing
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.rasterize import Backend, Rasterization
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, comparison_images, render, render_outputs
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_outputs
 from f3rm_ext.splat.resources import fit_trainer, levers
 from f3rm_ext.splat.schedule import Schedule, Stage
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions

@@ -4,14 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from nerfstudio.data.scene_box import OrientedBox
-from nerfstudio.utils import colormaps
 from torch import Tensor
 
-from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.nerf.feature_metrics import depth_colors
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.memory.packed import stored_sh_colors
@@ -206,24 +203,3 @@ def render_outputs(
         guard.add(outputs, "normal", composited)
         guard.add(outputs, "normal_from_depth", from_depth)
     return outputs
-
-
-def comparison_images(
-    outputs: dict[str, Tensor], truth: Float[Tensor, "h w 3"], mask: Bool[Tensor, "h w 1"] | None = None
-) -> dict[str, Tensor]:
-    """Returns images for TensorBoard and for `ns-eval --render-output-path`, in [0, 1].
-
-    Args:
-        outputs: see :func:`render_outputs`.
-        truth: the photo.
-        mask: pixels it leaves out are grey.
-    """
-    images = {
-        "img": torch.cat([truth, outputs["rgb"]], dim=1),
-        "accumulation": colormaps.apply_colormap(outputs["accumulation"]),
-        "depth": depth_colors(outputs["depth"], outputs["accumulation"], mask),
-    }
-    normals = [outputs[name] for name in ("normal", "normal_from_depth") if name in outputs]
-    if normals:
-        images["normal"] = torch.cat(normals, dim=1)
-    return masks.shown(images, mask)

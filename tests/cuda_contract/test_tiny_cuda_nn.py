@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.nerf.fields import GridOptions
-from f3rm_ext.nerf.hash_grid import GridLevel, HashGrid, hash_grid_reference
+from f3rm_ext.nerf.hash_grid import HashGrid, hash_grid_reference
+from f3rm_ext.nerf.hash_levels import GridLevel
 from f3rm_ext.nerf.model import F3rmModel
 
 Autocast = Callable[..., AbstractContextManager[None]]

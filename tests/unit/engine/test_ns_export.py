@@ -45,7 +45,7 @@ def test_fields_have_no_splats_and_no_distances(command: str, instead: str) -> N
 
 @pytest.mark.parametrize("command", ["pointcloud", "poisson"])
 def test_a_field_without_normals_has_them_estimated(command: str) -> None:
-    with pytest.raises(ConfigError, match=r"does not render: give it --normal-method open3d, or train with"):
+    with pytest.raises(ConfigError, match=r"does not render: add --normal-method open3d, or train with"):
         check_export(command, LINE, splats=False)
     check_export(command, [*LINE, "--normal-method", "open3d"], splats=False)
     check_export(command, LINE, splats=False, normals=True)

@@ -23,9 +23,9 @@ LEVERS = [
 def test_what_loses_least_comes_first() -> None:
     error = shortage(7, "cuda:0", "ns-train m --load-dir run", LEVERS)
     assert str(error) == (
-        "Memory ran out in training step 7 on cuda:0: what was saved is intact, so go on by `ns-train m --load-dir run`"
-        " with one or more of these, which lose least first: --on-gpu False (now True), --rays 2048 (now 4096),"
-        " --degree 2 (now 3)."
+        "Memory ran out in training step 7 on cuda:0: the last checkpoint is intact, so continue by running "
+        "`ns-train m --load-dir run` with one or more of these options, those that lose least first: "
+        "--on-gpu False (now True), --rays 2048 (now 4096), --degree 2 (now 3)."
     )
 
 

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from f3rm_ext.nerf.hash_grid import HashGrid, grid_levels, hash_grid_reference
+from f3rm_ext.nerf.hash_grid import HashGrid, hash_grid_reference
 from f3rm_ext.nerf.hash_kernels import BLOCK, hash_grid_numba
+from f3rm_ext.nerf.hash_levels import grid_levels
 
 SHAPES = [(1, 2, 4, 4, 12), (5, 2, 16, 128, 12), (4, 1, 3, 40, 9), (6, 4, 8, 256, 14), (3, 8, 16, 64, 11)]
 

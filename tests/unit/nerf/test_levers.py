@@ -1,4 +1,4 @@
-"""What is advised where memory runs out in training a field."""
+"""Options that are suggested when memory runs out in training a field."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,15 @@ import pytest
 
 from f3rm_ext.engine.shortage import Loss
 from f3rm_ext.method_configs.presets import make_config
-from f3rm_ext.nerf.levers import levers
+from f3rm_ext.nerf.fields import GridOptions
+from f3rm_ext.nerf.levers import field_levers
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig
+
+GRIDS = {"grid": GridOptions(), "feature-grid": GridOptions()}
 
 
 def test_what_needs_a_new_start_comes_last() -> None:
-    found = sorted(levers(F3rmModelConfig(), has_features=True), key=lambda lever: lever.loss)
+    found = sorted(field_levers(48, (256, 96), 0, GRIDS), key=lambda lever: lever.loss)
     assert [(lever.option.removeprefix("pipeline.model."), lever.now, lever.lower) for lever in found] == [
         ("feature-samples-per-ray", "0, all 48", 4),
         ("num-samples", 48, 24),
@@ -23,12 +26,13 @@ def test_what_needs_a_new_start_comes_last() -> None:
     assert [lever.loss for lever in found][-2:] == [Loss.NEW_START] * 2
 
 
-def test_without_features_none_of_theirs() -> None:
-    assert not [lever for lever in levers(F3rmModelConfig(), has_features=False) if "feature" in lever.option]
+def test_nothing_is_left_to_lower() -> None:
+    smallest = GridOptions(log2_hashmap_size=14)
+    assert not list(field_levers(24, (48,), 4, {"grid": smallest}))
 
 
 @pytest.mark.parametrize("has_features", [True, False])
-def test_a_model_says_so(
+def test_a_model_names_its_own(
     make_model: Callable[..., F3rmModel], make_spec: Callable[..., object], has_features: bool
 ) -> None:
     model = make_model((make_spec("a"),) if has_features else ())
@@ -38,4 +42,6 @@ def test_a_model_says_so(
 def test_the_lite_preset_has_its_features_at_four_samples() -> None:
     config = make_config("f3rm-ext-lite").pipeline.model
     assert isinstance(config, F3rmModelConfig)
-    assert "pipeline.model.feature-samples-per-ray" not in [lever.option for lever in levers(config, True)]
+    samples = config.feature_samples_per_ray
+    found = field_levers(config.num_samples, (), samples, {})
+    assert samples == 4 and "pipeline.model.feature-samples-per-ray" not in [lever.option for lever in found]

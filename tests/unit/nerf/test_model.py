@@ -180,14 +180,6 @@ def test_feature_metrics_compare_at_patch_centres(make_model: MakeModel, make_sp
     assert metrics["feature_mse_a"] == pytest.approx(4 * float(np.square(same).mean()), rel=2e-2)
 
 
-def test_one_far_pixel_does_not_flatten_the_depth_colors() -> None:
-    depth = torch.linspace(1.0, 2.0, 200).view(10, 20, 1)
-    solid = torch.ones(10, 20, 1)
-    plain = evaluation.depth_colors(depth, solid)
-    depth[0, 0] = 1000.0
-    torch.testing.assert_close(evaluation.depth_colors(depth, solid)[1:], plain[1:], atol=0.05, rtol=0)
-
-
 def test_image_metrics_without_features(make_model: MakeModel, camera: Cameras) -> None:
     model = make_model().eval()
     outputs = model.get_outputs_for_camera(camera)
@@ -204,7 +196,7 @@ def test_the_peak_of_training_outlives_the_viewers_pictures(
 ) -> None:
     peaks = {"now": 0.0}
     monkeypatch.setattr("f3rm_ext.engine.cost.peak_mib", lambda device: peaks["now"])
-    for module in ("f3rm_ext.engine.cost", "f3rm_ext.nerf.model"):
+    for module in ("f3rm_ext.engine.cost", "f3rm_ext.nerf.queryable"):
         monkeypatch.setattr(f"{module}.reset_peak", lambda device: peaks.update(now=0.0))
     model = make_model()
     nothing: Any = None
@@ -309,13 +301,6 @@ def test_a_mask_that_keeps_nothing_leaves_no_metrics_of_pictures(
     metrics, images = model.get_image_metrics_and_images(outputs, batch)
     assert set(metrics) == {"train_peak_memory_mib", "train_it_per_s", "eval_peak_memory_mib"}
     assert (images["img"] == 0.5).all()
-
-
-def test_the_worst_depth_outside_of_a_mask_does_not_flatten_its_colors(left_half: torch.Tensor) -> None:
-    depth, solid = torch.rand(12, 20, 1), torch.ones(12, 20, 1)
-    far = torch.where(left_half, depth, 1000.0)
-    shown = [evaluation.depth_colors(values, solid, left_half)[:, :10] for values in (depth, far)]
-    torch.testing.assert_close(*shown)
 
 
 def test_masked_pixels_that_are_trained_have_no_features(

@@ -13,7 +13,7 @@ from f3rm_ext.splat import rendering as drawing
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
 from f3rm_ext.splat.mip import MipOptions, fuse
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, comparison_images, render, render_outputs
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_outputs
 
 BLACK = torch.zeros(3)
 PLAIN = MipOptions(filter_2d=False, filter_3d=False)
@@ -159,19 +159,3 @@ def test_normals_that_fail_leave_the_picture(
     assert set(expected) - set(outputs) == {"normal_from_depth"}
     assert torch.equal(outputs["rgb"], expected["rgb"]) and torch.equal(outputs["normal"], expected["normal"])
     assert "broken on purpose" in " ".join(capsys.readouterr().out.split())
-
-
-def test_images_to_compare(scene: SplatScene, view: PinholeCameras) -> None:
-    outputs = render_outputs(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
-    truth = torch.rand(24, 32, 3)
-    images = comparison_images(outputs, truth)
-    assert {name: tuple(image.shape) for name, image in images.items()} == {
-        "img": (24, 64, 3),
-        "accumulation": (24, 32, 3),
-        "depth": (24, 32, 3),
-        "normal": (24, 64, 3),
-    }
-    assert torch.equal(images["img"][:, :32], truth) and torch.equal(images["img"][:, 32:], outputs["rgb"])
-    assert all(0 <= image.min() and image.max() <= 1 for image in images.values())
-    del outputs["normal"], outputs["normal_from_depth"]
-    assert "normal" not in comparison_images(outputs, truth)
