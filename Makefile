@@ -47,6 +47,7 @@ test: lint docs  ## Check style, types and docs, then run all tests that this ma
 lint: install  ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/pyright
 
 format: install  ## Format the code

@@ -31,7 +31,7 @@ from torch.nn import functional
 from f3rm_ext.features.extractors.registry import build_extractor, extractor_name, understands_text
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.pca_codes import code_cosine, encode, principal_rows, project_query, second_moment
-from f3rm_ext.features.store.source import prepare_features
+from f3rm_ext.features.source import prepare_features
 from f3rm_ext.query.relevancy import relevancy
 from f3rm_ext.scripts.features import Extract
 

@@ -6,7 +6,9 @@ ffmpeg), nerfstudio's viewer on viser, and gsplat. Importing this module imports
 
 import contextlib
 import importlib.metadata
+import inspect
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -298,6 +300,30 @@ def export_command(argv: Sequence[str]) -> str | None:
     if not argv or os.path.splitext(os.path.basename(argv[0]))[0] != "ns-export":
         return None
     return next((argument for argument in argv[1:] if not argument.startswith("-")), None)
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def join_help_lines() -> None:
+    """Has tyro wrap help texts to the terminal.
+
+    tyro 1.0 takes the docstring below a field as it stands in the source, where every line but the first is indented,
+    and keeps each of these line breaks. Here lines are joined first; empty lines and lists stay. Safe to call twice.
+    """
+    from tyro import _strings
+
+    # A private function of tyro: where it is gone, help is merely ragged.
+    if getattr(_strings, "remove_single_line_breaks", _joined_lines) is not _joined_lines:
+        _strings.remove_single_line_breaks = _joined_lines
+
+
+def _joined_lines(helptext: str) -> str:
+    """Joins the lines of each paragraph of a docstring; a line that begins a list item stays one."""
+    paragraphs = []
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(helptext)):
+        paragraphs.append(re.sub(r"\s*\n\s*(?![-*] |\d+\. )", " ", paragraph))
+    return "\n\n".join(paragraphs)
 
 
 # --- noise -----------------------------------------------------------------------------------------------------------

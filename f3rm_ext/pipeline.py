@@ -9,7 +9,7 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from f3rm_ext.capture.ground_truth import Truth
+from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.data.datamanager import F3rmDataManager
 from f3rm_ext.data.image_datamanager import ImageDataManager
 from f3rm_ext.errors import UserError
@@ -86,11 +86,11 @@ class FeaturePipeline(VanillaPipeline):
         }
 
 
-def _labels(manager: F3rmDataManager | ImageDataManager) -> Truth | None:
+def _labels(manager: F3rmDataManager | ImageDataManager) -> CaptureGroundTruth | None:
     """The labels of a capture, if all of its held-out photos show labelled objects."""
     files: Sequence[Any] = [] if manager.eval_dataset is None else manager.eval_dataset.image_filenames
     try:
-        truth = Truth(Path(manager.dataparser.config.data))
+        truth = CaptureGroundTruth(Path(manager.dataparser.config.data))
         if not files or not truth.has_labels:
             return None
         labels = [truth.label_image(Path(file)) for file in files]
@@ -100,7 +100,7 @@ def _labels(manager: F3rmDataManager | ImageDataManager) -> Truth | None:
     return truth if all(label is not None and label.any() for label in labels) else None
 
 
-def _class_queries(photos: Photos, head: QueryHead, truth: Truth) -> list[Query]:
+def _class_queries(photos: Photos, head: QueryHead, truth: CaptureGroundTruth) -> list[Query]:
     """A query for each labelled class: by its name if the feature understands text, else by example."""
     try:
         if understands_text(head.extractor):

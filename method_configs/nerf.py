@@ -1,6 +1,6 @@
 """The methods `f3rm-ext`, `f3rm-ext-lite` and `f3rm-ext-big`: one factory, three presets."""
 
-from f3rm_ext.compat import provide_ffmpeg, quiet_known_warnings
+from f3rm_ext.compat import join_help_lines, provide_ffmpeg, quiet_known_warnings
 from f3rm_ext.errors import install_excepthook
 from f3rm_ext.method_configs.guarded import guarded_method
 
@@ -12,6 +12,7 @@ PRESETS = {
 
 install_excepthook()
 quiet_known_warnings()
+join_help_lines()
 provide_ffmpeg()
 
 f3rm_ext = guarded_method("f3rm-ext", PRESETS["f3rm-ext"])

@@ -1,6 +1,6 @@
 """The methods `sugar-ext` and `sugar-ext-lite`: one factory, two presets."""
 
-from f3rm_ext.compat import provide_ffmpeg, quiet_known_warnings
+from f3rm_ext.compat import join_help_lines, provide_ffmpeg, quiet_known_warnings
 from f3rm_ext.errors import install_excepthook
 from f3rm_ext.method_configs.guarded import guarded_splat_method
 
@@ -11,6 +11,7 @@ PRESETS = {
 
 install_excepthook()
 quiet_known_warnings()
+join_help_lines()
 provide_ffmpeg()
 
 sugar_ext = guarded_splat_method("sugar-ext", PRESETS["sugar-ext"])

@@ -45,7 +45,7 @@ class LabelledView:
 
 
 @runtime_checkable
-class GroundTruth(Protocol):
+class LabelSource(Protocol):
     """Labels of the images of a capture."""
 
     @property
@@ -67,7 +67,7 @@ class GroundTruth(Protocol):
         ...
 
 
-class Truth:
+class CaptureGroundTruth:
     """Label images and depth images named in a capture's transforms.json; empty if it names none.
 
     Args:
@@ -133,7 +133,7 @@ class Truth:
         return [path for path in found if path is not None]
 
     def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
-        """See :meth:`GroundTruth.view`."""
+        """See :meth:`LabelSource.view`."""
         labels = self.labels(image, height_px, width_px)
         if labels is None:
             return None
@@ -192,7 +192,7 @@ class PolygonLabels:
         self.classes = tuple(names)
 
     def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
-        """See :meth:`GroundTruth.view`."""
+        """See :meth:`LabelSource.view`."""
         frame = self._frames.get(image.stem)
         if frame is None:
             return None

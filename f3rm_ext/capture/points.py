@@ -123,7 +123,7 @@ def read_colmap_points(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UIn
     return xyz, np.array([point.rgb for point in points], dtype=np.uint8).reshape(-1, 3)
 
 
-def keep_going_without_points(dataparser: Any) -> None:
+def tolerate_unreadable_points(dataparser: Any) -> None:
     """Makes one of nerfstudio's dataparsers continue without points, with a message, if they cannot be read.
 
     Args:
@@ -148,7 +148,7 @@ def keep_going_without_points(dataparser: Any) -> None:
     dataparser._load_3D_points = load_or_say
 
 
-def keep_usable_points(metadata: dict[str, Any]) -> None:
+def drop_unusable_points(metadata: dict[str, Any]) -> None:
     """Leaves out points that are not finite, with a message, and makes points without colours grey.
 
     Args:

@@ -24,7 +24,7 @@ from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.engine.shortage import Lever, Loss, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
-from f3rm_ext.features.store.source import FeatureSource
+from f3rm_ext.features.source import FeatureSource
 
 _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
 """The fewest rays per batch, and the smallest fraction of them with features, that :meth:`memory_levers` suggests."""

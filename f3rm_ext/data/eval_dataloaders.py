@@ -11,7 +11,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.data.image_reader import read_eval_batch
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.features.store.source import FeatureSource
+from f3rm_ext.features.source import FeatureSource
 
 NO_EVAL_IMAGES = (
     "The capture has no evaluation images, so there is nothing to measure: "

@@ -15,7 +15,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch.nn import Parameter
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.capture.points import keep_going_without_points, keep_usable_points
+from f3rm_ext.capture.points import drop_unusable_points, tolerate_unreadable_points
 from f3rm_ext.data.config_checks import check_positive, check_scale_factor, check_window, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_reader import MaskedPixels
@@ -152,13 +152,13 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         else:
             config.data = config.dataparser.data
         self.dataparser = config.dataparser.setup()
-        keep_going_without_points(self.dataparser)
+        tolerate_unreadable_points(self.dataparser)
         if test_mode == "inference":
             self.dataparser.downscale_factor = 1  # type: ignore[attr-defined]  # images may be absent
         self.includes_time = self.dataparser.includes_time
         self.train_dataparser_outputs: DataparserOutputs = self.dataparser.get_dataparser_outputs(split="train")
         self.check_train_outputs(self.train_dataparser_outputs)
-        keep_usable_points(self.train_dataparser_outputs.metadata)
+        drop_unusable_points(self.train_dataparser_outputs.metadata)
         self.train_dataset = self._dataset(self.train_dataparser_outputs)
         # Models start here if the capture has no 3D points.
         self.train_dataset.metadata["cameras"] = self.train_dataset.cameras

@@ -20,7 +20,7 @@ from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.errors import ConfigError, UserError
-from f3rm_ext.features.store.source import FeatureSource
+from f3rm_ext.features.source import FeatureSource
 
 _REPEAT = 100
 """Steps per window that :meth:`CyclingDataManager.window_levers` suggests."""
@@ -295,9 +295,9 @@ class FeaturedDataManager:
             One source per data set, the training images first.
 
         Raises:
-            UserError: see :func:`~f3rm_ext.features.store.source.prepare_features`.
+            UserError: see :func:`~f3rm_ext.features.source.prepare_features`.
         """
-        from f3rm_ext.features.store.source import prepare_features
+        from f3rm_ext.features.source import prepare_features
 
         datasets = [self.train_dataset] if with_train else []
         if self.eval_dataset is not None:

@@ -17,7 +17,7 @@ from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, batch_seed
 from f3rm_ext.data.prefetch import WindowFeed, read_each
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
-from f3rm_ext.features.store.source import FeatureSource
+from f3rm_ext.features.source import FeatureSource
 
 
 @dataclass(frozen=True)

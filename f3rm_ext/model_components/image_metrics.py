@@ -113,14 +113,14 @@ class ImageMetrics:
             its weights are available, ``lpips``: the same keys for every image of a run. Empty if the mask keeps no
             pixel.
         """
-        if masks.keeps_nothing(mask):
+        if masks.is_empty(mask):
             return {}
         pred, target = pred.float().clamp(0, 1), target.float().clamp(0, 1)
         mask = None if mask is None or bool(mask.all()) else mask.to(pred.device)
         metrics = {
             "psnr": float(masks.psnr(pred, target, mask)),
             "ssim": float(masks.ssim(pred, target, mask)),
-            "l1": float(masks.kept_mean((pred - target).abs(), mask)),
+            "l1": float(masks.masked_mean((pred - target).abs(), mask)),
         }
         lpips = self._lpips(min(pred.shape[:2]))
         if lpips is not None:

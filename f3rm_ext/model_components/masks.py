@@ -18,12 +18,12 @@ WINDOW_PX, SIGMA_PX = 11, 1.5
 _MIN_MSE = 1e-10
 
 
-def keeps_nothing(mask: Bool[Tensor, "*batch 1"] | None) -> bool:
+def is_empty(mask: Bool[Tensor, "*batch 1"] | None) -> bool:
     """Returns whether there is a mask and it keeps no pixel."""
     return mask is not None and not bool(mask.any())
 
 
-def kept_mean(values: Float[Tensor, "*batch channels"], mask: Bool[Tensor, "*batch 1"] | None) -> Float[Tensor, ""]:
+def masked_mean(values: Float[Tensor, "*batch channels"], mask: Bool[Tensor, "*batch 1"] | None) -> Float[Tensor, ""]:
     """Returns the mean over kept pixels and channels; NaN if none is kept."""
     return values.mean() if mask is None else values[mask.expand_as(values)].mean()
 
@@ -39,7 +39,7 @@ def psnr(
     >>> round(float(psnr(rendering, photo, mask=torch.tensor([[[True], [False]]]))), 2)
     20.0
     """
-    return -10 * kept_mean((pred - target).square(), mask).clamp(min=_MIN_MSE).log10()
+    return -10 * masked_mean((pred - target).square(), mask).clamp(min=_MIN_MSE).log10()
 
 
 def ssim(pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"], mask: Mask | None = None) -> Float[Tensor, ""]:
@@ -75,7 +75,7 @@ def ssim(pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"], mask: Mas
     c1, c2 = (0.01 * (spread or 1.0)) ** 2, (0.03 * (spread or 1.0)) ** 2
     luminance = (2 * mean_one * mean_two + c1) / (mean_one**2 + mean_two**2 + c1)
     structure = (2 * (product - mean_one * mean_two) + c2) / (variances + c2)
-    return kept_mean((luminance * structure)[0].permute(1, 2, 0), mask)
+    return masked_mean((luminance * structure)[0].permute(1, 2, 0), mask)
 
 
 def _whole_ssim(pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"]) -> Float[Tensor, ""]:
@@ -121,7 +121,7 @@ def patch_shares(mask: Mask, grid: PatchGrid) -> Float[Tensor, "rows cols"]:
     return (sums[0] / sums[1].clamp(min=1)).view(grid.rows, grid.cols)
 
 
-def shown(images: Mapping[str, Float[Tensor, "h width 3"]], mask: Mask | None) -> dict[str, Tensor]:
+def grey_out(images: Mapping[str, Float[Tensor, "h width 3"]], mask: Mask | None) -> dict[str, Tensor]:
     """Returns images that are grey outside the mask.
 
     Args:

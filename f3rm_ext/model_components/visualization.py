@@ -35,7 +35,7 @@ def comparison_images(
     normals = [outputs[name] for name in ("normal", "normal_from_depth") if name in outputs]
     if normals:
         images["normal"] = torch.cat(normals, dim=1)
-    return masks.shown(images, mask)
+    return masks.grey_out(images, mask)
 
 
 def feature_images(model: Any, outputs: dict[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ def feature_metrics(model: QueryableField, batch: dict[str, Any]) -> dict[str, f
     maps: dict[str, FeatureMap] = batch.get("feature_maps") or {}
     metrics: dict[str, float] = {}
     mask: Tensor | None = batch.get("mask")
-    if masks.keeps_nothing(mask):
+    if masks.is_empty(mask):
         return metrics
     for name in model.feature_field.names:
         if name not in maps:

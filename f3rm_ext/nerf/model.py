@@ -358,7 +358,7 @@ class F3rmModel(QueryableField):
         target = self.renderer_rgb.blend_background(batch["image"].to(self.device))
         kept = batch["kept"].to(self.device) if "kept" in batch else None
         metrics: dict[str, Any] = {}
-        if not masks.keeps_nothing(kept):
+        if not masks.is_empty(kept):
             metrics["psnr"] = masks.psnr(outputs["rgb"].detach(), target, kept)
         if self.training and self.config.distortion_loss_mult:
             metrics["distortion"] = distortion_loss(outputs["weights_list"], outputs["ray_samples_list"])
@@ -413,7 +413,7 @@ class F3rmModel(QueryableField):
         metrics.update(feature_metrics(self, batch))
         metrics.update(self.cost.metrics(self.device))
         images = comparison_images(outputs, truth, mask)
-        return metrics, images | masks.shown(feature_images(self, outputs, batch), mask)
+        return metrics, images | masks.grey_out(feature_images(self, outputs, batch), mask)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Loads parameters and warns of heads that the checkpoint lacks."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from f3rm_ext.capture.ground_truth import GroundTruth, LabelledView
+from f3rm_ext.capture.ground_truth import LabelledView, LabelSource
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query, add_mutual_negatives, load_embeddings
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
@@ -97,7 +97,7 @@ def text_queries(
 def exemplar_queries(
     photos: Photos,
     head: QueryHead,
-    truth: GroundTruth,
+    truth: LabelSource,
     names: Sequence[str],
     negatives: Negatives,
     temperature: float = DEFAULT_TEMPERATURE,
@@ -134,7 +134,7 @@ def exemplar_queries(
     return add_mutual_negatives(queries) if negatives in ("others", "both") else queries
 
 
-def _exemplar_view(photos: Photos, truth: GroundTruth, photo: str) -> tuple[int, LabelledView]:
+def _exemplar_view(photos: Photos, truth: LabelSource, photo: str) -> tuple[int, LabelledView]:
     """Index and labels of the training photo that shows most classes, or of the one of this name."""
     cameras, found = photos.cameras("train"), []
     for index, file in enumerate(photos.files("train")):

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor
 
-from f3rm_ext.capture.ground_truth import GroundTruth, LabelledView, Truth
+from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView, LabelSource
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.space import FeatureSpace
@@ -36,7 +36,7 @@ class LabelledCamera:
     """Labels at the camera's size."""
 
 
-def labelled_cameras(files: Sequence[Path], cameras: Cameras, truth: GroundTruth) -> Iterable[LabelledCamera]:
+def labelled_cameras(files: Sequence[Path], cameras: Cameras, truth: LabelSource) -> Iterable[LabelledCamera]:
     """Yields the views of a split that have labels.
 
     Raises:
@@ -118,7 +118,7 @@ class LabelledPoints:
 def surface_points(
     files: Sequence[Path],
     cameras: Cameras,
-    truth: Truth,
+    truth: CaptureGroundTruth,
     scale: float,
     every_px: int = 3,
     kept: Callable[[int], Bool[np.ndarray, "h w"] | None] = lambda index: None,
@@ -158,7 +158,7 @@ def surface_points(
 
 
 def evaluate_points(
-    model: Queryable, queries: Sequence[Query], surface: LabelledPoints, truth: Truth, threshold: float
+    model: Queryable, queries: Sequence[Query], surface: LabelledPoints, truth: CaptureGroundTruth, threshold: float
 ) -> QueryMetrics:
     """Scores the points themselves, without rendering; each class is one pair.
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from f3rm_ext.data.datamanager import F3rmDataManager
     from f3rm_ext.data.image_datamanager import ImageDataManager
+    from f3rm_ext.features.source import FeatureSource
     from f3rm_ext.features.spec import FeatureSpec
-    from f3rm_ext.features.store.source import FeatureSource
 
 DEFAULT_FPS = 24.0
 """Frames per second of a camera path that names neither a rate nor a duration."""
@@ -110,7 +110,7 @@ class Photos:
         return source.load(index)[found.name]
 
     def _open_sources(self) -> "dict[str, FeatureSource]":
-        from f3rm_ext.features.store.source import open_features, prepare_features
+        from f3rm_ext.features.source import open_features, prepare_features
 
         splits = ["train"] if self.manager.eval_dataset is None else ["train", "test"]
         datasets = [self.dataset(split) for split in splits]

@@ -18,7 +18,7 @@ from nerfstudio.cameras.cameras import Cameras
 from PIL import Image
 from torch import Tensor
 
-from f3rm_ext.capture.ground_truth import Thing, Truth
+from f3rm_ext.capture.ground_truth import CaptureGroundTruth, Thing
 from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
 from f3rm_ext.model_components.masks import LEFT_OUT_GREY
@@ -100,7 +100,7 @@ class Measure:
     def main(self) -> None:
         """Writes the pictures and measure.json."""
         self.run: Run = load_run(self.load_config)
-        self.truth = Truth(self.run.data)
+        self.truth = CaptureGroundTruth(self.run.data)
         self.out.mkdir(parents=True, exist_ok=True)
         model, heads, count = self.run.model, self.run.model.query_heads(), len(self.run.files("test"))
         record: dict[str, Any] = {

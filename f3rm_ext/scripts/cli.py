@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from f3rm_ext import __version__, errors, threads
+from f3rm_ext import __version__, compat, errors, threads
 from f3rm_ext.errors import ConfigError, UserError
 
 PROGRAM = "f3rm-ext"
@@ -116,6 +116,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"There is no command `{first}`: choose from {', '.join(GROUPS)}.")
     import tyro
 
+    compat.join_help_lines()
     command = tyro.cli(GROUPS[first].load(first), prog=f"{PROGRAM} {first}", args=list(arguments[1:]))
     return command.main() or 0
 

@@ -9,7 +9,7 @@ from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.query.options import check_threshold
 
 if TYPE_CHECKING:
-    from f3rm_ext.capture.ground_truth import GroundTruth
+    from f3rm_ext.capture.ground_truth import LabelSource
     from f3rm_ext.query.builders import Negatives
     from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.metrics import QueryMetrics
@@ -109,12 +109,12 @@ class EvalQuery:
         CONSOLE.print(f"The figures are in {out}.", highlight=False, soft_wrap=True)
         return 0
 
-    def _truth(self, run: "Run") -> "GroundTruth":
-        from f3rm_ext.capture.ground_truth import PolygonLabels, Truth
+    def _truth(self, run: "Run") -> "LabelSource":
+        from f3rm_ext.capture.ground_truth import CaptureGroundTruth, PolygonLabels
 
         if self.labels is not None:
             return PolygonLabels(self.labels)
-        truth = Truth(run.data)
+        truth = CaptureGroundTruth(run.data)
         if not truth.has_labels:
             raise CaptureError(
                 f"The capture {run.data} has no labels: name `classes` and a `label_file_path` for each frame in its "
@@ -123,7 +123,7 @@ class EvalQuery:
         return truth
 
     def _queries(
-        self, run: "Run", head: "QueryHead", truth: "GroundTruth", by: str, negatives: "Negatives"
+        self, run: "Run", head: "QueryHead", truth: "LabelSource", by: str, negatives: "Negatives"
     ) -> "list[Query]":
         from f3rm_ext.query.builders import exemplar_queries, text_queries
         from f3rm_ext.query.encoders import TextEncoder
@@ -147,11 +147,11 @@ class EvalQuery:
         return queries
 
     def _evaluate(
-        self, run: "Run", head: "QueryHead", truth: "GroundTruth", queries: "list[Query]"
+        self, run: "Run", head: "QueryHead", truth: "LabelSource", queries: "list[Query]"
     ) -> "dict[Protocol, QueryMetrics]":
         from rich.progress import track
 
-        from f3rm_ext.capture.ground_truth import Truth
+        from f3rm_ext.capture.ground_truth import CaptureGroundTruth
         from f3rm_ext.query import evaluation
         from f3rm_ext.query.metrics import QueryMetrics
         from f3rm_ext.query.queryable import score_image
@@ -171,7 +171,7 @@ class EvalQuery:
             scores = evaluation.score_feature_map(feature_map, queries, height, width)
             evaluation.count_view(image_features, queries, scores, view.truth, kept)
         results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": image_features}
-        if isinstance(truth, Truth):
+        if isinstance(truth, CaptureGroundTruth):
             scale = run.manager.train_dataparser_outputs.dataparser_scale
             surface = evaluation.surface_points(files, cameras, truth, scale, kept=lambda i: run.kept("test", i))
             if surface is not None:

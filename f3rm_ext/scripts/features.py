@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from nerfstudio.data.datasets.base_dataset import InputDataset
     from nerfstudio.engine.trainer import TrainerConfig
 
+    from f3rm_ext.features.source import FeatureSource
     from f3rm_ext.features.store.feature_store import FeatureStore
-    from f3rm_ext.features.store.source import FeatureSource
 
 EXIT_DAMAGED = 2
 
@@ -58,8 +58,8 @@ class Extract:
         """Extracts the features and returns the exit code."""
         import torch
 
+        from f3rm_ext.features.source import prepare_features
         from f3rm_ext.features.store.feature_store import cache_root
-        from f3rm_ext.features.store.source import prepare_features
         from f3rm_ext.utils.console import console
 
         if not self.features.extractors:

@@ -365,7 +365,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         if "kept" in batch:
             kept = batch["kept"] if kept is None else kept & batch["kept"]
         metrics = {"gaussian_count": torch.tensor(float(self.num_gaussians))}
-        if not masks.keeps_nothing(kept):
+        if not masks.is_empty(kept):
             kept = None if kept is None else kept.to(self.device)
             metrics["psnr"] = masks.psnr(outputs["rgb"].detach(), truth, kept)
         return metrics
@@ -398,7 +398,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         metrics.update(self.feature_metrics(batch))
         metrics.update(self.cost.metrics(self.device))
         images = comparison_images(outputs, truth, mask)
-        return metrics, images | masks.shown(feature_images(self, outputs, batch), mask)
+        return metrics, images | masks.grey_out(feature_images(self, outputs, batch), mask)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from f3rm_ext.capture.ground_truth import Truth
+from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.query.exemplar import deepest_pixel
 
 WAIT_S = 180
@@ -81,7 +81,7 @@ def page(
     if view.output() != "rgb":
         view.choose_output("rgb")
     photo = viewer.pipeline.datamanager.train_dataset.image_filenames[FRAME]
-    labels = Truth(tiny_capture).label_image(photo)
+    labels = CaptureGroundTruth(tiny_capture).label_image(photo)
     assert labels is not None
     page = Page(viewer, view, photo, labels)
     truth = np.asarray(page.viewer.pipeline.datamanager.train_dataset[FRAME]["image"])
@@ -99,7 +99,7 @@ def page(
 @pytest.fixture
 def things(page: Page, tiny_capture: Path) -> list[SimpleNamespace]:
     """The classes that take up most of the photo, biggest first: name, label and a pixel deep inside."""
-    names = Truth(tiny_capture).names
+    names = CaptureGroundTruth(tiny_capture).names
     counts = np.bincount(page.labels.ravel(), minlength=len(names)) / page.labels.size
     found = []
     for label in np.argsort(-counts):

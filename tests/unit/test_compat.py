@@ -1,5 +1,6 @@
 """Knowledge of versions: safe globals, devices, the viewer, and life without gsplat."""
 
+import dataclasses
 import importlib
 import os
 import shutil
@@ -359,3 +360,32 @@ print([str(one.message) for one in caught if "non-tuple" in str(one.message)])
     result = in_process(code)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "['Using a non-tuple sequence, but elsewhere']"
+
+
+def test_help_texts_are_wrapped_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Line breaks of a docstring are not those of the help; paragraphs and lists stay."""
+    import tyro
+    from tyro import _strings
+
+    compat.join_help_lines()
+    first = _strings.remove_single_line_breaks
+    compat.join_help_lines()
+    assert _strings.remove_single_line_breaks is first
+
+    @dataclasses.dataclass
+    class Options:
+        """Some options."""
+
+        window: int = -1
+        """Images in memory at a time, 1 or more;
+        -1 or inf: all.
+
+        Either
+        - one
+        - or the other"""
+
+    with pytest.raises(SystemExit):
+        tyro.cli(Options, args=["--help"], prog="program")
+    lines = [" ".join(line.strip("│ \n").split()) for line in capsys.readouterr().out.splitlines()]
+    assert any("at a time, 1 or more; -1 or inf: all." in line for line in lines), lines
+    assert {"- one", "Either"} <= set(lines) and any(line.startswith("- or the other") for line in lines)

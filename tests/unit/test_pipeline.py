@@ -11,7 +11,7 @@ import torch
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline
 from torch import Tensor
 
-from f3rm_ext.capture.ground_truth import Truth
+from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.pipeline import FeaturePipeline
 from f3rm_ext.query.embeddings import Query
@@ -36,7 +36,7 @@ def make(tiny_capture: Path, tmp_path: Path) -> Callable[..., FeaturePipeline]:
 def answers(pipeline: FeaturePipeline, sign: float, asked: list[list[str]]) -> Callable[..., Any]:
     """Stands in for the model: the labels themselves as scores, 1 where a class is and −1 elsewhere, times a sign."""
     dataset = pipeline.datamanager.eval_dataset
-    truth, files = Truth(pipeline.datamanager.get_datapath()), iter(dataset.image_filenames)
+    truth, files = CaptureGroundTruth(pipeline.datamanager.get_datapath()), iter(dataset.image_filenames)
 
     def score(model: Any, camera: Any, queries: Sequence[Query]) -> tuple[Tensor, dict[str, Tensor]]:
         asked.append([query.name for query in queries])

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from f3rm_ext.capture.ground_truth import LABEL_KEYS, Truth
+from f3rm_ext.capture.ground_truth import LABEL_KEYS, CaptureGroundTruth
 from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
 from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus
@@ -34,7 +34,7 @@ class LabelsExtractor:
 
     def __init__(self, config: LabelsConfig, *, device: torch.device) -> None:
         self.config = config
-        self.truth = Truth(config.data)
+        self.truth = CaptureGroundTruth(config.data)
         if not self.truth.has_labels:
             raise ExtractorError(
                 f"There are no label images in {config.data}: `labels:data=CAPTURE` needs a transforms.json with "

@@ -13,8 +13,8 @@ from torch import Tensor
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.engine.cost import reset_peak
 from f3rm_ext.errors import UserError
+from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.features.space import ExtraOutput
-from f3rm_ext.features.store.source import FeatureSource
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.splat.cameras import PinholeCameras
@@ -167,7 +167,7 @@ class QueryableSplats:
         """
         metrics: dict[str, float] = {}
         mask = batch.get("mask")
-        if masks.keeps_nothing(mask):
+        if masks.is_empty(mask):
             return metrics
         maps = batch.get("feature_maps") or {}
         for name in self.query_heads():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from f3rm_ext.capture.ground_truth import LABEL_KEYS, PolygonLabels, Truth
+from f3rm_ext.capture.ground_truth import LABEL_KEYS, CaptureGroundTruth, PolygonLabels
 from f3rm_ext.errors import CaptureError
 
 
@@ -33,7 +33,7 @@ def labelled(tmp_path: Path) -> Path:
 
 
 def test_truth_reads_depth_in_metres_and_labels(labelled: Path) -> None:
-    truth = Truth(labelled)
+    truth = CaptureGroundTruth(labelled)
     image = labelled / "images" / "a.png"
     depth, labels = truth.depth_m(image, 4, 6), truth.labels(image, 4, 6)
     assert depth is not None and labels is not None and truth.exact_depth
@@ -42,22 +42,22 @@ def test_truth_reads_depth_in_metres_and_labels(labelled: Path) -> None:
 
 
 def test_truth_takes_the_nearest_pixel_at_another_size(labelled: Path) -> None:
-    labels = Truth(labelled / "transforms.json").labels(labelled / "images" / "a.png", 2, 3)
+    labels = CaptureGroundTruth(labelled / "transforms.json").labels(labelled / "images" / "a.png", 2, 3)
     assert labels is not None and labels.shape == (2, 3) and labels[:, 0].tolist() == [1, 3]
 
 
 def test_parts_of_the_room_are_no_objects(labelled: Path) -> None:
-    assert [(thing.label, thing.name) for thing in Truth(labelled).things] == [(1, "cup"), (3, "hat")]
+    assert [(thing.label, thing.name) for thing in CaptureGroundTruth(labelled).things] == [(1, "cup"), (3, "hat")]
     (labelled / "scene.json").unlink()
-    assert [thing.name for thing in Truth(labelled).things] == ["cup", "wall", "hat"]
+    assert [thing.name for thing in CaptureGroundTruth(labelled).things] == ["cup", "wall", "hat"]
 
 
 def test_truth_of_photos_without_it_is_none(labelled: Path) -> None:
-    truth = Truth(labelled)
+    truth = CaptureGroundTruth(labelled)
     for image in (labelled / "images" / "b.png", labelled / "elsewhere.png"):
         assert truth.depth_m(image, 4, 6) is None and truth.labels(image, 4, 6) is None
     (labelled / "transforms.json").write_text(json.dumps({"frames": [{"file_path": "images/a.png"}]}))
-    plain = Truth(labelled)
+    plain = CaptureGroundTruth(labelled)
     assert not plain.exact_depth and plain.things == []
 
 
@@ -68,14 +68,14 @@ def test_label_path_and_label_file_path_mean_the_same(labelled: Path) -> None:
     frame["label_path"] = frame.pop("label_file_path")
     frame["depth_path"] = frame.pop("depth_file_path")
     path.write_text(json.dumps(meta))
-    truth, image = Truth(labelled), labelled / "images" / "a.png"
+    truth, image = CaptureGroundTruth(labelled), labelled / "images" / "a.png"
     assert truth.has_labels and truth.exact_depth
     assert truth.labels(image, 4, 6) is not None and truth.depth_m(image, 4, 6) is not None
     assert truth.files(LABEL_KEYS) == [labelled / "labels" / "a.png"]
 
 
 def test_copies_of_the_photos_at_other_sizes_have_the_same_labels(labelled: Path) -> None:
-    truth = Truth(labelled)
+    truth = CaptureGroundTruth(labelled)
     found, same = (truth.labels(labelled / folder / "a.png", 2, 3) for folder in ("images_4", "images"))
     assert found is not None and same is not None
     np.testing.assert_array_equal(found, same)
@@ -86,20 +86,20 @@ def test_photos_of_the_same_name_are_not_mixed_up(labelled: Path) -> None:
     meta = json.loads(path.read_text())
     meta["frames"].append({"file_path": "right/a.png"})
     path.write_text(json.dumps(meta))
-    truth = Truth(labelled)
+    truth = CaptureGroundTruth(labelled)
     assert truth.labels(labelled / "images" / "a.png", 4, 6) is not None
     for other in ("right", "images_4"):
         assert truth.labels(labelled / other / "a.png", 4, 6) is None
 
 
 def test_a_view_has_masks_and_boxes_of_what_is_seen(labelled: Path) -> None:
-    view = Truth(labelled).view(labelled / "images" / "a.png", 4, 6)
+    view = CaptureGroundTruth(labelled).view(labelled / "images" / "a.png", 4, 6)
     assert view is not None
     # Rows 0 to 3 are background, cup, wall (a part of the room) and hat.
     assert set(view.masks) == {"cup", "hat"} == set(view.boxes)
     assert view.masks["cup"].sum(axis=1).tolist() == [0, 6, 0, 0]
     assert view.boxes == {"cup": ((0.0, 1.0, 6.0, 2.0),), "hat": ((0.0, 3.0, 6.0, 4.0),)}
-    half = Truth(labelled).view(labelled / "images" / "a.png", 2, 3)
+    half = CaptureGroundTruth(labelled).view(labelled / "images" / "a.png", 2, 3)
     assert half is not None and set(half.masks) == {"cup", "hat"}  # the nearest pixels are those of rows 1 and 3
     assert half.boxes["cup"] == ((0.0, 0.0, 3.0, 1.0),)
 
@@ -108,7 +108,7 @@ def test_a_box_is_tight(labelled: Path) -> None:
     pixels = np.zeros((4, 6), np.uint8)
     pixels[1, 2] = pixels[2, 4] = 3
     Image.fromarray(pixels).save(labelled / "labels" / "a.png")
-    view = Truth(labelled).view(labelled / "images" / "a.png", 4, 6)
+    view = CaptureGroundTruth(labelled).view(labelled / "images" / "a.png", 4, 6)
     assert view is not None and view.boxes == {"hat": ((2.0, 1.0, 5.0, 3.0),)}
 
 
@@ -127,26 +127,26 @@ def test_a_box_is_tight(labelled: Path) -> None:
 )
 def test_captures_that_say_nothing_have_no_labels(labelled: Path, meta: object) -> None:
     (labelled / "transforms.json").write_text(json.dumps(meta))
-    truth = Truth(labelled)
+    truth = CaptureGroundTruth(labelled)
     assert not truth.has_labels and not truth.exact_depth
     assert truth.view(labelled / "images" / "a.png", 4, 6) is None
 
 
 def test_a_capture_without_transforms_says_nothing(tmp_path: Path) -> None:
-    assert Truth(tmp_path).classes == () and not Truth(tmp_path / "nowhere").has_labels
+    assert CaptureGroundTruth(tmp_path).classes == () and not CaptureGroundTruth(tmp_path / "nowhere").has_labels
 
 
 def test_files_that_cannot_be_read_are_named(labelled: Path) -> None:
     image = labelled / "images" / "a.png"
     Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(labelled / "labels" / "a.png")
     with pytest.raises(CaptureError, match=r"labels/a\.png has 3 axes, but labels and depth have one value per pixel"):
-        Truth(labelled).view(image, 4, 6)
+        CaptureGroundTruth(labelled).view(image, 4, 6)
     (labelled / "depth" / "a.png").write_bytes(b"\x89PNG cut short")
     with pytest.raises(CaptureError, match=r"depth/a\.png cannot be read"):
-        Truth(labelled).depth_m(image, 4, 6)
+        CaptureGroundTruth(labelled).depth_m(image, 4, 6)
     (labelled / "transforms.json").write_text("{")
     with pytest.raises(CaptureError, match=r"transforms\.json cannot be read .*mend it"):
-        Truth(labelled)
+        CaptureGroundTruth(labelled)
 
 
 # --- polygons --------------------------------------------------------------------------------------------------------

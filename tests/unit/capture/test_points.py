@@ -13,7 +13,7 @@ from nerfstudio.data.utils import colmap_parsing_utils as colmap
 
 from f3rm_ext.capture import points as module
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.capture.points import RGB, XYZ, keep_going_without_points, keep_usable_points
+from f3rm_ext.capture.points import RGB, XYZ, drop_unusable_points, tolerate_unreadable_points
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.features.options import FeatureOptions
@@ -250,7 +250,7 @@ def test_points_without_colors_are_grey(capture: Any) -> None:
     capture.save()
     assert (manager_of(capture).train_dataset.metadata[RGB] == 128).all()
     metadata = {XYZ: torch.ones(4, 3), RGB: torch.empty(0, 3, dtype=torch.uint8)}  # as nerfstudio's dataparser has it
-    keep_usable_points(metadata)
+    drop_unusable_points(metadata)
     assert metadata[RGB].shape == (4, 3)
 
 
@@ -265,9 +265,9 @@ def test_colors_between_0_and_1(capture: Any) -> None:
 
 def test_parsers_without_points_are_left_alone() -> None:
     parser = object()
-    keep_going_without_points(parser)
+    tolerate_unreadable_points(parser)
     metadata: dict[str, Any] = {"a": 1}
-    keep_usable_points(metadata)
+    drop_unusable_points(metadata)
     assert metadata == {"a": 1}
 
 

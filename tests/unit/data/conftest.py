@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from f3rm_ext.features.base import FeatureMap, PatchGrid
+from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
-from f3rm_ext.features.store.source import FeatureSource
 
 CaptureMaker = Callable[..., Path]
 
@@ -116,7 +116,7 @@ class FakeSource(FeatureSource):
 @pytest.fixture
 def fake_features(monkeypatch: pytest.MonkeyPatch) -> list[list[FakeSource]]:
     """Replaces feature preparation; collects the sources handed out at each call."""
-    import f3rm_ext.features.store.source as module
+    import f3rm_ext.features.source as module
 
     calls: list[list[FakeSource]] = []
 

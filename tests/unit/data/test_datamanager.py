@@ -147,7 +147,7 @@ def test_evaluation_with_codes_takes_the_basis_of_the_training_images(build, fak
 
 
 def test_evaluation_without_weights_goes_on_without_features(build, fake_features, monkeypatch, log):
-    import f3rm_ext.features.store.source as source
+    import f3rm_ext.features.source as source
 
     def fail(*args, **options):
         raise WeightsNotFoundError("no weights here")
@@ -159,7 +159,7 @@ def test_evaluation_without_weights_goes_on_without_features(build, fake_feature
 
 
 def test_training_without_weights_is_an_error(build, fake_features, monkeypatch):
-    import f3rm_ext.features.store.source as source
+    import f3rm_ext.features.source as source
 
     def fail(*args, **options):
         raise WeightsNotFoundError("no weights here")

@@ -13,7 +13,7 @@ from f3rm_ext.data import ray_stream as stream_module
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.features.store.source import FeatureSource
+from f3rm_ext.features.source import FeatureSource
 
 TIMEOUT_S = 20
 

@@ -38,7 +38,7 @@ def processes() -> Any:
     """The multiprocessing context of :func:`start`. Its children are forked from a server that has torch loaded."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["f3rm_ext.features.store.source", "f3rm_ext.features.display", "nerfstudio.utils.rich_utils"]
+        ["f3rm_ext.features.source", "f3rm_ext.features.display", "nerfstudio.utils.rich_utils"]
     )
     return context
 

@@ -137,7 +137,7 @@ def kill_at_point(target: int) -> None:
 def main(job: dict[str, Any]) -> None:
     """Prepares the features of some images; ``job`` says how."""
     from f3rm_ext.features.options import FeatureOptions
-    from f3rm_ext.features.store.source import prepare_features
+    from f3rm_ext.features.source import prepare_features
     from f3rm_ext.utils.atomic_files import FolderLock
 
     if "kill_at" in job:

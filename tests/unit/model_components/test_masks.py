@@ -116,14 +116,14 @@ def test_pixels_outside_of_a_grid_count_for_its_outermost_patches() -> None:
 
 def test_shown_pictures_are_grey_where_the_mask_leaves_out(disc: Tensor) -> None:
     single, double = torch.rand(HEIGHT, WIDTH, 3), torch.rand(HEIGHT, 2 * WIDTH, 3)
-    given = masks.shown({"depth": single, "img": double}, disc)
+    given = masks.grey_out({"depth": single, "img": double}, disc)
     kept = disc[..., 0]
     for picture, original in ((given["depth"], single), (given["img"][:, :WIDTH], double[:, :WIDTH])):
         assert torch.equal(picture[kept], original[kept]) and (picture[~kept] == masks.LEFT_OUT_GREY).all()
     assert (given["img"][:, WIDTH:][~kept] == masks.LEFT_OUT_GREY).all()
-    assert masks.shown({"img": double}, None)["img"] is double
+    assert masks.grey_out({"img": double}, None)["img"] is double
 
 
 def test_what_keeps_nothing(disc: Tensor) -> None:
-    assert masks.keeps_nothing(torch.zeros_like(disc))
-    assert not masks.keeps_nothing(disc) and not masks.keeps_nothing(None)
+    assert masks.is_empty(torch.zeros_like(disc))
+    assert not masks.is_empty(disc) and not masks.is_empty(None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.capture.ground_truth import LabelledView, Truth
+from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView
 from f3rm_ext.errors import ConfigError, ExtractorError
 from f3rm_ext.query import builders
 from f3rm_ext.query.builders import Negatives, encode_queries, exemplar_queries, mean_of_photos, text_queries
@@ -31,7 +31,7 @@ def head(run: Run) -> Any:
     return run.model.query_heads()["labels"]
 
 
-def one_hot(head: Any, truth: Truth, name: str) -> torch.Tensor:
+def one_hot(head: Any, truth: CaptureGroundTruth, name: str) -> torch.Tensor:
     return torch.eye(head.dim)[list(truth.names).index(name)]
 
 
@@ -39,7 +39,7 @@ def one_hot(head: Any, truth: Truth, name: str) -> torch.Tensor:
     ("negatives", "count"), [("common", 4), ("others", 1), ("both", 5), ("none", 0)], ids=get_args(Negatives)
 )
 def test_queries_by_text(run: Run, head: Any, negatives: Negatives, count: int) -> None:
-    truth = Truth(run.data)
+    truth = CaptureGroundTruth(run.data)
     queries = text_queries(head, ["vase", "apple"], TextEncoder(), negatives, 0.3)
     assert [query.name for query in queries] == ["vase", "apple"]
     for query, other in zip(queries, ("apple", "vase"), strict=True):
@@ -66,7 +66,7 @@ def test_the_mean_of_all_photos(run: Run, head: Any) -> None:
 
 @pytest.mark.parametrize("negatives", get_args(Negatives))
 def test_queries_by_example_are_one_pixel_of_each_class(run: Run, head: Any, negatives: Negatives) -> None:
-    truth = Truth(run.data)
+    truth = CaptureGroundTruth(run.data)
     queries = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3)
     assert len(queries) > 3
     photos = {query.positives.sources[0].split(":")[0] for query in queries}
@@ -87,7 +87,7 @@ def test_queries_by_example_are_one_pixel_of_each_class(run: Run, head: Any, neg
 
 
 def test_the_photo_that_shows_most_classes_is_taken(run: Run, head: Any) -> None:
-    truth = Truth(run.data)
+    truth = CaptureGroundTruth(run.data)
     queries = exemplar_queries(run, head, truth, truth.classes, "none")
 
     def seen(file: Path) -> int:
@@ -99,7 +99,7 @@ def test_the_photo_that_shows_most_classes_is_taken(run: Run, head: Any) -> None
 
 
 def test_a_photo_may_be_named(run: Run, head: Any) -> None:
-    truth = Truth(run.data)
+    truth = CaptureGroundTruth(run.data)
     for file in run.files("train")[:2]:
         queries = exemplar_queries(run, head, truth, truth.classes, "none", photo=file.name)
         assert {query.positives.sources[0].split(":")[0] for query in queries} == {file.name}
@@ -107,7 +107,7 @@ def test_a_photo_may_be_named(run: Run, head: Any) -> None:
 
 @pytest.mark.parametrize("photo", ["frame_00003.png", "nowhere.png"])
 def test_only_training_photos_give_examples(run: Run, head: Any, photo: str) -> None:
-    truth = Truth(run.data)
+    truth = CaptureGroundTruth(run.data)
     with pytest.raises(ConfigError, match=rf"no training photo called {photo} with labels"):
         exemplar_queries(run, head, truth, truth.classes, "none", photo=photo)
 

@@ -12,7 +12,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from PIL import Image
 
-from f3rm_ext.capture.ground_truth import LabelledView, Truth
+from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.sampling import sample_map
 from f3rm_ext.query.embeddings import Embeddings, Query
@@ -78,7 +78,7 @@ def cameras(count: int = 1) -> Cameras:
 
 @pytest.mark.parametrize("every_px", [1, 3])
 def test_points_lie_where_the_surface_is(plane: Path, every_px: int) -> None:
-    found = surface_points([plane / "a.png"], cameras(), Truth(plane), SCALE, every_px)
+    found = surface_points([plane / "a.png"], cameras(), CaptureGroundTruth(plane), SCALE, every_px)
     assert found is not None
     _, exact = plane_depth_m(looking_down().double().numpy())
     known = np.arange(HEIGHT)[::every_px] > 0  # the first row has no depth
@@ -90,7 +90,7 @@ def test_points_lie_where_the_surface_is(plane: Path, every_px: int) -> None:
 
 
 def test_views_without_depth_or_labels_have_no_points(plane: Path) -> None:
-    truth = Truth(plane)
+    truth = CaptureGroundTruth(plane)
     both = surface_points([plane / "b.png", plane / "a.png"], cameras(2), truth, SCALE)
     alone = surface_points([plane / "a.png"], cameras(), truth, SCALE)
     assert both is not None and alone is not None
@@ -102,7 +102,7 @@ def test_views_without_depth_or_labels_have_no_points(plane: Path) -> None:
 def test_points_of_the_room_lie_on_its_floor_and_walls(untrained: Any) -> None:
     """Through poses, scale and depth as the pipeline has them, back to the capture's metres."""
     run = load_run(untrained.config)
-    truth, outputs = Truth(run.data), run.manager.train_dataparser_outputs
+    truth, outputs = CaptureGroundTruth(run.data), run.manager.train_dataparser_outputs
     found = surface_points(run.files("test"), run.cameras("test"), truth, outputs.dataparser_scale, 1)
     assert found is not None and len(found.points) > 3000
     transform = outputs.dataparser_transform.numpy().astype(np.float64)
@@ -158,7 +158,7 @@ def test_scores_of_a_map_are_those_of_its_interpolated_features(
 
 
 def test_views_without_labels_are_left_out(plane: Path) -> None:
-    found = list(labelled_cameras([plane / "b.png", plane / "a.png"], cameras(2), Truth(plane)))
+    found = list(labelled_cameras([plane / "b.png", plane / "a.png"], cameras(2), CaptureGroundTruth(plane)))
     assert [view.file.name for view in found] == ["a.png"]
     assert found[0].truth.masks["left"].shape == (HEIGHT, WIDTH) and found[0].camera.shape == (1,)
 
@@ -201,7 +201,7 @@ def test_classes_are_counted_at_points(make_field: Callable[..., Any], tmp_path:
     (tmp_path / "transforms.json").write_text(json.dumps({"classes": ["nothing", "few", "cap"]}))
     surface = LabelledPoints(points.numpy(), labels)
     queries = [query, Query("few", "toy", vector, Embeddings.empty(40)), Query("new", "toy", vector, vector)]
-    metrics = evaluate_points(field, queries, surface, Truth(tmp_path), 0.5)
+    metrics = evaluate_points(field, queries, surface, CaptureGroundTruth(tmp_path), 0.5)
     assert list(metrics.by_class()) == ["cap"] and len(metrics) == 1
     assert (labels == 2).sum() >= MIN_VISIBLE_PX
     assert metrics.summary()["miou"] == 1.0 and metrics.summary()["localisation"] == 1.0
@@ -232,7 +232,7 @@ def test_what_masks_leave_out_is_neither_looked_for_nor_found() -> None:
 def test_points_that_masks_leave_out_do_not_count(plane: Path) -> None:
     kept = np.zeros((HEIGHT, WIDTH), dtype=bool)
     kept[:, :4] = True
-    every = surface_points([plane / "a.png"], cameras(), Truth(plane), SCALE, 1)
-    some = surface_points([plane / "a.png"], cameras(), Truth(plane), SCALE, 1, lambda index: kept)
+    every = surface_points([plane / "a.png"], cameras(), CaptureGroundTruth(plane), SCALE, 1)
+    some = surface_points([plane / "a.png"], cameras(), CaptureGroundTruth(plane), SCALE, 1, lambda index: kept)
     assert every is not None and some is not None
     assert len(some.points) == len(every.points) * 4 // WIDTH and set(some.labels) == {1}

@@ -66,7 +66,7 @@ def test_photos_of_the_same_name_are_told_apart_by_folder(run: Run, monkeypatch:
 
 
 def test_features_come_from_the_store(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import f3rm_ext.features.store.source as source
+    import f3rm_ext.features.source as source
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("nothing has to be made")
@@ -106,7 +106,7 @@ def test_other_features_than_those_distilled_are_refused(
 def test_codes_of_another_basis_are_refused(
     run: Run, monkeypatch: pytest.MonkeyPatch, turn: float | None, same: bool
 ) -> None:
-    import f3rm_ext.features.store.source as source
+    import f3rm_ext.features.source as source
 
     head = copy.deepcopy(run.model.feature_field.head("labels"))
     plain = head.spec

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from f3rm_ext.capture.ground_truth import Truth
+from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.query.run import Run, load_run
 from f3rm_ext.report import measure as module
@@ -38,7 +38,7 @@ def measured(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query
 @pytest.fixture
 def no_labels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A capture that knows nothing of itself."""
-    monkeypatch.setattr(module, "Truth", lambda data: Truth(tmp_path))
+    monkeypatch.setattr(module, "CaptureGroundTruth", lambda data: CaptureGroundTruth(tmp_path))
 
 
 def test_everything_is_measured(measured: QuerySpec, run: Run, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_favourite_object_is_queried_first_and_then_all(measured: QuerySpec, r
     names = [entry["name"] for entry in query["objects"]]
     assert query["object"] == next(name for name in module.FAVOURITES if name in names)
     assert query["is_point"] and query["head"] == "labels" and query["mask_cosine"] == module.MASK_COSINE
-    truth = Truth(run.data)
+    truth = CaptureGroundTruth(run.data)
     for entry in (query, *query["objects"]):
         split, index = run.find_photo(entry["image"]) or ("", 0)
         labels = truth.labels(run.files("train")[index], 48, 64)
@@ -79,7 +79,7 @@ def test_objects_are_scored_by_the_pixels_found(
     """A field that renders exactly the labels finds everything; one that renders their negative nothing."""
     import torch
 
-    truth = Truth(run.data)
+    truth = CaptureGroundTruth(run.data)
 
     def perfect(model: Any, camera: Any, queries: Any) -> Any:
         labels = truth.labels(run.files("test")[0], 48, 64)
@@ -113,7 +113,7 @@ def test_a_capture_without_labels_is_queried_for_a_patch(measured: QuerySpec) ->
 
 
 def test_a_place_of_ones_own(measured: QuerySpec, run: Run) -> None:
-    labels = Truth(run.data).labels(run.files("train")[0], 48, 64)
+    labels = CaptureGroundTruth(run.data).labels(run.files("train")[0], 48, 64)
     assert labels is not None
     for text, middle, is_point in (
         ("images/frame_00001.png:12.5,7.5", (12.5, 7.5), True),
@@ -123,8 +123,8 @@ def test_a_place_of_ones_own(measured: QuerySpec, run: Run) -> None:
         query = measured(exemplar=text)["query"]
         assert (query["image"], query["x"], query["y"]) == ("frame_00001.png", *middle)
         assert query["is_point"] is is_point
-        name = Truth(run.data).names[labels[int(middle[1]), int(middle[0])]]
-        assert query["object"] == (name if name in Truth(run.data).classes else None)
+        name = CaptureGroundTruth(run.data).names[labels[int(middle[1]), int(middle[0])]]
+        assert query["object"] == (name if name in CaptureGroundTruth(run.data).classes else None)
         assert len(query["objects"]) > 3
 
 
@@ -152,7 +152,7 @@ def test_what_masks_leave_out_is_grey_and_counts_for_nothing(
     measured: QuerySpec, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = measured()
-    labels = Truth(run.data).labels(run.files("test")[0], 48, 64)
+    labels = CaptureGroundTruth(run.data).labels(run.files("test")[0], 48, 64)
     assert labels is not None
     kept = np.zeros((48, 64), dtype=bool)
     kept[:24] = True
@@ -168,7 +168,8 @@ def test_what_masks_leave_out_is_grey_and_counts_for_nothing(
         assert (lower != 128).any(axis=-1).mean() <= ring and picture[:24].std() > 1, name
     assert view["depth_error_m"] != everything["views"][0]["depth_error_m"]
     assert record["query"]["views"][0]["row"] < 24
-    below = {name for name in Truth(run.data).names if (labels == Truth(run.data).names.index(name))[:24].sum() < 25}
+    names = CaptureGroundTruth(run.data).names
+    below = {name for name in names if (labels == names.index(name))[:24].sum() < 25}
     found = {entry["name"] for entry in record["query"]["objects"] if entry["views"]}
     assert found and not found & below
 

@@ -15,7 +15,7 @@ from f3rm_ext.features.store.extraction import disk_errors, say_waiting
 from f3rm_ext.features.store.feature_store import FeatureStore, cache_root, plain_name
 from f3rm_ext.features.store.images import INDEX_NAME, ImageDataset, ImageIndex, ImageSet
 from f3rm_ext.features.store.manifest import MANIFEST_NAME
-from f3rm_ext.features.store.stored_head import StoredHead
+from f3rm_ext.features.stored_head import StoredHead
 
 
 def head_names(extractors: Sequence[str]) -> list[str]:

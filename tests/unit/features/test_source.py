@@ -19,9 +19,9 @@ from PIL import Image
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.pca_codes import project_query
+from f3rm_ext.features.source import FeatureSource, head_names, open_features, prepare_features
 from f3rm_ext.features.store.feature_store import cache_root
 from f3rm_ext.features.store.images import on_white
-from f3rm_ext.features.store.source import FeatureSource, head_names, open_features, prepare_features
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -331,7 +331,7 @@ def test_features_are_opened_without_an_extractor(
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("an extractor is built")
 
-    monkeypatch.setattr("f3rm_ext.features.store.source.build_extractor", forbidden)
+    monkeypatch.setattr("f3rm_ext.features.source.build_extractor", forbidden)
     opened = reopened(toy, tmp_path, made[0].specs, train, evaluation)
     assert opened is not None and [source.keys for source in opened] == [source.keys for source in made]
     (spec,), (before,) = opened[0].specs, made[0].specs
