@@ -164,7 +164,7 @@ def test_the_newest_whole_checkpoint_counts_and_other_files_do_not(untrained: An
 
 def test_there_is_no_such_file(tmp_path: Path) -> None:
     for path in (tmp_path / "config.yml", tmp_path):
-        with pytest.raises(ConfigError, match=r"no file .*give the config\.yml of a run"):
+        with pytest.raises(ConfigError, match=r"no file .*give the config\.yml that ns-train wrote"):
             load_run(path)
 
 

@@ -134,7 +134,7 @@ def test_a_run_of_another_method_is_refused(untrained: Any, tmp_path: Path, caps
 
 
 def test_there_is_no_run_or_no_checkpoint(splat_config: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"give the config\.yml of a run"):
+    with pytest.raises(ConfigError, match=r"give the config\.yml that ns-train wrote"):
         load_splat_run(tmp_path / "config.yml")
     (tmp_path / "config.yml").write_bytes(splat_config.read_bytes())
     with pytest.raises(CheckpointError, match="train until the first one is saved"):
