@@ -87,5 +87,5 @@ def test_training_is_shown_while_it_goes_on_and_ends_when_asked(
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=WAIT_S) == 130, process.said.read_text()[-3000:]
     said = process.said.read_text()
-    assert "go on with: ns-train f3rm-ext-lite --load-dir" in " ".join(said.split()) and "Traceback" not in said
+    assert "continue with: ns-train f3rm-ext-lite --load-dir" in " ".join(said.split()) and "Traceback" not in said
     assert list((tmp_path / "e" / "f3rm-ext-lite" / "t" / "nerfstudio_models").glob("step-*.ckpt"))

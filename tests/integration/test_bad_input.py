@@ -200,7 +200,7 @@ class TestRun:
         result = shell.finish()
         assert result.code == 130, result.err[-3000:]
         assert "Traceback" not in result.err + result.out
-        assert "go on with: ns-train f3rm-ext-lite --load-dir" in result.err
+        assert "continue with: ns-train f3rm-ext-lite --load-dir" in result.err
         assert f"Saved up to step {max(int(path.stem[5:]) for path in folder.iterdir())};" in result.err
 
 

@@ -203,8 +203,8 @@ def test_a_run_starts_from_the_splats_of_another(
     [
         (("--pipeline.model.start-stage", "entropy"), "give them by --pipeline.model.start-from"),
         (("--pipeline.model.start-from", "none.ply"), "There is no file none.ply to start from"),
-        (("--pipeline.model.sh-degree", "4"), "degree from 0 to 3"),
-        (("--pipeline.model.densify.prune-opacity", "1.5"), "opacities lie from 0"),
+        (("--pipeline.model.sh-degree", "4"), "must be from 0 to 3"),
+        (("--pipeline.model.densify.prune-opacity", "1.5"), "opacities lie between 0 and 1"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(
