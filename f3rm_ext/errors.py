@@ -42,7 +42,7 @@ class MemoryShortageError(UserError):
 
 
 class CheckpointError(UserError):
-    """No usable checkpoint where one was asked for."""
+    """There is no usable checkpoint at the given place."""
 
 
 def report(error: UserError) -> None:

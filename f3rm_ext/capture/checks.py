@@ -37,6 +37,11 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
         raise CaptureError(f"There is no capture at {data}: check the path given with --data.")
     path = data if data.is_file() else data / "transforms.json"
     if not path.is_file():
+        if (data / "sparse" / "0").is_dir():
+            raise CaptureError(
+                f"The folder {data} has COLMAP's output but no transforms.json: "
+                "add this to the end of the command: colmap --colmap-path sparse/0."
+            )
         raise CaptureError(
             f"The folder {data} has no transforms.json: make one with ns-process-data, "
             "or name another kind of capture at the end of the command, such as blender-data."

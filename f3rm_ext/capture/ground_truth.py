@@ -25,7 +25,7 @@ DEPTH_KEYS = ("depth_file_path", "depth_path")
 
 
 @dataclass(frozen=True)
-class Thing:
+class LabelledObject:
     """A labelled object."""
 
     label: int
@@ -146,13 +146,13 @@ class CaptureGroundTruth:
         name = _of(self._frames.get(image.resolve()) or self._by_name.get(image.name) or {}, keys)
         return None if name is None or not (self.folder / name).is_file() else self.folder / name
 
-    def _read_things(self) -> list[Thing]:
+    def _read_things(self) -> list[LabelledObject]:
         try:
             scene = json.loads((self.folder / "scene.json").read_text(encoding="utf-8"))
             skipped = {thing["label"] for thing in scene["objects"] if thing["kind"] in ROOM_PARTS}
         except (OSError, ValueError, KeyError, TypeError):
             skipped = set()
-        return [Thing(i, name) for i, name in enumerate(self.names) if i and i not in skipped]
+        return [LabelledObject(i, name) for i, name in enumerate(self.names) if i and i not in skipped]
 
 
 class PolygonLabels:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nerfstudio.pipelines.base_pipeline import Pipeline
 
 
-class Opened(NamedTuple):
+class OpenedRun(NamedTuple):
     """A trained run, in evaluation mode."""
 
     config: "TrainerConfig"
@@ -34,7 +34,7 @@ def open_run(
     usable: Callable[["TrainerConfig"], bool],
     lacking: str,
     change: Callable[["TrainerConfig"], None] = lambda config: None,
-) -> Opened:
+) -> OpenedRun:
     """Opens the newest intact checkpoint of a run; warns of damaged ones and skips them.
 
     Args:
@@ -80,7 +80,7 @@ def open_run(
     path = config.load_dir / newest.name
     pipeline = _set_up(config, path)
     CONSOLE.print(f":white_check_mark: Done loading checkpoint from {path}")
-    return Opened(config, pipeline, path, step)
+    return OpenedRun(config, pipeline, path, step)
 
 
 def _take_registered_datamanager(config: "TrainerConfig", load_config: Path) -> None:

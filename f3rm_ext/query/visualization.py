@@ -7,10 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from f3rm_ext.utils.colormaps import DIMMED_MID_GREY, heat_scale_bytes, label_overlay_bytes, label_table_bytes
+from f3rm_ext.utils.colormaps import DIMMED_MID_GREY, heat_scale_bytes, label_table_bytes
 
 THUMBNAIL_PX = 300
 _MAX_COLUMNS, _MAX_ROWS = 8, 6
@@ -24,17 +24,6 @@ def _font(size_px: int) -> ImageFont.FreeTypeFont:
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size_px)
-
-
-def label_overlay(picture: UInt8[np.ndarray, "h w 3"], labels: Int64[np.ndarray, "h w"], count: int) -> np.ndarray:
-    """Colours the pixels of each query in a greyed picture.
-
-    Args:
-        picture: of the same size as the labels.
-        labels: index of a query, or -1.
-        count: number of queries.
-    """
-    return label_overlay_bytes(picture, labels, count)
 
 
 def with_legend(

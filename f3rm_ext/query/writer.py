@@ -16,7 +16,7 @@ from f3rm_ext.query import visualization
 from f3rm_ext.query.embeddings import Query, pack_embeddings
 from f3rm_ext.query.render import ScoredView, heat_ranges, preview_views, summarize_view
 from f3rm_ext.query.run import Run, View
-from f3rm_ext.utils.colormaps import heat_overlay_bytes
+from f3rm_ext.utils.colormaps import heat_overlay_bytes, label_overlay_bytes
 from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.output_folder import OutputFolder, file_names, made_by
 from f3rm_ext.utils.pictures import mark_spot
@@ -161,7 +161,7 @@ class QueryWriter:
         if not self.has_labels:
             return ViewPictures(background, overlays, None, None)
         labels, names = scored.labels(self.threshold), [query.name for query in self.queries]
-        picture = visualization.label_overlay(background, labels, len(names))
+        picture = label_overlay_bytes(background, labels, len(names))
         return ViewPictures(background, overlays, labels, visualization.with_legend(picture, names, self.threshold))
 
     def _write_view(self, scored: ScoredView, pictures: ViewPictures) -> None:

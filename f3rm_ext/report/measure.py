@@ -18,7 +18,7 @@ from nerfstudio.cameras.cameras import Cameras
 from PIL import Image
 from torch import Tensor
 
-from f3rm_ext.capture.ground_truth import CaptureGroundTruth, Thing
+from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledObject
 from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
 from f3rm_ext.model_components.masks import LEFT_OUT_GREY
@@ -75,7 +75,7 @@ class ExampleQuery:
     region: Region
     middle_px: tuple[float, float]
     """Middle of the region, (x, y)."""
-    thing: Thing | None
+    thing: LabelledObject | None
     """The object at the exemplar; None if it is not known."""
 
     def describe(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Measure:
         y_px, x_px = distinctive_patch(maps[index], [*maps[:index], *maps[index + 1 :]])
         return [self._example_query(index, Region(files[index].name, x_px, y_px), None)]
 
-    def _example_query(self, index: int, region: Region, thing: Thing | None) -> ExampleQuery:
+    def _example_query(self, index: int, region: Region, thing: LabelledObject | None) -> ExampleQuery:
         vectors = embed_region(self.run.feature_map("train", index, self.head), region)
         nothing = Embeddings.empty(vectors.values.shape[1])
         name = str(region) if thing is None else thing.name
@@ -241,7 +241,7 @@ class Measure:
         height_px, width_px = int(cameras.height[index].item()), int(cameras.width[index].item())
         return self.truth.labels(self.run.files("train")[index], height_px, width_px)
 
-    def _thing_at(self, index: int, region: Region) -> Thing | None:
+    def _thing_at(self, index: int, region: Region) -> LabelledObject | None:
         labels = self._train_labels(index)
         if labels is None:
             return None
@@ -249,7 +249,7 @@ class Measure:
         row, col = min(int(y_px), labels.shape[0] - 1), min(int(x_px), labels.shape[1] - 1)
         return next((thing for thing in self.truth.things if thing.label == labels[row, col]), None)
 
-    def _objects(self) -> list[tuple[Thing, int, Region]]:
+    def _objects(self) -> list[tuple[LabelledObject, int, Region]]:
         """Finds for each labelled object the training photo that shows most of it, and its innermost pixel there."""
         files = self.run.files("train")
         labels = [self._train_labels(index) for index in range(len(files))]
@@ -309,7 +309,7 @@ class Measure:
             "objects": objects,
         }
 
-    def _mask(self, view: View, thing: Thing) -> Bool[np.ndarray, "h w"] | None:
+    def _mask(self, view: View, thing: LabelledObject) -> Bool[np.ndarray, "h w"] | None:
         labels = self.truth.labels(view.file, *view.rgb.shape[:2])
         return None if labels is None else (labels == thing.label) & view.kept
 

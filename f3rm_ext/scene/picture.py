@@ -1,6 +1,5 @@
 """Renders one large picture of the room. Import this module late, because it imports numba."""
 
-import colorsys
 import os
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from f3rm_ext.scene.capture_files import encode_normals, sync
 from f3rm_ext.scene.config import PictureConfig
 from f3rm_ext.scene.render import View, render
 from f3rm_ext.scene.world import LOOK_AT, build_world, light_world
+from f3rm_ext.utils.colormaps import label_table_bytes
 
 _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 
@@ -59,7 +59,8 @@ def _with_maps(picture: Image.Image, view: View) -> Image.Image:
     height = round(picture.height * width / picture.width)
     sheet = Image.new("RGB", (picture.width, picture.height + height))
     sheet.paste(picture)
-    panels = (_grey(view.depth), encode_normals(view.normals), label_colors(int(view.labels.max()) + 1)[view.labels])
+    palette = np.concatenate([np.zeros((1, 3), np.uint8), label_table_bytes(int(view.labels.max()))])  # 0: nothing hit
+    panels = (_grey(view.depth), encode_normals(view.normals), palette[view.labels])
     for k, pixels in enumerate(panels):
         sheet.paste(Image.fromarray(pixels).resize((width, height), Image.Resampling.BOX), (k * width, picture.height))
     return sheet
@@ -70,14 +71,3 @@ def _grey(depth: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
     inverse = 1 / np.maximum(depth, 1e-3)
     low, high = inverse.min(), inverse.max()
     return np.repeat((255 * (inverse - low) / max(high - low, 1e-9)).astype(np.uint8)[..., None], 3, axis=2)
-
-
-def label_colors(number: int) -> UInt8[np.ndarray, "number 3"]:
-    """Returns distinct colours for labels 0 … number - 1; label 0 is black."""
-    colors = [
-        colorsys.hsv_to_rgb((0.618034 * k) % 1.0, (0.55, 0.85, 0.7)[k % 3], (0.95, 0.75, 0.6)[(k // 3) % 3])
-        for k in range(number)
-    ]
-    table = np.rint(255 * np.array(colors)).astype(np.uint8)
-    table[:1] = 0
-    return table

@@ -89,6 +89,12 @@ def test_no_transforms(capture):
     refused(capture, "has no transforms.json")
 
 
+def test_a_colmap_folder_names_its_parser(capture):
+    (capture.folder / "transforms.json").unlink()
+    (capture.folder / "sparse" / "0").mkdir(parents=True)
+    refused(capture, "colmap --colmap-path sparse/0")
+
+
 @pytest.mark.parametrize("text", ["", '{"frames": [', "\x00\x01"])
 def test_not_json(capture, text: str):
     (capture.folder / "transforms.json").write_text(text)

@@ -8,16 +8,6 @@ from f3rm_ext.utils.colormaps import label_table_bytes
 GREY = np.full((60, 90, 3), 120, dtype=np.uint8)
 
 
-def test_labels_have_their_colors_and_the_rest_is_grey() -> None:
-    labels = np.full((60, 90), -1)
-    labels[:20], labels[20:40] = 0, 1
-    picture = visualization.label_overlay(GREY, labels, 2)
-    tints = [picture[row, 0].astype(int) for row in (0, 30, 50)]
-    assert tints[2].max() - tints[2].min() <= 1
-    for tint, color in zip(tints, label_table_bytes(2), strict=False):
-        assert np.corrcoef(tint, color)[0, 1] > 0.99
-
-
 def test_a_legend_has_a_line_for_what_does_not_fit() -> None:
     short = visualization.with_legend(GREY, ["a"], 0.5)
     long = visualization.with_legend(GREY, ["a long name"] * 6, 0.5)

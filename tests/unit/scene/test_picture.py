@@ -8,7 +8,6 @@ from PIL import Image
 
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.scene import PictureConfig, picture, take_picture
-from f3rm_ext.scene.picture import label_colors
 from f3rm_ext.scene.render import LitScene, render
 from f3rm_ext.scene.world import World
 
@@ -49,11 +48,6 @@ def test_camera_stays_in_the_room(tmp_path: Path, option: str, value: float) -> 
 def test_unknown_format(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\.jpg or \.png"):
         take_picture(tmp_path / "a.gif", PictureConfig())
-
-
-def test_label_colors_differ() -> None:
-    colors = label_colors(30)
-    assert (colors[0] == 0).all() and len(np.unique(colors, axis=0)) == 30
 
 
 def test_supersampling_smooths_edges_and_keeps_the_rest(lit: LitScene, capture) -> None:
