@@ -192,6 +192,32 @@ def viewer_interrupts() -> tuple[type[BaseException], ...]:
     return () if module is None else (module.IOChangeException,)
 
 
+def release_viewer_locks() -> None:
+    """Makes viser's ``atomic()`` release its lock when its body raises; safe to call twice.
+
+    In viser 0.2.7 it does not. Nerfstudio's body raises when a camera's update arrives after its page was closed, and
+    from then on every page of that viewer is frozen, and the viewer cannot be stopped.
+    """
+    if importlib.metadata.version("viser") != "0.2.7":
+        return
+    from viser.infra._infra import WebsockMessageHandler
+
+    @contextlib.contextmanager
+    def atomic(self: Any) -> Iterator[None]:
+        thread = threading.get_ident()
+        if self._locked_thread_id == thread:
+            yield
+            return
+        with self._atomic_lock:
+            self._locked_thread_id = thread
+            try:
+                yield
+            finally:
+                self._locked_thread_id = -1
+
+    WebsockMessageHandler.atomic = atomic
+
+
 def _viewer_of(control: "ViewerControl") -> "Viewer | None":
     """Returns the viewer to which a control belongs, if any: nerfstudio 1.1.5 keeps it as an attribute."""
     return getattr(control, "viewer", None)

@@ -78,10 +78,11 @@ def _meeting_point(
 
 
 class FirstViewControl(ViewerControl):
-    """Makes the pages of a viewer open on a training view."""
+    """Makes the pages of a viewer open on a training view, and lets one close without freezing the others."""
 
     def _setup(self, viewer: "Viewer") -> None:
         super()._setup(viewer)
+        compat.release_viewer_locks()
         cameras = compat.viewer_cameras(viewer)
         if cameras is not None:
             view = first_view(cameras)

@@ -192,6 +192,17 @@ class TestViewer:
         result = in_process("from f3rm_ext import compat; print(compat.is_viewer_thread(), compat.viewer_interrupts())")
         assert result.stdout.strip() == "False ()"
 
+    def test_a_page_that_closes_while_its_camera_moves_leaves_no_lock_behind(self, monkeypatch) -> None:
+        from viser.infra._infra import WebsockMessageHandler
+
+        monkeypatch.setattr(WebsockMessageHandler, "atomic", WebsockMessageHandler.atomic)
+        compat.release_viewer_locks()
+        handler = WebsockMessageHandler(thread_executor=None)  # type: ignore[arg-type, abstract]
+        with pytest.raises(KeyError), handler.atomic(), handler.atomic():
+            raise KeyError("render_statemachines")
+        assert handler._atomic_lock.acquire(blocking=False), "the lock is held for ever"
+        assert handler._locked_thread_id == -1
+
     @pytest.mark.parametrize(
         ("host", "argv", "expected"),
         [
