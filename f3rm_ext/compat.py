@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LOCAL_HOST = "127.0.0.1"
 _ANY_HOST = "0.0.0.0"
+_LIST_ITEM = r"(?:[-*] |\d+\. )"
+"""Beginning of a list item in a docstring, as a regular expression."""
 _VISER_START = (3.0, 3.0, 3.0)
 """Position of the camera at which viser 0.2.7 opens a page, in viser's frame."""
 _VIEWER_MODULES = ("nerfstudio.viewer.render_state_machine", "nerfstudio.viewer_legacy.server.render_state_machine")
@@ -345,10 +347,12 @@ def join_help_lines() -> None:
 
 
 def _joined_lines(helptext: str) -> str:
-    """Joins the lines of each paragraph of a docstring; a line that begins a list item stays one."""
+    """Joins the lines of each paragraph of a docstring, except list items and indented lines (commands)."""
     paragraphs = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(helptext)):
-        paragraphs.append(re.sub(r"\s*\n\s*(?![-*] |\d+\. )", " ", paragraph))
+        has_list = re.search(rf"^{_LIST_ITEM}", paragraph, re.MULTILINE) is not None
+        line_break = rf"\s*\n\s*(?!{_LIST_ITEM})" if has_list else r"[ ]*\n(?! )"
+        paragraphs.append(re.sub(line_break, " ", paragraph))
     return "\n\n".join(paragraphs)
 
 

@@ -16,7 +16,7 @@ from f3rm_ext.query.queryable import QueryHead, checked_head
 from f3rm_ext.query.run import Photos
 
 Negatives = Literal["common", "others", "both", "none"]
-"""What the query of a class is told from: *common* phrases like `object` (by example, the rest of the photo), the
+"""What the query of a class is compared with: *common* phrases like `object` (by example, the rest of the photo), the
 *others* among the queries, *both*, or *none* (its score is then the cosine)."""
 
 
@@ -110,7 +110,7 @@ def exemplar_queries(
         head: the head to query.
         truth: labels of the training photos.
         names: the classes; those that the photo does not show get no query.
-        negatives: what each class is told from.
+        negatives: what each class is compared with.
         temperature: temperature of the relevancy.
         photo: name of the training photo; by default the one that shows most classes.
 

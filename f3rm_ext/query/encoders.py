@@ -22,7 +22,7 @@ from f3rm_ext.query.queryable import QueryHead
 from f3rm_ext.query.run import Photos
 
 DEFAULT_NEGATIVES = ("object", "things", "stuff", "texture")
-"""LERF's canonical phrases: what a text is told from unless the user says otherwise."""
+"""LERF's canonical phrases: the negatives of a text unless the user names others."""
 
 
 class TextEncoder:

@@ -48,7 +48,7 @@ def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
 def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
     """Returns the directions of what else a photo shows: cluster centres of its patches by k-means.
 
-    A box is told from the patches outside it, and a point from all clusters but its own. The mean over all photos
+    A box is compared with the patches outside it, and a point with all clusters but its own. The mean over all photos
     would be a weak negative: it resembles nothing in particular, so nearly every pixel would score above ½.
 
     Args:

@@ -129,8 +129,9 @@ class QueryOptions:
     vector: tuple[str, ...] = ()
     """Queries by saved vectors: .npy files that this command or another program wrote. NAME=FILE names the query."""
     negative: tuple[str, ...] = ()
-    """Texts that every query is told from, or none for plain cosines. By default, texts are told from `object`,
-    `things`, `stuff` and `texture`, examples from the rest of their photo, and vectors from the mean of all photos."""
+    """Texts that every query is compared with, or none for plain cosines. By default, texts are compared with
+    `object`, `things`, `stuff` and `texture`, examples with the rest of their photo, and vectors with the mean of all
+    photos."""
     feature: str = ""
     """The distilled feature to query; by default the first."""
     temperature: float = 0.1

@@ -54,7 +54,7 @@ class EvalQuery:
     example_photo: str = ""
     """Training photo to take the examples from; by default the one that shows most classes."""
     negatives: Literal["auto", "common", "others", "both", "none"] = "auto"
-    """What each class is told from: common phrases (by example, the rest of the photo), the other classes, both, or
+    """What each class is compared with: common phrases (by example, the rest of the photo), the other classes, both, or
     none, which scores plain cosines. auto takes common by text, as LERF does, and both by example."""
     threshold: float = 0.5
     """Fixed threshold: lowest score that counts as found, -1 to 1."""

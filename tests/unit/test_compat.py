@@ -393,10 +393,15 @@ def test_help_texts_are_wrapped_to_the_terminal(capsys: pytest.CaptureFixture[st
 
         Either
         - one
-        - or the other"""
+        - or the other
+
+        As in
+          program --window 2
+          program --window -1"""
 
     with pytest.raises(SystemExit):
         tyro.cli(Options, args=["--help"], prog="program")
     lines = [" ".join(line.strip("│ \n").split()) for line in capsys.readouterr().out.splitlines()]
     assert any("at a time, 1 or more; -1 or inf: all." in line for line in lines), lines
+    assert {"As in", "program --window 2"} <= set(lines)
     assert {"- one", "Either"} <= set(lines) and any(line.startswith("- or the other") for line in lines)

@@ -1,4 +1,4 @@
-"""From what is typed, and from labelled classes, to queries; and what each is told from."""
+"""From what is typed, and from labelled classes, to queries; and what each is compared with."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
