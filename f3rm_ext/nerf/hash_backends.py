@@ -23,10 +23,11 @@ FASTEST_FIRST: tuple[Literal["tcnn", "triton"], ...] = ("tcnn", "triton")
 NOT_INSTALLED = "it is not installed"
 _PACKAGES = {"tcnn": "tinycudann", "triton": "triton"}
 _NAMES = {"tcnn": "tiny-cuda-nn", "triton": "Triton", "torch": "plain torch, which is slower"}
-_REMEDIES = {
+REMEDIES = {
     "tcnn": "build it for this GPU (github.com/NVlabs/tiny-cuda-nn)",
     "triton": "put it in order (it comes with PyTorch on Linux and needs a C compiler such as gcc)",
 }
+"""What to do where they do not work, as the middle of a sentence."""
 _TRIED = (2, 2, 4, 16, 8)
 """Levels, features, base and finest resolution and table size of the grid on which backends are tried."""
 
@@ -62,7 +63,7 @@ def _resolve(backend: Backend, device: torch.device) -> Implementation:
         raise ConfigError(
             f"The backend {backend} of the hash grids does not work on {device} ({reason}): use "
             f"--pipeline.model.backend auto (in a finished run, `backend: auto` in its config.yml), or "
-            f"{_REMEDIES[backend]}."
+            f"{REMEDIES[backend]}."
         )
     found: Implementation = "torch"
     reasons: dict[str, str] = {}
