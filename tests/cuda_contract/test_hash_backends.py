@@ -15,6 +15,7 @@ from f3rm_ext.nerf import hash_backends
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
 from f3rm_ext.nerf.hash_grid import HashGrid, hash_grid_reference
 from f3rm_ext.nerf.hash_levels import LevelTensors
+from f3rm_ext.nerf.hash_torch import hash_grid_torch
 from f3rm_ext.nerf.model import F3rmModelConfig
 
 NO_IMAGE = "CUDA error: no kernel image is available for execution on the device"
@@ -79,8 +80,9 @@ def working_triton(trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
     # There is no backward pass on these tensors.
     def forward_only(device: torch.device) -> None:
-        points, table, levels = hash_backends._points_and_table(device)
-        hash_backends._check(module.hash_grid_triton(points, table, levels), 1.0)
+        points, table, levels = hash_backends._problem(device)
+        found, expected = (f(points, table, levels) for f in (module.hash_grid_triton, hash_grid_torch))
+        hash_backends._compare([found], [expected], 1e-3)
 
     monkeypatch.setitem(hash_backends._TRIALS, "triton", forward_only)
 
