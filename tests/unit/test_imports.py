@@ -11,7 +11,7 @@ from pathlib import Path
 import f3rm_ext
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"open_clip", "transformers", "skimage", "numba", "tinycudann", "triton"}
+HEAVY = {"open_clip", "transformers", "skimage", "numba", "tinycudann"}
 NEEDS = {"f3rm_ext.nerf.hash_triton": "triton"}
 """Modules that are only imported where a package is installed."""
 
