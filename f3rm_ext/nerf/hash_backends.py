@@ -27,7 +27,7 @@ _PACKAGES = {"tcnn": "tinycudann", "triton": "triton"}
 _NAMES = {"tcnn": "tiny-cuda-nn", "triton": "Triton", "torch": "plain torch, which is slower"}
 REMEDIES = {
     "tcnn": "build it for this GPU (github.com/NVlabs/tiny-cuda-nn)",
-    "triton": "put it in order (it comes with PyTorch on Linux and needs a C compiler such as gcc, and Python's headers)",
+    "triton": "put it in order (it comes with PyTorch on Linux, and needs a C compiler such as gcc and Python.h)",
 }
 """What to do where they do not work, as the middle of a sentence."""
 _TRIED = (2, 2, 4, 16, 8)
