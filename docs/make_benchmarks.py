@@ -53,10 +53,13 @@ def _grids(report: Report) -> str:
             row["grid"],
             row["backend"],
             *(f"{m:.1f} ({a:.1f}–{b:.1f})" for a, m, b in (row["forward_ms"], row["forward_backward_ms"])),
+            f"{row['kept_bytes_per_point']:,}",
+            f"{row['forward_operators']} + {row['backward_operators']}",
         ]
         for row in report["rows"]
     ]
-    return _table(["grid", "backend", "forward ms (quartiles)", "forward + backward ms (quartiles)"], rows)
+    head = ["grid", "backend", "forward ms (quartiles)", "forward + backward ms (quartiles)"]
+    return _table([*head, "kept, bytes per point", "operators"], rows)
 
 
 def _adam(report: Report) -> str:

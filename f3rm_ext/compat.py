@@ -23,6 +23,7 @@ from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from nerfstudio.cameras.cameras import Cameras
     from nerfstudio.configs.base_config import ViewerConfig
     from nerfstudio.viewer.viewer import Viewer
@@ -155,6 +156,17 @@ def check_device(device_type: str, num_devices: int = 1) -> None:
             f"--machine.num-devices is {num_devices}, but nerfstudio trains on several devices with CUDA only, not on "
             f"{device_type}: use --machine.num-devices 1."
         )
+
+
+def autocast_dtype(device_type: str) -> "torch.dtype":
+    """Returns the type in which autocast computes matrix products on a device; float32 where autocast is off."""
+    import torch
+
+    if hasattr(torch, "get_autocast_dtype"):  # torch ≥ 2.4
+        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else torch.float32
+    if device_type == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else torch.float32
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else torch.float32
 
 
 def set_cuda_allocator(settings: str) -> bool:

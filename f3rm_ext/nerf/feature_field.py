@@ -12,7 +12,7 @@ from f3rm_ext.features.head import BaseFeatureHead, describe_heads, specs_from_c
 from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.nerf.fields import GridOptions, UnitCube
-from f3rm_ext.nerf.hash_grid import Backend
+from f3rm_ext.nerf.hash_backends import Backend
 from f3rm_ext.nerf.losses import heaviest_samples
 from f3rm_ext.nerf.mlp import Mlp, frequency_encoding
 

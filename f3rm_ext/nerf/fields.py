@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube
-from f3rm_ext.nerf.hash_grid import Backend, HashGrid
+from f3rm_ext.nerf.hash_backends import Backend
+from f3rm_ext.nerf.hash_grid import HashGrid
 from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp
 
 SH_LEVELS = 4

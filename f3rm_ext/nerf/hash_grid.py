@@ -1,21 +1,21 @@
 """Multiresolution hash grid: a readable reference, and the module that picks the fastest backend.
 
-The three backends (tiny-cuda-nn, numba on the CPU, plain torch) compute the same function (see
+The four backends (tiny-cuda-nn and Triton on CUDA, numba on the CPU, plain torch) compute the same function (see
 :mod:`f3rm_ext.nerf.hash_levels`) of the same parameters, one table of shape (entries, features per level).
 """
-
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from f3rm_ext.nerf.hash_levels import PRIMES, GridLevel, grid_levels, level_growth
+from f3rm_ext.compat import autocast_dtype
+from f3rm_ext.nerf.hash_backends import Backend, Implementation, resolve_backend
+from f3rm_ext.nerf.hash_levels import PRIMES, GridLevel, LevelTensors, grid_levels
+from f3rm_ext.nerf.hash_tcnn import TcnnGrid, encoding_options
+from f3rm_ext.nerf.hash_torch import hash_grid_torch
 
 INIT_RANGE = 1e-4
 """Tables start uniform in ± this (Müller et al. 2022, section 4)."""
-
-Backend = Literal["auto", "tcnn", "numba", "torch"]
 
 
 def hash_grid_reference(
@@ -48,17 +48,8 @@ def hash_grid_reference(
     return torch.cat(outputs, dim=-1)
 
 
-def tcnn_available() -> bool:
-    """Whether tiny-cuda-nn can be imported."""
-    try:
-        import tinycudann  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except (ImportError, OSError):
-        return False
-    return True
-
-
 class HashGrid(nn.Module):
-    """A hash grid with a single table, evaluated by tiny-cuda-nn (on CUDA), numba (on the CPU) or torch.
+    """A hash grid with a single table, evaluated by tiny-cuda-nn or Triton (on CUDA), numba (on the CPU) or torch.
 
     Args:
         num_levels: number of resolutions, ≥ 1.
@@ -66,9 +57,11 @@ class HashGrid(nn.Module):
         base_res: vertices per axis of the coarsest level.
         max_res: vertices per axis of the finest level.
         log2_hashmap_size: a level has at most 2 to this power rows.
-        backend: ``auto`` takes tiny-cuda-nn for CUDA tensors if it is installed, numba for CPU tensors and torch
-            otherwise. A named backend is used on every device that it supports.
+        backend: see :func:`~f3rm_ext.nerf.hash_backends.resolve_backend`.
     """
+
+    level_scales: Tensor
+    level_rows: Tensor
 
     def __init__(
         self,
@@ -86,26 +79,18 @@ class HashGrid(nn.Module):
         self.backend: Backend = backend
         entries = self.levels[-1].offset + self.levels[-1].size
         self.table = nn.Parameter(torch.empty(entries, features_per_level).uniform_(-INIT_RANGE, INIT_RANGE))
-        self._tcnn_options = {
-            "otype": "HashGrid",
-            "n_levels": num_levels,
-            "n_features_per_level": features_per_level,
-            "log2_hashmap_size": log2_hashmap_size,
-            "base_resolution": base_res,
-            "per_level_scale": level_growth(num_levels, base_res, max_res),
-        }
-        self._tcnn_module: list[nn.Module] = []  # A list hides it from torch, which would register the table twice.
+        tensors = LevelTensors.of(self.levels)
+        self.register_buffer("level_scales", tensors.scales, persistent=False)
+        self.register_buffer("level_rows", tensors.rows, persistent=False)
+        self._tcnn_options = encoding_options(num_levels, features_per_level, base_res, max_res, log2_hashmap_size)
+        self._tcnn_grid: TcnnGrid | None = None
 
-    def resolve_backend(self, device: torch.device) -> Literal["tcnn", "numba", "torch"]:
+    def resolve_backend(self, device: torch.device) -> Implementation:
         """Returns the backend that evaluates tensors on this device."""
-        if device.type == "cuda" and self.backend in ("auto", "tcnn") and tcnn_available():
-            return "tcnn"
-        if device.type == "cpu" and self.backend in ("auto", "tcnn", "numba"):
-            return "numba"
-        return "torch"
+        return resolve_backend(self.backend, device)
 
     def forward(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "points feat"]:
-        """Returns features of points in [0, 1]³, level-major; float32, or float16 with tiny-cuda-nn under autocast."""
+        """Returns features of points in [0, 1]³, level-major; float32, or half with a CUDA backend under autocast."""
         backend = self.resolve_backend(points.device)
         if backend == "numba":
             # Here, so that CUDA runs never import numba.
@@ -114,24 +99,13 @@ class HashGrid(nn.Module):
 
             return hash_grid_numba(points, self.table, self.levels)
         if backend == "tcnn":
-            return self._forward_tcnn(points)
-        return hash_grid_reference(points, self.table, self.levels)
+            if self._tcnn_grid is None:
+                self._tcnn_grid = TcnnGrid(self._tcnn_options, self.table.numel())
+            return self._tcnn_grid(points, self.table)
+        levels = LevelTensors(self.levels, self.level_scales, self.level_rows)
+        if backend == "triton":
+            # Here, because not every platform has Triton.
+            from f3rm_ext.nerf.hash_triton import hash_grid_triton
 
-    def _forward_tcnn(self, points: Tensor) -> Tensor:
-        import tinycudann as tcnn  # pyright: ignore[reportMissingImports]
-
-        if not self._tcnn_module:
-            encoding = tcnn.Encoding(3, self._tcnn_options)
-            if encoding.params.numel() != self.table.numel():
-                raise RuntimeError(
-                    f"tiny-cuda-nn stores this grid in {encoding.params.numel()} parameters instead of "
-                    f"{self.table.numel()}: use the torch backend, --pipeline.model.backend torch."
-                )
-            # The registered table stays the parameter; tiny-cuda-nn reads its memory, and gradients flow to it.
-            del encoding.params
-            self._tcnn_module.append(encoding)
-        encoding = self._tcnn_module[0]
-        encoding.params = self.table.view(-1)  # type: ignore[assignment]
-        features = encoding(points)
-        # They are float16, which the float32 layers behind the grid accept only under autocast.
-        return features if torch.is_autocast_enabled() else features.float()
+            return hash_grid_triton(points, self.table, levels, autocast_dtype(points.device.type))
+        return hash_grid_torch(points, self.table, levels)

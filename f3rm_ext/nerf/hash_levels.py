@@ -5,10 +5,14 @@ s_l = base_res · b^l - 1 and maps coordinates x to x · s_l + ½. Vertices are 
 its part of the table, and hashed beyond.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
 
 PRIMES = (1, 2654435761, 805459861)
 """Hash multipliers per axis (Müller et al. 2022, eq. 4)."""
@@ -70,3 +74,37 @@ def grid_levels(num_levels: int, base_res: int, max_res: int, log2_hashmap_size:
         levels.append(GridLevel(scale=scale, resolution=resolution, offset=offset, size=size))
         offset += size
     return tuple(levels)
+
+
+@dataclass(frozen=True)
+class LevelTensors:
+    """The levels of a grid as tensors, for backends that evaluate all levels at once."""
+
+    levels: tuple[GridLevel, ...]
+    """The same as numbers."""
+    scales: Float[Tensor, "levels"]
+    """Scale of each level."""
+    rows: Int32[Tensor, "levels 6"]
+    """Of each level: the factors of x, y and z, which are primes or strides; first row; number of rows; whether it is
+    hashed. A row is the exclusive or (hashed) or the sum (dense) of factors times coordinates, modulo their number."""
+
+    @staticmethod
+    def of(levels: tuple[GridLevel, ...]) -> "LevelTensors":
+        """Returns tensors on the CPU."""
+        rows = []
+        for level in levels:
+            factors = PRIMES if level.hashed else (1, level.resolution, level.resolution**2)
+            rows.append([*factors, level.offset, level.size, int(level.hashed)])
+        # The primes wrap to negative numbers of 32 bits, whose products have the same last 32 bits.
+        wrapped = torch.tensor(rows, dtype=torch.int64).to(torch.int32)
+        return LevelTensors(levels, torch.tensor([level.scale for level in levels]), wrapped)
+
+    @property
+    def runs(self) -> list[tuple[slice, bool]]:
+        """Returns neighbouring levels that are all hashed or all dense, with whether they are hashed."""
+        found, start = [], 0
+        for hashed, run in itertools.groupby(level.hashed for level in self.levels):
+            end = start + len(list(run))
+            found.append((slice(start, end), hashed))
+            start = end
+        return found

@@ -37,7 +37,7 @@ from f3rm_ext.nerf.contraction import ray_points
 from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
 from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, render_normals
-from f3rm_ext.nerf.hash_grid import Backend
+from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
 from f3rm_ext.nerf.levers import field_levers
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, feature_pairs
 from f3rm_ext.nerf.queryable import QueryableField
@@ -66,8 +66,8 @@ class F3rmModelConfig(OwnModelConfig):
 
     _target: type = field(default_factory=lambda: F3rmModel)
     backend: Backend = "auto"
-    """Implementation of the hash grids: tcnn (tiny-cuda-nn, CUDA), numba (CPU) or torch (any device, slow).
-    By default, the fastest one available. All compute the same function of the same parameters."""
+    """Implementation of the hash grids: tcnn (tiny-cuda-nn, CUDA), triton (CUDA), numba (CPU) or torch (any device,
+    slow). By default, the fastest one that works. All compute the same function of the same parameters."""
     near_plane: float = 0.05
     """Distance at which rays start, > 0, in scene units (cameras lie within about ±1)."""
     far_plane: float = 1000.0
@@ -171,8 +171,10 @@ class F3rmModel(QueryableField):
 
     def populate_modules(self) -> None:
         """Builds fields, sampler, renderers and metrics."""
-        threads.settle(numba=torch.device(self.kwargs.get("device") or "cpu").type == "cpu")
+        device = torch.device(self.kwargs.get("device") or "cpu")
+        threads.settle(numba=device.type == "cpu")
         config = self.config
+        resolve_backend(config.backend, device)  # A backend that does not work says so now.
         metadata = self.kwargs.get("metadata") or {}
         self.feature_ray_fraction = float(metadata.get("feature_ray_fraction", 1.0))
         cube = UnitCube(self.scene_box.aabb, contract=config.contract_scene)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 
 import rich.box
 import rich.markup
@@ -30,7 +31,8 @@ _PACKAGES = {  # distribution: (module, whether it is essential, purpose)
     "open_clip_torch": ("open_clip", False, "CLIP features"),
     "transformers": ("transformers", False, "DINO features from the hub (local weights need nothing)"),
     "gsplat": ("gsplat", False, "sugar-ext on CUDA, and splatfacto"),
-    "tinycudann": ("tinycudann", False, "the fastest hash grid on CUDA (without it, the torch grid is used)"),
+    "tinycudann": ("tinycudann", False, "the fastest hash grid on CUDA (without it, Triton's is used)"),
+    "triton": ("triton", False, "hash grids on CUDA without tiny-cuda-nn (it comes with PyTorch on Linux)"),
 }
 
 
@@ -126,19 +128,40 @@ def check_threads() -> Iterator[Finding]:
         yield Finding("devices", "threads", Verdict.OK, threads.describe())
 
 
+def _cuda_grids(hash_backends: ModuleType) -> Iterator[Finding]:
+    """Tries the hash grid's CUDA backends, where there is a GPU."""
+    if not compat.has_cuda():
+        for name, module in (("tcnn", "tinycudann"), ("triton", "triton")):
+            there = importlib.util.find_spec(module) is not None
+            found = f"{'installed' if there else 'not installed'}; not needed without a GPU"
+            yield Finding("backends", f"hash grid ({name})", Verdict.OK if there else Verdict.ABSENT, found)
+        return
+    import torch
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    reasons = {name: hash_backends.why_not(name, device) for name in hash_backends.FASTEST_FIRST}
+    taken = next((name for name, reason in reasons.items() if reason is None), "torch")
+    for name, reason in reasons.items():
+        if reason is None:
+            found = f"works on {device}; {'`auto` takes it' if name == taken else 'used if chosen'}"
+            yield Finding("backends", f"hash grid ({name})", Verdict.OK, found)
+            continue
+        advice = f"Not needed: `auto` takes {taken}."
+        if taken == "torch":
+            advice = f"`auto` takes torch, which is slower: {hash_backends.REMEDIES[name]}."
+        yield Finding("backends", f"hash grid ({name})", Verdict.ABSENT, reason, advice)
+
+
 def check_backends() -> Iterator[Finding]:
-    """Checks which implementations of the hash grid work, and gsplat."""
+    """Checks which implementations of the hash grid work, which one `auto` takes, and gsplat."""
     try:
+        hash_backends = importlib.import_module("f3rm_ext.nerf.hash_backends")
         importlib.import_module("f3rm_ext.nerf.hash_grid")
         yield Finding("backends", "hash grid (torch, numba)", Verdict.OK, "works on CPU and CUDA")
     except Exception as error:
         yield Finding("backends", "hash grid (torch, numba)", Verdict.BROKEN, _reason(error), "Install f3rm_ext again.")
-    try:
-        importlib.import_module("tinycudann")
-        yield Finding("backends", "hash grid (tcnn)", Verdict.OK, "used if chosen, or by `auto`")
-    except Exception as error:
-        found = "not installed" if isinstance(error, ModuleNotFoundError) else _reason(error)
-        yield Finding("backends", "hash grid (tcnn)", Verdict.ABSENT, found, "Not needed: the torch grid is used.")
+    else:
+        yield from _cuda_grids(hash_backends)
     try:
         importlib.import_module("gsplat.strategy")
         works, found, advice = compat.describe_gsplat()

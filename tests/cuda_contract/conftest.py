@@ -16,6 +16,7 @@ from nerfstudio.data.scene_box import SceneBox
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from f3rm_ext.nerf import hash_backends
 from f3rm_ext.nerf.fields import GridOptions
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig, ProposalOptions
 
@@ -105,10 +106,18 @@ def cuda() -> Iterator[torch.device]:
             patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         # A module that is moved gets new parameters: the old ones would only take over the device.
         patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
+        patch.setitem(hash_backends._TRIALS, "triton", _no_kernels)
+        hash_backends.forget()
         try:
             yield torch.device("cuda", 0)
         finally:
             torch._C._set_only_lift_cpu_tensors(lifted)
+            hash_backends.forget()
+
+
+def _no_kernels(device: torch.device) -> None:
+    """A kernel on a real GPU would read from nowhere."""
+    raise RuntimeError("these tensors are none")
 
 
 @contextmanager

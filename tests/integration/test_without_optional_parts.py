@@ -31,7 +31,7 @@ print("METHODS", *(type(all_methods[name]).__name__ for name in METHODS))
 """
 
 
-PARTS = ("tinycudann", "open_clip", "gsplat", "transformers", "skimage")
+PARTS = ("tinycudann", "triton", "open_clip", "gsplat", "transformers", "skimage")
 
 
 # What is missing on this machine anyhow is missing in every other test.

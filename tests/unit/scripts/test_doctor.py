@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from f3rm_ext.nerf import hash_backends
 from f3rm_ext.scripts import doctor
 from f3rm_ext.scripts.doctor import Doctor, Finding, Verdict
 
@@ -90,17 +91,44 @@ class TestThreads:
 
 class TestBackends:
     def test_without_optional_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("tinycudann", "gsplat", "gsplat.strategy"):
+        monkeypatch.setattr(doctor.compat, "has_cuda", lambda: False)
+        for name in ("tinycudann", "triton", "gsplat", "gsplat.strategy"):
             monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
         found = by_name(doctor.check_backends)
         assert found["hash grid (torch, numba)"].verdict is Verdict.OK
         assert found["hash grid (tcnn)"].verdict is Verdict.ABSENT
+        assert found["hash grid (triton)"].verdict is Verdict.ABSENT
         assert found["gsplat"].verdict is Verdict.ABSENT and "sugar-ext on CUDA" in found["gsplat"].advice
+
+    @pytest.mark.parametrize(
+        ("reasons", "taken"),
+        [
+            ({}, "tcnn"),
+            ({"tcnn": "it is built for another GPU"}, "triton"),
+            ({"tcnn": "it is not installed", "triton": "no C compiler"}, "torch"),
+        ],
+    )
+    def test_which_hash_grid_a_gpu_gets_and_why(
+        self, reasons: dict[str, str], taken: str, gpu: pytest.MonkeyPatch
+    ) -> None:
+        gpu.setattr(hash_backends, "why_not", lambda name, device: reasons.get(name))
+        found = by_name(doctor.check_backends)
+        for name in ("tcnn", "triton"):
+            finding = found[f"hash grid ({name})"]
+            if name in reasons:
+                assert finding.verdict is Verdict.ABSENT and finding.found == reasons[name]
+                assert f"`auto` takes {taken}" in finding.advice
+            else:
+                assert finding.verdict is Verdict.OK and finding.found.startswith("works on cuda:0; ")
+                assert ("`auto` takes it" in finding.found) == (name == taken)
+        assert ("C compiler such as gcc" in found["hash grid (triton)"].advice) == (taken == "torch")
 
     @pytest.fixture
     def gpu(self, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-        """A GPU, for which gsplat has no compiled kernels."""
+        """A GPU, for which gsplat has no compiled kernels, and on which no hash grid works."""
         monkeypatch.setattr(doctor.compat, "has_cuda", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(hash_backends, "why_not", lambda name, device: "it is not installed")
         monkeypatch.setitem(sys.modules, "gsplat.csrc", None)  # type: ignore[arg-type]
         monkeypatch.setattr(shutil, "which", lambda name: None)
         return monkeypatch

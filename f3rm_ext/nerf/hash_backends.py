@@ -1,0 +1,146 @@
+"""Which implementation evaluates a hash grid on a device: the fastest one that works there.
+
+A package that can be imported need not work: tiny-cuda-nn may be built for another GPU, and Triton may find no C
+compiler. So each is tried on a grid of a few rows, and compared with plain torch, before it is taken.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from nerfstudio.utils.rich_utils import CONSOLE
+from rich.markup import escape
+from torch import Tensor
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.nerf.hash_levels import LevelTensors, grid_levels
+from f3rm_ext.nerf.hash_torch import hash_grid_torch
+
+Backend = Literal["auto", "tcnn", "triton", "numba", "torch"]
+Implementation = Literal["tcnn", "triton", "numba", "torch"]
+
+FASTEST_FIRST: tuple[Literal["tcnn", "triton"], ...] = ("tcnn", "triton")
+"""What is tried on a CUDA device."""
+NOT_INSTALLED = "it is not installed"
+_PACKAGES = {"tcnn": "tinycudann", "triton": "triton"}
+_NAMES = {"tcnn": "tiny-cuda-nn", "triton": "Triton", "torch": "plain torch, which is slower"}
+REMEDIES = {
+    "tcnn": "build it for this GPU (github.com/NVlabs/tiny-cuda-nn)",
+    "triton": "put it in order (it comes with PyTorch on Linux, and needs a C compiler such as gcc and Python.h)",
+}
+"""What to do where they do not work, as the middle of a sentence."""
+_TRIED = (2, 2, 4, 16, 8)
+"""Levels, features, base and finest resolution and table size of the grid on which backends are tried."""
+
+
+def resolve_backend(backend: Backend, device: torch.device) -> Implementation:
+    """Returns the implementation that evaluates tensors on a device.
+
+    The first call for a CUDA device tries what it may return, which takes seconds where Triton has to compile. It says
+    why a backend that is faster and there cannot be used; later calls remember the result.
+
+    Args:
+        backend: ``auto`` takes tiny-cuda-nn, Triton or torch on CUDA, numba on the CPU and torch elsewhere. A named
+            backend is used on every device that it supports.
+        device: of the points and the table.
+
+    Raises:
+        ConfigError: the named backend does not work on this CUDA device.
+    """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device(device.type, torch.cuda.current_device())
+    return _resolve(backend, device)
+
+
+@functools.lru_cache
+def _resolve(backend: Backend, device: torch.device) -> Implementation:
+    if device.type == "cpu":
+        return "torch" if backend == "torch" else "numba"
+    if device.type != "cuda" or backend in ("numba", "torch"):
+        return "torch"
+    if backend != "auto":
+        if (reason := why_not(backend, device)) is None:
+            return backend
+        raise ConfigError(
+            f"The backend {backend} of the hash grids does not work on {device} ({reason}): use "
+            f"--pipeline.model.backend auto (in a finished run, `backend: auto` in its config.yml), or "
+            f"{REMEDIES[backend]}."
+        )
+    found: Implementation = "torch"
+    reasons: dict[str, str] = {}
+    for candidate in FASTEST_FIRST:
+        if (reason := why_not(candidate, device)) is None:
+            found = candidate
+            break
+        reasons[candidate] = reason
+    if reasons.get("tcnn") == NOT_INSTALLED:
+        del reasons["tcnn"]  # Few have it.
+    if reasons:
+        why = " and ".join(f"{_NAMES[name]} does not work here ({reason})" for name, reason in reasons.items())
+        CONSOLE.log(f"[yellow]{escape(f'Hash grids on {device} run on {_NAMES[found]}, since {why}.')}")
+    return found
+
+
+def forget() -> None:
+    """Forgets what was found, so that backends are tried again."""
+    _resolve.cache_clear()
+
+
+def why_not(backend: Literal["tcnn", "triton"], device: torch.device) -> str | None:
+    """Tries a backend on a CUDA device; returns why it does not work, as the middle of a sentence, or None if it does.
+
+    Args:
+        backend: the backend.
+        device: with its index.
+    """
+    try:
+        with torch.inference_mode(False):
+            _TRIALS[backend](device)
+    except ModuleNotFoundError as error:
+        return NOT_INSTALLED if error.name == _PACKAGES[backend] else str(error)
+    except Exception as error:  # of loaders, compilers and drivers
+        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:300]
+    return None
+
+
+def _problem(device: torch.device) -> tuple[Tensor, Tensor, LevelTensors]:
+    """Returns 32 points, a table and levels, one dense and one hashed, without taking random numbers."""
+    levels, width, base, top, log2 = _TRIED
+    made = LevelTensors.of(grid_levels(levels, base, top, log2))
+    rows = made.levels[-1].offset + made.levels[-1].size
+    points = (torch.arange(96, device=device) * 0.618).remainder(1.0).view(32, 3)
+    table = torch.linspace(-1.0, 1.0, rows * width, device=device).view(rows, width)
+    return points, table, LevelTensors(made.levels, made.scales.to(device), made.rows.to(device))
+
+
+def _compare(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        # Reading the error waits for the kernels, so that what they raise appears here.
+        if not float((one.float() - other).abs().max() / other.abs().max()) < tolerance:
+            raise RuntimeError("its results are wrong")
+
+
+def _try_tcnn(device: torch.device) -> None:
+    from f3rm_ext.nerf.hash_tcnn import TcnnGrid, encoding_options
+
+    points, table, levels = _problem(device)
+    with torch.no_grad():
+        found = TcnnGrid(encoding_options(*_TRIED), table.numel())(points, table)
+        _compare([found], [hash_grid_torch(points, table, levels)], tolerance=2e-2)
+
+
+def _try_triton(device: torch.device) -> None:
+    from f3rm_ext.nerf.hash_triton import hash_grid_triton
+
+    points, table, levels = _problem(device)
+    leaves = points.requires_grad_(True), table.requires_grad_(True)
+    results = []
+    with torch.enable_grad():
+        for function in (hash_grid_triton, hash_grid_torch):
+            out = function(points, table, levels)
+            results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+    _compare(*results, tolerance=1e-3)
+
+
+_TRIALS = {"tcnn": _try_tcnn, "triton": _try_triton}
