@@ -504,6 +504,14 @@ def check_gsplat_kernels() -> None:
     )
 
 
+def has_gsplat_kernels() -> bool:
+    """Returns whether gsplat's kernels can be called; see :func:`check_gsplat_kernels`."""
+    try:
+        return _gsplat_kernels() is not None
+    except Exception:  # errors of compilers, linkers and loaders
+        return False
+
+
 def describe_gsplat() -> tuple[bool, str, str]:
     """Returns whether gsplat can render on CUDA, what was found, and advice; compiles nothing to find out."""
     import importlib.util

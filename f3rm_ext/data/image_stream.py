@@ -111,7 +111,7 @@ class ImageStream:
         self.pixels_per_batch = int(cameras.height[0]) * int(cameras.width[0])
         """Pixels of the last image; before the first step, of the first image."""
         sizes = (cameras.height * cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
-        self._cameras = cameras.to(self.device)
+        self._cameras = cameras  # The host reads their sizes; models move the rest.
         self._coverage = Coverage(sizes, cycle.shards, whole_images=True)
         self._feed: WindowFeed[PictureWindow] = WindowFeed(cycle, self._load, leave=self._flush)
         self._turn: list[int] = []
@@ -125,7 +125,7 @@ class ImageStream:
         return self._coverage
 
     def next(self, halvings: int = 0) -> tuple[Cameras, dict[str, Any]]:
-        """Returns the next camera (shape 1) and its batch (see :func:`picture_batch`) on the device.
+        """Returns the next camera (shape 1, on the CPU) and its batch (see :func:`picture_batch`) on the device.
 
         If masked pixels are transparent, the batch also has ``kept`` Bool[h w 1], False for transparent pixels.
 

@@ -8,6 +8,13 @@ from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor
 
 
+def upload(values: Float[Tensor, "*shape"], device: torch.device) -> Float[Tensor, "*shape"]:
+    """Copies a few numbers to a device; the host does not wait for a GPU to have them."""
+    if device.type == "cuda" and values.device.type == "cpu" and torch.cuda.is_available():
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
 class PinholeCameras(NamedTuple):
     """Pinhole cameras in OpenCV axes."""
 
@@ -24,7 +31,7 @@ class PinholeCameras(NamedTuple):
     def of(cls, cameras: Cameras) -> "PinholeCameras":
         """Converts nerfstudio's cameras, shape (cams,) and OpenGL axes; distortion is ignored."""
         c2w = cameras.camera_to_worlds
-        turned = c2w[:, :3, :3] * c2w.new_tensor([1.0, -1.0, -1.0])
+        turned = torch.cat([c2w[:, :3, :1], -c2w[:, :3, 1:3]], dim=2)
         inverse = turned.transpose(1, 2)
         viewmats = torch.eye(4, device=c2w.device, dtype=c2w.dtype).repeat(len(c2w), 1, 1)
         viewmats[:, :3, :3] = inverse
@@ -34,6 +41,22 @@ class PinholeCameras(NamedTuple):
         Ks[:, 0, 2], Ks[:, 1, 2] = cameras.cx[:, 0], cameras.cy[:, 0]
         Ks[:, 2, 2] = 1.0
         return cls(viewmats, Ks, cameras.width[:, 0].int(), cameras.height[:, 0].int())
+
+    @classmethod
+    def to_render(cls, camera: Cameras, device: torch.device) -> "PinholeCameras":
+        """Converts one camera, shape (1,), to render it on a device.
+
+        Image sizes stay where they are. The host reads them, and would wait for a GPU if it had to ask it. It does not
+        wait for the matrices of a camera on the CPU to arrive.
+
+        Args:
+            camera: nerfstudio's, on any device.
+            device: of the Gaussians.
+        """
+        found = cls.of(camera)
+        matrices = upload(torch.cat([found.viewmats.flatten(1), found.Ks.flatten(1)], dim=1), device)
+        viewmats, Ks = matrices.split((16, 9), dim=1)
+        return cls(viewmats.reshape(-1, 4, 4), Ks.reshape(-1, 3, 3), found.widths, found.heights)
 
     def to(self, device: torch.device | str) -> "PinholeCameras":
         """Moves all tensors to a device."""

@@ -1,5 +1,8 @@
 """Photometric loss of a rendered image."""
 
+from functools import lru_cache
+
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
@@ -31,12 +34,13 @@ def photometric_loss(
 
 WINDOW_PX = 11
 """Side of the window of :func:`ssim`, pixels."""
+SIGMA_PX = 1.5
+"""Standard deviation of the window."""
 
 
 def ssim(one: Float[Tensor, "h w 3"], two: Float[Tensor, "h w 3"]) -> Float[Tensor, ""]:
     """Computes the mean structural similarity (Wang et al. 2004; Gaussian window of 11 px, σ = 1.5); differentiable.
 
-    >>> import torch
     >>> image = torch.rand(16, 16, 3, generator=torch.Generator().manual_seed(0))
     >>> float(ssim(image, image))
     1.0
@@ -44,4 +48,12 @@ def ssim(one: Float[Tensor, "h w 3"], two: Float[Tensor, "h w 3"]) -> Float[Tens
     from pytorch_msssim import ssim as of_batch
 
     batch = (image.permute(2, 0, 1)[None] for image in (one, two))
-    return of_batch(*batch, data_range=1.0, win_size=WINDOW_PX, size_average=True)
+    return of_batch(*batch, data_range=1.0, win=_window(one.device, one.dtype), size_average=True)
+
+
+@lru_cache(maxsize=4)
+def _window(device: torch.device, dtype: torch.dtype) -> Float[Tensor, "3 1 1 px"]:
+    """Returns the window for each colour. Made anew for each image, it would have to be copied to a GPU every time."""
+    places = torch.arange(WINDOW_PX, dtype=torch.float32) - WINDOW_PX // 2
+    weights = torch.exp(-(places**2) / (2 * SIGMA_PX**2))
+    return (weights / weights.sum()).repeat(3, 1, 1, 1).to(device, dtype)

@@ -145,7 +145,8 @@ def smoothing_filter(
     """
     options = options or MipOptions()
     finest, seen = sampling_intervals(means, viewmats, Ks, widths, heights, near=options.near, margin=options.margin)
-    largest = finest[seen].max() if bool(seen.any()) else finest.new_zeros(())
+    # Nothing here reads a value back, for which the host would wait for a GPU.
+    largest = torch.where(seen, finest, 0).max() if len(finest) else finest.new_zeros(())
     return options.variance_3d**0.5 * torch.where(seen, finest, largest)
 
 

@@ -27,7 +27,7 @@ from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.cameras import PinholeCameras, upload
 from f3rm_ext.splat.densify import Change, Densifier, DensifyOptions, make_densifier
 from f3rm_ext.splat.features.heads import LiftedHeads
 from f3rm_ext.splat.features.queryable import QueryableSplats
@@ -298,7 +298,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         assert self.densifier is not None and self.regularizer is not None
         needs = self.regularizer.needs(self.schedule.at(self.step))
         background = self._training_background()
-        view = PinholeCameras.of(camera.to(self.device))
+        view = PinholeCameras.to_render(camera, self.device)
         rendered = render(
             self._scene(),
             view,
@@ -313,7 +313,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         return {**rendered.outputs(), "rendered": rendered, "background": background, "view": view}
 
     def _render(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
-        view = PinholeCameras.of(camera.to(self.device))
+        view = PinholeCameras.to_render(camera, self.device)
         return render_outputs(
             self._scene(), view, self.current_sh_degree, self.background, self._settings, self.guard, obb_box
         )
@@ -329,7 +329,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         if self.config.background_color != "random":
             return self.background
         generator = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
-        return torch.rand(3, generator=generator).to(self.device)
+        return upload(torch.rand(3, generator=generator), self.device)
 
     def get_loss_dict(
         self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None

@@ -27,6 +27,36 @@ class _CappedStrategy(DefaultStrategy):
     pruned: int = 0
 
     @torch.no_grad()
+    def _update_state(self, params: Any, state: dict[str, Any], info: dict[str, Any], packed: bool = False) -> None:
+        """Adds the statistics of one image to those of all Gaussians.
+
+        gsplat chooses the visible ones first, for which the host waits for a GPU, and its versions take radii of
+        different shapes.
+
+        Args:
+            params: of the Gaussians; not read.
+            state: the statistics, changed in place.
+            info: of the image, from :func:`_info`.
+            packed: must be False.
+        """
+        centres = info[self.key_for_gradient]
+        gradient = (centres.absgrad if self.absgrad else centres.grad)[0].clone()
+        gradient[:, 0] *= info["width"] / 2.0 * info["n_cameras"]
+        gradient[:, 1] *= info["height"] / 2.0 * info["n_cameras"]
+        radii = info["radii"][0]
+        seen = radii > 0
+        names = ("grad2d", "count", "radii") if self.refine_scale2d_stop_iter > 0 else ("grad2d", "count")
+        for name in names:
+            if state[name] is None:
+                state[name] = torch.zeros(len(radii), device=radii.device)
+        state["grad2d"] += torch.where(seen, gradient.norm(dim=-1), 0)
+        state["count"] += seen
+        if "radii" in names:
+            # As a share of the longer side of the image.
+            shares = radii / float(max(info["width"], info["height"]))
+            state["radii"] = torch.where(seen, torch.maximum(state["radii"], shares), state["radii"])
+
+    @torch.no_grad()
     def _grow_gs(self, params: Any, optimizers: Any, state: dict[str, Any], step: int) -> tuple[int, int]:
         self._leave_room(state, step)
         self.grown = super()._grow_gs(params, optimizers, state, step)

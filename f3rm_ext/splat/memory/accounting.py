@@ -175,7 +175,7 @@ def held_bytes(
         if parameter.grad is not None:
             gradients.append(parameter.grad)
         for picture in packed.pictures if packed else ():
-            gradients += [picture.rows, picture.directions, picture.colors]
+            gradients += picture.tensors()
     states = [
         value for optimizer in optimizers.values() for state in optimizer.state.values() for value in state.values()
     ]

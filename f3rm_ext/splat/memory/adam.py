@@ -13,8 +13,9 @@ from torch.nn import Parameter
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory import remainder
 from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, of_degree, storage_of
-from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
+from f3rm_ext.splat.memory.packed import TRITON_KERNELS, PackedGradient, forget_gradient, packed_gradient
 from f3rm_ext.splat.memory.rounding import to_half
+from f3rm_ext.splat.triton_kernels import find_kernels
 
 BETAS = (0.9, 0.999)
 SEEN = "seen"
@@ -31,9 +32,9 @@ class PackedAdam(torch.optim.Optimizer):
     decay, and the remaining momentum moves the row. The result equals plain Adam, unlike SelectiveAdam of gsplat 1.5,
     which does not catch up.
 
-    All arithmetic is float32 on a few rows at a time. A float16 parameter is rounded stochastically, so updates below
-    its resolution count on average. The random numbers of a step depend only on the seed and the step, so a resumed
-    run gives the same result.
+    All arithmetic is float32 on a few rows at a time; on CUDA it is one Triton kernel where that works. A float16
+    parameter is rounded stochastically, so updates below its resolution count on average. The random numbers of a step
+    depend only on the seed and the step, so a resumed run gives the same result.
 
     Uses the gradients gathered by :func:`f3rm_ext.splat.memory.packed.stored_sh_colors` if there are any, else
     ``.grad``.
@@ -93,9 +94,12 @@ class PackedAdam(torch.optim.Optimizer):
         if half and group["reflective_above"] > 0 and state["step"] % remainder.REFRESH_EVERY == 1:
             reflective = remainder.view_dependence(parameter.data) > group["reflective_above"]
             remainder.choose(state, reflective, parameter.data)
-        generator = torch.Generator(parameter.device).manual_seed(group["seed"] * _SEED_STRIDE + state["step"])
-        chunk = _CHUNK_CPU if parameter.device.type == "cpu" else _CHUNK
+        seed = group["seed"] * _SEED_STRIDE + state["step"]
         packed = packed_gradient(parameter)
+        if packed is not None and _stepped_by_kernel(parameter, state, group, seed, packed):
+            return
+        generator = torch.Generator(parameter.device).manual_seed(seed)
+        chunk = _CHUNK_CPU if parameter.device.type == "cpu" else _CHUNK
         visible = None if packed is None else packed.rows()
         for start in range(0, len(parameter) if visible is None else len(visible), chunk):
             if packed is None or visible is None:
@@ -143,6 +147,20 @@ class PackedAdam(torch.optim.Optimizer):
         for number, (parameter, group) in zip(numbers, params, strict=True):
             if number in state_dict["state"]:
                 self.state[parameter] = _loaded(state_dict["state"][number], parameter, group)
+
+
+def _stepped_by_kernel(
+    parameter: Parameter, state: dict[str, Any], group: dict[str, Any], seed: int, packed: PackedGradient
+) -> bool:
+    """Takes the step with the Triton kernel if there is one for this device, storage and gradient."""
+    kernels = find_kernels(TRITON_KERNELS, parameter.device)
+    if kernels is None or remainder.SLOT in state or not parameter.is_contiguous():
+        return False
+    found = packed.of_all(len(parameter))
+    if found is None:
+        return False
+    kernels.step_packed(parameter, state, group, seed, *found)
+    return True
 
 
 def _catch_up(first: Tensor, second: Tensor, missed: Tensor, group: dict[str, Any], step: int) -> Tensor:

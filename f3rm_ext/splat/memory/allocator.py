@@ -1,4 +1,4 @@
-"""Remedies for fragmentation of CUDA memory: allocator settings, and clearing the cache."""
+"""CUDA's memory: how much is free, and remedies for its fragmentation, allocator settings and clearing the cache."""
 
 import os
 import sys
@@ -37,13 +37,13 @@ def request_expandable_segments() -> Literal["set", "kept", "late", "unsupported
 
 
 class CacheClearing:
-    """Releases unused memory of CUDA's allocator at regular steps; does nothing on other devices."""
+    """Releases unused memory of CUDA's allocator at regular steps, if wanted; does nothing on other devices."""
 
     def __init__(self, every: int) -> None:
         """Sets the interval.
 
         Args:
-            every: steps between clearings.
+            every: steps between clearings; 0 for none.
         """
         self.every = every
 
@@ -57,10 +57,31 @@ class CacheClearing:
         Returns:
             Whether it cleared the cache.
         """
-        if device.type != "cuda" or (step + 1) % self.every:
+        if device.type != "cuda" or not self.every or (step + 1) % self.every:
             return False
         torch.cuda.empty_cache()
         return True
+
+
+def free_bytes(device: torch.device) -> int:
+    """Returns the memory of a CUDA device that torch can still allocate, its cache included; 0 without a GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return 0
+    held = torch.cuda.memory_stats_as_nested_dict(device)
+    cached = held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"]
+    return torch.cuda.mem_get_info(device)[0] + cached
+
+
+def fitting_rows(device: torch.device, row_bytes: int, least: int, most: int) -> int:
+    """Returns how many rows to compute at a time on a device: as many as fit in a quarter of its free memory.
+
+    Args:
+        device: of the rows.
+        row_bytes: temporary memory of a row, bytes.
+        least: fewest rows, and the answer for devices other than CUDA.
+        most: most rows.
+    """
+    return min(max(least, free_bytes(device) // 4 // max(1, row_bytes)), most)
 
 
 def gaps_mib(device: torch.device) -> float:

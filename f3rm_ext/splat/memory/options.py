@@ -13,7 +13,7 @@ from f3rm_ext.splat.memory.moments import MomentStorage
 Storage = Literal["float32", "float16", "selective"]
 Fragmentation = Literal["minimal", "normal", "aggressive"]
 CLEAR_EVERY: dict[str, int] = {"minimal": 100, "normal": 50, "aggressive": 10}
-"""Steps between clearings of the allocator's cache."""
+"""Steps between clearings of the allocator's cache, where it is cleared at all."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class MemoryOptions:
         Literal["auto", "minimal", "normal", "aggressive"], tyro.conf.arg(aliases=["--fragmentation"])
     ] = "auto"
     """How often to clear the allocator's cache on CUDA: every 100 (minimal), 50 (normal) or 10 (aggressive) steps.
-    Each clearing waits for the GPU. auto is minimal."""
+    Each clearing waits for the GPU. auto never clears it."""
     expandable_segments: bool | None = None
     """Let CUDA's allocator grow its segments instead of adding new ones, which leaves fewer gaps than clearing the
     cache. Your own allocator settings take precedence. Follows optimize-memory by default."""
@@ -70,8 +70,8 @@ class MemoryOptions:
 
     @property
     def clear_every(self) -> int:
-        """Steps between clearings of CUDA's cache."""
-        return CLEAR_EVERY["minimal" if self.fragmentation == "auto" else self.fragmentation]
+        """Steps between clearings of CUDA's cache; 0 for none."""
+        return 0 if self.fragmentation == "auto" else CLEAR_EVERY[self.fragmentation]
 
     @property
     def grow_segments(self) -> bool:

@@ -12,32 +12,88 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, SH_C0, sh_rest_count
 from f3rm_ext.splat.rasterize.sh_bases import sh_bases
+from f3rm_ext.splat.triton_kernels import find_kernels
 
+TRITON_KERNELS = "f3rm_ext.splat.memory.triton_adam"
+"""Where they work, gradients stay as they come, for all Gaussians."""
 _ATTRIBUTE = "packed_gradient"
-CHUNK_CPU, CHUNK = 1 << 12, 1 << 17
-"""Gaussians whose coefficients are read at a time: 24 MB at degree 3 on a GPU, sized for the cache on a CPU."""
+CHUNK_CPU, CHUNK, CHUNK_KERNEL = 1 << 12, 1 << 17, 1 << 19
+"""Gaussians whose coefficients are read at a time: 24 MB at degree 3 on a GPU, sized for the cache on a CPU; 100 MB for
+gsplat's kernel, which evaluates them in one launch."""
 
 
-@dataclass
 class ColorGradient:
-    """Gradient of one image with respect to the coefficients of its visible Gaussians."""
+    """Gradient of one image with respect to the coefficients of its visible Gaussians.
 
-    rows: Int[Tensor, " visible"]
-    """Indices of the Gaussians, ascending."""
-    directions: Float[Tensor, "visible 3"]
-    """Directions from the camera to the Gaussians, length 1."""
-    colors: Float[Tensor, "visible 3"]
-    """Gradients with respect to their colours."""
-    degree: int
-    """SH degree of the image."""
+    It may come for all Gaussians, with zeros where they are not visible. The visible ones are then chosen when they are
+    first read, for which the host waits for a GPU.
+    """
+
+    def __init__(
+        self,
+        rows: Int[Tensor, " visible"] | None,
+        directions: Float[Tensor, "visible 3"],
+        colors: Float[Tensor, "visible 3"],
+        degree: int,
+    ) -> None:
+        """Keeps the tensors.
+
+        Args:
+            rows: indices of the Gaussians, ascending; None for all.
+            directions: from the camera to the Gaussians, length 1.
+            colors: gradients with respect to their colours.
+            degree: SH degree of the image.
+        """
+        self._rows, self._directions, self._colors, self.degree = rows, directions, colors, degree
+
+    @property
+    def rows(self) -> Int[Tensor, " visible"]:
+        """Indices of the visible Gaussians, ascending."""
+        return self._of_visible()[0]
+
+    @property
+    def directions(self) -> Float[Tensor, "visible 3"]:
+        """Directions from the camera to the visible Gaussians, length 1."""
+        return self._of_visible()[1]
+
+    @property
+    def colors(self) -> Float[Tensor, "visible 3"]:
+        """Gradients with respect to the colours of the visible Gaussians."""
+        return self._of_visible()[2]
+
+    def _of_visible(self) -> tuple[Tensor, Tensor, Tensor]:
+        if self._rows is None:
+            self._rows = self._colors.any(dim=1).nonzero().squeeze(-1)
+            self._directions, self._colors = self._directions[self._rows], self._colors[self._rows]
+        return self._rows, self._directions, self._colors
+
+    def of_all(self, count: int) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, "gaussians 3"]]:
+        """Returns directions and gradients for all Gaussians, 0 where not visible, without waiting for a GPU.
+
+        Args:
+            count: number of all Gaussians.
+        """
+        if self._rows is None:
+            return self._directions, self._colors
+        empty = self._colors.new_zeros(count, 3)
+        return empty.index_copy(0, self._rows, self._directions), empty.index_copy(0, self._rows, self._colors)
 
     def coefficients(self, part: slice | Tensor) -> Float[Tensor, "part coeffs 3"]:
         """Unpacks the gradient with respect to the coefficients of some of the visible Gaussians."""
         bases = sh_bases(self.degree, self.directions[part])
         return bases[:, :, None] * self.colors[part, None, :]
+
+    def nbytes(self) -> int:
+        """Returns the bytes held."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """Returns the tensors held."""
+        return [tensor for tensor in (self._rows, self._directions, self._colors) if tensor is not None]
 
 
 @dataclass
@@ -51,6 +107,25 @@ class PackedGradient:
         if len(self.pictures) == 1:
             return self.pictures[0].rows
         return torch.cat([picture.rows for picture in self.pictures]).unique()
+
+    def of_all(
+        self, count: int
+    ) -> tuple[Float[Tensor, "images gaussians 3"], Float[Tensor, "images gaussians 3"], int] | None:
+        """Returns directions, gradients of colours and the SH degree of the images.
+
+        None if their degrees differ or are 0.
+
+        Args:
+            count: number of all Gaussians.
+        """
+        degrees = {picture.degree for picture in self.pictures}
+        if len(degrees) != 1 or degrees == {0}:
+            return None
+        directions, colors = zip(*(picture.of_all(count) for picture in self.pictures), strict=True)
+        degree = degrees.pop()
+        if len(self.pictures) == 1:
+            return directions[0][None], colors[0][None], degree
+        return torch.stack(directions), torch.stack(colors), degree
 
     def multiplied(self, rows: Int[Tensor, " part"], start: int, coeffs: int) -> Float[Tensor, "part coeffs 3"]:
         """Unpacks the gradient with respect to the coefficients of some Gaussians, as a new tensor.
@@ -75,7 +150,7 @@ class PackedGradient:
 
     def nbytes(self) -> int:
         """Returns the bytes held."""
-        return sum(t.nbytes for p in self.pictures for t in (p.rows, p.directions, p.colors))
+        return sum(picture.nbytes() for picture in self.pictures)
 
 
 def packed_gradient(parameter: Tensor) -> PackedGradient | None:
@@ -108,6 +183,8 @@ class _StoredHarmonics(torch.autograd.Function):
     def forward(ctx, directions: Tensor, storage: Tensor, owner: list[Tensor], degree: int) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(directions)
         ctx.owner, ctx.degree = owner, degree
+        if directions.device.type == "cuda" and compat.has_gsplat_kernels():
+            return _evaluated_by_gsplat(directions, storage, degree)
         colors = torch.empty_like(directions)
         for part in _parts(directions):
             bases = sh_bases(degree, directions[part])
@@ -118,6 +195,9 @@ class _StoredHarmonics(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
         (directions,) = ctx.saved_tensors
         storage = ctx.owner[0]
+        if not ctx.needs_input_grad[0] and find_kernels(TRITON_KERNELS, gradient.device):
+            _gather(storage, ColorGradient(None, directions, gradient.contiguous(), ctx.degree))
+            return None, None, None, None
         rows = gradient.any(dim=1).nonzero().squeeze(-1)
         by_direction = None
         if ctx.needs_input_grad[0]:
@@ -131,6 +211,18 @@ class _StoredHarmonics(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             _gather(storage, ColorGradient(rows, directions[rows], gradient[rows], ctx.degree))
         return by_direction, None, None, None
+
+
+def _evaluated_by_gsplat(directions: Tensor, storage: Tensor, degree: int) -> Tensor:
+    """Evaluates harmonics of degrees 1 and up by gsplat's kernel, which wants float32 and a coefficient of degree 0."""
+    from gsplat import spherical_harmonics
+
+    colors = torch.empty_like(directions)
+    for start in range(0, len(directions), CHUNK_KERNEL):
+        part = slice(start, start + CHUNK_KERNEL)
+        coefficients = functional.pad(_coefficients(storage, part, degree), (0, 0, 1, 0))
+        colors[part] = spherical_harmonics(degree, directions[part], coefficients)
+    return colors
 
 
 def _chunk(on: Tensor) -> int:

@@ -8,8 +8,8 @@ For a point p drawn from Gaussian g with neighbours k (SuGaR, Guédon and Lepeti
   of ⟨n_k, n_g⟩. Where all Gaussians are flat, this is the gradient of the density up to its length. Weights and signs
   are detached.
 
-There are two implementations: torch in chunks (any device and dtype), and numba kernels with an analytic gradient
-(float32 on the CPU).
+There are three implementations: torch in chunks (any device and dtype), and kernels with an analytic gradient for
+float32, numba's on the CPU and Triton's on CUDA.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -19,13 +19,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from f3rm_ext.splat.memory.allocator import fitting_rows
 from f3rm_ext.splat.surface.frames import rotate
 from f3rm_ext.splat.surface.table import ALPHA, MAX_SQUARED, MEAN, MIN_WEIGHT, NORMAL, SIZE, WHITEN
+from f3rm_ext.splat.triton_kernels import find_kernels
 
-FieldBackend = Literal["auto", "torch", "numba"]
+FieldBackend = Literal["auto", "torch", "numba", "triton"]
 
-CHUNK_POINTS = 1 << 15
-"""Points per chunk in torch: 280 MiB of float32 at 16 neighbours, forward and backward (measured)."""
+TRITON_KERNELS = "f3rm_ext.splat.surface.triton_field"
+CHUNK_POINTS, MOST_POINTS = 1 << 15, 1 << 20
+"""Fewest and most points per chunk in torch. The fewest take 280 MiB of float32 at 16 neighbours, forward and backward
+(measured)."""
+NEIGHBOUR_BYTES = 550
+"""Memory of a chunk in torch, per point and neighbour, float32."""
 
 
 class NeighbourField(NamedTuple):
@@ -50,31 +56,46 @@ def neighbour_field(
     table: Float[Tensor, "gaussians 17"],
     neighbours: Int[Tensor, "gaussians neighbours"],
     *,
-    chunk: int = CHUNK_POINTS,
+    chunk: int = 0,
     backend: FieldBackend = "auto",
 ) -> NeighbourField:
     """Computes the field at points; differentiable once in points and table.
 
     Peak memory beyond points, table and their gradients: torch holds the intermediates of one chunk, about
     chunk · neighbours · 550 bytes in float32 for any number of points, since the backward pass recomputes each chunk.
-    numba holds one gradient table per thread, together at most 256 MiB unless a single table is larger.
+    numba holds one gradient table per thread, together at most 256 MiB unless a single table is larger. Triton holds
+    nothing more.
 
     Args:
         points: positions, scene frame.
         owners: index of the Gaussian each point belongs to; the neighbours of that Gaussian contribute.
         table: see :func:`~f3rm_ext.splat.surface.table.gaussian_table`.
         neighbours: indices into the table, -1 for none.
-        chunk: points per chunk (torch only).
-        backend: "auto" selects numba for float32 on the CPU, else torch.
+        chunk: points per chunk (torch only); 0 for 32 768 on the CPU and for as many as fit in a quarter of the free
+            memory of a GPU.
+        backend: "auto" selects, for float32, numba on the CPU and Triton on CUDA if it works there; else torch.
     """
     if backend == "auto":
-        on_cpu = points.device.type == "cpu" and points.dtype == torch.float32 == table.dtype
-        backend = "numba" if on_cpu else "torch"
+        backend = _backend_for(points, table)
     if backend == "numba":
         from f3rm_ext.splat.surface.kernels import field_numba
 
         return NeighbourField(*field_numba(points, owners, table, neighbours))
+    if backend == "triton":
+        from f3rm_ext.splat.surface.triton_field import field_triton
+
+        return NeighbourField(*field_triton(points, owners, table, neighbours))
+    if not chunk:
+        chunk = fitting_rows(points.device, NEIGHBOUR_BYTES * neighbours.shape[1], CHUNK_POINTS, MOST_POINTS)
     return NeighbourField(*_ChunkedField.apply(points, owners, table, neighbours, chunk))  # type: ignore[misc]
+
+
+def _backend_for(points: Tensor, table: Tensor) -> FieldBackend:
+    if not points.dtype == torch.float32 == table.dtype:
+        return "torch"
+    if points.device.type == "cpu":
+        return "numba"
+    return "triton" if find_kernels(TRITON_KERNELS, points.device) else "torch"
 
 
 def field_reference(

@@ -87,7 +87,8 @@ def unit_normals(
             usable &= normals[..., :2].square().sum(-1) < 1 - 1e-6
         else:
             usable &= normals.square().sum(-1) > 1e-12
-    straight = normals.new_tensor((0.0, 0.0, -1.0))
+    straight = torch.zeros_like(normals[0, 0])
+    straight[2] = -1.0  # filled on the device; a tensor made of numbers would be copied there
     normals = torch.where(usable[..., None], normals, straight)
     if rebuild_z:
         z = -(1 - normals[..., :2].square().sum(-1, keepdim=True)).sqrt()

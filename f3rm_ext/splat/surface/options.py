@@ -47,8 +47,9 @@ class RegularizationOptions:
     core)."""
     spread: float = 1.5
     """Standard deviation of the points, in units of the standard deviation of their Gaussian, > 0."""
-    chunk_points: int = 1 << 15
-    """Points per chunk of the torch implementation, ≥ 1; limits peak memory, 280 MiB at 32 768."""
+    chunk_points: int = 0
+    """Points per chunk of the torch implementation, ≥ 1; limits peak memory, 280 MiB at 32 768. 0 fits chunks to the
+    free memory of a GPU and takes 32 768 elsewhere."""
     density_factor: float = 0.2
     """Weight of the density loss (density and dn-consistency), ≥ 0."""
     sdf_factor: float = 0.2
@@ -73,9 +74,14 @@ class RegularizationOptions:
     """dn-consistency: pixels count only if their accumulation exceeds this, 0 to below 1."""
 
     def __post_init__(self) -> None:
-        for name in ("neighbours", "neighbours_every", "samples", "chunk_points", "schedule_steps"):
+        for name in ("neighbours", "neighbours_every", "samples", "schedule_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"The regularisation's {name} is {getattr(self, name)}: use a number of at least 1.")
+        if self.chunk_points < 0:
+            raise ConfigError(
+                f"The regularisation's chunk_points is {self.chunk_points}: use a number of at least 1, or 0 to fit "
+                "chunks to the memory."
+            )
         for name in ("spread", "sdf_sigmas", "sdf_unit", "sdf_most"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"The regularisation's {name} is {getattr(self, name)}: use a number above 0.")

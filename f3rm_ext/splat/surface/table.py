@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations, smallest_axes
+from f3rm_ext.splat.memory.allocator import fitting_rows
 
 MEAN, WHITEN, ALPHA, SIZE, NORMAL, WIDTH = 0, 3, 12, 13, 14, 17
 """Columns: centre (3), S⁻¹ Rᵀ by rows (9), opacity, smallest standard deviation, the axis of that deviation (3)."""
@@ -20,8 +21,10 @@ MAX_SQUARED = 1e8
 """Upper bound on squared distances, in standard deviations."""
 MIN_WEIGHT = 1e-20
 """Below this sum of weights, a point takes the direction of its own Gaussian."""
-CHUNK_GAUSSIANS = 1 << 17
-"""Gaussians per chunk when the table is built: about 75 MiB of float32, forward and backward."""
+CHUNK_GAUSSIANS, MOST_GAUSSIANS = 1 << 17, 1 << 20
+"""Fewest and most Gaussians per chunk when the table is built. The fewest take about 75 MiB of float32, forward and
+backward."""
+_GAUSSIAN_BYTES = 600
 
 
 def gaussian_table(gaussians: Gaussians) -> Float[Tensor, "gaussians 17"]:
@@ -63,8 +66,7 @@ class _ChunkedTable(torch.autograd.Function):
     def forward(ctx: Any, *parameters: Tensor) -> Tensor:
         ctx.save_for_backward(*parameters)
         table = parameters[0].new_empty(len(parameters[0]), WIDTH)
-        for start in range(0, len(table), CHUNK_GAUSSIANS):
-            part = slice(start, start + CHUNK_GAUSSIANS)
+        for part in _parts(table):
             table[part] = make_table(*(parameter[part] for parameter in parameters))
         return table
 
@@ -73,11 +75,15 @@ class _ChunkedTable(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:
         parameters = ctx.saved_tensors
         grads = tuple(torch.empty_like(parameter) for parameter in parameters)
-        for start in range(0, len(grad_outputs[0]), CHUNK_GAUSSIANS):
-            part = slice(start, start + CHUNK_GAUSSIANS)
+        for part in _parts(parameters[0]):
             with torch.enable_grad():
                 inputs = [parameter[part].detach().requires_grad_() for parameter in parameters]
                 found = torch.autograd.grad(make_table(*inputs), inputs, grad_outputs[0][part])
             for grad, value in zip(grads, found, strict=True):
                 grad[part] = value
         return grads
+
+
+def _parts(rows: Tensor) -> list[slice]:
+    chunk = fitting_rows(rows.device, _GAUSSIAN_BYTES, CHUNK_GAUSSIANS, MOST_GAUSSIANS)
+    return [slice(start, start + chunk) for start in range(0, len(rows), chunk)]

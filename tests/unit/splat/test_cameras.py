@@ -117,3 +117,13 @@ def test_one_gaussian_and_none() -> None:
     assert not one.features_dc.any()
     with pytest.raises(ConfigError, match="no Gaussian to start with"):
         initial_gaussians(torch.zeros(0, 3), None, 0, largest=0.5, generator=torch.Generator())
+
+
+def test_a_camera_to_render_is_the_same_camera() -> None:
+    camera = ring()[2:3]
+    there, here = PinholeCameras.to_render(camera, torch.device("cpu")), PinholeCameras.of(camera)
+    assert all(torch.equal(one, other) for one, other in zip(there, here, strict=True))
+    assert there.viewmats[0].is_contiguous() and there.Ks[0].is_contiguous()
+    # Sizes are not moved: the host reads them.
+    moved = PinholeCameras.to_render(camera, torch.device("meta"))
+    assert moved.viewmats.device.type == moved.Ks.device.type == "meta" and moved.widths.device.type == "cpu"

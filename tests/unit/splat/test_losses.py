@@ -40,3 +40,10 @@ def test_what_is_masked_pulls_at_nothing() -> None:
 def test_images_smaller_than_the_window_are_compared_by_differences() -> None:
     one, two = pair(8)
     torch.testing.assert_close(photometric_loss(one, two, None, 0.2), 0.8 * (one - two).abs().mean())
+
+
+def test_the_window_is_that_of_the_library() -> None:
+    from pytorch_msssim import ssim as of_batch
+
+    batch = [image.permute(2, 0, 1)[None] for image in pair(40)]
+    assert torch.equal(ssim(*pair(40)), of_batch(*batch, data_range=1.0, win_size=11))

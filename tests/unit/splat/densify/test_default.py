@@ -236,3 +236,27 @@ def test_no_strategy_leaves_them_alone(make_world: Make, make_seen: Make) -> Non
     world = make_world([SMALL] * 2, [0.001] * 2)
     assert not round_of(world, make_seen([HIGH] * 2), strategy="none").rows_changed
     assert len(world.params["means"]) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"absgrad": True}, {"stop_scale2d": 1000}])
+def test_statistics_are_gsplats(make_world: Make, make_seen: Make, options: dict[str, Any]) -> None:
+    """Bit for bit, those of Gaussians that are not visible too."""
+    from gsplat.strategy import DefaultStrategy
+
+    from f3rm_ext.splat.densify.default import _info
+
+    world = make_world([SMALL] * 5, [0.5] * 5)
+    densifier: Any = make_densifier(DensifyOptions(**options), 1.0)
+    theirs = densifier.strategy.initialize_state(1.0)
+    for step in (1, 2):
+        seen = make_seen([HIGH, LOW, 3 * LOW, HIGH, LOW])
+        if "absgrad" in options:
+            seen.means2d.absgrad = 2 * seen.means2d.grad
+        seen.radii[step] = 0
+        seen.radii[0] = 7 * step
+        densifier.after_backward(step, seen, world.params, world.optimizers)
+        info = _info(seen, densifier.absgrad)
+        DefaultStrategy._update_state(densifier.strategy, world.params, theirs, info)  # type: ignore[arg-type]
+    for name, value in densifier.statistics.items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[name])), name
+    assert densifier.statistics["count"].tolist() == [2, 1, 1, 2, 2]

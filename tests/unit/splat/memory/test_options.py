@@ -9,14 +9,20 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
-from f3rm_ext.splat.memory.allocator import CacheClearing, gaps_mib, request_expandable_segments
+from f3rm_ext.splat.memory.allocator import (
+    CacheClearing,
+    fitting_rows,
+    free_bytes,
+    gaps_mib,
+    request_expandable_segments,
+)
 from f3rm_ext.splat.memory.options import MemoryOptions
 
 
 def test_by_default_everything_is_float32() -> None:
     options = MemoryOptions()
     assert (options.storage, options.moments, options.sh_dtype) == ("float32", "float32", torch.float32)
-    assert options.clear_every == 100 and not options.grow_segments
+    assert options.clear_every == 0 and not options.grow_segments
 
 
 def test_optimize_memory_is_the_sensible_set() -> None:
@@ -120,6 +126,21 @@ def test_the_cache_is_cleared_on_cuda_alone_and_on_schedule(monkeypatch: pytest.
     done = [step for step in range(30) if clearing.after_step(step, torch.device("cuda", 0))]
     assert done == [9, 19, 29] and len(cleared) == 3
     assert not any(clearing.after_step(step, torch.device("cpu")) for step in range(30)) and len(cleared) == 3
+    assert not any(CacheClearing(0).after_step(step, torch.device("cuda", 0)) for step in range(200))
+
+
+def test_rows_fit_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    stats = {"reserved_bytes": {"all": {"current": 700}}, "allocated_bytes": {"all": {"current": 300}}}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3600, 10_000))
+    assert free_bytes(cuda) == 4000 and free_bytes(cpu) == 0
+    assert fitting_rows(cuda, 10, 5, 1000) == 100
+    assert fitting_rows(cuda, 10, 200, 1000) == 200 and fitting_rows(cuda, 10, 5, 50) == 50
+    assert fitting_rows(cpu, 10, 5, 1000) == 5
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert fitting_rows(cuda, 10, 5, 1000) == 5
 
 
 def test_gaps(monkeypatch: pytest.MonkeyPatch) -> None:

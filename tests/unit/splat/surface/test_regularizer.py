@@ -125,7 +125,7 @@ def test_a_run_of_another_length_keeps_the_proportions() -> None:
         {"samples": 0},
         {"neighbours": 0},
         {"neighbours_every": 0},
-        {"chunk_points": 0},
+        {"chunk_points": -1},
         {"spread": 0.0},
         {"sdf_unit": float("nan")},
         {"density_factor": -0.1},

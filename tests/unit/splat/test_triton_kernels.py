@@ -1,0 +1,150 @@
+"""Triton's kernels without a GPU: their values in Triton's interpreter, their compilation, and life without them."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from f3rm_ext.splat import triton_kernels
+from f3rm_ext.splat.memory import packed
+from f3rm_ext.splat.surface import field
+
+HERE = Path(__file__).parent
+ARCHITECTURES = (75, 80, 89, 90)
+"""Compute capabilities ×10: Turing, Ampere, Ada and Hopper."""
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@needs_triton
+def test_interpreted(tmp_path: Path) -> None:
+    """In a process of its own: Triton decides when it is imported whether it interprets."""
+    checks = (HERE / "memory" / "interpreted_adam.py", HERE / "surface" / "interpreted_field.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *checks],
+        env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=HERE.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-1000:]
+
+
+def _compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], architecture: int, **options: Any) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {**types, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's compiler, which needs no GPU to produce code for one."""
+    pytest.importorskip("triton.backends.nvidia")
+    if not hasattr(__import__("triton"), "knobs"):
+        pytest.skip("this Triton's compiler has another interface")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_field_compiles(architecture: int) -> None:
+    from f3rm_ext.splat.surface import triton_field as kernels
+
+    given = dict.fromkeys(("points", "owners", "table", "neighbours"), "*fp32")
+    given |= {"owners": "*i64", "neighbours": "*i32"}
+    results = dict.fromkeys(("density", "beta", "direction", "totals"), "*fp32")
+    grads = ("totals", "grad_density", "grad_beta", "grad_direction", "grad_points", "grad_table")
+    constants = {"K": 16, "SIZE": kernels.BLOCK}
+    _compiled(kernels._forward, {**given, **results, "count": "i32"}, constants, architecture)
+    made = _compiled(
+        kernels._backward, {**given, **dict.fromkeys(grads, "*fp32"), "count": "i32"}, constants, architecture
+    )
+    # Three for the own normal, and one for each of a neighbour's 17 numbers; none returns the old value.
+    assert made.asm["ptx"].count("atom.") + made.asm["ptx"].count("red.") == 20
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(
+    ("architecture", "storage", "half"), [(75, "float32", False), (80, "int8", True), (89, "bfloat16", True)]
+)
+def test_the_optimizer_compiles(architecture: int, storage: str, half: bool) -> None:
+    from f3rm_ext.splat.memory import triton_adam as kernels
+
+    moments = {"float32": ("*fp32", "*fp32"), "bfloat16": ("*bf16", "*bf16"), "int8": ("*i8", "*u8")}[storage]
+    names = "rate root_correction eps keep1 add1 keep2 add2 log1 log2 log_ratio series".split()
+    types = {
+        **{"value": "*fp16" if half else "*fp32", "first": moments[0], "second": moments[1]},
+        **dict.fromkeys(("first_scale", "second_scale"), "*fp32" if storage == "int8" else "*i32"),
+        **{"seen": "*i32", "directions": "*fp32", "colors": "*fp32", "count": "i32", "step": "i32", "seed": "i64"},
+        **dict.fromkeys(names, "fp32"),
+    }
+    constants = {"PICTURES": 1, "COLUMNS": 45, "WIDTH": 64, "ROWS": kernels.ROWS, "DEGREE": 3}
+    constants |= {"STORAGE": kernels.STORAGES.index(storage), "HALF": half}
+    assert _compiled(kernels._step, types, constants, architecture, enable_fp_fusion=False).asm["ptx"]
+
+
+@pytest.fixture
+def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """A machine with a GPU; what was found on it is forgotten."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for found in (triton_kernels._tried, triton_kernels._explain):
+        found.cache_clear()
+    yield torch.device("cuda")
+    for found in (triton_kernels._tried, triton_kernels._explain):
+        found.cache_clear()
+
+
+def test_there_are_none_on_the_cpu_or_without_a_gpu() -> None:
+    assert triton_kernels.find_kernels(field.TRITON_KERNELS, torch.device("cpu")) is None
+    if not torch.cuda.is_available():
+        assert triton_kernels.find_kernels(field.TRITON_KERNELS, torch.device("cuda")) is None
+
+
+def test_they_are_tried_once_and_a_failure_is_said_once(
+    pretended_cuda: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+
+    def load(name: str) -> SimpleNamespace:
+        def try_out(device: torch.device) -> None:
+            tried.append(name)
+            assert device == torch.device("cuda", 0)
+            raise RuntimeError("Failed to find C compiler.\nPlease [specify] it")
+
+        return SimpleNamespace(try_out=try_out)
+
+    monkeypatch.setattr(triton_kernels, "importlib", SimpleNamespace(import_module=load))
+    names = [field.TRITON_KERNELS, packed.TRITON_KERNELS]
+    for name in (*names, *names):
+        assert triton_kernels.find_kernels(name, pretended_cuda) is None
+    assert tried == names
+    assert capsys.readouterr().out.count("(Failed to find C") == 1
+
+
+def test_a_missing_triton_is_named(
+    pretended_cuda: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    monkeypatch.setattr(triton_kernels, "importlib", SimpleNamespace(import_module=load))
+    assert triton_kernels.find_kernels(field.TRITON_KERNELS, pretended_cuda) is None
+    assert "(triton is not" in capsys.readouterr().out
+
+
+def test_those_that_work_are_used(pretended_cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(try_out=lambda device: None)
+    monkeypatch.setattr(triton_kernels, "importlib", SimpleNamespace(import_module=lambda name: module))
+    assert triton_kernels.find_kernels(field.TRITON_KERNELS, pretended_cuda) is module
