@@ -160,6 +160,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         cycle = self.make_cycle("train", len(self.train_dataset))
         if self.test_mode == "val":
             self._prepare_training_features()
+        what = "Training images" if self._sources is None else "Training images and their features"
         self.train_pixel_sampler = self._stream(
             "train",
             self.train_dataset,
@@ -167,7 +168,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             rays,
             None if self._sources is None else self._sources[0],
             self.config.masked_pixels,
-            self.make_placement("images_on_gpu", wanted=self.config.images_on_gpu, off="False"),
+            self.make_placement("images_on_gpu", wanted=self.config.images_on_gpu, off="False", what=what),
         )
         self.train_ray_generator = make_ray_generator(self.train_dataset.cameras, self.device)
         if self.test_mode == "val":

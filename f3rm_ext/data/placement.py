@@ -42,7 +42,8 @@ class Placement:
         *,
         wanted: bool,
         off: str,
-        free: Callable[[torch.device], int] = free_memory,
+        what: str = "Training images",
+        free: Callable[[torch.device], int] | None = None,
         log: bool = True,
     ) -> None:
         """Decides nothing yet: before the first batch, the model is not on the device.
@@ -51,7 +52,8 @@ class Placement:
             device: the training device.
             wanted: whether images may be there.
             off: the option that keeps them in main memory, for the log.
-            free: returns the device's free memory in bytes.
+            what: what they are called there.
+            free: returns the device's free memory in bytes; by default :func:`free_memory`.
             log: whether decisions are logged.
         """
         self.device = device
@@ -59,7 +61,8 @@ class Placement:
         self.on_device: bool | None = None
         """Whether they are there; None before :meth:`decide`."""
         self._off = off
-        self._free = free
+        self._what = what
+        self._free = free or free_memory
         self._log = log
 
     def decide(self, needed_bytes: int) -> bool:
@@ -74,14 +77,14 @@ class Placement:
                 self.on_device = False
                 self._say(f"{needed} in main memory (--{self._off}), copied to the GPU batch by batch.")
             else:
-                free_bytes = self._free(self.device)
-                free = f"{_readable(free_bytes)} free on the GPU"
-                self.on_device = fits(needed_bytes, free_bytes)
+                free = self._free(self.device)
+                self.on_device = fits(needed_bytes, free)
                 if self.on_device:
-                    self._say(f"{needed} on the GPU, within {SHARE:.0%} of the {free}.")
+                    self._say(f"{needed} on the GPU, within {SHARE:.0%} of its {_readable(free)} of free memory.")
                 else:
                     self._say(
-                        f"{needed} in main memory, more than {SHARE:.0%} of the {free}; copied there batch by batch."
+                        f"{needed} in main memory, more than {SHARE:.0%} of the GPU's {_readable(free)} of free "
+                        "memory; copied there batch by batch."
                     )
         return self.on_device
 
@@ -92,7 +95,7 @@ class Placement:
 
     def _say(self, text: str) -> None:
         if self._log:
-            CONSOLE.log(f"Training images: {text}", markup=False)
+            CONSOLE.log(f"{self._what}: {text}", markup=False)
 
 
 def _readable(count_bytes: int) -> str:

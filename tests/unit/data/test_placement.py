@@ -33,12 +33,12 @@ def test_what_torch_holds_without_using_it_is_free(monkeypatch):
 @pytest.mark.parametrize(
     ("wanted", "needed", "there", "line"),
     [
-        (True, 2 * GIB, True, "2.0 GiB on the GPU, within 25% of the 20.0 GiB free on the GPU."),
+        (True, 2 * GIB, True, "2.0 GiB on the GPU, within 25% of its 20.0 GiB of free memory."),
         (
             True,
             6 * GIB,
             False,
-            "6.0 GiB in main memory, more than 25% of the 20.0 GiB free on the GPU; copied there batch by batch.",
+            "6.0 GiB in main memory, more than 25% of the GPU's 20.0 GiB of free memory; copied there batch by batch.",
         ),
         (False, 3 << 20, False, "3 MiB in main memory (--some-option False), copied to the GPU batch by batch."),
     ],
@@ -46,12 +46,16 @@ def test_what_torch_holds_without_using_it_is_free(monkeypatch):
 def test_one_decision_and_one_line(log, wanted, needed, there, line):
     asked = []
     placement = Placement(
-        CUDA, wanted=wanted, off="some-option False", free=lambda device: (asked.append(device), 20 * GIB)[1]
+        CUDA,
+        wanted=wanted,
+        off="some-option False",
+        what="Photos",
+        free=lambda device: (asked.append(device), 20 * GIB)[1],
     )
     assert placement.on_device is None and not log
     assert placement.decide(needed) is there
     assert placement.decide(1000 * GIB) is there and placement.decide(0) is there, "the first decision stays"
-    assert log == [f"Training images: {line}"] and asked == [CUDA] * wanted
+    assert log == [f"Photos: {line}"] and asked == [CUDA] * wanted
 
 
 def test_memory_that_runs_out_is_said_once_more(log):
