@@ -19,6 +19,7 @@ from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
+from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.engine.shortage import Lever, Loss, halved
@@ -60,6 +61,9 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     """Evaluation images in memory at a time, 1 or more; -1 or inf: all."""
     eval_num_times_to_repeat_images: int | float = -1
     """Evaluation steps that use a set of images before the next set is loaded, 1 or more; -1 or inf: for ever."""
+    images_on_gpu: bool = True
+    """Keep the training images and their features on the GPU, if they fit into a quarter of its free memory. Otherwise
+    they are in main memory, and batches are copied ahead. Training is the same."""
     ray_batch_scope: Literal["global", "per-device"] = "global"
     """global: the GPUs share the rays of a batch. per-device: every GPU takes that many rays, as nerfstudio has it."""
     steps_per_coverage: int = 500
@@ -94,8 +98,9 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
 class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManager[InputDataset]):
     """Batches of rays with colours and features, and whole images for evaluation.
 
-    Only the present window of images is in memory, and the next one while it is loaded in the background. Nothing is
-    loaded before the first batch. There are no parameters or buffers; :meth:`cycle_state` is all there is to save.
+    Only the present window of images is in memory, and the next one while it is loaded in the background. On a GPU the
+    present one is kept there while it fits. Nothing is loaded before the first batch. There are no parameters or
+    buffers; :meth:`cycle_state` is all there is to save.
     """
 
     config: F3rmDataManagerConfig
@@ -155,6 +160,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         cycle = self.make_cycle("train", len(self.train_dataset))
         if self.test_mode == "val":
             self._prepare_training_features()
+        what = "Training images" if self._sources is None else "Training images and their features"
         self.train_pixel_sampler = self._stream(
             "train",
             self.train_dataset,
@@ -162,6 +168,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             rays,
             None if self._sources is None else self._sources[0],
             self.config.masked_pixels,
+            self.make_placement("images_on_gpu", wanted=self.config.images_on_gpu, off="False", what=what),
         )
         self.train_ray_generator = make_ray_generator(self.train_dataset.cameras, self.device)
         if self.test_mode == "val":
@@ -229,6 +236,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         rays: int,
         source: FeatureSource | None,
         masked: MaskedPixels = "ignore",
+        placement: Placement | None = None,
     ) -> PixelStream:
         return PixelStream(
             dataset,
@@ -236,7 +244,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             num_rays=rays,
             split=split,
             device=self.device,
-            pixels_on_device=self.config.images_on_gpu,
+            placement=placement,
             source=source,
             feature_ray_fraction=self.config.feature_ray_fraction,
             masked=masked,
@@ -252,7 +260,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         config = self.config
         on_cpu = torch.device(self.device).type == "cpu"
         levers: list[Lever] = []
-        if config.images_on_gpu and not on_cpu:
+        if self.train_pixel_sampler is not None and self.train_pixel_sampler.on_device:
             levers.append(Lever(Loss.NOTHING, flag("images_on_gpu"), "True", "False"))
         if on_cpu:  # Images are kept there.
             levers += self.window_levers(len(self.train_dataset), Loss.NOISE)

@@ -59,6 +59,11 @@ class ImageCycle:
         return self.repeat is not None
 
     @property
+    def ends(self) -> bool:
+        """Whether the next :meth:`step` deals a new window."""
+        return not self._round or (self.repeat is not None and self._uses >= self.repeat)
+
+    @property
     def epoch(self) -> int:
         """Number of complete passes before the present one."""
         return self._epoch
@@ -75,7 +80,7 @@ class ImageCycle:
 
     def step(self) -> tuple[int, ...]:
         """Returns the images of the next step. Deals a new window when the present one has been used for R steps."""
-        if not self._round or (self.repeat is not None and self._uses >= self.repeat):
+        if self.ends:
             self._round, self._epoch, self._order, self._position = self._dealt()
             self._uses = 0
         self._uses += 1

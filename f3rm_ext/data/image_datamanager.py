@@ -62,17 +62,19 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     train_num_times_to_repeat_images: int | float = -1
     """Steps (of one image each) that use a set of training images before the next set is loaded, 1 or more; -1 or inf:
     for ever."""
+    cache_images: Literal["cpu", "gpu"] = "gpu"
+    """Where training images are kept. gpu: on the GPU, if they fit into a quarter of its free memory, otherwise as cpu.
+    cpu: in main memory; the next image is copied ahead. Training is the same."""
     steps_per_coverage: int = 500
     """Steps between two records of the coverage (TensorBoard and coverage.json), 1 or more."""
 
-    # Options of nerfstudio's datamanagers that have no effect here: images are kept as bytes on the CPU, and evaluation
-    # reads one image at a time. The commands of nerfstudio set some of them.
+    # Options of nerfstudio's datamanagers that have no effect here: images are kept as bytes, and evaluation reads one
+    # image at a time. The commands of nerfstudio set some of them.
     masks_on_gpu: tyro.conf.Suppress[bool] = False
     images_on_gpu: tyro.conf.Suppress[bool] = False
     eval_num_images_to_sample_from: tyro.conf.Suppress[int] = -1
     eval_num_times_to_repeat_images: tyro.conf.Suppress[int] = -1
     eval_image_indices: tyro.conf.Suppress[tuple[int, ...] | None] = (0,)
-    cache_images: tyro.conf.Suppress[Literal["cpu", "gpu"]] = "cpu"
     cache_images_type: tyro.conf.Suppress[Literal["uint8", "float32"]] = "uint8"
     max_thread_workers: tyro.conf.Suppress[int | None] = None
     train_cameras_sampling_strategy: tyro.conf.Suppress[Literal["random", "fps"]] = "random"
@@ -114,9 +116,9 @@ class ImageEvalLoader(EvalLoader):
 class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
     """A pinhole camera and its whole image at every step, in training and evaluation.
 
-    Only the present window of images is in memory, as bytes on the CPU, and the next one while it is loaded in the
-    background. Nothing is loaded before the first step. There are no parameters or buffers; :meth:`cycle_state` is all
-    there is to save.
+    Only the present window of images is in memory, as bytes, and the next one while it is loaded in the background. On
+    a GPU the images of the present one are kept there while they fit. Nothing is loaded before the first step. There
+    are no parameters or buffers; :meth:`cycle_state` is all there is to save.
     """
 
     config: ImageDataManagerConfig
@@ -177,8 +179,13 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         """Prepares the image cycle and, in training, the features. Loads no image."""
         self.train_feature_source()
         cycle = self.make_cycle("train", len(self.train_dataset))
-        masked = self.config.masked_pixels
-        self.train_stream = ImageStream(self.train_dataset, cycle, device=self.device, masked=masked)
+        self.train_stream = ImageStream(
+            self.train_dataset,
+            cycle,
+            device=self.device,
+            masked=self.config.masked_pixels,
+            placement=self.make_placement("cache_images", wanted=self.config.cache_images == "gpu", off="cpu"),
+        )
         if self.test_mode == "val":
             self.log_window(cycle)
             self._log_size()
@@ -218,8 +225,12 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
 
     def memory_levers(self) -> list[Lever]:
         """Options that lower the memory of a training step."""
-        on_cpu = torch.device(self.device).type == "cpu"  # Images are kept there.
-        return [*(self.window_levers(len(self.train_dataset), Loss.NOTHING) if on_cpu else ()), self.scale_lever()]
+        levers: list[Lever] = []
+        if self.train_stream is not None and self.train_stream.on_device:
+            levers.append(Lever(Loss.NOTHING, flag("cache_images"), "gpu", "cpu"))
+        if torch.device(self.device).type == "cpu":  # Images are kept there.
+            levers += self.window_levers(len(self.train_dataset), Loss.NOTHING)
+        return [*levers, self.scale_lever()]
 
     def get_datapath(self) -> Path:
         """Path of the capture."""

@@ -12,8 +12,10 @@ from nerfstudio.cameras.cameras import Cameras
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.picture_uploads import PictureUploads
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.pixel_sampler import ImagePixels, no_valid_pixel
+from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.prefetch import WindowFeed, read_each
 from f3rm_ext.data.undistort import shrunk, shrunk_cameras, shrunk_size
 
@@ -28,6 +30,11 @@ class PictureWindow:
     """The images by index."""
     _halvings: int = 0
     _small: dict[int, ImagePixels] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the images take, in bytes."""
+        return sum(picture.nbytes for picture in self.pictures.values())
 
     def picture(self, image_idx: int, halvings: int) -> ImagePixels:
         """Returns an image with its sides halved ``halvings`` times. Copies of one resolution are kept at a time."""
@@ -79,6 +86,9 @@ class ImageStream:
     The images of a window take turns: each is used once before any is used again, in a new random order for every turn.
     The images used least go first, in case the window ends within a turn. Everything follows from the seed of the cycle
     and the batch number.
+
+    With a placement, the next image is copied to the device in the background, or is kept there, and nothing in
+    :meth:`next` waits for the device.
     """
 
     def __init__(
@@ -89,6 +99,7 @@ class ImageStream:
         split: str = "train",
         device: torch.device | str = "cpu",
         masked: MaskedPixels = "ignore",
+        placement: Placement | None = None,
     ) -> None:
         """Loads nothing yet.
 
@@ -96,8 +107,9 @@ class ImageStream:
             dataset: images and cameras.
             cycle: decides which images are in memory when.
             split: name of the split; distinguishes the streams of a run.
-            device: device of the batches; the window stays on the CPU.
+            device: device of the batches.
             masked: "background" makes masked pixels transparent.
+            placement: decides whether images are kept on that device.
         """
         self.dataset = dataset
         self.cycle = cycle
@@ -113,7 +125,8 @@ class ImageStream:
         sizes = (cameras.height * cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._cameras = cameras  # The host reads their sizes; models move the rest.
         self._coverage = Coverage(sizes, cycle.shards, whole_images=True)
-        self._feed: WindowFeed[PictureWindow] = WindowFeed(cycle, self._load, leave=self._flush)
+        self._feed: WindowFeed[PictureWindow] = WindowFeed(cycle, self._load, leave=self._flush, place=self._placed)
+        self._uploads = None if placement is None else PictureUploads(self.device, placement, self._small)
         self._turn: list[int] = []
         self._steps = 0
         self._round: tuple[tuple[int, ...], ...] = ()
@@ -146,7 +159,10 @@ class ImageStream:
         self.batches += 1
         self.uses[image_idx] += 1
         self._steps += 1
-        picture = window.picture(image_idx, halvings)
+        if self._uploads is None:
+            picture = window.picture(image_idx, halvings)
+        else:
+            picture = self._uploads.take(image_idx, halvings, following=self._following(window))
         height, width = picture.pixels.shape[:2]
         self.pixels_per_batch = height * width
         self._coverage.add_rays((image_idx,), np.array([height * width]))
@@ -177,6 +193,7 @@ class ImageStream:
         """
         if not self.cycle.load_state(state["cycle"]):
             return False
+        self._forget_uploads()
         self._feed.forget()
         self._coverage.load_state(state["coverage"])
         self.batches = int(state["batches"])
@@ -189,6 +206,7 @@ class ImageStream:
     def close(self) -> None:
         """Stops background loading and releases the window."""
         self._flush()
+        self._forget_uploads()
         self._feed.close()
 
     def _shuffled(self, images: tuple[int, ...]) -> list[int]:
@@ -197,6 +215,31 @@ class ImageStream:
         order = sorted(images)
         dice.shuffle(order)
         return sorted(order, key=lambda image: int(self.uses[image]))
+
+    @property
+    def on_device(self) -> bool:
+        """Whether images are kept on the device of the batches."""
+        return self._uploads is not None and self._uploads.on_device
+
+    def _following(self, window: PictureWindow) -> int | None:
+        """The next step's image; None if it is of another window."""
+        if self.cycle.ends:
+            return None
+        return (self._turn or self._shuffled(window.images))[0]
+
+    def _placed(self, window: PictureWindow) -> PictureWindow:
+        if self._uploads is not None:
+            self._uploads.begin(window.nbytes)
+        return window
+
+    def _small(self, image_idx: int, halvings: int) -> ImagePixels:
+        """An image of the present window."""
+        assert self._feed.window is not None
+        return self._feed.window.picture(image_idx, halvings)
+
+    def _forget_uploads(self) -> None:
+        if self._uploads is not None:
+            self._uploads.close()
 
     def _flush(self) -> None:
         if self._steps:

@@ -18,6 +18,7 @@ from f3rm_ext.data.config_checks import flag, parse_count
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.placement import Placement
 from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.features.source import FeatureSource
@@ -54,6 +55,7 @@ class CyclingDataManager:
     STATE_VERSION: ClassVar[int] = 1
 
     config: Any
+    device: torch.device | str
     dataparser: DataParser
     test_mode: Literal["test", "val", "inference"]
     test_split: str
@@ -198,6 +200,20 @@ class CyclingDataManager:
             images = "training" if split == "train" else "evaluation"
             CONSOLE.print(f"--{option} is {window}, but there are {num_images} {images} images: all of them are used.")
         return ImageCycle(num_images, window, repeat, seed=self.seed, shards=self.world_size, shard=self.rank)
+
+    def make_placement(self, option: str, *, wanted: bool, off: str, what: str = "Training images") -> Placement | None:
+        """Decides where the training images are kept; None on the CPU, where there is nothing to decide.
+
+        Args:
+            option: the config field that keeps them on the GPU.
+            wanted: whether it does.
+            off: its value that keeps them in main memory.
+            what: what they are called in the log.
+        """
+        device = torch.device(self.device)
+        if device.type != "cuda":
+            return None
+        return Placement(device, wanted=wanted, off=f"{flag(option)} {off}", what=what, log=self.rank == 0)
 
     def draw_eval_image(self) -> int:
         """Index of a random evaluation image."""

@@ -34,22 +34,36 @@ class ImagePixels:
     valid: Bool[Tensor, "h w"] | None = None
     """Pixels that may be sampled; None means all."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the image and its mask, in bytes."""
+        return self.pixels.nbytes + (0 if self.valid is None else self.valid.nbytes)
+
 
 @dataclass(frozen=True)
-class PixelSample:
-    """Pixels drawn from a window."""
+class PixelDraw:
+    """Which pixels were drawn from a window."""
 
+    places: Int[Tensor, "rays"]
+    """Index into :attr:`PackedPixels.pixels`."""
     slots: Int[Tensor, "rays"]
     """Index of the image within the window."""
     indices: Int[Tensor, "rays 3"]
     """Image in the data set, row and column."""
-    colors: Float[Tensor, "rays channels"]
-    """RGB or RGBA in [0, 1]."""
+
+
+def colors_of(pixels: UInt8[Tensor, "rays channels"]) -> Float[Tensor, "rays channels"]:
+    """Colours in [0, 1]; the same numbers on every device."""
+    # CUDA would multiply by the rounded reciprocal of a plain number.
+    return pixels.float().div_(torch.full((), 255.0, device=pixels.device))
 
 
 @dataclass(frozen=True)
 class PackedPixels:
-    """Images of any sizes in one flat tensor."""
+    """Images of any sizes in one flat tensor, which may be on a GPU.
+
+    Everything else is on the CPU, and pixels are drawn there, so that the same are drawn wherever the images are.
+    """
 
     images: tuple[int, ...]
     """Indices of the images in the data set; the position in this tuple is the image's slot."""
@@ -102,41 +116,26 @@ class PackedPixels:
         """Number of pixels that can be sampled."""
         return len(self.pixels if self.valid is None else self.valid)
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the pixels."""
-        return self.pixels.device
-
     def to(self, device: torch.device | str) -> "PackedPixels":
-        """Returns a copy on a device."""
-        return replace(
-            self,
-            pixels=self.pixels.to(device),
-            image_of=self.image_of.to(device),
-            starts=self.starts.to(device),
-            widths=self.widths.to(device),
-            valid=None if self.valid is None else self.valid.to(device),
-        )
+        """Returns the same images with their pixels on a device."""
+        return replace(self, pixels=self.pixels.to(device))
 
-    def sample(self, num_rays: int, generator: torch.Generator) -> PixelSample:
+    def draw(self, num_rays: int, generator: torch.Generator) -> PixelDraw:
         """Draws pixels uniformly over the window, with replacement.
 
         Args:
             num_rays: number of pixels.
-            generator: random number generator on the device of the pixels.
+            generator: random number generator of the CPU.
         """
-        flat = torch.randint(self.num_pixels, (num_rays,), generator=generator, device=self.device)
+        places = torch.randint(self.num_pixels, (num_rays,), generator=generator)
         if self.valid is not None:
-            flat = self.valid[flat].long()
-        slots = torch.searchsorted(self.starts, flat, right=True) - 1
-        within = flat - self.starts[slots]
+            places = self.valid[places].long()
+        slots = torch.searchsorted(self.starts, places, right=True) - 1
+        within = places - self.starts[slots]
         width = self.widths[slots]
         rows = torch.div(within, width, rounding_mode="floor")
-        return PixelSample(
-            slots=slots,
-            indices=torch.stack([self.image_of[slots], rows, within - rows * width], dim=-1),
-            colors=self.pixels[flat].float() / 255.0,
-        )
+        indices = torch.stack([self.image_of[slots], rows, within - rows * width], dim=-1)
+        return PixelDraw(places, slots, indices)
 
 
 def _valid_indices(part: ImagePixels, start: int, small: bool) -> Int[Tensor, "_"]:

@@ -1,4 +1,4 @@
-"""The window of images in memory, and the next one, which a background thread is loading."""
+"""What comes next, made in a background thread; and the window of images in memory, of which the next comes so."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,49 +18,53 @@ class LoadCancelled(Exception):
 
 
 class Prefetcher(Generic[LoadedT]):
-    """Loads one window at a time in one thread.
+    """Loads one thing at a time, a window or a batch, in one thread.
 
-    :meth:`take` raises the errors of the load function. At most one loaded window is held, and none once :meth:`take`
+    :meth:`take` raises the errors of the load function. At most one loaded thing is held, and none once :meth:`take`
     has handed it out.
     """
 
-    def __init__(self, load: Callable[[tuple[int, ...], Callable[[], bool]], LoadedT]) -> None:
+    def __init__(
+        self, load: Callable[[tuple[int, ...], Callable[[], bool]], LoadedT], thread: str = "f3rm-ext-window"
+    ) -> None:
         """The first request starts the thread.
 
         Args:
-            load: makes a window of the given images. Its second argument is a function; once that returns True, it
-                should raise :class:`LoadCancelled` soon.
+            load: makes the window of the given images, or whatever the numbers stand for. Its second argument is a
+                function; once that returns True, it should raise :class:`LoadCancelled` soon.
+            thread: name of the thread.
         """
         self._load = load
+        self._thread = thread
         self._executor: ThreadPoolExecutor | None = None
-        self._images: tuple[int, ...] | None = None
+        self._key: tuple[int, ...] | None = None
         self._future: Future[LoadedT] | None = None
         self._stop = threading.Event()
 
     @property
     def ready(self) -> bool:
-        """Whether the requested window is loaded, so that :meth:`take` would not wait."""
+        """Whether the requested thing is loaded, so that :meth:`take` would not wait."""
         return self._future is not None and self._future.done()
 
-    def request(self, images: tuple[int, ...]) -> None:
-        """Starts loading these images. A repeated request does nothing."""
-        if self._future is not None and self._images == images:
+    def request(self, key: tuple[int, ...]) -> None:
+        """Starts loading these images, or whatever the numbers stand for. A repeated request does nothing."""
+        if self._future is not None and self._key == key:
             return
         self._drop()
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="f3rm-ext-window")
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._thread)
         self._stop = stop = threading.Event()
-        self._images = images
-        self._future = self._executor.submit(self._load, images, stop.is_set)
+        self._key = key
+        self._future = self._executor.submit(self._load, key, stop.is_set)
 
-    def take(self, images: tuple[int, ...]) -> LoadedT:
-        """Returns the window of these images: waits for it, or loads it if it was not requested.
+    def take(self, key: tuple[int, ...]) -> LoadedT:
+        """Returns what these numbers stand for: waits for it, or loads it if it was not requested.
 
         Raises:
             Exception: raised by the load function.
         """
-        self.request(images)
-        future, self._future, self._images = self._future, None, None
+        self.request(key)
+        future, self._future, self._key = self._future, None, None
         assert future is not None
         return future.result()
 
@@ -75,7 +79,7 @@ class Prefetcher(Generic[LoadedT]):
         if self._future is not None:
             self._stop.set()
             self._future.cancel()
-        self._future = self._images = None
+        self._future = self._key = None
 
 
 @runtime_checkable

@@ -18,12 +18,15 @@ def make_ray_generator(cameras: Cameras, device: torch.device | str) -> RayMaker
     """Makes the function that turns (image, row, column) into rays on a device.
 
     Cameras that share size, focal length and distortion get a table. All others get nerfstudio's generator, which
-    undoes the lens distortion of every ray anew: on a CPU that is most of the time of a small batch. Rays stay float32
-    under the autocast of nerfstudio's trainer, because half precision would shift them by half a pixel.
+    undoes the lens distortion of every ray anew: on a CPU that is most of the time of a small batch. On a GPU it would
+    make the host wait for the device several times per batch, so perspective cameras get one that does not. Rays stay
+    float32 under the autocast of nerfstudio's trainer, because half precision would shift them by half a pixel.
     """
     cameras = cameras.to(device)
     if shares_intrinsics(cameras):
         return TableRayGenerator(cameras)
+    if torch.device(device).type == "cuda" and is_plain(cameras):
+        return LensRayGenerator(cameras)
     generator = RayGenerator(cameras).to(device)
 
     def make(ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
@@ -33,13 +36,18 @@ def make_ray_generator(cameras: Cameras, device: torch.device | str) -> RayMaker
     return make
 
 
-def shares_intrinsics(cameras: Cameras) -> bool:
-    """Whether all cameras are perspective cameras (with or without distortion) that differ only in their poses."""
+def is_plain(cameras: Cameras) -> bool:
+    """Whether all cameras are perspective cameras (with or without distortion), and nothing else is known of them."""
     if cameras.times is not None or len(cameras.shape) != 1 or not len(cameras):
         return False
     if any(isinstance(value, Tensor) for value in (cameras.metadata or {}).values()):
         return False
-    if not bool((cameras.camera_type == CameraType.PERSPECTIVE.value).all()):
+    return bool((cameras.camera_type == CameraType.PERSPECTIVE.value).all())
+
+
+def shares_intrinsics(cameras: Cameras) -> bool:
+    """Whether all cameras are perspective cameras (with or without distortion) that differ only in their poses."""
+    if not is_plain(cameras):
         return False
     tensors = [cameras.fx, cameras.fy, cameras.cx, cameras.cy, cameras.width, cameras.height]
     if cameras.distortion_params is not None:
@@ -82,21 +90,65 @@ class TableRayGenerator:
             ray_indices: image, row and column.
         """
         ray_indices = ray_indices.to(self.table.device)
-        image = ray_indices[:, 0]
         place = ray_indices[:, 1] * self.columns + ray_indices[:, 2]
         seen = self.table[torch.stack([place, place + 1, place + self.columns])]
-        # OpenCV to OpenGL: y up, looking along -z.
-        local = torch.cat([seen[..., :1], -seen[..., 1:], torch.full_like(seen[..., :1], -1.0)], dim=-1)
-        pose = self.cameras.camera_to_worlds[image]
-        # A product of matrices would be rounded to half precision under autocast.
-        directions = (pose[:, :, :3] * local[:, :, None, :]).sum(dim=-1)
-        norm = directions.norm(dim=-1, keepdim=True)
-        directions = directions / norm
-        sides = (directions[1:] - directions[:1]).norm(dim=-1)
-        return RayBundle(
-            origins=pose[:, :, 3],
-            directions=directions[0],
-            pixel_area=(sides[0] * sides[1])[:, None],
-            camera_indices=image[:, None],
-            metadata={"directions_norm": norm[0]},
-        )
+        return _rays(self.cameras, ray_indices[:, 0], seen)
+
+
+class LensRayGenerator:
+    """nerfstudio's rays of perspective cameras with several sets of intrinsics, without a wait for the device.
+
+    Not a torch module, because the datamanager must have no buffers.
+    """
+
+    def __init__(self, cameras: Cameras) -> None:
+        """Looks for distortion.
+
+        Args:
+            cameras: cameras for which :func:`is_plain` is true.
+        """
+        self.cameras = cameras
+        self.offset = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], device=cameras.device)[:, None] + 0.5
+        """To the centres of a pixel and of its neighbours to the right and below, (x, y) px."""
+        self.centre = torch.cat([cameras.cx, cameras.cy], dim=-1)
+        self.focal = torch.cat([cameras.fx, cameras.fy], dim=-1)
+        distortion = cameras.distortion_params
+        self.distortion = distortion if distortion is not None and bool((distortion != 0).any()) else None
+
+    def __call__(self, ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
+        """Returns the rays of pixels, see :class:`TableRayGenerator`.
+
+        Args:
+            ray_indices: image, row and column.
+        """
+        ray_indices = ray_indices.to(self.offset.device)
+        image = ray_indices[:, 0]
+        seen = (ray_indices[:, 1:].flip(-1) + self.offset - self.centre[image]) / self.focal[image]
+        if self.distortion is not None:
+            seen = radial_and_tangential_undistort(seen, self.distortion[image])
+        return _rays(self.cameras, image, seen)
+
+
+def _rays(cameras: Cameras, image: Int[Tensor, "rays"], seen: Float[Tensor, "3 rays 2"]) -> RayBundle:
+    """Rays of pixels.
+
+    Args:
+        cameras: of all images.
+        image: index of each ray's image.
+        seen: where the ray, and those one pixel to the right and one below, meet the plane at distance 1 (OpenCV).
+    """
+    # OpenCV to OpenGL: y up, looking along -z.
+    local = torch.cat([seen[..., :1], -seen[..., 1:], torch.full_like(seen[..., :1], -1.0)], dim=-1)
+    pose = cameras.camera_to_worlds[image]
+    # A product of matrices would be rounded to half precision under autocast.
+    directions = (pose[:, :, :3] * local[:, :, None, :]).sum(dim=-1)
+    norm = directions.norm(dim=-1, keepdim=True)
+    directions = directions / norm
+    sides = (directions[1:] - directions[:1]).norm(dim=-1)
+    return RayBundle(
+        origins=pose[:, :, 3],
+        directions=directions[0],
+        pixel_area=(sides[0] * sides[1])[:, None],
+        camera_indices=image[:, None],
+        metadata={"directions_norm": norm[0]},
+    )

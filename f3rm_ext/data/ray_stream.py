@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,62 +11,24 @@ from torch import Tensor
 
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
-from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
-from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, batch_seed
-from f3rm_ext.data.prefetch import WindowFeed, read_each
-from f3rm_ext.features.base import FeatureMap
-from f3rm_ext.features.sampling import PackedMaps
+from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.pixel_sampler import batch_seed, colors_of
+from f3rm_ext.data.pixel_window import Draft, LoadedWindow, centres_px, draft_batch, finish_batch, load_window
+from f3rm_ext.data.placement import Placement
+from f3rm_ext.data.prefetch import Prefetcher, WindowFeed
+from f3rm_ext.data.uploads import Uploader
+from f3rm_ext.engine.shortage import is_out_of_memory
 from f3rm_ext.features.source import FeatureSource
-
-
-@dataclass(frozen=True)
-class LoadedWindow:
-    """The pixels and features of a window."""
-
-    pixels: PackedPixels
-    features: dict[str, PackedMaps]
-
-    @property
-    def images(self) -> tuple[int, ...]:
-        """The images' indices in the data set."""
-        return self.pixels.images
-
-    def to(self, device: torch.device) -> "LoadedWindow":
-        """Returns a copy on a device."""
-        return LoadedWindow(self.pixels.to(device), {name: maps.to(device) for name, maps in self.features.items()})
-
-
-def load_window(
-    dataset: InputDataset,
-    source: FeatureSource | None,
-    images: tuple[int, ...],
-    stopped: Callable[[], bool],
-    masked: MaskedPixels = "ignore",
-) -> LoadedWindow:
-    """Reads the images and features of a window.
-
-    Raises:
-        LoadCancelled: ``stopped`` returned True.
-        UserError: an image or a feature shard cannot be read.
-    """
-
-    def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
-        return read_pixels(dataset, image, masked), {} if source is None else source.load(image)
-
-    parts = read_each(images, read, stopped)
-    pixels = PackedPixels.pack(images, [part[0] for part in parts])
-    maps = [part[1] for part in parts]
-    features: dict[str, PackedMaps] = {}
-    if source is not None:
-        features = {name: PackedMaps.pack([one[name] for one in maps]) for name in maps[0]}
-    return LoadedWindow(pixels=pixels, features=features)
 
 
 class PixelStream:
     """Endless batches from one data set. Loads nothing before the first batch.
 
     A batch depends only on the window and on (seed, split, rank, batch number). After a resume the same batches follow,
-    whatever else has drawn random numbers.
+    whatever else has drawn random numbers, and wherever the window is.
+
+    With a placement, the host's part of each batch is made one batch ahead in a background thread, and nothing in
+    :meth:`next` waits for the device. Without one, batches are made on the CPU when they are due.
     """
 
     def __init__(
@@ -78,7 +39,7 @@ class PixelStream:
         num_rays: int,
         split: str,
         device: torch.device | str = "cpu",
-        pixels_on_device: bool = False,
+        placement: Placement | None = None,
         source: FeatureSource | None = None,
         feature_ray_fraction: float = 1.0,
         masked: MaskedPixels = "ignore",
@@ -91,7 +52,7 @@ class PixelStream:
             num_rays: rays per batch of this process.
             split: name of the split; distinguishes the streams of a run.
             device: device of the batches.
-            pixels_on_device: whether the window's pixels and features are kept on that device.
+            placement: decides whether the window's pixels and features are kept on that device.
             source: feature maps of the images, if any.
             feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
             masked: "background" also draws masked pixels, as transparent ones.
@@ -101,7 +62,7 @@ class PixelStream:
         self.num_rays_per_batch = num_rays
         self.split = split
         self.device = torch.device(device)
-        self.pixels_on_device = pixels_on_device
+        self.placement = placement
         self.source = source
         self.feature_ray_fraction = feature_ray_fraction
         self.masked: MaskedPixels = masked
@@ -109,16 +70,23 @@ class PixelStream:
         sizes = (dataset.cameras.height * dataset.cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._coverage = Coverage(sizes, cycle.shards)
         self._feed: WindowFeed[LoadedWindow] = WindowFeed(cycle, self._load, leave=self._leave, place=self._placed)
+        self._drafts: Prefetcher[Draft] = Prefetcher(self._draft, "f3rm-ext-batch")
+        self._uploader = Uploader(self.device)
         self._window_rays: Tensor | None = None
         self._window_steps = 0
         self._round: tuple[tuple[int, ...], ...] = ()
-        self._generator: torch.Generator | None = None
+        self._generator = torch.Generator()
 
     @property
     def coverage(self) -> Coverage:
         """What training has seen so far."""
         self._flush()
         return self._coverage
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the window's pixels and features are kept on the device of the batches."""
+        return self.placement is not None and bool(self.placement.on_device)
 
     def set_num_rays_per_batch(self, num_rays_per_batch: int) -> None:
         """Changes the batch size, as nerfstudio's pixel samplers do."""
@@ -136,26 +104,19 @@ class PixelStream:
             UserError: an image or a feature shard of the window cannot be read.
         """
         window = self._current()
-        generator = self._generator
-        assert generator is not None and self._window_rays is not None
-        generator.manual_seed(batch_seed(self.cycle.seed, self.split, self.cycle.shard, self.batches))
+        assert self._window_rays is not None
+        if self.placement is None:
+            batch = self._made_now(window)
+        else:
+            draft = self._drafts.take((self.batches, self.num_rays_per_batch))
+            if not self.cycle.ends:
+                self._drafts.request((self.batches + 1, self.num_rays_per_batch))
+            self._window_rays += draft.rays_of_slots
+            batch = finish_batch(window, draft)
         self.batches += 1
         self._window_steps += 1
-        sample = window.pixels.sample(self.num_rays_per_batch, generator)
-        self._window_rays.index_add_(0, sample.slots, torch.ones_like(sample.slots))
-        batch: dict[str, Any] = {
-            "image": sample.colors.to(self.device),
-            "indices": sample.indices.to(self.device),
-        }
         if self.masked == "background" and batch["image"].shape[1] == 4:
             batch["kept"] = batch["image"][:, 3:] > 0
-        if window.features:
-            count = math.ceil(self.feature_ray_fraction * self.num_rays_per_batch)
-            slots = sample.slots[:count]
-            yx_px = sample.indices[:count, 1:].float() + 0.5
-            batch["features"] = {
-                name: maps.sample(slots, yx_px).to(self.device) for name, maps in window.features.items()
-            }
         return batch
 
     def state(self) -> dict[str, Any]:
@@ -170,6 +131,7 @@ class PixelStream:
         """
         if not self.cycle.load_state(state["cycle"]):
             return False
+        self._drafts.close()
         self._coverage.load_state(state["coverage"])
         self.batches = int(state["batches"])
         self._feed.forget()
@@ -179,6 +141,7 @@ class PixelStream:
     def close(self) -> None:
         """Stops background loading and releases the window."""
         self._flush()
+        self._drafts.close()
         self._feed.close()
         self._window_rays = None
 
@@ -186,28 +149,63 @@ class PixelStream:
         """The window of the next step; a new one if the cycle says so."""
         window = self._feed.step()
         if self._window_rays is None:
-            device = window.pixels.device
-            if self._generator is None:
-                self._generator = torch.Generator(device=device)
-            self._window_rays = torch.zeros(len(window.images), dtype=torch.int64, device=device)
+            self._window_rays = torch.zeros(len(window.images), dtype=torch.int64)
         if self._feed.begins:
             self._round = self.cycle.round
             self._coverage.add_windows(self._round)
         return window
 
+    def _featured(self, rays: int) -> int:
+        """Number of rays with features."""
+        return math.ceil(self.feature_ray_fraction * rays)
+
+    def _made_now(self, window: LoadedWindow) -> dict[str, Any]:
+        """The next batch, made on the CPU."""
+        assert self._window_rays is not None
+        drawn = window.pixels.draw(self.num_rays_per_batch, self._dice(self.batches))
+        self._window_rays.index_add_(0, drawn.slots, torch.ones_like(drawn.slots))
+        colors = colors_of(window.pixels.pixels.index_select(0, drawn.places))
+        batch: dict[str, Any] = {"image": colors.to(self.device), "indices": drawn.indices.to(self.device)}
+        if window.features:
+            count = self._featured(self.num_rays_per_batch)
+            slots, yx_px = drawn.slots[:count], centres_px(drawn.indices[:count])
+            batch["features"] = {
+                name: maps.sample(slots, yx_px).to(self.device) for name, maps in window.features.items()
+            }
+        return batch
+
+    def _draft(self, key: tuple[int, ...], stopped: Callable[[], bool]) -> Draft:
+        """The host's part of a batch, given its number and number of rays."""
+        window, (number, rays) = self._feed.window, key
+        assert window is not None
+        drawn = window.pixels.draw(rays, self._dice(number))
+        return draft_batch(window, drawn, self._featured(rays), self._uploader)
+
+    def _dice(self, number: int) -> torch.Generator:
+        """The random numbers of a batch."""
+        return self._generator.manual_seed(batch_seed(self.cycle.seed, self.split, self.cycle.shard, number))
+
     def _placed(self, window: LoadedWindow) -> LoadedWindow:
-        return window.to(self.device) if self.pixels_on_device else window
+        if self.placement is None or not self.placement.decide(window.nbytes):
+            return window
+        try:
+            return window.to(self.device)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self.placement.give_up()
+            return window
 
     def _leave(self) -> None:
         self._flush()
         self._window_rays = None
 
     def _flush(self) -> None:
-        """Adds the counts on the device to the coverage."""
+        """Adds the counts of the window to the coverage."""
         window = self._feed.window
         if window is not None and self._window_rays is not None and self._window_steps:
             self._coverage.add_steps(self._round, self._window_steps)
-            self._coverage.add_rays(window.images, self._window_rays.cpu().numpy())
+            self._coverage.add_rays(window.images, self._window_rays.numpy())
             self._window_rays.zero_()
         self._window_steps = 0
 

@@ -5,7 +5,7 @@ Positions are continuous pixel coordinates (y, x) with pixel centres at +0.5, as
 centres they equal those at the border.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +37,22 @@ def sample_map(feature_map: FeatureMap, yx_px: Float[np.ndarray, "points 2"]) ->
         above = (1 - right) * values[r0, c0] + right * values[r0, c1]
         below = (1 - right) * values[r1, c0] + right * values[r1, c1]
         out[i] = (1 - down) * above + down * below
+    return out
+
+
+def interpolate(
+    corners: Iterable[tuple[Float16[Tensor, "rays feat"], Float32[Tensor, "rays"]]],
+) -> Float32[Tensor, "rays feat"]:
+    """Returns the weighted sums of patches' features.
+
+    Args:
+        corners: Features and weights of the first patch of each ray, then of the second, and so on.
+    """
+    out: Tensor | None = None
+    for features, weight in corners:
+        term = features.float().mul_(weight[:, None])
+        out = term if out is None else out.add_(term)
+    assert out is not None
     return out
 
 
@@ -114,12 +130,20 @@ class PackedMaps:
             image_slot: Slot of the image that each position lies in.
             yx_px: Positions (y, x) in pixels of that image.
         """
-        out: Tensor | None = None
-        for patch, weight in self._corners(image_slot, yx_px):
-            term = self.values.index_select(0, patch).float().mul_(weight[:, None])
-            out = term if out is None else out.add_(term)
-        assert out is not None
-        return out
+        corners = self._corners(image_slot, yx_px)
+        return interpolate((self.values.index_select(0, patch), weight) for patch, weight in corners)
+
+    def corners(
+        self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]
+    ) -> tuple[Int64[Tensor, "corners rays"], Float32[Tensor, "corners rays"]]:
+        """Returns the four patches around each pixel position and their weights, for :func:`interpolate`.
+
+        Args:
+            image_slot: Slot of the image that each position lies in.
+            yx_px: Positions (y, x) in pixels of that image.
+        """
+        patches, weights = zip(*self._corners(image_slot, yx_px), strict=True)
+        return torch.stack(patches), torch.stack(weights)
 
     def sample_residual(
         self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]

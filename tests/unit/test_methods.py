@@ -179,7 +179,7 @@ OF_SPLATS = {
     *(
         f"pipeline.datamanager.{name}"
         for name in (
-            *("cache-images", "cache-images-type", "eval-image-indices", "eval-num-images-to-sample-from"),
+            *("cache-images-type", "eval-image-indices", "eval-num-images-to-sample-from"),
             *("eval-num-times-to-repeat-images", "fps-reset-every", "images-on-gpu", "max-thread-workers"),
             *("train-cameras-sampling-seed", "train-cameras-sampling-strategy"),
         )

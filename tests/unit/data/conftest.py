@@ -114,6 +114,12 @@ class FakeSource(FeatureSource):
 
 
 @pytest.fixture
+def fake_source() -> type[FakeSource]:
+    """Makes the features of a data set."""
+    return FakeSource
+
+
+@pytest.fixture
 def fake_features(monkeypatch: pytest.MonkeyPatch) -> list[list[FakeSource]]:
     """Replaces feature preparation; collects the sources handed out at each call."""
     import f3rm_ext.features.source as module

@@ -19,7 +19,11 @@ from nerfstudio.utils import writer
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data import datamanager as module
 from f3rm_ext.data import ray_stream as stream_module
+from f3rm_ext.data.config_checks import flag
 from f3rm_ext.data.datamanager import F3rmDataManager, F3rmDataManagerConfig
+from f3rm_ext.data.mixin import CyclingDataManager
+from f3rm_ext.data.placement import Placement
+from f3rm_ext.engine.shortage import Loss
 from f3rm_ext.errors import CaptureError, ConfigError, WeightsNotFoundError
 from f3rm_ext.features.options import FeatureOptions
 
@@ -52,6 +56,17 @@ def log(monkeypatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(module.CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
     return lines
+
+
+def on_device(monkeypatch) -> None:
+    """Takes the CPU for a GPU with one GiB of free memory."""
+
+    def placement(self, option, *, wanted, off, what):
+        return Placement(
+            torch.device("cpu"), wanted=wanted, off=f"{flag(option)} {off}", what=what, free=lambda device: 1 << 30
+        )
+
+    monkeypatch.setattr(CyclingDataManager, "make_placement", placement)
 
 
 def run_callbacks(manager: F3rmDataManager, base_dir: Path, location: TrainingCallbackLocation, step: int) -> None:
@@ -521,6 +536,40 @@ def test_what_lowers_memory_on_the_cpu(build, options, expected):
         (prefix + option, now, lower.format(prefix) if isinstance(lower, str) else lower)
         for option, now, lower in expected
     ]
+
+
+def test_images_on_the_gpu_leave_it_first(build, monkeypatch, log):
+    """The first thing to do where memory runs out: it costs nothing but speed."""
+    on_device(monkeypatch)
+    manager = build()
+    assert manager.memory_levers()[0].loss > Loss.NOTHING, "nothing was decided yet"
+    manager.next_train(0)
+    first = sorted(manager.memory_levers(), key=lambda lever: lever.loss)[0]
+    assert first == (Loss.NOTHING, "pipeline.datamanager.images-on-gpu", "True", "False")
+    assert [line for line in log if "GPU" in line] == [
+        "Training images: 0 MiB on the GPU, within 25% of its 1.0 GiB of free memory."
+    ]
+    manager = build(images_on_gpu=False)
+    manager.next_train(0)
+    assert manager.memory_levers()[0].loss > Loss.NOTHING
+    assert "in main memory (--pipeline.datamanager.images-on-gpu False)" in log[-1]
+
+
+def test_on_the_cpu_there_is_nothing_to_decide(build, log):
+    manager = build()
+    manager.next_train(0)
+    assert manager.train_pixel_sampler.placement is None and not any("GPU" in line for line in log)
+
+
+def test_every_process_decides_for_its_gpu_and_the_first_says_so(build, monkeypatch, log):
+    monkeypatch.setattr("f3rm_ext.data.placement.free_memory", lambda device: 1 << 30)
+    manager = build()
+    assert manager.make_placement("images_on_gpu", wanted=True, off="False") is None
+    for rank in range(2):
+        manager.device, manager.rank = f"cuda:{rank}", rank
+        placement = manager.make_placement("images_on_gpu", wanted=True, off="False")
+        assert placement.device == torch.device("cuda", rank) and placement.decide(1 << 20)
+    assert len([line for line in log if "1 MiB on the GPU" in line]) == 1
 
 
 # --- masked pixels ---------------------------------------------------------------------------------------------------

@@ -23,8 +23,11 @@ from PIL import Image
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data import image_stream
+from f3rm_ext.data.config_checks import flag
 from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig
-from f3rm_ext.data.mixin import CONSOLE
+from f3rm_ext.data.mixin import CONSOLE, CyclingDataManager
+from f3rm_ext.data.placement import Placement
+from f3rm_ext.engine.shortage import Loss
 from f3rm_ext.errors import CaptureError, ConfigError
 
 DATA = Path(os.environ.get("F3RM_EXT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -346,7 +349,7 @@ def test_command_line(capsys):
     with pytest.raises(SystemExit):
         tyro.cli(ImageDataManagerConfig, args=["--help"])
     text = capsys.readouterr().out
-    assert "--resolution-schedule" in text and "--cache-images" not in text and "--fps-reset-every" not in text
+    assert "--resolution-schedule" in text and "--cache-images" in text and "--fps-reset-every" not in text
 
 
 @pytest.mark.skipif(not (DATA / "chair").is_dir(), reason=f"no chair in {DATA}")
@@ -378,6 +381,25 @@ def test_what_lowers_memory_depends_on_where_images_are(build, device, expected)
     found = manager.memory_levers()
     assert [lever.option.removeprefix("pipeline.datamanager.") for lever in found] == expected
     assert (found[-1].now, found[-1].lower) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("where", ["gpu", "cpu"])
+def test_images_on_the_gpu_leave_it_first(build, monkeypatch, log, where):
+    def placement(self, option, *, wanted, off):
+        off = f"{flag(option)} {off}"
+        return Placement(torch.device("cpu"), wanted=wanted, off=off, free=lambda device: 1 << 30)
+
+    monkeypatch.setattr(CyclingDataManager, "make_placement", placement)
+    manager = build(cache_images=where)
+    manager.next_train(0)
+    first = sorted(manager.memory_levers(), key=lambda lever: lever.loss)[0]
+    assert (first == (Loss.NOTHING, "pipeline.datamanager.cache-images", "gpu", "cpu")) is (where == "gpu")
+    lines = {
+        "gpu": "Training images: 0 MiB on the GPU, within 25% of its 1.0 GiB of free memory.",
+        "cpu": "Training images: 0 MiB in main memory (--pipeline.datamanager.cache-images cpu), copied to the GPU "
+        "batch by batch.",
+    }
+    assert [line for line in log if "GPU" in line] == [lines[where]]
 
 
 def test_masked_pixels_may_be_trained_as_background(build, make_capture):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, batch_seed
+from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, batch_seed, colors_of
 from f3rm_ext.errors import CaptureError
 
 
@@ -17,8 +17,12 @@ def image(number: int, height: int, width: int, channels: int = 3) -> torch.Tens
     return pixels
 
 
-def draw(packed: PackedPixels, rays: int, seed: int = 0):
-    return packed.sample(rays, torch.Generator(device=packed.device).manual_seed(seed))
+def draw(packed: PackedPixels, rays: int, seed: int = 0) -> PixelDraw:
+    return packed.draw(rays, torch.Generator().manual_seed(seed))
+
+
+def colors(packed: PackedPixels, drawn: PixelDraw) -> torch.Tensor:
+    return colors_of(packed.pixels[drawn.places])
 
 
 def test_indices_and_colors_belong_together_for_images_of_any_size():
@@ -26,11 +30,11 @@ def test_indices_and_colors_belong_together_for_images_of_any_size():
     numbers = [11, 4, 7, 30]
     packed = PackedPixels.pack(numbers, [ImagePixels(image(n, *size)) for n, size in zip(numbers, sizes, strict=True)])
     assert packed.pixels.dtype == torch.uint8 and packed.num_pixels == sum(h * w for h, w in sizes)
-    sample = draw(packed, 4000)
-    colors = (sample.colors * 255).round().long()
-    torch.testing.assert_close(sample.indices, colors)
-    torch.testing.assert_close(torch.tensor(numbers)[sample.slots], sample.indices[:, 0])
-    assert sample.colors.dtype == torch.float32 and float(sample.colors.max()) <= 1
+    drawn = draw(packed, 4000)
+    found = colors(packed, drawn)
+    torch.testing.assert_close(drawn.indices, (found * 255).round().long())
+    torch.testing.assert_close(torch.tensor(numbers)[drawn.slots], drawn.indices[:, 0])
+    assert found.dtype == torch.float32 and float(found.max()) <= 1
 
 
 def test_all_pixels_of_the_window_are_equally_likely():
@@ -46,10 +50,10 @@ def test_all_pixels_of_the_window_are_equally_likely():
 
 def test_alpha_is_kept_and_others_become_opaque():
     packed = PackedPixels.pack([0, 1], [ImagePixels(image(0, 2, 2)), ImagePixels(image(1, 2, 2, channels=4))])
-    sample = draw(packed, 200)
-    alpha = sample.colors[:, 3]
-    assert (alpha[sample.slots == 0] == 1).all()
-    torch.testing.assert_close(alpha[sample.slots == 1], torch.full_like(alpha[sample.slots == 1], 100 / 255))
+    drawn = draw(packed, 200)
+    alpha = colors(packed, drawn)[:, 3]
+    assert (alpha[drawn.slots == 0] == 1).all()
+    torch.testing.assert_close(alpha[drawn.slots == 1], torch.full_like(alpha[drawn.slots == 1], 100 / 255))
 
 
 def test_masked_pixels_are_never_drawn_and_all_others_are():
@@ -57,10 +61,10 @@ def test_masked_pixels_are_never_drawn_and_all_others_are():
     keep[2:4, 1:5] = True
     packed = PackedPixels.pack([0, 1], [ImagePixels(image(0, 6, 7), keep), ImagePixels(image(1, 2, 3))])
     assert packed.num_pixels == 8 + 6
-    sample = draw(packed, 2000)
-    first = sample.indices[sample.indices[:, 0] == 0]
+    drawn = draw(packed, 2000)
+    first = drawn.indices[drawn.indices[:, 0] == 0]
     assert keep[first[:, 1], first[:, 2]].all()
-    assert len(torch.unique(sample.indices, dim=0)) == 14
+    assert len(torch.unique(drawn.indices, dim=0)) == 14
 
 
 def test_masks_that_leave_nothing_are_an_error():
@@ -90,6 +94,11 @@ def test_batch_seeds_differ_and_are_stable():
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert batch_seed(1, "train", 0, 7) == batch_seed(1, "train", 0, 7) != batch_seed(1, "train", 0, 8)
     assert len(np.unique([seed & 0xFFFFFFFF for seed in seeds])) == 400, "torch's CPU generator takes 32 bits"
+
+
+def test_colors_are_the_same_numbers_as_by_division():
+    pixels = torch.arange(256, dtype=torch.uint8)[:, None].expand(-1, 3)
+    assert torch.equal(colors_of(pixels), pixels.float() / 255.0)
 
 
 @pytest.mark.shapes

@@ -5,7 +5,13 @@ import torch
 from nerfstudio.cameras.cameras import Cameras, CameraType
 from nerfstudio.model_components.ray_generators import RayGenerator
 
-from f3rm_ext.data.ray_generators import TableRayGenerator, make_ray_generator, shares_intrinsics
+from f3rm_ext.data.ray_generators import (
+    LensRayGenerator,
+    TableRayGenerator,
+    is_plain,
+    make_ray_generator,
+    shares_intrinsics,
+)
 
 DISTORTION = [0.06, -0.08, 0.01, 0.0, -0.001, 0.0002]
 
@@ -58,6 +64,26 @@ def test_other_cameras_use_nerfstudios_generator(changes: dict):
     torch.testing.assert_close(
         make_ray_generator(cams, "cpu")(indices).directions, RayGenerator(cams)(indices).directions
     )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fx": torch.tensor([17.0, 17.0, 18.0]), "cy": torch.tensor([6.9, 7.0, 6.8])},
+        {"width": torch.tensor([21, 21, 20]), "height": torch.tensor([14, 9, 14]), "distortion": [0.0] * 6},
+        {"distortion_params": torch.tensor([DISTORTION, DISTORTION, [0.0] * 6])},
+    ],
+)
+def test_lenses_without_a_table_give_nerfstudios_rays(changes: dict):
+    cams = cameras(**changes)
+    assert is_plain(cams) and not shares_intrinsics(cams)
+    indices = torch.cartesian_prod(torch.arange(3), torch.arange(9), torch.arange(20))
+    ours, theirs = LensRayGenerator(cams)(indices), RayGenerator(cams)(indices)
+    for name in ("origins", "directions", "camera_indices"):
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name))
+    torch.testing.assert_close(ours.pixel_area, theirs.pixel_area, rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(ours.metadata["directions_norm"], theirs.metadata["directions_norm"])
+    assert ours.shape == theirs.shape
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

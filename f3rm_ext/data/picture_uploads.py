@@ -1,0 +1,91 @@
+"""Whole images on their way to the training device, one step ahead, or kept there."""
+
+from collections.abc import Callable
+
+import torch
+
+from f3rm_ext.data.pixel_sampler import ImagePixels
+from f3rm_ext.data.placement import Placement
+from f3rm_ext.data.prefetch import Prefetcher
+from f3rm_ext.data.uploads import Upload, Uploader
+from f3rm_ext.engine.shortage import is_out_of_memory
+
+
+class PictureUploads:
+    """Copies the images of a window to a device when they are used; keeps the copies while they fit there.
+
+    Bytes are copied, and stay bytes. Copies of one resolution are kept at a time.
+    """
+
+    def __init__(self, device: torch.device, placement: Placement, read: Callable[[int, int], ImagePixels]) -> None:
+        """Copies nothing yet.
+
+        Args:
+            device: where images are used.
+            placement: decides whether they stay there.
+            read: returns an image of the present window on the CPU, given its index and number of halvings. Called on
+                a thread of its own.
+        """
+        self._placement = placement
+        self._read = read
+        self._uploader = Uploader(device)
+        self._arriving: Prefetcher[Upload] = Prefetcher(self._send, "f3rm-ext-picture")
+        self._kept: dict[int, ImagePixels] = {}
+        self._halvings = 0
+
+    @property
+    def on_device(self) -> bool:
+        """Whether copies are kept."""
+        return bool(self._placement.on_device)
+
+    def begin(self, needed_bytes: int) -> None:
+        """Drops the copies of the old window.
+
+        Args:
+            needed_bytes: memory that the new window takes on the device.
+        """
+        self._kept = {}
+        self._placement.decide(needed_bytes)
+
+    def take(self, image_idx: int, halvings: int, following: int | None) -> ImagePixels:
+        """Returns an image on the device, and starts copying the next one. The host does not wait for the device.
+
+        Args:
+            image_idx: index of the image.
+            halvings: number of times that its sides are halved.
+            following: index of the next step's image; None if it is not known.
+        """
+        if halvings != self._halvings:
+            self._halvings, self._kept = halvings, {}
+        picture = self._kept.get(image_idx)
+        if picture is None:
+            picture = self._arrived(image_idx, halvings)
+            if self.on_device:
+                self._kept[image_idx] = picture
+        if following is not None and following not in self._kept:
+            self._arriving.request((following, halvings))
+        return picture
+
+    def close(self) -> None:
+        """Stops copying and drops the copies. Another :meth:`take` would start it again."""
+        self._arriving.close()
+        self._kept = {}
+
+    def _arrived(self, image_idx: int, halvings: int) -> ImagePixels:
+        try:
+            upload = self._arriving.take((image_idx, halvings))
+        except RuntimeError as error:
+            if not (self.on_device and is_out_of_memory(error)):
+                raise
+            self._placement.give_up()
+            self._kept = {}
+            upload = self._arriving.take((image_idx, halvings))
+        parts = upload.receive()
+        return ImagePixels(parts["pixels"], parts.get("valid"))
+
+    def _send(self, key: tuple[int, ...], stopped: Callable[[], bool]) -> Upload:
+        picture = self._read(*key)
+        parts = {"pixels": picture.pixels}
+        if picture.valid is not None:
+            parts["valid"] = picture.valid
+        return self._uploader.send(parts)

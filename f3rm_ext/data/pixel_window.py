@@ -1,0 +1,142 @@
+"""A window of images with their features in memory, and the two halves of making a batch from it.
+
+The first half runs on the CPU, ahead of time in a background thread: it draws pixels and, where the window is in main
+memory, gathers what belongs to them. The second half runs on the training device. What is copied between them is small:
+bytes of pixels, and unconverted features of patches.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from nerfstudio.data.datasets.base_dataset import InputDataset
+from torch import Tensor
+
+from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
+from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, colors_of
+from f3rm_ext.data.prefetch import read_each
+from f3rm_ext.data.uploads import Upload, Uploader
+from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.features.sampling import PackedMaps, interpolate
+from f3rm_ext.features.source import FeatureSource
+
+
+@dataclass(frozen=True)
+class LoadedWindow:
+    """The pixels and features of a window."""
+
+    pixels: PackedPixels
+    features: dict[str, PackedMaps]
+    on_device: bool = False
+    """Whether colours and features are on the training device; tables are on the CPU all the same."""
+
+    @property
+    def images(self) -> tuple[int, ...]:
+        """The images' indices in the data set."""
+        return self.pixels.images
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that colours and features take, in bytes."""
+        return self.pixels.pixels.nbytes + sum(maps.values.nbytes for maps in self.features.values())
+
+    def to(self, device: torch.device) -> "LoadedWindow":
+        """Returns the window with colours and features on a device."""
+        features = {name: replace(maps, values=maps.values.to(device)) for name, maps in self.features.items()}
+        return LoadedWindow(self.pixels.to(device), features, on_device=True)
+
+
+def load_window(
+    dataset: InputDataset,
+    source: FeatureSource | None,
+    images: tuple[int, ...],
+    stopped: Callable[[], bool],
+    masked: MaskedPixels = "ignore",
+) -> LoadedWindow:
+    """Reads the images and features of a window.
+
+    Raises:
+        LoadCancelled: ``stopped`` returned True.
+        UserError: an image or a feature shard cannot be read.
+    """
+
+    def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
+        return read_pixels(dataset, image, masked), {} if source is None else source.load(image)
+
+    parts = read_each(images, read, stopped)
+    pixels = PackedPixels.pack(images, [part[0] for part in parts])
+    maps = [part[1] for part in parts]
+    features: dict[str, PackedMaps] = {}
+    if source is not None:
+        features = {name: PackedMaps.pack([one[name] for one in maps]) for name in maps[0]}
+    return LoadedWindow(pixels=pixels, features=features)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The first half of a batch."""
+
+    rays_of_slots: Int64[Tensor, "cams"]
+    """Number of rays from each image of the window; on the CPU."""
+    upload: Upload
+    """``indices``; ``places`` or ``pixels``; and for each feature NAME, ``weights/NAME`` with ``patches/NAME`` or
+    ``values/NAME``: what to gather on the device, or what was gathered on the CPU."""
+
+
+def draft_batch(window: LoadedWindow, drawn: PixelDraw, featured: int, uploader: Uploader) -> Draft:
+    """Makes the first half of a batch.
+
+    Args:
+        window: where the pixels were drawn from.
+        drawn: the pixels.
+        featured: how many of them, the first ones, get features.
+        uploader: to the training device.
+    """
+    parts = {"indices": drawn.indices}
+    if window.on_device:
+        parts["places"] = drawn.places
+    else:
+        parts["pixels"] = _gathered(window.pixels.pixels, drawn.places, uploader)
+    slots, yx_px = drawn.slots[:featured], centres_px(drawn.indices[:featured])
+    for name, maps in window.features.items():
+        patches, parts[f"weights/{name}"] = maps.corners(slots, yx_px)
+        if window.on_device:
+            parts[f"patches/{name}"] = patches
+        else:
+            parts[f"values/{name}"] = _gathered(maps.values, patches.reshape(-1), uploader)
+    counts = torch.bincount(drawn.slots, minlength=len(window.images))
+    return Draft(counts, uploader.send(parts))
+
+
+def finish_batch(window: LoadedWindow, draft: Draft) -> dict[str, Any]:
+    """Makes the second half of a batch. The host waits for nothing.
+
+    Returns:
+        ``image``, ``indices`` and, if there are any, ``features``; see :meth:`PixelStream.next`.
+    """
+    parts = draft.upload.receive()
+    pixels = window.pixels.pixels.index_select(0, parts["places"]) if window.on_device else parts["pixels"]
+    batch: dict[str, Any] = {"image": colors_of(pixels), "indices": parts["indices"]}
+    features: dict[str, Tensor] = {}
+    for name, maps in window.features.items():
+        weights = parts[f"weights/{name}"]
+        if window.on_device:
+            values = maps.values.index_select(0, parts[f"patches/{name}"].reshape(-1))
+        else:
+            values = parts[f"values/{name}"]
+        features[name] = interpolate(zip(values.view(*weights.shape, -1), weights, strict=True))
+    if features:
+        batch["features"] = features
+    return batch
+
+
+def centres_px(indices: Int64[Tensor, "rays 3"]) -> Tensor:
+    """Centres (y, x) of pixels given by image, row and column, px."""
+    return indices[:, 1:].float() + 0.5
+
+
+def _gathered(values: Tensor, rows: Int64[Tensor, "_"], uploader: Uploader) -> Tensor:
+    buffer = uploader.buffer((len(rows), *values.shape[1:]), values.dtype)
+    return torch.index_select(values, 0, rows, out=buffer)

@@ -1,0 +1,103 @@
+"""Decides whether training images live on the training device, by the memory that is free there."""
+
+from collections.abc import Callable
+
+import torch
+from nerfstudio.utils.rich_utils import CONSOLE
+
+SHARE = 0.25
+"""Share of a device's free memory that images and features may take.
+
+The rest is for gradients, moments and activations, which do not exist yet when the first batch is made.
+"""
+
+
+def fits(needed_bytes: int, free_bytes: int, share: float = SHARE) -> bool:
+    """Returns whether images fit on a device.
+
+    >>> fits(6, 24), fits(7, 24), fits(7, 24, share=0.5)
+    (True, False, True)
+    """
+    return needed_bytes <= share * free_bytes
+
+
+def free_memory(device: torch.device) -> int:
+    """Returns the memory that a process can still allocate on a CUDA device, in bytes.
+
+    What torch's allocator holds without using it counts as free.
+    """
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+class Placement:
+    """Where the training images of a run are: on the training device while they fit, otherwise in main memory.
+
+    Batches are the same in both places.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        wanted: bool,
+        off: str,
+        what: str = "Training images",
+        free: Callable[[torch.device], int] | None = None,
+        log: bool = True,
+    ) -> None:
+        """Decides nothing yet: before the first batch, the model is not on the device.
+
+        Args:
+            device: the training device.
+            wanted: whether images may be there.
+            off: the option that keeps them in main memory, for the log.
+            what: what they are called there.
+            free: returns the device's free memory in bytes; by default :func:`free_memory`.
+            log: whether decisions are logged.
+        """
+        self.device = device
+        self.wanted = wanted
+        self.on_device: bool | None = None
+        """Whether they are there; None before :meth:`decide`."""
+        self._off = off
+        self._what = what
+        self._free = free or free_memory
+        self._log = log
+
+    def decide(self, needed_bytes: int) -> bool:
+        """Returns whether the images of a window belong on the device. The first call decides for the whole run.
+
+        Args:
+            needed_bytes: memory that the window would take there.
+        """
+        if self.on_device is None:
+            needed = _readable(needed_bytes)
+            if not self.wanted:
+                self.on_device = False
+                self._say(f"{needed} in main memory (--{self._off}), copied to the GPU batch by batch.")
+            else:
+                free = self._free(self.device)
+                self.on_device = fits(needed_bytes, free)
+                if self.on_device:
+                    self._say(f"{needed} on the GPU, within {SHARE:.0%} of its {_readable(free)} of free memory.")
+                else:
+                    self._say(
+                        f"{needed} in main memory, more than {SHARE:.0%} of the GPU's {_readable(free)} of free "
+                        "memory; copied there batch by batch."
+                    )
+        return self.on_device
+
+    def give_up(self) -> None:
+        """Keeps images in main memory from here on, because memory ran out while they were copied to the device."""
+        self.on_device = False
+        self._say("in main memory from here on, because the GPU's memory ran out; copied there batch by batch.")
+
+    def _say(self, text: str) -> None:
+        if self._log:
+            CONSOLE.log(f"{self._what}: {text}", markup=False)
+
+
+def _readable(count_bytes: int) -> str:
+    mib = count_bytes / 2**20
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"

@@ -1,0 +1,72 @@
+"""Where training images are kept, and what the log says of it."""
+
+import pytest
+import torch
+
+from f3rm_ext.data import placement as module
+from f3rm_ext.data.placement import SHARE, Placement, fits, free_memory
+
+GIB = 2**30
+CUDA = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def log(monkeypatch) -> list[str]:
+    """Lines that are logged."""
+    lines: list[str] = []
+    monkeypatch.setattr(module.CONSOLE, "log", lambda text, **options: lines.append(text))
+    return lines
+
+
+def test_a_share_of_the_free_memory_may_be_taken():
+    assert fits(0, 0) and fits(10, 40, share=0.25) and not fits(11, 40, share=0.25)
+    assert fits(int(SHARE * 40 * GIB), 40 * GIB) and not fits(int(SHARE * 40 * GIB) + 1, 40 * GIB)
+
+
+def test_what_torch_holds_without_using_it_is_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * GIB, 24 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GIB)
+    assert free_memory(CUDA) == 7 * GIB
+
+
+@pytest.mark.parametrize(
+    ("wanted", "needed", "there", "line"),
+    [
+        (True, 2 * GIB, True, "2.0 GiB on the GPU, within 25% of its 20.0 GiB of free memory."),
+        (
+            True,
+            6 * GIB,
+            False,
+            "6.0 GiB in main memory, more than 25% of the GPU's 20.0 GiB of free memory; copied there batch by batch.",
+        ),
+        (False, 3 << 20, False, "3 MiB in main memory (--some-option False), copied to the GPU batch by batch."),
+    ],
+)
+def test_one_decision_and_one_line(log, wanted, needed, there, line):
+    asked = []
+    placement = Placement(
+        CUDA,
+        wanted=wanted,
+        off="some-option False",
+        what="Photos",
+        free=lambda device: (asked.append(device), 20 * GIB)[1],
+    )
+    assert placement.on_device is None and not log
+    assert placement.decide(needed) is there
+    assert placement.decide(1000 * GIB) is there and placement.decide(0) is there, "the first decision stays"
+    assert log == [f"Photos: {line}"] and asked == [CUDA] * wanted
+
+
+def test_memory_that_runs_out_is_said_once_more(log):
+    placement = Placement(CUDA, wanted=True, off="o", free=lambda device: GIB)
+    assert placement.decide(0)
+    placement.give_up()
+    assert not placement.decide(0) and len(log) == 2 and "the GPU's memory ran out" in log[1]
+
+
+def test_other_processes_are_silent(log):
+    placement = Placement(CUDA, wanted=True, off="o", free=lambda device: GIB, log=False)
+    assert placement.decide(0)
+    placement.give_up()
+    assert not log

@@ -1,0 +1,299 @@
+"""Batches are the same wherever images are and whenever batches are made; so are coverage and resume."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from nerfstudio.data.datasets.base_dataset import InputDataset
+
+from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.data import picture_uploads, pixel_window
+from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.image_stream import ImageStream
+from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.data.pixel_window import LoadedWindow
+from f3rm_ext.data.placement import Placement
+from f3rm_ext.data.ray_stream import PixelStream
+from f3rm_ext.data.uploads import Uploader
+
+CPU = torch.device("cpu")
+TIMEOUT_S = 20
+WINDOWS = [(None, None), (3, 4), (1, 1), (5, 3)]
+PLACES = ["main memory", "device"]
+
+
+def place(where: str) -> Placement:
+    return Placement(CPU, wanted=where == "device", off="off", free=lambda device: 1 << 40, log=False)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether nested dicts of tensors have the same bits."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
+
+
+def keep_right(i: int, height: int, width: int) -> Any:
+    return (torch.arange(width)[None, :] >= (0 if i == 2 else 4)).expand(height, width).numpy()
+
+
+@pytest.fixture(params=["plain", "masks", "background", "alpha"])
+def capture(make_capture, request) -> dict[str, Any]:
+    """Images of two sizes; some with masks or alpha."""
+    options: dict[str, Any] = {"sizes": ((12, 16), (16, 12)), "val": None}
+    if request.param in ("masks", "background"):
+        options["masks"] = keep_right
+    if request.param == "alpha":
+        options["alpha"] = (1, 6)
+    folder = make_capture(8, **options)
+    outputs = CaptureDataParserConfig(data=folder, train_split_fraction=1.0).setup().get_dataparser_outputs("train")
+    return {"outputs": outputs, "masked": "background" if request.param == "background" else "ignore"}
+
+
+@pytest.fixture
+def make_rays(capture, fake_source) -> Iterator[Callable[..., PixelStream]]:
+    """Streams of rays with features, closed at the end."""
+    dataset = InputDataset(capture["outputs"])
+    streams: list[PixelStream] = []
+
+    def make(window: int | None, repeat: int | None, where: str | None = None, *, seed: int = 3) -> PixelStream:
+        streams.append(
+            PixelStream(
+                dataset,
+                ImageCycle(8, window, repeat, seed=seed),
+                num_rays=50,
+                split="train",
+                source=fake_source(dataset),
+                feature_ray_fraction=0.3,
+                masked=capture["masked"],
+                placement=None if where is None else place(where),
+            )
+        )
+        return streams[-1]
+
+    yield make
+    for stream in streams:
+        stream.close()
+
+
+@pytest.fixture
+def make_pictures(capture) -> Iterator[Callable[..., ImageStream]]:
+    """Streams of whole images, closed at the end."""
+    dataset = PinholeDataset(capture["outputs"])
+    streams: list[ImageStream] = []
+
+    def make(window: int | None, repeat: int | None, where: str | None = None, *, seed: int = 3) -> ImageStream:
+        cycle = ImageCycle(8, window, repeat, seed=seed)
+        placement = None if where is None else place(where)
+        streams.append(ImageStream(dataset, cycle, masked=capture["masked"], placement=placement))
+        return streams[-1]
+
+    yield make
+    for stream in streams:
+        stream.close()
+
+
+def picture(stream: ImageStream, halvings: int) -> dict[str, Any]:
+    """The next batch, with what its camera says."""
+    camera, batch = stream.next(halvings)
+    return batch | {name: getattr(camera, name) for name in ("fx", "cy", "width", "camera_to_worlds", "metadata")}
+
+
+def same_coverage(one: Any, other: Any) -> bool:
+    return same(one.coverage.state(), other.coverage.state())
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("window", "repeat"), WINDOWS)
+def test_rays(make_rays, window, repeat, where):
+    today, other = make_rays(window, repeat), make_rays(window, repeat, where)
+    for step in range(14):
+        expected, found = today.next(), other.next()
+        assert same(expected, found) and "features" in found
+        if step % 5 == 4:
+            assert same_coverage(today, other)
+    assert other.on_device is (where == "device") and same(today.state(), other.state())
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("window", "repeat"), WINDOWS)
+def test_pictures(make_pictures, window, repeat, where):
+    today, other = make_pictures(window, repeat), make_pictures(window, repeat, where)
+    for halvings in [2] * 10 + [1] * 3 + [0] * 12:
+        assert same(picture(today, halvings), picture(other, halvings))
+        assert today.pixels_per_batch == other.pixels_per_batch
+    assert other.on_device is (where == "device") and same_coverage(today, other)
+    assert same(today.state(), other.state())
+
+
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations([None, *PLACES], 2), ("device", "device")])
+def test_rays_go_on_after_a_resume(make_rays, before, after):
+    """The place may be another one, as on a GPU whose memory is taken by others."""
+    first, resumed = make_rays(3, 4, before), make_rays(3, 4, after, seed=0)
+    for _ in range(6):
+        first.next()
+    state = first.state()
+    expected = [first.next() for _ in range(9)]
+    resumed.next()
+    assert resumed.load_state(state)
+    assert all(same(batch, resumed.next()) for batch in expected) and same_coverage(first, resumed)
+    assert first.load_state(state)
+    assert all(same(batch, first.next()) for batch in expected), "and one in use can be set back"
+
+
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations([None, *PLACES], 2), ("device", "device")])
+def test_pictures_go_on_after_a_resume(make_pictures, before, after):
+    first, resumed = make_pictures(3, 7, before), make_pictures(3, 7, after, seed=0)
+    for _ in range(5):
+        first.next(1)
+    state = first.state()
+    expected = [picture(first, 1) for _ in range(12)]
+    resumed.next(1)
+    assert resumed.load_state(state)
+    assert all(same(batch, picture(resumed, 1)) for batch in expected) and same_coverage(first, resumed)
+    assert first.load_state(state)
+    assert all(same(batch, picture(first, 1)) for batch in expected)
+
+
+@pytest.mark.parametrize("capture", ["plain"], indirect=True)
+class TestAhead:
+    """What is made in advance, on which thread, and when it is not."""
+
+    @pytest.mark.parametrize("where", PLACES)
+    def test_the_next_batch_is_drafted_meanwhile(self, make_rays, monkeypatch, where):
+        drafted: list[int] = []
+        second = threading.Event()
+        real = PixelStream._draft
+
+        def draft(self, key, stopped):
+            assert threading.current_thread() is not threading.main_thread()
+            found = real(self, key, stopped)
+            drafted.append(key[0])
+            if key[0] == 1:
+                second.set()
+            return found
+
+        monkeypatch.setattr(PixelStream, "_draft", draft)
+        stream = make_rays(None, None, where)
+        stream.next()
+        assert second.wait(TIMEOUT_S) and drafted == [0, 1], "while the first is in use"
+        stream.next()
+        stream.close()
+        assert drafted[:3] in ([0, 1], [0, 1, 2])
+
+    def test_nothing_is_drafted_of_a_window_that_ends(self, make_rays, monkeypatch):
+        windows: list[tuple[int, ...]] = []
+        real = pixel_window.draft_batch
+
+        def draft(window, *arguments):
+            windows.append(window.images)
+            return real(window, *arguments)
+
+        monkeypatch.setattr("f3rm_ext.data.ray_stream.draft_batch", draft)
+        stream = make_rays(3, 4, "main memory")
+        expected = []
+        for _ in range(12):
+            stream.next()
+            expected.append(stream._feed.window.images)
+        assert windows == expected
+
+    def test_another_number_of_rays(self, make_rays):
+        today, other = make_rays(None, None), make_rays(None, None, "device")
+        for count in (50, 50, 7, 7, 90):
+            today.num_rays_per_batch = count
+            other.set_num_rays_per_batch(count)
+            batch = other.next()
+            assert same(today.next(), batch) and len(batch["image"]) == count
+
+    def test_the_threads_end(self, make_rays, make_pictures):
+        threads = set(threading.enumerate())
+        for stream in (make_rays(3, 4, "device"), make_pictures(3, 4, "main memory")):
+            stream.next()
+            stream.close()
+            assert set(threading.enumerate()) <= threads
+            stream.next()
+            stream.close()
+
+    def test_what_is_gathered_is_what_is_sent(self, make_rays, monkeypatch):
+        """Bytes and unconverted features; on the device, places only."""
+        sent: dict[str, dict[str, torch.dtype]] = {}
+        real = Uploader.send
+
+        def send(self, tensors):
+            sent[where] = {name: tensor.dtype for name, tensor in tensors.items()}
+            return real(self, tensors)
+
+        monkeypatch.setattr(Uploader, "send", send)
+        for where in PLACES:
+            make_rays(None, None, where).next()
+        small = {"indices": torch.int64, "weights/where": torch.float32}
+        assert sent == {
+            "main memory": small | {"pixels": torch.uint8, "values/where": torch.float16},
+            "device": small | {"places": torch.int64, "patches/where": torch.int64},
+        }
+
+    @pytest.mark.parametrize(("where", "times"), [("device", {8}), ("main memory", {24, 25})])
+    def test_pictures_that_stay_are_sent_once(self, make_pictures, monkeypatch, where, times):
+        sent: list[int] = []
+        real = picture_uploads.PictureUploads._send
+
+        def send(self, key, stopped):
+            sent.append(key[0])
+            return real(self, key, stopped)
+
+        monkeypatch.setattr(picture_uploads.PictureUploads, "_send", send)
+        stream = make_pictures(None, None, where)
+        for _ in range(24):
+            stream.next()
+        stream.close()
+        assert len(sent) in times, "the 25th is ahead"
+
+    def test_memory_that_runs_out_for_a_window(self, make_rays, monkeypatch):
+        """The second window no longer fits: the run goes on, and training sees the same."""
+        real = LoadedWindow.to
+        moved = []
+
+        def to(self, device):
+            moved.append(self.images)
+            if len(moved) > 1:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+            return real(self, device)
+
+        today, other = make_rays(3, 4), make_rays(3, 4, "device")
+        monkeypatch.setattr(LoadedWindow, "to", to)
+        for step in range(14):
+            assert same(today.next(), other.next())
+            assert other.on_device is (step < 4)
+        assert len(moved) == 2
+
+    def test_memory_that_runs_out_for_a_picture(self, make_pictures, monkeypatch):
+        real = Uploader.send
+        count = 0
+
+        def send(self, tensors):
+            nonlocal count
+            count += 1
+            if count == 4:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+            return real(self, tensors)
+
+        today, other = make_pictures(None, None), make_pictures(None, None, "device")
+        monkeypatch.setattr(Uploader, "send", send)
+        for _ in range(14):
+            assert same(picture(today, 0), picture(other, 0))
+        assert not other.on_device and not other._uploads._kept
+
+    def test_other_errors_are_raised(self, make_rays, make_pictures, monkeypatch):
+        def fail(*arguments):
+            raise RuntimeError("an illegal memory access was encountered")
+
+        monkeypatch.setattr(LoadedWindow, "to", fail)
+        monkeypatch.setattr(Uploader, "send", fail)
+        for stream in (make_rays(3, 4, "device"), make_pictures(3, 4, "device"), make_rays(3, 4, "main memory")):
+            with pytest.raises(RuntimeError, match="illegal"):
+                stream.next()
