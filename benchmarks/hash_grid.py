@@ -1,5 +1,6 @@
 """Hash grid on this machine's CPU: numba kernels beside the torch reference and nerfstudio's torch encoding."""
 
+import argparse
 import json
 import statistics
 import time
@@ -30,6 +31,7 @@ def quartiles(run: Callable[[], object]) -> tuple[float, float, float]:
 
 def main() -> None:
     """Prints a Markdown table and writes results/hash_grid.json."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.manual_seed(0)
     # 24 samples on each of 2048 rays: neighbours in memory are neighbours in space, as in training.
     origins, directions = torch.rand(POINTS // 24, 1, 3) * 0.4 + 0.3, torch.randn(POINTS // 24, 1, 3) * 0.1
