@@ -37,9 +37,7 @@ def main() -> None:
         watch = StepWatch(device, options.steps - 1, warm_up=2, seconds=options.seconds)
         watch.attach(trainer)
         watch.run(trainer.train)
-        begin = time.perf_counter()
         source = manager.train_feature_source()
-        extraction_s = time.perf_counter() - begin
         reset_peak(device)
         begin = time.perf_counter()
         model.lift_features(manager.train_dataset, source, required=True)
@@ -52,7 +50,6 @@ def main() -> None:
                 "gaussians": model.num_gaussians,
                 "views": len(manager.train_dataset),
                 "dimensions": source.specs[0].dim,
-                "extraction_s": round(extraction_s, 2),
                 "lifting_s": round(lifting_s, 2),
                 "lifting_peak_mib": round(lifting_peak),
                 "query": ask(model, manager.train_dataset.cameras, options.text, tuple(options.picture)),
