@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
-"""Calls of the CUDA runtime that hold the host until the device has finished."""
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+"""Calls of the CUDA runtime that hold the host until the device has finished. The profiler itself ends with
+cudaDeviceSynchronize, so that is not among them."""
 SYNC_WARNING = "synchronizing CUDA operation"
 """What torch says of an operator that waits, in its debug mode for synchronisations."""
 
@@ -112,7 +113,6 @@ class StepWatch:
             return
         opened, self._open = self._open, None
         if isinstance(opened, torch.profiler.profile):
-            self._wait()
             opened.__exit__(None, None, None)
             self._counts.append(tally(event.name for event in opened.events() or ()))
         else:

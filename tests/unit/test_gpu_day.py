@@ -1,5 +1,6 @@
 """The GPU day's parts that need no GPU: budgets, the file, targets and tables, and what a step is counted by."""
 
+import doctest
 import importlib
 import importlib.util
 import json
@@ -354,3 +355,9 @@ def test_the_peer_renders_features_and_their_loss_moves_the_density(
     assert any(value.grad is not None and value.grad.any() for value in model.field.parameters())
     assert any(value.grad.any() for value in model.get_param_groups()["feature_field"] if value.grad is not None)
     assert "feature" not in model.eval()(make_rays(4))
+
+
+@pytest.mark.parametrize("name", ["gpu_day", "processes", "step_watch", "collect_wheels"])
+def test_examples_in_docstrings(name: str, load: Callable[[str], ModuleType]) -> None:
+    found = doctest.testmod(load(name))
+    assert found.attempted and not found.failed
