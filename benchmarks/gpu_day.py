@@ -38,7 +38,16 @@ PACKAGES = ("torch", "triton", "nerfstudio", "gsplat", "nerfacc", "tinycudann", 
 VARIANTS = (PEER, "sugar-ext without filters", VANILLA, "sugar-ext, density", REGULARIZED)
 REPORTED = re.compile(r"(?P<name>\S+::.+?) (?P<state>PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 REPORTED_BY_WORKER = re.compile(r"\[gw\d+\] \[ *\d+%\] (?P<state>PASSED|FAILED|ERROR|SKIPPED|XFAIL) (?P<name>\S+::.+)")
-SMALL_GRID = "pipeline.model.grid.log2_hashmap_size=12"
+SMALL_FIELD = [
+    "pipeline.model.grid.log2_hashmap_size=12",
+    "pipeline.model.feature_grid.log2_hashmap_size=12",
+    "pipeline.model.num_samples=8",
+]
+SMALL_NERFACTO = [
+    "pipeline.model.log2_hashmap_size=12",
+    "pipeline.model.num_proposal_samples_per_ray=(16, 8)",
+    "pipeline.model.num_nerf_samples_per_ray=8",
+]
 PATIENCE = 8
 """How many times as long everything may take in a rehearsal: CPUs are slow, and some are busy."""
 
@@ -113,8 +122,7 @@ class GpuDay:
     def fields(self, part: Part) -> None:
         """Trains fields for the same time."""
         small = self.options.rehearse
-        nerfacto = ["pipeline.model.log2_hashmap_size=12"] if small else []
-        ours = [SMALL_GRID, "pipeline.model.feature_grid.log2_hashmap_size=12"] if small else []
+        nerfacto, ours = (SMALL_NERFACTO, SMALL_FIELD) if small else ([], [])
         there = "tiny-cuda-nn" if self.device == "cuda" and is_there("tinycudann") else "torch"
         runs: list[tuple[str, str, list[str], str]] = []
         for backend, problem in backends(self.device).items():
@@ -122,7 +130,8 @@ class GpuDay:
                 part.row(f"f3rm-ext, {backend}", lambda _, problem=problem: {"problem": problem})
             else:
                 runs.append((f"f3rm-ext, {backend}", "f3rm-ext", [*ours, f"pipeline.model.backend='{backend}'"], "ask"))
-        runs.append((F3RM_PEER, "nerfacto-f3rm", nerfacto, ""))
+        peer = ["pipeline.model.feature_log2_hashmap_size=12"] if small else []
+        runs.append((F3RM_PEER, "nerfacto-f3rm", [*nerfacto, *peer], ""))
         runs.append(("nerfacto", "nerfacto", nerfacto, ""))
         runs.append(("f3rm-ext-big", "f3rm-ext-big", ours, ""))
         for index, (label, method, changes, query) in enumerate(runs):

@@ -26,6 +26,8 @@ class F3rmPeerConfig(NerfactoModelConfig):
     _target: type = field(default_factory=lambda: F3rmPeer)
     feature_loss_mult: float = 1e-3
     """Weight of the mean squared error of features."""
+    feature_log2_hashmap_size: int = 19
+    """A level of the feature grid has at most 2 to this power rows."""
 
 
 class F3rmPeer(NerfactoModel):
@@ -47,7 +49,7 @@ class F3rmPeer(NerfactoModel):
             num_levels=12,
             min_res=16,
             max_res=128,
-            log2_hashmap_size=19,
+            log2_hashmap_size=self.config.feature_log2_hashmap_size,
             features_per_level=8,
             implementation=implementation,
         )
