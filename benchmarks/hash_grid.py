@@ -4,6 +4,7 @@ Also what would matter on a GPU, where the torch path is the last resort: the by
 backward pass, and the operators, each of which starts a kernel.
 """
 
+import argparse
 import json
 import statistics
 import time
@@ -83,6 +84,7 @@ def account(function: Callable[[Tensor], Tensor], points: Tensor, table: Tensor)
 
 def main() -> None:
     """Prints a Markdown table and writes results/hash_grid.json."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.manual_seed(0)
     # 24 samples on each of 2048 rays: neighbours in memory are neighbours in space, as in training.
     origins, directions = torch.rand(POINTS // 24, 1, 3) * 0.4 + 0.3, torch.randn(POINTS // 24, 1, 3) * 0.1

@@ -4,6 +4,7 @@ The question is whether dense gradients over tables are worth avoiding. `rows sk
 at best: it finds the rows with gradient and updates only those (its moments then lag, as in tiny-cuda-nn's optimiser).
 """
 
+import argparse
 import json
 import statistics
 import time
@@ -29,6 +30,7 @@ def median_ms(run) -> float:
 
 def main() -> None:
     """Prints a Markdown table and writes results/optimizer.json."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.manual_seed(0)
     rows = []
     for label, shape in SIZES.items():

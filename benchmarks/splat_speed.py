@@ -16,11 +16,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from peers import tolerate_missing_lpips
+from processes import report_result
+from step_watch import StepWatch
 
 RESULTS = Path(__file__).parent / "results"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -35,6 +37,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Regularisation is at work from the first step, unlike in a real run, where it begins after 60 % of the steps."""
 WARM_UP = 0.2
 """Share of the steps that are not timed."""
+COUNTED = 6
+"""Steps at the end whose launches and waits are counted, on CUDA."""
 
 
 def make_config(variant: dict[str, Any], options: argparse.Namespace, folder: Path) -> Any:
@@ -72,16 +76,23 @@ def make_config(variant: dict[str, Any], options: argparse.Namespace, folder: Pa
     return config
 
 
-def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Trains one variant in this process."""
+def start_run(name: str, options: argparse.Namespace, folder: Path, **changes: Any) -> Any:
+    """Returns the trainer of a variant, ready to train, with Gaussians that are the same for all variants.
+
+    Args:
+        name: of the variant.
+        options: of the program.
+        folder: for the run.
+        changes: options of the datamanager by name, for our methods.
+    """
     from nerfstudio.scripts.train import _set_random_seed
 
-    from f3rm_ext.engine.cost import peak_mib
     from f3rm_ext.splat.cameras import PinholeCameras
     from f3rm_ext.splat.initialization import initial_gaussians, random_points
-    from f3rm_ext.splat.memory.allocator import gaps_mib
 
     config = make_config(VARIANTS[name], options, folder)
+    for key, value in changes.items():
+        setattr(config.pipeline.datamanager, key, value)
     config.save_config()
     _set_random_seed(42)
     trainer = config.setup(local_rank=0, world_size=1)
@@ -96,33 +107,37 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         parameter.data = value.to(parameter.device, parameter.dtype)
     if hasattr(model, "filter_3d"):
         model.filter_3d = torch.zeros(len(means), device=model.device)
-    cuda = model.device.type == "cuda"
-    starts: list[float] = []
-    step_of = trainer.train_iteration
+    return trainer
 
-    def watched(step: int) -> Any:
-        if cuda:
-            torch.cuda.synchronize()
-        starts.append(time.perf_counter())
-        return step_of(step)
 
-    trainer.train_iteration = watched
-    trainer.train()
-    if len(model.gauss_params["means"]) != len(means):
+def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Trains one variant in this process."""
+    from f3rm_ext.engine.cost import peak_mib
+    from f3rm_ext.splat.memory.allocator import gaps_mib
+
+    tolerate_missing_lpips()
+    trainer = start_run(name, options, folder)
+    model = trainer.pipeline.model
+    device, cuda = torch.device(model.device), torch.device(model.device).type == "cuda"
+    counted = COUNTED if cuda else 0
+    warm_up = int(WARM_UP * options.steps) if options.warm_up is None else options.warm_up
+    watch = StepWatch(device, options.steps - counted - 1, warm_up, options.seconds, counted)
+    watch.attach(trainer)
+    watch.run(trainer.train)
+    if len(model.gauss_params["means"]) != options.count:
         raise SystemExit(f"{name} changed the number of Gaussians, so it cannot be compared.")
-    warm = starts[int(WARM_UP * len(starts)) :]
-    pixels = int(trainer.pipeline.datamanager.train_dataset.cameras.height[0]) * int(
-        trainer.pipeline.datamanager.train_dataset.cameras.width[0]
-    )
+    cameras = trainer.pipeline.datamanager.train_dataset.cameras
+    found = watch.result()
     return {
         "variant": name,
-        "steps_per_s": (len(warm) - 1) / (warm[-1] - warm[0]),
-        "gaussians": len(means),
-        "pixels": pixels,
+        "steps_per_s": found.pop("it_per_s"),
+        "gaussians": options.count,
+        "pixels": int(cameras.height[0]) * int(cameras.width[0]),
         # Our methods take the counter back before every step, and remember.
-        "peak_mib": max(peak_mib(model.device), model.cost.peak_mib if hasattr(model, "cost") else 0) if cuda else None,
-        "gaps_mib": gaps_mib(model.device),
+        "peak_mib": max(peak_mib(device), model.cost.peak_mib if hasattr(model, "cost") else 0) if cuda else None,
+        "gaps_mib": gaps_mib(device),
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        **found,
     }
 
 
@@ -135,7 +150,7 @@ def accounted_mib(name: str, count: int, samples: int) -> float | None:
         return None
     small: dict[str, Any] = {"storage": "float16", "moments": "bfloat16"} if variant.get("optimize_memory") else {}
     points = 0 if variant["regularization"] == "none" else samples
-    return peak(account(Layout(count, points=points, **small))) / 2**20
+    return peak(account(Layout(count, points=points, neighbours=16 if points else 0, **small))) / 2**20
 
 
 def in_process(name: str, arguments: list[str]) -> dict[str, Any]:
@@ -148,12 +163,14 @@ def in_process(name: str, arguments: list[str]) -> dict[str, Any]:
     return json.loads(results[-1])
 
 
-def main() -> None:
-    """Prints the table and writes results/splat_speed.json."""
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="a capture with a transforms.json")
     parser.add_argument("--count", type=int, default=200_000, help="Gaussians")
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--warm-up", type=int, help="steps that are not timed; a fifth by default")
+    parser.add_argument("--seconds", type=float, default=0.0, help="of training at most; 0 for no limit")
     parser.add_argument("--scale", type=float, default=1.0, help="ratio of the images' sides to those of the files")
     parser.add_argument("--samples", type=int, default=1_000_000, help="points of the regularisation per step")
     parser.add_argument("--repeats", type=int, default=3)
@@ -161,10 +178,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "splat_speed.json")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Prints the table and writes results/splat_speed.json."""
+    options = make_parser().parse_args()
     if options.one:
         with tempfile.TemporaryDirectory() as folder:
-            print("RESULT " + json.dumps(run_one(options.one, options, Path(folder))), flush=True)
+            report_result(run_one(options.one, options, Path(folder)))
         return
     names = [name for name in VARIANTS if name.startswith(options.only)]
     if options.device == "cpu" and "splatfacto" in names:

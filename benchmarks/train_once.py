@@ -11,6 +11,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -38,18 +39,28 @@ class TrainOnce:
     """Changes to the config, each as `dotted.path=python literal`, e.g. `pipeline.model.num_samples=48`."""
     extractors: tuple[str, ...] | None = None
     """Features to distil, for our methods; none given keeps the method's default."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to train. nerfacto takes its torch implementation, on CUDA tiny-cuda-nn where that is installed."""
 
-    def main(self) -> None:
-        """Trains, and prints the result."""
+    def make_config(self) -> Any:
+        """Returns the trainer's configuration.
+
+        Raises:
+            SystemExit: a change names no option.
+        """
         from nerfstudio.configs.method_configs import all_methods
         from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
-        from nerfstudio.scripts.train import _set_random_seed
 
-        config = all_methods[self.method]
+        peer = self.method == "nerfacto-f3rm"
+        config = all_methods["nerfacto" if peer else self.method]
         ours = self.method.startswith("f3rm-ext")
+        if peer:
+            from peers import f3rm_peer
+
+            config = f3rm_peer(config)
         config.output_dir, config.timestamp, config.data = self.output_dir, "run", self.data
         config.max_num_iterations, config.vis = self.steps, "tensorboard"
-        config.machine.device_type, config.machine.seed = "cpu", self.seed
+        config.machine.device_type, config.machine.seed = self.device, self.seed
         config.logging.local_writer.enable = False
         config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
         config.steps_per_save = 10**9
@@ -57,8 +68,9 @@ class TrainOnce:
         if self.rays:
             config.pipeline.datamanager.train_num_rays_per_batch = self.rays
         if not ours:
+            config.pipeline.model.implementation = "torch" if self.device == "cpu" else "tcnn"
+        if not ours and not peer:
             config.pipeline.datamanager.dataparser = NerfstudioDataParserConfig()
-            config.pipeline.model.implementation = "torch"
         elif self.extractors is not None:
             config.pipeline.datamanager.features.extractors = self.extractors
         config.pipeline.datamanager.data = self.data
@@ -70,6 +82,13 @@ class TrainOnce:
                 raise SystemExit(f"There is no option {path}.")
             setattr(owner, last, ast.literal_eval(value))
         config.set_timestamp()
+        return config
+
+    def main(self) -> None:
+        """Trains, and prints the result."""
+        from nerfstudio.scripts.train import _set_random_seed
+
+        config = self.make_config()
         config.save_config()
         _set_random_seed(self.seed)
         trainer = config.setup(local_rank=0, world_size=1)

@@ -4,6 +4,7 @@ python docs/make_benchmarks.py          # rewrite
 python docs/make_benchmarks.py --check  # fail if it is out of date
 """
 
+import importlib.util
 import json
 import re
 import statistics
@@ -14,6 +15,7 @@ from typing import Any
 
 PAGE = Path(__file__).with_name("benchmarks.md")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+GPU_DAY = RESULTS.parent / "gpu_day_report.py"
 Report = dict[str, Any]
 
 
@@ -269,6 +271,16 @@ def _shared(report: Report) -> str:
     return _table([*head, *(f"{kind}, CPU ms/step" for kind in kinds)], body)
 
 
+def _gpu_day(report: Report) -> str:
+    """Targets and sections, as the program prints them."""
+    spec = importlib.util.spec_from_file_location("gpu_day_report", GPU_DAY)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # for its dataclasses
+    spec.loader.exec_module(module)
+    return module.tables(report)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -286,7 +298,10 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_regularization": _splat_regularization,
     "splat_precision": _splat_precision,
     "shared_cores": _shared,
+    "gpu_day": _gpu_day,
 }
+MISSING = {"gpu_day": "Not measured: no GPU was at hand."}
+"""What stands in place of a table whose results are missing."""
 
 
 def fill(text: str) -> str:
@@ -296,7 +311,7 @@ def fill(text: str) -> str:
         name = match.group(1)
         path = RESULTS / f"{name}.json"
         if not path.is_file():
-            return f"<!-- table: {name} -->\n\nNot recorded yet.\n\n<!-- end -->"
+            return f"<!-- table: {name} -->\n\n{MISSING.get(name, 'Not recorded yet.')}\n\n<!-- end -->"
         report = json.loads(path.read_text())
         return f"<!-- table: {name} -->\n\n{TABLES[name](report)}\n\n<!-- end -->"
 

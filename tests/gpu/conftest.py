@@ -1,6 +1,12 @@
-"""A device and a model for the tests that need CUDA."""
+"""A device and a model for the tests that need CUDA.
 
+Tests that ask for ``device`` instead of ``cuda`` can be rehearsed on the CPU: with the variable
+F3RM_EXT_REHEARSE_GPU_TESTS set they run there, with smaller sizes, and the others are skipped as ever.
+"""
+
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +16,36 @@ from nerfstudio.data.scene_box import SceneBox
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.nerf.fields import GridOptions
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig, ProposalOptions
+
+REHEARSED = bool(os.environ.get("F3RM_EXT_REHEARSE_GPU_TESTS")) and not torch.cuda.is_available()
+
+
+@pytest.hookimpl(trylast=True)  # after the hook that skips whatever is in this folder
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In a rehearsal, takes the skip mark from tests that do not insist on CUDA."""
+    for item in items if REHEARSED else []:
+        if item.path.is_relative_to(Path(__file__).parent) and "device" in getattr(item, "fixturenames", ()):
+            item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "skip"]
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The CUDA device under test, or the CPU in a rehearsal."""
+    return torch.device("cpu") if REHEARSED else torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(scope="session")
+def type_command(run_command: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Types a command for that device; returns what it said, having checked its exit code (``code``, 0)."""
+    # Commands of other tests see no GPU. A fork of a process that saw none could not start CUDA.
+    environment = {} if REHEARSED else {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+
+    def run(*arguments: object, code: int = 0, **more: str) -> str:
+        done = run_command(*arguments, fresh=not REHEARSED, **environment, **more)
+        assert done.code == code, done.text[-4000:]
+        return done.text
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,95 @@
+"""Measurements in processes of their own, which may fail or be ended without harm to the rest."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+MARK = "RESULT "
+"""Begins the line with which a process hands over its result as JSON."""
+
+
+class MeasurementError(Exception):
+    """A measurement failed; the message is one sentence.
+
+    Args:
+        sentence: what happened.
+        log: the end of what the process said.
+    """
+
+    def __init__(self, sentence: str, log: str = "") -> None:
+        super().__init__(sentence)
+        self.log = log
+
+
+def report_result(result: Mapping[str, Any]) -> None:
+    """Hands a result over to the process that waits for it."""
+    print(MARK + json.dumps(result), flush=True)
+
+
+def run(command: Sequence[object], timeout_s: float, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Runs a command to its end, or ends it with all its children when the time is over.
+
+    Args:
+        command: program and arguments.
+        timeout_s: seconds it may take.
+        environment: its environment variables.
+
+    Returns:
+        Exit code and both streams. Exit code 124 means that the time was over, as of the command timeout.
+    """
+    process = subprocess.Popen(
+        list(map(str, command)),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=max(timeout_s, 0.1))
+        return process.returncode, said
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        return 124, said
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+def result_of(command: Sequence[object], timeout_s: float, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Runs a command and returns the result it handed over; see :func:`report_result`.
+
+    Raises:
+        MeasurementError: it failed, or its time was over.
+    """
+    code, said = run(command, timeout_s, environment)
+    for line in reversed(said.splitlines()):
+        if line.startswith(MARK):
+            return json.loads(line.removeprefix(MARK))
+    if code == 124:
+        raise MeasurementError(f"It was ended after {timeout_s:.0f} s.", said[-2000:])
+    raise MeasurementError(last_words(said, code), said[-2000:])
+
+
+def last_words(said: str, code: int) -> str:
+    """Returns the sentence with which a process failed: its last line that says something.
+
+    >>> last_words("Traceback\\n  File\\nValueError: no such thing\\n\\n", 1)
+    'ValueError: no such thing'
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip(" ─╰╯│")]
+    return lines[-1][:500] if lines else f"The process ended with exit code {code} and said nothing."
+
+
+def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns a measurement, or ``problem`` and ``log`` if it fails."""
+    try:
+        return measure()
+    except MeasurementError as error:
+        return {"problem": str(error), **({"log": error.log} if error.log else {})}
