@@ -15,11 +15,10 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from f3rm_ext.splat.rasterize.reference import pixel_weights
 from pretend.ledger import note_launch, note_wait, uncounted
-from pretend.tensors import PretendCuda
+from pretend.tensors import PretendCuda, on_the_cpu
 
 PADDED = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513)
 """Numbers of channels for which kernels are compiled."""
@@ -38,7 +37,7 @@ def check(tensor: Any, shape: tuple[int, ...], dtype: torch.dtype = torch.float3
 @contextmanager
 def _standing_in() -> Iterator[None]:
     """Computes on the CPU, where nothing is pretended and nothing counted."""
-    with uncounted(), _disable_current_modes():
+    with uncounted(), on_the_cpu():
         yield
 
 

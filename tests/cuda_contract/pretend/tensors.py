@@ -22,7 +22,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pretend.ledger import note_launch, note_operator, note_wait, uncounted
 
@@ -32,6 +32,8 @@ CPU = torch.device("cpu")
 GIB = 1 << 30
 BOTH_DEVICES = (aten.copy_, aten._to_copy, aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 """Operators that take tensors of both devices."""
+on_the_cpu = _disable_current_modes
+"""While this is entered, plain tensors have nothing to do with what is pretended: for truths to compare with."""
 Told = Literal["autocast", "backward"]
 
 
@@ -253,7 +255,7 @@ def _note(function: Any, args: Any, kwargs: Any, tensors: list[Any], there: list
         return
     masks = any(
         here and leaf.dtype in (torch.bool, torch.uint8) for leaf, here in zip(tensors[1:], there[1:], strict=True)
-    )  # noqa: E501
+    )
     note_operator(function, args, masks)
 
 
