@@ -452,6 +452,20 @@ def tolerate_missing_gsplat() -> None:
         sys.modules.update(before)
 
 
+def gsplat_version() -> tuple[int, int]:
+    """Returns the major and minor version of gsplat.
+
+    Raises:
+        ConfigError: that version cannot be used.
+    """
+    import gsplat
+
+    major, minor = (int(number) for number in gsplat.__version__.split(".")[:2])
+    if (major, minor) not in ((1, 4), (1, 5)):
+        raise ConfigError(f"Splats need gsplat 1.4 or 1.5, not {gsplat.__version__}: `pip install gsplat==1.4.0`.")
+    return major, minor
+
+
 def _gsplat_kernels() -> Any:
     """Returns gsplat's CUDA kernels, compiling them first if needed (minutes); None if they cannot be compiled."""
     from gsplat.cuda import _backend
@@ -492,6 +506,7 @@ def check_gsplat_kernels() -> None:
     Raises:
         ConfigError: gsplat cannot render on CUDA.
     """
+    gsplat_version()
     try:
         if _gsplat_kernels() is not None:
             return
@@ -519,11 +534,14 @@ def describe_gsplat() -> tuple[bool, str, str]:
     if not has_cuda():
         return True, "importable; its CUDA kernels are not needed without a GPU", ""
     try:
+        gsplat_version()
         if importlib.util.find_spec("gsplat.csrc") is not None:
             import gsplat.csrc  # noqa: F401  # pyright: ignore[reportMissingImports]
 
             return True, "with CUDA kernels", ""
         reason = "not compiled"
+    except ConfigError as error:
+        return False, "of a version that cannot be used", str(error)
     except ImportError as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     if shutil.which("nvcc"):

@@ -1,117 +1,34 @@
-"""CUDA tensors without CUDA: they say they are on a GPU, and hold their numbers in the memory of the CPU.
+"""A pretended GPU for the tests, and small models on it; see :mod:`pretend.tensors`."""
 
-Where torch's FakeTensorMode has shapes and types only, these have values too, so that what CUDA code computes (under
-CUDA's autocast, in half precision) can be compared with the truth. Operators on tensors of both devices and numpy views
-of CUDA tensors fail as they do on a GPU. There is no backward pass: autograd asks CUDA's driver for its streams.
-"""
-
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 import torch
 from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.data.scene_box import SceneBox
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from f3rm_ext.nerf import hash_backends
 from f3rm_ext.nerf.fields import GridOptions
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig, ProposalOptions
 
-aten = torch.ops.aten
-BOTH_DEVICES = (aten.copy_, aten._to_copy, aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
-"""Operators that take tensors of both devices."""
+sys.path.insert(0, str(Path(__file__).parent))  # for the package `pretend`, which benchmarks use too
 
-
-class PretendCuda(torch.Tensor):
-    """A tensor that says it is on ``cuda:0``."""
-
-    held: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, held: torch.Tensor) -> "PretendCuda":
-        """Makes one around a CPU tensor."""
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, held.size(), strides=held.stride(), dtype=held.dtype, device=torch.device("cuda", 0)
-        )
-        made.held = held
-        return made
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """What torch says of real ones."""
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
-
-    def tolist(self) -> Any:
-        """Values, as of real ones."""
-        return self.held.tolist()
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"PretendCuda({self.held!r})"
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator on what the tensors hold."""
-        return _run(function, args, kwargs or {})
-
-
-class PretendCudaMode(TorchDispatchMode):
-    """While this is entered, tensors can be made on and moved to ``cuda``."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator on what the tensors hold."""
-        return _run(function, args, kwargs or {})
-
-
-def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """One operator, on the CPU; its results are on CUDA where its tensors are or where it is told so."""
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    there = [isinstance(leaf, PretendCuda) for leaf in tensors]
-    operator = function.overloadpacket
-    if any(there) and operator not in BOTH_DEVICES:
-        # As on a GPU, a single number on the CPU goes with everything.
-        if any(not here and leaf.dim() for leaf, here in zip(tensors, there, strict=True)):
-            raise RuntimeError(f"Expected all tensors to be on the same device, but {function} got cuda:0 and cpu.")
-    wanted = kwargs.get("device")
-    if wanted is None:
-        on_cuda = there[0] if operator is aten.copy_ else any(there)
-    else:
-        on_cuda = torch.device(wanted).type == "cuda"
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-        if "pin_memory" in kwargs:
-            kwargs["pin_memory"] = False
-    held_args, held_kwargs = pytree.tree_map_only(PretendCuda, lambda leaf: leaf.held, (args, kwargs))
-    found = function(*held_args, **held_kwargs)
-    if not on_cuda:
-        return found
-    # An operator that changes its input gives that very input back.
-    inputs = {id(leaf.held): leaf for leaf in tensors if isinstance(leaf, PretendCuda)}
-    return pytree.tree_map_only(torch.Tensor, lambda leaf: _found(leaf, inputs), found)
-
-
-def _found(held: torch.Tensor, inputs: dict[int, PretendCuda]) -> PretendCuda:
-    return inputs[id(held)] if id(held) in inputs else PretendCuda(held)
+from pretend.steps import write_capture
+from pretend.tensors import autocast, pretended
 
 
 @pytest.fixture
 def cuda() -> Iterator[torch.device]:
     """A CUDA device that is none; gradients are off."""
-    torch._C._ensureCUDADeviceGuardSet()
-    lifted = torch._C._only_lift_cpu_tensors()
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad(), PretendCudaMode():
-        # As FakeTensorMode does: torch is not to look for a driver.
-        torch._C._set_only_lift_cpu_tensors(True)
-        if not torch.cuda.is_available():
-            patch.setattr(torch.cuda, "_lazy_init", lambda: None)
-        # A module that is moved gets new parameters: the old ones would only take over the device.
-        patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
+    with pytest.MonkeyPatch.context() as patch, pretended() as device:
         patch.setitem(hash_backends._TRIALS, "triton", _no_kernels)
         hash_backends.forget()
         try:
-            yield torch.device("cuda", 0)
+            yield device
         finally:
-            torch._C._set_only_lift_cpu_tensors(lifted)
             hash_backends.forget()
 
 
@@ -120,25 +37,16 @@ def _no_kernels(device: torch.device) -> None:
     raise RuntimeError("these tensors are none")
 
 
-@contextmanager
-def _autocast(dtype: torch.dtype = torch.float16) -> Iterator[None]:
-    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    torch.set_autocast_enabled("cuda", True)
-    torch.set_autocast_dtype("cuda", dtype)
-    torch.autocast_increment_nesting()
-    try:
-        yield
-    finally:
-        if torch.autocast_decrement_nesting() == 0:
-            torch.clear_autocast_cache()
-        torch.set_autocast_enabled("cuda", before[0])
-        torch.set_autocast_dtype("cuda", before[1])
-
-
 @pytest.fixture
 def cuda_autocast() -> Callable[..., AbstractContextManager[None]]:
     """``torch.autocast("cuda")``, which torch turns off where there is no GPU."""
-    return _autocast
+    return autocast
+
+
+@pytest.fixture(scope="session")
+def noise_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six photos of noise with labels."""
+    return write_capture(tmp_path_factory.mktemp("noise") / "capture")
 
 
 @pytest.fixture

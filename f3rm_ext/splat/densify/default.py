@@ -8,6 +8,7 @@ from gsplat.strategy import DefaultStrategy
 from torch import Tensor
 from torch.nn import Parameter
 
+from f3rm_ext import compat
 from f3rm_ext.splat.densify.base import Densifier
 from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, named, zero_moments
 from f3rm_ext.splat.densify.options import DensifyOptions
@@ -164,6 +165,10 @@ class DefaultDensifier(Densifier):
         self.statistics["source"] = torch.arange(count, device=device)
         with self.random_numbers(device):
             self.strategy.step_post_backward(sketch, counter, self.statistics, step, info)  # type: ignore[arg-type]
+        if resets:
+            # Not every version of gsplat does it, though every version means to.
+            highest = torch.logit(torch.tensor(self.strategy.prune_opa * 2.0)).item()
+            sketch["opacities"].data.clamp_(max=highest)
         source = self.statistics.pop("source")
         duplicated, split = self.strategy.grown
         if not (duplicated or split or self.strategy.pruned):
@@ -205,11 +210,14 @@ def _info(rasterization: Rasterization, absgrad: bool) -> dict[str, Any]:
     if gradient is None:  # the loss depends on no Gaussian
         gradient = torch.zeros_like(points)
     height, width = rasterization.colors.shape[:2]
+    radii = rasterization.radii[None]
+    if compat.gsplat_version() >= (1, 5):
+        radii = radii[..., None].expand(-1, -1, 2)  # along x and y
     return {
         "width": width,
         "height": height,
         "n_cameras": 1,
-        "radii": rasterization.radii[None],
+        "radii": radii,
         "gaussian_ids": None,
         "means2d": SimpleNamespace(grad=gradient.detach()[None], absgrad=gradient.detach()[None]),
     }

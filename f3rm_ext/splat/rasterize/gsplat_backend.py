@@ -1,4 +1,4 @@
-"""Rasterisation on CUDA with gsplat 1.4's kernels.
+"""Rasterisation on CUDA with the kernels of gsplat 1.4 or 1.5.
 
 This calls the steps of ``gsplat.rasterization`` one by one, because callers read the gradient and the absolute gradient
 of the 2D centres, which therefore must be one tensor (gaussians, 2) between the Gaussians and the image.
@@ -37,6 +37,11 @@ def _batch_and_watch(means2d: Tensor) -> Tensor:
     return batch
 
 
+def _radii(reaches: Tensor) -> Tensor:
+    """Returns one radius for each Gaussian, 0 if it is not drawn, of those by axis that gsplat 1.5 gives."""
+    return reaches if reaches.dim() == 1 else reaches.amax(dim=1) * (reaches.amin(dim=1) > 0)
+
+
 def render(
     means: Tensor,
     quats: Tensor,
@@ -61,7 +66,7 @@ def render(
 
     width, height = camera.width, camera.height
     behind = colors.new_zeros(colors.shape[1]) if background is None else background
-    radii, batched, depths, conics, compensations = fully_fused_projection(
+    reaches, batched, depths, conics, compensations = fully_fused_projection(
         means,
         None,
         quats,
@@ -77,14 +82,15 @@ def render(
         calc_compensations=antialiased,
     )
     # gsplat leaves the values of invisible Gaussians uninitialised.
-    drawn = radii[0] > 0
+    radii = _radii(reaches[0])
+    drawn = radii > 0
     means2d = camera.in_strip(torch.where(drawn[:, None], batched[0], 0.0))
     width, height = camera.size
     depths = torch.where(drawn, depths[0], 0.0)[None]
     if antialiased:
         alphas = alphas * torch.where(drawn, compensations[0], 0.0)
     columns, rows = -(-width // TILE_PX), -(-height // TILE_PX)
-    _, crossings, flat = isect_tiles(means2d.detach()[None], radii, depths.detach(), TILE_PX, columns, rows)
+    _, crossings, flat = isect_tiles(means2d.detach()[None], reaches, depths.detach(), TILE_PX, columns, rows)
     offsets = isect_offset_encode(crossings, 1, columns, rows)
 
     payload = torch.cat([colors, depths[0, :, None]], dim=-1)
@@ -102,4 +108,4 @@ def render(
         alpha = accumulation[0, ..., 0] if alpha is None else alpha
     picture = torch.cat(pictures, dim=-1)
     assert alpha is not None
-    return picture[..., :-1], picture[..., -1], alpha, means2d, radii[0]
+    return picture[..., :-1], picture[..., -1], alpha, means2d, radii
