@@ -41,6 +41,10 @@ class MemoryShortageError(UserError):
     """Memory ran out in training."""
 
 
+class RankError(UserError):
+    """The processes of a run on several devices cannot work together any longer."""
+
+
 class CheckpointError(UserError):
     """There is no usable checkpoint at the given place."""
 

@@ -162,6 +162,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             rays,
             None if self._sources is None else self._sources[0],
             self.config.masked_pixels,
+            divided=self.world_size > 1 and self.config.ray_batch_scope == "global",
         )
         self.train_ray_generator = make_ray_generator(self.train_dataset.cameras, self.device)
         if self.test_mode == "val":
@@ -229,6 +230,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         rays: int,
         source: FeatureSource | None,
         masked: MaskedPixels = "ignore",
+        divided: bool = False,
     ) -> PixelStream:
         return PixelStream(
             dataset,
@@ -240,6 +242,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             source=source,
             feature_ray_fraction=self.config.feature_ray_fraction,
             masked=masked,
+            divided_rays=self.config.train_num_rays_per_batch if divided else None,
         )
 
     def streams(self) -> dict[str, Stream]:

@@ -118,14 +118,15 @@ class PackedPixels:
             valid=None if self.valid is None else self.valid.to(device),
         )
 
-    def sample(self, num_rays: int, generator: torch.Generator) -> PixelSample:
+    def sample(self, num_rays: int, generator: torch.Generator, part: slice = slice(None)) -> PixelSample:
         """Draws pixels uniformly over the window, with replacement.
 
         Args:
             num_rays: number of pixels.
             generator: random number generator on the device of the pixels.
+            part: of these pixels to return; all by default.
         """
-        flat = torch.randint(self.num_pixels, (num_rays,), generator=generator, device=self.device)
+        flat = torch.randint(self.num_pixels, (num_rays,), generator=generator, device=self.device)[part].contiguous()
         if self.valid is not None:
             flat = self.valid[flat].long()
         slots = torch.searchsorted(self.starts, flat, right=True) - 1

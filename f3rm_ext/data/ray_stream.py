@@ -82,6 +82,7 @@ class PixelStream:
         source: FeatureSource | None = None,
         feature_ray_fraction: float = 1.0,
         masked: MaskedPixels = "ignore",
+        divided_rays: int | None = None,
     ) -> None:
         """Loads nothing yet.
 
@@ -95,6 +96,9 @@ class PixelStream:
             source: feature maps of the images, if any.
             feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
             masked: "background" also draws masked pixels, as transparent ones.
+            divided_rays: rays of the batch that all processes share; None if each draws a batch of its own. Where all
+                of them hold all images, every process draws this batch and takes each n-th ray of it, so that any
+                number of processes trains on the same rays.
         """
         self.dataset = dataset
         self.cycle = cycle
@@ -105,6 +109,8 @@ class PixelStream:
         self.source = source
         self.feature_ray_fraction = feature_ray_fraction
         self.masked: MaskedPixels = masked
+        together = divided_rays is not None and not cycle.changes and cycle.window_size == cycle.num_images
+        self._drawn_together = divided_rays if together else None
         self.batches = 0
         sizes = (dataset.cameras.height * dataset.cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._coverage = Coverage(sizes, cycle.shards)
@@ -138,10 +144,15 @@ class PixelStream:
         window = self._current()
         generator = self._generator
         assert generator is not None and self._window_rays is not None
-        generator.manual_seed(batch_seed(self.cycle.seed, self.split, self.cycle.shard, self.batches))
+        shards, shard = self.cycle.shards, self.cycle.shard
+        together = self._drawn_together is not None
+        generator.manual_seed(batch_seed(self.cycle.seed, self.split, 0 if together else shard, self.batches))
         self.batches += 1
         self._window_steps += 1
-        sample = window.pixels.sample(self.num_rays_per_batch, generator)
+        rays, part = self.num_rays_per_batch, slice(None)
+        if self._drawn_together is not None:
+            rays, part = self._drawn_together, slice(shard, None, shards)
+        sample = window.pixels.sample(rays, generator, part)
         self._window_rays.index_add_(0, sample.slots, torch.ones_like(sample.slots))
         batch: dict[str, Any] = {
             "image": sample.colors.to(self.device),
@@ -150,7 +161,8 @@ class PixelStream:
         if self.masked == "background" and batch["image"].shape[1] == 4:
             batch["kept"] = batch["image"][:, 3:] > 0
         if window.features:
-            count = math.ceil(self.feature_ray_fraction * self.num_rays_per_batch)
+            # Of a batch drawn together, its first rays have features: here, the first ones of this process.
+            count = len(range(math.ceil(self.feature_ray_fraction * rays))[part])
             slots = sample.slots[:count]
             yx_px = sample.indices[:count, 1:].float() + 0.5
             batch["features"] = {
