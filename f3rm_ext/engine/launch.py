@@ -16,7 +16,7 @@ import torch.distributed as dist
 from nerfstudio.configs.base_config import MachineConfig
 from nerfstudio.utils import comms
 
-from f3rm_ext import compat
+from f3rm_ext import compat, errors
 from f3rm_ext.engine.ranks import PATIENCE
 from f3rm_ext.errors import EXIT_CODE, ConfigError, RankError
 
@@ -98,6 +98,7 @@ def join(machine: MachineConfig) -> None:
             f"The processes that torchrun has started cannot meet at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']} ({reason}): check --rdzv-endpoint and the firewall."
         ) from error
+    errors.install_excepthook()  # before torch's, which collects what is printed and loses it when the process ends
     here = int(os.environ["LOCAL_WORLD_SIZE"])
     for first in range(0, dist.get_world_size(), here):
         group = dist.new_group(list(range(first, first + here)))
