@@ -1,6 +1,9 @@
 """Several processes train together as torchrun starts them: two on the CPU, which talk through gloo."""
 
+import json
 import os
+import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +54,16 @@ def train_ranks(command_server: Any, tiny_capture: Path, tmp_path: Path) -> Call
         return command_server.finish_ranks(150)
 
     return train
+
+
+@pytest.fixture
+def without_points(tiny_capture: Path, tmp_path: Path) -> Path:
+    """A capture without 3D points: splats start as random ones and may grow."""
+    copy = Path(shutil.copytree(tiny_capture, tmp_path / "without_points"))
+    transforms = json.loads((copy / "transforms.json").read_text())
+    del transforms["ply_file_path"]
+    (copy / "transforms.json").write_text(json.dumps(transforms))
+    return copy
 
 
 def checkpoint(folder: Path, stamp: str, step: int, method: str = "f3rm-ext-lite") -> dict[str, Any]:
@@ -113,17 +126,19 @@ def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
 
 @pytest.mark.parametrize("strategy", ["default", "mcmc"])
 def test_two_processes_grow_the_gaussians_of_one_that_sees_both_images(
-    train_ranks: Callable[..., list[Any]], tmp_path: Path, strategy: str
+    train_ranks: Callable[..., list[Any]], without_points: Path, tmp_path: Path, strategy: str
 ) -> None:
     rounds = ("--schedule-steps", 15000, "--pipeline.model.densify.start", 5, "--pipeline.model.densify.every", 5)
     growth = ("--pipeline.model.densify.strategy", strategy, "--pipeline.model.densify.grow-grad2d", 2e-4)
     for ranks, stamp in ((1, "both_images"), (2, "two")):
-        succeeded(train_ranks(ranks, stamp, 24, *SPLATS, *rounds, *growth, method="sugar-ext-lite"))
+        done = train_ranks(ranks, stamp, 24, *SPLATS, *rounds, *growth, method="sugar-ext-lite", data=without_points)
+        succeeded(done)
     one, two = (parameters(checkpoint(tmp_path, stamp, 23, "sugar-ext-lite")) for stamp in ("both_images", "two"))
     assert one.keys() == two.keys()
     count = len(one["_model.gauss_params.means"])
-    print(strategy, count)
-    assert count > 300 and len(two["_model.gauss_params.means"]) == count
+    began = re.search(r"Starting with (\d+) Gaussians", done[0].text)
+    assert began is not None and count > int(began[1]), "no Gaussian was added"
+    assert len(two["_model.gauss_params.means"]) == count
     for name, value in one.items():
         torch.testing.assert_close(
             two[name], value, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
