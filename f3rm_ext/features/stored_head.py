@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,8 @@ from f3rm_ext.features.store.manifest import MANIFEST_NAME
 from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
 from f3rm_ext.utils.console import image_progress
 
-
 _POLL_S = 0.2
-_LATE_S = 20.0
+_LATE_S = 60.0
 """How long rank 0, when it is done, waits for a process that has not begun its share, before it does that, too."""
 
 
@@ -78,7 +77,11 @@ class StoredHead:
         return self._spec(store, basis)
 
     def extract(self, extractor: Extractor, *, repair: bool) -> None:
-        """Extracts the full features that are missing. The caller must hold the lock."""
+        """Extracts the full features that are missing. The caller must hold the lock.
+
+        What the processes of a killed run left is taken over.
+        """
+        self._adopt(int(part.name) for part in (self.root / "parts").glob("[0-9]*"))
         extract_missing(extractor, self.full(), self.sets, name=self.name, repair=repair)
 
     def extract_share(self, extractor: Extractor, rank: int, ranks: int) -> None:
@@ -99,24 +102,30 @@ class StoredHead:
     def extract_with_others(self, extractor: Extractor, ranks: int) -> None:
         """Extracts the share of rank 0, adopts what the other processes extract, and extracts what is left.
 
-        Shares that a killed run left are adopted, too. The caller must hold the lock.
+        The caller must hold the lock.
+
+        Args:
+            extractor: Extractor to use.
+            ranks: Number of processes that share the work.
         """
-        self._adopt(ranks)
+        self._adopt(range(1, ranks))
         share = self._share(0, ranks)
         if share:
             extract_missing(extractor, self.full(), self.sets, name=self.name, missing=share)
-        waited = time.monotonic()
+        start = quiet_since = time.monotonic()
         say = say_waiting(self.root, "the other processes")
-        while self._others_share(ranks):
-            self._adopt(ranks)
+        at_work = set(range(1, ranks))
+        while True:
+            at_work -= self._adopt(at_work)
+            self.refresh()
+            at_work = {rank for rank in at_work if self._share(rank, ranks)}
             now = time.monotonic()
-            if any(FolderLock(self._part(rank) / "lock").is_held() for rank in range(1, ranks)):
-                waited = now
-            elif now - waited > _LATE_S:
+            if any(FolderLock(self._part(rank) / "lock").is_held() for rank in at_work):
+                quiet_since = now
+            if not at_work or now - quiet_since > _LATE_S:
                 break
-            say(now - waited)
+            say(now - start)
             time.sleep(_POLL_S)
-        self._adopt(ranks)
         self.extract(extractor, repair=False)
 
     def _part(self, rank: int) -> Path:
@@ -131,20 +140,17 @@ class StoredHead:
         todo = pending(self.full(), self.sets, repair=False)
         return [(image_set, i) for image_set, i in todo if numbers[id(image_set), i] % ranks == rank]
 
-    def _others_share(self, ranks: int) -> bool:
-        """Whether features of images of other processes are missing."""
-        self.refresh()
-        return any(self._share(rank, ranks) for rank in range(1, ranks))
-
-    def _adopt(self, ranks: int) -> None:
-        """Takes over what other processes have extracted, unless they are still at it."""
-        for rank in range(1, ranks):
+    def _adopt(self, ranks: Iterable[int]) -> set[int]:
+        """Takes over what other processes have extracted, unless they are still at it; returns which have."""
+        found = set()
+        for rank in ranks:
             part, lock = self._part(rank), FolderLock(self._part(rank) / "lock")
-            if not (part / MANIFEST_NAME).is_file() or lock.is_held():
-                continue
-            with lock.hold():
-                self.full().adopt(FeatureStore.open(part, dataclasses.asdict(self.identity), self.dim))
-                (part / MANIFEST_NAME).unlink(missing_ok=True)
+            if (part / MANIFEST_NAME).is_file() and not lock.is_held():
+                with lock.hold():
+                    self.full().adopt(FeatureStore.open(part, dataclasses.asdict(self.identity), self.dim))
+                    (part / MANIFEST_NAME).unlink(missing_ok=True)
+                found.add(rank)
+        return found
 
     def derive(self, device: torch.device) -> None:
         """Makes PCA codes and display basis from the full features. The caller must hold the lock."""

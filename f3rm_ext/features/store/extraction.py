@@ -135,7 +135,10 @@ def extract_missing(
         _check_space(store.root, needed_bytes())
         batch: dict[str, Decoded] = {}
         extracted = 0
-        with image_progress(disable=not show) as progress, contextlib.closing(decode(todo, ahead=extractor.batch_size)) as images:
+        with (
+            image_progress(disable=not show) as progress,
+            contextlib.closing(decode(todo, ahead=extractor.batch_size)) as images,
+        ):
             task = progress.add_task(f"Features {name}", total=len(todo))
             try:
                 for number, (_, _, image) in enumerate(images, start=1):
