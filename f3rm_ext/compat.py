@@ -153,8 +153,9 @@ def check_device(device_type: str, num_devices: int = 1) -> None:
             )
     elif num_devices > 1:
         raise ConfigError(
-            f"--machine.num-devices is {num_devices}, but nerfstudio trains on several devices with CUDA only, not on "
-            f"{device_type}: use --machine.num-devices 1."
+            f"--machine.num-devices is {num_devices}, but nerfstudio starts several processes with CUDA only, not with "
+            f"{device_type}: use --machine.num-devices 1, or let `torchrun --nproc-per-node {num_devices} --no-python "
+            "ns-train ...` start them."
         )
 
 

@@ -41,6 +41,10 @@ class MemoryShortageError(UserError):
     """Memory ran out in training."""
 
 
+class RankError(UserError):
+    """The processes of a run on several devices cannot work together any longer."""
+
+
 class CheckpointError(UserError):
     """There is no usable checkpoint at the given place."""
 
@@ -54,7 +58,8 @@ def install_excepthook() -> None:
     """Makes an uncaught :class:`UserError` print its sentence and end the process with exit code 2.
 
     Nerfstudio's commands (``ns-train``, ``ns-eval`` ...) do not know our errors; without this they would show
-    a traceback. Every other exception goes to the hook that was installed before. Safe to call twice.
+    a traceback. A process that started several others ends with the code of the one that ended first. Every other
+    exception goes to the hook that was installed before. Safe to call twice.
     """
     previous = sys.excepthook
     if getattr(previous, "handles_user_errors", False):
@@ -65,6 +70,13 @@ def install_excepthook() -> None:
             report(error)
             # CPython honours a SystemExit raised by the hook: handlers at exit still run.
             raise SystemExit(EXIT_CODE)
+        code = getattr(error, "exit_code", None)
+        if kind.__name__ == "ProcessExitedException" and isinstance(code, int):
+            # From the process of nerfstudio that started those of several GPUs, one of which has ended.
+            if code < 0:
+                index = getattr(error, "error_index", "?")
+                report(RankError(f"Process {index} of this run was killed by signal {-code}: see above how to go on."))
+            raise SystemExit(code if code >= 0 else 128 - code)
         previous(kind, error, trace)
 
     hook.handles_user_errors = True  # type: ignore[attr-defined]

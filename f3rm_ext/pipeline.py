@@ -1,17 +1,21 @@
 """nerfstudio's pipeline, whose evaluation also queries the model where the capture has labels."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from nerfstudio.cameras.cameras import Cameras
-from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
+from nerfstudio.pipelines.base_pipeline import Pipeline, VanillaPipeline, VanillaPipelineConfig
 from nerfstudio.utils.rich_utils import CONSOLE
+from torch import Tensor
+from torch.cuda.amp.grad_scaler import GradScaler
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.data.datamanager import F3rmDataManager
 from f3rm_ext.data.image_datamanager import ImageDataManager
+from f3rm_ext.engine import ranks
 from f3rm_ext.errors import UserError
 from f3rm_ext.features.extractors.registry import understands_text
 from f3rm_ext.query.builders import exemplar_queries, text_queries
@@ -32,7 +36,64 @@ class FeaturePipelineConfig(VanillaPipelineConfig):
 
 
 class FeaturePipeline(VanillaPipeline):
-    """A datamanager and a model with features. ``ns-eval`` adds the accuracy of queries to the metrics."""
+    """A datamanager and a model with features. ``ns-eval`` adds the accuracy of queries to the metrics.
+
+    With several processes the model is not wrapped in torch's DDP:
+    :class:`~f3rm_ext.engine.synchronization.SynchronizedOptimizers` adds up the gradients. Here every loss gets the
+    weight of this process's share of the batch, so that the sum is the gradient of the mean over all of the batch.
+    """
+
+    def __init__(
+        self,
+        config: FeaturePipelineConfig,
+        device: str,
+        test_mode: Literal["test", "val", "inference"] = "val",
+        world_size: int = 1,
+        local_rank: int = 0,
+        grad_scaler: GradScaler | None = None,
+    ) -> None:
+        """Builds datamanager and model; all processes of a run start with the parameters of rank 0.
+
+        Raises:
+            UserError: the capture, the features or an option cannot be used.
+        """
+        if world_size == 1:
+            super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)
+            return
+        Pipeline.__init__(self)
+        self.config, self.test_mode, self.world_size = config, test_mode, world_size  # type: ignore[assignment]
+        self.datamanager = config.datamanager.setup(
+            device=device, test_mode=test_mode, world_size=world_size, local_rank=local_rank
+        )
+        dataset: Any = self.datamanager.train_dataset
+        outputs = getattr(self.datamanager, "train_dataparser_outputs", None)
+        points = {} if outputs is None else outputs.metadata
+        self._model = config.model.setup(
+            scene_box=dataset.scene_box,
+            num_train_data=len(dataset),
+            metadata=dataset.metadata,
+            device=device,
+            grad_scaler=grad_scaler,
+            seed_points=(points["points3D_xyz"], points["points3D_rgb"]) if "points3D_xyz" in points else None,
+        )
+        self.model.to(device)
+        if ranks.world_size() > 1:
+            ranks.send_from_first([*self.model.parameters(), *self.model.buffers()])
+
+    def get_train_loss_dict(self, step: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """Outputs, losses and metrics of a training step.
+
+        With several processes the values are those of this one, and the gradients have the weight of its share.
+        """
+        if ranks.world_size() == 1:
+            return super().get_train_loss_dict(step)
+        inputs, batch = self.datamanager.next_train(step)
+        outputs: Any = self.model(inputs)
+        metrics = self.model.get_metrics_dict(outputs, batch)
+        losses: dict[str, Tensor] = self.model.get_loss_dict(outputs, batch, metrics)  # type: ignore[assignment]
+        count_terms = getattr(self.model, "loss_terms", None)
+        terms = {} if count_terms is None else count_terms(losses, outputs, batch)
+        return outputs, weighted_losses(losses, terms, self.device), metrics
 
     def get_average_image_metrics(self, data_loader: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The metrics of nerfstudio's pipeline and, in a test, those of queries, see :meth:`query_metrics`.
@@ -84,6 +145,31 @@ class FeaturePipeline(VanillaPipeline):
             for name, count in counts.items()
             for key in ("localisation", "miou", "macc")
         }
+
+
+def weighted_losses(
+    losses: Mapping[str, Tensor], terms: Mapping[str, int | Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """Gives each loss this process's share of the batch of all processes as its weight.
+
+    The values stay as they are, for the log. Only the gradients get the weight.
+
+    Args:
+        losses: of this process, each a mean; by name.
+        terms: number of terms n that a loss is the mean of, by name, the same names on every rank, also where a loss
+            has no terms. The weight is n / Σ n, and 1 / (number of processes) for other losses.
+        device: on which the numbers are added up.
+    """
+    equal = 1 / ranks.world_size()
+    shares: dict[str, Tensor] = {}
+    if terms:
+        names = sorted(terms)
+        # Filled, not copied from the host, which would have to wait; and not read back.
+        own = torch.stack([torch.zeros((), dtype=torch.float64, device=device) + terms[name] for name in names])
+        total = own.clone()
+        ranks.sum_over_ranks(total)
+        shares = dict(zip(names, (own / total.clamp(min=1)).float(), strict=True))
+    return {name: loss.detach() + shares.get(name, equal) * (loss - loss.detach()) for name, loss in losses.items()}
 
 
 def _labels(manager: F3rmDataManager | ImageDataManager) -> CaptureGroundTruth | None:

@@ -9,6 +9,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ class CommandServer:
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._streams = {name: folder / name for name in ("stdout", "stderr")}
         self._said = b""
-        self._running: int | None = None
+        self._running: list[int] = []
         with (folder / "server").open("wb") as said:
             self._process = subprocess.Popen(
                 [sys.executable, __file__],
@@ -71,54 +72,85 @@ class CommandServer:
             folder: where it works; the tests' own by default.
             environment: variables of its own.
         """
-        assert self._running is None, "finish the command before"
+        return self.start_ranks(1, *argv, folder=folder, environment=environment)[0]
+
+    def start_ranks(
+        self, ranks: int, *argv: object, folder: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> list[int]:
+        """Starts a command as torchrun would, in several processes that know of each other; returns their ids.
+
+        Args:
+            ranks: number of processes; 1 is a plain command.
+            folder: see :meth:`start`.
+            environment: see :meth:`start`.
+        """
+        assert not self._running, "finish the command before"
         if not self._is_ready:
             assert self._answer(IMPORT_S) == "ready"
             self._is_ready = True
         words = [str(word) for word in argv]
+        port = self._port()
         task = {
             "main": MAINS.get(words[0], words[0]),
             "argv": [str(BIN / words[0]), *words[1:]],
             "folder": str(folder or Path.cwd()),
             "environment": dict(environment or {}),
-            "streams": [str(path) for path in self._streams.values()],
+            "ranks": [_torchrun(rank, ranks, port) if ranks > 1 else {} for rank in range(ranks)],
+            "streams": [[str(path) for path in self._streams_of(rank)] for rank in range(ranks)],
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task).encode() + b"\n")
         self._process.stdin.flush()
-        self._running = int(self._answer(30))
+        self._running = json.loads(self._answer(30))
         return self._running
 
     def finish(self, timeout_s: float) -> Finished:
         """Waits for the command that was started last; kills it and its children where it takes too long."""
+        return self.finish_ranks(timeout_s)[0]
+
+    def finish_ranks(self, timeout_s: float) -> list[Finished]:
+        """Waits for all processes of :meth:`start_ranks`; kills them where they take too long."""
         try:
-            code = int(self._answer(timeout_s))
+            codes = json.loads(self._answer(timeout_s))
         except BaseException as error:  # a test's own limit comes as an exception, too
             self._kill()
             if isinstance(error, TimeoutError):
                 raise TimeoutError(f"{error}; it said:\n{self._said_by_command()[-4000:]}") from None
             raise
-        self._running = None
-        return Finished(code, *(path.read_text(errors="replace") for path in self._streams.values()))
+        self._running = []
+        return [
+            Finished(code, *(path.read_text(errors="replace") for path in self._streams_of(rank)))
+            for rank, code in enumerate(codes)
+        ]
 
     def stop(self) -> None:
         """Ends the server."""
-        if self._running is not None:
+        if self._running:
             self._kill()
         self._process.kill()
         self._process.communicate()
 
     def _said_by_command(self) -> str:
-        return "".join(path.read_text(errors="replace") for path in self._streams.values())
+        paths = (path for rank in range(len(self._running)) for path in self._streams_of(rank))
+        return "".join(path.read_text(errors="replace") for path in paths)
+
+    def _streams_of(self, rank: int) -> list[Path]:
+        return [path.with_name(f"{path.name}.{rank}") for path in self._streams.values()]
+
+    @staticmethod
+    def _port() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
 
     def _kill(self) -> None:
-        assert self._running is not None
-        try:
-            os.killpg(self._running, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        for process in self._running:
+            try:
+                os.killpg(process, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
         self._answer(30)
-        self._running = None
+        self._running = []
 
     def _answer(self, timeout_s: float) -> str:
         """The server's next line."""
@@ -133,6 +165,12 @@ class CommandServer:
             self._said += more
         line, self._said = self._said.split(b"\n", 1)
         return line.decode()
+
+
+def _torchrun(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """The variables by which torchrun tells a process its place."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
 
 
 def run_to_the_end(
@@ -159,17 +197,17 @@ def run_to_the_end(
     return Finished(process.returncode, stdout, stderr)
 
 
-def _become(task: dict) -> None:
+def _become(task: dict, rank: int) -> None:
     """In the fork: runs a command as its script would; does not return."""
     os.setsid()
     os.chdir(task["folder"])
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    for descriptor, path in zip((1, 2), task["streams"], strict=True):
+    for descriptor, path in zip((1, 2), task["streams"][rank], strict=True):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
-    os.environ.update(task["environment"])
+    os.environ.update({**task["environment"], **task["ranks"][rank]})
     sys.argv = task["argv"]
     code: object = 0
     try:
@@ -205,12 +243,16 @@ def serve() -> None:
     os.write(answers, b"ready\n")
     for line in sys.stdin.buffer:
         task = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            os.close(answers)
-            _become(task)
-        os.write(answers, b"%d\n" % pid)
-        os.write(answers, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        pids = []
+        for rank in range(len(task["ranks"])):
+            pid = os.fork()
+            if pid == 0:
+                os.close(answers)
+                _become(task, rank)
+            pids.append(pid)
+        os.write(answers, json.dumps(pids).encode() + b"\n")
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        os.write(answers, json.dumps(codes).encode() + b"\n")
 
 
 if __name__ == "__main__":

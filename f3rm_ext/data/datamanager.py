@@ -169,6 +169,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             None if self._sources is None else self._sources[0],
             self.config.masked_pixels,
             self.make_placement("images_on_gpu", wanted=self.config.images_on_gpu, off="False", what=what),
+            divided=self.world_size > 1 and self.config.ray_batch_scope == "global",
         )
         self.train_ray_generator = make_ray_generator(self.train_dataset.cameras, self.device)
         if self.test_mode == "val":
@@ -237,6 +238,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         source: FeatureSource | None,
         masked: MaskedPixels = "ignore",
         placement: Placement | None = None,
+        divided: bool = False,
     ) -> PixelStream:
         return PixelStream(
             dataset,
@@ -248,6 +250,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             source=source,
             feature_ray_fraction=self.config.feature_ray_fraction,
             masked=masked,
+            divided_rays=self.config.train_num_rays_per_batch if divided else None,
         )
 
     def streams(self) -> dict[str, Stream]:

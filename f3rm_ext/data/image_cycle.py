@@ -150,6 +150,8 @@ class ImageCycle:
                 epoch, order, position = epoch + 1, self._shuffled(epoch + 1, avoid, first), missing
                 window = window + order[:missing]
             windows.append(window)
+        if self.window_size == self.num_images:  # each process has all images: in one order
+            windows = [list(windows[0]) for _ in windows]
         return windows, epoch, order, position
 
     def _shuffled(self, epoch: int, avoid_first: list[int], first: int) -> list[int]:

@@ -118,7 +118,7 @@ class ImageStream:
         self.masked: MaskedPixels = masked
         self.batches = 0
         self.uses = np.zeros(len(dataset), dtype=np.int64)
-        """Number of times that this process has used each image."""
+        """Number of times that each image was used: by all processes if each holds all images, else by this one."""
         cameras = dataset.cameras
         self.pixels_per_batch = int(cameras.height[0]) * int(cameras.width[0])
         """Pixels of the last image; before the first step, of the first image."""
@@ -153,11 +153,8 @@ class ImageStream:
             self._turn = []
             self._round = self.cycle.round
             self._coverage.add_windows(self._round)
-        if not self._turn:
-            self._turn = self._shuffled(window.images)
-        image_idx = self._turn.pop(0)
+        image_idx = self._draw(window.images)
         self.batches += 1
-        self.uses[image_idx] += 1
         self._steps += 1
         if self._uploads is None:
             picture = window.picture(image_idx, halvings)
@@ -209,9 +206,25 @@ class ImageStream:
         self._forget_uploads()
         self._feed.close()
 
-    def _shuffled(self, images: tuple[int, ...]) -> list[int]:
+    def _draw(self, images: tuple[int, ...]) -> int:
+        """The next image of this process.
+
+        Where all processes hold all images, they go through the same turns, and each takes another image at a step.
+        """
+        together = self.cycle.shards > 1 and self.cycle.window_size == self.cycle.num_images
+        drawn: list[int] = []
+        for _ in range(self.cycle.shards if together else 1):
+            if not self._turn:
+                turn = self._shuffled(images, 0 if together else self.cycle.shard)
+                # Where a step crosses the end of a turn, its images come last in the next one.
+                self._turn = [image for image in turn if image not in drawn] + [i for i in turn if i in drawn]
+            drawn.append(self._turn.pop(0))
+            self.uses[drawn[-1]] += 1
+        return drawn[self.cycle.shard if together else 0]
+
+    def _shuffled(self, images: tuple[int, ...], shard: int) -> list[int]:
         """The images in random order, least used first."""
-        dice = random.Random(f"{self.cycle.seed}/{self.split}/turn/{self.cycle.shard}/{self.batches}")
+        dice = random.Random(f"{self.cycle.seed}/{self.split}/turn/{shard}/{self.batches}")
         order = sorted(images)
         dice.shuffle(order)
         return sorted(order, key=lambda image: int(self.uses[image]))

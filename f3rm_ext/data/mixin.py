@@ -325,5 +325,6 @@ class FeaturedDataManager:
                 device=self.device,
                 local_rank=self.local_rank,
                 world_size=self.world_size,
+                local_size=comms.get_local_size(),
             )
         )

@@ -120,14 +120,15 @@ class PackedPixels:
         """Returns the same images with their pixels on a device."""
         return replace(self, pixels=self.pixels.to(device))
 
-    def draw(self, num_rays: int, generator: torch.Generator) -> PixelDraw:
+    def draw(self, num_rays: int, generator: torch.Generator, part: slice = slice(None)) -> PixelDraw:
         """Draws pixels uniformly over the window, with replacement.
 
         Args:
             num_rays: number of pixels.
             generator: random number generator of the CPU.
+            part: of these pixels to return; all by default.
         """
-        places = torch.randint(self.num_pixels, (num_rays,), generator=generator)
+        places = torch.randint(self.num_pixels, (num_rays,), generator=generator)[part].contiguous()
         if self.valid is not None:
             places = self.valid[places].long()
         slots = torch.searchsorted(self.starts, places, right=True) - 1

@@ -12,7 +12,7 @@ from torch import Tensor
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
-from f3rm_ext.data.pixel_sampler import batch_seed, colors_of
+from f3rm_ext.data.pixel_sampler import PixelDraw, batch_seed, colors_of
 from f3rm_ext.data.pixel_window import Draft, LoadedWindow, centres_px, draft_batch, finish_batch, load_window
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.prefetch import Prefetcher, WindowFeed
@@ -43,6 +43,7 @@ class PixelStream:
         source: FeatureSource | None = None,
         feature_ray_fraction: float = 1.0,
         masked: MaskedPixels = "ignore",
+        divided_rays: int | None = None,
     ) -> None:
         """Loads nothing yet.
 
@@ -56,6 +57,9 @@ class PixelStream:
             source: feature maps of the images, if any.
             feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
             masked: "background" also draws masked pixels, as transparent ones.
+            divided_rays: rays of the batch that all processes share; None if each draws a batch of its own. Where all
+                of them hold all images, every process draws this batch and takes each n-th ray of it, so that any
+                number of processes trains on the same rays.
         """
         self.dataset = dataset
         self.cycle = cycle
@@ -66,6 +70,8 @@ class PixelStream:
         self.source = source
         self.feature_ray_fraction = feature_ray_fraction
         self.masked: MaskedPixels = masked
+        together = divided_rays is not None and not cycle.changes and cycle.window_size == cycle.num_images
+        self._drawn_together = divided_rays if together else None
         self.batches = 0
         sizes = (dataset.cameras.height * dataset.cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._coverage = Coverage(sizes, cycle.shards)
@@ -155,20 +161,25 @@ class PixelStream:
             self._coverage.add_windows(self._round)
         return window
 
-    def _featured(self, rays: int) -> int:
-        """Number of rays with features."""
-        return math.ceil(self.feature_ray_fraction * rays)
+    def _draw(self, window: LoadedWindow, number: int, rays: int) -> tuple[PixelDraw, int]:
+        """The pixels of a batch, given its number and number of rays, and how many of them, the first, get features."""
+        shard, part, seeded = self.cycle.shard, slice(None), self.cycle.shard
+        if self._drawn_together is not None:
+            # The first rays of the batch of all processes have features: here, the first ones of this process.
+            rays, part, seeded = self._drawn_together, slice(shard, None, self.cycle.shards), 0
+        generator = self._generator.manual_seed(batch_seed(self.cycle.seed, self.split, seeded, number))
+        featured = len(range(math.ceil(self.feature_ray_fraction * rays))[part])
+        return window.pixels.draw(rays, generator, part), featured
 
     def _made_now(self, window: LoadedWindow) -> dict[str, Any]:
         """The next batch, made on the CPU."""
         assert self._window_rays is not None
-        drawn = window.pixels.draw(self.num_rays_per_batch, self._dice(self.batches))
+        drawn, featured = self._draw(window, self.batches, self.num_rays_per_batch)
         self._window_rays.index_add_(0, drawn.slots, torch.ones_like(drawn.slots))
         colors = colors_of(window.pixels.pixels.index_select(0, drawn.places))
         batch: dict[str, Any] = {"image": colors.to(self.device), "indices": drawn.indices.to(self.device)}
         if window.features:
-            count = self._featured(self.num_rays_per_batch)
-            slots, yx_px = drawn.slots[:count], centres_px(drawn.indices[:count])
+            slots, yx_px = drawn.slots[:featured], centres_px(drawn.indices[:featured])
             batch["features"] = {
                 name: maps.sample(slots, yx_px).to(self.device) for name, maps in window.features.items()
             }
@@ -178,12 +189,8 @@ class PixelStream:
         """The host's part of a batch, given its number and number of rays."""
         window, (number, rays) = self._feed.window, key
         assert window is not None
-        drawn = window.pixels.draw(rays, self._dice(number))
-        return draft_batch(window, drawn, self._featured(rays), self._uploader)
-
-    def _dice(self, number: int) -> torch.Generator:
-        """The random numbers of a batch."""
-        return self._generator.manual_seed(batch_seed(self.cycle.seed, self.split, self.cycle.shard, number))
+        drawn, featured = self._draw(window, number, rays)
+        return draft_batch(window, drawn, featured, self._uploader)
 
     def _placed(self, window: LoadedWindow) -> LoadedWindow:
         if self.placement is None or not self.placement.decide(window.nbytes):

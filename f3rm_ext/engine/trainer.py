@@ -1,15 +1,13 @@
 """Nerfstudio's trainer with safe checkpoints, exact resume and clean interruption; nerfstudio still runs the loop."""
 
-import shlex
-import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -17,14 +15,17 @@ from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 from nerfstudio.engine.optimizers import Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
-from nerfstudio.utils import comms, writer
+from nerfstudio.utils import comms
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat, threads
-from f3rm_ext.engine import checkpoint, random_state
+from f3rm_ext.engine import checkpoint, launch, random_state
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
 from f3rm_ext.engine.options import LocalViewerConfig
+from f3rm_ext.engine.ranks import CHECK_EVERY, Ranks, is_first
 from f3rm_ext.engine.shortage import is_out_of_memory, shortage
+from f3rm_ext.engine.stopping import Stopping
+from f3rm_ext.engine.synchronization import SynchronizedOptimizers
 from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
 
 EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
@@ -68,7 +69,7 @@ class F3rmTrainerConfig(TrainerConfig):
             ConfigError: the machine lacks the device or something the model needs, or a number of steps cannot work.
             CheckpointError: the checkpoint to resume from does not exist.
         """
-        compat.check_device(self.machine.device_type, self.machine.num_devices)
+        launch.check_machines(self.machine)
         self.fit_model()
         for name in ("max_num_iterations", "steps_per_save"):
             if getattr(self, name) < 1:
@@ -117,12 +118,40 @@ class F3rmTrainerConfig(TrainerConfig):
             raise CheckpointError(f"The checkpoint {path} {state}: choose --load-step from the steps there ({there}).")
         return path
 
+    def set_timestamp(self) -> None:
+        """Sets the time stamp of the run folder. Processes that torchrun has started meet here and take one stamp."""
+        super().set_timestamp()
+        launch.join(self.machine)
+        self.timestamp = launch.of_first(self.timestamp)
+
+    def print_to_terminal(self) -> None:
+        """Prints the options, once."""
+        if is_first():
+            super().print_to_terminal()
+
+    def setup(self, local_rank: int = 0, world_size: int = 1, **kwargs: Any) -> Any:
+        """Builds the trainer.
+
+        Args:
+            local_rank: of this process on its machine.
+            world_size: number of processes. Nerfstudio knows of 1 where torchrun has started this one.
+            kwargs: passed on to the trainer.
+        """
+        place = launch.place()
+        if place is not None:
+            local_rank, world_size = place
+            launch.seed(self.machine.seed)
+        return super().setup(local_rank=local_rank, world_size=world_size, **kwargs)
+
     def save_config(self) -> None:
         """Checks the options, then writes ``config.yml``, so that a command that cannot work leaves no run folder.
 
         Raises:
             SystemExit: with code 0, if the run to resume is finished already.
         """
+        launch.first_only(self._save_config)
+
+    def _save_config(self) -> None:
         self.check()
         path = self.resume_path()
         step = checkpoint.step_of(path) if path else None
@@ -174,7 +203,7 @@ class F3rmTrainerConfig(TrainerConfig):
             del self._writing  # type: ignore[misc]
 
 
-class F3rmTrainer(Trainer):
+class F3rmTrainer(Stopping, Trainer):
     """Nerfstudio's trainer with checkpoints that survive a kill, exact resume and clean interruption.
 
     A resumed run sees the same images, pixels and random numbers as one that was never interrupted, and stops at
@@ -182,6 +211,9 @@ class F3rmTrainer(Trainer):
 
     A datamanager stores its part of the state through ``cycle_state()`` and ``load_cycle_state(state)``, as nested
     dicts, lists, numbers, strings and tensors. A model uses torch's ``get_extra_state()``.
+
+    With several processes (ranks), rank 0 evaluates, saves and speaks. What differs between ranks, their random numbers
+    and image cycles, is gathered for the checkpoint. All end together, whichever of them is interrupted or fails.
     """
 
     config: F3rmTrainerConfig
@@ -202,9 +234,10 @@ class F3rmTrainer(Trainer):
         self._completed_step: int | None = None
         self._saved_step: int | None = None
         self._random_state: dict[str, Any] | None = None
-        self._stop_signal: int | None = None
+        self._random_state_of = 0
         self._step_at_work: int | None = None
         self._save_lock = threading.RLock()
+        self.prepare_stopping()
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
@@ -214,6 +247,10 @@ class F3rmTrainer(Trainer):
         Raises:
             CheckpointError: the checkpoint to resume from is missing or does not fit.
         """
+        with self._together():
+            self._setup(test_mode)
+
+    def _setup(self, test_mode: Literal["test", "val", "inference"]) -> None:
         self.config.check()
         threads.settle(numba=self.config.machine.device_type == "cpu")
         try:
@@ -235,7 +272,12 @@ class F3rmTrainer(Trainer):
         fit_optimizers = getattr(getattr(self.config.pipeline, "model", None), "fit_optimizers", None)
         if fit_optimizers is not None:
             fit_optimizers(self.config.optimizers)
-        return super().setup_optimizers()
+        if self.ranks is None:
+            return super().setup_optimizers()
+        groups = self.pipeline.get_param_groups()
+        return SynchronizedOptimizers(
+            self.config.optimizers.copy(), groups, self.ranks, message=lambda: self._stop_signal or 0
+        )
 
     def _load_checkpoint(self) -> None:
         path = self.config.resume_path()
@@ -259,10 +301,17 @@ class F3rmTrainer(Trainer):
         self._start_step = state["step"] + 1
         self._completed_step = state["step"]
         extra = state.get(EXTRA_KEY, {})
+        extra |= self._own_part(extra)
         if "datamanager" in extra and hasattr(self.pipeline.datamanager, "load_cycle_state"):
             self.pipeline.datamanager.load_cycle_state(extra["datamanager"])  # type: ignore[operator]
         self._random_state = extra.get("random")
+        self._random_state_of = extra.get("rank", 0)
         CONSOLE.print(f"Resuming after step {state['step']} from {path}")
+
+    def _own_part(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """Returns what a checkpoint of as many ranks holds of this one; nothing if their number has changed."""
+        parts = extra.get("ranks", [])
+        return {} if self.ranks is None or len(parts) != self.ranks.size else {**parts[self.ranks.rank]}
 
     def _check_fit(self, state: dict[str, Any], path: Path) -> None:
         """Raises if the checkpoint lacks parameters, which nerfstudio would silently leave at their initial values."""
@@ -293,9 +342,10 @@ class F3rmTrainer(Trainer):
         # _before_step restores the true number as soon as that step begins.
         self.config.max_num_iterations = end - self._start_step
         self._end_step = end
-        with self._catch_signals():
+        with self._together(), self._catch_signals():
             try:
                 super().train()
+                self._part()
             except Exception as error:
                 # Between steps, in saving and evaluation, other options would help.
                 if self._step_at_work is None or not is_out_of_memory(error):
@@ -309,15 +359,18 @@ class F3rmTrainer(Trainer):
         self.config.max_num_iterations = self._end_step
         if self._random_state is not None:
             # Not earlier, because setting up the viewer and the writers may draw random numbers.
-            random_state.restore(self._random_state, torch.device(self.device), rank=comms.get_rank())
+            other = 0 if self._random_state_of == comms.get_rank() else comms.get_rank()
+            random_state.restore(self._random_state, torch.device(self.device), rank=other)
             self._random_state = None
-        if self._stop_signal is not None:
-            self._stop(self._stop_signal)
+        if self._agreed_signal():
+            self._stop(self._agreed_signal())
         self._step_at_work = step
 
     def _after_step(self, step: int) -> None:
         """Runs after all other callbacks of a step."""
         self._step_at_work = None
+        if self.ranks is not None and (step + 1) % CHECK_EVERY == 0:
+            self.ranks.require_same(self.pipeline.named_parameters(), f"after step {step}")
 
     def _shortage(self, step: int) -> MemoryShortageError:
         """Returns the error for a step in which memory ran out, with the options that would help."""
@@ -340,9 +393,10 @@ class F3rmTrainer(Trainer):
         return loss.detach(), _detached(losses), _detached(metrics)
 
     def eval_iteration(self, step: int) -> None:
-        """Runs nerfstudio's evaluation at a step without gradients, for which it would build a graph."""
-        with torch.no_grad():
-            super().eval_iteration(step)
+        """Runs nerfstudio's evaluation at a step without gradients, for which it would build a graph; on rank 0."""
+        if is_first():
+            with torch.no_grad():
+                super().eval_iteration(step)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -355,25 +409,42 @@ class F3rmTrainer(Trainer):
         Raises:
             CheckpointError: the disk refuses it; earlier checkpoints are untouched.
         """
-        if not comms.is_main_process() or self._completed_step is None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if self._completed_step is None or (not comms.is_main_process() and self.ranks is None):
             return
         with self._save_lock:
             step = min(step, self._completed_step)
             if step in (self._saved_step, self._start_step - 1):
                 return
             # Saving must not change the run, even if it draws random numbers.
-            state = random_state.capture(torch.device(self.device))
-            checkpoint.write(self._state(step, state), checkpoint.path_of(self.checkpoint_dir, step))
+            random = random_state.capture(torch.device(self.device))
+            extra = {"format": EXTRA_FORMAT, **self._changing(random)}
+            if self.ranks is not None and in_main_thread:  # the other ranks do not know of a button in the viewer
+                extra["ranks"] = self._gathered(self.ranks, step, extra)
+            with nullcontext() if self.lifeline is None else self.lifeline.busy:
+                if comms.is_main_process():
+                    checkpoint.write(self._state(step, extra), checkpoint.path_of(self.checkpoint_dir, step))
+                    if self.config.save_only_latest_checkpoint:
+                        checkpoint.prune(self.checkpoint_dir)
             self._saved_step = step
-            if self.config.save_only_latest_checkpoint:
-                checkpoint.prune(self.checkpoint_dir)
-            if threading.current_thread() is threading.main_thread():
-                random_state.restore(state, torch.device(self.device))
+            if in_main_thread:
+                random_state.restore(random, torch.device(self.device))
 
-    def _state(self, step: int, random: dict[str, Any]) -> dict[str, Any]:
-        extra: dict[str, Any] = {"format": EXTRA_FORMAT, "random": random}
-        if hasattr(self.pipeline.datamanager, "cycle_state"):
-            extra["datamanager"] = self.pipeline.datamanager.cycle_state()  # type: ignore[operator]
+    def _changing(self, random: dict[str, Any]) -> dict[str, Any]:
+        """Returns what differs between ranks."""
+        manager = self.pipeline.datamanager
+        cycle = {"datamanager": manager.cycle_state()} if hasattr(manager, "cycle_state") else {}  # type: ignore[operator]
+        return {"random": random, "rank": comms.get_rank(), **cycle}
+
+    def _gathered(self, ranks: Ranks, step: int, own: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """Brings what the ranks hold in parts to rank 0, and returns there what differs between them."""
+        ranks.require_same(self.pipeline.named_parameters(), f"after step {step}")
+        gather_statistics = getattr(self.pipeline.model, "gather_statistics", None)
+        if gather_statistics is not None:
+            gather_statistics()
+        return ranks.gather(own)
+
+    def _state(self, step: int, extra: dict[str, Any]) -> dict[str, Any]:
         return {
             "step": step,
             "pipeline": self.pipeline.state_dict(),
@@ -383,81 +454,6 @@ class F3rmTrainer(Trainer):
             EXTRA_KEY: extra,
         }
 
-    # --- interruption ------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _catch_signals(self) -> Iterator[None]:
-        """Makes the first Ctrl-C (or SIGTERM) stop between two steps; a second Ctrl-C stops at once."""
-        if self.world_size > 1 or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in before:
-            signal.signal(number, self._on_signal)
-        try:
-            yield
-        except KeyboardInterrupt:
-            self._leave(f"Stopped within a step, which is lost. {self._how_to_resume()}", 130)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: Any) -> None:
-        if self.training_state == "completed":  # saved; only the viewer is still running
-            self._leave("Training was finished and saved.", 0)
-        if self._stop_signal is not None:
-            raise KeyboardInterrupt
-        self._stop_signal = number
-        self.training_state = "training"  # a paused run would wait before the next step, where it has to stop
-        print("\nStopping after this step ... (Ctrl-C again stops at once)", file=sys.stderr, flush=True)
-
-    def _stop(self, number: int) -> NoReturn:
-        if self._completed_step is not None:
-            self.save_checkpoint(self._completed_step)
-        writer.write_out_storage()
-        self._leave(f"Stopped. {self._how_to_resume()}", 128 + number)
-
-    def _leave(self, message: str, code: int) -> NoReturn:
-        print(f"\n{message}", file=sys.stderr, flush=True)
-        raise SystemExit(code)
-
-    def _how_to_resume(self) -> str:
-        command = self._resume_command()
-        if command is None:
-            return "Nothing was saved yet: the same command starts again."
-        step, _ = checkpoint.newest_first(self.checkpoint_dir)[0]
-        return f"Saved up to step {step}; continue with: {command}"
-
-    def _resume_command(self) -> str | None:
-        """Returns the command that continues from the last checkpoint of this run; None if there is none."""
-        if not checkpoint.newest_first(self.checkpoint_dir):
-            return None
-        return resume_command(sys.argv, self.checkpoint_dir)
-
 
 def _detached(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-
-
-def resume_command(argv: list[str], folder: Path) -> str:
-    """Returns the command line that continues a run.
-
-    Args:
-        argv: command line of the training process.
-        folder: checkpoint folder to continue from.
-
-    >>> resume_command(["/env/bin/ns-train", "f3rm-ext", "--vis", "viewer", "--load-dir", "old"], Path("new"))
-    'ns-train f3rm-ext --load-dir new --vis viewer'
-    """
-    program, *arguments = [Path(argv[0]).name, *argv[1:]] if argv else ["ns-train"]
-    if program != "ns-train" or not arguments or arguments[0].startswith("-"):
-        return f"the same command and --load-dir {shlex.quote(str(folder))}"
-    method, *rest = arguments
-    kept: list[str] = []
-    skip = False
-    for argument in rest:
-        name = argument.split("=", 1)[0].replace("_", "-")
-        if not skip and name not in ("--load-dir", "--load-step", "--load-checkpoint"):
-            kept.append(argument)
-        skip = not skip and name in ("--load-dir", "--load-step", "--load-checkpoint") and "=" not in argument
-    return shlex.join(["ns-train", method, "--load-dir", str(folder), *kept])

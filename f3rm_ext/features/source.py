@@ -72,12 +72,14 @@ def prepare_features(
     device: torch.device | str,
     local_rank: int = 0,
     world_size: int = 1,
+    local_size: int = 1,
     repair: bool = False,
     build: Callable[..., Extractor] | None = None,
 ) -> list[FeatureSource]:
     """Makes whatever features the images lack, and opens them.
 
-    Local rank 0 extracts the features and the other ranks wait for it. PCA codes and display bases are fitted to the
+    The processes on a machine share the extraction: local rank 0 extracts its part, adopts what the others extract, and
+    the others wait for it. PCA codes and display bases are fitted to the
     images of the first data set. Extractors are released before this returns.
 
     Args:
@@ -86,6 +88,7 @@ def prepare_features(
         device: Where extractors and PCA run.
         local_rank: Rank among the processes on this machine that share the cache folder.
         world_size: Number of processes, for messages.
+        local_size: Number of processes that extract together; with 1, the others only wait.
         repair: Read every shard whole and make damaged ones again instead of raising.
         build: Builds an extractor, called as ``build(text, device=...)``; by default
             :func:`f3rm_ext.features.extractors.registry.build_extractor`.
@@ -107,15 +110,23 @@ def prepare_features(
     sets = [ImageSet(dataset, index) for dataset in datasets]
 
     def prepare(text: str, name: str) -> tuple[FeatureSpec, FeatureStore]:
-        extractor = (build or build_extractor)(text, device=device if local_rank == 0 else torch.device("cpu"))
+        together = local_size > 1 and not repair
+        own = device if local_rank == 0 or together else torch.device("cpu")
+        extractor = (build or build_extractor)(text, device=own)
         head = StoredHead(text, name, extractor.identity, extractor.dim, options.codes, cache, sets)
         if local_rank != 0:
+            if together:
+                head.extract_share(extractor, local_rank, local_size)
             del extractor
+            _free_memory(device)
             head.wait(world_size)
         elif repair or head.open() is None:
             with disk_errors(head.root, lambda: 0), head.lock.hold(say_waiting(head.root, "another process")):
                 head.refresh()
-                head.extract(extractor, repair=repair)
+                if together:
+                    head.extract_with_others(extractor, local_size)
+                else:
+                    head.extract(extractor, repair=repair)
                 del extractor
                 _free_memory(device)
                 head.derive(device)

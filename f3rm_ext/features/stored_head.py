@@ -1,7 +1,8 @@
 """The features that one extractor made of a capture: full features, PCA codes and display basis in one folder."""
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,13 @@ from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.features.store.extraction import disk_errors, extract_missing, pending, say_waiting, wait_until
 from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes, store_root
 from f3rm_ext.features.store.images import ImageSet, set_key
+from f3rm_ext.features.store.manifest import MANIFEST_NAME
 from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
 from f3rm_ext.utils.console import image_progress
+
+_POLL_S = 0.2
+_LATE_S = 60.0
+"""How long rank 0, when it is done, waits for a process that has not begun its share, before it does that, too."""
 
 
 @dataclass
@@ -71,8 +77,80 @@ class StoredHead:
         return self._spec(store, basis)
 
     def extract(self, extractor: Extractor, *, repair: bool) -> None:
-        """Extracts the full features that are missing. The caller must hold the lock."""
+        """Extracts the full features that are missing. The caller must hold the lock.
+
+        What the processes of a killed run left is taken over.
+        """
+        self._adopt(int(part.name) for part in (self.root / "parts").glob("[0-9]*"))
         extract_missing(extractor, self.full(), self.sets, name=self.name, repair=repair)
+
+    def extract_share(self, extractor: Extractor, rank: int, ranks: int) -> None:
+        """Extracts this process's share of what is missing, into a store of its own that rank 0 adopts.
+
+        Args:
+            extractor: Extractor to use.
+            rank: Of this process, above 0.
+            ranks: Number of processes that share the work.
+        """
+        part = self._part(rank)
+        with disk_errors(part, lambda: 0), FolderLock(part / "lock").hold(say_waiting(part, "another process")):
+            share = self._share(rank, ranks)
+            if share:
+                store = FeatureStore.open(part, dataclasses.asdict(self.identity), self.dim)
+                extract_missing(extractor, store, self.sets, name=self.name, missing=share, show=False)
+
+    def extract_with_others(self, extractor: Extractor, ranks: int) -> None:
+        """Extracts the share of rank 0, adopts what the other processes extract, and extracts what is left.
+
+        The caller must hold the lock.
+
+        Args:
+            extractor: Extractor to use.
+            ranks: Number of processes that share the work.
+        """
+        self._adopt(range(1, ranks))
+        share = self._share(0, ranks)
+        if share:
+            extract_missing(extractor, self.full(), self.sets, name=self.name, missing=share)
+        start = quiet_since = time.monotonic()
+        say = say_waiting(self.root, "the other processes")
+        at_work = set(range(1, ranks))
+        while True:
+            at_work -= self._adopt(at_work)
+            self.refresh()
+            at_work = {rank for rank in at_work if self._share(rank, ranks)}
+            now = time.monotonic()
+            if any(FolderLock(self._part(rank) / "lock").is_held() for rank in at_work):
+                quiet_since = now
+            if not at_work or now - quiet_since > _LATE_S:
+                break
+            say(now - start)
+            time.sleep(_POLL_S)
+        self.extract(extractor, repair=False)
+
+    def _part(self, rank: int) -> Path:
+        return self.root / "parts" / str(rank)
+
+    def _share(self, rank: int, ranks: int) -> list[tuple[ImageSet, int]]:
+        """The images that a process extracts: each n-th one, whatever is there already, so that all agree."""
+        numbers = {
+            (id(image_set), i): number
+            for number, (image_set, i) in enumerate((s, i) for s in self.sets for i in range(len(s)))
+        }
+        todo = pending(self.full(), self.sets, repair=False)
+        return [(image_set, i) for image_set, i in todo if numbers[id(image_set), i] % ranks == rank]
+
+    def _adopt(self, ranks: Iterable[int]) -> set[int]:
+        """Takes over what other processes have extracted, unless they are still at it; returns which have."""
+        found = set()
+        for rank in ranks:
+            part, lock = self._part(rank), FolderLock(self._part(rank) / "lock")
+            if (part / MANIFEST_NAME).is_file() and not lock.is_held():
+                with lock.hold():
+                    self.full().adopt(FeatureStore.open(part, dataclasses.asdict(self.identity), self.dim))
+                    (part / MANIFEST_NAME).unlink(missing_ok=True)
+                found.add(rank)
+        return found
 
     def derive(self, device: torch.device) -> None:
         """Makes PCA codes and display basis from the full features. The caller must hold the lock."""

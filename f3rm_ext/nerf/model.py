@@ -393,6 +393,23 @@ class F3rmModel(QueryableField):
         self.camera_optimizer.get_loss_dict(losses)
         return losses
 
+    def loss_terms(
+        self, losses: Mapping[str, Tensor], outputs: Mapping[str, Any], batch: Mapping[str, Any]
+    ) -> dict[str, int | Tensor]:
+        """Returns the number of rays that each loss is the mean over, for the mean over the rays of all GPUs.
+
+        Args:
+            losses: of a training step.
+            outputs: of that step.
+            batch: of that step.
+        """
+        terms: dict[str, int | Tensor] = dict.fromkeys(losses, len(outputs["rgb"]))
+        targets = batch.get("features") or {}
+        for name, rendered in outputs["features"].items():
+            count: int | Tensor = min(len(rendered), len(targets.get(name, ())))
+            terms[f"feature_loss_{name}"] = count if "kept" not in batch else batch["kept"][:count].sum()
+        return terms
+
     def get_image_metrics_and_images(
         self, outputs: dict[str, Tensor], batch: dict[str, Any]
     ) -> tuple[dict[str, float], dict[str, Tensor]]:

@@ -21,6 +21,7 @@ from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
+from f3rm_ext.engine.ranks import is_first
 from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.model_components import masks
@@ -249,7 +250,7 @@ class SplatModel(QueryableSplats, GaussianModel):
             self._rasterization = None
             self.cost.after_step(step, self.device)
             clearing.after_step(step, self.device)
-            if step == last_step and hasattr(manager, "train_feature_source"):
+            if step == last_step and hasattr(manager, "train_feature_source") and is_first():
                 self.lift_features(manager.train_dataset, manager.train_feature_source())
 
         locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
@@ -257,6 +258,11 @@ class SplatModel(QueryableSplats, GaussianModel):
             TrainingCallback([location], call, update_every_num_iters=1)
             for location, call in zip(locations, (before, after), strict=True)
         ]
+
+    def gather_statistics(self) -> None:
+        """Brings the statistics of densification of all processes to rank 0; see :class:`Densifier`."""
+        if self.densifier is not None:
+            self.densifier.gather_statistics()
 
     def memory_levers(self) -> list[Lever]:
         """Returns options that lower the memory of a training step."""

@@ -7,7 +7,6 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat
 from f3rm_ext.engine.shortage import Lever, Loss, halved
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory.allocator import SETTING, VARIABLE, request_expandable_segments
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.rasterize import Backend
@@ -27,12 +26,6 @@ def fit_trainer(trainer: TrainerConfig, memory: MemoryOptions, backend: Backend)
     Raises:
         ConfigError: splats cannot be trained with these options on this machine.
     """
-    devices = trainer.machine.num_devices * trainer.machine.num_machines
-    if devices > 1:
-        raise ConfigError(
-            f"{devices} devices are configured, but nerfstudio cannot follow a changing number of Gaussians on "
-            "several: use --machine.num-devices 1."
-        )
     if trainer.mixed_precision or trainer.use_grad_scaler:
         trainer.mixed_precision = trainer.use_grad_scaler = False
         CONSOLE.print("Splats train in single precision: mixed precision and the gradient scaler are off.")

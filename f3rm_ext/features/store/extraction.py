@@ -92,7 +92,14 @@ def _is_there(store: FeatureStore, key: str, *, repair: bool) -> bool:
 
 
 def extract_missing(
-    extractor: Extractor, store: FeatureStore, sets: Sequence[ImageSet], *, name: str, repair: bool = False
+    extractor: Extractor,
+    store: FeatureStore,
+    sets: Sequence[ImageSet],
+    *,
+    name: str,
+    repair: bool = False,
+    missing: Sequence[tuple[ImageSet, int]] | None = None,
+    show: bool = True,
 ) -> int:
     """Extracts the features that a store lacks. The caller must hold the store's lock.
 
@@ -105,6 +112,8 @@ def extract_missing(
         sets: Images. Images with the same pixels are extracted once.
         name: Name on the progress bar.
         repair: See :func:`pending`.
+        missing: Images to extract, if not all that the store lacks: this process's share.
+        show: Draw the progress bar.
 
     Returns:
         Number of images extracted.
@@ -113,7 +122,7 @@ def extract_missing(
         FeatureStoreError: The disk is full (or would be) or read-only.
         ExtractorError: The extractor breaks its contract.
     """
-    todo = pending(store, sets, repair=repair)
+    todo = pending(store, sets, repair=repair) if missing is None else list(missing)
     done = 0
 
     def needed_bytes() -> int:
@@ -126,7 +135,10 @@ def extract_missing(
         _check_space(store.root, needed_bytes())
         batch: dict[str, Decoded] = {}
         extracted = 0
-        with image_progress() as progress, contextlib.closing(decode(todo, ahead=extractor.batch_size)) as images:
+        with (
+            image_progress(disable=not show) as progress,
+            contextlib.closing(decode(todo, ahead=extractor.batch_size)) as images,
+        ):
             task = progress.add_task(f"Features {name}", total=len(todo))
             try:
                 for number, (_, _, image) in enumerate(images, start=1):

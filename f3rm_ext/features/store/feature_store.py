@@ -5,6 +5,7 @@ A store is a folder, ``<cache>/features/<extractor>-<identity key>/``::
     manifest.json            what is here (see manifest.py); the only thing that vouches for a shard
     shards/<image key>.npy   fp16, (rows, cols, D)
     codes/<set>-k<K>/        PCA codes, a store of its own (see pca_codes.py)
+    parts/<rank>/            what another process of a run extracts, a store of its own until rank 0 adopts it
     display/<set>.json       projection to RGB (see display.py)
     lock                     held by the process that writes
 
@@ -125,6 +126,26 @@ class FeatureStore:
                 path.unlink(missing_ok=True)
                 count += 1
         return count
+
+    def adopt(self, other: "FeatureStore") -> int:
+        """Takes over the shards of another store of the same extractor and commits them.
+
+        A process killed meanwhile leaves two stores that open; shards that had been moved are made again.
+
+        Returns:
+            Number of shards taken.
+        """
+        taken = 0
+        for key, entry in other.manifest.images.items():
+            if key not in self.manifest.images and other.state(key) == "present":
+                self.path(key).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(other.path(key), self.path(key))
+                self.manifest.images[key] = entry
+                self._verified.discard(key)
+                taken += 1
+        if taken:
+            self.commit()
+        return taken
 
     def put(
         self, key: str, values: Float16[np.ndarray, "rows cols channels"], grid: PatchGrid, image_hw: tuple[int, int]

@@ -21,6 +21,9 @@ class Densifier:
     its pixels lie inside or outside the mask.
 
     :meth:`state_dict` holds the complete state, including random numbers, so a resumed run gives the same result.
+
+    With several processes, each renders another image. Their statistics are added up before each round, and random
+    numbers are the same on all ranks, so that all hold the same Gaussians.
     """
 
     absgrad = False
@@ -89,6 +92,9 @@ class Densifier:
         Args:
             change: made by other code.
         """
+
+    def gather_statistics(self) -> None:
+        """Brings the statistics of all processes to rank 0, for a checkpoint. Every rank must call it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as tensors."""

@@ -8,14 +8,15 @@ from gsplat.strategy import DefaultStrategy
 from torch import Tensor
 from torch.nn import Parameter
 
-from f3rm_ext import compat
+from f3rm_ext.engine.ranks import is_first, largest_over_ranks, sum_over_ranks, world_size
 from f3rm_ext.splat.densify.base import Densifier
 from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, named, zero_moments
 from f3rm_ext.splat.densify.options import DensifyOptions
 from f3rm_ext.splat.rasterize import Rasterization
 
 GEOMETRY = ("means", "scales", "quats", "opacities")
-STATISTICS = ("grad2d", "count", "radii")
+SUMS = ("grad2d", "count")
+STATISTICS = (*SUMS, "radii")
 KEPT = "kept"
 _NEVER = 1 << 62
 
@@ -59,6 +60,7 @@ class _CappedStrategy(DefaultStrategy):
 
     @torch.no_grad()
     def _grow_gs(self, params: Any, optimizers: Any, state: dict[str, Any], step: int) -> tuple[int, int]:
+        _add_up(state)
         self._leave_room(state, step)
         self.grown = super()._grow_gs(params, optimizers, state, step)
         if "all_radii" in state:
@@ -186,6 +188,16 @@ class DefaultDensifier(Densifier):
         apply(change, params, optimizers, {name: value.detach() for name, value in sketch.items()})
         return change
 
+    def gather_statistics(self) -> None:
+        _add_up(self.statistics)
+        if not is_first():
+            self._clear_sums()
+
+    def _clear_sums(self) -> None:
+        for name in SUMS:
+            if self.statistics.get(name) is not None:
+                self.statistics[name].zero_()
+
     def follow(self, change: Change) -> None:
         if change.rows_changed:
             for name in STATISTICS:
@@ -201,6 +213,8 @@ class DefaultDensifier(Densifier):
         for name in STATISTICS:
             if name in self.statistics:
                 self.statistics[name] = state.get(name)
+        if not is_first():  # what the checkpoint holds was added up over all ranks
+            self._clear_sums()
 
 
 def _info(rasterization: Rasterization, absgrad: bool) -> dict[str, Any]:
@@ -210,17 +224,23 @@ def _info(rasterization: Rasterization, absgrad: bool) -> dict[str, Any]:
     if gradient is None:  # the loss depends on no Gaussian
         gradient = torch.zeros_like(points)
     height, width = rasterization.colors.shape[:2]
-    radii = rasterization.radii[None]
-    if compat.gsplat_version() >= (1, 5):
-        radii = radii[..., None].expand(-1, -1, 2)  # along x and y
     return {
         "width": width,
         "height": height,
-        "n_cameras": 1,
-        "radii": radii,
+        # The loss is the mean over the images of all ranks; gsplat multiplies gradients by their number.
+        "n_cameras": world_size(),
+        "radii": rasterization.radii[None],
         "gaussian_ids": None,
         "means2d": SimpleNamespace(grad=gradient.detach()[None], absgrad=gradient.detach()[None]),
     }
+
+
+def _add_up(statistics: dict[str, Any]) -> None:
+    """Adds up the statistics of all ranks; they agree on whether there are any."""
+    if statistics.get("grad2d") is not None:
+        sum_over_ranks(*(statistics[name] for name in SUMS))
+        if statistics.get("radii") is not None:
+            largest_over_ranks(statistics["radii"])
 
 
 def _sketch(params: Parameters) -> tuple[dict[str, Parameter], dict[str, Any]]:

@@ -10,10 +10,17 @@ from nerfstudio.engine.optimizers import OptimizerConfig
 from torch import Tensor
 from torch.nn import Parameter
 
+from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory import remainder
 from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, of_degree, storage_of
-from f3rm_ext.splat.memory.packed import TRITON_KERNELS, PackedGradient, forget_gradient, packed_gradient
+from f3rm_ext.splat.memory.packed import (
+    TRITON_KERNELS,
+    PackedGradient,
+    forget_gradient,
+    gather_gradient,
+    packed_gradient,
+)
 from f3rm_ext.splat.memory.rounding import to_half
 from f3rm_ext.splat.triton_kernels import find_kernels
 
@@ -120,6 +127,10 @@ class PackedAdam(torch.optim.Optimizer):
                 parameter.data[rows] = remainder.write(state, rows, value, generator)
             else:
                 parameter.data[rows] = to_half(value, generator) if half else value
+
+    def gather_gradients(self, parameter: Parameter, ranks: Ranks) -> bool:
+        """See :class:`f3rm_ext.engine.synchronization.GathersGradients`."""
+        return gather_gradient(parameter, ranks)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, including packed ones."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext import compat
+from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, SH_C0, sh_rest_count
 from f3rm_ext.splat.rasterize.sh_bases import sh_bases
@@ -156,6 +157,50 @@ class PackedGradient:
 def packed_gradient(parameter: Tensor) -> PackedGradient | None:
     """Returns the packed gradient of a parameter; None if there is none."""
     return getattr(parameter, _ATTRIBUTE, None)
+
+
+def gather_gradient(parameter: Tensor, ranks: Ranks) -> bool:
+    """Gives a parameter the packed gradients of all ranks, in the order of the ranks: 28 bytes per visible Gaussian.
+
+    Args:
+        parameter: has a gradient on at least one rank.
+        ranks: this process among the others.
+
+    Returns:
+        Whether gradients are packed; if not, nothing is done.
+    """
+    own = packed_gradient(parameter)
+    pictures = [] if own is None else own.pictures
+    most = max(count for (count,) in ranks.share([-1 if own is None else len(pictures)]))
+    if most < 0:
+        return False
+    shapes = ranks.share([n for p in pictures for n in (len(p.rows), p.degree)] + [0, 0] * (most - len(pictures)))
+    gathered = PackedGradient()
+    for index in range(most):
+        if index < len(pictures):
+            # Indices travel as the bits of a float32.
+            picture = pictures[index]
+            bits = picture.rows.to(torch.int32).view(torch.float32)[:, None]
+            table = torch.cat([bits, picture.directions, picture.colors], dim=1)
+        else:
+            table = torch.zeros(0, 7, device=parameter.device)
+        counts = [shape[2 * index] for shape in shapes]
+        for shape, rows in zip(shapes, ranks.gather_rows(table, counts), strict=True):
+            if len(rows):
+                indices = rows[:, 0].contiguous().view(torch.int32).long()
+                gathered.pictures.append(ColorGradient(indices, rows[:, 1:4], rows[:, 4:], shape[2 * index + 1]))
+    if not gathered.pictures:
+        gathered.pictures.append(
+            ColorGradient(
+                torch.zeros(0, dtype=torch.int64, device=parameter.device),
+                torch.zeros(0, 3, device=parameter.device),
+                torch.zeros(0, 3, device=parameter.device),
+                0,
+            )
+        )
+    setattr(parameter, _ATTRIBUTE, gathered)
+    parameter.grad = parameter.new_zeros(()).expand(parameter.shape)
+    return True
 
 
 def forget_gradient(parameter: Tensor) -> None:

@@ -126,7 +126,7 @@ def fake_features(monkeypatch: pytest.MonkeyPatch) -> list[list[FakeSource]]:
 
     calls: list[list[FakeSource]] = []
 
-    def prepare(datasets, options, *, device, local_rank=0, world_size=1):
+    def prepare(datasets, options, *, device, local_rank=0, world_size=1, local_size=1):
         calls.append([FakeSource(dataset) for dataset in datasets])
         return calls[-1]
 

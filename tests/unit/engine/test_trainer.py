@@ -20,7 +20,8 @@ from nerfstudio.utils.writer import GLOBAL_BUFFER
 
 from f3rm_ext.engine import checkpoint
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
-from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig, resume_command
+from f3rm_ext.engine.stopping import resume_command
+from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 
 LAST = 10

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,6 +154,11 @@ def main(job: dict[str, Any]) -> None:
 
         FolderLock._try = tell  # type: ignore[method-assign]
 
+    if "waits_for_first" in job:
+        from f3rm_ext.features.stored_head import StoredHead
+
+        StoredHead.wait = lambda *_: (job["waits_for_first"].set(), time.sleep(600))  # type: ignore[method-assign]
+
     def before() -> None:
         if "extracting" in job:
             job["extracting"].set()
@@ -165,6 +171,7 @@ def main(job: dict[str, Any]) -> None:
         device="cpu",
         local_rank=job.get("rank", 0),
         world_size=job.get("world", 1),
+        local_size=job.get("together", 1),
         build=lambda text, *, device: ToyExtractor(job["log"], before=before),
     )
     loaded = [sources[0].load(i)["toy"].values.shape for i in range(len(sources[0]))]

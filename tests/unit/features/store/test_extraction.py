@@ -128,6 +128,52 @@ def test_other_ranks_wait_for_rank_0(
     assert Path(one.done).read_text() == Path(zero.done).read_text()
 
 
+def test_processes_of_a_run_share_the_work(
+    processes: Any,
+    toy: ModuleType,
+    images: list[Path],
+    start: Callable[..., Any],
+    logged: Callable[[], list[str]],
+    tmp_path: Path,
+) -> None:
+    """Each extracts its share; rank 0 begins late, when the other has done its own."""
+    one_extracts = processes.Event()
+    one = start(images=images, codes=8, rank=1, world=2, together=2, extracting=one_extracts, log=tmp_path / "one.txt")
+    assert one_extracts.wait(JOIN_S)
+    zero = start(images=images, codes=8, rank=0, world=2, together=2)
+    for process in (one, zero):
+        process.join(JOIN_S)
+        assert process.exitcode == 0
+    dataset = toy.ToyDataset(images)
+    keys = [image_key(dataset.get_numpy_image(i)) for i in range(len(images))]
+    shares = [logged(), (tmp_path / "one.txt").read_text().split()]
+    assert [sorted(share) for share in shares] == [sorted(keys[0::2]), sorted(keys[1::2])]
+    store = open_toy_store(toy, tmp_path / "cache")
+    assert set(store.manifest.images) == set(keys) and list(store.verify()) == []
+    assert Path(one.done).read_text() == Path(zero.done).read_text()
+    assert temporaries(tmp_path / "cache") == []
+
+
+def test_what_a_killed_process_of_a_run_has_extracted_is_kept(
+    processes: Any,
+    toy: ModuleType,
+    images: list[Path],
+    start: Callable[..., Any],
+    logged: Callable[[], list[str]],
+    tmp_path: Path,
+) -> None:
+    waits = processes.Event()
+    one = start(images=images, rank=1, world=2, together=2, waits_for_first=waits, log=tmp_path / "one.txt")
+    assert waits.wait(JOIN_S)
+    one.kill()
+    one.join(JOIN_S)
+    zero = start(images=images)  # alone now, without sharing
+    zero.join(JOIN_S)
+    assert zero.exitcode == 0
+    assert len(logged()) + len((tmp_path / "one.txt").read_text().split()) == len(images)
+    assert len(open_toy_store(toy, tmp_path / "cache").manifest.images) == len(images)
+
+
 def test_a_killed_holder_leaves_the_lock_free(
     processes: Any, images: list[Path], start: Callable[..., Any], toy: ModuleType, tmp_path: Path
 ) -> None:

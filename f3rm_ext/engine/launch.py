@@ -1,0 +1,175 @@
+"""Runs of several processes: checks before nerfstudio starts them, and taking part where torchrun has started them.
+
+Nerfstudio starts processes itself (``--machine.num-devices``, CUDA only). torchrun starts ``ns-train`` once for each
+process and says by environment variables which one it is; there nerfstudio thinks that each is alone.
+"""
+
+import os
+import random
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from nerfstudio.configs.base_config import MachineConfig
+from nerfstudio.utils import comms
+
+from f3rm_ext import compat, errors
+from f3rm_ext.engine.ranks import PATIENCE
+from f3rm_ext.errors import EXIT_CODE, ConfigError, RankError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def by_torchrun() -> bool:
+    """Returns whether torchrun (or a program that sets the same variables) has started this process with others."""
+    numbers = [os.environ.get(name, "") for name in _VARIABLES[:4]]
+    return all(name in os.environ for name in _VARIABLES) and all(map(str.isdigit, numbers)) and int(numbers[1]) > 1
+
+
+def check_machines(machine: MachineConfig) -> None:
+    """Checks the options of a run on several devices.
+
+    Args:
+        machine: options of nerfstudio.
+
+    Raises:
+        ConfigError: the devices are not there, or the options contradict each other.
+    """
+    if by_torchrun():
+        if machine.num_devices * machine.num_machines > 1:
+            raise ConfigError(
+                f"torchrun has started {os.environ['WORLD_SIZE']} processes and --machine.num-devices and "
+                f"--machine.num-machines ask for {machine.num_devices * machine.num_machines} more in each: give "
+                "these numbers to torchrun only (--nproc-per-node, --nnodes)."
+            )
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        if machine.device_type == "cuda" and compat.has_cuda() and here > torch.cuda.device_count():
+            raise ConfigError(
+                f"torchrun has started {here} processes on this machine, but there are {torch.cuda.device_count()} "
+                f"CUDA devices: use --nproc-per-node {torch.cuda.device_count()}."
+            )
+    if machine.num_machines < 1:
+        raise ConfigError(
+            f"--machine.num-machines is {machine.num_machines}, but training needs one: use --machine.num-machines 1."
+        )
+    if machine.num_machines > 1 and machine.device_type != "cuda":
+        raise ConfigError(
+            f"--machine.num-machines is {machine.num_machines}, but nerfstudio connects machines with CUDA only, not "
+            f"with {machine.device_type}: start the processes with torchrun."
+        )
+    if machine.num_machines > 1 and machine.dist_url == "auto":
+        raise ConfigError(
+            f"--machine.num-machines is {machine.num_machines}, but the machines do not know where to meet: give all "
+            "of them the same --machine.dist-url tcp://HOST:PORT, with a free port of the first machine."
+        )
+    if not 0 <= machine.machine_rank < machine.num_machines:
+        raise ConfigError(
+            f"--machine.machine-rank is {machine.machine_rank}, but the {machine.num_machines} machines of the run "
+            f"have the ranks 0 to {machine.num_machines - 1}: give each machine its own."
+        )
+    compat.check_device(machine.device_type, machine.num_devices)
+
+
+def join(machine: MachineConfig) -> None:
+    """Joins the other processes that torchrun has started; does nothing in all other cases, or the second time.
+
+    Raises:
+        ConfigError: see :func:`check_machines`.
+        RankError: the other processes cannot be reached.
+        SystemExit: another process of this machine has said what is wrong.
+    """
+    if not by_torchrun() or dist.is_initialized():
+        return
+    try:
+        check_machines(machine)
+    except ConfigError:
+        if int(os.environ["LOCAL_RANK"]) == 0:
+            raise
+        raise SystemExit(EXIT_CODE) from None
+    backend = "cpu:gloo,cuda:nccl" if machine.device_type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise RankError(
+            f"The processes that torchrun has started cannot meet at {os.environ['MASTER_ADDR']}:"
+            f"{os.environ['MASTER_PORT']} ({reason}): check --rdzv-endpoint and the firewall."
+        ) from error
+    errors.install_excepthook()  # before torch's, which collects what is printed and loses it when the process ends
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    for first in range(0, dist.get_world_size(), here):
+        group = dist.new_group(list(range(first, first + here)))
+        if first <= dist.get_rank() < first + here:
+            comms.LOCAL_PROCESS_GROUP = group
+
+
+def leave() -> None:
+    """Undoes :func:`join`; nerfstudio does it itself where it has started the processes."""
+    if by_torchrun() and dist.is_initialized():
+        comms.LOCAL_PROCESS_GROUP = None
+        dist.destroy_process_group()
+
+
+def place() -> tuple[int, int] | None:
+    """Returns local rank and number of processes where torchrun has started them; None elsewhere."""
+    if not by_torchrun() or not dist.is_initialized():
+        return None
+    return int(os.environ["LOCAL_RANK"]), dist.get_world_size()
+
+
+def seed(machine_seed: int) -> None:
+    """Seeds this process as nerfstudio does where it starts the processes: with the machine's seed plus the rank."""
+    number = machine_seed + dist.get_rank()
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def of_first(value: Any) -> Any:
+    """Returns the value of rank 0 where torchrun has started this process; elsewhere the value itself."""
+    if place() is None:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+    return values[0]
+
+
+def first_only(work: Callable[[], None]) -> None:
+    """Runs something on rank 0 only, where torchrun has started this process; elsewhere runs it.
+
+    The other ranks wait, and end when it fails.
+
+    Raises:
+        SystemExit: on another rank, with the code with which rank 0 ends.
+        BaseException: raised by the work, on rank 0.
+    """
+    if place() is None:
+        work()
+        return
+    code: int | None = None
+    if dist.get_rank() == 0:
+        try:
+            work()
+        except BaseException as error:
+            of_first(error.code if isinstance(error, SystemExit) else EXIT_CODE)
+            raise
+    code = of_first(code)
+    if code is not None:
+        raise SystemExit(code)
+
+
+def command_prefix() -> str:
+    """Returns what stands before ``ns-train`` in the command that started this run.
+
+    >>> command_prefix()
+    ''
+    """
+    if not by_torchrun():
+        return ""
+    words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "--no-python"]
+    if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
+        words[1:1] = ["..."]
+    return shlex.join(words).replace("'...'", "...") + " "

@@ -1,0 +1,83 @@
+"""Optimisers of a data-parallel run: they add up the gradients of all ranks before each step."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from nerfstudio.engine.optimizers import Optimizers
+from torch.cuda.amp.grad_scaler import GradScaler
+from torch.nn import Parameter
+
+from f3rm_ext.engine.ranks import Ranks
+
+
+@runtime_checkable
+class GathersGradients(Protocol):
+    """An optimiser whose gradients are not all dense."""
+
+    def gather_gradients(self, parameter: Parameter, ranks: Ranks) -> bool:
+        """Gives a parameter the gradients of all ranks, unless they are dense.
+
+        Every rank calls it for the same parameters, which have a gradient on at least one rank.
+
+        Args:
+            parameter: one of this optimiser's.
+            ranks: this process among the others.
+
+        Returns:
+            Whether it did; False for a dense gradient.
+        """
+        ...
+
+
+class SynchronizedOptimizers(Optimizers):
+    """Nerfstudio's optimisers, with gradients summed over all ranks.
+
+    torch's DDP would do it in the backward pass, but it needs a fixed set of parameters, which densification replaces,
+    and dense gradients, which spherical harmonics do not have. Losses are weighted so that the sum is the gradient of
+    the mean over the batch of all ranks, see :class:`f3rm_ext.pipeline.FeaturePipeline`.
+
+    Args:
+        config: optimiser and scheduler of each parameter group.
+        param_groups: parameters by group.
+        ranks: this process among the others.
+        message: a number ≥ 0 for all ranks, such as the signal that asks for an end.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        param_groups: dict[str, list[Parameter]],
+        ranks: Ranks,
+        message: Callable[[], int],
+    ) -> None:
+        super().__init__(config, param_groups)
+        self._ranks, self._message = ranks, message
+        self.heard = 0
+        """The largest message of all ranks in the last step."""
+
+    def optimizer_scaler_step_some(self, grad_scaler: GradScaler, param_groups: list[str]) -> None:
+        """Adds up the gradients of some groups, then steps their optimisers; called once in every step."""
+        self._synchronize(list(self._members(param_groups)))
+        super().optimizer_scaler_step_some(grad_scaler, param_groups)
+
+    def _members(self, param_groups: list[str]) -> Iterator[tuple[torch.optim.Optimizer, Parameter]]:
+        for name in param_groups:
+            for group in self.optimizers[name].param_groups:
+                for parameter in group["params"]:
+                    yield self.optimizers[name], parameter
+
+    def _synchronize(self, members: list[tuple[torch.optim.Optimizer, Parameter]]) -> None:
+        shared = self._ranks.share([self._message(), *(int(parameter.grad is not None) for _, parameter in members)])
+        self.heard, *present = (max(column) for column in zip(*shared, strict=True))
+        dense = []
+        for (optimizer, parameter), has_gradient in zip(members, present, strict=True):
+            # Without a gradient on any rank, such as proposal networks between updates, a parameter keeps still.
+            if not has_gradient:
+                continue
+            if isinstance(optimizer, GathersGradients) and optimizer.gather_gradients(parameter, self._ranks):
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dense.append(parameter)
+        self._ranks.sum_gradients(dense)

@@ -1,0 +1,75 @@
+"""``ns-train`` whose rays get the same jitter however many processes share them, so that runs can be compared."""
+
+import os
+import sys
+from typing import Any
+
+import torch
+from nerfstudio.model_components import ray_samplers
+from nerfstudio.scripts import train
+
+WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+RAYS = 255
+
+
+class SharedJitter:
+    """torch, but random numbers of a batch are those of a process's rays among all rays of the batch."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def rand(self, shape: tuple[int, ...], **_: Any) -> torch.Tensor:
+        """Uniform numbers for each n-th ray; nothing special outside of training."""
+        own = len(range(RAYS)[RANK::WORLD])
+        if shape[0] != own:
+            return torch.rand(shape)
+        # Each process draws the numbers of all rays, so that all generators stay in step.
+        state = torch.Generator().manual_seed(int(torch.randint(2**40, (), generator=self.generator)))
+        return torch.rand((RAYS, *shape[1:]), generator=state)[RANK::WORLD].contiguous()
+
+    generator = torch.Generator().manual_seed(5)
+
+
+def see_both_images() -> None:
+    """Has this one process train splats on the mean of the losses of both images that two processes would have."""
+    from f3rm_ext.data.image_cycle import ImageCycle
+    from f3rm_ext.data.image_stream import ImageStream
+    from f3rm_ext.pipeline import FeaturePipeline
+    from f3rm_ext.splat.densify import default
+
+    seen: list[Any] = []
+
+    def get_train_loss_dict(self: Any, step: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        if not hasattr(self, "streams"):
+            dataset = self.datamanager.train_dataset
+            cycles = [ImageCycle(len(dataset), None, None, seed=42, shards=2, shard=shard) for shard in range(2)]
+            self.streams = [ImageStream(dataset, cycle) for cycle in cycles]
+        seen.clear()
+        sums: dict[str, Any] = {}
+        for stream in self.streams:
+            camera, batch = stream.next(self.datamanager.config.halvings(step))
+            outputs = self.model(camera)
+            seen.append(outputs["rendered"].rasterization)
+            for name, loss in self.model.get_loss_dict(outputs, batch).items():
+                sums[name] = sums.get(name, 0) + loss / 2
+        return {}, sums, {}
+
+    make_info, update = default._info, default._CappedStrategy._update_state
+
+    def update_with_both(self: Any, params: Any, state: Any, _: Any, packed: bool = False) -> None:
+        for rasterization in seen:
+            info = {**make_info(rasterization, self.absgrad), "n_cameras": 2}
+            update(self, params, state, info, packed)
+
+    FeaturePipeline.get_train_loss_dict = get_train_loss_dict  # type: ignore[method-assign]
+    default._CappedStrategy._update_state = update_with_both  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if "both_images" in sys.argv:
+        see_both_images()
+    if "--optimizers.fields.optimizer.eps" in sys.argv:  # the comparison of runs
+        ray_samplers.torch = SharedJitter()  # type: ignore[attr-defined]
+    sys.argv[0] = "ns-train"
+    train.entrypoint()

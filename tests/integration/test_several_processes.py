@@ -1,0 +1,170 @@
+"""Several processes train together as torchrun starts them: two on the CPU, which talk through gloo."""
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PROGRAMS = Path(__file__).with_name("rank_training.py")
+FIELD = ("--pipeline.datamanager.train-num-rays-per-batch", 255, "--pipeline.model.feature-loss-mult", 1)
+SPLATS = (
+    *(
+        "--pipeline.model.num-random",
+        300,
+        "--pipeline.model.densify.start",
+        0,
+        "--pipeline.model.densify.max-gaussians",
+        900,
+    ),
+    *("--pipeline.model.surface.samples", 300, "--pipeline.model.surface.neighbours", 8),
+)
+FIELD_GROUPS = ("fields", "feature-field", "proposal-networks")
+
+
+@pytest.fixture
+def train_ranks(command_server: Any, tiny_capture: Path, tmp_path: Path) -> Callable[..., list[Any]]:
+    """Starts ``ns-train`` as so many processes; ends when they end, unless they are to be disturbed."""
+
+    def train(
+        ranks: int,
+        stamp: str,
+        steps: int,
+        *options: object,
+        method: str = "f3rm-ext-lite",
+        data: Path = tiny_capture,
+        disturb: Any = None,
+    ) -> list[Any]:
+        code = f"import runpy; runpy.run_path({str(PROGRAMS)!r}, run_name='__main__')"
+        processes = command_server.start_ranks(
+            ranks,
+            *("python", "-c", code, method, "--data", data),
+            *("--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", stamp),
+            *("--max-num-iterations", steps, "--vis", "tensorboard", "--logging.local-writer.enable", "False"),
+            *options,
+        )
+        if disturb is not None:
+            disturb(processes)
+        return command_server.finish_ranks(150)
+
+    return train
+
+
+@pytest.fixture
+def without_points(tiny_capture: Path, tmp_path: Path) -> Path:
+    """A capture without 3D points: splats start as random ones and may grow."""
+    copy = Path(shutil.copytree(tiny_capture, tmp_path / "without_points"))
+    transforms = json.loads((copy / "transforms.json").read_text())
+    del transforms["ply_file_path"]
+    (copy / "transforms.json").write_text(json.dumps(transforms))
+    return copy
+
+
+def checkpoint(folder: Path, stamp: str, step: int, method: str = "f3rm-ext-lite") -> dict[str, Any]:
+    path = folder / "e" / method / stamp / "nerfstudio_models" / f"step-{step:09d}.ckpt"
+    return torch.load(path, weights_only=True)
+
+
+def parameters(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in state["pipeline"].items() if isinstance(value, torch.Tensor)}
+
+
+def succeeded(done: list[Any]) -> None:
+    for rank, one in enumerate(done):
+        assert one.code == 0, f"rank {rank}: {one.text[-4000:]}"
+
+
+def test_two_halves_of_a_batch_are_as_good_as_the_whole(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    # Adam's usual eps, 1e-15, makes whole steps of the rounding errors of gradients that are nearly zero.
+    eps = [word for group in FIELD_GROUPS for word in (f"--optimizers.{group}.optimizer.eps", "1e-3")]
+    for ranks, stamp in ((1, "one"), (2, "two")):
+        succeeded(train_ranks(ranks, stamp, 20, *FIELD, *eps))
+    one, two = (parameters(checkpoint(tmp_path, stamp, 19)) for stamp in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(("method", "options"), [("f3rm-ext-lite", FIELD), ("sugar-ext-lite", SPLATS)])
+def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
+    train_ranks: Callable[..., list[Any]],
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+    method: str,
+    options: tuple[object, ...],
+) -> None:
+    succeeded(train_ranks(2, "whole", 12, *options, "--steps-per-save", 4, method=method))
+
+    def interrupt(processes: list[int]) -> None:
+        saved = tmp_path / "e" / method / "part" / "nerfstudio_models" / "step-000000004.ckpt"
+        wait_until(saved.is_file, 60, "a checkpoint")
+        os.kill(processes[1], signal.SIGINT)  # one of them suffices
+
+    stopped = train_ranks(
+        2, "part", 4000, *options, "--schedule-steps", 0, "--steps-per-save", 4, method=method, disturb=interrupt
+    )
+    assert [one.code for one in stopped] == [130, 130], stopped[0].text[-3000:] + stopped[1].text[-3000:]
+    assert "torchrun --nproc-per-node 2 --no-python" in stopped[0].stderr and "Stopped" not in stopped[1].stderr
+    assert "Traceback" not in stopped[0].text + stopped[1].text
+    folder = tmp_path / "e" / method / "whole" / "nerfstudio_models"
+    succeeded(train_ranks(2, "rest", 12, *options, "--load-dir", folder, "--load-step", 8, method=method))
+    whole, rest = (checkpoint(tmp_path, stamp, 11, method) for stamp in ("whole", "rest"))
+    for name, value in parameters(whole).items():
+        assert torch.equal(parameters(rest)[name], value), name
+    first, second = whole["f3rm_ext"]["ranks"]
+    assert (first["rank"], second["rank"]) == (0, 1)
+    assert not torch.equal(first["random"]["torch"], second["random"]["torch"])
+    for mine, other in zip(whole["f3rm_ext"]["ranks"], rest["f3rm_ext"]["ranks"], strict=True):
+        assert torch.equal(mine["random"]["torch"], other["random"]["torch"])
+
+
+@pytest.mark.parametrize("strategy", ["default", "mcmc"])
+def test_two_processes_grow_the_gaussians_of_one_that_sees_both_images(
+    train_ranks: Callable[..., list[Any]], without_points: Path, tmp_path: Path, strategy: str
+) -> None:
+    rounds = ("--schedule-steps", 15000, "--pipeline.model.densify.start", 5, "--pipeline.model.densify.every", 5)
+    growth = ("--pipeline.model.densify.strategy", strategy, "--pipeline.model.densify.grow-grad2d", 2e-4)
+    for ranks, stamp in ((1, "both_images"), (2, "two")):
+        done = train_ranks(ranks, stamp, 24, *SPLATS, *rounds, *growth, method="sugar-ext-lite", data=without_points)
+        succeeded(done)
+    one, two = (parameters(checkpoint(tmp_path, stamp, 23, "sugar-ext-lite")) for stamp in ("both_images", "two"))
+    assert one.keys() == two.keys()
+    count = len(one["_model.gauss_params.means"])
+    began = re.search(r"Starting with (\d+) Gaussians", done[0].text)
+    assert began is not None and count > int(began[1]), "no Gaussian was added"
+    assert len(two["_model.gauss_params.means"]) == count
+    for name, value in one.items():
+        torch.testing.assert_close(
+            two[name], value, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_where_one_dies_the_others_end_with_a_sentence(
+    train_ranks: Callable[..., list[Any]], tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    folder = tmp_path / "e" / "f3rm-ext-lite" / "dead" / "nerfstudio_models"
+
+    def kill(processes: list[int]) -> None:
+        wait_until(lambda: folder.is_dir() and any(folder.iterdir()), 60, "a checkpoint")
+        os.kill(processes[1], signal.SIGKILL)
+
+    left, killed = train_ranks(2, "dead", 4000, *FIELD, "--steps-per-save", 5, disturb=kill)
+    assert killed.code == -signal.SIGKILL and left.code == 2
+    (line,) = [line for line in left.stderr.splitlines() if line.startswith("Error: ")]
+    assert "Another of the 2 processes of this run has ended" in line and "--load-dir" in line and line.endswith(".")
+    assert "Traceback" not in left.text
+    for path in folder.iterdir():
+        assert torch.load(path, weights_only=True)["step"] == int(path.stem.removeprefix("step-"))
+
+
+def test_a_mistake_is_said_once(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    done = train_ranks(2, "wrong", 5, data=tmp_path / "nowhere")
+    assert [one.code for one in done] == [2, 2]
+    assert (done[0].text + done[1].text).count("Error: ") == 1
+    assert "Traceback" not in done[0].text + done[1].text

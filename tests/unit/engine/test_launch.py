@@ -1,0 +1,88 @@
+"""What is checked before several processes start, and what torchrun's variables mean; no process is started here."""
+
+import pytest
+import torch
+from nerfstudio.configs.base_config import MachineConfig
+
+from f3rm_ext.engine import launch
+from f3rm_ext.errors import ConfigError
+
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("f3rm_ext.compat.has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+
+
+def machine(**options: object) -> MachineConfig:
+    return MachineConfig(**{"device_type": "cuda", **options})  # type: ignore[arg-type]
+
+
+def test_devices_that_are_there_are_accepted() -> None:
+    launch.check_machines(machine(num_devices=2))
+    launch.check_machines(machine(num_devices=2, num_machines=2, machine_rank=1, dist_url="tcp://first:29500"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_devices": 3}, "num-devices is 3, but there are 2 CUDA devices"),
+        ({"num_machines": 2}, "num-machines is 2, but the machines do not know where to meet"),
+        ({"num_machines": 2, "dist_url": "tcp://a:1", "machine_rank": 2}, "machine-rank is 2, but the 2 machines"),
+        ({"num_machines": 0}, "num-machines is 0, but training needs one"),
+        ({"num_machines": 2, "device_type": "cpu"}, "connects machines with CUDA only, not with cpu"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        launch.check_machines(machine(**options))
+
+
+@pytest.mark.usefixtures("by_torchrun")
+def test_torchrun_and_nerfstudio_do_not_both_start_processes() -> None:
+    with pytest.raises(ConfigError, match=r"torchrun has started 4 processes .* give these numbers to torchrun only"):
+        launch.check_machines(machine(num_devices=2))
+
+
+@pytest.mark.usefixtures("by_torchrun")
+def test_more_processes_than_devices_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"torchrun has started 4 .* there are 2 CUDA .* use --nproc-per-node 2"):
+        launch.check_machines(machine())
+
+
+@pytest.mark.usefixtures("by_torchrun")
+def test_the_command_that_continues_starts_as_many() -> None:
+    assert launch.command_prefix() == "torchrun --nproc-per-node 4 --no-python "
+
+
+@pytest.mark.parametrize("missing", [*TORCHRUN, None])
+def test_variables_of_other_programs_mean_nothing(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+    for name, value in TORCHRUN.items():
+        if name != missing:
+            monkeypatch.setenv(name, value)
+    if missing is None:
+        monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not launch.by_torchrun() and launch.command_prefix() == ""
+
+
+def test_a_process_alone_works_and_keeps_what_it_has() -> None:
+    done: list[int] = []
+    launch.first_only(lambda: done.append(1))
+    assert done == [1] and launch.of_first("stamp") == "stamp" and launch.place() is None
