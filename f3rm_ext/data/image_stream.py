@@ -238,7 +238,10 @@ class ImageStream:
         """The next step's image; None if it is of another window."""
         if self.cycle.ends:
             return None
-        return (self._turn or self._shuffled(window.images))[0]
+        turn, uses = list(self._turn), self.uses.copy()
+        image_idx = self._draw(window.images)
+        self._turn, self.uses = turn, uses
+        return image_idx
 
     def _placed(self, window: PictureWindow) -> PictureWindow:
         if self._uploads is not None:
