@@ -68,7 +68,7 @@ def test_losses_and_gradients(mode: Mode, cuda: torch.device) -> None:
 def test_memory_does_not_grow_with_the_chunks(cuda: torch.device) -> None:
     """1 M points without chunks would hold 5 GiB."""
     gaussians = made(100_000, cuda)
-    regularizer = Regularizer(RegularizationOptions(mode="density"))
+    regularizer = Regularizer(RegularizationOptions(mode="density", chunk_points=1 << 15))
     visible = torch.ones(100_000, dtype=torch.bool, device=cuda)
     regularizer.neighbours.at(9001, gaussians.means)
     torch.cuda.reset_peak_memory_stats()
