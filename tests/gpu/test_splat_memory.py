@@ -48,7 +48,7 @@ def test_steps_are_those_of_the_cpu_up_to_rounding(cuda: torch.device, kind: str
     results = []
     for device in (torch.device("cpu"), cuda):
         rest = Parameter(torch.zeros(300, 15, 3, device=device, dtype=torch.float16))
-        optimizer = PackedAdam([rest], lr=1e-3, moments=kind)
+        optimizer = PackedAdam([rest], lr=1e-3, moments=kind)  # type: ignore[arg-type]
         for step in range(20):
             generator = torch.Generator().manual_seed(step)
             directions = torch.randn(300, 3, generator=generator).to(device)
