@@ -6,12 +6,15 @@ from torch.nn import Parameter
 
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
 from f3rm_ext.splat.densify.relocation import MAX_COPIES, relocated
+from f3rm_ext.splat.memory import adam, packed
 from f3rm_ext.splat.memory.accounting import Layout, account
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.moments import MOMENTS
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.memory.rounding import to_bfloat16, to_half
 from f3rm_ext.splat.rasterize import Rasterization
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors_reference
+from f3rm_ext.splat.triton_kernels import find_kernels
 
 MIB = 2**20
 
@@ -45,7 +48,7 @@ def test_steps_are_those_of_the_cpu_up_to_rounding(cuda: torch.device, kind: str
     results = []
     for device in (torch.device("cpu"), cuda):
         rest = Parameter(torch.zeros(300, 15, 3, device=device, dtype=torch.float16))
-        optimizer = PackedAdam([rest], lr=1e-3, moments=kind)
+        optimizer = PackedAdam([rest], lr=1e-3, moments=kind)  # type: ignore[arg-type]
         for step in range(20):
             generator = torch.Generator().manual_seed(step)
             directions = torch.randn(300, 3, generator=generator).to(device)
@@ -96,3 +99,71 @@ def test_growth_runs_on_the_device_and_leaves_its_random_numbers_alone(cuda: tor
     change = densifier.after_backward(600, seen, params, optimizers)
     assert change.after > 50 and params["features_rest"].device.type == "cuda"
     assert torch.equal(torch.rand(3, device=cuda), expected)
+
+
+@pytest.fixture
+def kernels(cuda: torch.device) -> object:
+    """The optimiser's Triton kernel."""
+    pytest.importorskip("triton")
+    found = find_kernels(packed.TRITON_KERNELS, cuda)
+    assert found is not None, "Triton is installed, but its kernel does not work"
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_gsplat_evaluates_harmonics(degree: int, dtype: torch.dtype, cuda: torch.device) -> None:
+    directions, dc = torch.randn(1000, 3, device=cuda), torch.rand(1000, 3, device=cuda)
+    rest = Parameter((0.3 * torch.randn(1000, 15, 3, device=cuda)).to(dtype))
+    expected = sh_colors_reference(degree, directions, dc, rest.float())
+    torch.testing.assert_close(stored_sh_colors(degree, directions, dc, rest), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", MOMENTS)
+def test_the_kernel_takes_the_steps_of_torch(
+    kind: str, dtype: torch.dtype, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly up to rounding in float32; in the mean where numbers are rounded by chance."""
+    count = 4000
+    results = []
+    for in_torch in (True, False):
+        with monkeypatch.context() as patch:
+            if in_torch:
+                for module in (adam, packed):
+                    patch.setattr(module, "find_kernels", lambda *_: None)
+            rest = Parameter(torch.full((count, 15, 3), 0.3, device=cuda, dtype=dtype))
+            optimizer = PackedAdam([rest], lr=1e-3, moments=kind)  # type: ignore[arg-type]
+            for step in range(6):
+                generator = torch.Generator().manual_seed(step)
+                directions = torch.randn(1, 3, generator=generator).to(cuda).expand(count, 3)
+                weights = (
+                    torch.randn(1, 3, generator=generator).to(cuda)
+                    * (torch.arange(count, device=cuda) % 3 > step % 2)[:, None]
+                )
+                (stored_sh_colors(3, directions, torch.full_like(directions, 9.0), rest) * weights).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        results.append(rest.detach().float())
+    if (kind, dtype) == ("float32", torch.float32):
+        torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-7)
+    else:
+        for kept in range(3):
+            one, other = (value[kept::3].mean(dim=0) for value in results)
+            assert (one - other).abs().max() < 1e-4
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_step_of_the_harmonics_does_not_wait_for_the_gpu(cuda: torch.device) -> None:
+    rest = Parameter(torch.zeros(5000, 15, 3, device=cuda))
+    optimizer = PackedAdam([rest])
+    directions, dc = torch.randn(5000, 3, device=cuda), torch.rand(5000, 3, device=cuda)
+    for mode in ("default", "error"):  # the first step compiles
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            stored_sh_colors(3, directions, dc, rest).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -1,13 +1,19 @@
 """Surface regularisation and the 3D filter on CUDA against the CPU: neighbours, field, losses and gradients, memory."""
 
+import time
+
 import pytest
 import torch
 
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import smoothing_filter
+from f3rm_ext.splat.surface.field import TRITON_KERNELS, neighbour_field
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 from f3rm_ext.splat.surface.regularizer import Regularizer
+from f3rm_ext.splat.surface.sampling import sample_points
+from f3rm_ext.splat.surface.table import gaussian_table
+from f3rm_ext.splat.triton_kernels import find_kernels
 
 
 def made(n: int, device: torch.device | str = "cpu") -> Gaussians:
@@ -62,7 +68,7 @@ def test_losses_and_gradients(mode: Mode, cuda: torch.device) -> None:
 def test_memory_does_not_grow_with_the_chunks(cuda: torch.device) -> None:
     """1 M points without chunks would hold 5 GiB."""
     gaussians = made(100_000, cuda)
-    regularizer = Regularizer(RegularizationOptions(mode="density"))
+    regularizer = Regularizer(RegularizationOptions(mode="density", chunk_points=1 << 15))
     visible = torch.ones(100_000, dtype=torch.bool, device=cuda)
     regularizer.neighbours.at(9001, gaussians.means)
     torch.cuda.reset_peak_memory_stats()
@@ -82,3 +88,46 @@ def test_three_dimensional_filter(cuda: torch.device) -> None:
     here = smoothing_filter(means, viewmats, Ks, widths, heights)
     there = smoothing_filter(means.to(cuda), viewmats.to(cuda), Ks.to(cuda), widths.to(cuda), heights.to(cuda))
     assert torch.allclose(here, there.cpu(), rtol=1e-5)
+
+
+def test_the_field_of_triton_is_that_of_torch(cuda: torch.device) -> None:
+    pytest.importorskip("triton")
+    assert find_kernels(TRITON_KERNELS, cuda) is not None, "Triton is installed, but its kernels do not work"
+    gaussians = made(5000, cuda)
+    visible = torch.ones(5000, dtype=torch.bool, device=cuda)
+    points, owners = (part.detach() for part in sample_points(gaussians, visible, 50_000))
+    neighbours, table = nearest_neighbours(gaussians.means, 16), gaussian_table(gaussians).detach()
+    results = []
+    for backend in ("torch", "triton"):
+        at, rows = points.clone().requires_grad_(), table.clone().requires_grad_()
+        field = neighbour_field(at, owners, rows, neighbours, backend=backend)  # type: ignore[arg-type]
+        loss = torch.stack([value.square().mean() for value in field]).sum()
+        results.append((*(value.detach() for value in field), *torch.autograd.grad(loss, (at, rows))))
+    for expected, found in zip(*results, strict=True):
+        assert float((expected - found).norm()) < 1e-4 * float(expected.norm())
+
+
+def test_chunks_of_any_size_give_the_same(cuda: torch.device) -> None:
+    gaussians = made(2000, cuda)
+    visible = torch.ones(2000, dtype=torch.bool, device=cuda)
+    points, owners = sample_points(gaussians, visible, 100_000)
+    neighbours, table = nearest_neighbours(gaussians.means, 16), gaussian_table(gaussians)
+    fitted, small = (
+        neighbour_field(points, owners, table, neighbours, chunk=chunk, backend="torch") for chunk in (0, 5000)
+    )
+    for one, other in zip(fitted, small, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_million_neighbours_take_seconds(cuda: torch.device) -> None:
+    means = torch.randn(1_000_000, 3, generator=torch.Generator().manual_seed(0)).to(cuda)
+    nearest_neighbours(means[:10_000], 16)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    found = nearest_neighbours(means, 16)
+    torch.cuda.synchronize()
+    assert time.perf_counter() - began < 10
+    some = torch.arange(0, 1_000_000, 10_000, device=cuda)
+    apart = (means[some, None].double() - means.double()).square().sum(dim=-1)
+    expected = apart.topk(16, dim=1, largest=False).values
+    torch.testing.assert_close(apart.gather(1, found[some].long()), expected, rtol=1e-4, atol=1e-12)

@@ -2,12 +2,21 @@
 
 import json
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.data.scene_box import SceneBox
+
+from f3rm_ext.splat.densify import DensifyOptions, make_densifier
+from f3rm_ext.splat.model import SplatModel, SplatModelConfig
+from f3rm_ext.splat.schedule import Schedule
+from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
+from f3rm_ext.splat.surface.regularizer import Regularizer
 
 STEPS = 100
 VISIBLE = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
@@ -100,3 +109,39 @@ def test_the_filter_and_the_export_do_not_depend_on_the_device(config: Path, tmp
     one, two = (read_splats(tmp_path / f"{name}.ply")[0] for name in ("cuda", "cpu"))
     for name, value in one.tensors().items():
         torch.testing.assert_close(two.tensors()[name], value, atol=1e-5, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("mode", "step", "most"), [("none", 601, 3), ("density", 9601, 6), ("dn-consistency", 9601, 6)]
+)
+def test_a_step_hardly_waits_for_the_gpu(mode: Mode, step: int, most: int, cuda: torch.device) -> None:
+    """Between rounds of densification; splatfacto waits about eight times."""
+    torch.manual_seed(0)
+    model: SplatModel = SplatModelConfig(num_random=2000).setup(
+        scene_box=SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])), num_train_data=2, metadata={}
+    )
+    model.to(cuda).train()
+    model.schedule = Schedule.of(15_000, RegularizationOptions())
+    model.current_sh_degree, model.extent = 3, 1.0
+    model.densifier = make_densifier(DensifyOptions(), 1.0)
+    model.regularizer = Regularizer(RegularizationOptions(mode=mode, samples=5000))
+    parameters = model.get_param_groups()
+    optimizers = {name: torch.optim.Adam(group) for name, group in parameters.items() if name != "features_rest"}
+    camera = Cameras(torch.eye(4)[None, :3], fx=60.0, fy=60.0, cx=32.0, cy=24.0, width=64, height=48)
+    batch = {"image": torch.rand(48, 64, 3, device=cuda)}
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                model.step = step
+                outputs = model.get_outputs(camera)
+                torch.stack(list(model.get_loss_dict(outputs, batch).values())).sum().backward()
+                assert model._rasterization is not None
+                model.densifier.after_backward(step, model._rasterization, model.gauss_params, optimizers)
+                model.zero_grad()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        step += 1
+    waits = [str(item.message) for item in said if "synchronizing" in str(item.message)]
+    assert len(waits) <= most, waits

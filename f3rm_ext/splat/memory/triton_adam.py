@@ -218,7 +218,8 @@ def step_packed(
             -group["lr"] / (1 - beta1**step), (1 - beta2**step) ** 0.5, group["eps"], beta1, 1 - beta1, beta2,
             1 - beta2, math.log2(beta1), math.log2(beta2), math.log2(ratio), ratio / (1 - ratio),
             PICTURES=len(colors), COLUMNS=columns, WIDTH=triton.next_power_of_2(columns), ROWS=ROWS, DEGREE=degree,
-            STORAGE=STORAGES.index(group["moments"]), HALF=parameter.dtype == torch.float16, enable_fp_fusion=False,
+            STORAGE=STORAGES.index(group["moments"]), HALF=parameter.dtype == torch.float16,
+            enable_fp_fusion=False,  # pyright: ignore[reportCallIssue]  # an option of the compiler
         )  # fmt: skip
 
 

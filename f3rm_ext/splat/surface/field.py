@@ -27,7 +27,7 @@ from f3rm_ext.splat.triton_kernels import find_kernels
 FieldBackend = Literal["auto", "torch", "numba", "triton"]
 
 TRITON_KERNELS = "f3rm_ext.splat.surface.triton_field"
-CHUNK_POINTS, MOST_POINTS = 1 << 15, 1 << 20
+CHUNK_POINTS, MOST_POINTS = 1 << 15, 1 << 19
 """Fewest and most points per chunk in torch. The fewest take 280 MiB of float32 at 16 neighbours, forward and backward
 (measured)."""
 NEIGHBOUR_BYTES = 550

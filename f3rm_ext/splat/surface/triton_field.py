@@ -210,7 +210,7 @@ class _FieldFunction(torch.autograd.Function):
             with torch.cuda.device_of(points):
                 _forward[(triton.cdiv(len(points), BLOCK),)](
                     points, owners, table, neighbours, density, beta, direction, totals, len(points),
-                    K=neighbours.shape[1], SIZE=BLOCK,
+                    K=neighbours.shape[1], SIZE=BLOCK, enable_fp_fusion=True,  # pyright: ignore[reportCallIssue]
                 )  # fmt: skip
         ctx.save_for_backward(points, owners, table, neighbours, totals)
         center, normal = (columns.index_select(0, owners) for columns in (table[:, MEAN:WHITEN], table[:, NORMAL:]))
@@ -227,6 +227,7 @@ class _FieldFunction(torch.autograd.Function):
                 _backward[(triton.cdiv(len(points), BLOCK),)](
                     points, owners, table, neighbours, totals, density, beta, direction, grad_points, grad_table,
                     len(points), K=neighbours.shape[1], SIZE=BLOCK,
+                    enable_fp_fusion=True,  # pyright: ignore[reportCallIssue]
                 )  # fmt: skip
         grad_table[:, MEAN:WHITEN].index_add_(0, owners, grad_outputs[3])
         grad_table[:, NORMAL:].index_add_(0, owners, grad_outputs[4])

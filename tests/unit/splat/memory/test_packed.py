@@ -8,7 +8,13 @@ from torch.nn import Parameter
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory import packed
-from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient, stored_sh_colors
+from f3rm_ext.splat.memory.packed import (
+    ColorGradient,
+    PackedGradient,
+    forget_gradient,
+    packed_gradient,
+    stored_sh_colors,
+)
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 
 COUNT = 40
@@ -120,3 +126,20 @@ def test_a_part_of_a_parameter_is_refused() -> None:
     directions, dc, rest = scene(torch.float32)
     with pytest.raises(ValueError, match="parameter itself"):
         stored_sh_colors(3, directions[:5], dc[:5], rest[:5])
+
+
+def test_gradients_of_all_gaussians_and_of_visible_ones_are_one_another() -> None:
+    """On CUDA gradients come for all Gaussians, and their visible rows are chosen when they are read."""
+    generator = torch.Generator().manual_seed(6)
+    directions, colors = (torch.randn(COUNT, 3, generator=generator) for _ in range(2))
+    colors[1::2] = 0
+    whole = PackedGradient([ColorGradient(None, directions, colors, 3)])
+    assert whole.nbytes() == COUNT * 24
+    found = whole.of_all(COUNT)
+    assert found is not None and torch.equal(found[0][0], directions) and torch.equal(found[1][0], colors)
+    assert whole.rows().tolist() == list(range(0, COUNT, 2)) and whole.nbytes() == COUNT // 2 * 32
+    again = whole.of_all(COUNT)
+    assert again is not None and torch.equal(again[1][0], colors) and not again[0][0, 1::2].any()
+    whole.pictures.append(ColorGradient(None, directions, colors, 2))
+    assert whole.of_all(COUNT) is None  # of other degrees
+    assert whole.rows().tolist() == list(range(0, COUNT, 2))
