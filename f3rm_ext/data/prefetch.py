@@ -1,4 +1,4 @@
-"""What comes next, made in a background thread; and the window of images in memory, of which the next comes so."""
+"""Makes the next window or batch in a background thread, and hands out the window of every step."""
 
 import threading
 from collections.abc import Callable, Sequence

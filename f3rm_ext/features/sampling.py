@@ -104,18 +104,9 @@ class PackedMaps:
             stride_px=torch.tensor([grid.stride_px for grid in grids], dtype=torch.float32),
         ).to(device)
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PackedMaps":
+    def to(self, device: torch.device | str) -> "PackedMaps":
         """Returns the same maps on another device."""
-        moved = {
-            name: value.to(device, non_blocking=non_blocking)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
-
-    def pin_memory(self) -> "PackedMaps":
-        """Returns the same maps in page-locked memory, for copies to a GPU in the background."""
-        return replace(self, **{name: v.pin_memory() for name, v in vars(self).items() if isinstance(v, Tensor)})
+        return replace(self, **{name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)})
 
     @property
     def nbytes(self) -> int:

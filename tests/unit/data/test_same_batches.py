@@ -127,6 +127,7 @@ def test_pictures(make_pictures, window, repeat, where):
     for halvings in [2] * 10 + [1] * 3 + [0] * 12:
         assert same(picture(today, halvings), picture(other, halvings))
         assert today.pixels_per_batch == other.pixels_per_batch
+        assert set(other._uploads._kept) <= set(other._feed.window.images), "nothing of an old window is kept"
     assert other.on_device is (where == "device") and same_coverage(today, other)
     assert same(today.state(), other.state())
 
@@ -144,6 +145,17 @@ def test_rays_go_on_after_a_resume(make_rays, before, after):
     assert all(same(batch, resumed.next()) for batch in expected) and same_coverage(first, resumed)
     assert first.load_state(state)
     assert all(same(batch, first.next()) for batch in expected), "and one in use can be set back"
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_what_was_made_ahead_is_forgotten_at_a_resume(make_rays, where):
+    """The state is of the same number of batches, but of other windows."""
+    first, resumed = make_rays(3, 4, where), make_rays(3, 4, where, seed=0)
+    for _ in range(5):
+        first.next()
+        resumed.next()
+    assert resumed.load_state(first.state())
+    assert all(same(first.next(), resumed.next()) for _ in range(5))
 
 
 @pytest.mark.parametrize(("before", "after"), [*itertools.permutations([None, *PLACES], 2), ("device", "device")])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from f3rm_ext.features.base import FeatureMap, PatchGrid
-from f3rm_ext.features.sampling import PackedMaps, sample_map
+from f3rm_ext.features.sampling import PackedMaps, interpolate, sample_map
 
 SIZES = ((1, 1, 20, 30), (3, 5, 48, 80), (7, 2, 99, 31), (1, 6, 16, 100), (4, 4, 56, 56))
 
@@ -115,3 +115,15 @@ def test_inputs_are_not_changed() -> None:
     before = packed.values.clone(), slot.clone(), yx.clone()
     packed.sample(slot, yx)
     assert torch.equal(before[0], packed.values) and torch.equal(before[1], slot) and torch.equal(before[2], yx)
+
+
+def test_patches_may_be_gathered_elsewhere():
+    """Corners, gathering and interpolation one after another give the bits of the whole."""
+    packed = PackedMaps.pack(make_maps())
+    generator = torch.Generator().manual_seed(4)
+    slot = torch.randint(len(SIZES), (60,), generator=generator)
+    yx_px = torch.rand(60, 2, generator=generator) * 100
+    patches, weights = packed.corners(slot, yx_px)
+    assert patches.shape == weights.shape == (4, 60)
+    torch.testing.assert_close(weights.sum(dim=0), torch.ones(60))
+    assert torch.equal(interpolate(zip(packed.values[patches], weights, strict=True)), packed.sample(slot, yx_px))
