@@ -52,7 +52,7 @@ class TrainOnce:
         from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 
         peer = self.method == "nerfacto-f3rm"
-        config = all_methods["nerfacto" if peer else self.method]
+        config: Any = all_methods["nerfacto" if peer else self.method]
         ours = self.method.startswith("f3rm-ext")
         if peer:
             from peers import f3rm_peer

@@ -251,6 +251,8 @@ class F3rmModel(QueryableField):
             progress = min(1.0, step / max(1, self.config.proposal_anneal_steps))
             slope = 10.0
             self.proposal_sampler.set_anneal(slope * progress / ((slope - 1.0) * progress + 1.0))
+            # The sampler knows the last step from its own callback, so after a resume it would take it for the first.
+            self.proposal_sampler._step = max(0, step - 1)
 
         def after(step: int) -> None:
             self.proposal_sampler.step_cb(step)

@@ -24,7 +24,8 @@ REHEARSED = bool(os.environ.get("F3RM_EXT_REHEARSE_GPU_TESTS")) and not torch.cu
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In a rehearsal, takes the skip mark from tests that do not insist on CUDA."""
     for item in items if REHEARSED else []:
-        if item.path.is_relative_to(Path(__file__).parent) and "device" in getattr(item, "fixturenames", ()):
+        names = getattr(item, "fixturenames", ())
+        if item.path.is_relative_to(Path(__file__).parent) and "device" in names and "cuda" not in names:
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "skip"]
 
 

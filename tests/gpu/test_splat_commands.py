@@ -162,7 +162,7 @@ def test_absolute_gradients_leave_no_memory_behind(cuda: torch.device) -> None:
         "alphas": torch.full((count,), 0.5),
         "colors": torch.rand(count, 3, generator=generator),
     }
-    leaves = {name: value.to(cuda).requires_grad_() for name, value in inputs.items()}
+    leaves: dict[str, Any] = {name: value.to(cuda).requires_grad_() for name, value in inputs.items()}
     K = torch.tensor([[80.0, 0.0, 40.0], [0.0, 80.0, 30.0], [0.0, 0.0, 1.0]], device=cuda)
     held = []
     for _ in range(6):

@@ -347,3 +347,12 @@ def test_masked_pixels_that_are_trained_teach_emptiness(make_model: MakeModel) -
 def test_what_is_behind_masked_pixels(make_model: MakeModel, chosen: str, masked: str, expected: str) -> None:
     model = make_model(background_color=chosen, metadata={"masked_pixels": masked})
     assert model.renderer_rgb.background_color == expected
+
+
+def test_a_resumed_run_knows_how_far_the_sampler_was(make_model: Callable[..., F3rmModel]) -> None:
+    nothing: Any = None
+    model = make_model()
+    # In its first ten steps the sampler updates the proposal networks each time.
+    for callback in model.get_training_callbacks(TrainingCallbackAttributes(nothing, nothing, nothing, nothing)):
+        callback.run_callback_at_location(11, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
+    assert model.proposal_sampler._step == 10
