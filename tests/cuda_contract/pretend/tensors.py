@@ -38,6 +38,7 @@ Told = Literal["autocast", "backward"]
 
 
 class _State:
+    entered = 0
     told = CUDA
     most_values: int | None = None
 
@@ -417,6 +418,7 @@ def pretended(told: Told = "autocast", most_values: int | None = None) -> Iterat
     torch._C._ensureCUDADeviceGuardSet()
     lifted = torch._C._only_lift_cpu_tensors()
     before = _State.told, _State.most_values
+    _State.entered += 1
     _State.told, _State.most_values = (CUDA if told == "autocast" else CPU), most_values
     gradients = torch.no_grad() if told == "autocast" else nullcontext()
     with mock.patch.object(torch, "Generator", _Generator), gradients, PretendCudaMode():
@@ -449,6 +451,12 @@ def pretended(told: Told = "autocast", most_values: int | None = None) -> Iterat
                 patch.stop()
             torch._C._set_only_lift_cpu_tensors(lifted)
             _State.told, _State.most_values = before
+            _State.entered -= 1
+
+
+def is_pretended() -> bool:
+    """Whether there is a pretended GPU at present."""
+    return _State.entered > 0
 
 
 @contextmanager
