@@ -44,7 +44,7 @@ def test_losses(untrained: Run, mixed: bool) -> None:
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["single", "mixed"])
 def test_pictures(untrained: Run, mixed: bool) -> None:
-    """In evaluation and for a query, inside of autocast (evaluation in training) and outside (viewer, ns-eval)."""
+    """In evaluation, also under autocast, and for a query, which nothing asks for under autocast."""
     model = untrained.model
     splats = hasattr(model, "num_gaussians")
     if splats:
@@ -52,7 +52,7 @@ def test_pictures(untrained: Run, mixed: bool) -> None:
     with autocast() if mixed else nullcontext():
         model.eval()
         outputs = model.get_outputs_for_camera(look_at(WIDTH, HEIGHT).to("cuda"))
-        scores, drawn = untrained.score(WIDTH, HEIGHT)
+    scores, drawn = untrained.score(WIDTH, HEIGHT)
     on_cuda(outputs)
     on_cuda(drawn)
     shapes = {"rgb": 3, "accumulation": 1, "depth": 1, "feature_pca": 3}
