@@ -397,6 +397,10 @@ _DRIVER = {
     "max_memory_allocated": lambda *_: GIB,
     "max_memory_reserved": lambda *_: GIB,
     "mem_get_info": lambda *_: (20 * GIB, 24 * GIB),
+    "memory_stats_as_nested_dict": lambda *_: {
+        f"{kind}_bytes": {"all": {"current": GIB, "peak": GIB}} for kind in ("active", "allocated", "reserved")
+    },
+    "memory_stats": lambda *_: {},
     "memory_allocated": lambda *_: GIB,
     "memory_reserved": lambda *_: GIB,
     "reset_peak_memory_stats": lambda *_: None,
