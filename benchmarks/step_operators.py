@@ -10,6 +10,8 @@ and empty tensors do not count. On a GPU some operators are several kernels (a s
 autocast adds conversions; both are left out. Nothing is timed.
 """
 
+# pyright: reportMissingImports=false
+
 import argparse
 import datetime
 import json
@@ -24,7 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.update(CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cuda_contract"))
 
 import torch
@@ -177,12 +179,14 @@ def count(parts: list[str]) -> list[Row]:
     from pretend.gsplat_kernels import gsplat_kernels
     from pretend.steps import write_capture
     from pretend.tensors import pretended
+    from pretend.triton_kernels import triton_kernels
 
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         capture = write_capture(Path(folder, "capture"))
         stack.enter_context(pretended("backward", most_values=MOST_VALUES))
         stack.enter_context(gsplat_kernels())
+        stack.enter_context(triton_kernels())
         for part in parts:
             began = time.monotonic()
             try:

@@ -281,10 +281,33 @@ def _gpu_day(report: Report) -> str:
     return module.tables(report)
 
 
+def _step_operators(report: Report) -> str:
+    """Kernels and waits by method and stage, before and now; one column where only one is recorded."""
+    columns = [column for column in ("before", "now") if column in report]
+    found = {column: {(row["method"], row["stage"]): row for row in report[column]["rows"]} for column in columns}
+    phases = {"batch": "batch", "forward": "forward", "backward": "backward", "optimizer": "optimiser"}
+    phases |= {"picture": "picture"}
+
+    def kernels(row: Report | None) -> str:
+        if row is None:
+            return "–"
+        parts = [f"{label} {row['kernels'][phase]:,}" for phase, label in phases.items() if phase in row["kernels"]]
+        return f"{sum(row['kernels'].values()):,}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
+
+    def waits(row: Report | None) -> str:
+        return "–" if row is None else f"{row['waits']:,}"
+
+    keys = dict.fromkeys(key for column in columns for key in found[column])
+    rows = [[*key, *(cell(found[column].get(key)) for cell in (kernels, waits) for column in columns)] for key in keys]
+    head = [f"{what}, {column}" for what in ("kernels", "host waits") for column in columns]
+    return _table(["method", "stage", *head], rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
     "hash_grid": _grids,
+    "step_operators": _step_operators,
     "optimizer": _adam,
     "import_time": _starts,
     "query_quality": _answers,

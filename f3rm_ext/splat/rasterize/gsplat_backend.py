@@ -53,7 +53,7 @@ def render(
     antialiased: bool,
     absgrad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns colours, depth, accumulation, 2D centres and radii for float32 tensors on a CUDA device.
+    """Returns colours, depth, accumulation, 2D centres and radii for tensors on a CUDA device, in float32.
 
     More than 32 channels are composited in several passes. Absolute gradients are then summed over the passes, and may
     exceed those of a single pass.
@@ -64,6 +64,8 @@ def render(
     compat.check_gsplat_kernels()
     from gsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
 
+    # The kernels take float32 alone; under autocast a product of matrices, such as features in few colours, is half.
+    means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
     width, height = camera.width, camera.height
     behind = colors.new_zeros(colors.shape[1]) if background is None else background
     reaches, batched, depths, conics, compensations = fully_fused_projection(

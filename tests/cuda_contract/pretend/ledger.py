@@ -174,17 +174,22 @@ def where() -> Place:
         if path.endswith("autograd/graph.py"):
             return theirs or Place("autograd", "backward", 0)
         if path.endswith("pretend/steps.py"):
-            return theirs or Place("nerfstudio/engine/trainer.py", "Trainer.train_iteration", 0)
+            return theirs or Place("nerfstudio/engine/trainer.py", "train_iteration", 0)
         for package in PACKAGES:
             start = path.rfind(f"/{package}/")
             if start < 0:
                 continue
-            inside = path[start + 1 :]
-            place = Place(inside, frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name,
-                          frame.f_lineno)  # fmt: skip
+            place = Place(path[start + 1 :], _function(frame), frame.f_lineno)
             if package == "f3rm_ext":
                 return place
             if package != "method_configs":
                 theirs = theirs or place
         frame = frame.f_back
     return theirs or Place("autograd", "backward", 0)
+
+
+def _function(frame: Any) -> str:
+    """Name of the function around a frame, whose own code may be a comprehension, in the words of every Python."""
+    while frame.f_code.co_name.startswith("<") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name

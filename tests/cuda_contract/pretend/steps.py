@@ -27,7 +27,7 @@ from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import score_image
 from f3rm_ext.splat.features.heads import LiftedHead
 from pretend.ledger import Ledger, counted
-from pretend.tensors import CUDA
+from pretend.tensors import CUDA, is_pretended
 
 PHASES = ("batch", "before", "forward", "backward", "optimizer", "after")
 Counts = dict[str, Ledger]
@@ -80,16 +80,12 @@ class Run:
     def step(self, step: int) -> Counts:
         """Does what nerfstudio's ``Trainer.train_iteration`` and the callbacks around it do, in float32."""
         counts: Counts = {}
-        self.pipeline.train()
         with counted() as counts["before"]:
-            self._call(TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, step)
-            self.optimizers.zero_grad_all()
+            self.before(step)
         with counted() as counts["batch"]:
             inputs, batch = self.pipeline.datamanager.next_train(step)
         with counted() as counts["forward"]:
-            outputs = self.model(inputs)
-            metrics = self.model.get_metrics_dict(outputs, batch)
-            losses = self.model.get_loss_dict(outputs, batch, metrics)
+            _, losses, _ = self.losses(inputs, batch)
             loss = functools.reduce(torch.add, losses.values())
         with counted() as counts["backward"]:
             self.scaler.scale(loss).backward()
@@ -103,19 +99,31 @@ class Run:
             self._call(TrainingCallbackLocation.AFTER_TRAIN_ITERATION, step)
         return counts
 
-    def query(self, width: int, height: int) -> Counts:
+    def before(self, step: int) -> None:
+        """Does what comes before a step."""
+        self.pipeline.train()
+        self._call(TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, step)
+        self.optimizers.zero_grad_all()
+
+    def losses(self, inputs: Any, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Returns outputs, losses and metrics of a batch."""
+        outputs = self.model(inputs)
+        metrics = self.model.get_metrics_dict(outputs, batch)
+        return outputs, self.model.get_loss_dict(outputs, batch, metrics), metrics
+
+    def score(self, width: int, height: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Draws a picture with the scores of a text-like query."""
         self.pipeline.eval()
         name, head = next(iter(self.model.query_heads().items()))
         vectors = torch.nn.functional.normalize(torch.ones(2, head.dim) + torch.eye(2, head.dim), dim=-1)
-        query = Query(
-            name="query",
-            positives=Embeddings(vectors[:1], ("a",)),
-            negatives=Embeddings(vectors[1:], ("b",)),
-            head=name,
-        )
+        positives, negatives = Embeddings(vectors[:1], ("a",)), Embeddings(vectors[1:], ("b",))
+        query = Query(name="query", positives=positives, negatives=negatives, head=name)
+        return score_image(self.model, look_at(width, height), [query])
+
+    def query(self, width: int, height: int) -> Counts:
+        """Counts :meth:`score`."""
         with counted() as ledger:
-            score_image(self.model, look_at(width, height), [query])
+            self.score(width, height)
         return {"picture": ledger}
 
     def _call(self, location: TrainingCallbackLocation, step: int) -> None:
@@ -152,7 +160,7 @@ def make_peer(method: str, capture: Path, cache: Path, change: Callable[[Any], N
 
 
 def make_run(method: str, capture: Path, cache: Path, change: Callable[[Any], None] = lambda config: None) -> Run:
-    """Builds a run on the pretended GPU, with the capture's labels as features.
+    """Builds a run on the pretended GPU, or on the CPU, with the capture's labels as features.
 
     Args:
         method: name of the method.
@@ -170,7 +178,8 @@ def make_run(method: str, capture: Path, cache: Path, change: Callable[[Any], No
 
 
 def _run_of(config: Any, folder: Path) -> Run:
-    pipeline = config.pipeline.setup(device=str(CUDA), test_mode="val")
+    device = str(CUDA) if is_pretended() else "cpu"
+    pipeline = config.pipeline.setup(device=device, test_mode="val")
     for group in config.optimizers.values():
         if isinstance(group["scheduler"], RunDecaySchedulerConfig):
             group["scheduler"].fit(schedule_length(config))
@@ -178,7 +187,7 @@ def _run_of(config: Any, folder: Path) -> Run:
         config.pipeline.model.fit_optimizers(config.optimizers)
     optimizers = Optimizers(config.optimizers, pipeline.get_param_groups())
     with mock.patch("torch.amp.grad_scaler.torch.cuda.is_available", lambda: True):
-        scaler = torch.amp.GradScaler("cuda", enabled=bool(config.mixed_precision))
+        scaler = torch.amp.GradScaler("cuda", enabled=bool(config.mixed_precision) and device != "cpu")
     attributes: Any = TrainingCallbackAttributes(
         optimizers=optimizers,
         grad_scaler=scaler,

@@ -38,6 +38,7 @@ Told = Literal["autocast", "backward"]
 
 
 class _State:
+    entered = 0
     told = CUDA
     most_values: int | None = None
 
@@ -396,6 +397,10 @@ _DRIVER = {
     "max_memory_allocated": lambda *_: GIB,
     "max_memory_reserved": lambda *_: GIB,
     "mem_get_info": lambda *_: (20 * GIB, 24 * GIB),
+    "memory_stats_as_nested_dict": lambda *_: {
+        f"{kind}_bytes": {"all": {"current": GIB, "peak": GIB}} for kind in ("active", "allocated", "reserved")
+    },
+    "memory_stats": lambda *_: {},
     "memory_allocated": lambda *_: GIB,
     "memory_reserved": lambda *_: GIB,
     "reset_peak_memory_stats": lambda *_: None,
@@ -417,6 +422,7 @@ def pretended(told: Told = "autocast", most_values: int | None = None) -> Iterat
     torch._C._ensureCUDADeviceGuardSet()
     lifted = torch._C._only_lift_cpu_tensors()
     before = _State.told, _State.most_values
+    _State.entered += 1
     _State.told, _State.most_values = (CUDA if told == "autocast" else CPU), most_values
     gradients = torch.no_grad() if told == "autocast" else nullcontext()
     with mock.patch.object(torch, "Generator", _Generator), gradients, PretendCudaMode():
@@ -449,6 +455,12 @@ def pretended(told: Told = "autocast", most_values: int | None = None) -> Iterat
                 patch.stop()
             torch._C._set_only_lift_cpu_tensors(lifted)
             _State.told, _State.most_values = before
+            _State.entered -= 1
+
+
+def is_pretended() -> bool:
+    """Whether there is a pretended GPU at present."""
+    return _State.entered > 0
 
 
 @contextmanager

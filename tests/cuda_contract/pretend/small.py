@@ -1,0 +1,77 @@
+"""The methods in sizes that a test has time for, with all their levels, stages and losses."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretend.steps import Run, make_run
+from pretend.tensors import PretendCuda
+
+FIELDS = ("f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big")
+SPLATS = ("sugar-ext", "sugar-ext-lite")
+MODES = ("none", "density", "sdf", "dn-consistency")
+
+CASES = [(method, "none") for method in FIELDS] + [(method, mode) for method in SPLATS for mode in MODES]
+STEPS = {"none": (0, 600, 3000, 4001), "density": (7901, 9001, 9601), "sdf": (9601,), "dn-consistency": (9601,)}
+"""A step of each kind: the first, a round of densification, a reset of opacities, all harmonics; the entropy loss,
+pruning, surfaces."""
+
+
+def small_field(config: Any) -> None:
+    """Few rays and small tables; the grid in torch, as on a GPU without tiny-cuda-nn."""
+    model = config.pipeline.model
+    model.backend = "torch"
+    for grid in (model.grid, model.feature_grid, *(proposal.grid for proposal in model.proposals)):
+        grid.log2_hashmap_size = 10
+    model.num_samples = 6
+    for proposal in model.proposals:
+        proposal.num_samples = 8
+    config.pipeline.datamanager.train_num_rays_per_batch = 16
+
+
+def small_splats(mode: str, **densify: Any) -> Callable[[Any], None]:
+    """A few hundred Gaussians and points.
+
+    Args:
+        mode: the regularisation.
+        densify: options of densification.
+    """
+
+    def change(config: Any) -> None:
+        model = config.pipeline.model
+        model.num_random, model.regularization = 200, mode
+        model.surface.samples = 300
+        for name, value in densify.items():
+            setattr(model.densify, name, value)
+        config.pipeline.datamanager.num_downscales = 0
+        config.max_num_iterations = 15_000
+
+    return change
+
+
+def small(method: str, mode: str = "none", **densify: Any) -> Callable[[Any], None]:
+    """Makes the configuration of a method small."""
+    return small_field if method in FIELDS else small_splats(mode, **densify)
+
+
+def on_cuda(values: Any) -> None:
+    """Checks that all tensors of nested values are on the GPU, in single precision and finite."""
+    if isinstance(values, dict):
+        for value in values.values():
+            on_cuda(value)
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            on_cuda(value)
+    elif isinstance(values, Tensor):
+        assert isinstance(values, PretendCuda), values
+        if values.is_floating_point():
+            assert bool(torch.isfinite(values.cpu()).all())
+
+
+def build(method: str, mode: str, capture: Path, folder: Path) -> Run:
+    """A small run whose Gaussians all grow."""
+    torch.manual_seed(0)
+    return make_run(method, capture, folder, small(method, mode, grow_grad2d=1e-12))
