@@ -124,6 +124,15 @@ def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
         assert torch.equal(mine["random"]["torch"], other["random"]["torch"])
 
 
+def test_nerfstudio_and_torchrun_start_the_same_run(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    for stamp in ("by_nerfstudio", "by_torchrun"):
+        succeeded(train_ranks(2, stamp, 4, *FIELD))
+    one, two = (checkpoint(tmp_path, stamp, 3) for stamp in ("by_nerfstudio", "by_torchrun"))
+    assert len(one["f3rm_ext"]["ranks"]) == 2
+    for name, value in parameters(one).items():
+        assert torch.equal(parameters(two)[name], value), name
+
+
 @pytest.mark.parametrize("strategy", ["default", "mcmc"])
 def test_two_processes_grow_the_gaussians_of_one_that_sees_both_images(
     train_ranks: Callable[..., list[Any]], without_points: Path, tmp_path: Path, strategy: str
