@@ -84,10 +84,26 @@ def launch_as_nerfstudio_does() -> None:
     train.launch = work
 
 
+def drift_apart() -> None:
+    """Changes one number of rank 1 by one bit, as a GPU that computes otherwise might."""
+    from f3rm_ext.pipeline import FeaturePipeline
+
+    get_train_loss_dict = FeaturePipeline.get_train_loss_dict
+
+    def drifting(self: Any, step: int) -> Any:
+        if RANK == 1 and step == 2:
+            next(self.model.field.parameters()).data.view(-1).view(torch.int32)[7] += 1
+        return get_train_loss_dict(self, step)
+
+    FeaturePipeline.get_train_loss_dict = drifting  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if "by_nerfstudio" in sys.argv:
         launch_as_nerfstudio_does()
+    if "drifting" in sys.argv:
+        drift_apart()
     if "both_images" in sys.argv:
         see_both_images()
     if "--optimizers.fields.optimizer.eps" in sys.argv:  # the comparison of runs
