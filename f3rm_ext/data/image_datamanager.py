@@ -262,3 +262,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
             mean_mib = float((cameras.height * cameras.width).float().mean()) * 3 / 2**20
             undone = f", lens distortion undone in {changed} of them" if changed else ""
             CONSOLE.log(f"Training images: {len(self.train_dataset)} of {mean_mib:.2f} MiB on average{undone}.")
+            if self.world_size > 1:
+                CONSOLE.log(
+                    f"Batch: {self.world_size} images a step, one on each GPU; steps and rates are not changed."
+                )

@@ -20,13 +20,14 @@ from f3rm_ext import compat, errors
 from f3rm_ext.engine.ranks import PATIENCE
 from f3rm_ext.errors import EXIT_CODE, ConfigError, RankError
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets in the environment of each process."""
 
 
 def by_torchrun() -> bool:
     """Returns whether torchrun (or a program that sets the same variables) has started this process with others."""
-    numbers = [os.environ.get(name, "") for name in _VARIABLES[:4]]
-    return all(name in os.environ for name in _VARIABLES) and all(map(str.isdigit, numbers)) and int(numbers[1]) > 1
+    numbers = [os.environ.get(name, "") for name in VARIABLES[:4]]
+    return all(name in os.environ for name in VARIABLES) and all(map(str.isdigit, numbers)) and int(numbers[1]) > 1
 
 
 def check_machines(machine: MachineConfig) -> None:

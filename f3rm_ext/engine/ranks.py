@@ -46,7 +46,7 @@ def largest_over_ranks(*tensors: Tensor) -> None:
 
 def send_from_first(tensors: Iterable[Tensor]) -> None:
     """Overwrites tensors by those of rank 0."""
-    for tensor in tensors:
+    for tensor in (tensor for tensor in tensors if tensor.numel()):
         dist.broadcast(tensor.detach(), src=0)
 
 
@@ -118,7 +118,7 @@ class Ranks:
         """
         gradients = []
         for parameter in parameters:
-            if parameter.grad is not None:
+            if parameter.grad is not None and parameter.numel():
                 parameter.grad = parameter.grad.contiguous()
                 gradients.append(parameter.grad)
         small = [gradient for gradient in gradients if gradient.nbytes < _BUCKET_BYTES]

@@ -30,6 +30,13 @@ class GathersGradients(Protocol):
         ...
 
 
+def trained(optimizers: Optimizers) -> Iterator[tuple[str, Parameter]]:
+    """Yields the parameters that optimisers train, with a name: that of the group and the place in it."""
+    for name, optimizer in optimizers.optimizers.items():
+        params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        yield from ((f"{name}[{place}]" if len(params) > 1 else name, item) for place, item in enumerate(params))
+
+
 class SynchronizedOptimizers(Optimizers):
     """Nerfstudio's optimisers, with gradients summed over all ranks.
 

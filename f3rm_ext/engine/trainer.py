@@ -25,7 +25,7 @@ from f3rm_ext.engine.options import LocalViewerConfig
 from f3rm_ext.engine.ranks import CHECK_EVERY, Ranks, is_first
 from f3rm_ext.engine.shortage import is_out_of_memory, shortage
 from f3rm_ext.engine.stopping import Stopping
-from f3rm_ext.engine.synchronization import SynchronizedOptimizers
+from f3rm_ext.engine.synchronization import SynchronizedOptimizers, trained
 from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
 
 EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
@@ -370,7 +370,7 @@ class F3rmTrainer(Stopping, Trainer):
         """Runs after all other callbacks of a step."""
         self._step_at_work = None
         if self.ranks is not None and (step + 1) % CHECK_EVERY == 0:
-            self.ranks.require_same(self.pipeline.named_parameters(), f"after step {step}")
+            self.ranks.require_same(trained(self.optimizers), f"after step {step}")
 
     def _shortage(self, step: int) -> MemoryShortageError:
         """Returns the error for a step in which memory ran out, with the options that would help."""
@@ -438,7 +438,7 @@ class F3rmTrainer(Stopping, Trainer):
 
     def _gathered(self, ranks: Ranks, step: int, own: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Brings what the ranks hold in parts to rank 0, and returns there what differs between them."""
-        ranks.require_same(self.pipeline.named_parameters(), f"after step {step}")
+        ranks.require_same(trained(self.optimizers), f"after step {step}")
         gather_statistics = getattr(self.pipeline.model, "gather_statistics", None)
         if gather_statistics is not None:
             gather_statistics()

@@ -8,6 +8,8 @@ import torch
 from nerfstudio.model_components import ray_samplers
 from nerfstudio.scripts import train
 
+from f3rm_ext.engine import launch
+
 WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 RAYS = 255
 
@@ -65,8 +67,43 @@ def see_both_images() -> None:
     default._CappedStrategy._update_state = update_with_both  # type: ignore[method-assign]
 
 
+def launch_as_nerfstudio_does() -> None:
+    """Makes this process a worker of nerfstudio's, which insists on CUDA and then does the same with gloo."""
+    place = {name: os.environ.pop(name) for name in list(os.environ) if name in launch.VARIABLES}
+    rank, world, real = int(place["RANK"]), int(place["WORLD_SIZE"]), (torch.cuda.is_available, torch.cuda.device_count)
+
+    def main(*args: Any) -> None:
+        torch.cuda.is_available, torch.cuda.device_count = real
+        train.train_loop(*args)
+
+    def work(config: Any, **_: Any) -> None:
+        torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: world
+        url = f"tcp://127.0.0.1:{place['MASTER_PORT']}"
+        train._distributed_worker(rank, main, world, world, 0, url, config, device_type="cpu")
+
+    train.launch = work
+
+
+def drift_apart() -> None:
+    """Changes one number of rank 1 by one bit, as a GPU that computes otherwise might."""
+    from f3rm_ext.pipeline import FeaturePipeline
+
+    get_train_loss_dict = FeaturePipeline.get_train_loss_dict
+
+    def drifting(self: Any, step: int) -> Any:
+        if RANK == 1 and step == 2:
+            next(self.model.field.parameters()).data.view(-1).view(torch.int32)[7] += 1
+        return get_train_loss_dict(self, step)
+
+    FeaturePipeline.get_train_loss_dict = drifting  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if "by_nerfstudio" in sys.argv:
+        launch_as_nerfstudio_does()
+    if "drifting" in sys.argv:
+        drift_apart()
     if "both_images" in sys.argv:
         see_both_images()
     if "--optimizers.fields.optimizer.eps" in sys.argv:  # the comparison of runs

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).with_name("rank_training.py")
 FIELD = ("--pipeline.datamanager.train-num-rays-per-batch", 255, "--pipeline.model.feature-loss-mult", 1)
 SPLATS = (
@@ -124,6 +126,15 @@ def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
         assert torch.equal(mine["random"]["torch"], other["random"]["torch"])
 
 
+def test_nerfstudio_and_torchrun_start_the_same_run(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    for stamp in ("by_nerfstudio", "by_torchrun"):
+        succeeded(train_ranks(2, stamp, 4, *FIELD))
+    one, two = (checkpoint(tmp_path, stamp, 3) for stamp in ("by_nerfstudio", "by_torchrun"))
+    assert len(one["f3rm_ext"]["ranks"]) == 2
+    for name, value in parameters(one).items():
+        assert torch.equal(parameters(two)[name], value), name
+
+
 @pytest.mark.parametrize("strategy", ["default", "mcmc"])
 def test_two_processes_grow_the_gaussians_of_one_that_sees_both_images(
     train_ranks: Callable[..., list[Any]], without_points: Path, tmp_path: Path, strategy: str
@@ -161,6 +172,27 @@ def test_where_one_dies_the_others_end_with_a_sentence(
     assert "Traceback" not in left.text
     for path in folder.iterdir():
         assert torch.load(path, weights_only=True)["step"] == int(path.stem.removeprefix("step-"))
+
+
+def test_processes_that_drift_apart_do_not_go_on(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    done = train_ranks(2, "drifting", 12, *FIELD, "--steps-per-save", 4)
+    assert [one.code for one in done] == [2, 2]
+    errors = [line for one in done for line in one.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1 and "no longer hold the same parameters" in errors[0] and "after step 4" in errors[0]
+    assert not list(tmp_path.rglob("step-*.ckpt"))
+
+
+def test_torchrun_starts_ns_train(run_command: Callable[..., Any], tiny_capture: Path, tmp_path: Path) -> None:
+    done = run_command(
+        *("torchrun", "--nproc-per-node", 2, "--no-python", BIN / "ns-train", "f3rm-ext-lite", "--data", tiny_capture),
+        *("--output-dir", tmp_path, "--experiment-name", "e", "--max-num-iterations", 2, "--vis", "tensorboard"),
+        *FIELD,
+        fresh=True,
+        OMP_NUM_THREADS="1",
+    )
+    assert done.code == 0, done.text[-4000:]
+    (path,) = tmp_path.rglob("step-*.ckpt")  # in one run folder
+    assert [part["rank"] for part in torch.load(path, weights_only=True)["f3rm_ext"]["ranks"]] == [0, 1]
 
 
 def test_a_mistake_is_said_once(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:

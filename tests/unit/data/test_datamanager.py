@@ -257,6 +257,24 @@ def test_a_global_batch_is_divided(build, rays, world, expected):
     assert [manager.next_train(0)[0].shape[0] for manager in managers] == expected
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_rays_of_all_processes_are_those_of_one(build, world):
+    torch.manual_seed(42)
+    whole = build(train_num_rays_per_batch=48)
+    managers = []
+    for rank in range(world):
+        torch.manual_seed(42 + rank)  # as nerfstudio seeds its processes
+        managers.append(build(world=world, rank=rank, train_num_rays_per_batch=48))
+    for step in range(3):
+        expected = whole.next_train(step)[1]
+        for rank, manager in enumerate(managers):
+            batch = manager.next_train(step)[1]
+            for name in ("image", "indices"):
+                assert torch.equal(batch[name], expected[name][rank::world]), name
+            for name, features in batch.get("features", {}).items():
+                assert torch.equal(features, expected["features"][name][rank::world]), name
+
+
 def test_a_batch_per_device_and_what_is_said_about_it(build, log):
     manager = build(world=4, ray_batch_scope="per-device")
     assert manager.get_train_rays_per_batch() == 48

@@ -260,6 +260,24 @@ def test_processes_use_different_images(build):
         assert first != second
 
 
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_processes_with_all_images_share_their_turns(build, world):
+    managers = []
+    for rank in range(world):
+        torch.manual_seed(42 + rank)  # as nerfstudio seeds its processes
+        managers.append(build(world=world, rank=rank))
+    seen = []
+    for step in range(12):
+        images = [manager.next_train(step)[1]["image_idx"] for manager in managers]
+        assert len(set(images)) == world, "every process has another image"
+        seen += images
+    for turn in range(0, 12 * world - 6, 6):
+        counts = [seen[: turn + 6].count(image) for image in range(6)]
+        assert max(counts) - min(counts) <= 1, "each image is used once before any is used again"
+    state = managers[0].cycle_state()
+    assert state["train"]["turn"] == managers[1].cycle_state()["train"]["turn"]
+
+
 def test_coverage_reaches_the_logs_and_the_run_folder_and_the_thread_ends(build, tmp_path, monkeypatch, log):
     monkeypatch.setattr(writer, "EVENT_STORAGE", [])
     threads = set(threading.enumerate())
