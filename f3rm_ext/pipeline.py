@@ -46,7 +46,7 @@ class FeaturePipeline(VanillaPipeline):
     def __init__(
         self,
         config: FeaturePipelineConfig,
-        device: str,
+        device: str | torch.device,
         test_mode: Literal["test", "val", "inference"] = "val",
         world_size: int = 1,
         local_rank: int = 0,
