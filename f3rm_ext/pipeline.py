@@ -58,7 +58,7 @@ class FeaturePipeline(VanillaPipeline):
             UserError: the capture, the features or an option cannot be used.
         """
         if world_size == 1:
-            super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)
+            super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)  # type: ignore[arg-type]
             return
         Pipeline.__init__(self)
         self.config, self.test_mode, self.world_size = config, test_mode, world_size  # type: ignore[assignment]
