@@ -184,7 +184,9 @@ def test_whole_images(
         _same(expected, batch, cuda)
         # The host reads the camera's size; the model moves the rest.
         fields = ("fx", "width", "camera_to_worlds")
-        _same(*({name: getattr(one, name) for name in fields} for one in (expected_camera, camera)), torch.device("cpu"))
+        _same(
+            *({name: getattr(one, name) for name in fields} for one in (expected_camera, camera)), torch.device("cpu")
+        )
     assert stream.on_device is there
 
 

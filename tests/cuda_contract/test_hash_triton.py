@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def errors() -> dict[str, dict[str, Any]]:
     """What the interpreter finds for every case, in one process."""
-    script = Path(__file__).with_name("interpret_triton.py")
+    script = Path(__file__).with_name("interpreted_hash_grid.py")
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", str(script)],
         input=json.dumps(list(CASES.values())),

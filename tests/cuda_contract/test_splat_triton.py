@@ -16,7 +16,7 @@ from f3rm_ext.splat import triton_kernels
 from f3rm_ext.splat.memory import packed
 from f3rm_ext.splat.surface import field
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 ARCHITECTURES = (75, 80, 89, 90)
 """Compute capabilities ×10: Turing, Ampere, Ada and Hopper."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -25,11 +25,12 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @needs_triton
 def test_interpreted(tmp_path: Path) -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
-    checks = (HERE / "memory" / "interpreted_adam.py", HERE / "surface" / "interpreted_field.py")
+    folder = TESTS / "unit" / "splat"
+    checks = (folder / "memory" / "interpreted_adam.py", folder / "surface" / "interpreted_field.py")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *checks],
         env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)},
-        cwd=HERE.parents[2],
+        cwd=TESTS.parent,
         capture_output=True,
         text=True,
         check=False,
