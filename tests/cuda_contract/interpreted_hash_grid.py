@@ -1,4 +1,4 @@
-"""Evaluates hash grids with Triton's interpreter and with the reference: python interpreted_hash_grid.py < CASES > ERRORS.
+"""Hash grids in Triton's interpreter beside the reference: python interpreted_hash_grid.py < CASES > ERRORS.
 
 In a process of its own, because the interpreter has to be asked for before triton is imported.
 """

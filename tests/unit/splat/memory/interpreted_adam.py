@@ -1,4 +1,4 @@
-"""The Triton kernel of PackedAdam in Triton's interpreter; run by tests/cuda_contract/test_splat_triton.py."""
+"""Triton kernel of PackedAdam, interpreted; run by tests/cuda_contract/test_splat_triton.py."""
 
 import copy
 from collections.abc import Iterator

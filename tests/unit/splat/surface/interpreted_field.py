@@ -1,4 +1,4 @@
-"""The Triton kernels of the neighbours' field in Triton's interpreter; run by tests/cuda_contract/test_splat_triton.py."""
+"""Triton kernels of the neighbours' field, interpreted; run by tests/cuda_contract/test_splat_triton.py."""
 
 from collections.abc import Callable
 
