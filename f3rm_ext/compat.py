@@ -1,7 +1,7 @@
 """The one place that knows versions: workarounds for torch, nerfstudio 1.1.5, viser and gsplat.
 
-Sections: torch and numpy (checkpoints, devices, CUDA's allocator), nerfstudio (registered methods, commands, warnings,
-ffmpeg), nerfstudio's viewer on viser, and gsplat. Importing this module imports only the standard library.
+Sections: torch and numpy (checkpoints, devices, CUDA's allocator), nerfstudio (registered methods, help, warnings),
+nerfstudio's viewer on viser, and gsplat. Importing this module imports only the standard library.
 """
 
 import contextlib
@@ -11,12 +11,10 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import threading
 import types
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
@@ -329,20 +327,6 @@ def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerCon
     return viewer
 
 
-def export_command(argv: Sequence[str]) -> str | None:
-    """Returns the command of ``ns-export`` that is running; None in every other program.
-
-    Args:
-        argv: command line of the process.
-
-    >>> export_command(["/env/bin/ns-export", "pointcloud", "--load-config", "config.yml"])
-    'pointcloud'
-    """
-    if not argv or os.path.splitext(os.path.basename(argv[0]))[0] != "ns-export":
-        return None
-    return next((argument for argument in argv[1:] if not argument.startswith("-")), None)
-
-
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
@@ -376,38 +360,6 @@ def quiet_known_warnings() -> None:
     """Silences warnings that nerfstudio 1.1.5 triggers in current torch at every image."""
     # Cameras are indexed with lists, which torch has deprecated since 2.1 but still supports.
     warnings.filterwarnings("ignore", message="Using a non-tuple sequence", module=r"nerfstudio\.cameras")
-
-
-# --- programs --------------------------------------------------------------------------------------------------------
-
-
-def provide_ffmpeg() -> str | None:
-    """Makes the ffmpeg of the package imageio-ffmpeg available to nerfstudio and mediapy if none is installed.
-
-    They look for a program called ffmpeg on the PATH, but that package's program has another name. So a link to it is
-    put in the cache folder ($F3RM_EXT_CACHE, otherwise ~/.cache/f3rm_ext), which is appended to the PATH. Takes almost
-    no time once the link exists; safe to call twice.
-
-    Returns:
-        Path of the ffmpeg that will be used; None if there is none or the link cannot be written.
-    """
-    if found := shutil.which("ffmpeg"):
-        return found
-    folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser() / "bin"
-    link = folder / ("ffmpeg.exe" if os.name == "nt" else "ffmpeg")
-    if not os.access(link, os.X_OK):  # missing, or left by an environment that was removed
-        try:
-            import imageio_ffmpeg
-
-            program = Path(imageio_ffmpeg.get_ffmpeg_exe()).absolute()
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as fresh:
-                os.symlink(program, Path(fresh, link.name))
-                os.replace(Path(fresh, link.name), link)
-        except (ImportError, RuntimeError, OSError):
-            return None
-    os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH", os.defpath), str(folder.absolute()))))
-    return shutil.which("ffmpeg")
 
 
 # --- gsplat ----------------------------------------------------------------------------------------------------------

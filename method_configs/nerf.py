@@ -1,8 +1,9 @@
 """The methods `f3rm-ext`, `f3rm-ext-lite` and `f3rm-ext-big`: one factory, three presets."""
 
-from f3rm_ext.compat import join_help_lines, provide_ffmpeg, quiet_known_warnings
+from f3rm_ext.compat import join_help_lines, quiet_known_warnings
 from f3rm_ext.errors import install_excepthook
 from f3rm_ext.method_configs.guarded import guarded_method
+from f3rm_ext.utils.ffmpeg import provide_ffmpeg
 
 PRESETS = {
     "f3rm-ext": "CLIP features distilled into a radiance field.",

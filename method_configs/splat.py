@@ -1,8 +1,9 @@
 """The methods `sugar-ext` and `sugar-ext-lite`: one factory, two presets."""
 
-from f3rm_ext.compat import join_help_lines, provide_ffmpeg, quiet_known_warnings
+from f3rm_ext.compat import join_help_lines, quiet_known_warnings
 from f3rm_ext.errors import install_excepthook
 from f3rm_ext.method_configs.guarded import guarded_splat_method
+from f3rm_ext.utils.ffmpeg import provide_ffmpeg
 
 PRESETS = {
     "sugar-ext": "Gaussian splats aligned to surfaces, with mip filters.",

@@ -1,9 +1,24 @@
 """Refuses ns-export commands that cannot export one of our runs, and names the command that can."""
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 
 from f3rm_ext.errors import ConfigError
+
+
+def export_command(argv: Sequence[str]) -> str | None:
+    """Returns the command of ``ns-export`` that is running; None in every other program.
+
+    Args:
+        argv: command line of the process.
+
+    >>> export_command(["/env/bin/ns-export", "pointcloud", "--load-config", "config.yml"])
+    'pointcloud'
+    """
+    if not argv or os.path.splitext(os.path.basename(argv[0]))[0] != "ns-export":
+        return None
+    return next((argument for argument in argv[1:] if not argument.startswith("-")), None)
 
 
 def _option(argv: Sequence[str], option: str, default: str) -> str:

@@ -20,6 +20,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat, threads
 from f3rm_ext.engine import checkpoint, launch, random_state
+from f3rm_ext.engine.ns_export import export_command
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
 from f3rm_ext.engine.options import LocalViewerConfig
 from f3rm_ext.engine.ranks import CHECK_EVERY, Ranks, is_first
@@ -179,7 +180,7 @@ class F3rmTrainerConfig(TrainerConfig):
         """
         folder = super().get_checkpoint_dir()
         if not self._writing:
-            command = compat.export_command(sys.argv)
+            command = export_command(sys.argv)
             if command is not None and hasattr(self.pipeline.model, "check_export"):
                 self.pipeline.model.check_export(command, sys.argv)  # type: ignore[attr-defined]
             if not folder.is_dir():

@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from f3rm_ext.capture.frame import CaptureFrame
-from f3rm_ext.compat import provide_ffmpeg
 from f3rm_ext.query import visualization
 from f3rm_ext.query.embeddings import Query, pack_embeddings
 from f3rm_ext.query.render import ScoredView, heat_ranges, preview_views, summarize_view
 from f3rm_ext.query.run import Run, View
 from f3rm_ext.utils.colormaps import heat_overlay_bytes, label_overlay_bytes
 from f3rm_ext.utils.console import console, image_progress
+from f3rm_ext.utils.ffmpeg import provide_ffmpeg
 from f3rm_ext.utils.output_folder import OutputFolder, file_names, made_by
 from f3rm_ext.utils.pictures import mark_spot
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from f3rm_ext import __version__, compat, threads
+from f3rm_ext.utils.ffmpeg import provide_ffmpeg
 
 _GIB = 1 << 30
 _MIN_FREE_GIB = 5
@@ -240,7 +241,7 @@ def check_methods() -> Iterator[Finding]:
 
 def check_programs() -> Iterator[Finding]:
     """Checks programs that other commands call."""
-    path = compat.provide_ffmpeg()
+    path = provide_ffmpeg()
     if path:
         yield Finding("programs", "ffmpeg", Verdict.OK, str(Path(path).resolve()))
     else:

@@ -298,64 +298,6 @@ class TestGsplat:
         assert importlib.import_module("nerfstudio.models.splatfacto").DefaultStrategy is real.DefaultStrategy
 
 
-class TestFfmpeg:
-    @pytest.fixture(autouse=True)
-    def _bare_machine(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        (tmp_path / "programs").mkdir()
-        monkeypatch.setenv("PATH", str(tmp_path / "programs"))
-        monkeypatch.setenv("F3RM_EXT_CACHE", str(tmp_path / "cache"))
-
-    def test_nerfstudio_and_mediapy_find_one(self, capsys: pytest.CaptureFixture[str]) -> None:
-        import mediapy
-        from nerfstudio.utils import install_checks
-
-        with pytest.raises(SystemExit):
-            install_checks.check_ffmpeg_installed()
-        assert not mediapy.video_is_available()
-        found = compat.provide_ffmpeg()
-        assert found is not None and found == shutil.which("ffmpeg")
-        install_checks.check_ffmpeg_installed()
-        assert mediapy.video_is_available()
-        done = subprocess.run(["ffmpeg", "-version"], capture_output=True, text=True, check=True)
-        assert done.stdout.startswith("ffmpeg version")
-
-    def test_called_twice_the_path_grows_once(self) -> None:
-        found = compat.provide_ffmpeg()
-        path = os.environ["PATH"]
-        assert compat.provide_ffmpeg() == found and os.environ["PATH"] == path
-
-    def test_the_machines_own_is_preferred(self, tmp_path: Path) -> None:
-        own = tmp_path / "programs" / "ffmpeg"
-        own.write_text("#!/bin/sh\n")
-        own.chmod(0o755)
-        path = os.environ["PATH"]
-        assert compat.provide_ffmpeg() == str(own)
-        assert os.environ["PATH"] == path and not (tmp_path / "cache").exists()
-
-    def test_link_into_a_removed_environment_is_made_anew(self, tmp_path: Path) -> None:
-        link = tmp_path / "cache" / "bin" / "ffmpeg"
-        link.parent.mkdir(parents=True)
-        link.symlink_to(tmp_path / "removed" / "ffmpeg")
-        assert compat.provide_ffmpeg() == str(link) and link.resolve().is_file()
-        assert [path.name for path in link.parent.iterdir()] == ["ffmpeg"], "nothing temporary is left"
-
-    def test_without_a_place_for_the_link_there_is_none(self, tmp_path: Path) -> None:
-        (tmp_path / "cache").write_text("in the way")
-        path = os.environ["PATH"]
-        assert compat.provide_ffmpeg() is None and os.environ["PATH"] == path
-
-    def test_without_the_package_there_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-        assert compat.provide_ffmpeg() is None
-
-    @pytest.mark.parametrize("module", ["nerf", "splat"])
-    def test_registration_provides_it_to_every_ns_command(self, module: str) -> None:
-        code = f"import shutil, f3rm_ext.method_configs.{module}; print(shutil.which('ffmpeg'))"
-        result = in_process(code)
-        assert result.returncode == 0, result.stderr
-        assert Path(result.stdout.splitlines()[-1]).name == "ffmpeg"
-
-
 def test_known_noise_is_silenced_and_nothing_else() -> None:
     code = """
 import warnings

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from f3rm_ext import compat
-from f3rm_ext.engine.ns_export import check_export
+from f3rm_ext.engine.ns_export import check_export, export_command
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
 
@@ -67,7 +66,7 @@ def test_what_works_is_let_through(command: str, splats: bool) -> None:
     ],
 )
 def test_the_command_that_runs(argv: list[str], command: str | None) -> None:
-    assert compat.export_command(argv) == command
+    assert export_command(argv) == command
 
 
 def test_a_run_of_splats_is_refused_before_it_is_loaded(splat_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,35 @@
+"""An ffmpeg for machines without one."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+def provide_ffmpeg() -> str | None:
+    """Makes the ffmpeg of the package imageio-ffmpeg available to nerfstudio and mediapy if none is installed.
+
+    They look for a program called ffmpeg on the PATH, but that package's program has another name. So a link to it is
+    put in the cache folder ($F3RM_EXT_CACHE, otherwise ~/.cache/f3rm_ext), which is appended to the PATH. Takes almost
+    no time once the link exists; safe to call twice.
+
+    Returns:
+        Path of the ffmpeg that will be used; None if there is none or the link cannot be written.
+    """
+    if found := shutil.which("ffmpeg"):
+        return found
+    folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser() / "bin"
+    link = folder / ("ffmpeg.exe" if os.name == "nt" else "ffmpeg")
+    if not os.access(link, os.X_OK):  # missing, or left by an environment that was removed
+        try:
+            import imageio_ffmpeg
+
+            program = Path(imageio_ffmpeg.get_ffmpeg_exe()).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as fresh:
+                os.symlink(program, Path(fresh, link.name))
+                os.replace(Path(fresh, link.name), link)
+        except (ImportError, RuntimeError, OSError):
+            return None
+    os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH", os.defpath), str(folder.absolute()))))
+    return shutil.which("ffmpeg")
