@@ -33,6 +33,12 @@ RETRY_MS = 10_000
 BLOCKS = (32, 24)
 """Columns and rows a picture is averaged to, so that neither the page's own scaling nor JPEG counts as a change."""
 EMPTY_IMAGE = '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
+SLOW_FRAMES = """
+const request = window.requestAnimationFrame.bind(window);
+window.requestAnimationFrame = (draw) => window.setTimeout(() => request(draw), 100);
+window.cancelAnimationFrame = (frame) => window.clearTimeout(frame);
+"""
+"""Has the page draw ten frames a second at most: without a GPU, it would keep a core busy while nothing changes."""
 
 
 def why_not() -> str:
@@ -136,6 +142,7 @@ class ViewerPage:
         if device_scale != 1:
             fixed = f"{{get: () => {device_scale}}}"
             self.page.add_init_script(f"Object.defineProperty(window, 'devicePixelRatio', {fixed})")
+        self.page.add_init_script(SLOW_FRAMES)
         self.page.goto(url)
         self._wait_for_connection()
 

@@ -1,5 +1,6 @@
 """`ns-train f3rm-ext` and `-big` on CUDA as a user types them: training, evaluation, backends, resuming."""
 
+import importlib.util
 import json
 import math
 import typing
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from f3rm_ext.nerf.hash_grid import Backend, tcnn_available
+from f3rm_ext.nerf.hash_backends import Backend
 
 STEPS = 20
 Type = Callable[..., str]
@@ -108,8 +109,8 @@ def test_the_big_preset(train_field: Train, features: tuple[object, ...], type_c
 
 
 @pytest.mark.parametrize("backend", [name for name in typing.get_args(Backend) if name not in ("auto", "numba")])
-def test_every_backend_trains(backend: str, train_field: Train, device: torch.device) -> None:
-    if backend == "tcnn" and not tcnn_available():
+def test_every_backend_trains(backend: str, train_field: Train) -> None:
+    if backend == "tcnn" and importlib.util.find_spec("tinycudann") is None:
         pytest.skip("tiny-cuda-nn (tinycudann) is not installed")
     extractors = ("--pipeline.datamanager.features.extractors", "dense-daisy")
     folder = train_field("f3rm-ext", *extractors, "--pipeline.model.backend", backend, steps=8)
