@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -220,9 +218,3 @@ def test_no_gpu_is_promised_to_suffice() -> None:
     texts = [*PRESETS.values(), *SPLAT_PRESETS.values(), *(path.read_text() for path in (ROOT / "docs").glob("*.md"))]
     for text in [*texts, (ROOT / "README.md").read_text()]:
         assert not re.search(r"GPUs? (of|up to|with) \d+ Gi?B", text), text
-
-
-def test_the_table_of_presets_is_up_to_date() -> None:
-    script = ROOT / "docs" / "make_methods.py"
-    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-500:]

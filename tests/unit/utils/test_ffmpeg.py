@@ -65,11 +65,3 @@ def test_without_a_place_for_the_link_there_is_none(tmp_path: Path) -> None:
 def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert provide_ffmpeg() is None
-
-
-@pytest.mark.parametrize("module", ["nerf", "splat"])
-def test_registration_provides_it_to_every_ns_command(module: str) -> None:
-    code = f"import shutil, f3rm_ext.method_configs.{module}; print(shutil.which('ffmpeg'))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert Path(result.stdout.splitlines()[-1]).name == "ffmpeg"
