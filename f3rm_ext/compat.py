@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, reason_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -465,7 +465,7 @@ def check_gsplat_kernels() -> None:
             return
         reason = "they are not compiled, and there is no CUDA toolkit to compile them"
     except Exception as error:  # errors of compilers, linkers and loaders
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
     raise ConfigError(
         f"Splats cannot be rendered on CUDA, because gsplat has no kernels here ({reason}): {gsplat_advice()}, or use "
         "--machine.device-type cpu."
@@ -496,7 +496,7 @@ def describe_gsplat() -> tuple[bool, str, str]:
     except ConfigError as error:
         return False, "of a version that cannot be used", str(error)
     except ImportError as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
     if shutil.which("nvcc"):
         return True, f"its CUDA kernels ({reason}) are compiled at first use, which takes minutes", ""
     advice = gsplat_advice()

@@ -49,6 +49,15 @@ class CheckpointError(UserError):
     """There is no usable checkpoint at the given place."""
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns the first line of an exception's message without its full stop; its type if there is no message.
+
+    >>> reason_of(OSError("No such device.\\nTry again.")), reason_of(KeyError())
+    ('No such device', 'KeyError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def report(error: UserError) -> None:
     """Prints an error the way users see it: one line on stderr."""
     print(f"Error: {error}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, UInt8
 from nerfstudio.data.datasets.base_dataset import InputDataset
 
 from f3rm_ext.data.pixel_sampler import ImagePixels
-from f3rm_ext.errors import CaptureError, UserError
+from f3rm_ext.errors import CaptureError, UserError, reason_of
 
 MaskedPixels = Literal["ignore", "background"]
 """How training treats masked pixels: it ignores them, or learns that they are empty."""
@@ -23,7 +23,7 @@ def naming_image(dataset: InputDataset, image_idx: int) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        reason = reason_of(error)
         raise CaptureError(
             f"The image {dataset.image_filenames[image_idx]} or its mask cannot be read ({reason}): "
             "replace the file, or take its frame out of transforms.json."

@@ -18,7 +18,7 @@ from nerfstudio.utils import comms
 
 from f3rm_ext import compat, errors
 from f3rm_ext.engine.ranks import PATIENCE
-from f3rm_ext.errors import EXIT_CODE, ConfigError, RankError
+from f3rm_ext.errors import EXIT_CODE, ConfigError, RankError, reason_of
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets in the environment of each process."""
@@ -94,7 +94,7 @@ def join(machine: MachineConfig) -> None:
     try:
         dist.init_process_group(backend, timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
         raise RankError(
             f"The processes that torchrun has started cannot meet at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']} ({reason}): check --rdzv-endpoint and the firewall."

@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn import Parameter
 
-from f3rm_ext.errors import RankError
+from f3rm_ext.errors import RankError, reason_of
 
 CHECK_EVERY = 100
 """Steps between two comparisons of the parameters of all ranks."""
@@ -59,7 +59,7 @@ def small_group(timeout: timedelta = PATIENCE) -> Any:
     try:
         return dist.new_group(backend="gloo", timeout=timeout)
     except RuntimeError as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
         raise RankError(
             f"The processes of this run cannot reach each other through gloo ({reason}): name the network interface "
             "that connects the machines in $GLOO_SOCKET_IFNAME, such as eth0."

@@ -13,7 +13,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from rich.markup import escape
 from torch import Tensor
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, reason_of
 from f3rm_ext.nerf.hash_levels import LevelTensors, grid_levels
 from f3rm_ext.nerf.hash_torch import hash_grid_torch
 
@@ -100,7 +100,7 @@ def why_not(backend: Literal["tcnn", "triton"], device: torch.device) -> str | N
     except ModuleNotFoundError as error:
         return NOT_INSTALLED if error.name == _PACKAGES[backend] else str(error)
     except Exception as error:  # of loaders, compilers and drivers
-        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:300]
+        return reason_of(error)[:300]
     return None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from f3rm_ext import __version__, compat, errors, threads
-from f3rm_ext.errors import ConfigError, UserError
+from f3rm_ext.errors import ConfigError, UserError, reason_of
 
 PROGRAM = "f3rm-ext"
 INTERRUPTED = 130
@@ -38,7 +38,7 @@ class Group:
         except UserError:
             raise
         except Exception as error:  # importing a broken package can raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = reason_of(error)
             raise ConfigError(
                 f"`{PROGRAM} {name}` cannot be used here ({type(error).__name__}: {reason}): "
                 f"run `{PROGRAM} doctor` to see what is missing."

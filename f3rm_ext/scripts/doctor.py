@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from f3rm_ext import __version__, compat, threads
+from f3rm_ext.errors import reason_of
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
 
 _GIB = 1 << 30
@@ -64,8 +65,7 @@ class Finding:
 
 
 def _reason(error: BaseException) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {reason_of(error)}"
 
 
 def check_packages() -> Iterator[Finding]:

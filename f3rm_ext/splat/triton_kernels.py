@@ -13,6 +13,8 @@ import torch
 from nerfstudio.utils.rich_utils import CONSOLE
 from rich.markup import escape
 
+from f3rm_ext.errors import reason_of
+
 
 def find_kernels(module: str, device: torch.device) -> Any:
     """Returns a module of Triton kernels if they work on a device, else None. Says once why they do not.
@@ -35,7 +37,7 @@ def _tried(module: str, index: int) -> Any:
     except ModuleNotFoundError as error:
         _explain(f"{error.name} is not installed")
     except Exception as error:  # of compilers and drivers
-        _explain((str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:300])
+        _explain(reason_of(error)[:300])
     else:
         return found
     return None

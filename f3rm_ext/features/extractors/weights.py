@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from f3rm_ext.errors import ExtractorError, WeightsNotFoundError
+from f3rm_ext.errors import ExtractorError, WeightsNotFoundError, reason_of
 
 CONNECT_TIMEOUT_S = 5.0
 _HASH_CHUNK_BYTES = 1 << 22
@@ -164,7 +164,7 @@ def first_line(error: BaseException) -> str:
     >>> first_line(ValueError("no such file.\\nsee above"))
     'no such file'
     """
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+    return reason_of(error)[:200]
 
 
 def _offline() -> bool:
