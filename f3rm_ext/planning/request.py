@@ -1,0 +1,49 @@
+"""What is to be planned: a method with its options, the sizes of a capture, and a card."""
+
+from dataclasses import dataclass
+
+from nerfstudio.engine.trainer import TrainerConfig
+
+
+@dataclass(frozen=True)
+class CaptureSizes:
+    """What a plan needs to know of a capture: sizes only, no pixels."""
+
+    train_images: int
+    """Number of training images."""
+    eval_images: int
+    """Number of evaluation images."""
+    width_px: int
+    """Width of the largest image as it is trained on."""
+    height_px: int
+    """Height of the largest image as it is trained on."""
+    points: int = 0
+    """Number of points that splats start from; 0 if the capture has none."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a run is planned to be trained."""
+
+    type: str
+    """``"cuda"`` or ``"cpu"``."""
+    memory_bytes: int
+    """Memory of the card, or of the machine for the CPU, bytes."""
+    name: str = ""
+    """Name of the card, such as ``RTX 4090``; empty if only its memory was given."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A run to be planned."""
+
+    config: TrainerConfig
+    """The run as ``ns-train`` would start it with the same arguments."""
+    capture: CaptureSizes
+    """Sizes of its capture."""
+    device: Device
+    """Each of its devices."""
+    processes: int = 1
+    """Number of devices over all machines."""
+    gaussians: int | None = None
+    """Gaussians at the end of training, for splats; None: what the options and the capture suggest."""
