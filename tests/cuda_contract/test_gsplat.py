@@ -118,7 +118,9 @@ def test_a_projection_serves_many_pictures(antialiased: bool, kernels: Kernels) 
     scene = make_scene(70)
     scene["background"].zero_()
     K = torch.tensor([[44.0, 0.0, 18.8], [0.0, 38.0, 14.3], [0.0, 0.0, 1.0]]).cuda()
-    on_gpu = {name: value.cuda() for name, value in scene.items() if name not in ("colors", "background")}
+    on_gpu: dict[str, Any] = {
+        name: value.cuda() for name, value in scene.items() if name not in ("colors", "background")
+    }
     strips = prepare(**on_gpu, K=K, width=37, height=29, antialiased=antialiased)
     many, few = scene["colors"].cuda(), scene["colors"][:, :3].cuda()
     found = {rows: (strip(many), strip(few)) for rows in ((0, 16), (16, 29)) for strip in [strips(rows)]}

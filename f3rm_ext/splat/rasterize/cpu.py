@@ -63,12 +63,13 @@ def _composite(
     tiles = len(bins.starts) - 1
     order = balanced(np.diff(bins.starts), numba.get_num_threads())
     final, last = np.empty((tiles, PIXELS), dtype=np.float32), np.empty((tiles, PIXELS), dtype=np.int32)
-    outputs = torch.empty(height, width, colors.shape[1]), torch.empty(height, width), torch.empty(height, width)
+    picture = torch.empty(height, width, colors.shape[1])
+    depth, accumulation = torch.empty(height, width), torch.empty(height, width)
     forward(
         order, bins.starts, bins.ranks, bins.geometry, payload, behind, bins.columns,
-        *(output.numpy() for output in outputs), final, last,
+        picture.numpy(), depth.numpy(), accumulation.numpy(), final, last,
     )  # fmt: skip
-    return outputs, (payload, behind, final, last)
+    return (picture, depth, accumulation), (payload, behind, final, last)
 
 
 class _Compositing(torch.autograd.Function):

@@ -112,7 +112,8 @@ def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera:
     compat.check_gsplat_kernels()
     from gsplat import rasterize_to_pixels
 
-    projected = _project(*(value.float() for value in (means, quats, sizes, alphas)), camera, antialiased)
+    means, quats, sizes, alphas = (value.float() for value in (means, quats, sizes, alphas))
+    projected = _project(means, quats, sizes, alphas, camera, antialiased)
 
     @torch.no_grad()
     def strip(rows: tuple[int, int]) -> Composite:
