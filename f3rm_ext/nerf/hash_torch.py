@@ -93,10 +93,10 @@ def _pieces(
 
 class _HashGridFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, points: Tensor, table: Tensor, levels: LevelTensors) -> Tensor:
+    def forward(ctx: Any, points: Tensor, table: Tensor, levels: LevelTensors, training: bool) -> Tensor:
         points, table = points.detach(), table.detach()
         out = points.new_empty(len(points), len(levels.levels), table.shape[1])
-        for chunk, run, corners in _pieces(points, table, levels, training=any(ctx.needs_input_grad)):
+        for chunk, run, corners in _pieces(points, table, levels, training):
             features = corners.read(table).mul_(corners.weights()[..., None]).sum(dim=0)
             out[chunk, run] = features.transpose(0, 1)
         ctx.save_for_backward(points, table)
@@ -105,7 +105,7 @@ class _HashGridFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
         points, table = ctx.saved_tensors
         levels: LevelTensors = ctx.levels
         by_out = grad_outputs[0].reshape(len(points), len(levels.levels), table.shape[1])
@@ -122,7 +122,7 @@ class _HashGridFunction(torch.autograd.Function):
                 by_weight = corners.read(table).mul_(by_features).sum(dim=-1)
                 by_position = corners.position_gradient(by_weight) * levels.scales[run, None]
                 by_points[chunk] += by_position.sum(dim=1).T
-        return by_points, by_table, None
+        return by_points, by_table, None, None
 
 
 def hash_grid_torch(
@@ -135,4 +135,5 @@ def hash_grid_torch(
         table: rows of all levels, on the device of the points and of their type.
         levels: geometry on that device.
     """
-    return _HashGridFunction.apply(points, table, levels)  # type: ignore[return-value]
+    training = torch.is_grad_enabled() and (points.requires_grad or table.requires_grad)
+    return _HashGridFunction.apply(points, table, levels, training)  # type: ignore[return-value]
