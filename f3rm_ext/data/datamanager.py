@@ -182,7 +182,12 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         rays = self._rays_of_this_process(self.config.eval_num_rays_per_batch, "eval_num_rays_per_batch")
         cycle = self.make_cycle("eval", len(dataset))
         self.eval_pixel_sampler = self._stream(
-            "eval", dataset, cycle, rays, None if self._sources is None else self._sources[-1]
+            "eval",
+            dataset,
+            cycle,
+            rays,
+            None if self._sources is None else self._sources[-1],
+            placement=self.make_placement("images_on_gpu", wanted=False, off="False", log=False),
         )
         self.eval_ray_generator = make_ray_generator(dataset.cameras, self.device)
         self.fixed_indices_eval_dataloader = EvalLoader(dataset, self.device, self.eval_feature_source)

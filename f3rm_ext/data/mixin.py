@@ -201,19 +201,22 @@ class CyclingDataManager:
             CONSOLE.print(f"--{option} is {window}, but there are {num_images} {images} images: all of them are used.")
         return ImageCycle(num_images, window, repeat, seed=self.seed, shards=self.world_size, shard=self.rank)
 
-    def make_placement(self, option: str, *, wanted: bool, off: str, what: str = "Training images") -> Placement | None:
-        """Decides where the training images are kept; None on the CPU, where there is nothing to decide.
+    def make_placement(
+        self, option: str, *, wanted: bool, off: str, what: str = "Training images", log: bool = True
+    ) -> Placement | None:
+        """Decides where images are kept; None on the CPU, where there is nothing to decide.
 
         Args:
             option: the config field that keeps them on the GPU.
             wanted: whether it does.
             off: its value that keeps them in main memory.
             what: what they are called in the log.
+            log: whether the first process logs it.
         """
         device = torch.device(self.device)
         if device.type != "cuda":
             return None
-        return Placement(device, wanted=wanted, off=f"{flag(option)} {off}", what=what, log=self.rank == 0)
+        return Placement(device, wanted=wanted, off=f"{flag(option)} {off}", what=what, log=log and self.rank == 0)
 
     def draw_eval_image(self) -> int:
         """Index of a random evaluation image."""

@@ -31,6 +31,8 @@ class LoadedWindow:
     features: dict[str, PackedMaps]
     on_device: bool = False
     """Whether colours and features are on the training device; tables are on the CPU all the same."""
+    arriving: Upload | None = None
+    """Colours and features on their way there; see :meth:`received`."""
 
     @property
     def images(self) -> tuple[int, ...]:
@@ -46,6 +48,24 @@ class LoadedWindow:
         """Returns the window with colours and features on a device."""
         features = {name: replace(maps, values=maps.values.to(device)) for name, maps in self.features.items()}
         return LoadedWindow(self.pixels.to(device), features, on_device=True)
+
+    def sent(self, uploader: Uploader) -> "LoadedWindow":
+        """Returns the window with colours and features on their way to a device, for :meth:`received`.
+
+        Args:
+            uploader: to the device. This thread waits for it, as in :meth:`to`, but the device goes on.
+        """
+        upload = uploader.send(
+            {"": self.pixels.pixels, **{name: maps.values for name, maps in self.features.items()}}, page_locked=False
+        )
+        features = {name: replace(maps, values=upload.tensors[name]) for name, maps in self.features.items()}
+        return LoadedWindow(replace(self.pixels, pixels=upload.tensors[""]), features, True, upload)
+
+    def received(self) -> "LoadedWindow":
+        """Returns the window for use on the current stream, which waits for what was sent; the host does not."""
+        if self.arriving is not None:
+            self.arriving.receive()
+        return replace(self, arriving=None)
 
 
 def load_window(

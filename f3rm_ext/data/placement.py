@@ -88,6 +88,14 @@ class Placement:
                     )
         return self.on_device
 
+    def has_room(self, needed_bytes: int) -> bool:
+        """Returns whether the next window fits on the device now, beside the present one.
+
+        Args:
+            needed_bytes: memory that it would take there.
+        """
+        return bool(self.on_device) and fits(needed_bytes, self._free(self.device))
+
     def give_up(self) -> None:
         """Keeps images in main memory from here on, because memory ran out while they were copied to the device."""
         self.on_device = False

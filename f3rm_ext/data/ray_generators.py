@@ -7,8 +7,11 @@ from jaxtyping import Float, Int
 from nerfstudio.cameras.camera_utils import radial_and_tangential_undistort
 from nerfstudio.cameras.cameras import Cameras, CameraType
 from nerfstudio.cameras.rays import RayBundle
+from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.model_components.ray_generators import RayGenerator
 from torch import Tensor
+
+from f3rm_ext.data.uploads import upload
 
 RayMaker = Callable[[Int[Tensor, "rays 3"]], RayBundle]
 _ROWS_AT_A_TIME = 64
@@ -34,6 +37,26 @@ def make_ray_generator(cameras: Cameras, device: torch.device | str) -> RayMaker
             return generator(ray_indices)
 
     return make
+
+
+@torch.no_grad()
+def picture_rays(camera: Cameras, device: torch.device | str, obb_box: OrientedBox | None = None) -> RayBundle:
+    """Returns the rays of a picture, (h, w), as nerfstudio's ``generate_rays`` does.
+
+    On a GPU that makes the host wait some twenty times. The rays of a perspective camera are made without.
+
+    Args:
+        camera: one camera.
+        device: where the rays are wanted.
+        obb_box: where rays begin and end; None for no limits.
+    """
+    if torch.device(device).type != "cuda" or obb_box is not None or not is_plain(camera):
+        return camera.to(device).generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
+    height, width = int(camera.height[0]), int(camera.width[0])
+    rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
+    places = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1).reshape(-1, 2)
+    rays = LensRayGenerator(camera, device)(torch.nn.functional.pad(places, (1, 0)))
+    return rays.reshape((height, width))
 
 
 def is_plain(cameras: Cameras) -> bool:
@@ -92,7 +115,7 @@ class TableRayGenerator:
         ray_indices = ray_indices.to(self.table.device)
         place = ray_indices[:, 1] * self.columns + ray_indices[:, 2]
         seen = self.table[torch.stack([place, place + 1, place + self.columns])]
-        return _rays(self.cameras, ray_indices[:, 0], seen)
+        return _rays(self.cameras.camera_to_worlds, ray_indices[:, 0], seen)
 
 
 class LensRayGenerator:
@@ -101,19 +124,24 @@ class LensRayGenerator:
     Not a torch module, because the datamanager must have no buffers.
     """
 
-    def __init__(self, cameras: Cameras) -> None:
-        """Looks for distortion.
+    def __init__(self, cameras: Cameras, device: torch.device | str | None = None) -> None:
+        """Looks for distortion, and copies what the rays depend on.
 
         Args:
             cameras: cameras for which :func:`is_plain` is true.
+            device: where rays are wanted; the cameras' own by default.
         """
-        self.cameras = cameras
-        self.offset = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], device=cameras.device)[:, None] + 0.5
-        """To the centres of a pixel and of its neighbours to the right and below, (x, y) px."""
-        self.centre = torch.cat([cameras.cx, cameras.cy], dim=-1)
-        self.focal = torch.cat([cameras.fx, cameras.fy], dim=-1)
+        device = cameras.device if device is None else device
         distortion = cameras.distortion_params
-        self.distortion = distortion if distortion is not None and bool((distortion != 0).any()) else None
+        if distortion is not None and not bool((distortion != 0).any()):
+            distortion = None
+        parts = [cameras.camera_to_worlds.flatten(1), cameras.cx, cameras.cy, cameras.fx, cameras.fy]
+        numbers = upload(torch.cat(parts if distortion is None else [*parts, distortion], dim=-1), device)
+        self.poses = numbers[:, :12].reshape(-1, 3, 4)
+        self.centre, self.focal = numbers[:, 12:14], numbers[:, 14:16]
+        self.distortion = None if distortion is None else numbers[:, 16:]
+        self.offset = upload(torch.tensor([[[0.5, 0.5]], [[1.5, 0.5]], [[0.5, 1.5]]]), device)
+        """To the centres of a pixel and of its neighbours to the right and below, (x, y) px."""
 
     def __call__(self, ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
         """Returns the rays of pixels, see :class:`TableRayGenerator`.
@@ -126,20 +154,20 @@ class LensRayGenerator:
         seen = (ray_indices[:, 1:].flip(-1) + self.offset - self.centre[image]) / self.focal[image]
         if self.distortion is not None:
             seen = radial_and_tangential_undistort(seen, self.distortion[image])
-        return _rays(self.cameras, image, seen)
+        return _rays(self.poses, image, seen)
 
 
-def _rays(cameras: Cameras, image: Int[Tensor, "rays"], seen: Float[Tensor, "3 rays 2"]) -> RayBundle:
+def _rays(poses: Float[Tensor, "cams 3 4"], image: Int[Tensor, "rays"], seen: Float[Tensor, "3 rays 2"]) -> RayBundle:
     """Rays of pixels.
 
     Args:
-        cameras: of all images.
+        poses: of all cameras, camera to scene.
         image: index of each ray's image.
         seen: where the ray, and those one pixel to the right and one below, meet the plane at distance 1 (OpenCV).
     """
     # OpenCV to OpenGL: y up, looking along -z.
     local = torch.cat([seen[..., :1], -seen[..., 1:], torch.full_like(seen[..., :1], -1.0)], dim=-1)
-    pose = cameras.camera_to_worlds[image]
+    pose = poses[image]
     # A product of matrices would be rounded to half precision under autocast.
     directions = (pose[:, :, :3] * local[:, :, None, :]).sum(dim=-1)
     norm = directions.norm(dim=-1, keepdim=True)

@@ -28,7 +28,8 @@ class PixelStream:
     whatever else has drawn random numbers, and wherever the window is.
 
     With a placement, the host's part of each batch is made one batch ahead in a background thread, and nothing in
-    :meth:`next` waits for the device. Without one, batches are made on the CPU when they are due.
+    :meth:`next` waits for the device. The next window is copied there in the background too, if it fits beside the
+    present one. Without a placement, batches are made on the CPU when they are due.
     """
 
     def __init__(
@@ -193,6 +194,8 @@ class PixelStream:
         return draft_batch(window, drawn, featured, self._uploader)
 
     def _placed(self, window: LoadedWindow) -> LoadedWindow:
+        if window.on_device:
+            return window.received()
         if self.placement is None or not self.placement.decide(window.nbytes):
             return window
         try:
@@ -217,4 +220,12 @@ class PixelStream:
         self._window_steps = 0
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
-        return load_window(self.dataset, self.source, images, stopped, self.masked)
+        window = load_window(self.dataset, self.source, images, stopped, self.masked)
+        if self.placement is None or not self.placement.has_room(window.nbytes):
+            return window
+        try:
+            return window.sent(self._uploader)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return window  # it is copied when the present one is gone

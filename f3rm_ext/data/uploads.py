@@ -8,6 +8,13 @@ import torch
 from torch import Tensor
 
 
+def upload(values: Tensor, device: torch.device | str) -> Tensor:
+    """Copies a few numbers to a device; the host does not wait for a GPU to have them."""
+    if torch.device(device).type == "cuda" and values.device.type == "cpu" and torch.cuda.is_available():
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
 @dataclass(frozen=True)
 class Upload:
     """Tensors on their way to a device."""
@@ -50,11 +57,13 @@ class Uploader:
         with torch.cuda.device(self.device):
             return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def send(self, tensors: Mapping[str, Tensor]) -> Upload:
+    def send(self, tensors: Mapping[str, Tensor], *, page_locked: bool = True) -> Upload:
         """Starts copying tensors; on a GPU it returns at once. Callable on any thread.
 
         Args:
             tensors: on the CPU; they must not be changed afterwards.
+            page_locked: copy from page-locked memory, which torch keeps for later copies. Without, the calling thread
+                waits for the copy; for what is too large to be held twice.
         """
         if self.device.type != "cuda":
             return Upload({name: tensor.to(self.device) for name, tensor in tensors.items()})
@@ -63,6 +72,7 @@ class Uploader:
                 self._stream = torch.cuda.Stream(self.device)
             with torch.cuda.stream(self._stream):
                 copies = {
-                    name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in tensors.items()
+                    name: (tensor.pin_memory() if page_locked else tensor).to(self.device, non_blocking=True)
+                    for name, tensor in tensors.items()
                 }
                 return Upload(copies, self._stream.record_event())

@@ -88,5 +88,6 @@ class FeatureSpace:
             vectors: Unit vectors in the distilled space, see :class:`~f3rm_ext.query.embeddings.Embeddings`.
         """
         at = self.coordinates(rendered)
-        at = at / at.norm(dim=-1, keepdim=True).clamp_min(MIN_NORM)
-        return (at @ self.project(vectors).T * self.energy**0.5).clamp(-1.0, 1.0)
+        # Features may have many more dimensions than there are queries: they are read twice, and not copied.
+        scale = self.energy**0.5 / at.norm(dim=-1, keepdim=True).clamp_min(MIN_NORM)
+        return (at @ self.project(vectors).T * scale).clamp(-1.0, 1.0)

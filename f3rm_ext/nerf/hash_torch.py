@@ -14,11 +14,14 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from f3rm_ext.data.placement import free_memory
 from f3rm_ext.nerf.hash_levels import LevelTensors
 
 CHUNK_VALUES, CHUNK_VALUES_CPU = 2**24, 2**20
 """Table values read at a time: 64 MiB in float32, so that a GPU does more than start kernels; 4 MiB on the CPU, which
 stay in its cache. There are about six temporaries of this size."""
+CHUNK_VALUES_MOST = 2**30
+"""At most, where nothing is kept for a backward pass and a quarter of a GPU's free memory holds the temporaries."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,20 @@ class _Corners:
         )
 
 
-def _pieces(points: Tensor, table: Tensor, levels: LevelTensors) -> Iterator[tuple[slice, slice, _Corners]]:
+def _chunk_values(device: torch.device, training: bool) -> int:
+    """Returns how many table values to read at a time."""
+    if device.type == "cpu":
+        return CHUNK_VALUES_CPU
+    if training or device.type != "cuda":
+        return CHUNK_VALUES
+    return min(max(CHUNK_VALUES, free_memory(device) // 4 // (6 * 4)), CHUNK_VALUES_MOST)
+
+
+def _pieces(
+    points: Tensor, table: Tensor, levels: LevelTensors, training: bool = True
+) -> Iterator[tuple[slice, slice, _Corners]]:
     """Yields points and levels of which a bounded number of table values is read, with their vertices."""
-    values = CHUNK_VALUES_CPU if points.device.type == "cpu" else CHUNK_VALUES
+    values = _chunk_values(points.device, training)
     for run, hashed in levels.runs:
         size = max(1, values // (8 * (run.stop - run.start) * table.shape[1]))
         for start in range(0, len(points), size):
@@ -79,10 +93,10 @@ def _pieces(points: Tensor, table: Tensor, levels: LevelTensors) -> Iterator[tup
 
 class _HashGridFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, points: Tensor, table: Tensor, levels: LevelTensors) -> Tensor:
+    def forward(ctx: Any, points: Tensor, table: Tensor, levels: LevelTensors, training: bool) -> Tensor:
         points, table = points.detach(), table.detach()
         out = points.new_empty(len(points), len(levels.levels), table.shape[1])
-        for chunk, run, corners in _pieces(points, table, levels):
+        for chunk, run, corners in _pieces(points, table, levels, training):
             features = corners.read(table).mul_(corners.weights()[..., None]).sum(dim=0)
             out[chunk, run] = features.transpose(0, 1)
         ctx.save_for_backward(points, table)
@@ -91,7 +105,7 @@ class _HashGridFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
         points, table = ctx.saved_tensors
         levels: LevelTensors = ctx.levels
         by_out = grad_outputs[0].reshape(len(points), len(levels.levels), table.shape[1])
@@ -108,7 +122,7 @@ class _HashGridFunction(torch.autograd.Function):
                 by_weight = corners.read(table).mul_(by_features).sum(dim=-1)
                 by_position = corners.position_gradient(by_weight) * levels.scales[run, None]
                 by_points[chunk] += by_position.sum(dim=1).T
-        return by_points, by_table, None
+        return by_points, by_table, None, None
 
 
 def hash_grid_torch(
@@ -121,4 +135,5 @@ def hash_grid_torch(
         table: rows of all levels, on the device of the points and of their type.
         levels: geometry on that device.
     """
-    return _HashGridFunction.apply(points, table, levels)  # type: ignore[return-value]
+    training = torch.is_grad_enabled() and (points.requires_grad or table.requires_grad)
+    return _HashGridFunction.apply(points, table, levels, training)  # type: ignore[return-value]

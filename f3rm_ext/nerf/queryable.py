@@ -12,6 +12,7 @@ from nerfstudio.model_components.ray_samplers import ProposalNetworkSampler
 from nerfstudio.models.base_model import Model
 from torch import Tensor
 
+from f3rm_ext.data.ray_generators import picture_rays
 from f3rm_ext.engine.cost import reset_peak
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
@@ -52,8 +53,7 @@ class QueryableField(Model):
         reset_peak(self.device)
 
         def render() -> dict[str, Tensor]:
-            with torch.no_grad():
-                rays = camera.generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
+            rays = picture_rays(camera, camera.device, obb_box)
             return self.get_outputs_for_camera_ray_bundle(rays, self.queries.extra_outputs(camera, obb_box))
 
         return self.guard.picture(camera, self.device, render)
@@ -97,8 +97,7 @@ class QueryableField(Model):
             extra: further outputs, see :meth:`get_outputs`.
             obb_box: crops the scene to this box.
         """
-        with torch.no_grad():
-            rays = camera.to(self.device).generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
+        rays = picture_rays(camera, self.device, obb_box)
         return self.get_outputs_for_camera_ray_bundle(rays, extra)
 
     def render_features(self, ray_bundle: RayBundle) -> dict[str, Float[Tensor, "rays feat"]]:

@@ -10,6 +10,7 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from torch import Tensor
 
+from f3rm_ext.data.uploads import upload
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.space import ExtraOutput, FeatureSpace, RenderedOf
 from f3rm_ext.query.embeddings import Query
@@ -105,7 +106,7 @@ class Scorer:
                 middle = end + len(query.positives)
                 spans.append((end, middle, middle + len(query.negatives)))
                 end = spans[-1][2]
-            self._parts.append((name, spaces[name].to(device), torch.cat(rows).to(device), spans))
+            self._parts.append((name, spaces[name].to(device), upload(torch.cat(rows), device), spans))
 
     @classmethod
     def of_model(cls, model: Queryable, queries: Sequence[Query]) -> "Scorer":

@@ -7,12 +7,7 @@ from jaxtyping import Float, Int
 from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor
 
-
-def upload(values: Float[Tensor, "*shape"], device: torch.device) -> Float[Tensor, "*shape"]:
-    """Copies a few numbers to a device; the host does not wait for a GPU to have them."""
-    if device.type == "cuda" and values.device.type == "cpu" and torch.cuda.is_available():
-        return values.pin_memory().to(device, non_blocking=True)
-    return values.to(device)
+from f3rm_ext.data.uploads import upload
 
 
 class PinholeCameras(NamedTuple):

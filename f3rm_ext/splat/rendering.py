@@ -13,7 +13,8 @@ from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.mip import MipOptions, smooth
-from f3rm_ext.splat.rasterize import Backend, Rasterization, rasterize
+from f3rm_ext.splat.rasterize import Backend, Rasterization, prepare, rasterize
+from f3rm_ext.splat.rasterize.camera import Strips
 from f3rm_ext.splat.surface.normals import expected_depth, facing_normals, normals_from_depth, unit_normals
 
 SOLID = 0.5
@@ -125,7 +126,6 @@ def composite(
     view: PinholeCameras,
     values: Float[Tensor, "gaussians channels"],
     settings: RenderSettings,
-    rows: tuple[int, int] | None = None,
 ) -> Float[Tensor, "h w channels"]:
     """Composites values that Gaussians carry: Σ w v over 0, with the same weights as colours.
 
@@ -134,7 +134,6 @@ def composite(
         view: one camera.
         values: one row per Gaussian; differentiable.
         settings: of the rasteriser.
-        rows: see :func:`~f3rm_ext.splat.rasterize.rasterize`.
     """
     sizes, alphas = scene.filtered()
     return rasterize(
@@ -151,8 +150,34 @@ def composite(
         eps2d=scene.mip.eps2d,
         antialiased=scene.mip.antialiased,
         backend=settings.backend,
-        rows=rows,
     ).colors
+
+
+@torch.no_grad()
+def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Strips:
+    """Prepares one view to :func:`composite` many channels, strip by strip; see
+    :func:`~f3rm_ext.splat.rasterize.prepare`.
+
+    Args:
+        scene: the Gaussians.
+        view: one camera.
+        settings: of the rasteriser.
+    """
+    sizes, alphas = scene.filtered()
+    return prepare(
+        scene.gaussians.means,
+        scene.gaussians.quats,
+        sizes,
+        alphas,
+        view.viewmats[0],
+        view.Ks[0],
+        int(view.widths[0]),
+        int(view.heights[0]),
+        near_plane=settings.near_plane,
+        eps2d=scene.mip.eps2d,
+        antialiased=scene.mip.antialiased,
+        backend=settings.backend,
+    )
 
 
 def render_outputs(

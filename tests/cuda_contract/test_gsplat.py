@@ -19,7 +19,7 @@ from pretend.tensors import PretendCuda, on_the_cpu, pretended
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.rasterize import Rasterization, rasterize
+from f3rm_ext.splat.rasterize import Rasterization, prepare, rasterize
 from f3rm_ext.splat.rasterize.gsplat_backend import CHANNEL_CHUNK
 
 LEAVES = ("means", "quats", "sizes", "alphas", "colors", "viewmat", "background")
@@ -112,11 +112,24 @@ def test_pictures_and_gradients_are_those_of_the_cpu(channels: int, antialiased:
     assert kernels.calls.count("composite") == kernels.calls.count("composite backward") == composites
 
 
-def test_strips_are_those_of_the_whole_picture(kernels: Kernels) -> None:
-    scene = make_scene()
-    whole, _ = draw(scene, "cuda")
-    strip, _ = draw(scene, "cuda", rows=(16, 29))
-    torch.testing.assert_close(strip.colors.detach().cpu(), whole.colors.detach().cpu()[16:29])
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_a_projection_serves_many_pictures(antialiased: bool, kernels: Kernels) -> None:
+    """Strips of two sets of values, 70 channels and 3, are those of whole pictures."""
+    scene = make_scene(70)
+    scene["background"].zero_()
+    K = torch.tensor([[44.0, 0.0, 18.8], [0.0, 38.0, 14.3], [0.0, 0.0, 1.0]]).cuda()
+    on_gpu: dict[str, Any] = {
+        name: value.cuda() for name, value in scene.items() if name not in ("colors", "background")
+    }
+    strips = prepare(**on_gpu, K=K, width=37, height=29, antialiased=antialiased)
+    many, few = scene["colors"].cuda(), scene["colors"][:, :3].cuda()
+    found = {rows: (strip(many), strip(few)) for rows in ((0, 16), (16, 29)) for strip in [strips(rows)]}
+    assert kernels.calls == ["project", *["cross tiles", "offsets", *["composite"] * 3] * 2]
+    whole, _ = draw(scene, "cuda", antialiased=antialiased)
+    for (top, bottom), (picture, part) in found.items():
+        assert not picture.requires_grad
+        torch.testing.assert_close(picture.cpu(), whole.colors.detach().cpu()[top:bottom])
+        torch.testing.assert_close(part, picture[..., :3])
 
 
 def test_nothing_in_view_leaves_the_background(kernels: Kernels) -> None:

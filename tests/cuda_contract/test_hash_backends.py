@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.nerf import hash_backends
+from f3rm_ext.nerf import hash_backends, hash_torch
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
 from f3rm_ext.nerf.hash_grid import HashGrid, hash_grid_reference
 from f3rm_ext.nerf.hash_levels import LevelTensors
@@ -230,3 +230,18 @@ def test_a_model_says_so_when_it_is_built(
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_backends_that_need_nothing(backend: Backend, cuda: torch.device) -> None:
     assert resolve_backend(backend, cuda) == "torch"
+
+
+def test_chunks_fill_the_memory_where_nothing_is_kept(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the pretended 20 GiB holds six temporaries; training reads as much at a time as it always does."""
+    monkeypatch.setattr(hash_torch, "CHUNK_VALUES", 1)
+    sizes: list[int] = []
+    real = hash_torch._chunk_values
+    monkeypatch.setattr(hash_torch, "_chunk_values", lambda *which: sizes.append(real(*which)) or sizes[-1])
+    grid = HashGrid(2, 2, 4, 8, 6).to(cuda)
+    levels = LevelTensors(grid.levels, grid.level_scales, grid.level_rows)
+    assert grid.table.requires_grad
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            hash_torch.hash_grid_torch(torch.rand(3, 3).to(cuda), grid.table, levels)
+    assert sizes == [(20 << 30) // 4 // 24, 1]

@@ -6,10 +6,12 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 from nerfstudio.cameras.camera_optimizers import CameraOptimizerConfig
-from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.cameras.cameras import Cameras, CameraType
 from nerfstudio.cameras.rays import RayBundle
+from nerfstudio.data.scene_box import OrientedBox
+from pretend.ledger import counted
 
-from f3rm_ext.data.ray_generators import make_ray_generator
+from f3rm_ext.data.ray_generators import make_ray_generator, picture_rays
 from f3rm_ext.nerf.model import F3rmModel
 
 FOCAL_PX = 1000.0
@@ -55,3 +57,33 @@ def test_refined_poses_turn_rays_in_single(
     assert rays.directions.dtype == rays.origins.dtype == torch.float32
     assert float(_angles_px(rays.directions, truth.directions).max()) < 1e-3
     torch.testing.assert_close(rays.origins.cpu(), truth.origins.float())
+
+
+def test_a_picture_makes_the_host_wait_for_nothing(
+    cuda: torch.device, cuda_autocast: Autocast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rays are nerfstudio's, with and without distortion."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for distortion in (None, torch.tensor([[0.06, -0.08, 0.01, 0.0, -0.001, 0.0002]])):
+        camera = _cameras(torch.full((4,), FOCAL_PX))[2:3]
+        camera.width, camera.height = camera.width // 20, camera.height // 20
+        camera.distortion_params = distortion
+        expected = camera.generate_rays(camera_indices=0, keep_shape=True)
+        with counted() as ledger, cuda_autocast():
+            found = picture_rays(camera, cuda)
+        assert not ledger.waits and found.shape == expected.shape == (27, 48)
+        assert found.directions.device == cuda and found.directions.dtype == torch.float32
+        for name in ("origins", "directions", "camera_indices"):
+            torch.testing.assert_close(getattr(found, name).cpu(), getattr(expected, name))
+        torch.testing.assert_close(found.pixel_area.cpu(), expected.pixel_area, rtol=1e-3, atol=1e-12)
+
+
+def test_other_pictures_are_nerfstudios(cuda: torch.device) -> None:
+    camera = _cameras(torch.full((4,), FOCAL_PX))[2:3]
+    camera.width, camera.height = camera.width // 20, camera.height // 20
+    box = OrientedBox(torch.eye(3), torch.zeros(3), torch.ones(3))
+    limited = picture_rays(camera, cuda, box)
+    assert limited.nears is not None and limited.shape == (27, 48)
+    camera.camera_type[:] = CameraType.FISHEYE.value
+    expected = camera.generate_rays(camera_indices=0, keep_shape=True)
+    torch.testing.assert_close(picture_rays(camera, cuda).directions.cpu(), expected.directions)

@@ -60,7 +60,7 @@ class QueryableSplats:
             within = obb_box.within(scene.gaussians.means)
             heads = {name: LiftedHead(head.spec, head.codes[within]) for name, head in heads.items()}
             scene = scene.inside(obb_box)
-        return FeatureRender(scene, heads, PinholeCameras.of(camera.to(self.device)), self._settings)
+        return FeatureRender(scene, heads, PinholeCameras.to_render(camera, self.device), self._settings)
 
     @torch.no_grad()
     def render_with_features(
@@ -102,7 +102,7 @@ class QueryableSplats:
             obb_box: Gaussians whose centres lie outside are left out.
         """
         outputs = self.render_with_features(camera, extra, obb_box)
-        view = PinholeCameras.of(camera.to(self.device))
+        view = PinholeCameras.to_render(camera, self.device)
         height, width = outputs["depth"].shape[:2]
         rows, cols = (torch.arange(side, device=self.device) + 0.5 for side in (height, width))
         fx, fy, cx, cy = view.Ks[0, 0, 0], view.Ks[0, 1, 1], view.Ks[0, 0, 2], view.Ks[0, 1, 2]

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,17 +16,22 @@ from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.features.lifting import upsampled
-from f3rm_ext.splat.rasterize.camera import TILE_PX
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, composite
+from f3rm_ext.splat.memory.allocator import fitting_rows
+from f3rm_ext.splat.rasterize.camera import TILE_PX, Composite, Strips
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, prepare_view
 
 CHANNELS = 64
 """Channels composited at a time."""
 STRIP_NUMBERS = 1 << 25
-"""Most numbers in a strip of rendered features (128 MiB of float32)."""
+"""Most numbers in a strip of rendered features (128 MiB of float32); more on a GPU, if they fit in its memory."""
+COMPARED_COPIES = 8
+"""Tensors as large as a strip's features that it takes to compare them with a feature map."""
 
 
 class FeatureRender:
     """Renders the features that Gaussians carry from one camera, one strip of rows at a time.
+
+    The Gaussians are projected once, and listed by tile once for each strip.
 
     Args:
         scene: the Gaussians.
@@ -39,27 +45,45 @@ class FeatureRender:
     ) -> None:
         self._scene, self._heads, self._view, self._settings = scene, heads, view, settings
         self.width, self.height = int(view.widths[0]), int(view.heights[0])
+        self._strip: tuple[tuple[int, int], Composite] | None = None
 
-    def strips(self) -> list[tuple[int, int]]:
-        """Returns the first row of each strip and the row after its last."""
-        dim = max((head.dim for head in self._heads.values()), default=1)
-        tiles = max(1, STRIP_NUMBERS // (self.width * dim * TILE_PX))
+    @cached_property
+    def _prepared(self) -> Strips:
+        return prepare_view(self._scene, self._view, self._settings)
+
+    def strips(self, copies: int = 1) -> list[tuple[int, int]]:
+        """Returns the first row of each strip and the row after its last. On a GPU they fill the memory there is.
+
+        Args:
+            copies: how many tensors as large as a strip's features are needed.
+        """
+        dim = sum(head.dim for head in self._heads.values()) or 1
+        # Beside the features, there is a slice of their channels and its copy in float32.
+        row_bytes = 4 * self.width * TILE_PX * (copies * dim + 2 * CHANNELS)
+        least = max(1, STRIP_NUMBERS // (self.width * dim * TILE_PX))
+        tiles = fitting_rows(self._view.Ks.device, row_bytes, least, max(least, -(-self.height // TILE_PX)))
         return [(top, min(top + tiles * TILE_PX, self.height)) for top in range(0, self.height, tiles * TILE_PX)]
+
+    def _composite(self, rows: tuple[int, int]) -> Composite:
+        if self._strip is None or self._strip[0] != rows:
+            self._strip = None  # before the next one takes memory
+            self._strip = rows, self._prepared(rows)
+        return self._strip[1]
 
     def strip(self, name: str, rows: tuple[int, int]) -> Float[Tensor, "rays feat"]:
         """Renders a feature in the rows of a strip; rays are in row order."""
-        codes = self._heads[name].codes
+        codes, composite = self._heads[name].codes, self._composite(rows)
         rendered = torch.empty(rows[1] - rows[0], self.width, codes.shape[1], device=codes.device)
         for first in range(0, codes.shape[1], CHANNELS):
             part = slice(first, first + CHANNELS)
-            rendered[..., part] = composite(self._scene, self._view, codes[:, part].float(), self._settings, rows)
+            rendered[..., part] = composite(codes[:, part].float())
         return rendered.flatten(0, 1)
 
     def display(self, name: str) -> Float[Tensor, "h w 3"]:
         """Renders a feature as display colours: linear in the feature, so only three channels are composited."""
         head = self._heads[name]
         colors = torch.cat([part.float() @ head.display_components.T for part in head.codes.split(1 << 18)])
-        return head.shade(composite(self._scene, self._view, colors, self._settings))
+        return head.shade(self._composite((0, self.height))(colors))
 
     def add_to(
         self, outputs: dict[str, Tensor], extra: Mapping[str, ExtraOutput], guard: OutputGuard
@@ -108,7 +132,7 @@ class FeatureRender:
             mask: True for pixels that count, at least one; all count by default.
         """
         cosine = squared = 0.0
-        for top, bottom in self.strips():
+        for top, bottom in self.strips(COMPARED_COPIES):
             rendered = self.strip(name, (top, bottom))
             strip = PinholeCameras(
                 self._view.viewmats, self._view.Ks, self._view.widths, torch.full_like(self._view.heights, bottom - top)

@@ -1,13 +1,14 @@
 """Rasterisation of Gaussians with one interface: gsplat on CUDA, numba kernels on the CPU, plain torch as reference."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.rasterize.camera import Camera, Strips
 
 Backend = Literal["auto", "gsplat", "numba", "torch"]
 
@@ -67,7 +68,6 @@ def rasterize(
     absgrad: bool = False,
     radius_clip: float = 0.0,
     backend: Backend = "auto",
-    rows: tuple[int, int] | None = None,
 ) -> Rasterization:
     """Renders Gaussians; differentiable in the Gaussians, the background and the pose.
 
@@ -89,20 +89,50 @@ def rasterize(
         absgrad: also sum absolute gradients of the 2D centres in the backward pass.
         radius_clip: Gaussians with a radius of at most this are not rendered, pixels.
         backend: ``auto`` selects gsplat for CUDA tensors, numba for CPU tensors and torch for others.
-        rows: first row (a multiple of 16) and the row after the last to render. The result equals those rows of the
-            whole image and takes less memory; centres are in pixels from the first row.
 
     Raises:
         ConfigError: the backend does not work on the tensors' device.
     """
-    chosen = resolve_backend(backend, means.device)
-    if chosen == "gsplat":
-        from f3rm_ext.splat.rasterize.gsplat_backend import render
-    elif chosen == "numba":
-        from f3rm_ext.splat.rasterize.cpu import render
-    else:
-        from f3rm_ext.splat.rasterize.reference import render
-    from f3rm_ext.splat.rasterize.camera import Camera
+    module = _module(backend, means.device)
+    camera = Camera(viewmat, K, width, height, near_plane, far_plane, eps2d, radius_clip)
+    return Rasterization(*module.render(means, quats, sizes, alphas, colors, camera, background, antialiased, absgrad))
 
-    camera = Camera(viewmat, K, width, height, near_plane, far_plane, eps2d, radius_clip, rows)
-    return Rasterization(*render(means, quats, sizes, alphas, colors, camera, background, antialiased, absgrad))
+
+def prepare(
+    means: Float[Tensor, "gaussians 3"],
+    quats: Float[Tensor, "gaussians 4"],
+    sizes: Float[Tensor, "gaussians 3"],
+    alphas: Float[Tensor, " gaussians"],
+    viewmat: Float[Tensor, "4 4"],
+    K: Float[Tensor, "3 3"],
+    width: int,
+    height: int,
+    *,
+    near_plane: float = 0.01,
+    eps2d: float = 0.3,
+    antialiased: bool = False,
+    backend: Backend = "auto",
+) -> Strips:
+    """Projects Gaussians once, to composite many channels of many values over 0; not differentiable.
+
+    Arguments and errors are those of :func:`rasterize`, and so are the pictures.
+
+    Returns:
+        Function that lists the Gaussians of some rows by tile, given the first (a multiple of 16) and the row after the
+        last, and returns another. That composites values of the Gaussians, (gaussians, channels), to these rows of the
+        image, (h, w, channels), and may be called again.
+    """
+    module = _module(backend, means.device)
+    camera = Camera(viewmat, K, width, height, near_plane, eps2d=eps2d)
+    return module.prepare(means, quats, sizes, alphas, camera, antialiased)
+
+
+def _module(backend: Backend, device: torch.device) -> Any:
+    chosen = resolve_backend(backend, device)
+    if chosen == "gsplat":
+        from f3rm_ext.splat.rasterize import gsplat_backend as module
+    elif chosen == "numba":
+        from f3rm_ext.splat.rasterize import cpu as module
+    else:
+        from f3rm_ext.splat.rasterize import reference as module
+    return module

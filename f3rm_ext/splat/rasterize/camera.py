@@ -1,7 +1,9 @@
 """The camera, and constants that all backends share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -22,6 +24,11 @@ MAX_RADIUS_PX = 2.0**30
 MIN_COMPENSATION = 1e-6
 """Lower compensations are 0, without gradient."""
 
+Composite = Callable[[Tensor], Tensor]
+"""Composites values of Gaussians, (gaussians, channels), over 0 to rows of an image, (h, w, channels); no gradient."""
+Strips = Callable[[tuple[int, int]], Composite]
+"""Prepares some rows of an image: the first, a multiple of 16, and the row after the last."""
+
 
 @dataclass
 class Camera:
@@ -41,15 +48,8 @@ class Camera:
     """Added to the image-space variances, px²."""
     radius_clip: float = 0.0
     """Gaussians with a radius of at most this are not rendered, pixels."""
-    rows: tuple[int, int] | None = None
-    """First row to render and the row after the last; None for all. The first is a multiple of the tiles' side, so
-    that tiles are those of the whole image."""
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height of the rendered rows, pixels."""
-        return self.width, self.height if self.rows is None else self.rows[1] - self.rows[0]
 
-    def in_strip(self, means2d: Float[Tensor, "gaussians 2"]) -> Float[Tensor, "gaussians 2"]:
-        """Converts centres to pixels from the first rendered row."""
-        return means2d if self.rows is None else means2d - means2d.new_tensor([0.0, float(self.rows[0])])
+def in_strip(means2d: Float[Tensor, "gaussians 2"], rows: tuple[int, int]) -> Float[Tensor, "gaussians 2"]:
+    """Converts centres to pixels from the first row of a strip."""
+    return torch.stack([means2d[:, 0], means2d[:, 1] - rows[0]], dim=-1) if rows[0] else means2d

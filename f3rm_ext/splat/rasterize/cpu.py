@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
+from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera, Composite, Strips, in_strip
 from f3rm_ext.splat.rasterize.compositing import (
     LANES,
     PIXELS,
@@ -47,6 +47,31 @@ def _as_picture(tiles: np.ndarray, height: int, width: int) -> Tensor:
     return torch.from_numpy(blocks.reshape(rows * TILE_PX, columns * TILE_PX)[:height, :width])
 
 
+def _bin(means2d: Tensor, conics: Tensor, depths: Tensor, alphas: Tensor, radii: Tensor, size: tuple[int, int]) -> Bins:
+    return bin_gaussians(_array(means2d), _array(conics), _array(depths), _array(alphas), _array(radii), size)
+
+
+def _composite(
+    bins: Bins, depths: Tensor, colors: Tensor, background: Tensor, size: tuple[int, int]
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[np.ndarray, ...]]:
+    """Returns colours, depth and accumulation, and what the backward pass needs."""
+    width, height = size
+    payload = np.empty((len(bins.order), colors.shape[1] + 1), dtype=np.float32)
+    np.take(_array(colors), bins.order, axis=0, out=payload[:, :-1])
+    np.take(_array(depths), bins.order, out=payload[:, -1])
+    behind = np.append(_array(background), np.float32(0.0))
+    tiles = len(bins.starts) - 1
+    order = balanced(np.diff(bins.starts), numba.get_num_threads())
+    final, last = np.empty((tiles, PIXELS), dtype=np.float32), np.empty((tiles, PIXELS), dtype=np.int32)
+    picture = torch.empty(height, width, colors.shape[1])
+    depth, accumulation = torch.empty(height, width), torch.empty(height, width)
+    forward(
+        order, bins.starts, bins.ranks, bins.geometry, payload, behind, bins.columns,
+        picture.numpy(), depth.numpy(), accumulation.numpy(), final, last,
+    )  # fmt: skip
+    return (picture, depth, accumulation), (payload, behind, final, last)
+
+
 class _Compositing(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -61,25 +86,12 @@ class _Compositing(torch.autograd.Function):
         size: tuple[int, int],
         absgrad: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        width, height = size
-        bins = bin_gaussians(_array(means2d), _array(conics), _array(depths), _array(alphas), _array(radii), size)
-        payload = np.empty((len(bins.order), colors.shape[1] + 1), dtype=np.float32)
-        np.take(_array(colors), bins.order, axis=0, out=payload[:, :-1])
-        np.take(_array(depths), bins.order, out=payload[:, -1])
-        behind = np.append(_array(background), np.float32(0.0))
-        tiles = len(bins.starts) - 1
-        order = balanced(np.diff(bins.starts), numba.get_num_threads())
-        final, last = np.empty((tiles, PIXELS), dtype=np.float32), np.empty((tiles, PIXELS), dtype=np.int32)
-        picture = torch.empty(height, width, colors.shape[1])
-        depth, accumulation = torch.empty(height, width), torch.empty(height, width)
-        outputs = picture.numpy(), depth.numpy(), accumulation.numpy()
-        forward(
-            order, bins.starts, bins.ranks, bins.geometry, payload, behind, bins.columns, *outputs, final, last
-        )  # fmt: skip
+        bins = _bin(means2d, conics, depths, alphas, radii, size)
+        outputs, (payload, behind, final, last) = _composite(bins, depths, colors, background, size)
         ctx.save_for_backward(means2d)
         ctx.bins, ctx.payload, ctx.behind, ctx.state = bins, payload, behind, (final, last)
         ctx.absgrad = absgrad
-        return picture, depth, accumulation
+        return outputs
 
     @staticmethod
     @once_differentiable
@@ -137,6 +149,26 @@ def _color_gradients(ctx: Any, g_picture: Tensor, count: int) -> Tensor:
     return found
 
 
+@torch.no_grad()
+def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool) -> Strips:
+    """Projects Gaussians once, and lists them by tile once for each strip; see :func:`render`."""
+    means, quats, sizes, alphas = (value.float() for value in (means, quats, sizes, alphas))
+    means2d, conics, depths, compensations, radii = project_numba(means, quats, sizes, camera)
+    opacities = alphas * compensations if antialiased else alphas
+
+    def strip(rows: tuple[int, int]) -> Composite:
+        size = camera.width, rows[1] - rows[0]
+        bins = _bin(in_strip(means2d, rows), conics, depths, opacities, radii, size)
+
+        def composite(values: Tensor) -> Tensor:
+            outputs, _ = _composite(bins, depths, values.float(), values.new_zeros(values.shape[1]).float(), size)
+            return outputs[0]
+
+        return composite
+
+    return strip
+
+
 def render(
     means: Tensor,
     quats: Tensor,
@@ -151,9 +183,10 @@ def render(
     """Returns colours, depth, accumulation, 2D centres and radii; converts CPU tensors to float32."""
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
     means2d, conics, depths, compensations, radii = project_numba(means, quats, sizes, camera)
-    means2d = camera.in_strip(means2d)
     if antialiased:
         alphas = alphas * compensations
     behind = colors.new_zeros(colors.shape[1]) if background is None else background.float()
-    picture = _Compositing.apply(means2d, conics, depths, alphas, colors, behind, radii, camera.size, absgrad)
+    picture = _Compositing.apply(
+        means2d, conics, depths, alphas, colors, behind, radii, (camera.width, camera.height), absgrad
+    )
     return (*picture, means2d, radii)  # type: ignore[misc]

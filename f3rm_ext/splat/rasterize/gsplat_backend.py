@@ -5,15 +5,18 @@ of the 2D centres, which therefore must be one tensor (gaussians, 2) between the
 """
 
 import weakref
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from f3rm_ext import compat
-from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
+from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera, Composite, Strips, in_strip
 
 CHANNEL_CHUNK = 32
 """Channels composited at a time: the backward kernel keeps them in shared memory."""
+FORWARD_CHUNK = 64
+"""Channels composited at a time where there is no backward pass: the kernel keeps them in registers."""
 
 
 def _batch_and_watch(means2d: Tensor) -> Tensor:
@@ -42,6 +45,97 @@ def _radii(reaches: Tensor) -> Tensor:
     return reaches if reaches.dim() == 1 else reaches.amax(dim=1) * (reaches.amin(dim=1) > 0)
 
 
+@dataclass
+class _Projected:
+    """Gaussians in an image; tensors of gsplat have a first dimension of 1."""
+
+    means2d: Tensor
+    """Centres in pixels, (gaussians, 2)."""
+    conics: Tensor
+    depths: Tensor
+    reaches: Tensor
+    """Radii, by axis in gsplat 1.5."""
+    radii: Tensor
+    """One for each Gaussian, (gaussians)."""
+    alphas: Tensor
+    """Opacities, compensated if antialiased."""
+
+
+def _project(
+    means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool
+) -> _Projected:
+    from gsplat import fully_fused_projection
+
+    reaches, batched, depths, conics, compensations = fully_fused_projection(
+        means,
+        None,
+        quats,
+        sizes,
+        camera.viewmat[None],
+        camera.K[None],
+        camera.width,
+        camera.height,
+        eps2d=camera.eps2d,
+        near_plane=camera.near_plane,
+        far_plane=camera.far_plane,
+        radius_clip=camera.radius_clip,
+        calc_compensations=antialiased,
+    )
+    # gsplat leaves the values of invisible Gaussians uninitialised.
+    radii = _radii(reaches[0])
+    drawn = radii > 0
+    means2d = torch.where(drawn[:, None], batched[0], 0.0)
+    depths = torch.where(drawn, depths[0], 0.0)[None]
+    if antialiased:
+        alphas = alphas * torch.where(drawn, compensations[0], 0.0)
+    return _Projected(means2d, conics, depths, reaches, radii, alphas[None])
+
+
+def _tiles(projected: _Projected, means2d: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Returns where the Gaussians of each tile begin, and the Gaussians; the host waits for their number."""
+    from gsplat import isect_offset_encode, isect_tiles
+
+    columns, rows = (-(-side // TILE_PX) for side in size)
+    _, crossings, flat = isect_tiles(
+        means2d.detach()[None], projected.reaches, projected.depths.detach(), TILE_PX, columns, rows
+    )
+    return isect_offset_encode(crossings, 1, columns, rows), flat
+
+
+@torch.no_grad()
+def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool) -> Strips:
+    """Projects Gaussians once, and lists them by tile once for each strip; see :func:`render`.
+
+    Raises:
+        ConfigError: gsplat has no kernels on this machine.
+    """
+    compat.check_gsplat_kernels()
+    from gsplat import rasterize_to_pixels
+
+    means, quats, sizes, alphas = (value.float() for value in (means, quats, sizes, alphas))
+    projected = _project(means, quats, sizes, alphas, camera, antialiased)
+
+    @torch.no_grad()
+    def strip(rows: tuple[int, int]) -> Composite:
+        size = camera.width, rows[1] - rows[0]
+        means2d = in_strip(projected.means2d, rows)
+        offsets, flat = _tiles(projected, means2d, size)
+
+        @torch.no_grad()
+        def composite(values: Tensor) -> Tensor:
+            pictures = [
+                rasterize_to_pixels(
+                    means2d[None], projected.conics, channels[None], projected.alphas, *size, TILE_PX, offsets, flat
+                )[0][0]
+                for channels in values.float().split(FORWARD_CHUNK, -1)
+            ]  # fmt: skip
+            return pictures[0] if len(pictures) == 1 else torch.cat(pictures, dim=-1)
+
+        return composite
+
+    return strip
+
+
 def render(
     means: Tensor,
     quats: Tensor,
@@ -62,40 +156,16 @@ def render(
         ConfigError: gsplat has no kernels on this machine.
     """
     compat.check_gsplat_kernels()
-    from gsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
+    from gsplat import rasterize_to_pixels
 
     # The kernels take float32 alone; under autocast a product of matrices, such as features in few colours, is half.
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
-    width, height = camera.width, camera.height
     behind = colors.new_zeros(colors.shape[1]) if background is None else background
-    reaches, batched, depths, conics, compensations = fully_fused_projection(
-        means,
-        None,
-        quats,
-        sizes,
-        camera.viewmat[None],
-        camera.K[None],
-        width,
-        height,
-        eps2d=camera.eps2d,
-        near_plane=camera.near_plane,
-        far_plane=camera.far_plane,
-        radius_clip=camera.radius_clip,
-        calc_compensations=antialiased,
-    )
-    # gsplat leaves the values of invisible Gaussians uninitialised.
-    radii = _radii(reaches[0])
-    drawn = radii > 0
-    means2d = camera.in_strip(torch.where(drawn[:, None], batched[0], 0.0))
-    width, height = camera.size
-    depths = torch.where(drawn, depths[0], 0.0)[None]
-    if antialiased:
-        alphas = alphas * torch.where(drawn, compensations[0], 0.0)
-    columns, rows = -(-width // TILE_PX), -(-height // TILE_PX)
-    _, crossings, flat = isect_tiles(means2d.detach()[None], reaches, depths.detach(), TILE_PX, columns, rows)
-    offsets = isect_offset_encode(crossings, 1, columns, rows)
+    projected = _project(means, quats, sizes, alphas, camera, antialiased)
+    means2d, size = projected.means2d, (camera.width, camera.height)
+    offsets, flat = _tiles(projected, means2d, size)
 
-    payload = torch.cat([colors, depths[0, :, None]], dim=-1)
+    payload = torch.cat([colors, projected.depths[0, :, None]], dim=-1)
     backdrop = torch.cat([behind, behind.new_zeros(1)])
     if absgrad:
         means2d.absgrad = torch.zeros_like(means2d)  # type: ignore[attr-defined]
@@ -103,11 +173,11 @@ def render(
     for channels, beyond in zip(payload.split(CHANNEL_CHUNK, -1), backdrop.split(CHANNEL_CHUNK), strict=True):
         centres = _batch_and_watch(means2d) if absgrad and means2d.requires_grad else means2d[None]
         picture, accumulation = rasterize_to_pixels(
-            centres, conics, channels[None], alphas[None], width, height, TILE_PX, offsets, flat,
+            centres, projected.conics, channels[None], projected.alphas, *size, TILE_PX, offsets, flat,
             backgrounds=beyond[None], absgrad=absgrad,
         )  # fmt: skip
         pictures.append(picture[0])
         alpha = accumulation[0, ..., 0] if alpha is None else alpha
     picture = torch.cat(pictures, dim=-1)
     assert alpha is not None
-    return picture[..., :-1], picture[..., -1], alpha, means2d, radii
+    return picture[..., :-1], picture[..., -1], alpha, means2d, projected.radii

@@ -7,7 +7,7 @@ every Gaussian, so time and memory grow with their product; it is meant for test
 and gsplat must agree with it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,6 +24,9 @@ from f3rm_ext.splat.rasterize.camera import (
     MIN_TRANSMITTANCE,
     TILE_PX,
     Camera,
+    Composite,
+    Strips,
+    in_strip,
 )
 
 CHUNK = 1 << 20
@@ -204,6 +207,25 @@ def composite(
     return picture, summed[..., -1], alpha
 
 
+@torch.no_grad()
+def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool) -> Strips:
+    """Projects Gaussians once; see :func:`render`."""
+    projected = project(means, quats, sizes, camera)
+    opacities = alphas * projected.compensations if antialiased else alphas
+
+    def strip(rows: tuple[int, int]) -> Composite:
+        size = camera.width, rows[1] - rows[0]
+        moved = replace(projected, means2d=in_strip(projected.means2d, rows))
+
+        @torch.no_grad()
+        def draw(values: Tensor) -> Tensor:
+            return composite(moved, opacities, values, None, *size)[0]
+
+        return draw
+
+    return strip
+
+
 def render(
     means: Tensor,
     quats: Tensor,
@@ -219,6 +241,7 @@ def render(
     projected = project(means, quats, sizes, camera)
     if antialiased:
         alphas = alphas * projected.compensations
-    projected.means2d = camera.in_strip(projected.means2d)
-    picture, depth, alpha = composite(projected, alphas, colors, background, *camera.size, absgrad=absgrad)
+    picture, depth, alpha = composite(
+        projected, alphas, colors, background, camera.width, camera.height, absgrad=absgrad
+    )
     return picture, depth, alpha, projected.means2d, projected.radii

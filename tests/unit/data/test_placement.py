@@ -18,6 +18,17 @@ def log(monkeypatch) -> list[str]:
     return lines
 
 
+def test_a_second_window_needs_room_of_its_own():
+    free = [24]
+    placement = Placement(CUDA, wanted=True, off="off", free=lambda device: free[0], log=False)
+    assert not placement.has_room(1), "nothing is decided yet"
+    assert placement.decide(6) and placement.has_room(6)
+    free[0] = 20
+    assert not placement.has_room(6) and placement.on_device
+    placement.give_up()
+    assert not placement.has_room(1)
+
+
 def test_a_share_of_the_free_memory_may_be_taken():
     assert fits(0, 0) and fits(10, 40, share=0.25) and not fits(11, 40, share=0.25)
     assert fits(int(SHARE * 40 * GIB), 40 * GIB) and not fits(int(SHARE * 40 * GIB) + 1, 40 * GIB)

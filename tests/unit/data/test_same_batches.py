@@ -276,12 +276,45 @@ class TestAhead:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
             return real(self, device)
 
+        def sent(self, uploader):
+            ahead.append(self.images)
+            raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+
+        ahead: list[tuple[int, ...]] = []
         today, other = make_rays(3, 4), make_rays(3, 4, "device")
         monkeypatch.setattr(LoadedWindow, "to", to)
+        monkeypatch.setattr(LoadedWindow, "sent", sent)
         for step in range(14):
             assert same(today.next(), other.next())
             assert other.on_device is (step < 4)
-        assert len(moved) == 2
+        assert len(moved) == 2 and ahead[0] == moved[1], "it is tried again when the first window is gone"
+
+    @pytest.mark.parametrize("room", [True, False])
+    def test_the_next_window_is_sent_ahead_if_there_is_room(self, make_rays, monkeypatch, room):
+        """While the present one is in use; otherwise once that is gone."""
+        events: list[tuple[str, tuple[int, ...]]] = []
+        for name in ("to", "sent", "received"):
+            real = getattr(LoadedWindow, name)
+
+            def noted(self, *arguments, name=name, real=real):
+                events.append((name, self.images))
+                return real(self, *arguments)
+
+            monkeypatch.setattr(LoadedWindow, name, noted)
+        today, other = make_rays(3, 4), make_rays(3, 4, "device")
+        monkeypatch.setattr(other.placement, "has_room", lambda needed: room and bool(other.on_device))
+        windows: list[tuple[int, ...]] = []
+        for step in range(12):
+            assert same(today.next(), other.next())
+            if step % 4 == 0:
+                windows.append(other._feed.window.images)
+        other.close()
+        first, second, third = windows
+        if room:
+            assert events[:5] == [("to", first), ("sent", second), ("received", second), ("sent", third),
+                                  ("received", third)]  # fmt: skip
+        else:
+            assert events == [("to", first), ("to", second), ("to", third)]
 
     def test_memory_that_runs_out_for_a_picture(self, make_pictures, monkeypatch):
         real = Uploader.send
