@@ -30,6 +30,15 @@ def by_torchrun() -> bool:
     return all(name in os.environ for name in VARIABLES) and all(map(str.isdigit, numbers)) and int(numbers[1]) > 1
 
 
+def processes(machine: MachineConfig) -> int:
+    """Returns how many processes a run with these options has, or will have once they are started.
+
+    >>> processes(MachineConfig(num_devices=4, num_machines=2))
+    8
+    """
+    return int(os.environ["WORLD_SIZE"]) if by_torchrun() else machine.num_devices * machine.num_machines
+
+
 def check_machines(machine: MachineConfig) -> None:
     """Checks the options of a run on several devices.
 

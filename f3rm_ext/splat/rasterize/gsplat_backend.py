@@ -37,8 +37,8 @@ def _batch_and_watch(means2d: Tensor) -> Tensor:
     return batch
 
 
-def _radii(reaches: Tensor) -> Tensor:
-    """Returns one radius for each Gaussian, 0 if it is not drawn, of those by axis that gsplat 1.5 gives."""
+def radii_of(reaches: Tensor) -> Tensor:
+    """Returns one radius for each of (gaussians,), 0 if it is not drawn, or of (gaussians, 2), as gsplat 1.5 gives."""
     return reaches if reaches.dim() == 1 else reaches.amax(dim=1) * (reaches.amin(dim=1) > 0)
 
 
@@ -62,7 +62,7 @@ def render(
         ConfigError: gsplat has no kernels on this machine.
     """
     compat.check_gsplat_kernels()
-    from gsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
+    from gsplat import fully_fused_projection
 
     # The kernels take float32 alone; under autocast a product of matrices, such as features in few colours, is half.
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
@@ -84,13 +84,46 @@ def render(
         calc_compensations=antialiased,
     )
     # gsplat leaves the values of invisible Gaussians uninitialised.
-    radii = _radii(reaches[0])
+    radii = radii_of(reaches[0])
     drawn = radii > 0
     means2d = camera.in_strip(torch.where(drawn[:, None], batched[0], 0.0))
     width, height = camera.size
     depths = torch.where(drawn, depths[0], 0.0)[None]
     if antialiased:
         alphas = alphas * torch.where(drawn, compensations[0], 0.0)
+    picture, depth, alpha = composite(
+        means2d, reaches, depths, conics, colors, alphas, (width, height), behind, absgrad
+    )
+    return picture, depth, alpha, means2d, radii
+
+
+def composite(
+    means2d: Tensor,
+    reaches: Tensor,
+    depths: Tensor,
+    conics: Tensor,
+    colors: Tensor,
+    alphas: Tensor,
+    size: tuple[int, int],
+    behind: Tensor,
+    absgrad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Composites projected Gaussians; returns colours, depth and accumulation.
+
+    Args:
+        means2d: centres, (gaussians, 2), pixels.
+        reaches: radii as gsplat's projection gives them, (1, gaussians) or (1, gaussians, 2), pixels.
+        depths: (1, gaussians), scene units.
+        conics: inverses of the covariances, (1, gaussians, 3), px⁻².
+        colors: (gaussians, channels).
+        alphas: opacities, (gaussians,).
+        size: width and height of the image, pixels.
+        behind: colour behind the Gaussians, (channels,).
+        absgrad: whether ``means2d.absgrad`` is to hold absolute gradients after the backward pass.
+    """
+    from gsplat import isect_offset_encode, isect_tiles, rasterize_to_pixels
+
+    width, height = size
     columns, rows = -(-width // TILE_PX), -(-height // TILE_PX)
     _, crossings, flat = isect_tiles(means2d.detach()[None], reaches, depths.detach(), TILE_PX, columns, rows)
     offsets = isect_offset_encode(crossings, 1, columns, rows)
@@ -110,4 +143,4 @@ def render(
         alpha = accumulation[0, ..., 0] if alpha is None else alpha
     picture = torch.cat(pictures, dim=-1)
     assert alpha is not None
-    return picture[..., :-1], picture[..., -1], alpha, means2d, radii
+    return picture[..., :-1], picture[..., -1], alpha
