@@ -160,6 +160,8 @@ class F3rmTrainerConfig(TrainerConfig):
             CONSOLE.print(self.nothing_left(step + 1, path))
             raise SystemExit(0)
         super().save_config()
+        if launch.processes(self.machine) > 1 and not launch.by_torchrun():
+            launch.remember_interruption()  # nerfstudio starts the others next
 
     def nothing_left(self, steps: int, path: Path) -> str:
         """Returns a sentence for the user whose run is finished already."""

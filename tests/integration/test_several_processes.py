@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -265,6 +266,22 @@ def test_torchrun_starts_ns_train(run_command: Callable[..., Any], tiny_capture:
     assert done.code == 0, done.text[-4000:]
     (path,) = tmp_path.rglob("step-*.ckpt")  # in one run folder
     assert [part["rank"] for part in torch.load(path, weights_only=True)["f3rm_ext"]["ranks"]] == [0, 1]
+
+
+def test_ctrl_c_is_no_success_where_nerfstudio_starts_the_processes(
+    tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    program = [sys.executable, str(PROGRAMS.with_name("spawned_ranks.py")), str(tmp_path)]
+    starter = subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 120, "both processes")
+        os.killpg(starter.pid, signal.SIGINT)  # as a terminal does
+        _, said = starter.communicate(timeout=60)
+    finally:
+        if starter.poll() is None:
+            os.killpg(starter.pid, signal.SIGKILL)
+    assert starter.returncode == 130, said
+    assert "Traceback" not in said
 
 
 def test_a_mistake_is_said_once(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
