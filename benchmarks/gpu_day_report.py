@@ -210,7 +210,10 @@ def _cell(row: dict[str, Any], key: str, digits: int = 0) -> str:
 
 
 def _problems(section: Section) -> list[str]:
-    found = [f"{row['label']}: {row['problem']}" for row in section.get("rows", ()) if "problem" in row]
+    rows = section.get("rows", ())
+    # A row with the second has figures all the same.
+    found = [f"{row['label']}: {row[key]}" for key in ("problem", "problem_of_all") for row in rows if key in row]
+    found += [f"{row['label']}: {name} failed" for row in rows for name in row.get("failures", ())]
     return [*([section["problem"]] if "problem" in section else []), *found]
 
 

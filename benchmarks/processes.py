@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,26 +41,26 @@ def run(command: Sequence[object], timeout_s: float, environment: Mapping[str, s
     Returns:
         Exit code and both streams. Exit code 124 means that the time was over, as of the command timeout.
     """
-    process = subprocess.Popen(
-        list(map(str, command)),
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=max(timeout_s, 0.1))
-        return process.returncode, said
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-        return 124, said
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
+    # Not a pipe, which a child in a session of its own may hold open for longer.
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=max(timeout_s, 0.1))
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            code = 124
+        said.seek(0)
+        return code, said.read()
 
 
 def result_of(command: Sequence[object], timeout_s: float, environment: Mapping[str, str]) -> dict[str, Any]:

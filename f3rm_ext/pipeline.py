@@ -52,7 +52,7 @@ class FeaturePipeline(VanillaPipeline):
         local_rank: int = 0,
         grad_scaler: GradScaler | None = None,
     ) -> None:
-        """Builds datamanager and model; all processes of a run start with the parameters of rank 0.
+        """Builds datamanager and model; all processes of a run start with the parameters of rank 0, or with a part.
 
         Raises:
             UserError: the capture, the features or an option cannot be used.
@@ -77,7 +77,7 @@ class FeaturePipeline(VanillaPipeline):
             seed_points=(points["points3D_xyz"], points["points3D_rgb"]) if "points3D_xyz" in points else None,
         )
         self.model.to(device)
-        if ranks.world_size() > 1:
+        if ranks.world_size() > 1 and not getattr(self.model, "sharded", False):
             ranks.send_from_first([*self.model.parameters(), *self.model.buffers()])
 
     def get_train_loss_dict(self, step: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:

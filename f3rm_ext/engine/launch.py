@@ -4,9 +4,12 @@ Nerfstudio starts processes itself (``--machine.num-devices``, CUDA only). torch
 process and says by environment variables which one it is; there nerfstudio thinks that each is alone.
 """
 
+import atexit
 import os
 import random
 import shlex
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +31,15 @@ def by_torchrun() -> bool:
     """Returns whether torchrun (or a program that sets the same variables) has started this process with others."""
     numbers = [os.environ.get(name, "") for name in VARIABLES[:4]]
     return all(name in os.environ for name in VARIABLES) and all(map(str.isdigit, numbers)) and int(numbers[1]) > 1
+
+
+def processes(machine: MachineConfig) -> int:
+    """Returns how many processes a run with these options has, or will have once they are started.
+
+    >>> processes(MachineConfig(num_devices=4, num_machines=2))
+    8
+    """
+    return int(os.environ["WORLD_SIZE"]) if by_torchrun() else machine.num_devices * machine.num_machines
 
 
 def check_machines(machine: MachineConfig) -> None:
@@ -72,6 +84,27 @@ def check_machines(machine: MachineConfig) -> None:
             f"have the ranks 0 to {machine.num_machines - 1}: give each machine its own."
         )
     compat.check_device(machine.device_type, machine.num_devices)
+
+
+def remember_interruption() -> None:
+    """Makes Ctrl-C end this process with code 130 although nerfstudio takes it for a success.
+
+    For the process that starts the others: nerfstudio waits there until they have saved, and returns.
+    """
+    came = []
+
+    def on_signal(number: int, _frame: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    def end() -> None:
+        if came:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(128 + came[0])
+
+    atexit.register(end)  # Runs after what is registered later, such as nerfstudio's writers.
+    signal.signal(signal.SIGINT, on_signal)
 
 
 def join(machine: MachineConfig) -> None:

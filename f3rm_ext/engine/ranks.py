@@ -25,6 +25,20 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    """Returns the number of this process, from 0."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def own_share(total: int) -> int:
+    """Returns how many of so many things fall to this process, where things are dealt out one by one.
+
+    >>> own_share(7)  # the only process
+    7
+    """
+    return len(range(total)[rank() :: world_size()])
+
+
 def is_first() -> bool:
     """Returns whether this process evaluates, writes and speaks for the run: rank 0, or the only process."""
     return world_size() == 1 or dist.get_rank() == 0
@@ -109,6 +123,26 @@ class Ranks:
         if most:
             dist.all_gather(everyone, own)
         return [item[:count] for item, count in zip(everyone, counts, strict=True)]
+
+    def collect_rows(self, rows: Shaped[Tensor, "rows *rest"], counts: Sequence[int]) -> Tensor | None:
+        """Returns the rows of all ranks, by rank, in the CPU's memory on rank 0; None on the others.
+
+        Args:
+            rows: of this rank, on any device.
+            counts: number of rows of each rank, see :meth:`share`.
+        """
+        own = rows.detach().cpu().contiguous()
+        if self.rank:
+            if own.numel():
+                dist.send(own.view(torch.uint8), dst=0, group=self._group)
+            return None
+        whole = own.new_empty(sum(counts), *own.shape[1:])
+        first, *others = whole.split(list(counts))
+        first.copy_(own)
+        for source, part in enumerate(others, start=1):
+            if part.numel():
+                dist.recv(part.view(torch.uint8), src=source, group=self._group)
+        return whole
 
     def sum_gradients(self, parameters: Iterable[Parameter]) -> None:
         """Adds up dense gradients over all ranks: large ones in place, small ones as one tensor.

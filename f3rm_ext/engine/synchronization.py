@@ -49,6 +49,7 @@ class SynchronizedOptimizers(Optimizers):
         param_groups: parameters by group.
         ranks: this process among the others.
         message: a number ≥ 0 for all ranks, such as the signal that asks for an end.
+        sharded: whether every rank has parameters of its own, whose gradients are complete already.
     """
 
     def __init__(
@@ -57,15 +58,19 @@ class SynchronizedOptimizers(Optimizers):
         param_groups: dict[str, list[Parameter]],
         ranks: Ranks,
         message: Callable[[], int],
+        sharded: bool = False,
     ) -> None:
         super().__init__(config, param_groups)
-        self._ranks, self._message = ranks, message
+        self._ranks, self._message, self._sharded = ranks, message, sharded
         self.heard = 0
         """The largest message of all ranks in the last step."""
 
     def optimizer_scaler_step_some(self, grad_scaler: GradScaler, param_groups: list[str]) -> None:
         """Adds up the gradients of some groups, then steps their optimisers; called once in every step."""
-        self._synchronize(list(self._members(param_groups)))
+        if self._sharded:
+            self.heard = max(number for (number,) in self._ranks.share([self._message()]))
+        else:
+            self._synchronize(list(self._members(param_groups)))
         super().optimizer_scaler_step_some(grad_scaler, param_groups)
 
     def _members(self, param_groups: list[str]) -> Iterator[tuple[torch.optim.Optimizer, Parameter]]:

@@ -160,6 +160,8 @@ class F3rmTrainerConfig(TrainerConfig):
             CONSOLE.print(self.nothing_left(step + 1, path))
             raise SystemExit(0)
         super().save_config()
+        if launch.processes(self.machine) > 1 and not launch.by_torchrun():
+            launch.remember_interruption()  # nerfstudio starts the others next
 
     def nothing_left(self, steps: int, path: Path) -> str:
         """Returns a sentence for the user whose run is finished already."""
@@ -277,8 +279,14 @@ class F3rmTrainer(Stopping, Trainer):
             return super().setup_optimizers()
         groups = self.pipeline.get_param_groups()
         return SynchronizedOptimizers(
-            self.config.optimizers.copy(), groups, self.ranks, message=lambda: self._stop_signal or 0
+            self.config.optimizers.copy(), groups, self.ranks, lambda: self._stop_signal or 0, self._sharded
         )
+
+    @property
+    def _sharded(self) -> bool:
+        """Whether each rank has parameters of its own. A model says so by ``sharded``, with ``collect`` and
+        ``deal_out`` for checkpoints."""
+        return self.ranks is not None and getattr(self.pipeline.model, "sharded", False)
 
     def _load_checkpoint(self) -> None:
         path = self.config.resume_path()
@@ -287,6 +295,8 @@ class F3rmTrainer(Stopping, Trainer):
             return
         state = checkpoint.load(path)
         self._check_fit(state, path)
+        if self._sharded:
+            self.pipeline.model.deal_out(state)  # type: ignore[operator]
         try:
             self.pipeline.load_pipeline(state["pipeline"], state["step"])
             self.optimizers.load_optimizers(state["optimizers"])
@@ -370,7 +380,7 @@ class F3rmTrainer(Stopping, Trainer):
     def _after_step(self, step: int) -> None:
         """Runs after all other callbacks of a step."""
         self._step_at_work = None
-        if self.ranks is not None and (step + 1) % CHECK_EVERY == 0:
+        if self.ranks is not None and not self._sharded and (step + 1) % CHECK_EVERY == 0:
             self.ranks.require_same(trained(self.optimizers), f"after step {step}")
 
     def _shortage(self, step: int) -> MemoryShortageError:
@@ -394,8 +404,11 @@ class F3rmTrainer(Stopping, Trainer):
         return loss.detach(), _detached(losses), _detached(metrics)
 
     def eval_iteration(self, step: int) -> None:
-        """Runs nerfstudio's evaluation at a step without gradients, for which it would build a graph; on rank 0."""
-        if is_first():
+        """Runs nerfstudio's evaluation at a step without gradients, for which it would build a graph.
+
+        Rank 0 does it, or all ranks where it takes all to draw a picture; rank 0 writes.
+        """
+        if is_first() or self._sharded:
             with torch.no_grad():
                 super().eval_iteration(step)
 
@@ -422,9 +435,13 @@ class F3rmTrainer(Stopping, Trainer):
             extra = {"format": EXTRA_FORMAT, **self._changing(random)}
             if self.ranks is not None and in_main_thread:  # the other ranks do not know of a button in the viewer
                 extra["ranks"] = self._gathered(self.ranks, step, extra)
+            # Of parameters in parts, every rank has to give its own.
+            state = self._state(step, extra) if comms.is_main_process() or self._sharded else {}
+            if self._sharded:
+                self.pipeline.model.collect(state, self.ranks)  # type: ignore[operator]
             with nullcontext() if self.lifeline is None else self.lifeline.busy:
                 if comms.is_main_process():
-                    checkpoint.write(self._state(step, extra), checkpoint.path_of(self.checkpoint_dir, step))
+                    checkpoint.write(state, checkpoint.path_of(self.checkpoint_dir, step))
                     if self.config.save_only_latest_checkpoint:
                         checkpoint.prune(self.checkpoint_dir)
             self._saved_step = step
@@ -439,6 +456,8 @@ class F3rmTrainer(Stopping, Trainer):
 
     def _gathered(self, ranks: Ranks, step: int, own: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Brings what the ranks hold in parts to rank 0, and returns there what differs between them."""
+        if self._sharded:
+            return ranks.gather(own)
         ranks.require_same(trained(self.optimizers), f"after step {step}")
         gather_statistics = getattr(self.pipeline.model, "gather_statistics", None)
         if gather_statistics is not None:

@@ -1,7 +1,6 @@
 """Which implementation evaluates a hash grid on a device: the fastest one that works there.
 
-A package that can be imported need not work: tiny-cuda-nn may be built for another GPU, and Triton may find no C
-compiler. So each is tried on a grid of a few rows, and compared with plain torch, before it is taken.
+Each is tried on a grid of a few rows, and compared with plain torch, before it is taken.
 """
 
 import functools
@@ -9,27 +8,18 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from nerfstudio.utils.rich_utils import CONSOLE
-from rich.markup import escape
 from torch import Tensor
 
-from f3rm_ext.errors import ConfigError, reason_of
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.nerf.hash_levels import LevelTensors, grid_levels
 from f3rm_ext.nerf.hash_torch import hash_grid_torch
+from f3rm_ext.utils.kernel_trials import NOT_INSTALLED, REMEDIES, Kernels, explain_choice, reason_against
 
 Backend = Literal["auto", "tcnn", "triton", "numba", "torch"]
 Implementation = Literal["tcnn", "triton", "numba", "torch"]
 
-FASTEST_FIRST: tuple[Literal["tcnn", "triton"], ...] = ("tcnn", "triton")
+FASTEST_FIRST: tuple[Kernels, ...] = ("tcnn", "triton")
 """What is tried on a CUDA device."""
-NOT_INSTALLED = "it is not installed"
-_PACKAGES = {"tcnn": "tinycudann", "triton": "triton"}
-_NAMES = {"tcnn": "tiny-cuda-nn", "triton": "Triton", "torch": "plain torch, which is slower"}
-REMEDIES = {
-    "tcnn": "build it for this GPU (github.com/NVlabs/tiny-cuda-nn)",
-    "triton": "put it in order (it comes with PyTorch on Linux, and needs a C compiler such as gcc and Python.h)",
-}
-"""What to do where they do not work, as the middle of a sentence."""
 _TRIED = (2, 2, 4, 16, 8)
 """Levels, features, base and finest resolution and table size of the grid on which backends are tried."""
 
@@ -68,7 +58,7 @@ def _resolve(backend: Backend, device: torch.device) -> Implementation:
             f"{REMEDIES[backend]}."
         )
     found: Implementation = "torch"
-    reasons: dict[str, str] = {}
+    reasons: dict[Kernels, str] = {}
     for candidate in FASTEST_FIRST:
         if (reason := why_not(candidate, device)) is None:
             found = candidate
@@ -77,8 +67,7 @@ def _resolve(backend: Backend, device: torch.device) -> Implementation:
     if reasons.get("tcnn") == NOT_INSTALLED:
         del reasons["tcnn"]  # Few have it.
     if reasons:
-        why = " and ".join(f"{_NAMES[name]} does not work here ({reason})" for name, reason in reasons.items())
-        CONSOLE.log(f"[yellow]{escape(f'Hash grids on {device} run on {_NAMES[found]}, since {why}.')}")
+        explain_choice("Hash grids", device, found, reasons)
     return found
 
 
@@ -87,21 +76,14 @@ def forget() -> None:
     _resolve.cache_clear()
 
 
-def why_not(backend: Literal["tcnn", "triton"], device: torch.device) -> str | None:
+def why_not(backend: Kernels, device: torch.device) -> str | None:
     """Tries a backend on a CUDA device; returns why it does not work, as the middle of a sentence, or None if it does.
 
     Args:
         backend: the backend.
         device: with its index.
     """
-    try:
-        with torch.inference_mode(False):
-            _TRIALS[backend](device)
-    except ModuleNotFoundError as error:
-        return NOT_INSTALLED if error.name == _PACKAGES[backend] else str(error)
-    except Exception as error:  # of loaders, compilers and drivers
-        return reason_of(error)[:300]
-    return None
+    return reason_against(backend, lambda: _TRIALS[backend](device))
 
 
 def _problem(device: torch.device) -> tuple[Tensor, Tensor, LevelTensors]:

@@ -139,6 +139,8 @@ def _cuda_grids(hash_backends: ModuleType) -> Iterator[Finding]:
         return
     import torch
 
+    from f3rm_ext.utils.kernel_trials import REMEDIES
+
     device = torch.device("cuda", torch.cuda.current_device())
     reasons = {name: hash_backends.why_not(name, device) for name in hash_backends.FASTEST_FIRST}
     taken = next((name for name, reason in reasons.items() if reason is None), "torch")
@@ -149,7 +151,7 @@ def _cuda_grids(hash_backends: ModuleType) -> Iterator[Finding]:
             continue
         advice = f"Not needed: `auto` takes {taken}."
         if taken == "torch":
-            advice = f"`auto` takes torch, which is slower: {hash_backends.REMEDIES[name]}."
+            advice = f"`auto` takes torch, which is slower: {REMEDIES[name]}."
         yield Finding("backends", f"hash grid ({name})", Verdict.ABSENT, reason, advice)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -22,7 +22,7 @@ from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
-from f3rm_ext.engine.ranks import is_first
+from f3rm_ext.engine.ranks import Ranks, is_first, sum_over_ranks, world_size
 from f3rm_ext.engine.shortage import Lever
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.model_components import masks
@@ -44,6 +44,7 @@ from f3rm_ext.splat.rasterize import Backend, Rasterization
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_outputs
 from f3rm_ext.splat.resources import fit_trainer, levers
 from f3rm_ext.splat.schedule import Schedule, Stage
+from f3rm_ext.splat.sharding import check_sharding, collect, count_of_all, deal_out, own_slice, require_one_size
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 from f3rm_ext.splat.surface.regularizer import Regularizer
 from f3rm_ext.viewer.panel import QueryPanel
@@ -97,6 +98,9 @@ class SplatModelConfig(OwnModelConfig):
     """Rasteriser: gsplat (CUDA), numba (CPU), torch (any device, very slow), or auto to match the device."""
     seed: int = 0
     """Seed of the initial Gaussians, of random backgrounds and of the points of the regularisation."""
+    shard_gaussians: bool = False
+    """Divide the Gaussians over the GPUs of the run, for scenes that outgrow one. Without regularisation, features or
+    viewer; all images must have one size."""
     lpips_weights: Path | None = None
     """File of LPIPS weights, for evaluation offline; by default torchvision's AlexNet, from TORCH_HOME or the
     network."""
@@ -145,6 +149,8 @@ class SplatModelConfig(OwnModelConfig):
             trainer: options of the trainer, changed in place.
         """
         fit_trainer(trainer, self.memory, self.backend)
+        if self.shard_gaussians:
+            check_sharding(trainer)
 
 
 class SplatModel(QueryableSplats, GaussianModel):
@@ -159,6 +165,8 @@ class SplatModel(QueryableSplats, GaussianModel):
     """
 
     config: SplatModelConfig
+    sharded = False
+    """Whether this process holds a part of the Gaussians; see :mod:`f3rm_ext.splat.sharding`."""
 
     def populate_modules(self) -> None:
         """Creates the initial Gaussians."""
@@ -178,8 +186,12 @@ class SplatModel(QueryableSplats, GaussianModel):
             generator,
         )
         self._start_notice = points.described
+        self.sharded = config.shard_gaussians and world_size() > 1
         gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)
-        self.gauss_params = nn.ParameterDict({name: nn.Parameter(value) for name, value in gaussians.tensors().items()})
+        gaussians = gaussians[own_slice()] if self.sharded else gaussians
+        self.gauss_params = nn.ParameterDict(
+            {name: nn.Parameter(value.contiguous()) for name, value in gaussians.tensors().items()}
+        )
         self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
         self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
         self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
@@ -197,6 +209,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         self._saved_training: dict[str, Any] = {}
         self._rasterization: Rasterization | None = None
         self._filter_stale = True
+        self._total = 0
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -208,16 +221,21 @@ class SplatModel(QueryableSplats, GaussianModel):
         manager: Any = attributes.pipeline.datamanager
         views = PinholeCameras.of(manager.train_dataset.cameras).to(self.device)
         self.extent = views.extent()
+        if self.sharded:
+            held_out = [] if manager.eval_dataset is None else [PinholeCameras.of(manager.eval_dataset.cameras)]
+            require_one_size(views, *held_out)
         last_step = attributes.trainer.config.max_num_iterations - 1
         schedule = Schedule.of(schedule_length(attributes.trainer.config), config.surface, config.start_stage)
         if config.start_from is not None and not self.loaded:
             from f3rm_ext.splat.start_from import read_start
 
             start = read_start(config.start_from, config.start_iteration)
+            if self.sharded:
+                start = replace(start, gaussians=start.gaussians[own_slice()])
             start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
             loss = self.set_gaussians(start.seen_by(views, config.mip))
             CONSOLE.log(
-                f"Starting from {self.num_gaussians} Gaussians of {start.source}, which lie in the frame of the "
+                f"Starting from {self.count_gaussians()} Gaussians of {start.source}, which lie in the frame of the "
                 f"{start.frame}: {loss}.",
                 markup=False,
             )
@@ -226,7 +244,9 @@ class SplatModel(QueryableSplats, GaussianModel):
         surface = schedule.surface(config.surface)
         surface.mode = cast(Mode, config.regularization)
         self.regularizer = Regularizer(surface)
-        self.densifier = make_densifier(schedule.densify(config.densify), self.extent, schedule.last_growth())
+        self.densifier = make_densifier(
+            schedule.densify(config.densify), self.extent, schedule.last_growth(), self.sharded
+        )
         self.schedule = schedule
         self._restore_training()
         self.lifted.clear()  # Features do not follow the Gaussians through training.
@@ -235,6 +255,8 @@ class SplatModel(QueryableSplats, GaussianModel):
         def before(step: int) -> None:
             self.cost.before_step(self.device)
             self.step = step
+            if self.sharded and not self._total:
+                self._total = self.count_gaussians()
             self.current_sh_degree = schedule.sh_degree(step, config.sh_degree, config.sh_steps_per_degree)
             if config.mip.due(step, schedule.total, self._filter_stale):
                 self.filter_3d = smoothing_filter(self.gauss_params["means"].detach(), *views, options=config.mip)
@@ -249,6 +271,8 @@ class SplatModel(QueryableSplats, GaussianModel):
             if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._rasterization = None
+            if self.sharded and schedule.at(step) % self.densifier.options.every == 0:
+                self._total = self.count_gaussians()
             self.cost.after_step(step, self.device)
             clearing.after_step(step, self.device)
             if step == last_step and hasattr(manager, "train_feature_source") and is_first():
@@ -265,6 +289,25 @@ class SplatModel(QueryableSplats, GaussianModel):
         if self.densifier is not None:
             self.densifier.gather_statistics()
 
+    @property
+    def total_gaussians(self) -> int:
+        """Number of Gaussians of all processes, as of the last round of densification where they are divided."""
+        return self._total if self.sharded else self.num_gaussians
+
+    def count_gaussians(self) -> int:
+        """Returns the number of Gaussians of all processes, each of which must call it where they are divided."""
+        return count_of_all(self.num_gaussians, self.device) if self.sharded else self.num_gaussians
+
+    def deal_out(self, state: dict[str, Any]) -> None:
+        """Keeps of a checkpoint what this process is to hold; see :func:`f3rm_ext.splat.sharding.deal_out`."""
+        if self.sharded:
+            deal_out(state)
+
+    def collect(self, state: dict[str, Any], ranks: Ranks) -> None:
+        """Completes a checkpoint on rank 0; see :func:`f3rm_ext.splat.sharding.collect`."""
+        if self.sharded:
+            collect(state, ranks)
+
     def memory_levers(self) -> list[Lever]:
         """Returns options that lower the memory of a training step."""
         growing = self.schedule.at(self.step) < self.schedule.last_growth()
@@ -274,11 +317,12 @@ class SplatModel(QueryableSplats, GaussianModel):
             self.device.type,
             sh_degree=config.sh_degree,
             samples=0 if config.regularization == "none" else config.surface.samples,
-            gaussians=self.num_gaussians,
+            gaussians=self.total_gaussians,
             max_gaussians=config.densify.max_gaussians,
             growing=growing,
         )
-        return list(found)
+        # Divided Gaussians have colours in float32.
+        return [lever for lever in found if not (self.sharded and lever.option.endswith("optimize-memory"))]
 
     def _follow(self, change: Change) -> bool:
         """Carries per-Gaussian data over to a changed set. Returns whether the set changed."""
@@ -330,7 +374,7 @@ class SplatModel(QueryableSplats, GaussianModel):
 
     @property
     def _settings(self) -> RenderSettings:
-        return RenderSettings(self.config.near_plane, self.config.backend)
+        return RenderSettings(self.config.near_plane, self.config.backend, self.sharded)
 
     def _training_background(self) -> Float[Tensor, "3"]:
         if self.config.background_color != "random":
@@ -371,7 +415,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         kept = batch.get("mask")
         if "kept" in batch:
             kept = batch["kept"] if kept is None else kept & batch["kept"]
-        metrics = {"gaussian_count": torch.tensor(float(self.num_gaussians))}
+        metrics = {"gaussian_count": torch.tensor(float(self.total_gaussians))}
         if not masks.is_empty(kept):
             kept = None if kept is None else kept.to(self.device)
             metrics["psnr"] = masks.psnr(outputs["rgb"].detach(), truth, kept)
@@ -400,8 +444,11 @@ class SplatModel(QueryableSplats, GaussianModel):
         """
         truth, mask = self._truth(batch, self.background), batch.get("mask")
         metrics = self.image_metrics(outputs["rgb"], truth, mask)
-        metrics["gaussian_count"] = float(self.num_gaussians)
-        metrics["mean_opacity"] = float(self.gaussians.alphas().mean())
+        metrics["gaussian_count"] = float(self.total_gaussians)
+        opacities = self.gaussians.alphas().sum()
+        if self.sharded:
+            sum_over_ranks(opacities)
+        metrics["mean_opacity"] = float(opacities) / self.total_gaussians
         metrics.update(self.feature_metrics(batch))
         metrics.update(self.cost.metrics(self.device))
         images = comparison_images(outputs, truth, mask)

@@ -15,6 +15,7 @@ from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.mip import MipOptions, smooth
 from f3rm_ext.splat.rasterize import Backend, Rasterization, prepare, rasterize
 from f3rm_ext.splat.rasterize.camera import Strips
+from f3rm_ext.splat.rasterize.sharded import rasterize_sharded
 from f3rm_ext.splat.surface.normals import expected_depth, facing_normals, normals_from_depth, unit_normals
 
 SOLID = 0.5
@@ -51,6 +52,8 @@ class RenderSettings:
     """Gaussians whose centres are nearer are not rendered, scene units."""
     backend: Backend = "auto"
     """The rasteriser."""
+    sharded: bool = False
+    """Whether every rank holds a part of the Gaussians; all ranks then render at the same time."""
 
 
 @dataclass
@@ -95,6 +98,27 @@ def render(
     """
     gaussians, viewmat = scene.gaussians, view.viewmats[0]
     sizes, alphas = scene.filtered()
+    if settings.sharded:
+        if normals or absgrad:
+            raise ValueError("neither normals nor absolute gradients can be had of Gaussians divided over ranks")
+        rasterization = rasterize_sharded(
+            gaussians.means,
+            gaussians.quats,
+            sizes,
+            alphas,
+            gaussians.features_dc,
+            gaussians.features_rest,
+            sh_degree,
+            viewmat,
+            view.Ks[0],
+            int(view.widths[0]),
+            int(view.heights[0]),
+            background=background,
+            near_plane=settings.near_plane,
+            eps2d=scene.mip.eps2d,
+            antialiased=scene.mip.antialiased,
+        )
+        return RenderOutput(rasterization, None)
     directions = gaussians.means.detach() - view.positions
     colors = stored_sh_colors(sh_degree, directions, gaussians.features_dc, gaussians.features_rest)
     if normals:
@@ -202,12 +226,13 @@ def render_outputs(
 
     Returns:
         (h, w, channels): ``rgb``, ``accumulation`` and ``depth``; ``normal`` (composited) and ``normal_from_depth`` as
-        colours: scene-frame normals mapped from −1..1 to 0..1, black where the accumulation is at most ½.
+        colours: scene-frame normals mapped from −1..1 to 0..1, black where the accumulation is at most ½. Without
+        ``normal`` if the Gaussians are divided over ranks.
     """
     if obb_box is not None:
         scene = scene.inside(obb_box)
     with torch.no_grad():
-        rendered = render(scene, view, sh_degree, background, settings, normals=True)
+        rendered = render(scene, view, sh_degree, background, settings, normals=not settings.sharded)
         outputs = rendered.outputs()
         outputs["rgb"] = outputs["rgb"].clamp(0, 1)
         solid = outputs["accumulation"] > SOLID
@@ -225,6 +250,7 @@ def render_outputs(
             normals, valid = normals_from_depth(outputs["depth"][..., 0], view.Ks[0])
             return colors(normals, valid[..., None] & solid)
 
-        guard.add(outputs, "normal", composited)
+        if rendered.normals is not None:
+            guard.add(outputs, "normal", composited)
         guard.add(outputs, "normal_from_depth", from_depth)
     return outputs

@@ -1,8 +1,7 @@
 """Whether kernels written for Triton are used: on CUDA, where Triton is installed and can compile them.
 
-Triton comes with torch on Linux and needs a C compiler, but no CUDA toolkit. A module of kernels has a function
-``try_out``, which runs each of them on a few rows and checks the results. Without a GPU, Triton's interpreter runs them
-on tensors of the CPU.
+A module of kernels has a function ``try_out``, which runs each of them on a few rows and checks the results. Without a
+GPU, Triton's interpreter runs them on tensors of the CPU.
 """
 
 import importlib
@@ -10,10 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from nerfstudio.utils.rich_utils import CONSOLE
-from rich.markup import escape
 
-from f3rm_ext.errors import reason_of
+from f3rm_ext.utils.kernel_trials import explain_choice, reason_against
 
 
 def find_kernels(module: str, device: torch.device) -> Any:
@@ -30,22 +27,14 @@ def find_kernels(module: str, device: torch.device) -> Any:
 
 @lru_cache
 def _tried(module: str, index: int) -> Any:
-    try:
-        found = importlib.import_module(module)
-        with torch.inference_mode(False):
-            found.try_out(torch.device("cuda", index))
-    except ModuleNotFoundError as error:
-        _explain(f"{error.name} is not installed")
-    except Exception as error:  # of compilers and drivers
-        _explain(reason_of(error)[:300])
-    else:
-        return found
+    device = torch.device("cuda", index)
+    reason = reason_against("triton", lambda: importlib.import_module(module).try_out(device))
+    if reason is None:
+        return importlib.import_module(module)
+    _explain(reason, index)
     return None
 
 
 @lru_cache
-def _explain(reason: str) -> None:
-    CONSOLE.log(
-        f"[yellow]{escape(f'Splats train on plain torch instead of Triton, which is slower ({reason}).')} Triton comes "
-        "with PyTorch on Linux and needs a C compiler such as gcc."
-    )
+def _explain(reason: str, index: int) -> None:
+    explain_choice("Splats", torch.device("cuda", index), "torch", {"triton": reason})

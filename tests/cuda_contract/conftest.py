@@ -1,5 +1,6 @@
 """A pretended GPU for the tests, and small models on it; see :mod:`pretend.tensors`."""
 
+import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,6 +17,8 @@ from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig, ProposalOptions
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the package `pretend`, which benchmarks use too
 
+from pretend.gsplat_kernels import Kernels, gsplat_kernels
+from pretend.gsplat_versions import VERSIONS, download, imported_from
 from pretend.steps import write_capture
 from pretend.tensors import autocast, pretended
 
@@ -80,3 +83,27 @@ def make_rays() -> Callable[..., RayBundle]:
         )
 
     return make
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def gsplat_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A version of gsplat; its Python code is what is imported."""
+    if request.param == importlib.metadata.version("gsplat"):
+        yield request.param
+        return
+    folder = tmp_path_factory.mktemp("gsplat")
+    reason = download(request.param, folder)
+    if reason:
+        pytest.skip(f"gsplat {request.param} cannot be had from the package index: {reason}")
+    with imported_from(folder):
+        yield request.param
+
+
+@pytest.fixture
+def kernels(gsplat_version: str) -> Iterator[Kernels]:
+    """Its kernels, on a pretended GPU."""
+    import gsplat
+
+    assert gsplat.__version__ == gsplat_version
+    with pretended("backward"), gsplat_kernels(exact=True) as found:
+        yield found

@@ -8,14 +8,12 @@ import dataclasses
 import gc
 import importlib
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from pretend.gsplat_kernels import Kernels, gsplat_kernels
-from pretend.gsplat_versions import VERSIONS, download, imported_from
-from pretend.tensors import PretendCuda, on_the_cpu, pretended
+from pretend.gsplat_kernels import Kernels
+from pretend.tensors import PretendCuda, on_the_cpu
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
@@ -23,31 +21,6 @@ from f3rm_ext.splat.rasterize import Rasterization, prepare, rasterize
 from f3rm_ext.splat.rasterize.gsplat_backend import CHANNEL_CHUNK
 
 LEAVES = ("means", "quats", "sizes", "alphas", "colors", "viewmat", "background")
-INSTALLED = importlib.metadata.version("gsplat")
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
-def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A version of gsplat; its Python code is what is imported."""
-    if request.param == INSTALLED:
-        yield request.param
-        return
-    folder = tmp_path_factory.mktemp("gsplat")
-    reason = download(request.param, folder)
-    if reason:
-        pytest.skip(f"gsplat {request.param} cannot be had from the package index: {reason}")
-    with imported_from(folder):
-        yield request.param
-
-
-@pytest.fixture
-def kernels(version: str) -> Iterator[Kernels]:
-    """Its kernels, on a pretended GPU."""
-    import gsplat
-
-    assert gsplat.__version__ == version
-    with pretended("backward"), gsplat_kernels(exact=True) as found:
-        yield found
 
 
 def make_scene(channels: int = 3, count: int = 40) -> dict[str, Tensor]:
@@ -254,7 +227,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not works and "cannot be used" in found and "1.4 or 1.5" in advice
 
 
-def test_doctor_accepts_both(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_both(gsplat_version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from f3rm_ext import compat
 
     monkeypatch.setattr(compat, "has_cuda", lambda: True)

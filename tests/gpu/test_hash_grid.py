@@ -10,9 +10,10 @@ from nerfstudio.data.scene_box import SceneBox
 
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.method_configs.presets import make_config
-from f3rm_ext.nerf.hash_backends import NOT_INSTALLED, Backend, why_not
+from f3rm_ext.nerf.hash_backends import Backend, why_not
 from f3rm_ext.nerf.hash_grid import HashGrid, hash_grid_reference
 from f3rm_ext.nerf.model import F3rmModel
+from f3rm_ext.utils.kernel_trials import NOT_INSTALLED
 
 Shape = tuple[int, int, int, int, int]
 SHAPES: list[Shape] = [(1, 2, 4, 4, 12), (5, 2, 16, 128, 12), (16, 2, 16, 2048, 19), (12, 8, 16, 128, 19)]

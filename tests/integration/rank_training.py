@@ -67,6 +67,64 @@ def see_both_images() -> None:
     default._CappedStrategy._update_state = update_with_both  # type: ignore[method-assign]
 
 
+class Entries:
+    """Centres of this process's Gaussians in the images of all processes, as gsplat gives them; see :func:`shard`."""
+
+    requires_grad = True
+
+    def __init__(self, centres: torch.Tensor, counts: list[int]) -> None:
+        self.centres, self.counts = centres, counts
+
+    def retain_grad(self) -> None:
+        self.centres.retain_grad()
+
+    @property
+    def grad(self) -> torch.Tensor:
+        """Every process reads it at the same time."""
+        assert self.centres.grad is not None
+        return own_entries(self.centres.grad, self.counts)
+
+
+def own_entries(rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """What the images of all processes say of this process's Gaussians."""
+    everyone = [torch.empty_like(rows) for _ in counts]
+    torch.distributed.all_gather(everyone, rows.contiguous())
+    return torch.cat([of_image.split(counts)[RANK] for of_image in everyone])
+
+
+def shard() -> None:
+    """Divides Gaussians over processes on the CPU: each gathers all of them for its image, as no program should."""
+    import torch.distributed.nn.functional as collectives
+
+    from f3rm_ext.splat import model, rendering
+    from f3rm_ext.splat.rasterize import rasterize
+    from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
+
+    def gathered(rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        padded = torch.nn.functional.pad(rows.flatten(1), (0, 0, 0, max(counts) - len(rows)))
+        parts = [part[:count] for part, count in zip(collectives.all_gather(padded), counts, strict=True)]
+        return torch.cat(parts).reshape(-1, *rows.shape[1:])
+
+    def rasterize_sharded(*gaussians: Any, background: Any, **options: Any) -> Any:
+        means, quats, sizes, alphas, dc, rest, degree, viewmat, K, width, height = gaussians
+        sent = [torch.zeros(1, dtype=torch.int64) for _ in range(WORLD)]
+        torch.distributed.all_gather(sent, torch.tensor([len(means)]))
+        counts = [int(count) for count in sent]
+        everything = [gathered(rows, counts) for rows in (means, quats, sizes, alphas[:, None], dc, rest)]
+        means, quats, sizes, alphas, dc, rest = everything
+        position = -viewmat[:3, :3].T @ viewmat[:3, 3]
+        colors = sh_colors(degree, means.detach() - position, dc, rest)
+        drawn = rasterize(means, quats, sizes, alphas[:, 0], colors, viewmat, K, width, height,
+                          background=background, **options)  # fmt: skip
+        drawn.rows = torch.arange(counts[RANK]).repeat(WORLD)
+        drawn.radii = own_entries(drawn.radii, counts)
+        drawn.means2d = Entries(drawn.means2d, counts)  # type: ignore[assignment]
+        return drawn
+
+    rendering.rasterize_sharded = rasterize_sharded  # type: ignore[assignment]
+    model.check_sharding = lambda trainer: None  # type: ignore[assignment]
+
+
 def launch_as_nerfstudio_does() -> None:
     """Makes this process a worker of nerfstudio's, which insists on CUDA and then does the same with gloo."""
     place = {name: os.environ.pop(name) for name in list(os.environ) if name in launch.VARIABLES}
@@ -104,6 +162,8 @@ if __name__ == "__main__":
         launch_as_nerfstudio_does()
     if "drifting" in sys.argv:
         drift_apart()
+    if "--pipeline.model.shard-gaussians" in sys.argv:
+        shard()
     if "both_images" in sys.argv:
         see_both_images()
     if "--optimizers.fields.optimizer.eps" in sys.argv:  # the comparison of runs

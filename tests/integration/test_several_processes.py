@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,78 @@ def test_two_processes_grow_the_gaussians_of_one_that_sees_both_images(
         )
 
 
+PLAIN = ("--pipeline.model.regularization", "none")
+SHARDED = ("--pipeline.model.shard-gaussians", "True")
+
+
+def test_divided_gaussians_are_those_of_one_process(
+    train_ranks: Callable[..., list[Any]], without_points: Path, tmp_path: Path
+) -> None:
+    still = (*SPLATS, *PLAIN, "--pipeline.model.densify.strategy", "none")
+    succeeded(train_ranks(1, "both_images", 20, *still, method="sugar-ext-lite", data=without_points))
+    succeeded(train_ranks(2, "divided", 20, *still, *SHARDED, method="sugar-ext-lite", data=without_points))
+    one, two = (checkpoint(tmp_path, stamp, 19, "sugar-ext-lite") for stamp in ("both_images", "divided"))
+    assert parameters(one).keys() == parameters(two).keys()
+    assert {key: value.shape for key, value in parameters(one).items()} == {
+        key: value.shape for key, value in parameters(two).items()
+    }
+
+    # One process catches up on harmonics when it sees a Gaussian again; two do so in every step.
+    seen = one["optimizers"]["features_rest"]["state"][0]["seen"]
+    seen = seen == seen.max()  # in the last step
+    assert int(seen.sum()) > 100
+
+    def require_same(ours: torch.Tensor, theirs: torch.Tensor, name: str) -> None:
+        rows = (seen if "features_rest" in name else torch.ones_like(seen)).nonzero()[:, 0]
+        order = torch.cat([torch.arange(len(ours))[0::2], torch.arange(len(ours))[1::2]])  # by rank
+        difference = (torch.empty_like(ours).index_copy_(0, order, ours) - theirs)[rows]
+        # Adam makes whole steps of rounding errors where a gradient is nearly zero.
+        assert difference.norm() <= 1e-2 * theirs[rows].norm(), name
+
+    for name, value in parameters(one).items():
+        if "gauss_params" in name or name.endswith("filter_3d"):
+            require_same(parameters(two)[name], value, name)
+    for group, item in one["optimizers"].items():
+        for key, value in item["state"][0].items():
+            if isinstance(value, torch.Tensor) and value.dim() and key != "seen":
+                require_same(two["optimizers"][group]["state"][0][key].float(), value.float(), f"{group} {key}")
+
+
+def test_divided_gaussians_grow_stop_and_go_on(
+    train_ranks: Callable[..., list[Any]], without_points: Path, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    rounds = ("--schedule-steps", 15000, "--pipeline.model.densify.start", 5, "--pipeline.model.densify.every", 5)
+    options = (*SPLATS, *PLAIN, *rounds, "--pipeline.model.densify.grow-grad2d", 2e-4, "--steps-per-eval-image", 10)
+    method = {"method": "sugar-ext-lite", "data": without_points}
+    folder = tmp_path / "e" / "sugar-ext-lite" / "part" / "nerfstudio_models"
+
+    def interrupt(processes: list[int]) -> None:
+        wait_until((folder / "step-000000010.ckpt").is_file, 60, "a checkpoint")
+        os.kill(processes[1], signal.SIGINT)
+
+    stopped = train_ranks(2, "part", 15000, *options, *SHARDED, "--steps-per-save", 10, **method, disturb=interrupt)
+    assert [one.code for one in stopped] == [130, 130], stopped[0].text[-3000:] + stopped[1].text[-3000:]
+    last = max(int(path.stem.removeprefix("step-")) for path in folder.iterdir())
+    before = parameters(checkpoint(tmp_path, "part", last, "sugar-ext-lite"))["_model.gauss_params.means"]
+    began = re.search(r"Starting with (\d+) Gaussians", stopped[0].text)
+    assert began is not None and int(began[1]) < len(before) <= 900, "no Gaussian was added, or too many"
+    # On as many processes and on one, which holds them all.
+    for ranks, stamp, how in ((2, "rest", SHARDED), (1, "one", ())):
+        steps = last + 3
+        done = train_ranks(ranks, stamp, steps, *options, *how, "--load-dir", folder, "--load-step", last, **method)
+        succeeded(done)
+        after = checkpoint(tmp_path, stamp, steps - 1, "sugar-ext-lite")
+        assert after["step"] == steps - 1
+        assert len(parameters(after)["_model.gauss_params.means"]) >= len(before) * 0.5
+        for item in after["optimizers"].values():
+            for value in item["state"].get(0, {}).values():
+                assert (
+                    not isinstance(value, torch.Tensor)
+                    or value.dim() == 0
+                    or len(value) == len(parameters(after)["_model.gauss_params.means"])
+                )
+
+
 def test_where_one_dies_the_others_end_with_a_sentence(
     train_ranks: Callable[..., list[Any]], tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
@@ -193,6 +266,22 @@ def test_torchrun_starts_ns_train(run_command: Callable[..., Any], tiny_capture:
     assert done.code == 0, done.text[-4000:]
     (path,) = tmp_path.rglob("step-*.ckpt")  # in one run folder
     assert [part["rank"] for part in torch.load(path, weights_only=True)["f3rm_ext"]["ranks"]] == [0, 1]
+
+
+def test_ctrl_c_is_no_success_where_nerfstudio_starts_the_processes(
+    tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    program = [sys.executable, str(PROGRAMS.with_name("spawned_ranks.py")), str(tmp_path)]
+    starter = subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 120, "both processes")
+        os.killpg(starter.pid, signal.SIGINT)  # as a terminal does
+        _, said = starter.communicate(timeout=60)
+    finally:
+        if starter.poll() is None:
+            os.killpg(starter.pid, signal.SIGKILL)
+    assert starter.returncode == 130, said
+    assert "Traceback" not in said
 
 
 def test_a_mistake_is_said_once(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -187,11 +188,14 @@ def test_tables_show_rows_and_problems(pages: ModuleType) -> None:
         {"label": "f3rm-ext, tcnn", "problem": "tiny-cuda-nn | is not installed."},
     ]
     report = report_with(fields=fields)
+    cut = {"label": "tests/gpu", "passed": 3, "failed": 1, "skipped": 0, "seconds": 9.0, "failures": ["a.py::b"]}
+    report["sections"]["tests"] = {"state": "done", "rows": [{**cut, "problem_of_all": "The tests were ended."}]}
     report["sections"]["splats"] = {"state": "failed", "problem": "KeyError: 'x'", "rows": [], "seconds": 0.0}
     text = pages.tables(report)
     assert "| nerfacto | 10 × 4096 | 1,234,567 | – | 20.12 | – | – | 1,200 | – | – | 1,234 |" in text
     assert "fields (done): f3rm-ext, tcnn: tiny-cuda-nn / is not installed." in text
     assert "splats (failed): KeyError: 'x'." in text
+    assert "tests (done): tests/gpu: The tests were ended. tests/gpu: a.py::b failed." in text
     assert "torch 2" in text and "triton" not in text.splitlines()[0]
     for block in text.split("\n\n"):
         widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
@@ -310,6 +314,14 @@ def test_a_process_hands_over_its_result(load: Callable[[str], ModuleType]) -> N
     processes = load("processes")
     code = "print('noise'); print('RESULT {\"a\": 1}'); print('more noise')"
     assert processes.result_of([sys.executable, "-c", code], 60.0, os.environ) == {"a": 1}
+
+
+def test_a_child_that_survives_does_not_keep_the_rest_waiting(load: Callable[[str], ModuleType]) -> None:
+    # In a session of its own, as servers of tests are, it is not ended with its parent.
+    program = "echo early; setsid sleep 20 & sleep 100"
+    began = time.monotonic()
+    code, said = load("processes").run(["bash", "-c", program], 0.5, os.environ)
+    assert (code, said) == (124, "early\n") and time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,23 @@ __all__ = [
 ]
 
 
-def make_densifier(options: DensifyOptions, scene_scale: float, last_step: int | None = None) -> Densifier:
+def make_densifier(
+    options: DensifyOptions, scene_scale: float, last_step: int | None = None, sharded: bool = False
+) -> Densifier:
     """Creates the strategy that the options select.
 
     Args:
         options: of densification.
         scene_scale: extent of the scene, scene units.
         last_step: step from which no Gaussians are added, if earlier than the options say.
+        sharded: see :class:`Densifier`.
     """
     if options.strategy == "default":
         from f3rm_ext.splat.densify.default import DefaultDensifier
 
-        return DefaultDensifier(options, scene_scale, last_step)
+        return DefaultDensifier(options, scene_scale, last_step, sharded)
     if options.strategy == "mcmc":
         from f3rm_ext.splat.densify.mcmc import MCMCDensifier
 
-        return MCMCDensifier(options, last_step)
-    return Densifier(options, last_step)
+        return MCMCDensifier(options, last_step, sharded)
+    return Densifier(options, last_step, sharded)

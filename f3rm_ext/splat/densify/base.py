@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from f3rm_ext.engine.ranks import own_share, rank
 from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply
 from f3rm_ext.splat.densify.options import DensifyOptions
 from f3rm_ext.splat.rasterize import Rasterization
@@ -23,22 +25,30 @@ class Densifier:
     :meth:`state_dict` holds the complete state, including random numbers, so a resumed run gives the same result.
 
     With several processes, each renders another image. Their statistics are added up before each round, and random
-    numbers are the same on all ranks, so that all hold the same Gaussians.
+    numbers are the same on all ranks, so that all hold the same Gaussians. Where the Gaussians are divided over the
+    processes (`sharded`), each decides about its own: gradients of all images arrive there, random numbers differ, and
+    the limit on the number of Gaussians is divided too.
     """
 
     absgrad = False
     """Whether the strategy needs ``rasterize(..., absgrad=True)``."""
 
-    def __init__(self, options: DensifyOptions, last_step: int | None = None) -> None:
+    def __init__(self, options: DensifyOptions, last_step: int | None = None, sharded: bool = False) -> None:
         """Starts without statistics.
 
         Args:
             options: of densification.
             last_step: step from which no Gaussians are added, if earlier than the options say.
+            sharded: whether this process holds a part of the Gaussians.
         """
         self.options = options
+        if sharded and options.cap is not None:
+            self.options = replace(options, max_gaussians=max(1, own_share(options.cap)))
         self.last_step = last_step
+        self.sharded = sharded
         self.generator = torch.Generator().manual_seed(options.seed)
+        if sharded:
+            self._mix_in_rank()
 
     def before_backward(self, step: int, rasterization: Rasterization) -> None:
         """Prepares for the backward pass.
@@ -101,8 +111,14 @@ class Densifier:
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+        """Restores :meth:`state_dict`; of divided Gaussians it holds the random numbers of rank 0."""
         self.generator.set_state(state["generator"].cpu())
+        if self.sharded:
+            self._mix_in_rank()
+
+    def _mix_in_rank(self) -> None:
+        if rank():
+            self.generator.manual_seed(int(torch.randint(2**40, (), generator=self.generator)) + rank())
 
     @contextmanager
     def random_numbers(self, device: torch.device) -> Iterator[None]:

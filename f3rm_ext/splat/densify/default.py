@@ -25,24 +25,26 @@ class _CappedStrategy(DefaultStrategy):
     """gsplat's strategy with a cap: if there is no room for all candidates, those with the largest gradients grow."""
 
     cap: int | None = None
+    sharded: bool = False
     grown: tuple[int, int] = (0, 0)
     pruned: int = 0
 
     @torch.no_grad()
     def _update_state(self, params: Any, state: dict[str, Any], info: dict[str, Any], packed: bool = False) -> None:
-        """Adds the statistics of one image to those of all Gaussians.
+        """Adds the statistics of one image to those of all Gaussians, or those of all images to a rank's Gaussians.
 
         gsplat chooses the visible ones first, for which the host waits for a GPU, and its versions take radii of
         different shapes.
 
         Args:
-            params: of the Gaussians; not read.
+            params: of the Gaussians; only their number is read.
             state: the statistics, changed in place.
             info: of the image, from :func:`_info`.
             packed: must be False.
         """
         centres = info[self.key_for_gradient]
         gradient = (centres.absgrad if self.absgrad else centres.grad)[0].clone()
+        rows = info["gaussian_ids"]
         gradient[:, 0] *= info["width"] / 2.0 * info["n_cameras"]
         gradient[:, 1] *= info["height"] / 2.0 * info["n_cameras"]
         radii = info["radii"][0]
@@ -50,17 +52,26 @@ class _CappedStrategy(DefaultStrategy):
         names = ("grad2d", "count", "radii") if self.refine_scale2d_stop_iter > 0 else ("grad2d", "count")
         for name in names:
             if state[name] is None:
-                state[name] = torch.zeros(len(radii), device=radii.device)
-        state["grad2d"] += torch.where(seen, gradient.norm(dim=-1), 0)
-        state["count"] += seen
+                state[name] = torch.zeros(len(params["means"]), device=radii.device)
+        norms = torch.where(seen, gradient.norm(dim=-1), 0)
+        if rows is None:
+            state["grad2d"] += norms
+            state["count"] += seen
+        else:
+            state["grad2d"].index_add_(0, rows, norms)
+            state["count"].index_add_(0, rows, seen.float())
         if "radii" in names:
             # As a share of the longer side of the image.
-            shares = radii / float(max(info["width"], info["height"]))
-            state["radii"] = torch.where(seen, torch.maximum(state["radii"], shares), state["radii"])
+            shares = torch.where(seen, radii / float(max(info["width"], info["height"])), 0)
+            if rows is None:
+                state["radii"] = torch.maximum(state["radii"], shares)
+            else:
+                state["radii"].index_reduce_(0, rows, shares, "amax")
 
     @torch.no_grad()
     def _grow_gs(self, params: Any, optimizers: Any, state: dict[str, Any], step: int) -> tuple[int, int]:
-        _add_up(state)
+        if not self.sharded:
+            _add_up(state)
         self._leave_room(state, step)
         self.grown = super()._grow_gs(params, optimizers, state, step)
         if "all_radii" in state:
@@ -101,15 +112,18 @@ class DefaultDensifier(Densifier):
     own dtype. There are two deviations: opacities are not reset at step 0, and there may be a cap.
     """
 
-    def __init__(self, options: DensifyOptions, scene_scale: float, last_step: int | None = None) -> None:
+    def __init__(
+        self, options: DensifyOptions, scene_scale: float, last_step: int | None = None, sharded: bool = False
+    ) -> None:
         """Starts without statistics.
 
         Args:
             options: of densification.
             scene_scale: extent of the scene, scene units; thresholds of size are fractions of it.
             last_step: step from which no Gaussians are added, if earlier than the options say.
+            sharded: see :class:`~f3rm_ext.splat.densify.base.Densifier`.
         """
-        super().__init__(options, last_step)
+        super().__init__(options, last_step, sharded)
         self.absgrad = options.absgrad
         self.strategy = _CappedStrategy(
             prune_opa=options.prune_opacity,
@@ -127,7 +141,7 @@ class DefaultDensifier(Densifier):
             absgrad=options.absgrad,
             revised_opacity=options.revised_opacity,
         )
-        self.strategy.cap = options.cap
+        self.strategy.cap, self.strategy.sharded = self.options.cap, sharded
         self.statistics: dict[str, Any] = self.strategy.initialize_state(scene_scale=scene_scale)
 
     def before_backward(self, step: int, rasterization: Rasterization) -> None:
@@ -189,6 +203,8 @@ class DefaultDensifier(Densifier):
         return change
 
     def gather_statistics(self) -> None:
+        if self.sharded:
+            return
         _add_up(self.statistics)
         if not is_first():
             self._clear_sums()
@@ -213,7 +229,7 @@ class DefaultDensifier(Densifier):
         for name in STATISTICS:
             if name in self.statistics:
                 self.statistics[name] = state.get(name)
-        if not is_first():  # what the checkpoint holds was added up over all ranks
+        if not self.sharded and not is_first():  # what the checkpoint holds was added up over all ranks
             self._clear_sums()
 
 
@@ -230,7 +246,7 @@ def _info(rasterization: Rasterization, absgrad: bool) -> dict[str, Any]:
         # The loss is the mean over the images of all ranks; gsplat multiplies gradients by their number.
         "n_cameras": world_size(),
         "radii": rasterization.radii[None],
-        "gaussian_ids": None,
+        "gaussian_ids": rasterization.rows,
         "means2d": SimpleNamespace(grad=gradient.detach()[None], absgrad=gradient.detach()[None]),
     }
 

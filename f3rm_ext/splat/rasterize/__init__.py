@@ -28,6 +28,9 @@ class Rasterization:
     backward pass ``means2d.absgrad`` holds the sums of absolute per-pixel gradients."""
     radii: Int[Tensor, " gaussians"]
     """Three standard deviations, pixels; 0 if not visible."""
+    rows: Int[Tensor, " entries"] | None = None
+    """Of Gaussians that are divided over ranks: the Gaussian to which each entry of `means2d` and `radii` belongs. None
+    where they have one entry for each Gaussian."""
 
 
 def resolve_backend(backend: Backend, device: torch.device) -> Literal["gsplat", "numba", "torch"]:

@@ -40,30 +40,30 @@ def _batch_and_watch(means2d: Tensor) -> Tensor:
     return batch
 
 
-def _radii(reaches: Tensor) -> Tensor:
-    """Returns one radius for each Gaussian, 0 if it is not drawn, of those by axis that gsplat 1.5 gives."""
+def radii_of(reaches: Tensor) -> Tensor:
+    """Returns one radius for each of (gaussians,), 0 if it is not drawn, or of (gaussians, 2), as gsplat 1.5 gives."""
     return reaches if reaches.dim() == 1 else reaches.amax(dim=1) * (reaches.amin(dim=1) > 0)
 
 
 @dataclass
-class _Projected:
-    """Gaussians in an image; tensors of gsplat have a first dimension of 1."""
+class Projected:
+    """Gaussians in an image; tensors for gsplat have a first dimension of 1."""
 
     means2d: Tensor
-    """Centres in pixels, (gaussians, 2)."""
+    """Centres, (gaussians, 2), pixels."""
     conics: Tensor
+    """Inverses of the covariances, (1, gaussians, 3), px⁻²."""
     depths: Tensor
+    """(1, gaussians), scene units."""
     reaches: Tensor
-    """Radii, by axis in gsplat 1.5."""
-    radii: Tensor
-    """One for each Gaussian, (gaussians)."""
+    """Radii, (1, gaussians), or by axis in gsplat 1.5, (1, gaussians, 2), pixels."""
     alphas: Tensor
-    """Opacities, compensated if antialiased."""
+    """Opacities, compensated if antialiased, (1, gaussians)."""
 
 
 def _project(
     means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool
-) -> _Projected:
+) -> Projected:
     from gsplat import fully_fused_projection
 
     reaches, batched, depths, conics, compensations = fully_fused_projection(
@@ -82,16 +82,15 @@ def _project(
         calc_compensations=antialiased,
     )
     # gsplat leaves the values of invisible Gaussians uninitialised.
-    radii = _radii(reaches[0])
-    drawn = radii > 0
+    drawn = radii_of(reaches[0]) > 0
     means2d = torch.where(drawn[:, None], batched[0], 0.0)
     depths = torch.where(drawn, depths[0], 0.0)[None]
     if antialiased:
         alphas = alphas * torch.where(drawn, compensations[0], 0.0)
-    return _Projected(means2d, conics, depths, reaches, radii, alphas[None])
+    return Projected(means2d, conics, depths, reaches, alphas[None])
 
 
-def _tiles(projected: _Projected, means2d: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _tiles(projected: Projected, means2d: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Returns where the Gaussians of each tile begin, and the Gaussians; the host waits for their number."""
     from gsplat import isect_offset_encode, isect_tiles
 
@@ -156,15 +155,30 @@ def render(
         ConfigError: gsplat has no kernels on this machine.
     """
     compat.check_gsplat_kernels()
-    from gsplat import rasterize_to_pixels
-
     # The kernels take float32 alone; under autocast a product of matrices, such as features in few colours, is half.
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
     behind = colors.new_zeros(colors.shape[1]) if background is None else background
     projected = _project(means, quats, sizes, alphas, camera, antialiased)
-    means2d, size = projected.means2d, (camera.width, camera.height)
-    offsets, flat = _tiles(projected, means2d, size)
+    picture, depth, alpha = composite(projected, colors, (camera.width, camera.height), behind, absgrad)
+    return picture, depth, alpha, projected.means2d, radii_of(projected.reaches[0])
 
+
+def composite(
+    projected: Projected, colors: Tensor, size: tuple[int, int], behind: Tensor, absgrad: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Composites projected Gaussians; returns colours, depth and accumulation.
+
+    Args:
+        projected: Gaussians in the image.
+        colors: (gaussians, channels).
+        size: width and height of the image, pixels.
+        behind: colour behind the Gaussians, (channels,).
+        absgrad: whether ``means2d.absgrad`` is to hold absolute gradients after the backward pass.
+    """
+    from gsplat import rasterize_to_pixels
+
+    means2d = projected.means2d
+    offsets, flat = _tiles(projected, means2d, size)
     payload = torch.cat([colors, projected.depths[0, :, None]], dim=-1)
     backdrop = torch.cat([behind, behind.new_zeros(1)])
     if absgrad:
@@ -180,4 +194,4 @@ def render(
         alpha = accumulation[0, ..., 0] if alpha is None else alpha
     picture = torch.cat(pictures, dim=-1)
     assert alpha is not None
-    return picture[..., :-1], picture[..., -1], alpha, means2d, projected.radii
+    return picture[..., :-1], picture[..., -1], alpha

@@ -144,6 +144,57 @@ class Kernels:
             v_means, v_quats, v_scales, v_viewmats = (PretendCuda(grad.nan_to_num(0.0)) for grad in grads)
             return v_means, None, v_quats, v_scales, v_viewmats if pose else None
 
+    # --- projection of what is seen, for several cameras --------------------------------------------------------------
+
+    def _project_packed(self, means: Any, covars: Any, quats: Any, scales: Any, opacities: Any, viewmats: Any, Ks: Any,
+                        width: int, height: int, eps2d: float, near: float, far: float, clip: float, compensate: bool,
+                        camera: str) -> Any:  # fmt: skip
+        count, cameras = len(means), len(viewmats)
+        assert covars is None and opacities is None and camera == PINHOLE and type(width) is type(height) is int
+        shapes = ((count, 3), (count, 4), (count, 3), (cameras, 4, 4), (cameras, 3, 3))
+        for tensor, shape in zip((means, quats, scales, viewmats, Ks), shapes, strict=True):
+            check(tensor, shape)
+        assert all(type(value) is float for value in (eps2d, near, far, clip)) and type(compensate) is bool
+        self._note("project packed")
+        note_wait("number")  # how many are seen
+        with _standing_in():
+            radii, *values = self._project_plain(
+                *map(_plain, (means, quats, scales, viewmats, Ks)), width, height, eps2d, near, far, compensate
+            )
+            seen = (radii > 0).all(-1) if self.per_axis else radii > 0
+            starts = torch.cat([torch.zeros(1, dtype=torch.int64), seen.sum(1).cumsum(0)])
+            ids = [PretendCuda(found.contiguous()) for found in seen.nonzero().unbind(1)]
+            packed = [None if value is None else PretendCuda(value[seen].contiguous()) for value in (radii, *values)]
+            return PretendCuda(starts), *ids, *packed
+
+    def _project_packed_back(self, means: Any, covars: Any, quats: Any, scales: Any, viewmats: Any, Ks: Any, width: int,
+                             height: int, eps2d: float, camera: str, camera_ids: Any, gaussian_ids: Any, conics: Any,
+                             compensations: Any, v_means2d: Any, v_depths: Any, v_conics: Any, v_compensations: Any,
+                             pose: bool, sparse: bool) -> Any:  # fmt: skip
+        entries = len(camera_ids)
+        assert camera == PINHOLE and covars is None and not pose and sparse is False
+        for ids in (camera_ids, gaussian_ids):
+            check(ids, (entries,), torch.int64)
+        check(conics, (entries, 3))
+        check(v_means2d, (entries, 2))
+        check(v_depths, (entries,))
+        check(v_conics, (entries, 3))
+        assert (compensations is None) == (v_compensations is None)
+        self._note("project packed backward")
+        with _standing_in():
+            leaves = [_plain(tensor).detach().requires_grad_() for tensor in (means, quats, scales)]
+            at = _plain(camera_ids), _plain(gaussian_ids)
+            with torch.enable_grad():
+                _, *values = self._project_plain(
+                    *leaves, *map(_plain, (viewmats, Ks)), width, height, eps2d, 0.0, 1e10, compensations is not None
+                )
+                upstream = (v_means2d, v_depths, v_conics, v_compensations)
+                pairs = [(v, _plain(g)) for v, g in zip(values, upstream, strict=True) if v is not None]
+                total = torch.stack([(value[at] * grad).sum() for value, grad in pairs]).sum()
+                grads = torch.autograd.grad(total, leaves)
+            v_means, v_quats, v_scales = (PretendCuda(grad.nan_to_num(0.0)) for grad in grads)
+            return v_means, None, v_quats, v_scales, None
+
     # --- tiles -------------------------------------------------------------------------------------------------------
 
     def _cross(self, means2d: Any, radii: Any, depths: Any, image_ids: Any, gaussian_ids: Any, images: int,
@@ -316,6 +367,12 @@ class Kernels14(Kernels):
     def fully_fused_projection_bwd(self, *args):
         return self._project_back(*args)
 
+    def fully_fused_projection_packed_fwd(self, means, covars, quats, scales, *rest):
+        return self._project_packed(means, covars, quats, scales, None, *rest)
+
+    def fully_fused_projection_packed_bwd(self, *args):
+        return self._project_packed_back(*args)
+
     def isect_tiles(
         self, means2d, radii, depths, camera_ids, gaussian_ids, images, tile, tile_w, tile_h, sort, buffers
     ):
@@ -348,6 +405,13 @@ class Kernels15(Kernels):
 
     def projection_ewa_3dgs_fused_bwd(self, *args):
         return self._project_back(*args)
+
+    def projection_ewa_3dgs_packed_fwd(self, *args):
+        starts, cameras, *rest = self._project_packed(*args)
+        return starts, cameras * 0, cameras, *rest  # the first are those of the batch
+
+    def projection_ewa_3dgs_packed_bwd(self, *args):
+        return self._project_packed_back(*args[:10], *args[11:])
 
     def intersect_tile(
         self, means2d, radii, depths, image_ids, gaussian_ids, images, tile, tile_w, tile_h, sort, segmented

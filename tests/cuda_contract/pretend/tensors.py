@@ -356,6 +356,7 @@ class _Stream:
 
 
 def _run_thread(thread: threading.Thread) -> None:
+    torch._C._set_only_lift_cpu_tensors(True)  # each thread has its own
     with PretendCudaMode():
         _THREAD_RUN(thread)
 

@@ -97,6 +97,37 @@ def failing_first() -> None:
     launch.first_only(fail)
 
 
+def shards() -> None:
+    """Rank 0 collects the rows of all ranks for a checkpoint, whatever their type; live state stays as it is."""
+    from f3rm_ext.splat import sharding
+
+    me = joined()
+    rows = [torch.arange(3.0), torch.arange(3.0, 8.0)][me.rank]
+    moments = {"exp_avg": rows[:, None].bfloat16(), "scales": rows.to(torch.uint8), "step": torch.tensor(4.0)}
+    state = {
+        "pipeline": {
+            "_model.gauss_params.means": rows[:, None].repeat(1, 3),
+            "_model.filter_3d": rows.clone(),
+            "_model.background": torch.zeros(3),
+            "_model._extra_state": {"densifier": {"count": rows.double(), "generator": torch.zeros(3)}},
+        },
+        "optimizers": {"means": {"state": {0: moments}}},
+    }
+    sharding.collect(state, me)
+    assert len(moments["exp_avg"]) == len(rows)
+    if me.rank == 0:
+        everything = torch.arange(8.0)
+        assert torch.equal(state["pipeline"]["_model.gauss_params.means"][:, 1], everything)  # type: ignore[index]
+        assert torch.equal(state["pipeline"]["_model.filter_3d"], everything)  # type: ignore[index]
+        found = state["optimizers"]["means"]["state"][0]  # type: ignore[index]
+        assert found["exp_avg"].dtype == torch.bfloat16 and found["exp_avg"][:, 0].tolist() == everything.tolist()
+        assert found["scales"].tolist() == everything.tolist() and float(found["step"]) == 4
+        assert state["pipeline"]["_model._extra_state"]["densifier"]["count"].tolist() == everything.tolist()  # type: ignore[index]
+        sharding.deal_out(state)
+        assert state["pipeline"]["_model.filter_3d"].tolist() == [0, 2, 4, 6]  # type: ignore[index]
+    assert sharding.count_of_all(len(rows), torch.device("cpu")) == 8
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]]()

@@ -14,7 +14,7 @@ def run(command_server: Any, program: str) -> list[Any]:
     return command_server.finish_ranks(60)
 
 
-@pytest.mark.parametrize("program", ["messages", "same_parameters", "gradients", "weights"])
+@pytest.mark.parametrize("program", ["messages", "same_parameters", "gradients", "weights", "shards"])
 def test_two_processes(command_server: Any, program: str) -> None:
     for done in run(command_server, program):
         assert done.code == 0, done.text[-3000:]
