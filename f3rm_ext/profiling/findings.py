@@ -101,8 +101,8 @@ def _spill(snapshots: Sequence[Snapshot]) -> Finding | None:
     if unknown:
         return Finding(
             "spill",
-            f"Whether memory has spilled into main memory cannot be seen here (step {unknown[0]}): this driver moves it "
-            "there when the GPU is full, without telling.",
+            f"Whether memory has spilled into main memory cannot be seen here (step {unknown[0]}): this driver moves "
+            "it there when the GPU is full, without telling.",
         )
     return None
 
