@@ -88,7 +88,8 @@ def cost_sentence(profile: Profile) -> str:
     """Says what the snapshots have cost."""
     costs = [one.cost_ms for one in profile.snapshots]
     total_s = max(1e-9, profile.snapshots[-1].seconds)
-    return f"{len(costs)} records took {sum(costs) / len(costs):.0f} ms each, {sum(costs) / total_s / 10:.2g} % of the run."
+    share = sum(costs) / total_s / 10
+    return f"{len(costs)} records took {sum(costs) / len(costs):.0f} ms each, {share:.2g} % of the run."
 
 
 def damage_sentence(profile: Profile) -> str:
