@@ -117,6 +117,9 @@ def _peak_sentence(profile: Profile) -> str:
     if profile.device_total:
         device = str(profile.start.get("device_name", "the device")) if profile.device == "cuda" else "this machine"
         text += f": {100 * peak / profile.device_total:.0f} % of the {readable(profile.device_total)} of {device}"
+    before = int(profile.start.get("resident", 0))
+    if profile.device != "cuda" and before:
+        text += f". {readable(before)} of it were there before the first step: Python, its libraries and the model"
     return text + "."
 
 

@@ -105,6 +105,20 @@ def total_bytes(device: torch.device) -> int:
         return 0
 
 
+def describe_use(device: torch.device) -> str:
+    """Says in a line how much memory is in use now and at the recent peak, and how much there is.
+
+    Args:
+        device: of the model.
+    """
+    state, total = allocator_state(device), total_bytes(device)
+    now = resident_bytes() if state is None else state.allocated
+    text = f"{readable(now)} in use, {readable(peak_bytes(device))} at the last peak"
+    if state is not None:
+        text += f", {readable(state.reserved)} reserved"
+    return f"{text}, of {readable(total)}" if total else text
+
+
 def readable(count_bytes: float) -> str:
     """Formats a number of bytes.
 

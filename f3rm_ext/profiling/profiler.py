@@ -91,6 +91,7 @@ class TensorProfiler:
                 "device": device.type,
                 "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
                 "device_total": memory.total_bytes(device),
+                "resident": memory.resident_bytes(),
                 "torch": torch.__version__,
                 "began": time.time(),
                 "every": every,

@@ -81,12 +81,16 @@ def _draw_peaks(axes: object, profile: Profile) -> None:
 
 def _finish(axes: object, title: str) -> None:
     from matplotlib.axes import Axes
+    from matplotlib.ticker import MaxNLocator
 
     assert isinstance(axes, Axes)
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("step")
     axes.set_ylabel("MiB")
     axes.margins(x=0.02)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    handles, labels = axes.get_legend_handles_labels()
+    order = slice(None, None, -1)  # as the layers lie
+    axes.legend(handles[order], labels[order], fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
