@@ -119,7 +119,7 @@ def describe_use(device: torch.device) -> str:
     return f"{text}, of {readable(total)}" if total else text
 
 
-def readable(count_bytes: float) -> str:
+def readable(count_bytes: float | int) -> str:
     """Formats a number of bytes.
 
     >>> readable(3 << 30), readable(5 << 20), readable(2000)

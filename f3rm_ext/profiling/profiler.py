@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -211,6 +211,9 @@ class TensorProfiler:
             self._stop_writing(error)
 
     def _stop_writing(self, error: OSError) -> None:
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
         self._writer = None
         self._say_once("writing", f"The profile of the tensors ends here, training goes on: {reason_of(error)}.")
 

@@ -93,7 +93,7 @@ def test_a_driver_that_goes_away_ends_the_sampling_only() -> None:
         except StopIteration:
             raise RuntimeError("GPU is lost") from None
 
-    sampler = DeviceSampler(read, period_s=60)
+    sampler = DeviceSampler(read, period_s=60.0)
     assert sampler.take_peak() == 0 and sampler.problem == "GPU is lost"
     sampler.close()
 
