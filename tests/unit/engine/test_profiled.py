@@ -1,5 +1,6 @@
 """--profile-tensors under nerfstudio's own loop, on a toy model."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -34,8 +35,11 @@ def test_a_run_is_profiled_from_its_first_step_to_its_last(toy: ModuleType, tmp_
 
 
 def test_without_the_option_there_is_none_and_training_is_the_same(toy: ModuleType, tmp_path: Path) -> None:
-    plain = toy.run(toy.make_config(tmp_path, 6))
-    measured = toy.run(toy.make_config(tmp_path, 6, profile_tensors=True, profile_tensors_every=1))
+    pipeline = toy.ToyPipelineConfig()
+    pipeline.on_step = random.seed  # the checks of types in tests draw from Python's generator
+    plain = toy.run(toy.make_config(tmp_path, 6, pipeline=pipeline))
+    options = {"profile_tensors": True, "profile_tensors_every": 1}
+    measured = toy.run(toy.make_config(tmp_path, 6, pipeline=pipeline, **options))
     assert not (plain.base_dir / NAME).exists()
     assert plain.pipeline.losses == measured.pipeline.losses
 
