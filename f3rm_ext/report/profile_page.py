@@ -15,7 +15,7 @@ _CSS = """
 .stack i{display:block;min-width:2px}.keyed{display:flex;flex-wrap:wrap;gap:6px 18px;font-size:.9rem;margin:0 0 4px}
 .keyed i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:7px;vertical-align:-1px}
 .warning{border-left:4px solid var(--warm)}ol{padding-left:1.3em;margin:8px 0}li{margin:0 0 12px}
-td:first-child{overflow-wrap:anywhere}
+td:first-child{overflow-wrap:anywhere;min-width:9em}
 """
 
 

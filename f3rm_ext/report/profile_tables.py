@@ -63,7 +63,7 @@ def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, tu
     if last.host:
         found.append(("In main memory", ("category", step, "share"), _sizes(last.host)))
     found.append(("Parameters by name", ("name", *PARTS, "all"), _named(last)))
-    found.append(("Peaks by phase", ("phase", _measured(profile), "whole GPU"), _phases(profile)))
+    found.append(("Peaks by phase", ("phase", *_measured(profile)), _phases(profile)))
     found.append(("By dtype", ("dtype", step, "share"), _sizes(last.dtypes)))
     found.append(("Memory", ("", "bytes"), _memory(last)))
     rows = [
@@ -121,6 +121,8 @@ def _named(last: Snapshot) -> Rows:
 def _phases(profile: Profile) -> Rows:
     tensors, device = profile.peaks(), profile.peaks("device")
     ordered = sorted(tensors.items(), key=lambda item: -item[1])
+    if not device:
+        return [(name, readable(size)) for name, size in ordered]
     return [(name, readable(size), readable(device[name]) if name in device else "–") for name, size in ordered]
 
 
@@ -160,8 +162,8 @@ def _change(now: int, before: int) -> str:
     return "–" if not before else f"{100 * (now - before) / before:+.1f} %"
 
 
-def _measured(profile: Profile) -> str:
-    return "tensors" if profile.device == "cuda" else "process"
+def _measured(profile: Profile) -> list[str]:
+    return ["tensors" if profile.device == "cuda" else "process", *(["whole GPU"] if profile.peaks("device") else [])]
 
 
 def _table(title: str, head: Iterable[str], rows: Rows) -> Table:
