@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from f3rm_ext.profiling import memory, profiler
+from f3rm_ext.profiling.device import DeviceMemory, DeviceSampler
 from f3rm_ext.profiling.profile_file import NAME, read_profile
 from f3rm_ext.profiling.profiler import Parts, TensorProfiler, scalars
 from f3rm_ext.profiling.saved_tensors import SavedTensors
@@ -46,10 +47,12 @@ def make(tmp_path: Path, said: list[str]) -> Any:
     model = nn.Linear(8, 8)
     published: dict[int, dict[str, float]] = {}
 
-    def make(path: Path = tmp_path / NAME, every: int = 2, model: nn.Module = model) -> TensorProfiler:
+    def make(
+        path: Path = tmp_path / NAME, every: int = 2, model: nn.Module = model, device: torch.device = CPU
+    ) -> TensorProfiler:
         made = TensorProfiler(
             path,
-            CPU,
+            device,
             lambda: Parts(model, {}, SimpleNamespace(), []),
             every=every,
             last_step=5,
@@ -171,3 +174,46 @@ def test_tensorboard_gets_the_tags_that_are_documented(make: Any) -> None:
     values = scalars(made.snapshots[0])
     assert values["Tensor_Category/parameters_MB"] == pytest.approx((64 + 8) * 4 / 2**20)
     assert {"fragmentation_percent", "Large_Tensors/count", "Peak/train_tensors_MB"} <= values.keys()
+
+
+def test_on_cuda_the_allocator_and_the_whole_gpu_are_recorded(
+    make: Any, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a pretended device: its tensors are those of the CPU, which count as main memory there."""
+    held = {"allocated_bytes": {"current": 300, "peak": 700}, "reserved_bytes": {"current": 1000}}
+    held["inactive_split_bytes"] = {"current": 50}
+    nested = {name: {"all": values} for name, values in held.items()}
+    card = SimpleNamespace(total_memory=24 << 30)
+    for name, answer in (
+        ("memory_stats_as_nested_dict", nested),
+        ("reset_peak_memory_stats", None),
+        ("get_device_properties", card),
+        ("get_device_name", "a card"),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+    sampler = DeviceSampler(lambda: DeviceMemory(5000, 24 << 30), period_s=60.0)
+    monkeypatch.setattr(profiler, "start_sampler", lambda device: (sampler, ""))
+    made = make(device=torch.device("cuda:0"))
+    made.ends("train")
+    made.after_step(0)
+    made.close("finished")
+    (one,) = made.snapshots
+    assert (one.allocated, one.reserved, one.gaps, one.cache) == (300, 1000, 50, 650)
+    assert one.fragmentation_percent == 5.0
+    assert one.phases == {"train": {"tensors": 700, "device": 5000}} and one.device_used == 5000
+    assert one.total == 0 and one.host["parameters"] == (64 + 8) * 4
+    assert one.suspect == [] and said == []
+    assert not sampler._thread.is_alive(), "sampling ends with the profile"
+    assert scalars(one)["Allocator/cache_MB"] == 650 / 2**20
+
+
+def test_a_driver_that_goes_away_is_said_once(make: Any, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [DeviceMemory(1, 10)]
+    sampler = DeviceSampler(answers.pop, period_s=60.0)
+    monkeypatch.setattr(profiler, "start_sampler", lambda device: (sampler, ""))
+    made = make()
+    for step in (0, 2):
+        made.ends("train")
+        made.after_step(step)
+    made.close("finished")
+    assert said == ["The memory of the whole GPU is no longer recorded: pop from empty list."]
