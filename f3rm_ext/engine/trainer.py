@@ -56,7 +56,7 @@ class F3rmTrainerConfig(TrainerConfig):
     At least --max-num-iterations; 0 means equal to it."""
     profile_tensors: bool = False
     """Record what the memory is made of, in the run folder and in TensorBoard; f3rm-ext profile latest explains it."""
-    profile_tensors_every: int = 500
+    profile_tensors_every: int = 1000
     """Steps between two records of the tensors, 1 or more. Peaks are recorded at every step."""
 
     # Set on the instance while a trainer is built. Not a field, so never in config.yml.
