@@ -65,7 +65,9 @@ def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, tu
     found.append(("Parameters by name", ("name", *PARTS, "all"), _named(last)))
     found.append(("Peaks by phase", ("phase", *_measured(profile)), _phases(profile)))
     found.append(("By dtype", ("dtype", step, "share"), _sizes(last.dtypes)))
-    found.append(("Memory", ("", "bytes"), _memory(last)))
+    found.append(
+        ("Memory", ("", step, "of the GPU" if profile.device == "cuda" else "of the machine"), _memory(profile))
+    )
     rows = [
         (one["name"], one["category"], f"{one['dtype']} {'×'.join(map(str, one['shape']))}", readable(one["bytes"]))
         for one in last.largest[:MOST_TENSORS]
@@ -126,18 +128,25 @@ def _phases(profile: Profile) -> Rows:
     return [(name, readable(size), readable(device[name]) if name in device else "–") for name, size in ordered]
 
 
-def _memory(last: Snapshot) -> Rows:
+def _memory(profile: Profile) -> Rows:
+    last, total = profile.snapshots[-1], profile.device_total
+
+    def of_device(size: int) -> str:
+        return f"{100 * size / total:.1f} %" if total else "–"
+
     rows: Rows = []
     if last.reserved is not None:
-        rows += [
-            ("allocated by torch", readable(last.allocated or 0)),
-            ("reserved by torch", readable(last.reserved)),
-            ("… cache, used again", readable(last.cache)),
-            ("… gaps, the fragmentation", f"{readable(last.gaps or 0)} ({last.fragmentation_percent:.1f} %)"),
-        ]
+        parts = {
+            "allocated by torch": last.allocated or 0,
+            "reserved by torch": last.reserved,
+            "… cache in it, used again": last.cache,
+            "… gaps in it, the fragmentation": last.gaps or 0,
+        }
+        rows += [(name, readable(size), of_device(size)) for name, size in parts.items()]
     if last.device_used is not None:
-        rows.append(("whole GPU, by NVML", f"{readable(last.device_used)} of {readable(last.device_total or 0)}"))
-    return [*rows, ("resident memory of the process", readable(last.resident))]
+        rows.append(("whole GPU, by NVML", readable(last.device_used), of_device(last.device_used)))
+    share = of_device(last.resident) if profile.device == "cpu" else "–"
+    return [*rows, ("resident memory of the process", readable(last.resident), share)]
 
 
 def _compared(profile: Profile, other: Profile) -> Rows:

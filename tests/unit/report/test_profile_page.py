@@ -118,7 +118,8 @@ def test_the_terminal_shows_tables_warnings_and_options() -> None:
         "harmonics",
         "whole GPU",
         "1.6 GiB",
-        "… cache, used again",
+        "… cache in it, used again",
+        "4.0 %",
         "Some figures cannot be right: this is odd",
     ):
         assert part in text, part
