@@ -81,6 +81,7 @@ def measure(trainer: Any, steps: int) -> dict[str, Any]:
         taken = run_step(trainer, step)
         if step >= WARM_UP:
             times[kind].append(taken)
+    marks = _marks(profiler)
     profiler.close("finished")
     every = F3rmTrainerConfig().profile_tensors_every
     wall = {kind: [one[0] for one in values] for kind, values in times.items()}
@@ -98,7 +99,7 @@ def measure(trainer: Any, steps: int) -> dict[str, Any]:
         }
     own = profiler.snapshots[1:] or profiler.snapshots
     result["snapshot_alone_ms"] = _spread([one.cost_ms for one in own])
-    result["marks_alone_ms"] = _spread(_marks(profiler))
+    result["marks_alone_ms"] = _spread(marks)
     return result
 
 
