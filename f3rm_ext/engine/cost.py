@@ -2,35 +2,15 @@
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
-MIB = 1024**2
-
-
-def reset_peak(device: torch.device) -> None:
-    """Resets the peak. On the CPU this needs Linux; on other systems the peak since the process started remains."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
+from f3rm_ext.profiling.memory import MIB, peak_bytes, reset_peak
 
 
 def peak_mib(device: torch.device) -> float:
     """Returns the peak since the last reset, MiB: torch's allocations on CUDA, the process's resident memory on CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / MIB
-    try:
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) / 1024
-    except (OSError, IndexError, ValueError):
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak_bytes(device) / MIB
 
 
 class TrainingCost:
@@ -48,9 +28,13 @@ class TrainingCost:
         """Resets the peak; call it before every step, so that renders between steps do not count."""
         reset_peak(device)
 
+    def note_peak(self, device: torch.device) -> None:
+        """Records the peak of a step so far; call it before the peak is reset within a step."""
+        self.peak_mib = max(self.peak_mib, peak_mib(device))
+
     def after_step(self, step: int, device: torch.device) -> None:
         """Records a step; call it after every step. The first one compiles and loads, so its speed does not count."""
-        self.peak_mib = max(self.peak_mib, peak_mib(device))
+        self.note_peak(device)
         now = time.perf_counter()
         if self._first is None:
             self._first = (step, now)

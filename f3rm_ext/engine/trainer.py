@@ -23,6 +23,7 @@ from f3rm_ext.engine import checkpoint, launch, random_state
 from f3rm_ext.engine.ns_export import export_command
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
 from f3rm_ext.engine.options import LocalViewerConfig
+from f3rm_ext.engine.profiled import Profiled
 from f3rm_ext.engine.ranks import CHECK_EVERY, Ranks, is_first
 from f3rm_ext.engine.shortage import is_out_of_memory, shortage
 from f3rm_ext.engine.stopping import Stopping
@@ -53,6 +54,10 @@ class F3rmTrainerConfig(TrainerConfig):
     schedule_steps: int = 0
     """Length of the schedule (stages, growth, decays) if --max-num-iterations ends earlier, as in 4000 of 15000 steps.
     At least --max-num-iterations; 0 means equal to it."""
+    profile_tensors: bool = False
+    """Record what the memory is made of, in the run folder and in TensorBoard; f3rm-ext profile latest explains it."""
+    profile_tensors_every: int = 1000
+    """Steps between two records of the tensors, 1 or more. Peaks are recorded at every step."""
 
     # Set on the instance while a trainer is built. Not a field, so never in config.yml.
     _writing: ClassVar[bool] = False
@@ -72,7 +77,7 @@ class F3rmTrainerConfig(TrainerConfig):
         """
         launch.check_machines(self.machine)
         self.fit_model()
-        for name in ("max_num_iterations", "steps_per_save"):
+        for name in ("max_num_iterations", "steps_per_save", "profile_tensors_every"):
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise ConfigError(f"{option} is {getattr(self, name)}, but has to be at least 1.")
@@ -206,7 +211,7 @@ class F3rmTrainerConfig(TrainerConfig):
             del self._writing  # type: ignore[misc]
 
 
-class F3rmTrainer(Stopping, Trainer):
+class F3rmTrainer(Stopping, Profiled, Trainer):
     """Nerfstudio's trainer with checkpoints that survive a kill, exact resume and clean interruption.
 
     A resumed run sees the same images, pixels and random numbers as one that was never interrupted, and stops at
@@ -265,6 +270,7 @@ class F3rmTrainer(Stopping, Trainer):
             *self.callbacks,
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], self._after_step),
         ]
+        self.prepare_profile()
 
     def setup_optimizers(self) -> Optimizers:
         """Builds the optimizers, after decays over the whole run got its length."""
@@ -385,9 +391,7 @@ class F3rmTrainer(Stopping, Trainer):
 
     def _shortage(self, step: int) -> MemoryShortageError:
         """Returns the error for a step in which memory ran out, with the options that would help."""
-        parts = (self.pipeline.datamanager, self.pipeline.model)
-        levers = [lever for part in parts for lever in getattr(part, "memory_levers", tuple)()]
-        return shortage(step, self.device, self._resume_command(), levers)
+        return shortage(step, self.device, self._resume_command(), self.memory_levers())
 
     def _train_complete_viewer(self) -> None:
         if self._stop_signal is None:  # otherwise Ctrl-C came in the last step, and nobody waits for the viewer

@@ -32,7 +32,7 @@ def build_page(content: ReportContent) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(content.title)}</title><style>{_CSS}</style></head><body><main>"
+        f"<title>{escape(content.title)}</title><style>{STYLE}</style></head><body><main>"
         f'<p class="eyebrow">f3rm-ext report</p><h1>{escape(content.title)}</h1>'
         f'<p class="lead">{escape(lead(content))}</p>{key_figures(content)}{"".join(sections)}'
         "<footer>This page is a single file and loads nothing from elsewhere. The trained field rendered its "
@@ -59,7 +59,7 @@ def lead(content: ReportContent) -> str:
     return text
 
 
-_CSS = """
+STYLE = """
 :root{--ink:#17202a;--soft:#5b6875;--paper:#fbfaf8;--card:#fff;--line:#e4e1dc;--accent:#0f766e;--warm:#b45309;
 --shade:0 1px 2px rgba(20,25,30,.05),0 6px 24px rgba(20,25,30,.06);color-scheme:light dark}
 @media(prefers-color-scheme:dark){:root{--ink:#e8eaec;--soft:#9aa6b2;--paper:#111417;--card:#191d21;--line:#2b3138;

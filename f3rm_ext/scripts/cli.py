@@ -58,6 +58,9 @@ GROUPS = {
     ),
     "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Write the scene for other programs."),
     "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
+    "profile": Group(
+        "f3rm_ext.scripts.profile", "Profile", "Explain what the memory of a run is made of, and what to change."
+    ),
     "query": Group(
         "f3rm_ext.scripts.query",
         "Query",

@@ -92,6 +92,7 @@ class QueryPanel(nn.Module):
         self.ask_08_name = ViewerButton("Add to named queries", cb_hook=self._act(self._add_to_named))
         self.ask_09_clear = ViewerButton("Clear queries", cb_hook=self._act(self._clear))
         self.ask_10_refit = ViewerButton("Refit PCA", cb_hook=self._act(self._refit))
+        self.ask_11_memory = status.MemoryLine(lambda: self._required_model().device)
         self.viewer_control = FirstViewControl()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "QueryPanel":
@@ -116,6 +117,7 @@ class QueryPanel(nn.Module):
             return {}
         if in_viewer:
             self._viewpoint = Viewpoint(camera, obb_box)
+            self.ask_11_memory.update()
         try:
             return outputs.extra_outputs(self._required_model(), state, self._guard)
         except compat.viewer_interrupts():

@@ -1,14 +1,18 @@
 """The panel's status: a few lines of markdown."""
 
+import math
 import re
+import time
 from collections.abc import Callable, Iterable
 
+import torch
 from nerfstudio.viewer.viewer_elements import ViewerElement
 from viser import GuiMarkdownHandle, ViserServer
 
 from f3rm_ext.errors import UserError
 from f3rm_ext.features.extractors.registry import understands_text, weights_status
 from f3rm_ext.features.extractors.weights import first_line
+from f3rm_ext.profiling.memory import describe_use
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import QueryHead
 from f3rm_ext.utils.colormaps import label_hex
@@ -16,6 +20,7 @@ from f3rm_ext.utils.colormaps import label_hex
 _LONGEST, _LONGEST_WORD = 400, 24
 _BREAK = "<wbr/>"
 _MOST_NAMES = 5
+_MEMORY_PERIOD_S = 1.0
 
 
 class StatusLine(ViewerElement[str]):
@@ -23,10 +28,11 @@ class StatusLine(ViewerElement[str]):
 
     Args:
         on_install: called before the text is first shown.
+        name: of the element.
     """
 
-    def __init__(self, on_install: Callable[[], None]) -> None:
-        super().__init__("Status")
+    def __init__(self, on_install: Callable[[], None], name: str = "Status") -> None:
+        super().__init__(name)
         self.content = ""
         self._on_install = on_install
         self._handle: GuiMarkdownHandle | None = None
@@ -49,6 +55,24 @@ class StatusLine(ViewerElement[str]):
         self.content = content
         if self._handle is not None:
             self._handle.content = content
+
+
+class MemoryLine(StatusLine):
+    """Says how much memory is in use, anew with every picture, but at most once a second.
+
+    Args:
+        device: returns the device of the model.
+    """
+
+    def __init__(self, device: Callable[[], torch.device]) -> None:
+        super().__init__(self.update, "Memory")
+        self._device, self._shown_s = device, -math.inf
+
+    def update(self) -> None:
+        """Reads the memory and shows it."""
+        if time.monotonic() - self._shown_s >= _MEMORY_PERIOD_S:
+            self._shown_s = time.monotonic()
+            self.show(f"**Memory** {describe_use(torch.device(self._device()))}")
 
 
 def plain(text: str) -> str:

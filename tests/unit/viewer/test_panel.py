@@ -74,6 +74,7 @@ def test_nerfstudio_finds_the_elements_in_their_order(toy: Any) -> None:
         "Add to named queries",
         "Clear queries",
         "Refit PCA",
+        "Memory",
     ]
     assert {path.rsplit("/", 1)[0] for path, _ in found} == {"Custom Elements/model/queries"}
     assert len(parse_object(Pipeline(), ViewerControl, "Custom Elements")) == 1

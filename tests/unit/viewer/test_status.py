@@ -1,6 +1,7 @@
 """What the status says, and that no text a user writes breaks the markdown."""
 
 import html
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,3 +98,25 @@ def test_the_line_is_shown_before_and_after_there_is_a_viewer() -> None:
     assert line.installed and installs == [1] and handle.content == "one"
     line.show("two")
     assert handle.content == "two"
+
+
+def test_the_memory_is_said_with_every_picture_but_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    said = iter(["1 MiB", "2 MiB"])
+    monkeypatch.setattr(status.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(status, "describe_use", lambda device: next(said))
+    line = status.MemoryLine(lambda: torch.device("cpu"))
+    line.update()
+    line.update()
+    assert line.content == "**Memory** 1 MiB"
+    now[0] += 1.0
+    line.update()
+    assert line.content == "**Memory** 2 MiB"
+
+
+def test_the_memory_of_a_process_is_in_use_and_at_its_peak() -> None:
+    line = status.MemoryLine(lambda: torch.device("cpu"))
+    line.update()
+    assert re.fullmatch(
+        r"\*\*Memory\*\* [\d.]+ [MG]iB in use, [\d.]+ [MG]iB at the last peak, of [\d.]+ GiB", line.content
+    )

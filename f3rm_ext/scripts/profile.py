@@ -1,0 +1,51 @@
+"""``f3rm-ext profile``: what the memory of a training run was made of, and what to change."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass
+class Profile:
+    """Explain the memory of a run that was trained with --profile-tensors True.
+
+    Prints what the run needed and what that is made of, warns of leaks and fragmentation, and lists the options that
+    lower the memory, those that lose least first. Writes charts to RUN/tensor_profile.png and RUN/tensor_profile.html.
+
+    Typical calls:
+      f3rm-ext profile latest
+      f3rm-ext profile outputs/room/sugar-ext/2026-01-01_120000
+      f3rm-ext profile latest --compare outputs/room/sugar-ext/2026-01-01_120000
+    """
+
+    run: tyro.conf.Positional[str]
+    """Run folder, its config.yml, or latest for the newest run with a profile."""
+    compare: str = ""
+    """Another run to compare with: its folder, or latest."""
+    outputs: Path = Path("outputs")
+    """Folder in which latest looks for runs."""
+    out: Path | None = None
+    """Folder for the charts; by default the run folder."""
+
+    def main(self) -> None:
+        """Prints the report and writes the charts."""
+        from rich.console import Console
+
+        from f3rm_ext.profiling.profile_file import find_profile, read_profile
+        from f3rm_ext.report.profile_charts import write_picture
+        from f3rm_ext.report.profile_page import build_page
+        from f3rm_ext.report.profile_tables import print_profile
+        from f3rm_ext.utils.output_file import replacing
+
+        path = find_profile(self.run, self.outputs)
+        profile = read_profile(path)
+        other = read_profile(find_profile(self.compare, self.outputs)) if self.compare else None
+        console = Console()
+        print_profile(profile, other, console)
+        folder = self.out or path.parent
+        with replacing(folder / "tensor_profile.png") as stream:
+            write_picture(profile, other, stream)
+        with replacing(folder / "tensor_profile.html") as stream:
+            stream.write(build_page(profile, other).encode())
+        console.print(f"Charts: {folder / 'tensor_profile.html'} and .png", highlight=False, soft_wrap=True)
