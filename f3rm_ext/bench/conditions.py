@@ -2,13 +2,13 @@
 
 import copy
 import importlib.metadata
-import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.report.content import processor
+from f3rm_ext.threads import usable_cores
 from f3rm_ext.utils.atomic_files import digest_of
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ def hardware(device_type: str) -> str:
 
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         return " + ".join(names)
-    # Cores that this process may use, which a container can limit.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{processor()}, {cores} cores"
+    return f"{processor()}, {usable_cores()} cores"
 
 
 def versions() -> dict[str, str]:

@@ -24,11 +24,13 @@ class Metric:
     """Which values are better; neither for figures that say nothing about quality."""
     judged: Literal["speed", "quality", "no"] = "no"
     """How `compare` judges a change."""
+    words: tuple[str, str] = ("better", "worse")
+    """What a change for the better and for the worse is called."""
 
 
 METRICS = (
-    Metric("it_per_s", "it/s", ".4g", "higher", "speed"),
-    Metric("rays_per_s", "rays/s", ",.0f", "higher"),
+    Metric("it_per_s", "it/s", ".4g", "higher", "speed", ("faster", "slower")),
+    Metric("rays_per_s", "rays/s", ",.0f", "higher", words=("faster", "slower")),
     Metric("loss", "loss", ".5g"),
     Metric("psnr", "PSNR, dB", ".3f", "higher", "quality"),
     Metric("ssim", "SSIM", ".4f", "higher", "quality"),
@@ -38,9 +40,9 @@ METRICS = (
     Metric("train_ssim", "SSIM on training views", ".4f", "higher"),
     Metric("train_lpips", "LPIPS on training views", ".4f", "lower"),
     Metric("train_l1", "L1 on training views", ".5f", "lower"),
-    Metric("train_peak_mib", "peak in training, MiB", ",.0f", "lower"),
-    Metric("eval_peak_mib", "peak in evaluation, MiB", ",.0f", "lower"),
-    Metric("gaussians", "Gaussians", ",.0f"),
+    Metric("train_peak_mib", "peak in training, MiB", ",.0f", "lower", words=("smaller", "larger")),
+    Metric("eval_peak_mib", "peak in evaluation, MiB", ",.0f", "lower", words=("smaller", "larger")),
+    Metric("gaussian_count", "Gaussians", ",.0f"),
     Metric("mean_opacity", "mean opacity", ".3f"),
 )
 """The figures that tables show, in their order. A repeat may have more."""
@@ -109,7 +111,7 @@ class Entry:
         found = [phrase for repeat in self.repeats for phrase in suspicions(repeat.values)]
         if not self.repeats:
             return ["no repeat has finished"]
-        expected = [metric for metric in METRICS if metric.key not in ("gaussians", "mean_opacity")]
+        expected = [metric for metric in METRICS if metric.key not in ("gaussian_count", "mean_opacity")]
         missing = [metric.title.partition(",")[0] for metric in expected if not self.values(metric.key)]
         if missing:
             found.append("missing: " + ", ".join(missing))
@@ -142,7 +144,7 @@ def suspicions(values: Mapping[str, float]) -> list[str]:
         "ssim": (-1.0, 1.0),
         "lpips": (0.0, 2.0),
         "l1": (0.0, 1.0),
-        "gaussians": (1.0, math.inf),
+        "gaussian_count": (1.0, math.inf),
         "mean_opacity": (0.0, 1.0),
     }
     for key, (low, high) in limits.items():

@@ -29,15 +29,33 @@ def build_page(content: ReportContent) -> str:
         time_section(content),
         facts_section(content),
     ]
+    return html_page(
+        content.title,
+        "f3rm-ext report",
+        f'<p class="lead">{escape(lead(content))}</p>{key_figures(content)}{"".join(sections)}',
+        "This page is a single file and loads nothing from elsewhere. The trained field rendered its "
+        "pictures; photos and exact depth come from the capture.",
+        _SCRIPT,
+    )
+
+
+def html_page(title: str, eyebrow: str, body: str, footer: str, script: str = "") -> str:
+    """Returns a page in the project's look, as a single file.
+
+    Args:
+        title: headline, plain text.
+        eyebrow: small line above it, plain text.
+        body: HTML below it.
+        footer: last line, plain text.
+        script: JavaScript to run at the end.
+    """
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(content.title)}</title><style>{_CSS}</style></head><body><main>"
-        f'<p class="eyebrow">f3rm-ext report</p><h1>{escape(content.title)}</h1>'
-        f'<p class="lead">{escape(lead(content))}</p>{key_figures(content)}{"".join(sections)}'
-        "<footer>This page is a single file and loads nothing from elsewhere. The trained field rendered its "
-        f"pictures; photos and exact depth come from the capture.</footer></main>"
-        f"<script>{_SCRIPT}</script></body></html>\n"
+        f"<title>{escape(title)}</title><style>{_CSS}</style></head><body><main>"
+        f'<p class="eyebrow">{escape(eyebrow)}</p><h1>{escape(title)}</h1>{body}'
+        f"<footer>{escape(footer)}</footer></main>"
+        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )
 
 
