@@ -1,0 +1,80 @@
+"""Does `f3rm-ext bench compare` catch what it should, and nothing else?
+
+Four variants of a small run are measured in turn: a baseline, the same again, one with eight times the samples (slow),
+and one whose field hardly learns (its pictures stay blurred).
+
+    python benchmarks/ledger_gate.py
+
+writes results/ledger_gate.md and exits with code 1 if a verdict is not the expected one.
+"""
+
+import datetime
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from f3rm_ext.bench.comparison import compare
+from f3rm_ext.bench.ledger import Ledger
+from f3rm_ext.bench.runs import Bench, Protocol, Side
+from f3rm_ext.bench.tables import comparison_table, conditions_text, origin_text, verdict_sentence
+from f3rm_ext.scene import SynthConfig, synthesize
+from f3rm_ext.utils.console import console
+
+HERE = Path(__file__).parent
+BASE = "base"
+EXPECTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "same": ((), set()),
+    "slowed": (("--pipeline.model.num-samples", "192"), {"it_per_s"}),
+    "blurred": (("--optimizers.fields.optimizer.lr", "0.0005"), {"psnr", "ssim", "lpips", "l1"}),
+}
+"""Options of each variant, and the figures at least one of which must be worse; none must be, where there are none."""
+
+
+@dataclass
+class LedgerGate:
+    """Measures the variants and judges them."""
+
+    steps: int = 120
+    """Steps of each run."""
+    repeats: int = 3
+    """Runs of each variant."""
+    out: Path = HERE / "results" / "ledger_gate.md"
+    """Where the comparisons are written."""
+
+    def main(self) -> int:
+        """Runs everything. Returns 1 if a verdict is not the expected one."""
+        with tempfile.TemporaryDirectory() as folder:
+            data = synthesize(
+                Path(folder) / "room",
+                SynthConfig(num_images=12, width=96, height=72, seed=1, light_rays=1, holdout_every=4),
+                progress=False,
+            )
+            ledger = Ledger(Path(folder) / "ledger.sqlite")
+            run = ("f3rm-ext-lite", "--data", str(data), "--max-num-iterations", str(self.steps))
+            options = {BASE: (), **{name: options for name, (options, _) in EXPECTED.items()}}
+            sides = [Side(name, (*run, *more)) for name, more in options.items()]
+            Bench(ledger, console()).run(sides, Protocol(self.repeats, steps=0, warm_up=20, train_views=4))
+            base = ledger.entry(BASE)
+            date = datetime.date.today().isoformat()
+            parts = [
+                "# What the gate of the ledger catches",
+                f"Made by `python benchmarks/ledger_gate.py` on {date}: {conditions_text(base.conditions)}; "
+                f"{origin_text(base)}.",
+            ]
+            is_right = True
+            for name, (more, expected) in EXPECTED.items():
+                found = compare(base, ledger.entry(name))
+                worse = {row.metric.key for row in found.regressions}
+                is_right &= bool(worse & expected) if expected else not worse
+                parts += [f"## {name} `{' '.join(more)}`" if more else f"## {name}", comparison_table(found).markdown()]
+                parts.append(f"**{verdict_sentence(found)}**")
+        self.out.write_text("\n\n".join(parts) + "\n")
+        print(self.out.read_text())
+        return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(LedgerGate).main())
