@@ -25,6 +25,18 @@ class Table(NamedTuple):
         )
         return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
+    def text(self) -> str:
+        """Returns the table for a terminal: padded, never wrapped; numbers begin in the fourth column."""
+        lines = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if index < 3 else cell.rjust(width)
+                for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+
 
 def figure(metric: Metric, found: Quartiles | None) -> str:
     """Returns a median and, where repeats differ, the quartiles: ``11.06 (10.9–11.2)``."""

@@ -103,7 +103,7 @@ def train(job: TrainJob) -> dict[str, Any]:
         result["rays_per_step"] = trainer.pipeline.datamanager.get_train_rays_per_batch()
         loop(trainer)
 
-    ns_train.main, Trainer.train = measured_main, measured_train
+    ns_train.main, Trainer.train = measured_main, measured_train  # type: ignore[assignment, method-assign]
     sys.argv = ["ns-train", *job.arguments]
     ns_train.entrypoint()
 

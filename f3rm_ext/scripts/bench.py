@@ -231,20 +231,26 @@ class List(_Book):
 
     def main(self) -> int:
         """Prints a table. Returns the exit code."""
-        from rich.table import Table
-
         from f3rm_ext.bench.entry import METRICS
-        from f3rm_ext.bench.tables import commit_of, figure_of
-        from f3rm_ext.utils.console import console
+        from f3rm_ext.bench.tables import Table, commit_of, figure_of
 
         shown = [metric for metric in METRICS if metric.key in ("it_per_s", "psnr", "train_peak_mib")]
-        table = Table("name", "method", "status", "begun", "commit", "repeats", *(metric.title for metric in shown), "")
-        for entry in self.book().entries():
-            figures = [figure_of(metric, entry) for metric in shown]
-            second_look = "needs a second look" if entry.suspicions() else ""
-            about = (entry.name, entry.method, entry.status, entry.date[:10], commit_of(entry), str(len(entry.repeats)))
-            table.add_row(*about, *figures, second_look)
-        console().print(table)
+        rows = [
+            [
+                f"{entry.name}{' ?' if entry.suspicions() else ''}",
+                entry.method,
+                entry.status,
+                *(figure_of(metric, entry) for metric in shown),
+                str(len(entry.repeats)),
+                entry.date[:10],
+                commit_of(entry),
+            ]
+            for entry in self.book().entries()
+        ]
+        header = ["name", "method", "status", *(metric.title for metric in shown), "repeats", "begun", "commit"]
+        print(Table(header, rows).text())
+        if any(row[0].endswith(" ?") for row in rows):
+            print("\n? needs a second look: `f3rm-ext bench report NAME` says why.")
         return 0
 
 
