@@ -19,7 +19,7 @@ import tyro
 from f3rm_ext.bench.comparison import compare
 from f3rm_ext.bench.ledger import Ledger
 from f3rm_ext.bench.runs import Bench, Protocol, Side
-from f3rm_ext.bench.tables import comparison_table, conditions_text, origin_text, verdict_sentence
+from f3rm_ext.bench.tables import comparison_table, how_text, origin_text, verdict_sentence, what_text
 from f3rm_ext.scene import SynthConfig, synthesize
 from f3rm_ext.utils.console import console
 
@@ -61,8 +61,8 @@ class LedgerGate:
             date = datetime.date.today().isoformat()
             parts = [
                 "# What the gate of the ledger catches",
-                f"Made by `python benchmarks/ledger_gate.py` on {date}: {conditions_text(base.conditions)}; "
-                f"{origin_text(base)}.",
+                f"Made by `python benchmarks/ledger_gate.py` on {date}. {what_text(base.conditions)}; "
+                f"{how_text(base.conditions)}; {origin_text(base)}.",
             ]
             is_right = True
             for name, (more, expected) in EXPECTED.items():

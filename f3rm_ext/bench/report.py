@@ -11,11 +11,12 @@ from f3rm_ext.bench.intervals import quartiles
 from f3rm_ext.bench.tables import (
     Table,
     comparison_table,
-    conditions_text,
     entry_table,
+    how_text,
     measured,
     origin_text,
     verdict_sentence,
+    what_text,
 )
 from f3rm_ext.errors import LedgerError
 from f3rm_ext.report.charts import range_chart
@@ -62,7 +63,8 @@ def markdown_report(entries: Sequence[Entry], baseline: Entry | None = None, tol
     """
     parts = [f"# {TITLE}", f"{LEAD} {_made()}"]
     for group in groups(entries):
-        parts += [f"## {conditions_text(group[0].conditions)}", entry_table(group).markdown()]
+        conditions = group[0].conditions
+        parts += [f"## {what_text(conditions)}", how_text(conditions), entry_table(group).markdown()]
         for found in comparisons(group, baseline, tolerance):
             parts += [f"### {found.new.name} against {found.base.name}", comparison_table(found).markdown()]
             parts += [*found.remarks, f"**{verdict_sentence(found)}**"]
@@ -83,7 +85,8 @@ def html_report(entries: Sequence[Entry], baseline: Entry | None = None, toleran
     """Returns the report as one HTML page with plots; arguments as for :func:`markdown_report`."""
     body = [f'<p class="lead">{LEAD}</p>']
     for group in groups(entries):
-        body.append(f"<h2>{escape(conditions_text(group[0].conditions))}</h2>")
+        conditions = group[0].conditions
+        body.append(f"<h2>{escape(what_text(conditions))}</h2><p>{escape(how_text(conditions))}</p>")
         body.append(f'<div class="two">{"".join(_plots(group))}</div>{_html(entry_table(group))}')
         for found in comparisons(group, baseline, tolerance):
             sentences = [*found.remarks, verdict_sentence(found)]

@@ -25,13 +25,13 @@ class Table(NamedTuple):
         )
         return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
-    def text(self) -> str:
-        """Returns the table for a terminal: padded, never wrapped; numbers begin in the fourth column."""
+    def text(self, left: int = 1) -> str:
+        """Returns the table for a terminal: padded, never wrapped; all but the first ``left`` columns to the right."""
         lines = [self.header, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(
-                cell.ljust(width) if index < 3 else cell.rjust(width)
+                cell.ljust(width) if index < left else cell.rjust(width)
                 for index, (cell, width) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
             for line in lines
@@ -85,20 +85,29 @@ def commit_of(entry: Entry) -> str:
     return MISSING if commit is None else f"{commit}{'+' if entry.origin.get('changed') else ''}"
 
 
-def conditions_text(conditions: Mapping[str, Any]) -> str:
-    """Returns the conditions of a measurement as one line.
+def what_text(conditions: Mapping[str, Any]) -> str:
+    """Returns what was trained, as a headline.
 
-    >>> conditions_text({"capture": "fox", "width_px": 64, "height_px": 48, "first_step": 0, "last_step": 300})
+    >>> what_text({"capture": "fox", "width_px": 64, "height_px": 48, "first_step": 0, "last_step": 300})
     'fox, 64 × 48 px, steps 0 to 300'
     """
-    found = dict(conditions)
-    parts = [str(found.pop("capture"))] if "capture" in found else []
-    if "width_px" in found and "height_px" in found:
-        parts.append(f"{found.pop('width_px')} × {found.pop('height_px')} px")
-    if "first_step" in found and "last_step" in found:
-        parts.append(f"steps {found.pop('first_step')} to {found.pop('last_step')}")
-    parts += [f"{CONDITIONS[key]} {found[key]}" for key in CONDITIONS if key in found]
+    parts = [str(conditions["capture"])] if "capture" in conditions else []
+    if {"width_px", "height_px"} <= conditions.keys():
+        parts.append(f"{conditions['width_px']} × {conditions['height_px']} px")
+    if {"first_step", "last_step"} <= conditions.keys():
+        parts.append(f"steps {conditions['first_step']} to {conditions['last_step']}")
     return ", ".join(parts) or "Conditions not known"
+
+
+def how_text(conditions: Mapping[str, Any]) -> str:
+    """Returns the other conditions of a measurement.
+
+    >>> how_text({"capture": "fox", "eval_images": 5, "device": "cpu"})
+    'held-out images: 5; device: cpu'
+    """
+    said = ("capture", "width_px", "height_px", "first_step", "last_step")
+    known = [key for key in CONDITIONS if key in conditions and key not in said]
+    return "; ".join(f"{CONDITIONS[key]}: {conditions[key]}" for key in known)
 
 
 def origin_text(entry: Entry) -> str:
@@ -113,7 +122,7 @@ def origin_text(entry: Entry) -> str:
 
 def comparison_table(found: Comparison) -> Table:
     """Returns a table with one row per metric: both entries, the change, its interval, the verdict."""
-    header = ["", found.base.name, found.new.name, "change", f"{CONFIDENCE:.0%} interval", "verdict"]
+    header = ["", found.base.name, found.new.name, "change", f"{100 * CONFIDENCE:.0f} % interval", "verdict"]
     rows = [
         [
             row.metric.title,

@@ -124,7 +124,9 @@ def range_chart(
     """
     if not ranges:
         return ""
-    ticks = nice_ticks(min(low for low, _, _ in ranges), max(high for _, _, high in ranges))
+    low, high = min(low for low, _, _ in ranges), max(high for _, _, high in ranges)
+    margin = 0.005 * max(abs(low), abs(high))  # so that differences of a thousandth do not look large
+    ticks = nice_ticks(low - margin, high + margin)
     left, row = 200, 26
     height = TOP + row * len(ranges) + BOTTOM
     room = WIDTH - left - 3 * RIGHT

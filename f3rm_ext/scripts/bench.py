@@ -174,7 +174,7 @@ class Compare(_Book):
         """Prints the comparison. Returns 1 on a regression, otherwise 0."""
         from f3rm_ext.bench.comparison import compare
         from f3rm_ext.bench.runs import baseline_name
-        from f3rm_ext.bench.tables import comparison_table, conditions_text, verdict_sentence
+        from f3rm_ext.bench.tables import comparison_table, how_text, verdict_sentence, what_text
 
         if self.tolerance < 0:
             raise ConfigError(f"--tolerance is {self.tolerance}, but has to be at least 0.")
@@ -182,7 +182,11 @@ class Compare(_Book):
         new = book.entry(self.entry)
         base = book.entry(self.baseline or baseline_name(self.entry))
         found = compare(base, new, self.tolerance / 100)
-        texts = [conditions_text(new.conditions), comparison_table(found).markdown(), *found.remarks]
+        texts = [
+            f"{what_text(new.conditions)}; {how_text(new.conditions)}",
+            comparison_table(found).text(),
+            *found.remarks,
+        ]
         print("\n\n".join([*texts, verdict_sentence(found)]))
         return 1 if found.regressions else 0
 
@@ -248,7 +252,7 @@ class List(_Book):
             for entry in self.book().entries()
         ]
         header = ["name", "method", "status", *(metric.title for metric in shown), "repeats", "begun", "commit"]
-        print(Table(header, rows).text())
+        print(Table(header, rows).text(left=3))
         if any(row[0].endswith(" ?") for row in rows):
             print("\n? needs a second look: `f3rm-ext bench report NAME` says why.")
         return 0
