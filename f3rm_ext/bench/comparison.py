@@ -130,20 +130,28 @@ def _row(metric: Metric, base: Entry, new: Entry, tolerance: float, unknown: set
 
 def _change(metric: Metric, base: Entry, new: Entry, *, by_seed: bool, sessions: set[str]) -> Change:
     """The change of a figure, from pairs where repeats belong together: by their seed, or because they ran in turn."""
-
-    def of(entry: Entry) -> dict[object, float]:
-        chosen = [repeat for repeat in entry.repeats if metric.key in repeat.values]
-        if by_seed:
-            return {repeat.seed: repeat.values[metric.key] for repeat in chosen if repeat.seed is not None}
-        in_turn = [repeat for repeat in chosen if repeat.session in sessions]
-        return {(repeat.session, repeat.seed): repeat.values[metric.key] for repeat in in_turn}
-
-    before, after = of(base), of(new)
+    before, after = (
+        _of_seeds(entry, metric.key) if by_seed else _of_turns(entry, metric.key, sessions) for entry in (base, new)
+    )
     pairs = [key for key in before if key in after]
     everything = base.values(metric.key), new.values(metric.key)
     if len(pairs) == min(map(len, everything)):
         return paired_change([before[key] for key in pairs], [after[key] for key in pairs])
     return independent_change(*everything)
+
+
+def _of_seeds(entry: Entry, key: str) -> dict[object, float]:
+    return {
+        repeat.seed: repeat.values[key] for repeat in entry.repeats if repeat.seed is not None and key in repeat.values
+    }
+
+
+def _of_turns(entry: Entry, key: str, sessions: set[str]) -> dict[object, float]:
+    found: dict[object, float] = {}
+    for session in sessions:
+        in_turn = [repeat for repeat in entry.repeats if repeat.session == session]
+        found |= {(session, turn): repeat.values[key] for turn, repeat in enumerate(in_turn) if key in repeat.values}
+    return found
 
 
 def _judge(metric: Metric, change: Change, tolerance: float) -> tuple[Verdict, str]:

@@ -101,6 +101,8 @@ def test_repeats_run_in_turn_are_paired() -> None:
     )
     found = compare(base, slower)
     assert found.in_turn and names(found) == ["it_per_s"]
+    seeded_otherwise = [replace(repeat, seed=repeat.number) for repeat in slower.repeats]
+    assert names(compare(base, replace(slower, repeats=seeded_otherwise))) == ["it_per_s"]
     alone = replace(slower, repeats=[replace(repeat, session="later") for repeat in slower.repeats])
     assert not compare(base, alone).regressions
 
