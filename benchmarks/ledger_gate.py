@@ -5,21 +5,26 @@ and one whose field hardly learns (its pictures stay blurred).
 
     python benchmarks/ledger_gate.py
 
+Trainings and evaluations are forks of this process, since imports would take longer than the small runs. It
 writes results/ledger_gate.md and exits with code 1 if a verdict is not the expected one.
 """
 
 import datetime
+import os
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
+from f3rm_ext.bench import worker
 from f3rm_ext.bench.comparison import compare
 from f3rm_ext.bench.ledger import Ledger
 from f3rm_ext.bench.runs import Bench, Protocol, Side
 from f3rm_ext.bench.tables import comparison_table, how_text, origin_text, verdict_sentence, what_text
+from f3rm_ext.report.records import read_json
 from f3rm_ext.scene import SynthConfig, synthesize
 from f3rm_ext.utils.console import console
 
@@ -31,6 +36,33 @@ EXPECTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "blurred": (("--optimizers.fields.optimizer.lr", "0.0005"), {"psnr", "ssim", "lpips", "l1"}),
 }
 """Options of each variant, and the figures at least one of which must be worse; none must be, where there are none."""
+
+
+class ForkedBench(Bench):
+    """Does its jobs in forks of this process."""
+
+    def _work(self, job: worker.TrainJob | worker.EvalJob, folder: Path, python: str, what: str) -> dict[str, Any]:
+        import nerfstudio.configs.method_configs
+        import nerfstudio.scripts.train  # noqa: F401
+
+        print(f"{what} …", flush=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        worker.write_job(job, folder / "job.json")
+        process = os.fork()
+        if process == 0:
+            code = 1
+            try:
+                said = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                os.dup2(said, 1)
+                os.dup2(said, 2)
+                sys.argv = ["worker", str(folder / "job.json")]
+                worker.main()
+                code = 0
+            finally:
+                os._exit(code)
+        if os.waitpid(process, 0)[1]:
+            raise SystemExit(f"{what} failed:\n{(folder / 'log').read_text()[-3000:]}")
+        return read_json(folder / worker.RESULT)
 
 
 @dataclass
@@ -56,7 +88,7 @@ class LedgerGate:
             run = ("f3rm-ext-lite", "--data", str(data), "--max-num-iterations", str(self.steps))
             options = {BASE: (), **{name: options for name, (options, _) in EXPECTED.items()}}
             sides = [Side(name, (*run, *more)) for name, more in options.items()]
-            Bench(ledger, console()).run(sides, Protocol(self.repeats, steps=0, warm_up=20, train_views=4))
+            ForkedBench(ledger, console()).run(sides, Protocol(self.repeats, steps=0, warm_up=20, train_views=4))
             base = ledger.entry(BASE)
             date = datetime.date.today().isoformat()
             parts = [
