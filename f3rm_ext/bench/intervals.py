@@ -44,8 +44,10 @@ class Change(NamedTuple):
 
     @property
     def band(self) -> float:
-        """Half the interval's width: a smaller change cannot be told from noise. Infinite for a single repeat."""
-        return (self.high - self.low) / 2
+        """A change that is smaller cannot be told from noise: half the interval's width, as a ratio. Infinite for a
+        single repeat.
+        """
+        return math.sqrt((1 + self.high) / (1 + self.low)) - 1 if math.isfinite(self.high) else math.inf
 
 
 def paired_change(base: Sequence[float], new: Sequence[float]) -> Change:

@@ -50,6 +50,7 @@ def test_against_a_table_of_students_t() -> None:
     assert change.low == pytest.approx(math.expm1(0.1 - reach), abs=1e-5)
     assert change.high == pytest.approx(math.expm1(0.1 + reach), abs=1e-5)
     assert change.middle == pytest.approx(math.expm1(0.1)) and change.repeats == 3
+    assert change.band == pytest.approx(math.expm1(reach), abs=1e-5), "the same whatever the change"
 
 
 def test_one_repeat_has_no_interval() -> None:
