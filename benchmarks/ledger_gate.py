@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from commands import call
 
 from f3rm_ext.bench import worker
 from f3rm_ext.bench.comparison import compare
@@ -25,7 +26,6 @@ from f3rm_ext.bench.ledger import Ledger
 from f3rm_ext.bench.runs import Bench, Protocol, Side
 from f3rm_ext.bench.tables import comparison_table, how_text, origin_text, verdict_sentence, what_text
 from f3rm_ext.report.records import read_json
-from f3rm_ext.scene import SynthConfig, synthesize
 from f3rm_ext.utils.console import console
 
 HERE = Path(__file__).parent
@@ -79,11 +79,10 @@ class LedgerGate:
     def main(self) -> int:
         """Runs everything. Returns 1 if a verdict is not the expected one."""
         with tempfile.TemporaryDirectory() as folder:
-            data = synthesize(
-                Path(folder) / "room",
-                SynthConfig(num_images=12, width=96, height=72, seed=1, light_rays=1, holdout_every=4),
-                progress=False,
-            )
+            data = Path(folder) / "room"
+            size = ("--num-images", 12, "--width", 96, "--height", 72, "--light-rays", 1, "--holdout-every", 4)
+            # In a process of its own: what has computed in several threads cannot be forked.
+            call(["f3rm-ext", "scene", "synth", data, "--seed", 1, *size])
             ledger = Ledger(Path(folder) / "ledger.sqlite")
             run = ("f3rm-ext-lite", "--data", str(data), "--max-num-iterations", str(self.steps))
             options = {BASE: (), **{name: options for name, (options, _) in EXPECTED.items()}}
