@@ -30,6 +30,7 @@ from f3rm_ext.utils.console import console
 
 HERE = Path(__file__).parent
 BASE = "base"
+RAYS = ("--pipeline.datamanager.train-num-rays-per-batch", "128")
 EXPECTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "same": ((), set()),
     "slowed": (("--pipeline.model.num-samples", "192"), {"it_per_s"}),
@@ -80,14 +81,14 @@ class LedgerGate:
         """Runs everything. Returns 1 if a verdict is not the expected one."""
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder) / "room"
-            size = ("--num-images", 12, "--width", 96, "--height", 72, "--light-rays", 1, "--holdout-every", 4)
+            size = ("--num-images", 12, "--width", 64, "--height", 48, "--light-rays", 1, "--holdout-every", 4)
             # In a process of its own: what has computed in several threads cannot be forked.
             call(["f3rm-ext", "scene", "synth", data, "--seed", 1, *size])
             ledger = Ledger(Path(folder) / "ledger.sqlite")
-            run = ("f3rm-ext-lite", "--data", str(data), "--max-num-iterations", str(self.steps))
+            run = ("f3rm-ext-lite", "--data", str(data), "--max-num-iterations", str(self.steps), *RAYS)
             options = {BASE: (), **{name: options for name, (options, _) in EXPECTED.items()}}
             sides = [Side(name, (*run, *more)) for name, more in options.items()]
-            ForkedBench(ledger, console()).run(sides, Protocol(self.repeats, steps=0, warm_up=20, train_views=4))
+            ForkedBench(ledger, console()).run(sides, Protocol(self.repeats, steps=0, warm_up=10, train_views=2))
             base = ledger.entry(BASE)
             date = datetime.date.today().isoformat()
             parts = [
