@@ -45,6 +45,10 @@ class RankError(UserError):
     """The processes of a run on several devices cannot work together any longer."""
 
 
+class LedgerError(UserError):
+    """The ledger of measured runs cannot be read or written, or has no such entry."""
+
+
 class CheckpointError(UserError):
     """There is no usable checkpoint at the given place."""
 

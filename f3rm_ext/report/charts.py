@@ -109,6 +109,49 @@ def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit
     return "".join(parts) + "</svg>"
 
 
+def range_chart(
+    ranges: Sequence[tuple[float, float, float]], names: Sequence[str], *, label: str, unit: str = ""
+) -> str:
+    """Draws a line per item from its lower to its upper quartile, with a dot at the median and its name on the left.
+
+    Returns an empty string if there are no items.
+
+    Args:
+        ranges: lower quartile, median and upper quartile of each item, finite.
+        names: names of the items.
+        label: description of the chart for screen readers.
+        unit: unit of the values.
+    """
+    if not ranges:
+        return ""
+    low, high = min(low for low, _, _ in ranges), max(high for _, _, high in ranges)
+    margin = 0.005 * max(abs(low), abs(high))  # so that differences of a thousandth do not look large
+    ticks = nice_ticks(low - margin, high + margin)
+    left, row = 200, 26
+    height = TOP + row * len(ranges) + BOTTOM
+    room = WIDTH - left - 3 * RIGHT
+
+    def across(value: float) -> float:
+        return left + (value - ticks[0]) / (ticks[-1] - ticks[0]) * room
+
+    medians = [middle for _, middle, _ in ranges]
+    parts = [_open(height, f"{label}: medians from {min(medians):.4g} to {max(medians):.4g} {unit}".strip())]
+    for tick in ticks:
+        x = across(tick)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{height - 10}" text-anchor="middle">{number(tick)}</text>')
+    for index, ((low, middle, high), name) in enumerate(zip(ranges, names, strict=True)):
+        y = TOP + row * (index + 0.5)
+        shown = name if len(name) <= 26 else f"{name[:25]}…"
+        parts.append(
+            f"<g><title>{escape(name)}: {middle:.4g} ({low:.4g}–{high:.4g}) {escape(unit)}</title>"
+            f'<text x="{left - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(shown)}</text>'
+            f'<line class="curve" x1="{across(low):.1f}" x2="{across(high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<circle class="dot" cx="{across(middle):.1f}" cy="{y:.1f}" r="4.5"/></g>'
+        )
+    return "".join(parts) + "</svg>"
+
+
 def downsample(points: Points, most: int = 240) -> list[tuple[float, float]]:
     """Reduces a curve to at most ``most`` points by averaging groups of neighbours."""
     group = max(1, -(-len(points) // most))

@@ -85,7 +85,7 @@ def machine_facts(device: str) -> list[tuple[str, str]]:
         device: the device that the field was rendered on.
     """
     facts = [("date", time.strftime("%Y-%m-%d %H:%M %Z")), ("device", device or "cpu")]
-    facts.append(("processor", f"{_processor()}, {os.cpu_count()} cores"))
+    facts.append(("processor", f"{processor()}, {os.cpu_count()} cores"))
     facts.append(("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"))
     versions = []
     for package in _PACKAGES:
@@ -97,7 +97,8 @@ def machine_facts(device: str) -> list[tuple[str, str]]:
     return facts
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Returns the name of the processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -29,15 +29,34 @@ def build_page(content: ReportContent) -> str:
         time_section(content),
         facts_section(content),
     ]
+    return html_page(
+        content.title,
+        "f3rm-ext report",
+        f'<p class="lead">{escape(lead(content))}</p>{key_figures(content)}{"".join(sections)}',
+        "This page is a single file and loads nothing from elsewhere. The trained field rendered its "
+        "pictures; photos and exact depth come from the capture.",
+        _SCRIPT,
+    )
+
+
+def html_page(title: str, eyebrow: str, body: str, footer: str, script: str = "", style: str = "") -> str:
+    """Returns a page in the project's look, as a single file.
+
+    Args:
+        title: headline, plain text.
+        eyebrow: small line above it, plain text.
+        body: HTML below it.
+        footer: last line, plain text.
+        script: JavaScript to run at the end.
+        style: CSS beside the project's.
+    """
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(content.title)}</title><style>{STYLE}</style></head><body><main>"
-        f'<p class="eyebrow">f3rm-ext report</p><h1>{escape(content.title)}</h1>'
-        f'<p class="lead">{escape(lead(content))}</p>{key_figures(content)}{"".join(sections)}'
-        "<footer>This page is a single file and loads nothing from elsewhere. The trained field rendered its "
-        f"pictures; photos and exact depth come from the capture.</footer></main>"
-        f"<script>{_SCRIPT}</script></body></html>\n"
+        f"<title>{escape(title)}</title><style>{_CSS}{style}</style></head><body><main>"
+        f'<p class="eyebrow">{escape(eyebrow)}</p><h1>{escape(title)}</h1>{body}'
+        f"<footer>{escape(footer)}</footer></main>"
+        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )
 
 
@@ -59,7 +78,7 @@ def lead(content: ReportContent) -> str:
     return text
 
 
-STYLE = """
+_CSS = """
 :root{--ink:#17202a;--soft:#5b6875;--paper:#fbfaf8;--card:#fff;--line:#e4e1dc;--accent:#0f766e;--warm:#b45309;
 --shade:0 1px 2px rgba(20,25,30,.05),0 6px 24px rgba(20,25,30,.06);color-scheme:light dark}
 @media(prefers-color-scheme:dark){:root{--ink:#e8eaec;--soft:#9aa6b2;--paper:#111417;--card:#191d21;--line:#2b3138;

@@ -6,7 +6,7 @@ from f3rm_ext.profiling.conclusions import Conclusion, comparison_sentence, conc
 from f3rm_ext.profiling.memory import MIB, readable
 from f3rm_ext.profiling.profile_file import Profile
 from f3rm_ext.report.charts import line_chart
-from f3rm_ext.report.page import STYLE
+from f3rm_ext.report.page import html_page
 from f3rm_ext.report.profile_charts import COLORS, used_categories
 from f3rm_ext.report.profile_tables import Rows, cost_sentence, damage_sentence, tables
 
@@ -39,14 +39,12 @@ def build_page(profile: Profile, other: Profile | None = None) -> str:
             *(_table(title, head, rows) for title, head, rows in tables(profile, other)),
         ]
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Memory of {escape(method)}</title><style>{STYLE}{_CSS}</style></head><body><main>"
-        f'<p class="eyebrow">f3rm-ext tensor profile</p><h1>Memory of {escape(method)}</h1>'
-        f'<p class="lead">{escape(lead)}</p>{body}'
-        f"<footer>{escape(cost_sentence(profile) + damage_sentence(profile))} This page is a single file and loads "
-        "nothing from elsewhere.</footer></main></body></html>\n"
+    return html_page(
+        f"Memory of {method}",
+        "f3rm-ext tensor profile",
+        f'<p class="lead">{escape(lead)}</p>{body}',
+        f"{cost_sentence(profile)}{damage_sentence(profile)} This page is a single file and loads nothing from elsewhere.",
+        style=_CSS,
     )
 
 

@@ -46,6 +46,9 @@ class Group:
 
 
 GROUPS = {
+    "bench": Group(
+        "f3rm_ext.scripts.bench", "BenchCommand", "Measure runs, keep a ledger of them, and judge them by a baseline."
+    ),
     "demo": Group(
         "f3rm_ext.scripts.demo", "Demo", "Train, evaluate, query and report, on a synthetic scene or a capture."
     ),

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from f3rm_ext.report.charts import bar_chart, downsample, line_chart, nice_ticks, number, smooth
+from f3rm_ext.report.charts import bar_chart, downsample, line_chart, nice_ticks, number, range_chart, smooth
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (10.3, 27.9), (-3.0, 4.0), (0.0, 900.0), (0.001, 0.0021)])
@@ -72,3 +72,15 @@ def test_smooth_removes_noise_and_keeps_length() -> None:
     smoothed = smooth(points, share=0.2)
     assert len(smoothed) == 200 and all(abs(y - 0.5) < 0.1 for _, y in smoothed[20:180])
     assert smooth(points[:3]) == points[:3]
+
+
+def test_range_chart_places_quartiles_in_order_and_names_the_items() -> None:
+    root = ElementTree.fromstring(range_chart([(1.0, 2.0, 4.0), (3.0, 3.0, 3.0)], ["a <b>", "c"], label="Speed"))
+    assert root.get("aria-label") == "Speed: medians from 2 to 3"
+    dots, lines = ([item for item in root.iter() if item.get("class") == kind] for kind in ("dot", "curve"))
+    places = [float(item.get("cx", 0)) for item in dots]
+    assert places == sorted(places)
+    assert float(lines[0].get("x1", 0)) < places[0] < float(lines[0].get("x2", 0))
+    assert lines[1].get("x1") == lines[1].get("x2") == dots[1].get("cx")
+    assert "a <b>" in [item.text for item in root.iter()]
+    assert range_chart([], [], label="Speed") == ""

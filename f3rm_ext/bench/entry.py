@@ -1,0 +1,155 @@
+"""What the ledger holds: entries, their repeats, and the metrics of a repeat."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Status = Literal["open", "success", "no gain", "failed", "on hold"]
+"""What became of an idea: `open` until somebody decides."""
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a repeat."""
+
+    key: str
+    """Its name in the ledger."""
+    title: str
+    """Its name in tables, with the unit."""
+    form: str
+    """Format of a value."""
+    better: Literal["higher", "lower", "neither"] = "neither"
+    """Which values are better; neither for figures that say nothing about quality."""
+    judged: Literal["speed", "quality", "no"] = "no"
+    """How `compare` judges a change."""
+    words: tuple[str, str] = ("better", "worse")
+    """What a change for the better and for the worse is called."""
+
+
+METRICS = (
+    Metric("it_per_s", "it/s", ".4g", "higher", "speed", ("faster", "slower")),
+    Metric("rays_per_s", "rays/s", ",.0f", "higher", words=("faster", "slower")),
+    Metric("loss", "loss", ".5g"),
+    Metric("psnr", "PSNR, dB", ".3f", "higher", "quality"),
+    Metric("ssim", "SSIM", ".4f", "higher", "quality"),
+    Metric("lpips", "LPIPS", ".4f", "lower", "quality"),
+    Metric("l1", "L1", ".5f", "lower", "quality"),
+    Metric("train_psnr", "PSNR on training views, dB", ".3f", "higher"),
+    Metric("train_ssim", "SSIM on training views", ".4f", "higher"),
+    Metric("train_lpips", "LPIPS on training views", ".4f", "lower"),
+    Metric("train_l1", "L1 on training views", ".5f", "lower"),
+    Metric("train_peak_mib", "peak in training, MiB", ",.0f", "lower", words=("smaller", "larger")),
+    Metric("eval_peak_mib", "peak in evaluation, MiB", ",.0f", "lower", words=("smaller", "larger")),
+    Metric("gaussian_count", "Gaussians", ",.0f"),
+    Metric("mean_opacity", "mean opacity", ".3f"),
+)
+"""The figures that tables show, in their order. A repeat may have more."""
+
+CONDITIONS: Mapping[str, str] = {
+    "capture": "capture",
+    "split": "split",
+    "train_images": "training images",
+    "eval_images": "held-out images",
+    "width_px": "width, px",
+    "height_px": "height, px",
+    "first_step": "first step",
+    "last_step": "last step",
+    "warm_up_steps": "warm-up steps",
+    "train_views": "training views evaluated",
+    "device": "device",
+    "hardware": "hardware",
+    "threads": "threads",
+}
+"""What has to be the same for two entries to be compared, by key, with its name for people."""
+SPEED_CONDITIONS = ("warm_up_steps", "device", "hardware", "threads")
+"""Those that only matter for speed."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One run of a benchmark."""
+
+    number: int
+    """0, 1, 2 … within its entry."""
+    session: str
+    """Same for repeats that ran in turn, in one call of `bench run`."""
+    seed: int | None
+    """Random seed of the run, if it is known."""
+    values: Mapping[str, float]
+    """Figures by name. What was not measured is absent."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A benchmark and the repeats of it."""
+
+    name: str
+    """Unique in a ledger."""
+    date: str
+    """When it was begun, UTC, ISO 8601. Only for people: nothing is computed from it."""
+    method: str
+    """Method that was trained."""
+    status: Status = "open"
+    command: Sequence[str] = ()
+    """Arguments of ns-train; empty if they are not known."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    """What was the same for all repeats, see :data:`CONDITIONS`; what is not known is absent."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """What it was measured with: commit, versions, configuration."""
+    repeats: Sequence[Repeat] = ()
+    notes: Sequence[tuple[str, str]] = ()
+    """Date and text of each note."""
+
+    def values(self, key: str) -> list[float]:
+        """Returns a figure of all repeats that have it."""
+        return [repeat.values[key] for repeat in self.repeats if key in repeat.values]
+
+    def suspicions(self) -> list[str]:
+        """Returns what cannot be right about its figures or is missing, one phrase each. Nothing is ever filled in."""
+        found = [phrase for repeat in self.repeats for phrase in suspicions(repeat.values)]
+        if not self.repeats:
+            return ["no repeat has finished"]
+        expected = [metric for metric in METRICS if metric.key not in ("gaussian_count", "mean_opacity")]
+        missing = [metric.title.partition(",")[0] for metric in expected if not self.values(metric.key)]
+        if missing:
+            found.append("missing: " + ", ".join(missing))
+        unknown = [name for key, name in CONDITIONS.items() if key not in self.conditions]
+        if unknown:
+            found.append("not known: " + ", ".join(unknown))
+        if self.origin.get("changed"):
+            found.append("code differs from its commit")
+        return list(dict.fromkeys(found))
+
+
+def suspicions(values: Mapping[str, float]) -> list[str]:
+    """Returns what cannot be right about the figures of a repeat, one phrase each.
+
+    >>> suspicions({"train_peak_mib": 1870.0, "persistent_mib": 2100.0})
+    ['peak in training is below its persistent tensors (1870 < 2100 MiB)']
+    """
+    found = [f"{key} is {value}" for key, value in values.items() if not math.isfinite(value)]
+    for peak, floor, what in (
+        ("train_peak_mib", "persistent_mib", "peak in training is below its persistent tensors"),
+        ("eval_peak_mib", "parameters_mib", "peak in evaluation is below the parameters"),
+    ):
+        if peak in values and floor in values and values[peak] < values[floor]:
+            found.append(f"{what} ({values[peak]:.0f} < {values[floor]:.0f} MiB)")
+    limits = {
+        "it_per_s": (1e-9, math.inf),
+        "train_peak_mib": (1.0, math.inf),
+        "eval_peak_mib": (1.0, math.inf),
+        "psnr": (0.0, 90.0),
+        "ssim": (-1.0, 1.0),
+        "lpips": (0.0, 2.0),
+        "l1": (0.0, 1.0),
+        "gaussian_count": (1.0, math.inf),
+        "mean_opacity": (0.0, 1.0),
+    }
+    for key, (low, high) in limits.items():
+        if key in values and math.isfinite(values[key]) and not low <= values[key] <= high:
+            found.append(f"{key} is {values[key]:g}")
+    if "device_mib" in values and values.get("train_peak_mib", 0.0) > 0.9 * values["device_mib"]:
+        found.append(f"peak in training above 90 % of the card's {values['device_mib']:.0f} MiB")
+    return found
