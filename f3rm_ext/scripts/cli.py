@@ -58,6 +58,7 @@ GROUPS = {
     ),
     "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Write the scene for other programs."),
     "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
+    "plan": Group("f3rm_ext.scripts.plan", "Plan", "Tell whether a run fits, how long it takes and what to change."),
     "query": Group(
         "f3rm_ext.scripts.query",
         "Query",
@@ -117,7 +118,11 @@ def run(arguments: Sequence[str]) -> int:
     import tyro
 
     compat.join_help_lines()
-    command = tyro.cli(GROUPS[first].load(first), prog=f"{PROGRAM} {first}", args=list(arguments[1:]))
+    kind, prog = GROUPS[first].load(first), f"{PROGRAM} {first}"
+    if hasattr(kind, "parse"):  # a command that passes options on
+        command = kind.parse(arguments[1:], prog)
+    else:
+        command = tyro.cli(kind, prog=prog, args=list(arguments[1:]))
     return command.main() or 0
 
 

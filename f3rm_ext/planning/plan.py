@@ -1,0 +1,274 @@
+"""Puts a plan together: memory, what will be seen, time, and advice."""
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from f3rm_ext.engine.trainer import F3rmTrainerConfig
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.planning.advice import Advice, Estimator, Options, advise, largest
+from f3rm_ext.planning.arguments import has_capture, parse, replace_options
+from f3rm_ext.planning.captures import ImageSizes
+from f3rm_ext.planning.coverage import PlannedCoverage, plan_coverage
+from f3rm_ext.planning.devices import CARDS, choose_device
+from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.growth import Growth, plan_growth
+from f3rm_ext.planning.request import Device, PlanRequest
+from f3rm_ext.planning.throughput import Throughput
+
+RAYS_OPTION = "pipeline.datamanager.train-num-rays-per-batch"
+RAYS_UNIT, GAUSSIANS_UNIT = 256, 10_000
+"""What the largest numbers that fit are rounded down to."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a command of ``ns-train``, a card, and sizes."""
+
+    method: str
+    arguments: tuple[str, ...]
+    """Of ns-train, after the method."""
+    gpu: str | None = None
+    """Name of the card; None for this machine's."""
+    vram_gib: float | None = None
+    """Memory of the card, GiB."""
+    gaussians: int | None = None
+    """Gaussians at the end of training, if they are known."""
+    images: int | None = None
+    """Number of training images; None: those of the capture."""
+    width_px: int | None = None
+    """Of the image files."""
+    height_px: int | None = None
+    """Of the image files."""
+    points: int = 0
+    """That splats start from."""
+    _read: dict[str, ImageSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_hand = (self.images, self.width_px, self.height_px)
+        if any(value is not None for value in by_hand) and None in by_hand:
+            raise ConfigError("Sizes by hand are three: give --images, --width-px and --height-px.")
+        for name, least in (("gaussians", 1), ("points", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name} is {value}, but has to be at least {least}.")
+
+    @property
+    def device_is_given(self) -> bool:
+        """Whether the plan is for a card that need not be of this machine."""
+        return self.gpu is not None or self.vram_gib is not None
+
+    def config(self, options: Options = ()) -> F3rmTrainerConfig:
+        """Returns the options of the run, with other values for some."""
+        config = parse(self.method, replace_options(self.method, self.arguments, options))
+        config.machine.device_type = self.device(config).type  # type: ignore[assignment]
+        return config
+
+    def device(self, config: F3rmTrainerConfig) -> Device:
+        """Returns the device to plan for."""
+        return choose_device(config.machine.device_type, self.gpu, self.vram_gib)
+
+    def sizes(self, config: F3rmTrainerConfig) -> ImageSizes:
+        """Returns the sizes of the images: by hand, of the capture, or assumed.
+
+        Raises:
+            UserError: the capture cannot be used.
+        """
+        if self.images is not None and self.width_px is not None and self.height_px is not None:
+            return ImageSizes.of_numbers(config, self.images, self.width_px, self.height_px, self.points)
+        if has_capture(config):
+            manager = config.pipeline.datamanager
+            key = f"{manager.data} {manager.dataparser} {manager.camera_res_scale_factor}"  # type: ignore[attr-defined]
+            if key not in self._read:
+                self._read[key] = ImageSizes.of_capture(config)
+            return self._read[key]
+        return ImageSizes.assumed(config)
+
+    def request(self, options: Options = ()) -> PlanRequest:
+        """Returns what is to be estimated, with other values for some options."""
+        config = self.config(options)
+        capture = self.sizes(config).summary()
+        growth = plan_growth(config, capture, self.gaussians)
+        return PlanRequest(
+            config=config,
+            capture=capture,
+            device=self.device(config),
+            processes=config.machine.num_devices * config.machine.num_machines,
+            gaussians=None if growth is None else growth.last,
+        )
+
+    def command(self, options: Options = ()) -> list[str]:
+        """Returns the words of the command, with other values for some options."""
+        return ["ns-train", self.method, *replace_options(self.method, self.arguments, options)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An answer."""
+
+    question: Question
+    request: PlanRequest
+    sizes: ImageSizes
+    estimate: MemoryEstimate
+    coverage: PlannedCoverage
+    growth: Growth | None
+    """Of splats."""
+    advice: Advice
+    most: tuple[str, int] | None
+    """The option whose value decides about memory, and the largest value that fits; 0 if none does."""
+    throughput: Throughput | None
+    """None if the speed was not measured."""
+    wanted_epochs: float | None = None
+    """Epochs whose steps are asked for."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether training fits with the options as they are."""
+        return not self.advice.savings and self.advice.fits
+
+    @property
+    def command(self) -> str:
+        """The command to type, with the advised options."""
+        return shlex.join(self.question.command(self.advice.options))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the plan as plain data, for JSON. Bytes are whole numbers, times seconds."""
+        estimate, device, advice = self.estimate, self.request.device, self.advice
+        coverage, speed = self.coverage, self.throughput
+        wanted = None if self.wanted_epochs is None else coverage.steps_for(self.wanted_epochs)
+        return {
+            "method": self.question.method,
+            "command": shlex.join(self.question.command()),
+            "device": {**dataclasses.asdict(device), "bandwidth_gb_s": bandwidth_gb_s(device)},
+            "processes": self.request.processes,
+            "capture": {**dataclasses.asdict(self.request.capture), "source": self.sizes.source},
+            "memory": {
+                "fits": self.fits,
+                "peak_bytes": {phase: estimate.peak(phase) for phase in estimate.device},
+                "device_bytes": {phase: dict(items) for phase, items in estimate.device.items()},
+                "host_bytes": dict(estimate.host),
+            },
+            "gaussians": None if self.growth is None else dataclasses.asdict(self.growth),
+            "coverage": {
+                **dataclasses.asdict(coverage),
+                "steps_per_epoch": coverage.steps_per_epoch,
+                "coverage": coverage.coverage,
+                "wanted_epochs": self.wanted_epochs,
+                "steps_for_wanted_epochs": wanted,
+            },
+            "time": None if speed is None else {**dataclasses.asdict(speed), "eta_s": speed.duration_s(coverage.steps)},
+            "advice": {
+                "fits": advice.fits,
+                "command": self.command,
+                "peak_bytes": advice.estimate.peak("train"),
+                "options": [
+                    {
+                        "set": dict(saving.options),
+                        "now": saving.now,
+                        "loss": saving.loss.name.lower().replace("_", " "),
+                        "saved_bytes": saving.saved_bytes,
+                    }
+                    for saving in advice.savings
+                ],
+            },
+            "most_that_fits": None if self.most is None else {self.most[0]: self.most[1]},
+        }
+
+
+def make_plan(
+    question: Question,
+    estimate: Estimator,
+    *,
+    measure: Callable[[F3rmTrainerConfig], Throughput] | None = None,
+    wanted_epochs: float | None = None,
+) -> Plan:
+    """Answers a question.
+
+    Args:
+        question: what is asked.
+        estimate: predicts memory.
+        measure: measures the speed of a run; None to go without.
+        wanted_epochs: epochs whose steps are asked for.
+
+    Raises:
+        UserError: an option, the card or the capture cannot be used.
+    """
+    request = question.request()
+    sizes = question.sizes(request.config)
+    speed = None if measure is None else measure(request.config)
+    return Plan(
+        question=question,
+        request=request,
+        sizes=sizes,
+        estimate=estimate(request),
+        coverage=plan_coverage(request.config, sizes, request.processes),
+        growth=plan_growth(request.config, request.capture, question.gaussians),
+        advice=advise(question.request, estimate),
+        most=most_that_fits(question, request, estimate),
+        throughput=speed,
+        wanted_epochs=wanted_epochs,
+    )
+
+
+def most_that_fits(question: Question, request: PlanRequest, estimate: Estimator) -> tuple[str, int] | None:
+    """Returns the option that decides about memory, and its largest value that fits with all others as they are."""
+    memory = request.device.memory_bytes
+    if request.gaussians is not None:
+
+        def with_gaussians(count: int) -> int:
+            return estimate(dataclasses.replace(request, gaussians=count)).peak("train")
+
+        return "gaussians", largest(with_gaussians, memory, request.gaussians, unit=GAUSSIANS_UNIT)
+    rays = getattr(request.config.pipeline.datamanager, "train_num_rays_per_batch", None)
+    if not isinstance(rays, int):
+        return None
+
+    def with_rays(count: int) -> int:
+        return estimate(question.request(((RAYS_OPTION, str(count)),))).peak("train")
+
+    return RAYS_OPTION, largest(with_rays, memory, rays, unit=RAYS_UNIT)
+
+
+def bandwidth_gb_s(device: Device) -> int | None:
+    """Returns the bandwidth of a known card's memory, 10⁹ bytes per second."""
+    return next((card.bandwidth_gb_s for card in CARDS if card.name == device.name), None)
+
+
+def cached(estimate: Estimator) -> Estimator:
+    """Remembers estimates of one session, by what a request says."""
+    found: dict[str, MemoryEstimate] = {}
+
+    def remembered(request: PlanRequest) -> MemoryEstimate:
+        key = repr(request)
+        if key not in found:
+            found[key] = estimate(request)
+        return found[key]
+
+    return remembered
+
+
+def split_arguments(arguments: Sequence[str], own: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """Splits a command line into options of the planner and what is left for ``ns-train``, each in its order.
+
+    >>> split_arguments(["f3rm-ext", "--gpu", "4090", "--vis", "viewer"], {"gpu": True})
+    (['--gpu', '4090'], ['f3rm-ext', '--vis', 'viewer'])
+
+    Args:
+        arguments: the words typed.
+        own: names of the planner's options, and whether a value follows.
+    """
+    mine: list[str] = []
+    others: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        name = name.replace("_", "-")
+        if not word.startswith("--") or name not in own:
+            others.append(word)
+            continue
+        mine.append(word)
+        if own[name] and not equals:
+            mine += [value for value in [next(words, None)] if value is not None]
+    return mine, others
