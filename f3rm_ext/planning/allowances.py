@@ -6,6 +6,10 @@ notes on CUDA semantics, "Memory management"); nothing here was measured on a GP
 FRAGMENTATION = 0.05
 """Share of the peak that lies in gaps between blocks of torch's allocator, an allowance. Blocks above 1 MiB are rounded
 up to 2 MiB (PyTorch's CUDACachingAllocator), so the share is small where tensors are large."""
+TILES_PER_GAUSSIAN = 4
+"""Tiles of 16 × 16 pixels in which a visible Gaussian lies, on average; decides how long the lists of the tiles are."""
+REFLECTIVE = 0.2
+"""Share of Gaussians with a remainder, for selective storage; the share of benchmarks/splat_memory.py."""
 QUERY_PX = (1920, 1080)
 """Width and height of the viewer's picture of a query."""
 

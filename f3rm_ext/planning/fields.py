@@ -117,8 +117,7 @@ class _Batches:
         if self._names:
             batch["features"] = {
                 name: interpolate(
-                    (torch.empty(self.featured, dim, dtype=torch.float16), torch.empty(self.featured))
-                    for _ in range(4)
+                    (torch.empty(self.featured, dim, dtype=torch.float16), torch.empty(self.featured)) for _ in range(4)
                 )
                 for name, dim in zip(self._names, self._dims, strict=True)
             }
@@ -166,6 +165,9 @@ def _query(model: F3rmModel, view: Cameras) -> object:
     if not heads:
         return model.render_camera(view, {})
     name, head = next(iter(heads.items()))
-    vectors = Embeddings(torch.empty(1, head.dim), ("query",)), Embeddings(torch.empty(NEGATIVES, head.dim), ("",) * NEGATIVES)
+    vectors = (
+        Embeddings(torch.empty(1, head.dim), ("query",)),
+        Embeddings(torch.empty(NEGATIVES, head.dim), ("",) * NEGATIVES),
+    )
     scorer = Scorer.of_model(model, [Query(name="query", positives=vectors[0], negatives=vectors[1], head=name)])
     return model.render_camera(view, {"scores": lambda _, rendered_of: scorer(rendered_of)})
