@@ -1,10 +1,12 @@
 """Which options make a run fit, those that lose least first, and how much more would fit."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from f3rm_ext.engine.shortage import HasLevers, Lever, Loss, RunFacts
 from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.gaussians import growth_of
 from f3rm_ext.planning.request import PlanRequest
 
 Options = tuple[tuple[str, str], ...]
@@ -15,6 +17,8 @@ Estimator = Callable[[PlanRequest], MemoryEstimate]
 
 LEAST_SHARE = 0.005
 """Share of the peak that a lever has to save to be worth its name."""
+UNPREDICTED = ("pipeline.model.expandable-segments", "pipeline.model.fragmentation")
+"""Levers on gaps in the allocator's memory. Gaps are an allowance in an estimate, so nobody knows what these save."""
 MOST_LEVERS = 40
 """Levers after which the search gives up."""
 
@@ -57,7 +61,7 @@ class Advice:
 
 def find_levers(request: PlanRequest, estimate: MemoryEstimate) -> list[Lever]:
     """Returns the levers of a run: those that its model and its datamanager name when memory runs out in training."""
-    pipeline = request.config.pipeline
+    pipeline, growth = request.config.pipeline, growth_of(request)
     on_device = request.device.type != "cpu" and bool(
         estimate.device["train"].get("images") or estimate.device["train"].get("features")
     )
@@ -66,8 +70,8 @@ def find_levers(request: PlanRequest, estimate: MemoryEstimate) -> list[Lever]:
         request.capture.train_images,
         images_on_device=on_device,
         has_features=bool(getattr(getattr(pipeline.datamanager, "features", None), "extractors", ())),
-        gaussians=request.gaussians or 0,
-        growing=bool(request.gaussians),
+        gaussians=0 if growth is None else growth.last,
+        growing=growth is not None and growth.end > growth.begin,
     )
     parts = (pipeline.model, pipeline.datamanager)
     return [lever for part in parts if isinstance(part, HasLevers) for lever in part.memory_levers(facts)]
@@ -87,92 +91,78 @@ def options_of(lever: Lever) -> Options:
 def advise(request_with: Requester, estimate: Estimator) -> Advice:
     """Searches the options that make a run fit.
 
-    Levers are pulled class by class, those that lose least first. Of one class, the lever comes first that saves just
-    enough, otherwise the one that saves most. In the end, those that turn out to be unnecessary are left out.
+    Levers are pulled class by class, those that lose least first. Within a class they take turns, in the order in which
+    the parts of the run name them. In the end, those that turn out to be unnecessary are left out, those that lose most
+    first.
 
     Args:
         request_with: makes the request with some options changed.
         estimate: predicts its memory.
     """
-    estimates: dict[Options, tuple[PlanRequest, MemoryEstimate]] = {}
+    search = _Search(request_with, estimate)
+    search.pull_until_it_fits()
+    if search.fits(search.pulled):
+        search.drop_unnecessary()
+    return search.advice()
 
-    def at(options: Options) -> tuple[PlanRequest, MemoryEstimate]:
-        if options not in estimates:
-            request = request_with(options)
-            estimates[options] = (request, estimate(request))
-        return estimates[options]
 
-    def fits(options: Options) -> bool:
-        request, memory = at(options)
+class _Search:
+    def __init__(self, request_with: Requester, estimate: Estimator) -> None:
+        self._request_with, self._estimate = request_with, estimate
+        self._known: dict[Options, tuple[PlanRequest, MemoryEstimate]] = {}
+        self.pulled: list[Lever] = []
+        """In this order; a lever that was pulled twice is there twice."""
+
+    def at(self, pulled: Sequence[Lever]) -> tuple[PlanRequest, MemoryEstimate]:
+        """The run with some levers pulled, and its memory."""
+        options = tuple({name: value for lever in pulled for name, value in options_of(lever)}.items())
+        if options not in self._known:
+            request = self._request_with(options)
+            self._known[options] = (request, self._estimate(request))
+        return self._known[options]
+
+    def peak(self, pulled: Sequence[Lever]) -> int:
+        return self.at(pulled)[1].peak("train")
+
+    def fits(self, pulled: Sequence[Lever]) -> bool:
+        request, memory = self.at(pulled)
         return memory.peak("train") <= request.device.memory_bytes
 
-    pulled: list[Saving] = []
-    useless: set[str] = set()
-
-    def options_now() -> Options:
-        return tuple(option for saving in pulled for option in saving.options)
-
-    while not fits(options_now()) and len(pulled) < MOST_LEVERS:
-        request, memory = at(options_now())
-        levers = [lever for lever in find_levers(request, memory) if lever.option not in useless]
-        if not levers:
-            break
-        lowest = min(lever.loss for lever in levers)
-        best: tuple[bool, int, Saving] | None = None
-        for lever in (lever for lever in levers if lever.loss == lowest):
-            saving = Saving(options_of(lever), str(lever.now), lever.loss, 0)
-            options = (*_without(options_now(), saving.options), *saving.options)
-            saved = memory.peak("train") - at(options)[1].peak("train")
-            if saved < LEAST_SHARE * memory.peak("train"):
+    def pull_until_it_fits(self) -> None:
+        """Pulls levers until the run fits or nothing helps any more."""
+        useless = set(UNPREDICTED)
+        while not self.fits(self.pulled) and len(self.pulled) < MOST_LEVERS:
+            levers = [lever for lever in find_levers(*self.at(self.pulled)) if lever.option not in useless]
+            if not levers:
+                return
+            lowest = min(lever.loss for lever in levers)
+            times = Counter(lever.option for lever in self.pulled)
+            lever = min((lever for lever in levers if lever.loss == lowest), key=lambda lever: times[lever.option])
+            before = self.peak(self.pulled)
+            if before - self.peak([*self.pulled, lever]) < LEAST_SHARE * before:
                 useless.add(lever.option)
-                continue
-            enough = fits(options)
-            rank = (enough, -saved if enough else saved)
-            if best is None or rank > best[:2]:
-                best = (*rank, Saving(saving.options, saving.now, lever.loss, saved))
-        if best is not None:
-            _pull(pulled, best[2])
-    if fits(options_now()):
-        _drop_unnecessary(pulled, fits)
-    return Advice(tuple(_with_savings(pulled, at)), *at(options_now()))
+            else:
+                self.pulled.append(lever)
 
+    def drop_unnecessary(self) -> None:
+        """Leaves out what the run fits without."""
+        for lever in sorted(reversed(self.pulled), key=lambda lever: -lever.loss):
+            rest = [other for other in self.pulled if other is not lever]
+            if self.fits(rest):
+                self.pulled = rest
 
-def _pull(pulled: list[Saving], saving: Saving) -> None:
-    """Adds a saving; one that changes the same option further takes its place."""
-    names = {name for name, _ in saving.options}
-    for index, before in enumerate(pulled):
-        if before.options[0][0] == saving.options[0][0]:
-            pulled[index] = Saving(saving.options, before.now, saving.loss, 0)
-            return
-        assert not names & {name for name, _ in before.options}
-    pulled.append(saving)
-
-
-def _without(options: Options, replaced: Options) -> Options:
-    names = {name for name, _ in replaced}
-    return tuple((name, value) for name, value in options if name not in names)
-
-
-def _drop_unnecessary(pulled: list[Saving], fits: Callable[[Options], bool]) -> None:
-    """Leaves out, those that lose most first, what the run fits without."""
-    for saving in sorted(pulled, key=lambda saving: -saving.loss):
-        rest = tuple(option for other in pulled if other is not saving for option in other.options)
-        if fits(rest):
-            pulled.remove(saving)
-
-
-def _with_savings(
-    pulled: Sequence[Saving], at: Callable[[Options], tuple[PlanRequest, MemoryEstimate]]
-) -> list[Saving]:
-    """The savings with what each saves after those before it."""
-    found: list[Saving] = []
-    options: Options = ()
-    for saving in pulled:
-        before = at(options)[1].peak("train")
-        options = (*options, *saving.options)
-        saved = before - at(options)[1].peak("train")
-        found.append(Saving(saving.options, saving.now, saving.loss, saved))
-    return found
+    def advice(self) -> Advice:
+        """The options in the order in which they were pulled, with what each saves after those before it."""
+        by_option: dict[str, list[Lever]] = {}
+        for lever in self.pulled:
+            by_option.setdefault(lever.option, []).append(lever)
+        savings: list[Saving] = []
+        before: list[Lever] = []
+        for levers in by_option.values():
+            saved = self.peak(before) - self.peak([*before, *levers])
+            savings.append(Saving(options_of(levers[-1]), str(levers[0].now), levers[0].loss, saved))
+            before += levers
+        return Advice(tuple(savings), *self.at(before))
 
 
 def largest(bytes_at: Callable[[int], int], memory_bytes: int, now: int, *, unit: int = 1, most: int = 1 << 40) -> int:

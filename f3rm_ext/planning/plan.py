@@ -14,9 +14,11 @@ from f3rm_ext.planning.captures import ImageSizes
 from f3rm_ext.planning.coverage import PlannedCoverage, plan_coverage
 from f3rm_ext.planning.devices import CARDS, choose_device
 from f3rm_ext.planning.estimate import MemoryEstimate
-from f3rm_ext.planning.growth import Growth, plan_growth
+from f3rm_ext.planning.gaussians import Growth, growth_of, limited
+from f3rm_ext.planning.growth import final_gaussians
 from f3rm_ext.planning.request import Device, PlanRequest
 from f3rm_ext.planning.throughput import Throughput
+from f3rm_ext.utils.console import silence
 
 RAYS_OPTION = "pipeline.datamanager.train-num-rays-per-batch"
 RAYS_UNIT, GAUSSIANS_UNIT = 256, 10_000
@@ -89,14 +91,12 @@ class Question:
     def request(self, options: Options = ()) -> PlanRequest:
         """Returns what is to be estimated, with other values for some options."""
         config = self.config(options)
-        capture = self.sizes(config).summary()
-        growth = plan_growth(config, capture, self.gaussians)
         return PlanRequest(
             config=config,
-            capture=capture,
+            capture=self.sizes(config).summary(),
             device=self.device(config),
             processes=config.machine.num_devices * config.machine.num_machines,
-            gaussians=None if growth is None else growth.last,
+            gaussians=limited(self.gaussians, config.pipeline.model),
         )
 
     def command(self, options: Options = ()) -> list[str]:
@@ -204,7 +204,7 @@ def make_plan(
         sizes=sizes,
         estimate=estimate(request),
         coverage=plan_coverage(request.config, sizes, request.processes),
-        growth=plan_growth(request.config, request.capture, question.gaussians),
+        growth=growth_of(request),
         advice=advise(question.request, estimate),
         most=most_that_fits(question, request, estimate),
         throughput=speed,
@@ -215,12 +215,12 @@ def make_plan(
 def most_that_fits(question: Question, request: PlanRequest, estimate: Estimator) -> tuple[str, int] | None:
     """Returns the option that decides about memory, and its largest value that fits with all others as they are."""
     memory = request.device.memory_bytes
-    if request.gaussians is not None:
+    if growth_of(request) is not None:
 
         def with_gaussians(count: int) -> int:
             return estimate(dataclasses.replace(request, gaussians=count)).peak("train")
 
-        return "gaussians", largest(with_gaussians, memory, request.gaussians, unit=GAUSSIANS_UNIT)
+        return "gaussians", largest(with_gaussians, memory, final_gaussians(request), unit=GAUSSIANS_UNIT)
     rays = getattr(request.config.pipeline.datamanager, "train_num_rays_per_batch", None)
     if not isinstance(rays, int):
         return None
@@ -243,7 +243,8 @@ def cached(estimate: Estimator) -> Estimator:
     def remembered(request: PlanRequest) -> MemoryEstimate:
         key = repr(request)
         if key not in found:
-            found[key] = estimate(request)
+            with silence():  # models say what they start with
+                found[key] = estimate(request)
         return found[key]
 
     return remembered

@@ -16,7 +16,7 @@ from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.splat_stand_in import splat_stand_in
 from f3rm_ext.planning.steps import TracedRun, camera, lpips_stand_in, tracing
 from f3rm_ext.planning.tracker import AllocationTracker, Bytes
-from f3rm_ext.planning.windows import Window, feature_sizes, feature_specs, stays_on_device, window_of
+from f3rm_ext.planning.windows import feature_sizes, feature_specs, stays_on_device, window_of
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Scorer
 from f3rm_ext.splat.features.heads import LiftedHead

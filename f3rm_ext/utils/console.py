@@ -30,6 +30,17 @@ def messages_to_stderr() -> "Iterator[None]":
         log.file = before
 
 
+@contextlib.contextmanager
+def silence() -> "Iterator[None]":
+    """Drops nerfstudio's messages."""
+    log = console()
+    before, log.quiet = log.quiet, True
+    try:
+        yield
+    finally:
+        log.quiet = before
+
+
 def image_progress(unit: str = "images", on: "Console | None" = None, *, disable: bool = False) -> "Progress":
     """Returns a progress bar that shows how many units are done, the rate and the time left.
 
