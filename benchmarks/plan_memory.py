@@ -22,13 +22,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from processes import report_result
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
@@ -101,8 +102,15 @@ def write_lpips(path: Path) -> None:
     torch.save(state, path)
 
 
-def make_config(name: str, folder: Path, tiny: bool = False) -> Any:
-    """Returns the trainer's configuration of a run, or of one with the same code that takes next to nothing."""
+def make_config(name: str, folder: Path, tiny: bool = False, device: str = "cpu") -> Any:
+    """Returns the trainer's configuration of a run.
+
+    Args:
+        name: of the run.
+        folder: of the captures.
+        tiny: leave it its code and take its size.
+        device: ``"cpu"`` or ``"cuda"``.
+    """
     from f3rm_ext.method_configs.presets import make_config as make_field
     from f3rm_ext.method_configs.splat_presets import make_splat_config
 
@@ -126,7 +134,7 @@ def make_config(name: str, folder: Path, tiny: bool = False) -> Any:
     if tiny:
         make_tiny(config)
     config.output_dir, config.timestamp, config.vis = folder / "runs", "run", "tensorboard"
-    config.machine.device_type, config.max_num_iterations, config.steps_per_save = "cpu", 15_000, 10**9
+    config.machine.device_type, config.max_num_iterations, config.steps_per_save = device, 15_000, 10**9
     config.logging.local_writer.enable = False
     config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
     return config
@@ -144,18 +152,16 @@ def make_tiny(config: Any) -> None:
     model.feature_grid.log2_hashmap_size, model.eval_num_rays_per_chunk = 8, 512
 
 
-def train(name: str, folder: Path, mark: Callable[[str], Any], tiny: bool = False) -> dict[str, Any]:
+def train(config: Any, mark: Callable[[str], Any]) -> dict[str, Any]:
     """Trains some steps with the real trainer, and draws an evaluation picture.
 
     Args:
-        name: of the run.
-        folder: of the captures.
+        config: of the trainer.
         mark: returns a context for each phase.
-        tiny: see :func:`make_config`.
     """
     from nerfstudio.engine.callbacks import TrainingCallbackLocation as Location
 
-    trainer = make_config(name, folder, tiny).setup(local_rank=0, world_size=1)
+    trainer = config.setup(local_rank=0, world_size=1)
     trainer.setup()
     pipeline = trainer.pipeline
 
@@ -194,7 +200,7 @@ def allocated(name: str, folder: Path) -> dict[str, Any]:
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        about = train(name, folder, lambda phase: torch.profiler.record_function(f"phase {phase}"))
+        about = train(make_config(name, folder), lambda phase: torch.profiler.record_function(f"phase {phase}"))
     results: Any = profile.profiler
     events = sorted(results.kineto_results.events(), key=lambda event: event.start_ns())
     spans: dict[str, list[tuple[int, int]]] = {phase: [] for phase in PHASES}
@@ -214,7 +220,7 @@ def allocated(name: str, folder: Path) -> dict[str, Any]:
 
 def resident(name: str, folder: Path) -> dict[str, Any]:
     """Measures by how much the memory of the process rises above that of a tiny run, which has loaded all code."""
-    train(name, folder, lambda _: contextlib.nullcontext(), tiny=True)
+    train(make_config(name, folder, tiny=True), lambda _: contextlib.nullcontext())
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before, peaks = _status("VmRSS"), dict.fromkeys(PHASES, 0)
@@ -229,7 +235,7 @@ def resident(name: str, folder: Path) -> dict[str, Any]:
         def __exit__(self, *_: object) -> None:
             peaks[self.phase] = max(peaks[self.phase], _status("VmHWM") - before)
 
-    train(name, folder, Mark)
+    train(make_config(name, folder), Mark)
     return peaks
 
 
@@ -240,22 +246,78 @@ def _status(field: str) -> int:
     raise SystemExit("Linux says how much memory a process takes in /proc; this machine has none.")
 
 
-def plan(name: str, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Plans the run: with what torch allocates, and with numpy's arrays too; and the plan's time."""
-    from f3rm_ext.planning.memory import estimate_memory
-    from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
-    from f3rm_ext.planning.splats import estimate_splats
+def on_cuda(name: str, folder: Path, device: str, tiny: bool) -> dict[str, Any]:
+    """Measures what torch's allocator hands out on a GPU at most, and plans the same run.
 
-    config = make_config(name, folder)
+    Args:
+        name: of the run.
+        folder: of the captures.
+        device: ``"cuda"``, or ``"cpu"`` for a rehearsal, in which nothing is measured.
+        tiny: see :func:`make_config`.
+    """
+    peaks: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def mark(phase: str) -> Iterator[None]:
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        yield
+        if device == "cuda":
+            peaks[phase] = max(peaks.get(phase, 0.0), torch.cuda.max_memory_allocated() / MIB)
+
+    config = make_config(name, folder, tiny, device)
+    about = train(copy.deepcopy(config), mark)
+    memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 8 << 30
+    request = request_of(name, config, about, device, memory)
+    from f3rm_ext.planning.memory import estimate_memory
+
+    begin, found = time.perf_counter(), estimate_memory(request)
+    tensors = {phase: _tensors(found.device[phase]) / MIB for phase in PHASES}
+    reserved = torch.cuda.max_memory_reserved() / MIB if device == "cuda" else None
+    return {
+        "plan_s": round(time.perf_counter() - begin, 2),
+        **{f"{phase}_planned_mib": round(value) for phase, value in tensors.items()},
+        **{f"{phase}_mib": round(peaks[phase]) if phase in peaks else None for phase in PHASES},
+        "whole_planned_mib": round(max(found.peak(phase) for phase in PHASES) / MIB),
+        "reserved_mib": reserved and round(reserved),
+    }
+
+
+def _tensors(held: Mapping[Any, int]) -> int:
+    """Bytes of tensors, without what CUDA takes and without the allowance for gaps."""
+    return sum(size for category, size in held.items() if category not in ("context", "fragmentation"))
+
+
+def request_of(name: str, config: Any, about: dict[str, Any], device: str, memory_bytes: int) -> Any:
+    """Returns what is to be planned.
+
+    Args:
+        name: of the run.
+        config: of its trainer.
+        about: numbers of its images.
+        device: ``"cpu"`` or ``"cuda"``.
+        memory_bytes: memory of the device.
+    """
+    from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
+
     splats = not RUNS[name][1]
     sizes = CaptureSizes(about["train"], about["eval"], *(SPLAT_PX if splats else FIELD_PX))
     count = config.pipeline.model.num_random if splats else None
-    request = PlanRequest(config, sizes, Device("cpu", 8 << 30), gaussians=count)
+    return PlanRequest(config, sizes, Device(device, memory_bytes), gaussians=count)
+
+
+def plan(name: str, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Plans the run: with what torch allocates, and with numpy's arrays too; and the plan's time."""
+    from f3rm_ext.planning.memory import estimate_memory
+    from f3rm_ext.planning.splats import estimate_splats
+
+    request = request_of(name, make_config(name, folder), about, "cpu", 8 << 30)
     estimate_memory(copy.deepcopy(request))  # imports
     begin = time.perf_counter(), time.process_time()
     found = estimate_memory(request)
     took = time.perf_counter() - begin[0], time.process_time() - begin[1]
-    without = estimate_splats(request, arrays=False) if splats else found
+    without = found if RUNS[name][1] else estimate_splats(request, arrays=False)
+    # Evaluation reads one image at a time here; training has read its window.
     unread = found.device["train"].get("images", 0) + found.device["train"].get("features", 0) - about["window"]
     return {
         "planned": {phase: without.peak(phase) - unread for phase in PHASES},
@@ -300,11 +362,24 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     return {"run": name, **planned, "allocated": found, "process": process, **about}
 
 
+def print_row(row: dict[str, Any]) -> None:
+    """Prints a run: planned and allocated, planned and process, MiB, and their ratios."""
+    print(row["run"], f"(planned in {row['plan_s']} s)")
+    for phase in PHASES:
+        figures = [row[key][phase] / MIB for key in ("planned", "allocated", "planned_process", "process")]
+        ratios = (figures[0] / figures[1], figures[2] / figures[3])
+        said = [f"{figure:10.1f}" for figure in figures] + [f"{ratio:8.3f}" for ratio in ratios]
+        print(f"  {phase:<12}", *said, flush=True)
+
+
 def main() -> None:
     """Prints the table and writes results/plan_memory.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="runs whose names contain this")
     parser.add_argument("--out", type=Path, default=RESULTS / "plan_memory.json")
+    parser.add_argument("--one", choices=list(RUNS), help="only this run, on --device, for the GPU day")
+    parser.add_argument("--device", default="cpu", help="of --one")
+    parser.add_argument("--tiny", action="store_true", help="--one in next to no time, for a rehearsal")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     # Imported once, for all children.
@@ -315,16 +390,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="plan-memory-") as work:
         folder = Path(work)
         write_lpips(folder / "lpips.pth")
+        if options.one:
+            report_result(on_cuda(options.one, folder, options.device, options.tiny))
+            return
         for name in RUNS:
-            if options.only not in name:
-                continue
-            row = measure(name, folder)
-            rows.append(row)
-            print(name, f"(planned in {row['plan_s']} s)")
-            for phase in PHASES:
-                figures = [row[key][phase] / MIB for key in ("planned", "allocated", "planned_process", "process")]
-                ratios = figures[0] / figures[1], figures[2] / figures[3]
-                print(f"  {phase:<12}" + "".join(f"{figure:10.1f}" for figure in figures), "  %.3f  %.3f" % ratios, flush=True)
+            if options.only in name:
+                rows.append(measure(name, folder))
+                print_row(rows[-1])
     record = {
         "date": datetime.date.today().isoformat(),
         "machine": platform.processor() or platform.machine(),

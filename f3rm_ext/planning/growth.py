@@ -23,7 +23,7 @@ def starting_gaussians(request: PlanRequest) -> int:
     if model.start_from is not None:
         if request.gaussians is None:
             raise ConfigError(
-                f"The plan of a run that starts from {model.start_from} needs its number of Gaussians: give --gaussians."
+                f"The plan of a run that starts from {model.start_from} needs their number: give --gaussians."
             )
         return request.gaussians
     count = (
