@@ -5,8 +5,9 @@
 
 Sections: kernels (gsplat is compiled), tests (tests/gpu), features (extracted), fields (f3rm-ext with every hash-grid
 backend there is, f3rm-ext-big, nerfacto, nerfacto with F3RM's features), splats (sugar-ext beside splatfacto with the
-same Gaussians), splat-features (lifting, and a text query), plan (planned memory beside what is allocated). Every measurement is a process of its own. A failure is
-recorded with its sentence and stops nothing else; the file is written again after every row.
+same Gaussians), splat-features (lifting, and a text query), plan (planned memory beside what is allocated). Every
+measurement is a process of its own. A failure is recorded with its sentence and stops nothing else; the file is written
+again after every row.
 
 Nothing is downloaded. Features are those of a CLIP with random weights, which cost what real ones cost and mean
 nothing; give --extractor for others.
