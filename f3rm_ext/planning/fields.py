@@ -21,8 +21,8 @@ from f3rm_ext.nerf.model import F3rmModel
 from f3rm_ext.planning.allowances import QUERY_PX, on_the_device
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.grid_stand_in import grid_stand_in
-from f3rm_ext.planning.request import CaptureSizes, PlanRequest
-from f3rm_ext.planning.steps import TracedRun, camera, lpips_stand_in, tracing
+from f3rm_ext.planning.request import PlanRequest
+from f3rm_ext.planning.steps import TracedRun, cameras, lpips_stand_in, tracing
 from f3rm_ext.planning.tracker import AllocationTracker
 from f3rm_ext.planning.windows import Window, feature_sizes, feature_specs, stays_on_device, window_of
 from f3rm_ext.query.embeddings import Embeddings, Query
@@ -41,8 +41,8 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
     specs = feature_specs(manager.features, sizes)
     train = window_of(manager, "train", capture.train_images, capture, sizes)
     evaluated = window_of(manager, "eval", capture.eval_images, capture, sizes)
-    view, queried = camera(capture.width_px, capture.height_px), camera(*QUERY_PX)
-    cameras = _cameras(capture)
+    view, queried = cameras(capture.width_px, capture.height_px), cameras(*QUERY_PX)
+    trained = cameras(capture.width_px, capture.height_px, capture.train_images)
     device: dict[Phase, dict[Category, int]] = {}
     with grid_stand_in(kind), tracing() as tracker:
         scene_box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
@@ -55,7 +55,7 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
             model.chunked.chunk = model.chunked.chunk or DEFAULT_CHUNK_CUDA
         run = TracedRun(config, model, tracker, mixed=config.mixed_precision and kind == "cuda", foreach=kind == "cuda")
         with tracker.allocating("buffers"):
-            rays = TableRayGenerator(cameras)
+            rays = TableRayGenerator(trained)
         free = request.device.memory_bytes - on_the_device(kind, tracker.total)
         kept = stays_on_device(train, manager.images_on_gpu, kind, free)
         windows = _windows(train if kept or kind == "cpu" else None, evaluated if kind == "cpu" else None, tracker)
@@ -66,13 +66,6 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
             device["query"] = run.draw(lambda: _query(model, queried))
         del windows
     return MemoryEstimate(device, {} if kind == "cpu" else _host(train, evaluated, kept))
-
-
-def _cameras(capture: CaptureSizes) -> Cameras:
-    count = max(1, capture.train_images)
-    pose = torch.eye(4)[:3].repeat(count, 1, 1)
-    width, height = capture.width_px, capture.height_px
-    return Cameras(pose, float(width), float(width), width / 2, height / 2, width, height)
 
 
 def _windows(train: Window | None, evaluated: Window | None, tracker: AllocationTracker) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from f3rm_ext.engine.optimizers import schedule_length
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.splat.initialization import FEWEST_POINTS
 from f3rm_ext.splat.schedule import Schedule
@@ -13,8 +14,18 @@ captures of Mip-NeRF 360 (Kerbl et al. 2023, and the sizes of its published mode
 
 
 def starting_gaussians(request: PlanRequest) -> int:
-    """Returns how many Gaussians a run starts with."""
+    """Returns how many Gaussians a run starts with.
+
+    Raises:
+        ConfigError: it starts from a file, and the request does not tell their number.
+    """
     model: Any = request.config.pipeline.model
+    if model.start_from is not None:
+        if request.gaussians is None:
+            raise ConfigError(
+                f"The plan of a run that starts from {model.start_from} needs their number: give --gaussians."
+            )
+        return request.gaussians
     count = (
         request.capture.points if request.capture.points >= FEWEST_POINTS else request.capture.points + model.num_random
     )
@@ -52,7 +63,7 @@ def gaussians_at(request: PlanRequest, step: int) -> int:
     if densify.strategy == "none":
         return request.gaussians or begin
     if densify.strategy == "mcmc":
-        end = request.gaussians or densify.cap
+        end = request.gaussians or densify.cap or begin
         rounds = max(0, min(at, last, densify.mcmc_stop) - 1) // densify.every - densify.start // densify.every
         count = begin
         for _ in range(max(0, rounds)):

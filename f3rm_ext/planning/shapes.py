@@ -41,7 +41,7 @@ class _LargestCase(TorchDispatchMode):
         operator = function.overloadpacket
         if operator in READS:
             return _one(args[0].dtype) if operator is aten._local_scalar_dense else True
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if operator is aten.nonzero:
             return first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
         if operator is aten.masked_select:

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import SceneBox
 from torch import Tensor, nn
 
@@ -14,7 +13,7 @@ from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.growth import final_gaussians, schedule_of
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.splat_stand_in import splat_stand_in
-from f3rm_ext.planning.steps import TracedRun, camera, lpips_stand_in, tracing
+from f3rm_ext.planning.steps import TracedRun, cameras, lpips_stand_in, tracing
 from f3rm_ext.planning.tracker import AllocationTracker, Bytes
 from f3rm_ext.planning.windows import feature_sizes, feature_specs, stays_on_device, window_of
 from f3rm_ext.query.embeddings import Embeddings, Query
@@ -68,12 +67,8 @@ class _TracedSplats:
         options.densify.max_gaussians = 0
         self.regularized = options.regularization != "none"
         capture = request.capture
-        self.view = camera(capture.width_px, capture.height_px)
-        self.queried = camera(*QUERY_PX)
-        self.cameras = Cameras(
-            torch.eye(4)[None, :3].repeat(2, 1, 1), *(float(capture.width_px),) * 2, capture.width_px / 2,
-            capture.height_px / 2, capture.width_px, capture.height_px,
-        )  # fmt: skip
+        self.view, self.queried = cameras(capture.width_px, capture.height_px), cameras(*QUERY_PX)
+        self.trained = cameras(capture.width_px, capture.height_px, capture.train_images)
         box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
         self.model: SplatModel = options.setup(
             scene_box=box,
@@ -94,12 +89,13 @@ class _TracedSplats:
         model.filter_3d = torch.empty(self.count)
         model.image_metrics._lpips = lpips_stand_in  # type: ignore[method-assign]
         self.run = TracedRun(self.config, model, tracker, mixed=False, foreach=kind == "cuda")
-        manager = SimpleNamespace(train_dataset=SimpleNamespace(cameras=self.cameras))
+        manager = SimpleNamespace(train_dataset=SimpleNamespace(cameras=self.trained))
         attributes: Any = SimpleNamespace(
             optimizers=self.run.optimizers,
             pipeline=SimpleNamespace(datamanager=manager),
             trainer=SimpleNamespace(config=self.config),
         )
+        model.loaded = True  # so that nothing is said of how it starts
         model.get_training_callbacks(attributes)
         assert model.regularizer is not None and model.densifier is not None
         # What it needs at points is in the account; its kernels do not run without values.

@@ -120,10 +120,11 @@ def make_optimizers(config: TrainerConfig, model: Model, *, foreach: bool) -> Op
     return optimizers
 
 
-def camera(width_px: int, height_px: int) -> Cameras:
-    """Returns a camera with values; call it outside :func:`tracing`."""
-    pose = torch.eye(4)[None, :3]
-    return Cameras(pose, float(width_px), float(width_px), width_px / 2, height_px / 2, width_px, height_px)
+def cameras(width_px: int, height_px: int, count: int = 1) -> Cameras:
+    """Returns cameras with values, all alike; call it outside :func:`tracing`."""
+    pose = torch.eye(4)[:3].repeat(max(1, count), 1, 1)
+    focal_px = float(width_px)
+    return Cameras(pose, focal_px, focal_px, width_px / 2, height_px / 2, width_px, height_px)
 
 
 def lpips_stand_in(_: int) -> Lpips:
