@@ -199,6 +199,7 @@ def allocated(name: str, folder: Path) -> dict[str, Any]:
     They are those of the main thread: windows, which another thread loads, are added.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
+    gc.collect()  # What an earlier run leaves would be freed in this one, and count.
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         about = train(make_config(name, folder), lambda phase: torch.profiler.record_function(f"phase {phase}"))
     results: Any = profile.profiler
@@ -306,13 +307,21 @@ def request_of(name: str, config: Any, about: dict[str, Any], device: str, memor
     return PlanRequest(config, sizes, Device(device, memory_bytes), gaussians=count)
 
 
-def plan(name: str, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Plans the run: with what torch allocates, and with numpy's arrays too; and the plan's time."""
+def plan(name: str, folder: Path, about: dict[str, Any], warm: bool = True) -> dict[str, Any]:
+    """Plans the run: with what torch allocates, and with numpy's arrays too; and the plan's time.
+
+    Args:
+        name: of the run.
+        folder: of the captures.
+        about: what :func:`train` returned.
+        warm: make a plan before, so that the time is without imports.
+    """
     from f3rm_ext.planning.memory import estimate_memory
     from f3rm_ext.planning.splats import estimate_splats
 
     request = request_of(name, make_config(name, folder), about, "cpu", 8 << 30)
-    estimate_memory(copy.deepcopy(request))  # imports
+    if warm:
+        estimate_memory(copy.deepcopy(request))
     begin = time.perf_counter(), time.process_time()
     found = estimate_memory(request)
     took = time.perf_counter() - begin[0], time.process_time() - begin[1]

@@ -1,7 +1,7 @@
 """The memory that a run takes, without a GPU and without data."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.nerf.model import F3rmModelConfig
@@ -13,18 +13,8 @@ from f3rm_ext.planning.splats import estimate_splats
 from f3rm_ext.splat.model import SplatModelConfig
 
 
-class MemoryPlanner(Protocol):
-    """Returns the memory of the tensors of a run, for one kind of model."""
-
-    def __call__(self, request: PlanRequest) -> MemoryEstimate:
-        """Returns the peaks, without what CUDA takes and without gaps.
-
-        Raises:
-            UserError: an option of the run cannot be used.
-        """
-        ...
-
-
+MemoryPlanner = Callable[[PlanRequest], MemoryEstimate]
+"""Returns the memory of the tensors of a run, for one kind of model: without what CUDA takes and without gaps."""
 PLANNERS: dict[type, MemoryPlanner] = {F3rmModelConfig: estimate_field, SplatModelConfig: estimate_splats}
 """By configuration of the model; see :func:`register_planner`."""
 
