@@ -25,11 +25,11 @@ from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
-from f3rm_ext.engine.shortage import Lever, RunFacts
+from f3rm_ext.engine.shortage import Lever, Loss, RunFacts, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components import masks
-from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
+from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer, default_chunk
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
@@ -38,7 +38,7 @@ from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
 from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, render_normals
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
-from f3rm_ext.nerf.levers import field_levers
+from f3rm_ext.nerf.levers import MIN_CHUNK, field_levers
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, feature_pairs
 from f3rm_ext.nerf.queryable import QueryableField
 from f3rm_ext.viewer.panel import QueryPanel
@@ -161,6 +161,11 @@ class F3rmModelConfig(OwnModelConfig):
                 {"grid": self.grid} | ({"feature-grid": self.feature_grid} if facts.has_features else {}),
             )
         )
+
+    def picture_levers(self, facts: RunFacts) -> list[Lever]:
+        """Returns the options that lower the memory of a picture."""
+        chunk = self.eval_num_rays_per_chunk or default_chunk(torch.device(facts.device_type))
+        return list(halved(Loss.NOTHING, "pipeline.model.eval-num-rays-per-chunk", chunk, MIN_CHUNK))
 
     def check_export(self, command: str, argv: Sequence[str]) -> None:
         """Refuses ns-export commands that cannot export a field; see :mod:`f3rm_ext.engine.ns_export`."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from f3rm_ext.engine.shortage import HasLevers, Lever, Loss, RunFacts
 from f3rm_ext.planning.estimate import MemoryEstimate
@@ -15,12 +16,21 @@ Requester = Callable[[Options], PlanRequest]
 """Makes the request of the run with other values for some options."""
 Estimator = Callable[[PlanRequest], MemoryEstimate]
 
+Peak = Literal["training", "pictures"]
+"""Training steps, or pictures of evaluation and of the viewer."""
 LEAST_SHARE = 0.005
 """Share of the peak that a lever has to save to be worth its name."""
 UNPREDICTED = ("pipeline.model.expandable-segments", "pipeline.model.fragmentation")
 """Levers on gaps in the allocator's memory. Gaps are an allowance in an estimate, so nobody knows what these save."""
 MOST_LEVERS = 40
 """Levers after which the search gives up."""
+
+
+def peak_of(estimate: MemoryEstimate, what: Peak) -> int:
+    """Returns the bytes at the peak of training steps, or of pictures."""
+    return max(
+        (estimate.peak(phase) for phase in estimate.device if (phase == "train") == (what == "training")), default=0
+    )
 
 
 @dataclass(frozen=True)
@@ -33,8 +43,10 @@ class Saving:
     """The present value of the first option."""
     loss: Loss
     """What is lost."""
+    what: Peak
+    """Whose peak it lowers."""
     saved_bytes: int
-    """How much lower the peak of training gets, after the options before it."""
+    """How much lower that peak gets, after the options before it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,12 @@ class Advice:
     @property
     def fits(self) -> bool:
         """Whether training fits with these options."""
-        return self.estimate.peak("train") <= self.request.device.memory_bytes
+        return peak_of(self.estimate, "training") <= self.request.device.memory_bytes
+
+    @property
+    def pictures_fit(self) -> bool:
+        """Whether pictures of evaluation and of the viewer fit with these options."""
+        return peak_of(self.estimate, "pictures") <= self.request.device.memory_bytes
 
     @property
     def options(self) -> Options:
@@ -59,8 +76,11 @@ class Advice:
         return tuple(option for saving in self.savings for option in saving.options)
 
 
-def find_levers(request: PlanRequest, estimate: MemoryEstimate) -> list[Lever]:
-    """Returns the levers of a run: those that its model and its datamanager name when memory runs out in training."""
+def find_levers(request: PlanRequest, estimate: MemoryEstimate, what: Peak = "training") -> list[Lever]:
+    """Returns the levers of a run: those that its model and its datamanager name when memory runs out in training.
+
+    For pictures, those of the model.
+    """
     pipeline, growth = request.config.pipeline, growth_of(request)
     on_device = request.device.type != "cpu" and bool(
         estimate.device["train"].get("images") or estimate.device["train"].get("features")
@@ -73,6 +93,9 @@ def find_levers(request: PlanRequest, estimate: MemoryEstimate) -> list[Lever]:
         gaussians=0 if growth is None else growth.last,
         growing=growth is not None and growth.end > growth.begin,
     )
+    if what == "pictures":
+        picture_levers = getattr(pipeline.model, "picture_levers", None)
+        return [] if picture_levers is None else picture_levers(facts)
     parts = (pipeline.model, pipeline.datamanager)
     return [lever for part in parts if isinstance(part, HasLevers) for lever in part.memory_levers(facts)]
 
@@ -100,9 +123,10 @@ def advise(request_with: Requester, estimate: Estimator) -> Advice:
         estimate: predicts its memory.
     """
     search = _Search(request_with, estimate)
-    search.pull_until_it_fits()
-    if search.fits(search.pulled):
+    search.pull_until_it_fits("training")
+    if search.fits(search.pulled, "training"):
         search.drop_unnecessary()
+        search.pull_until_it_fits("pictures")
     return search.advice()
 
 
@@ -110,6 +134,7 @@ class _Search:
     def __init__(self, request_with: Requester, estimate: Estimator) -> None:
         self._request_with, self._estimate = request_with, estimate
         self._known: dict[Options, tuple[PlanRequest, MemoryEstimate]] = {}
+        self._lowered: dict[str, Peak] = {}
         self.pulled: list[Lever] = []
         """In this order; a lever that was pulled twice is there twice."""
 
@@ -121,34 +146,34 @@ class _Search:
             self._known[options] = (request, self._estimate(request))
         return self._known[options]
 
-    def peak(self, pulled: Sequence[Lever]) -> int:
-        return self.at(pulled)[1].peak("train")
+    def peak(self, pulled: Sequence[Lever], what: Peak) -> int:
+        return peak_of(self.at(pulled)[1], what)
 
-    def fits(self, pulled: Sequence[Lever]) -> bool:
-        request, memory = self.at(pulled)
-        return memory.peak("train") <= request.device.memory_bytes
+    def fits(self, pulled: Sequence[Lever], what: Peak) -> bool:
+        return self.peak(pulled, what) <= self.at(pulled)[0].device.memory_bytes
 
-    def pull_until_it_fits(self) -> None:
+    def pull_until_it_fits(self, what: Peak) -> None:
         """Pulls levers until the run fits or nothing helps any more."""
         useless = set(UNPREDICTED)
-        while not self.fits(self.pulled) and len(self.pulled) < MOST_LEVERS:
-            levers = [lever for lever in find_levers(*self.at(self.pulled)) if lever.option not in useless]
+        while not self.fits(self.pulled, what) and len(self.pulled) < MOST_LEVERS:
+            levers = [lever for lever in find_levers(*self.at(self.pulled), what) if lever.option not in useless]
             if not levers:
                 return
             lowest = min(lever.loss for lever in levers)
             times = Counter(lever.option for lever in self.pulled)
             lever = min((lever for lever in levers if lever.loss == lowest), key=lambda lever: times[lever.option])
-            before = self.peak(self.pulled)
-            if before - self.peak([*self.pulled, lever]) < LEAST_SHARE * before:
+            before = self.peak(self.pulled, what)
+            if before - self.peak([*self.pulled, lever], what) < LEAST_SHARE * before:
                 useless.add(lever.option)
             else:
                 self.pulled.append(lever)
+                self._lowered[lever.option] = what
 
     def drop_unnecessary(self) -> None:
-        """Leaves out what the run fits without."""
+        """Leaves out what training fits without."""
         for lever in sorted(reversed(self.pulled), key=lambda lever: -lever.loss):
             rest = [other for other in self.pulled if other is not lever]
-            if self.fits(rest):
+            if self.fits(rest, "training"):
                 self.pulled = rest
 
     def advice(self) -> Advice:
@@ -158,9 +183,10 @@ class _Search:
             by_option.setdefault(lever.option, []).append(lever)
         savings: list[Saving] = []
         before: list[Lever] = []
-        for levers in by_option.values():
-            saved = self.peak(before) - self.peak([*before, *levers])
-            savings.append(Saving(options_of(levers[-1]), str(levers[0].now), levers[0].loss, saved))
+        for option, levers in by_option.items():
+            what = self._lowered[option]
+            saved = self.peak(before, what) - self.peak([*before, *levers], what)
+            savings.append(Saving(options_of(levers[-1]), str(levers[0].now), levers[0].loss, what, saved))
             before += levers
         return Advice(tuple(savings), *self.at(before))
 

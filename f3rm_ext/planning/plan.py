@@ -8,7 +8,7 @@ from typing import Any
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.planning.advice import Advice, Estimator, Options, advise, largest
+from f3rm_ext.planning.advice import Advice, Estimator, Options, Peak, advise, largest, peak_of
 from f3rm_ext.planning.arguments import has_capture, parse, replace_options
 from f3rm_ext.planning.captures import ImageSizes
 from f3rm_ext.planning.coverage import PlannedCoverage, plan_coverage
@@ -125,8 +125,8 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether training fits with the options as they are."""
-        return not self.advice.savings and self.advice.fits
+        """Whether training and pictures fit with the options as they are."""
+        return not self.advice.savings and self.advice.fits and self.advice.pictures_fit
 
     @property
     def command(self) -> str:
@@ -136,6 +136,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as plain data, for JSON. Bytes are whole numbers, times seconds."""
         estimate, device, advice = self.estimate, self.request.device, self.advice
+        peaks: tuple[Peak, ...] = ("training", "pictures")
         coverage, speed = self.coverage, self.throughput
         wanted = None if self.wanted_epochs is None else coverage.steps_for(self.wanted_epochs)
         return {
@@ -162,12 +163,14 @@ class Plan:
             "advice": {
                 "fits": advice.fits,
                 "command": self.command,
-                "peak_bytes": advice.estimate.peak("train"),
+                "pictures_fit": advice.pictures_fit,
+                "peak_bytes": {what: peak_of(advice.estimate, what) for what in peaks},
                 "options": [
                     {
                         "set": dict(saving.options),
                         "now": saving.now,
                         "loss": saving.loss.name.lower().replace("_", " "),
+                        "lowers": saving.what,
                         "saved_bytes": saving.saved_bytes,
                     }
                     for saving in advice.savings

@@ -104,9 +104,9 @@ def bar(estimate: MemoryEstimate, memory_bytes: int) -> Iterator[str]:
 
 def sentences(plan: Plan) -> Iterator[str]:
     """Yields images, growth, steps and time, a line each."""
-    coverage, estimate = plan.coverage, plan.estimate
+    coverage = plan.coverage
     yield f"Images: {plan.sizes.source}."
-    yield f"Windows: {_windows(plan, estimate)}"
+    yield f"Windows: {_windows(plan)}"
     if plan.growth is not None:
         growth = plan.growth
         grown = (
@@ -142,14 +142,17 @@ def sentences(plan: Plan) -> Iterator[str]:
         )
 
 
-def _windows(plan: Plan, estimate: MemoryEstimate) -> str:
-    train = estimate.device["train"]
-    kept = [name for name in ("images", "features") if train.get(name)]
-    if not estimate.host and plan.request.device.type == "cpu":
-        return "images and features are in main memory, which is the device's."
-    on_device = f"{' and '.join(kept)} on the device" if kept else ""
-    in_ram = f"{' and '.join(estimate.host)} in main memory" if estimate.host else ""
-    return "; ".join(part for part in (on_device, in_ram) if part) + "."
+def _windows(plan: Plan) -> str:
+    """Where images and features are."""
+    here = "in main memory" if plan.request.device.type == "cpu" else "on each device"
+    places = [(here, plan.estimate.device["train"]), ("in main memory", plan.estimate.host)]
+    found = [
+        f"{held[category] / MIB:,.0f} MiB of {category} {where}"
+        for where, held in places
+        for category in ("images", "features")
+        if held.get(category)
+    ]
+    return ", ".join(found) + "."
 
 
 def _cycles(plan: Plan) -> Iterator[str]:
@@ -181,11 +184,11 @@ def _cycles(plan: Plan) -> Iterator[str]:
 def advice_table(plan: Plan) -> Table:
     """Returns the options that lower memory, each with its saving."""
     table = Table(title="Options that lower memory, those that lose least first", title_justify="left")
-    for column in ("option", "now", "loses", "saves, MiB"):
+    for column in ("option", "now", "loses", "lowers", "saves, MiB"):
         table.add_column(column, justify="right" if column.startswith("saves") else "left", overflow="fold")
     for saving in plan.advice.savings:
         options = " ".join(f"--{name} {value}" for name, value in saving.options)
-        table.add_row(options, saving.now, LOSSES[saving.loss], f"{saving.saved_bytes / MIB:,.0f}")
+        table.add_row(options, saving.now, LOSSES[saving.loss], saving.what, f"{saving.saved_bytes / MIB:,.0f}")
     return table
 
 
@@ -201,13 +204,8 @@ def verdict(plan: Plan) -> Iterator[str]:
             f"It does not fit, and with all options lowered it still takes {peak / GIB:.2f} of {memory / GIB:.4g} GiB: "
             "use a smaller preset or fewer Gaussians."
         )
-    others: tuple[Phase, ...] = ("evaluation", "query")
-    for phase in others:
-        if phase in plan.estimate.device and plan.advice.estimate.peak(phase) > memory:
-            yield (
-                f"A picture for {'the viewer' if phase == 'query' else phase} takes more than there is; fields then "
-                "halve --pipeline.model.eval-num-rays-per-chunk by themselves."
-            )
+    if plan.advice.fits and not plan.advice.pictures_fit:
+        yield "Pictures of evaluation and of the viewer do not fit; training without them does (--vis tensorboard)."
     if plan.most is not None:
         name, value = plan.most
         what = f"{value:,} rays per step (--{name} {value})" if name == RAYS_OPTION else f"{value:,} Gaussians"
