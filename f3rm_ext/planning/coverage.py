@@ -63,7 +63,7 @@ class PlannedCoverage:
         """Fraction of the training images that are used at all."""
         return self.images_seen / self.images
 
-    def steps_for(self, epochs: float) -> int:
+    def steps_for(self, epochs: float | int) -> int:
         """Returns the steps of a number of epochs, at the mean rate of the run."""
         return int(np.ceil(epochs * self.steps_per_epoch - 1e-9))
 

@@ -120,7 +120,7 @@ def find_card(name: str) -> Card:
     return found[0]
 
 
-def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | None = None) -> Device:
+def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | int | None = None) -> Device:
     """Returns the device to plan for: the card that was named, or that of this machine.
 
     Args:

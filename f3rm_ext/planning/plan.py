@@ -34,7 +34,7 @@ class Question:
     """Of ns-train, after the method."""
     gpu: str | None = None
     """Name of the card; None for this machine's."""
-    vram_gib: float | None = None
+    vram_gib: float | int | None = None
     """Memory of the card, GiB."""
     gaussians: int | None = None
     """Gaussians at the end of training, if they are known."""
@@ -120,7 +120,7 @@ class Plan:
     """The option whose value decides about memory, and the largest value that fits; 0 if none does."""
     throughput: Throughput | None
     """None if the speed was not measured."""
-    wanted_epochs: float | None = None
+    wanted_epochs: float | int | None = None
     """Epochs whose steps are asked for."""
 
     @property
@@ -185,7 +185,7 @@ def make_plan(
     estimate: Estimator,
     *,
     measure: Callable[[F3rmTrainerConfig], Throughput] | None = None,
-    wanted_epochs: float | None = None,
+    wanted_epochs: float | int | None = None,
 ) -> Plan:
     """Answers a question.
 

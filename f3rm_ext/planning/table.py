@@ -213,7 +213,7 @@ def verdict(plan: Plan) -> Iterator[str]:
     yield plan.command
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | int) -> str:
     """Returns a duration for people.
 
     >>> duration(59), duration(150), duration(9000)

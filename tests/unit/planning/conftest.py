@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.estimate import Category, MemoryEstimate
+from f3rm_ext.planning.growth import final_gaussians
 from f3rm_ext.planning.request import PlanRequest
+from f3rm_ext.splat.model import SplatModelConfig
 
 MIB = 1 << 20
 
@@ -19,17 +21,19 @@ def plain_estimate(request: PlanRequest) -> MemoryEstimate:
     window = manager.train_num_images_to_sample_from
     images = capture.train_images if window == -1 else min(int(window), capture.train_images)
     pixels = 3 * images * capture.width_px * capture.height_px
-    if request.gaussians is not None:
+    train: dict[Category, int]
+    if isinstance(model, SplatModelConfig):
+        gaussians = final_gaussians(request)
         harmonics = 3 * ((model.sh_degree + 1) ** 2 - 1)
         stored = (2 + 4) if model.memory.storage == "float16" else (4 + 8)
         if model.memory.moments == "int8":
             stored = (2 if model.memory.storage == "float16" else 4) + 2
-        kept = request.gaussians * 4 * 14
+        kept = gaussians * 4 * 14
         train = {
             "parameters": kept,
             "gradients": kept,
-            "optimizer": 2 * kept + request.gaussians * harmonics * stored,
-            "activations": request.gaussians * 160 + 224 * model.surface.samples,
+            "optimizer": 2 * kept + gaussians * harmonics * stored,
+            "activations": gaussians * 160 + 224 * model.surface.samples,
             "fragmentation": 0 if model.memory.grow_segments else 100 * MIB,
         }
         on_device = manager.cache_images == "gpu"
@@ -46,9 +50,10 @@ def plain_estimate(request: PlanRequest) -> MemoryEstimate:
     if request.device.type == "cpu":
         return MemoryEstimate({"train": {**train, "images": pixels}})
     train["context"] = 500 * MIB
+    pictures = {**train, "activations": (model.eval_num_rays_per_chunk or 32768) * 64 * 1024}
     if on_device:
-        return MemoryEstimate({"train": {**train, "images": pixels}})
-    return MemoryEstimate({"train": train}, {"images": pixels})  # type: ignore[arg-type]
+        return MemoryEstimate({"train": {**train, "images": pixels}, "evaluation": pictures})
+    return MemoryEstimate({"train": train, "evaluation": pictures}, {"images": pixels})
 
 
 @pytest.fixture
