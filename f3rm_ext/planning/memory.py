@@ -12,7 +12,6 @@ from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.splats import estimate_splats
 from f3rm_ext.splat.model import SplatModelConfig
 
-
 MemoryPlanner = Callable[[PlanRequest], MemoryEstimate]
 """Returns the memory of the tensors of a run, for one kind of model: without what CUDA takes and without gaps."""
 PLANNERS: dict[type, MemoryPlanner] = {F3rmModelConfig: estimate_field, SplatModelConfig: estimate_splats}

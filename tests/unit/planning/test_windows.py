@@ -52,7 +52,7 @@ def test_codes_take_the_place_of_dimensions() -> None:
     )
     assert codes == FeatureSize(full.rows, full.cols, 16) and full.dim > 16
     (spec,) = feature_specs(FeatureOptions(extractors=("dense-daisy",)), [codes])
-    assert spec.dim == 16 and spec.name == "dense_daisy" or spec.name == "dense-daisy"
+    assert (spec.dim == 16 and spec.name == "dense_daisy") or spec.name == "dense-daisy"
 
 
 @pytest.mark.parametrize(
