@@ -44,7 +44,7 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
     view, queried = cameras(capture.width_px, capture.height_px), cameras(*QUERY_PX)
     trained = cameras(capture.width_px, capture.height_px, capture.train_images)
     device: dict[Phase, dict[Category, int]] = {}
-    with grid_stand_in(kind), tracing() as tracker:
+    with grid_stand_in(kind), tracing(kind) as tracker:
         scene_box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
         metadata = {"feature_specs": specs, "feature_ray_fraction": manager.feature_ray_fraction}
         model: F3rmModel = config.pipeline.model.setup(

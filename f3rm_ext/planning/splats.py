@@ -38,7 +38,7 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
     train = window_of(manager, "train", capture.train_images, capture)
     run = _TracedSplats(request, final_gaussians(request))
     device: dict[Phase, dict[Category, int]] = {}
-    with splat_stand_in(kind, arrays), tracing() as tracker:
+    with splat_stand_in(kind, arrays), tracing(kind) as tracker:
         run.begin(tracker)
         free = request.device.memory_bytes - on_the_device(kind, tracker.total)
         kept = stays_on_device(train, manager.cache_images == "gpu", kind, free)

@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
 from f3rm_ext.model_components.image_metrics import Lpips
+from f3rm_ext.planning.convolutions import BlockedConvolutions
 from f3rm_ext.planning.shapes import shapes_only
 from f3rm_ext.planning.tracker import AllocationTracker, Bytes
 
@@ -97,10 +98,15 @@ class TracedRun:
 
 
 @contextmanager
-def tracing() -> Iterator[AllocationTracker]:
-    """While this is entered, new tensors have no values, and are counted."""
+def tracing(device_type: str) -> Iterator[AllocationTracker]:
+    """While this is entered, new tensors have no values, and are counted.
+
+    Args:
+        device_type: of the run.
+    """
     with shapes_only(), AllocationTracker() as tracker:
-        yield tracker
+        with BlockedConvolutions() if device_type == "cpu" else nullcontext():
+            yield tracker
 
 
 def make_optimizers(config: TrainerConfig, model: Model, *, foreach: bool) -> Optimizers:
