@@ -184,7 +184,7 @@ def make_plan(
     question: Question,
     estimate: Estimator,
     *,
-    measure: Callable[[F3rmTrainerConfig], Throughput] | None = None,
+    measure: Callable[[F3rmTrainerConfig, ImageSizes], Throughput | None] | None = None,
     wanted_epochs: float | int | None = None,
 ) -> Plan:
     """Answers a question.
@@ -192,7 +192,7 @@ def make_plan(
     Args:
         question: what is asked.
         estimate: predicts memory.
-        measure: measures the speed of a run; None to go without.
+        measure: returns the measured speed of a run, or None; None to go without.
         wanted_epochs: epochs whose steps are asked for.
 
     Raises:
@@ -200,7 +200,7 @@ def make_plan(
     """
     request = question.request()
     sizes = question.sizes(request.config)
-    speed = None if measure is None else measure(request.config)
+    speed = None if measure is None else measure(request.config, sizes)
     return Plan(
         question=question,
         request=request,

@@ -14,6 +14,7 @@ from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocati
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.planning.captures import ImageSizes
 from f3rm_ext.utils.console import messages_to_stderr
 
 PROBE_STEPS = 20
@@ -36,6 +37,34 @@ class Throughput:
 
 class _Enough(Exception):
     """Ends training after the last timed step, before anything is saved."""
+
+
+def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
+    """Returns the speed that the ledger has of this method on this machine, with as many rays per step.
+
+    Args:
+        config: options of a run.
+        sizes: of its images; the rays of splats are an image's pixels.
+
+    Returns:
+        None if the ledger has none.
+
+    Raises:
+        UserError: the ledger cannot be read.
+    """
+    try:
+        from f3rm_ext.bench.conditions import hardware
+        from f3rm_ext.bench.ledger import throughput
+    except ImportError:
+        return None
+    rays = getattr(config.pipeline.datamanager, "train_num_rays_per_batch", int(sizes.pixels.max()))
+    if config.machine.num_devices * config.machine.num_machines > 1:
+        return None
+    found = throughput(config.method_name, hardware=hardware(config.machine.device_type), rays_per_step=rays)
+    if found is None:
+        return None
+    names = ", ".join(found.entries)
+    return Throughput(found.it_per_s.middle, f"the median of {found.samples} trainings in the ledger ({names})")
 
 
 def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:

@@ -6,11 +6,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from f3rm_ext.errors import ConfigError, MemoryShortageError
+
+if TYPE_CHECKING:
+    from f3rm_ext.engine.trainer import F3rmTrainerConfig
+    from f3rm_ext.planning.captures import ImageSizes
+    from f3rm_ext.planning.throughput import Throughput
 
 
 @dataclass(kw_only=True)
@@ -83,7 +88,7 @@ class Plan:
         from f3rm_ext.planning.memory import estimate_memory
         from f3rm_ext.planning.plan import Question, cached, make_plan
         from f3rm_ext.planning.table import show
-        from f3rm_ext.planning.throughput import probe
+        from f3rm_ext.planning.throughput import probe, recorded
         from f3rm_ext.utils.console import console
 
         if self.epochs is not None and not self.epochs > 0:
@@ -101,9 +106,13 @@ class Plan:
         )
         if self.probe and question.device_is_given:
             raise ConfigError("--probe measures this machine, not another card: leave out --gpu and --vram-gib.")
-        plan = make_plan(
-            question, cached(estimate_memory), measure=probe if self.probe else None, wanted_epochs=self.epochs
-        )
+
+        def measure(config: "F3rmTrainerConfig", sizes: "ImageSizes") -> "Throughput | None":
+            if self.probe:
+                return probe(config)
+            return None if question.device_is_given else recorded(config, sizes)
+
+        plan = make_plan(question, cached(estimate_memory), measure=measure, wanted_epochs=self.epochs)
         if self.json:
             print(json.dumps(plan.to_dict(), indent=1))
         else:

@@ -76,7 +76,7 @@ def test_one_pass_in_blocks_is_warned_of(estimate: Estimate) -> None:
 def test_time_is_measured_or_not_said(estimate: Estimate) -> None:
     seen: list[int] = []
 
-    def measure(config: Any) -> Throughput:
+    def measure(config: Any, sizes: Any) -> Throughput:
         seen.append(config.max_num_iterations)
         return Throughput(4.0, "measured here")
 
