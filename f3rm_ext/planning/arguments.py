@@ -54,6 +54,31 @@ def has_capture(config: F3rmTrainerConfig) -> bool:
     return manager.data is not None or given
 
 
+def split_arguments(arguments: Sequence[str], own: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """Splits a command line into options of the planner and what is left for ``ns-train``, each in its order.
+
+    >>> split_arguments(["f3rm-ext", "--gpu", "4090", "--vis", "viewer"], {"gpu": True})
+    (['--gpu', '4090'], ['f3rm-ext', '--vis', 'viewer'])
+
+    Args:
+        arguments: the words typed.
+        own: names of the planner's options, and whether a value follows.
+    """
+    mine: list[str] = []
+    others: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        name = name.replace("_", "-")
+        if not word.startswith("--") or name not in own:
+            others.append(word)
+            continue
+        mine.append(word)
+        if own[name] and not equals:
+            mine += [value for value in [next(words, None)] if value is not None]
+    return mine, others
+
+
 def replace_options(method: str, arguments: Sequence[str], options: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Returns arguments with other values for some options. Replaced options come first, before any dataparser.
 

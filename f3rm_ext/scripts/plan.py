@@ -71,7 +71,7 @@ class Plan:
             ConfigError: an option is wrong or the method is missing.
             SystemExit: from tyro, after help (0) or wrong options (2).
         """
-        from f3rm_ext.planning.plan import split_arguments
+        from f3rm_ext.planning.arguments import split_arguments
 
         takes_value = {
             field.name.replace("_", "-"): field.default is not False for field in fields(cls) if field.name != "words"

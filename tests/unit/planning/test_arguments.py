@@ -4,8 +4,7 @@ import pytest
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
-from f3rm_ext.planning.arguments import has_capture, methods, names_of, parse, replace_options
-from f3rm_ext.planning.plan import split_arguments
+from f3rm_ext.planning.arguments import has_capture, methods, names_of, parse, replace_options, split_arguments
 
 OWN = {"gpu": True, "vram-gib": True, "json": False}
 
