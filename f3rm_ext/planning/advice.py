@@ -201,13 +201,16 @@ def largest(bytes_at: Callable[[int], int], memory_bytes: int, now: int, *, unit
         unit: the result is a multiple of it; 0 if not even one unit fits.
         most: upper limit of the result.
     """
-    low, high = now, 2 * now
-    per_one = (bytes_at(high) - bytes_at(low)) / (high - low)
-    if per_one <= 0:
-        return 0 if bytes_at(now) > memory_bytes else most
-    found = min(low + int((memory_bytes - bytes_at(low)) / per_one), most) // unit * unit
+    at_now = bytes_at(now)
+    other, at_other = 2 * now, bytes_at(2 * now)
     for _ in range(8):  # memory is not quite proportional
-        if found <= 0 or bytes_at(found) <= memory_bytes:
-            break
-        found = (found - max(unit, found // 50)) // unit * unit
-    return max(0, found)
+        per_one = (at_other - at_now) / (other - now)
+        if per_one <= 0:
+            return 0 if at_now > memory_bytes else most
+        found = min(now + int((memory_bytes - at_now) / per_one), most) // unit * unit
+        if found <= 0 or found == now:
+            return max(0, found)
+        other, at_other = found, bytes_at(found)
+        if at_other <= memory_bytes:
+            return found
+    return 0

