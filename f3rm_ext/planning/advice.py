@@ -1,5 +1,6 @@
 """Which options make a run fit, those that lose least first, and how much more would fit."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -207,7 +208,7 @@ def largest(bytes_at: Callable[[int], int], memory_bytes: int, now: int, *, unit
         per_one = (at_other - at_now) / (other - now)
         if per_one <= 0:
             return 0 if at_now > memory_bytes else most
-        found = min(now + int((memory_bytes - at_now) / per_one), most) // unit * unit
+        found = min(now + math.floor((memory_bytes - at_now) / per_one), most) // unit * unit
         if found <= 0 or found == now:
             return max(0, found)
         other, at_other = found, bytes_at(found)
