@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from f3rm_ext.engine.shortage import Loss
+from f3rm_ext.planning.advice import peak_of
 from f3rm_ext.planning.devices import GIB
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.plan import RAYS_OPTION, Plan, bandwidth_gb_s
@@ -68,18 +69,19 @@ def memory_table(estimate: MemoryEstimate) -> Table:
     titles = {"train": "training step", "evaluation": "evaluation picture", "query": "viewer query"}
     table = Table(title="Memory, MiB", title_justify="left")
     table.add_column("")
-    table.add_column("of each device" if estimate.host else "")
+    has_host = any(estimate.host.values())
+    table.add_column("of each device" if has_host else "")
     for phase in phases:
         table.add_column(titles[phase], justify="right")
-    if estimate.host:
+    if has_host:
         table.add_column("main memory", justify="right")
     for category, (letter, name) in NAMES.items():
         values = [estimate.device[phase].get(category, 0) for phase in phases]
-        host = [estimate.host.get(category, 0)] if estimate.host else []
+        host = [estimate.host.get(category, 0)] if has_host else []
         if any((*values, *host)):
             table.add_row(letter, name, *(f"{value / MIB:,.0f}" if value else "" for value in (*values, *host)))
     table.add_section()
-    host = [f"{sum(estimate.host.values()) / MIB:,.0f}"] if estimate.host else []
+    host = [f"{sum(estimate.host.values()) / MIB:,.0f}"] if has_host else []
     table.add_row("", "peak", *(f"{estimate.peak(phase) / MIB:,.0f}" for phase in phases), *host)
     return table
 
@@ -195,10 +197,15 @@ def advice_table(plan: Plan) -> Table:
 def verdict(plan: Plan) -> Iterator[str]:
     """Yields whether it fits, what would still fit, and the command."""
     memory, peak = plan.request.device.memory_bytes, plan.advice.estimate.peak("train")
+    picture = peak_of(plan.advice.estimate, "pictures")
     if plan.fits:
-        yield f"It fits, with {(memory - peak) / GIB:.2f} GiB to spare."
+        yield f"It fits, with {(memory - max(peak, picture)) / GIB:.2f} GiB to spare."
     elif plan.advice.fits:
-        yield f"It does not fit as it is. With these options it takes {peak / GIB:.2f} of {memory / GIB:.4g} GiB:"
+        pictures = f" and pictures {picture / GIB:.2f}" if picture else ""
+        yield (
+            f"It does not fit as it is. With these options training takes {peak / GIB:.2f}{pictures} of "
+            f"{memory / GIB:.4g} GiB:"
+        )
     else:
         yield (
             f"It does not fit, and with all options lowered it still takes {peak / GIB:.2f} of {memory / GIB:.4g} GiB: "
