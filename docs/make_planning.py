@@ -97,7 +97,7 @@ def tree() -> Iterator[str]:
         scene = "6 million Gaussians" if method == "sugar-ext" else "100 images of 1024 × 1024 pixels"
         yield f"- `{method}`, {scene}"
         before = None
-        for memory in (16, 12, 8, 6, 4):
+        for memory in (16, 12, 8, 6):
             found = answer(question(method, "", memory, sizes))
             options = " ".join(f"`--{name} {value}`" for name, value in found.options)
             if not found.fits:

@@ -18,7 +18,7 @@ from f3rm_ext.data.config_checks import check_positive, check_scale_factor, chec
 from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
-from f3rm_ext.data.levers import scale_lever, window_levers
+from f3rm_ext.data.levers import scale_levers, window_levers
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.ray_generators import make_ray_generator
@@ -128,7 +128,7 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
         if self.features.extractors and self.feature_ray_fraction > _SMALLEST_FRACTION:
             fraction = self.feature_ray_fraction
             levers.append(Lever(Loss.NOISE, flag("feature_ray_fraction"), fraction, fraction / 2))
-        return [*levers, scale_lever(self)] if on_cpu else levers
+        return [*levers, *scale_levers(self)] if on_cpu else levers
 
 
 class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManager[InputDataset]):

@@ -20,7 +20,7 @@ from f3rm_ext.data.config_checks import check_positive, check_scale_factor, chec
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
-from f3rm_ext.data.levers import scale_lever, window_levers
+from f3rm_ext.data.levers import scale_levers, window_levers
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.engine.shortage import Lever, Loss, RunFacts
@@ -111,7 +111,7 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
             levers.append(Lever(Loss.NOTHING, flag("cache_images"), "gpu", "cpu"))
         if facts.device_type == "cpu":  # Images are kept there.
             levers += window_levers(self, facts.train_images, Loss.NOTHING)
-        return [*levers, scale_lever(self)]
+        return [*levers, *scale_levers(self)]
 
 
 class ImageEvalLoader(EvalLoader):

@@ -10,6 +10,9 @@ from f3rm_ext.engine.shortage import Lever, Loss
 _REPEAT = 100
 """Steps per window that :func:`window_levers` suggests."""
 
+_SMALLEST_SCALE = 0.125
+"""Scale of the images below which no lever goes."""
+
 
 def window_levers(config: Any, num_images: int, loss: Loss) -> Iterator[Lever]:
     """Suggests keeping fewer training images in memory.
@@ -28,11 +31,12 @@ def window_levers(config: Any, num_images: int, loss: Loss) -> Iterator[Lever]:
         yield Lever(loss, flag(window), now, lower)
 
 
-def scale_lever(config: Any) -> Lever:
+def scale_levers(config: Any) -> Iterator[Lever]:
     """Suggests smaller images.
 
     Args:
         config: options of the datamanager.
     """
     scale = config.camera_res_scale_factor
-    return Lever(Loss.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)
+    if scale / 2 >= _SMALLEST_SCALE:
+        yield Lever(Loss.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)

@@ -23,7 +23,7 @@ LEAST_SHARE = 0.005
 """Share of the peak that a lever has to save to be worth its name."""
 UNPREDICTED = ("pipeline.model.expandable-segments", "pipeline.model.fragmentation")
 """Levers on gaps in the allocator's memory. Gaps are an allowance in an estimate, so nobody knows what these save."""
-MOST_LEVERS = 40
+MOST_LEVERS = 24
 """Levers after which the search gives up."""
 
 
