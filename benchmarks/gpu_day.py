@@ -5,8 +5,9 @@
 
 Sections: kernels (gsplat is compiled), tests (tests/gpu), features (extracted), fields (f3rm-ext with every hash-grid
 backend there is, f3rm-ext-big, nerfacto, nerfacto with F3RM's features), splats (sugar-ext beside splatfacto with the
-same Gaussians), splat-features (lifting, and a text query). Every measurement is a process of its own. A failure is
-recorded with its sentence and stops nothing else; the file is written again after every row.
+same Gaussians), splat-features (lifting, and a text query), plan (planned memory beside what is allocated). Every
+measurement is a process of its own. A failure is recorded with its sentence and stops nothing else; the file is written
+again after every row.
 
 Nothing is downloaded. Features are those of a CLIP with random weights, which cost what real ones cost and mean
 nothing; give --extractor for others.
@@ -29,6 +30,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import plan_memory
 from gpu_day_report import BUDGETS_S, F3RM_PEER, PEER, REGULARIZED, VANILLA, Day, Part, tables, write_report
 from processes import attempt, last_words, result_of, run
 
@@ -167,6 +169,14 @@ class GpuDay:
         """Lifts features onto splats and queries them."""
         command = [HERE / "gpu_day_splats.py", *self._splat_options(), "--extractor", self.extractor]
         part.row("sugar-ext", self._measured(*command, "--picture", *self.picture))
+
+    def plan(self, part: Part) -> None:
+        """Compares planned memory with what torch's allocator hands out."""
+        names = list(plan_memory.RUNS)
+        for index, name in enumerate(names):
+            command = [HERE / "plan_memory.py", "--one", name, "--device", self.device]
+            command += ["--tiny"] if self.options.rehearse else []
+            part.row(name, self._measured(*command), share=max(0.4, 1 / (len(names) - index)))
 
     @property
     def _gaussians(self) -> int:

@@ -18,6 +18,7 @@ BUDGETS_S: dict[str, int] = {
     "fields": 210,
     "splats": 120,
     "splat-features": 75,
+    "plan": 90,
 }
 """Seconds that each section may take, in their order. What one leaves over goes to the next ones; the sum is more than
 the ten minutes of the whole, which end the later sections early."""
@@ -255,6 +256,12 @@ def _lifted(rows: Sequence[dict[str, Any]]) -> str:
     return table(head, body)
 
 
+def _plan(rows: Sequence[dict[str, Any]]) -> str:
+    head = ["memory, MiB", "step, planned", "allocated", "picture, planned", "allocated", "card, planned", "reserved"]
+    keys = ("train_planned_mib", "train_mib", "evaluation_planned_mib", "evaluation_mib", "whole_planned_mib")
+    return table(head, [[row["label"], *(_cell(row, key) for key in (*keys, "reserved_mib"))] for row in rows])
+
+
 def _tests(rows: Sequence[dict[str, Any]]) -> str:
     keys = ("passed", "failed", "skipped", "seconds")
     return table(
@@ -273,6 +280,7 @@ SHOWN: dict[str, Callable[[Sequence[dict[str, Any]]], str]] = {
     "fields": _fields,
     "splats": _splats,
     "splat-features": _lifted,
+    "plan": _plan,
 }
 
 

@@ -131,6 +131,21 @@ def _memory(report: Report) -> str:
     return _table(["", "dimensions", "pixels", "peak MiB", "s"], rows)
 
 
+def _plan_memory(report: Report) -> str:
+    """Planned bytes beside measured ones, and their ratio, for each run and phase."""
+    head = ["run", "phase", "planned, MiB", "allocated", "ratio", "with arrays, planned", "process", "ratio", "plan, s"]
+    phases = {"train": "step", "evaluation": "picture"}
+    rows = []
+    for row in report["rows"]:
+        for phase, said in phases.items():
+            cells: list[str] = []
+            for planned, measured in (("planned", "allocated"), ("planned_process", "process")):
+                one, other = row[planned][phase], row[measured][phase]
+                cells += [f"{one / 2**20:,.0f}", f"{other / 2**20:,.0f}", f"{one / other:.2f}"]
+            rows.append([row["run"], said, *cells, f"{row['plan_cpu_s']:.1f}"])
+    return _table(head, rows)
+
+
 def _codes(report: Report) -> str:
     ways = {"residual": "per patch", "constant": "their mean", "ignored": "ignored", "full": "–"}
     head = ["features, asked", "K", "energy kept", "what codes leave out", "cosine off by", "99 %", "relevancy off by"]
@@ -316,6 +331,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_captures": _captures,
     "masked_pixels": _masked_pixels,
     "query_memory": _memory,
+    "plan_memory": _plan_memory,
     "code_queries": _codes,
     "splat_memory": _splat_memory,
     "splat_regularization": _splat_regularization,

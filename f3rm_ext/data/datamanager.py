@@ -18,17 +18,18 @@ from f3rm_ext.data.config_checks import check_positive, check_scale_factor, chec
 from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.levers import scale_levers, window_levers
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
-from f3rm_ext.engine.shortage import Lever, Loss, halved
+from f3rm_ext.engine.shortage import Lever, Loss, RunFacts, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.source import FeatureSource
 
 _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
-"""The fewest rays per batch, and the smallest fraction of them with features, that :meth:`memory_levers` suggests."""
+"""The fewest rays per batch, and the smallest fraction of them with features, that memory_levers suggests."""
 
 
 @dataclass
@@ -93,6 +94,41 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
         if self.patch_size != 1:
             raise ConfigError(f"patch_size is {self.patch_size}, but only single pixels (1) can be sampled.")
         check_scale_factor(self)
+
+    def rays_of_process(self, rays: int, option: str, world_size: int, rank: int) -> int:
+        """Returns the rays per batch of one process.
+
+        Args:
+            rays: the value of the option.
+            option: its field, for the message.
+            world_size: number of processes.
+            rank: of the process.
+
+        Raises:
+            ConfigError: there are fewer rays than processes.
+        """
+        if self.ray_batch_scope == "per-device":
+            return rays
+        if rays < world_size:
+            raise ConfigError(
+                f"--{flag(option)} is {rays}, too few to be divided over {world_size} GPUs: "
+                f"give at least {world_size}, or use --{flag('ray_batch_scope')} per-device."
+            )
+        return rays // world_size + (1 if rank < rays % world_size else 0)
+
+    def memory_levers(self, facts: RunFacts) -> list[Lever]:
+        """Returns the options that lower the memory of a training step."""
+        on_cpu = facts.device_type == "cpu"
+        levers: list[Lever] = []
+        if facts.images_on_device:
+            levers.append(Lever(Loss.NOTHING, flag("images_on_gpu"), "True", "False"))
+        if on_cpu:  # Images are kept there.
+            levers += window_levers(self, facts.train_images, Loss.NOISE)
+        levers += halved(Loss.NOISE, flag("train_num_rays_per_batch"), self.train_num_rays_per_batch, _FEWEST_RAYS)
+        if self.features.extractors and self.feature_ray_fraction > _SMALLEST_FRACTION:
+            fraction = self.feature_ray_fraction
+            levers.append(Lever(Loss.NOISE, flag("feature_ray_fraction"), fraction, fraction / 2))
+        return [*levers, *scale_levers(self)] if on_cpu else levers
 
 
 class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManager[InputDataset]):
@@ -263,30 +299,8 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
         both = {"train": self.train_pixel_sampler, "eval": self.eval_pixel_sampler}
         return {split: stream for split, stream in both.items() if stream is not None}
 
-    def memory_levers(self) -> list[Lever]:
-        """Options that lower the memory of a training step."""
-        config = self.config
-        on_cpu = torch.device(self.device).type == "cpu"
-        levers: list[Lever] = []
-        if self.train_pixel_sampler is not None and self.train_pixel_sampler.on_device:
-            levers.append(Lever(Loss.NOTHING, flag("images_on_gpu"), "True", "False"))
-        if on_cpu:  # Images are kept there.
-            levers += self.window_levers(len(self.train_dataset), Loss.NOISE)
-        levers += halved(Loss.NOISE, flag("train_num_rays_per_batch"), config.train_num_rays_per_batch, _FEWEST_RAYS)
-        if config.features.extractors and config.feature_ray_fraction > _SMALLEST_FRACTION:
-            fraction = config.feature_ray_fraction
-            levers.append(Lever(Loss.NOISE, flag("feature_ray_fraction"), fraction, fraction / 2))
-        return [*levers, self.scale_lever()] if on_cpu else levers
-
     def _rays_of_this_process(self, rays: int, option: str) -> int:
-        if self.config.ray_batch_scope == "per-device":
-            return rays
-        if rays < self.world_size:
-            raise ConfigError(
-                f"--{flag(option)} is {rays}, too few to be divided over {self.world_size} GPUs: "
-                f"give at least {self.world_size}, or use --{flag('ray_batch_scope')} per-device."
-            )
-        return rays // self.world_size + (1 if self.rank < rays % self.world_size else 0)
+        return self.config.rays_of_process(rays, option, self.world_size, self.rank)
 
     def _log_setup(self, cycle: ImageCycle, rays: int) -> None:
         if self.rank != 0:

@@ -20,9 +20,10 @@ from f3rm_ext.data.config_checks import check_positive, check_scale_factor, chec
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
+from f3rm_ext.data.levers import scale_levers, window_levers
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
-from f3rm_ext.engine.shortage import Lever, Loss
+from f3rm_ext.engine.shortage import Lever, Loss, RunFacts
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 
@@ -102,6 +103,15 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
             step: training step, counted from 0 over the whole run.
         """
         return max(0, self.num_downscales - step // self.resolution_schedule)
+
+    def memory_levers(self, facts: RunFacts) -> list[Lever]:
+        """Returns the options that lower the memory of a training step."""
+        levers: list[Lever] = []
+        if facts.images_on_device:
+            levers.append(Lever(Loss.NOTHING, flag("cache_images"), "gpu", "cpu"))
+        if facts.device_type == "cpu":  # Images are kept there.
+            levers += window_levers(self, facts.train_images, Loss.NOTHING)
+        return [*levers, *scale_levers(self)]
 
 
 class ImageEvalLoader(EvalLoader):
@@ -222,15 +232,6 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
     def get_param_groups(self) -> dict[str, list[Parameter]]:
         """Returns no groups: there is nothing to train."""
         return {}
-
-    def memory_levers(self) -> list[Lever]:
-        """Options that lower the memory of a training step."""
-        levers: list[Lever] = []
-        if self.train_stream is not None and self.train_stream.on_device:
-            levers.append(Lever(Loss.NOTHING, flag("cache_images"), "gpu", "cpu"))
-        if torch.device(self.device).type == "cpu":  # Images are kept there.
-            levers += self.window_levers(len(self.train_dataset), Loss.NOTHING)
-        return [*levers, self.scale_lever()]
 
     def get_datapath(self) -> Path:
         """Path of the capture."""

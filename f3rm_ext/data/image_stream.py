@@ -1,17 +1,18 @@
 """Whole training images, one at a time, from a cycling window."""
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.image_turns import ImageTurns
 from f3rm_ext.data.picture_uploads import PictureUploads
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.pixel_sampler import ImagePixels, no_valid_pixel
@@ -116,9 +117,7 @@ class ImageStream:
         self.split = split
         self.device = torch.device(device)
         self.masked: MaskedPixels = masked
-        self.batches = 0
-        self.uses = np.zeros(len(dataset), dtype=np.int64)
-        """Number of times that each image was used: by all processes if each holds all images, else by this one."""
+        self._turns = ImageTurns(cycle, split)
         cameras = dataset.cameras
         self.pixels_per_batch = int(cameras.height[0]) * int(cameras.width[0])
         """Pixels of the last image; before the first step, of the first image."""
@@ -127,9 +126,18 @@ class ImageStream:
         self._coverage = Coverage(sizes, cycle.shards, whole_images=True)
         self._feed: WindowFeed[PictureWindow] = WindowFeed(cycle, self._load, leave=self._flush, place=self._placed)
         self._uploads = None if placement is None else PictureUploads(self.device, placement, self._small)
-        self._turn: list[int] = []
         self._steps = 0
         self._round: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def batches(self) -> int:
+        """Number of images drawn."""
+        return self._turns.drawn
+
+    @property
+    def uses(self) -> Int64[np.ndarray, "cams"]:
+        """Number of times that each image was used: by all processes if each holds all images, else by this one."""
+        return self._turns.uses
 
     @property
     def coverage(self) -> Coverage:
@@ -150,11 +158,10 @@ class ImageStream:
         """
         window = self._feed.step()
         if self._feed.begins:
-            self._turn = []
+            self._turns.begin_window()
             self._round = self.cycle.round
             self._coverage.add_windows(self._round)
-        image_idx = self._draw(window.images)
-        self.batches += 1
+        image_idx = self._turns.draw(window.images)
         self._steps += 1
         if self._uploads is None:
             picture = window.picture(image_idx, halvings)
@@ -176,9 +183,7 @@ class ImageStream:
         """Returns what :meth:`load_state` needs to continue with the same images."""
         return {
             "cycle": self.cycle.state(),
-            "batches": self.batches,
-            "turn": list(self._turn),
-            "uses": torch.from_numpy(self.uses.copy()),
+            **self._turns.state(),
             "coverage": self.coverage.state(),
         }
 
@@ -193,10 +198,8 @@ class ImageStream:
         self._forget_uploads()
         self._feed.forget()
         self._coverage.load_state(state["coverage"])
-        self.batches = int(state["batches"])
-        self.uses = np.array(state["uses"], dtype=np.int64)
         # Where the window is of another size now, its first step begins another turn.
-        self._turn = [int(image) for image in state["turn"]]
+        self._turns.load_state(state)
         self._steps, self._round = 0, self.cycle.round
         return True
 
@@ -205,29 +208,6 @@ class ImageStream:
         self._flush()
         self._forget_uploads()
         self._feed.close()
-
-    def _draw(self, images: tuple[int, ...]) -> int:
-        """The next image of this process.
-
-        Where all processes hold all images, they go through the same turns, and each takes another image at a step.
-        """
-        together = self.cycle.shards > 1 and self.cycle.window_size == self.cycle.num_images
-        drawn: list[int] = []
-        for _ in range(self.cycle.shards if together else 1):
-            if not self._turn:
-                turn = self._shuffled(images, 0 if together else self.cycle.shard)
-                # Where a step crosses the end of a turn, its images come last in the next one.
-                self._turn = [image for image in turn if image not in drawn] + [i for i in turn if i in drawn]
-            drawn.append(self._turn.pop(0))
-            self.uses[drawn[-1]] += 1
-        return drawn[self.cycle.shard if together else 0]
-
-    def _shuffled(self, images: tuple[int, ...], shard: int) -> list[int]:
-        """The images in random order, least used first."""
-        dice = random.Random(f"{self.cycle.seed}/{self.split}/turn/{shard}/{self.batches}")
-        order = sorted(images)
-        dice.shuffle(order)
-        return sorted(order, key=lambda image: int(self.uses[image]))
 
     @property
     def on_device(self) -> bool:
@@ -238,10 +218,7 @@ class ImageStream:
         """The next step's image; None if it is of another window."""
         if self.cycle.ends:
             return None
-        turn, uses = list(self._turn), self.uses.copy()
-        image_idx = self._draw(window.images)
-        self._turn, self.uses = turn, uses
-        return image_idx
+        return self._turns.next(window.images)
 
     def _placed(self, window: PictureWindow) -> PictureWindow:
         if self._uploads is not None:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
@@ -19,12 +19,9 @@ from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.placement import Placement
-from f3rm_ext.engine.shortage import Lever, Loss
+from f3rm_ext.engine.shortage import Lever, RunFacts
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.features.source import FeatureSource
-
-_REPEAT = 100
-"""Steps per window that :meth:`CyclingDataManager.window_levers` suggests."""
 
 
 @runtime_checkable
@@ -34,6 +31,11 @@ class Stream(Protocol):
     @property
     def coverage(self) -> Coverage:
         """What training has seen so far."""
+        ...
+
+    @property
+    def on_device(self) -> bool:
+        """Whether its images are kept on the device of the batches."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -192,14 +194,15 @@ class CyclingDataManager:
         Raises:
             ConfigError: an option is out of range.
         """
-        option = flag(f"{split}_num_images_to_sample_from")
-        window = parse_count(getattr(self.config, f"{split}_num_images_to_sample_from"), option, unit="images")
-        repeat_option = f"{split}_num_times_to_repeat_images"
-        repeat = parse_count(getattr(self.config, repeat_option), flag(repeat_option), unit="steps")
-        if window is not None and window > num_images and self.test_mode == "val" and self.rank == 0:
+        cycle = image_cycle(self.config, split, num_images, seed=self.seed, shards=self.world_size, shard=self.rank)
+        option = f"{split}_num_images_to_sample_from"
+        window = getattr(self.config, option)
+        if num_images < window < math.inf and self.test_mode == "val" and self.rank == 0:
             images = "training" if split == "train" else "evaluation"
-            CONSOLE.print(f"--{option} is {window}, but there are {num_images} {images} images: all of them are used.")
-        return ImageCycle(num_images, window, repeat, seed=self.seed, shards=self.world_size, shard=self.rank)
+            CONSOLE.print(
+                f"--{flag(option)} is {int(window)}, but there are {num_images} {images} images: all of them are used."
+            )
+        return cycle
 
     def make_placement(
         self, option: str, *, wanted: bool, off: str, what: str = "Training images", log: bool = True
@@ -225,25 +228,16 @@ class CyclingDataManager:
         self.eval_images_drawn += 1
         return dice.randrange(len(self.eval_dataset))
 
-    def window_levers(self, num_images: int, loss: Loss) -> Iterator[Lever]:
-        """Suggests keeping fewer training images in memory.
+    def memory_levers(self) -> list[Lever]:
+        """Options that lower the memory of a training step."""
+        return self.config.memory_levers(
+            RunFacts(torch.device(self.device).type, len(self.train_dataset), images_on_device=self._on_device())
+        )
 
-        Args:
-            num_images: number of training images.
-            loss: what a smaller window costs.
-        """
-        window, repeat = (f"train_num_{name}" for name in ("images_to_sample_from", "times_to_repeat_images"))
-        count = parse_count(getattr(self.config, window), flag(window), unit="images") or num_images
-        if min(count, num_images) > 1:
-            steps = getattr(self.config, repeat)
-            lower = f"{min(count, num_images) // 2} --{flag(repeat)} {_REPEAT if steps in (-1, math.inf) else steps}"
-            now = f"{min(count, num_images)} of {num_images}, for {'ever' if steps in (-1, math.inf) else steps}"
-            yield Lever(loss, flag(window), now, lower)
-
-    def scale_lever(self) -> Lever:
-        """Suggests smaller images."""
-        scale = self.config.camera_res_scale_factor
-        return Lever(Loss.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)
+    def _on_device(self) -> bool:
+        """Whether training images are kept on the device."""
+        stream = self.streams().get("train")
+        return stream is not None and stream.on_device
 
     def log_window(self, cycle: ImageCycle) -> None:
         """Logs how many training images are in memory."""
@@ -271,6 +265,27 @@ class CyclingDataManager:
             stream.coverage.write(path, step=step, names=names)
         except OSError as error:  # a full disk must not end training here
             CONSOLE.log(f"{path} could not be written: {error}", markup=False)
+
+
+def image_cycle(config: Any, split: Literal["train", "eval"], num_images: int, **place: int) -> ImageCycle:
+    """The image cycle of a split.
+
+    Args:
+        config: options of the datamanager.
+        split: which of its windows.
+        num_images: number of images of the split.
+        place: see :class:`ImageCycle`: ``seed``, ``shards``, ``shard``.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+    window, repeat = f"{split}_num_images_to_sample_from", f"{split}_num_times_to_repeat_images"
+    return ImageCycle(
+        num_images,
+        parse_count(getattr(config, window), flag(window), unit="images"),
+        parse_count(getattr(config, repeat), flag(repeat), unit="steps"),
+        **place,
+    )
 
 
 class FeaturedDataManager:

@@ -16,6 +16,8 @@ class FusedAdamOptimizerConfig(AdamOptimizerConfig):
     """Learning rate, > 0."""
     eps: float = 1e-15
     """Term added to the root of the second moment; tiny, because most hash entries have tiny gradients."""
+    weight_decay: float = 0.0
+    """Decay of the parameters towards zero, ≥ 0."""
 
     def setup(self, params: Any) -> torch.optim.Optimizer:
         """Returns the optimiser; torch's default Adam if it has no fused kernel for the parameters' device."""

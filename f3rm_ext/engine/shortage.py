@@ -1,8 +1,9 @@
 """Advice for when memory runs out in training: options that lower it, those that lose least first."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -46,6 +47,33 @@ class Lever(NamedTuple):
 
     def __str__(self) -> str:
         return f"--{self.option} {self.lower} (now {self.now})"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What decides which levers a run has, besides its options."""
+
+    device_type: str
+    """Type of the device the run is on, e.g. "cuda"."""
+    train_images: int
+    """Number of training images."""
+    images_on_device: bool = False
+    """Whether training images are kept on a GPU."""
+    has_features: bool = False
+    """Whether a field learns 2D features."""
+    gaussians: int = 0
+    """Number of Gaussians; 0 for fields."""
+    growing: bool = False
+    """Whether Gaussians will still be added."""
+
+
+@runtime_checkable
+class HasLevers(Protocol):
+    """Options of a datamanager or a model that say which of them lower the memory of training."""
+
+    def memory_levers(self, facts: RunFacts) -> list[Lever]:
+        """Returns the options that can still be lowered, in any order."""
+        ...
 
 
 def halved(loss: Loss, option: str, now: int, least: int) -> Iterable[Lever]:

@@ -50,6 +50,23 @@ class PatchGrid:
 
 
 @dataclass(frozen=True)
+class FeatureSize:
+    """Size of the features of one image."""
+
+    rows: int
+    """Number of patch rows."""
+    cols: int
+    """Number of patch columns."""
+    dim: int
+    """Numbers per patch."""
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of the whole image."""
+        return self.rows * self.cols * self.dim
+
+
+@dataclass(frozen=True)
 class ExtractorIdentity:
     """Everything that determines the features of a given image."""
 

@@ -7,6 +7,8 @@ from f3rm_ext.nerf.fields import GridOptions
 
 MIN_SAMPLES, MIN_PROPOSAL_SAMPLES = 16, 32
 """Samples per ray of the scene field and of a proposal network below which no lever goes."""
+MIN_CHUNK = 1024
+"""Rays per chunk of a picture below which no lever goes."""
 FEW_FEATURE_SAMPLES = 4
 """Samples of a ray that suffice to render features (:func:`~f3rm_ext.nerf.losses.heaviest_samples`)."""
 MIN_LOG2_TABLE = 14

@@ -25,11 +25,11 @@ from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
-from f3rm_ext.engine.shortage import Lever
+from f3rm_ext.engine.shortage import Lever, Loss, RunFacts, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components import masks
-from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
+from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer, default_chunk
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
@@ -38,7 +38,7 @@ from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
 from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, render_normals
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
-from f3rm_ext.nerf.levers import field_levers
+from f3rm_ext.nerf.levers import MIN_CHUNK, field_levers
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, feature_pairs
 from f3rm_ext.nerf.queryable import QueryableField
 from f3rm_ext.viewer.panel import QueryPanel
@@ -150,6 +150,22 @@ class F3rmModelConfig(OwnModelConfig):
             raise ConfigError(
                 f"eval-num-rays-per-chunk is {self.eval_num_rays_per_chunk}: use 0 for the default, or 512 and more."
             )
+
+    def memory_levers(self, facts: RunFacts) -> list[Lever]:
+        """Returns the options that lower the memory of a training step."""
+        return list(
+            field_levers(
+                self.num_samples,
+                [proposal.num_samples for proposal in self.proposals],
+                self.feature_samples_per_ray if facts.has_features else None,
+                {"grid": self.grid} | ({"feature-grid": self.feature_grid} if facts.has_features else {}),
+            )
+        )
+
+    def picture_levers(self, facts: RunFacts) -> list[Lever]:
+        """Returns the options that lower the memory of a picture."""
+        chunk = self.eval_num_rays_per_chunk or default_chunk(torch.device(facts.device_type))
+        return list(halved(Loss.NOTHING, "pipeline.model.eval-num-rays-per-chunk", chunk, MIN_CHUNK))
 
     def check_export(self, command: str, argv: Sequence[str]) -> None:
         """Refuses ns-export commands that cannot export a field; see :mod:`f3rm_ext.engine.ns_export`."""
@@ -265,15 +281,8 @@ class F3rmModel(QueryableField):
 
     def memory_levers(self) -> list[Lever]:
         """Returns the options that lower the memory of a training step."""
-        config, has_features = self.config, bool(self.feature_field.names)
-        return list(
-            field_levers(
-                config.num_samples,
-                [proposal.num_samples for proposal in config.proposals],
-                config.feature_samples_per_ray if has_features else None,
-                {"grid": config.grid} | ({"feature-grid": config.feature_grid} if has_features else {}),
-            )
-        )
+        facts = RunFacts(self.device.type, self.num_train_data, has_features=bool(self.feature_field.names))
+        return self.config.memory_levers(facts)
 
     def get_extra_state(self) -> str:
         """Returns the training cost and the sampler's counter as JSON, for the checkpoint."""

@@ -43,7 +43,8 @@ def build_page(profile: Profile, other: Profile | None = None) -> str:
         f"Memory of {method}",
         "f3rm-ext tensor profile",
         f'<p class="lead">{escape(lead)}</p>{body}',
-        f"{cost_sentence(profile)}{damage_sentence(profile)} This page is a single file and loads nothing from elsewhere.",
+        f"{cost_sentence(profile)}{damage_sentence(profile)} This page is a single file and loads nothing from "
+        "elsewhere.",
         style=_CSS,
     )
 

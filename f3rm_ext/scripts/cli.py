@@ -61,6 +61,7 @@ GROUPS = {
     ),
     "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Write the scene for other programs."),
     "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
+    "plan": Group("f3rm_ext.scripts.plan", "Plan", "Tell whether a run fits, how long it takes and what to change."),
     "profile": Group(
         "f3rm_ext.scripts.profile", "Profile", "Explain what the memory of a run is made of, and what to change."
     ),
@@ -123,7 +124,11 @@ def run(arguments: Sequence[str]) -> int:
     import tyro
 
     compat.join_help_lines()
-    command = tyro.cli(GROUPS[first].load(first), prog=f"{PROGRAM} {first}", args=list(arguments[1:]))
+    kind, prog = GROUPS[first].load(first), f"{PROGRAM} {first}"
+    if hasattr(kind, "parse"):  # a command that passes options on
+        command = kind.parse(arguments[1:], prog)
+    else:
+        command = tyro.cli(kind, prog=prog, args=list(arguments[1:]))
     return command.main() or 0
 
 

@@ -23,7 +23,7 @@ from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.engine.ranks import Ranks, is_first, sum_over_ranks, world_size
-from f3rm_ext.engine.shortage import Lever
+from f3rm_ext.engine.shortage import Lever, RunFacts
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.image_metrics import ImageMetrics
@@ -133,6 +133,20 @@ class SplatModelConfig(OwnModelConfig):
     def check_export(self, command: str, argv: Sequence[str]) -> None:
         """Refuses exports that ns-export cannot make of splats; see :func:`~f3rm_ext.engine.ns_export.check_export`."""
         check_export(command, argv, splats=True)
+
+    def memory_levers(self, facts: RunFacts) -> list[Lever]:
+        """Returns options that lower the memory of a training step."""
+        found = levers(
+            self.memory,
+            facts.device_type,
+            sh_degree=self.sh_degree,
+            samples=0 if self.regularization == "none" else self.surface.samples,
+            gaussians=facts.gaussians,
+            max_gaussians=self.densify.max_gaussians,
+            growing=facts.growing,
+        )
+        # Divided Gaussians have colours in float32.
+        return [lever for lever in found if not (self.shard_gaussians and lever.option.endswith("optimize-memory"))]
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
         """Applies the memory options to the optimisers of a run.
@@ -311,18 +325,8 @@ class SplatModel(QueryableSplats, GaussianModel):
     def memory_levers(self) -> list[Lever]:
         """Returns options that lower the memory of a training step."""
         growing = self.schedule.at(self.step) < self.schedule.last_growth()
-        config = self.config
-        found = levers(
-            config.memory,
-            self.device.type,
-            sh_degree=config.sh_degree,
-            samples=0 if config.regularization == "none" else config.surface.samples,
-            gaussians=self.total_gaussians,
-            max_gaussians=config.densify.max_gaussians,
-            growing=growing,
-        )
-        # Divided Gaussians have colours in float32.
-        return [lever for lever in found if not (self.sharded and lever.option.endswith("optimize-memory"))]
+        facts = RunFacts(self.device.type, self.num_train_data, gaussians=self.total_gaussians, growing=growing)
+        return self.config.memory_levers(facts)
 
     def _follow(self, change: Change) -> bool:
         """Carries per-Gaussian data over to a changed set. Returns whether the set changed."""

@@ -1,5 +1,8 @@
 """Nerfstudio's console, and a progress bar on it."""
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +16,29 @@ def console() -> "Console":
     from nerfstudio.utils.rich_utils import CONSOLE
 
     return CONSOLE
+
+
+@contextlib.contextmanager
+def messages_to_stderr() -> "Iterator[None]":
+    """Sends nerfstudio's messages to stderr, so that stdout has only what programs read."""
+    log = console()
+    before = log.file
+    log.file = sys.stderr
+    try:
+        yield
+    finally:
+        log.file = before
+
+
+@contextlib.contextmanager
+def silence() -> "Iterator[None]":
+    """Drops nerfstudio's messages."""
+    log = console()
+    before, log.quiet = log.quiet, True
+    try:
+        yield
+    finally:
+        log.quiet = before
 
 
 def image_progress(unit: str = "images", on: "Console | None" = None, *, disable: bool = False) -> "Progress":

@@ -202,10 +202,10 @@ def test_tables_show_rows_and_problems(pages: ModuleType) -> None:
         assert len(widths) < 2, block
 
 
-@pytest.mark.parametrize("name", ["kernels", "tests", "features", "fields", "splats", "splat-features"])
+@pytest.mark.parametrize("name", ["kernels", "tests", "features", "fields", "splats", "splat-features", "plan"])
 def test_every_section_has_a_budget_and_a_table(pages: ModuleType, name: str) -> None:
     assert name in pages.BUDGETS_S and name in pages.SHOWN
-    assert len(pages.BUDGETS_S) == len(pages.SHOWN) == 6
+    assert len(pages.BUDGETS_S) == len(pages.SHOWN) == 7
 
 
 def test_the_page_says_not_measured_until_there_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.errors import ExtractorError
-from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
+from f3rm_ext.features.base import ExtractorIdentity, FeatureSize, PatchGrid
 from f3rm_ext.features.extractors import preprocess
 from f3rm_ext.features.extractors.clip_models import RANDOM, ClipModel, load_clip
 from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus, file_hash, resolve, status
@@ -85,6 +85,14 @@ class ClipExtractor:
         """Tells whether the weights are on this machine."""
         weights = ClipModel.named(config.model).weights(config.pretrained)
         return NO_WEIGHTS if weights is None else status(weights)
+
+    @classmethod
+    def feature_size(cls, config: ClipConfig, height_px: int, width_px: int) -> FeatureSize:
+        """Tells the size of an image's features without weights."""
+        architecture = ClipModel.named(config.model)
+        patch = architecture.patch_px
+        height, width = preprocess.whole_patches(height_px, width_px, config.short_side_px, patch)
+        return FeatureSize(height // patch, width // patch, architecture.dim)
 
     @property
     def model(self) -> Any:

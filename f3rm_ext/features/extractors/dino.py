@@ -1,5 +1,6 @@
 """DINO (Caron et al. 2021, arXiv 2104.14294) and DINOv2 (Oquab et al. 2023, arXiv 2304.07193) patch features."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from f3rm_ext.errors import ExtractorError
-from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
+from f3rm_ext.features.base import ExtractorIdentity, FeatureSize, PatchGrid
 from f3rm_ext.features.extractors import preprocess
 from f3rm_ext.features.extractors.vit import Facet, VisionTransformer
 from f3rm_ext.features.extractors.weights import Weights, WeightsStatus, file_hash, load_state_dict, resolve, status
@@ -24,6 +25,9 @@ _DINO_FILES = {
     "vitb8": ("facebook/dino-vitb8", "dino_vitbase8_pretrain"),
     "vitb16": ("facebook/dino-vitb16", "dino_vitbase16_pretrain"),
 }
+_WIDTHS = {"vits": 384, "vitb": 768, "vitl": 1024, "vitg": 1536}
+_PUBLISHED = re.compile(r"(vit.)(\d+)")
+"""Size and patch size in the name of a published model."""
 _DINOV2_SIZES = {"vits14": "small", "vitb14": "base", "vitl14": "large", "vitg14": "giant"}
 
 DinoModel = Literal["vits8", "vits16", "vitb8", "vitb16"]
@@ -117,6 +121,20 @@ class _VitExtractor:
     def weights_status(cls, config: DinoConfig | Dinov2Config) -> WeightsStatus:
         """Tells whether the weights are on this machine."""
         return status(cls._weights(config))
+
+    @classmethod
+    def feature_size(cls, config: DinoConfig | Dinov2Config, height_px: int, width_px: int) -> FeatureSize:
+        """Tells the size of an image's features; without weights, unless a file of them is given."""
+        if config.weights is not None:
+            extractor = cls(config, device=torch.device("cpu"))
+            grid = extractor.patch_grid(height_px, width_px)
+            return FeatureSize(grid.rows, grid.cols, extractor.dim)
+        named = _PUBLISHED.match(config.model)
+        assert named is not None
+        patch = int(named[2])
+        stride = config.stride_px or patch
+        height, width = preprocess.whole_patches(height_px, width_px, config.short_side_px, patch)
+        return FeatureSize((height - patch) // stride + 1, (width - patch) // stride + 1, _WIDTHS[named[1]])
 
     @property
     def identity(self) -> ExtractorIdentity:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 import torch
 
 from f3rm_ext.errors import ExtractorError
-from f3rm_ext.features.base import Extractor
+from f3rm_ext.features.base import Extractor, FeatureSize
 from f3rm_ext.features.extractors.parsing import build_config, close_match, extractor_name
 from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus, first_line
 
@@ -19,6 +19,7 @@ __all__ = [
     "available_extractors",
     "build_extractor",
     "extractor_name",
+    "feature_size",
     "understands_text",
     "weights_status",
 ]
@@ -47,7 +48,8 @@ _BUILT_IN = {
 class ExtractorFactory(Protocol):
     """The object that an entry point of the group ``f3rm_ext.extractors`` names, usually the extractor's class.
 
-    It may also have ``weights_status(config) -> WeightsStatus`` for ``doctor``, which must be cheap and work off-line.
+    It may also have ``weights_status(config) -> WeightsStatus`` for ``doctor`` and ``feature_size(config, height_px,
+    width_px) -> FeatureSize`` for plans, which must be cheap, work off-line and need no weights.
     """
 
     config_class: ClassVar[type]
@@ -118,6 +120,29 @@ def build_extractor(text: str, *, device: torch.device) -> Extractor:
         raise ExtractorError(
             f"Extractor {name} needs a package that cannot be imported ({first_line(error)}): install it."
         ) from error
+
+
+def feature_size(text: str, height_px: int, width_px: int) -> FeatureSize:
+    """Tells the size of the features of an image, without weights where the extractor can.
+
+    >>> feature_size("clip:model=ViT-B-16,short_side_px=64", height_px=90, width_px=160)
+    FeatureSize(rows=4, cols=7, dim=512)
+
+    Args:
+        text: See :func:`build_extractor`.
+        height_px: Height of the image.
+        width_px: Width of the image.
+
+    Raises:
+        ExtractorError: See :func:`build_extractor`.
+    """
+    factory = _factory(extractor_name(text))
+    tell = getattr(factory, "feature_size", None)
+    if tell is not None:
+        return tell(build_config(factory.config_class, text), height_px, width_px)
+    extractor = build_extractor(text, device=torch.device("cpu"))
+    grid = extractor.patch_grid(height_px, width_px)
+    return FeatureSize(grid.rows, grid.cols, extractor.dim)
 
 
 def understands_text(text: str) -> bool:

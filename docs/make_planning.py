@@ -1,0 +1,164 @@
+"""Writes the tables of planning.md with the planner.
+
+python docs/make_planning.py          # rewrite; a few minutes
+python docs/make_planning.py --check  # fail if it is out of date
+"""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from f3rm_ext.planning.advice import Advice, advise
+from f3rm_ext.planning.devices import GIB
+from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.memory import estimate_memory
+from f3rm_ext.planning.plan import Question, cached
+from f3rm_ext.planning.request import PlanRequest
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "planning.md"
+MIB = 1 << 20
+ESTIMATE: Callable[[PlanRequest], MemoryEstimate] = cached(estimate_memory)
+GARDEN = {"gaussians": 6_000_000, "images": 161, "width_px": 1297, "height_px": 840}
+"""The brief's example: Mip-NeRF 360's garden at a quarter of its sides."""
+GUIDE = {"images": 100, "width_px": 1024, "height_px": 1024}
+"""The training guide's example."""
+CARDS = {
+    24: "no options, 11–12 GB",
+    16: "`--optimize_memory`, 8–9 GB",
+    12: "+ aggressive, degree 2, 5–6 GB",
+    8: "the same",
+}
+"""Memory, GiB, and what the guide said."""
+MANAGER = "--pipeline.datamanager"
+WINDOW = f"{MANAGER}.train-num-images-to-sample-from {{}} {MANAGER}.train-num-times-to-repeat-images {{}}"
+RECIPES = {
+    "most speed, above 16 GB": "--pipeline.datamanager.train-num-rays-per-batch 16384",
+    "two GPUs": f"{MANAGER}.train-num-rays-per-batch 8192 {WINDOW.format(64, 1024)} --machine.num-devices 2",
+    "below 12 GB": f"--pipeline.datamanager.train-num-rays-per-batch 4096 {WINDOW.format(16, 256)} "
+    "--pipeline.model.eval-num-rays-per-chunk 8192",
+    "balanced": "",
+}
+"""The training guide's recipes, as options of f3rm-ext."""
+ARGUMENTS = {
+    "f3rm-ext": (
+        ("as it is", ""),
+        ("twice the rays", "--pipeline.datamanager.train-num-rays-per-batch 8192"),
+        ("half the windows' images", WINDOW.format(50, 500)),
+        ("images in main memory", "--pipeline.datamanager.images-on-gpu False"),
+        ("four feature samples", "--pipeline.model.feature-samples-per-ray 4"),
+        ("half the samples", "--pipeline.model.num-samples 24"),
+        ("twice the rows of the grid", "--pipeline.model.grid.log2-hashmap-size 20"),
+        ("half the chunk", "--pipeline.model.eval-num-rays-per-chunk 16384"),
+    ),
+    "sugar-ext": (
+        ("as it is", ""),
+        ("`--optimize-memory`", "--optimize-memory True"),
+        ("moments of 8 bits", "--pipeline.model.sh-moments int8"),
+        ("degree 2", "--sh-degree 2"),
+        ("a tenth of the surface points", "--pipeline.model.surface.samples 100000"),
+        ("no regularisation", "--regularization none"),
+        ("images in main memory", "--pipeline.datamanager.cache-images cpu"),
+    ),
+}
+
+
+def question(method: str, options: str, gib: int, sizes: dict[str, int]) -> Question:
+    """A question about a card."""
+    return Question(method, tuple(shlex.split(options)), vram_gib=gib, **sizes)  # type: ignore[arg-type]
+
+
+def answer(asked: Question) -> Advice:
+    """What the planner advises."""
+    return advise(asked.request, ESTIMATE)
+
+
+def gib(size: int) -> str:
+    """Bytes as GiB."""
+    return f"{size / GIB:.2f}"
+
+
+def cards() -> Iterator[str]:
+    """Commands for the card classes."""
+    yield "| Card | As it is, GiB | Type | GiB then | The guide said |"
+    yield "|--:|--:|---|--:|---|"
+    for memory, said in CARDS.items():
+        asked = question("sugar-ext", "--sh-degree 3", memory, GARDEN)
+        before, found = ESTIMATE(asked.request()).peak("train"), answer(asked)
+        command = shlex.join(asked.command(found.options))
+        after = gib(found.estimate.peak("train")) if found.fits else "does not fit"
+        yield f"| {memory} GiB | {gib(before)} | `{command}` | {after} | {said} |"
+
+
+def tree() -> Iterator[str]:
+    """A decision tree: what to add as cards get smaller."""
+    for method, sizes in (("sugar-ext", GARDEN), ("f3rm-ext-big", GUIDE)):
+        scene = "6 million Gaussians" if method == "sugar-ext" else "100 images of 1024 × 1024 pixels"
+        yield f"- `{method}`, {scene}"
+        before = None
+        for memory in (16, 12, 8, 6):
+            found = answer(question(method, "", memory, sizes))
+            options = " ".join(f"`--{name} {value}`" for name, value in found.options)
+            if not found.fits:
+                yield f"    - {memory} GiB: does not fit, whatever is lowered."
+                break
+            if options != before:
+                yield f"    - {memory} GiB{'' if before is None else ' or less'}: {options or 'no options'}"
+            before = options
+
+
+def recipes() -> Iterator[str]:
+    """The guide's recipes."""
+    yield "| Recipe | Training step, GiB | Picture, GiB | Images and features in main memory, GiB |"
+    yield "|---|--:|--:|--:|"
+    for name, options in RECIPES.items():
+        memory = ESTIMATE(question("f3rm-ext", options, 16, GUIDE).request())
+        picture = max(memory.peak("evaluation"), memory.peak("query"))
+        yield f"| {name} | {gib(memory.peak('train'))} | {gib(picture)} | {gib(sum(memory.host.values()))} |"
+
+
+def arguments(method: str) -> Iterator[str]:
+    """What each argument costs."""
+    sizes = GARDEN if method == "sugar-ext" else GUIDE
+    categories = ("parameters", "gradients", "optimizer", "images", "features", "activations", "workspace")
+    yield f"| `{method}` | Training step, MiB | Change | of that, what changes most | Picture, MiB |"
+    yield "|---|--:|--:|---|--:|"
+    first: MemoryEstimate | None = None
+    for label, options in ARGUMENTS[method]:
+        memory = ESTIMATE(question(method, options, 16, sizes).request())
+        first = first or memory
+        now, before = memory.device["train"], first.device["train"]
+        changes = {name: (now.get(name, 0) - before.get(name, 0)) / MIB for name in categories}
+        most = max(changes, key=lambda name: abs(changes[name]))
+        what = f"{most} {changes[most]:+,.0f}" if abs(changes[most]) >= 1 else ""
+        change = (memory.peak("train") - first.peak("train")) / MIB
+        picture = max(memory.peak("evaluation"), memory.peak("query")) / MIB
+        difference = f"{change:+,.0f}" if abs(change) >= 1 else ""
+        yield f"| {label} | {memory.peak('train') / MIB:,.0f} | {difference} | {what} | {picture:,.0f} |"
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "cards": cards,
+    "tree": tree,
+    "recipes": recipes,
+    "fields": lambda: arguments("f3rm-ext"),
+    "splats": lambda: arguments("sugar-ext"),
+}
+
+
+def main() -> None:
+    """Rewrites the page, or checks it."""
+    text = fresh = PAGE.read_text()
+    for name, made in TABLES.items():
+        begin, end = f"<!-- {name}: generated by docs/make_planning.py -->\n", f"<!-- end {name} -->"
+        start, stop = fresh.index(begin) + len(begin), fresh.index(end)
+        fresh = fresh[:start] + "\n" + "\n".join(made()) + "\n\n" + fresh[stop:]
+    if "--check" not in sys.argv:
+        PAGE.write_text(fresh)
+    elif fresh != text:
+        sys.exit("docs/planning.md is out of date: run python docs/make_planning.py")
+
+
+if __name__ == "__main__":
+    main()

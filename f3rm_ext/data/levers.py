@@ -1,0 +1,42 @@
+"""Options of the datamanagers that can be lowered when memory runs out in training."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from f3rm_ext.data.config_checks import flag, parse_count
+from f3rm_ext.engine.shortage import Lever, Loss
+
+_REPEAT = 100
+"""Steps per window that :func:`window_levers` suggests."""
+
+_SMALLEST_SCALE = 0.125
+"""Scale of the images below which no lever goes."""
+
+
+def window_levers(config: Any, num_images: int, loss: Loss) -> Iterator[Lever]:
+    """Suggests keeping fewer training images in memory.
+
+    Args:
+        config: options of the datamanager.
+        num_images: number of training images.
+        loss: what a smaller window costs.
+    """
+    window, repeat = (f"train_num_{name}" for name in ("images_to_sample_from", "times_to_repeat_images"))
+    count = parse_count(getattr(config, window), flag(window), unit="images") or num_images
+    if min(count, num_images) > 1:
+        steps = getattr(config, repeat)
+        lower = f"{min(count, num_images) // 2} --{flag(repeat)} {_REPEAT if steps in (-1, math.inf) else steps}"
+        now = f"{min(count, num_images)} of {num_images}, for {'ever' if steps in (-1, math.inf) else steps}"
+        yield Lever(loss, flag(window), now, lower)
+
+
+def scale_levers(config: Any) -> Iterator[Lever]:
+    """Suggests smaller images.
+
+    Args:
+        config: options of the datamanager.
+    """
+    scale = config.camera_res_scale_factor
+    if scale / 2 >= _SMALLEST_SCALE:
+        yield Lever(Loss.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)

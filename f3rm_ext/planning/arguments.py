@@ -1,0 +1,148 @@
+"""The arguments of ``ns-train``: methods, parsing as ``ns-train`` parses them, and replacing single options."""
+
+import copy
+import dataclasses
+import functools
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+from nerfstudio.plugins.registry import discover_methods
+
+from f3rm_ext.engine.trainer import F3rmTrainerConfig
+from f3rm_ext.errors import ConfigError
+
+
+@functools.cache
+def methods() -> dict[str, F3rmTrainerConfig]:
+    """Returns the methods that can be planned, with their default options: those with this package's trainer."""
+    found, _ = discover_methods()
+    return {name: config for name, config in found.items() if isinstance(config, F3rmTrainerConfig)}
+
+
+def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:
+    """Returns the options of a run, as ``ns-train METHOD ARGUMENTS`` would have them.
+
+    Args:
+        method: name of the method.
+        arguments: everything after it.
+
+    Raises:
+        ConfigError: the method is unknown, or an option cannot work.
+        SystemExit: from tyro, after help (0) or wrong options (2).
+    """
+    known = methods()
+    if method not in known:
+        raise ConfigError(f"There is no method {method!r} to plan: choose from {', '.join(sorted(known))}.")
+    default = copy.deepcopy(known[method])
+    markers = tyro.conf.SuppressFixed[tyro.conf.FlagConversionOff[type(default)]]  # as nerfstudio has it
+    config: F3rmTrainerConfig = tyro.cli(markers, default=default, prog=f"ns-train {method}", args=list(arguments))
+    if config.load_config is not None:
+        raise ConfigError("A plan is made from options, not from --load-config: give the options themselves.")
+    if config.data is not None:
+        config.pipeline.datamanager.data = config.data
+    return config
+
+
+def has_capture(config: F3rmTrainerConfig) -> bool:
+    """Returns whether the options name a capture."""
+    manager = config.pipeline.datamanager
+    parser: Any = getattr(manager, "dataparser", None)
+    given = parser is not None and Path(parser.data) != Path(type(parser)().data)
+    return manager.data is not None or given
+
+
+def split_arguments(arguments: Sequence[str], own: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """Splits a command line into options of the planner and what is left for ``ns-train``, each in its order.
+
+    >>> split_arguments(["f3rm-ext", "--gpu", "4090", "--vis", "viewer"], {"gpu": True})
+    (['--gpu', '4090'], ['f3rm-ext', '--vis', 'viewer'])
+
+    Args:
+        arguments: the words typed.
+        own: names of the planner's options, and whether a value follows.
+    """
+    mine: list[str] = []
+    others: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        name = name.replace("_", "-")
+        if not word.startswith("--") or name not in own:
+            others.append(word)
+            continue
+        mine.append(word)
+        if own[name] and not equals:
+            mine += [value for value in [next(words, None)] if value is not None]
+    return mine, others
+
+
+def replace_options(method: str, arguments: Sequence[str], options: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns arguments with other values for some options. Replaced options come first, before any dataparser.
+
+    Args:
+        method: name of the method, whose options have short names.
+        arguments: of ``ns-train``, after the method.
+        options: names without dashes, and values; several words of a value become several arguments.
+    """
+    added: list[str] = []
+    kept = list(arguments)
+    for name, value in options:
+        names = names_of(methods()[method], name)
+        kept = _without(kept, names)
+        added = [*_without(added, names), f"--{min(names, key=len)}", *value.split()]
+    return (*added, *kept)
+
+
+def names_of(config: object, option: str) -> set[str]:
+    """Returns the names of an option on the command line, without dashes.
+
+    >>> sorted(names_of(methods()["sugar-ext"], "pipeline.model.sh-degree"))
+    ['pipeline.model.sh-degree', 'sh-degree']
+
+    Args:
+        config: options of a run.
+        option: its full name.
+    """
+    names = {option}
+    owner: Any = config
+    for part in option.replace("-", "_").split("."):
+        if owner is None or not dataclasses.is_dataclass(owner):
+            break
+        owner, hint = _member(owner, part)
+        names |= {alias.lstrip("-") for alias in _aliases(hint)}
+    return names
+
+
+def _member(owner: Any, name: str) -> tuple[Any, Any]:
+    """A field's value and type; also of a field in a part whose name is left out on the command line."""
+    hints = typing.get_type_hints(type(owner), include_extras=True)
+    if hasattr(owner, name):
+        return getattr(owner, name), hints.get(name)
+    for part, hint in hints.items():
+        if any(getattr(mark, "name", None) == "" for mark in typing.get_args(hint)[1:]):
+            inner = getattr(owner, part)
+            return getattr(inner, name, None), typing.get_type_hints(type(inner), include_extras=True).get(name)
+    return None, None
+
+
+def _aliases(hint: Any) -> Sequence[str]:
+    return [alias for mark in typing.get_args(hint)[1:] for alias in getattr(mark, "aliases", None) or ()]
+
+
+def _without(arguments: Sequence[str], names: set[str]) -> list[str]:
+    """Arguments without an option of one value."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip:
+            skip = False
+            continue
+        name, equals, _ = argument.partition("=")
+        if name.startswith("--") and name[2:].replace("_", "-") in names:
+            skip = not equals
+            continue
+        kept.append(argument)
+    return kept

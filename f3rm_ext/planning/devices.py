@@ -1,0 +1,166 @@
+"""Cards that runs are planned for: a table of known ones, and the device of this machine."""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from f3rm_ext import compat
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.planning.request import Device
+
+GIB = 1 << 30
+
+
+class Card(NamedTuple):
+    """A graphics card, by its maker's data sheet."""
+
+    name: str
+    memory_gib: int
+    bandwidth_gb_s: int
+    """Bandwidth of its memory, 10⁹ bytes per second."""
+
+
+CARDS = (
+    Card("GTX 1080 Ti", 11, 484),
+    Card("RTX 2060", 6, 336),
+    Card("RTX 2070", 8, 448),
+    Card("RTX 2080", 8, 448),
+    Card("RTX 2080 Ti", 11, 616),
+    Card("Titan RTX", 24, 672),
+    Card("RTX 3050", 8, 224),
+    Card("RTX 3060", 12, 360),
+    Card("RTX 3060 Ti", 8, 448),
+    Card("RTX 3070", 8, 448),
+    Card("RTX 3070 Ti", 8, 608),
+    Card("RTX 3080", 10, 760),
+    Card("RTX 3080 12GB", 12, 912),
+    Card("RTX 3080 Ti", 12, 912),
+    Card("RTX 3090", 24, 936),
+    Card("RTX 3090 Ti", 24, 1008),
+    Card("RTX 4060", 8, 272),
+    Card("RTX 4060 Ti", 8, 288),
+    Card("RTX 4060 Ti 16GB", 16, 288),
+    Card("RTX 4070", 12, 504),
+    Card("RTX 4070 Super", 12, 504),
+    Card("RTX 4070 Ti", 12, 504),
+    Card("RTX 4070 Ti Super", 16, 672),
+    Card("RTX 4080", 16, 717),
+    Card("RTX 4080 Super", 16, 736),
+    Card("RTX 4090", 24, 1008),
+    Card("RTX 5060", 8, 448),
+    Card("RTX 5060 Ti", 8, 448),
+    Card("RTX 5060 Ti 16GB", 16, 448),
+    Card("RTX 5070", 12, 672),
+    Card("RTX 5070 Ti", 16, 896),
+    Card("RTX 5080", 16, 960),
+    Card("RTX 5090", 32, 1792),
+    Card("RTX 3060 Laptop", 6, 336),
+    Card("RTX 3070 Laptop", 8, 448),
+    Card("RTX 4060 Laptop", 8, 256),
+    Card("RTX 4070 Laptop", 8, 256),
+    Card("RTX 4080 Laptop", 12, 432),
+    Card("RTX 4090 Laptop", 16, 576),
+    Card("RTX A4000", 16, 448),
+    Card("RTX A5000", 24, 768),
+    Card("RTX A6000", 48, 768),
+    Card("RTX 4000 Ada", 20, 360),
+    Card("RTX 5000 Ada", 32, 576),
+    Card("RTX 6000 Ada", 48, 960),
+    Card("RTX PRO 6000", 96, 1792),
+    Card("T4", 16, 320),
+    Card("P100", 16, 732),
+    Card("V100", 16, 900),
+    Card("V100 32GB", 32, 900),
+    Card("A10", 24, 600),
+    Card("A30", 24, 933),
+    Card("A40", 48, 696),
+    Card("A100", 40, 1555),
+    Card("A100 80GB", 80, 1935),
+    Card("L4", 24, 300),
+    Card("L40", 48, 864),
+    Card("L40S", 48, 864),
+    Card("H100", 80, 3350),
+    Card("H200", 141, 4800),
+    Card("B200", 180, 8000),
+)
+"""Known cards."""
+
+
+def _words(name: str) -> set[str]:
+    words = set(re.findall(r"[a-z]+|\d+", name.lower()))
+    return words - {"nvidia", "geforce", "tesla", "gpu"}
+
+
+def find_card(name: str) -> Card:
+    """Returns a known card by part of its name, such as ``4090`` or ``rtx4090``: the one with the shortest such name.
+
+    >>> find_card("nvidia 4090").name, find_card("4060 ti 16 gb").name
+    ('RTX 4090', 'RTX 4060 Ti 16GB')
+
+    Raises:
+        ConfigError: no card has such a name, or several have.
+    """
+    wanted = _words(name)
+    found = sorted(
+        (card for card in CARDS if wanted and wanted <= _words(card.name)), key=lambda card: len(_words(card.name))
+    )
+    if not found:
+        raise ConfigError(
+            f"No card named {name!r} is known: give its memory instead, such as --vram-gib 16, or one of "
+            f"{', '.join(card.name for card in CARDS)}."
+        )
+    shortest = [card for card in found if len(_words(card.name)) == len(_words(found[0].name))]
+    if len(shortest) > 1:
+        raise ConfigError(
+            f"{name!r} fits several cards ({', '.join(card.name for card in shortest)}): give more of the name."
+        )
+    return found[0]
+
+
+def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | int | None = None) -> Device:
+    """Returns the device to plan for: the card that was named, or that of this machine.
+
+    Args:
+        device_type: type of the device of this machine, such as ``"cpu"``.
+        gpu: name of a card.
+        vram_gib: memory of a card, GiB; goes before that of a named card.
+
+    Raises:
+        ConfigError: the card is unknown, or its memory is not a positive number.
+    """
+    if vram_gib is not None and not 0 < vram_gib < 1 << 20:
+        raise ConfigError(f"--vram-gib is {vram_gib}, but a card has more than nothing: give its memory in GiB.")
+    if gpu is not None:
+        card = find_card(gpu)
+        memory_gib = card.memory_gib if vram_gib is None else vram_gib
+        return Device("cuda", int(memory_gib * GIB), card.name)
+    if vram_gib is not None:
+        return Device("cuda", int(vram_gib * GIB))
+    return this_device(device_type)
+
+
+def this_device(device_type: str) -> Device:
+    """Returns the first GPU of this machine, or its CPU.
+
+    Raises:
+        ConfigError: there is no device of this type.
+    """
+    if device_type == "cpu":
+        return Device("cpu", main_memory_bytes(), "the CPU")
+    compat.check_device(device_type)
+    properties = torch.cuda.get_device_properties(0)
+    return Device(device_type, properties.total_memory, properties.name)
+
+
+def main_memory_bytes() -> int:
+    """Returns the memory that processes can have: the machine's, or what a container is limited to."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            memory = min(memory, int(Path(name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return memory

@@ -1,0 +1,61 @@
+"""The memory that a run takes, without a GPU and without data."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.nerf.model import F3rmModelConfig
+from f3rm_ext.planning.allowances import CONTEXT_BYTES, FRAGMENTATION
+from f3rm_ext.planning.estimate import Category, MemoryEstimate
+from f3rm_ext.planning.fields import estimate_field
+from f3rm_ext.planning.request import PlanRequest
+from f3rm_ext.planning.splats import estimate_splats
+from f3rm_ext.splat.model import SplatModelConfig
+
+MemoryPlanner = Callable[[PlanRequest], MemoryEstimate]
+"""Returns the memory of the tensors of a run, for one kind of model: without what CUDA takes and without gaps."""
+PLANNERS: dict[type, MemoryPlanner] = {F3rmModelConfig: estimate_field, SplatModelConfig: estimate_splats}
+"""By configuration of the model; see :func:`register_planner`."""
+
+
+def register_planner(config_type: type, planner: MemoryPlanner) -> None:
+    """Lets a method take part in plans.
+
+    Args:
+        config_type: class of the configuration of its model, ``config.pipeline.model``. Subclasses may have planners
+            of their own.
+        planner: of these models.
+    """
+    PLANNERS[config_type] = planner
+
+
+def estimate_memory(request: PlanRequest) -> MemoryEstimate:
+    """Plans the memory of a run: what each device holds at the peak of a training step, a picture and a query.
+
+    Two training steps of the real model run on tensors without values. With several processes, figures are those of one
+    of them, which is one device.
+
+    Args:
+        request: the run; nothing of it is changed.
+
+    Raises:
+        ConfigError: there is no plan for this method.
+        UserError: an option of the run cannot be used.
+    """
+    model = getattr(request.config.pipeline, "model", None)
+    planner = next((PLANNERS[kind] for kind in type(model).__mro__ if kind in PLANNERS), None)
+    if planner is None:
+        raise ConfigError(
+            f"The method {request.config.method_name} has no memory plan: plans are made for f3rm-ext and sugar-ext, "
+            "and for methods that register a planner."
+        )
+    found = planner(request)
+    if request.device.type != "cuda":
+        return found
+    return MemoryEstimate({phase: with_allowances(held) for phase, held in found.device.items()}, found.host)
+
+
+def with_allowances(held: Mapping[Category, int]) -> dict[Category, int]:
+    """Adds what CUDA takes and an allowance for gaps to the tensors on a device."""
+    more: dict[Any, int] = {"context": CONTEXT_BYTES, "fragmentation": round(FRAGMENTATION * sum(held.values()))}
+    return {**held, **more}

@@ -1,0 +1,253 @@
+"""Puts a plan together: memory, what will be seen, time, and advice."""
+
+import dataclasses
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from f3rm_ext.engine.trainer import F3rmTrainerConfig
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.planning.advice import Advice, Estimator, Options, Peak, advise, largest, peak_of
+from f3rm_ext.planning.arguments import has_capture, parse, replace_options
+from f3rm_ext.planning.captures import ImageSizes
+from f3rm_ext.planning.coverage import PlannedCoverage, plan_coverage
+from f3rm_ext.planning.devices import CARDS, choose_device
+from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.gaussians import Growth, growth_of, limited
+from f3rm_ext.planning.growth import final_gaussians
+from f3rm_ext.planning.request import Device, PlanRequest
+from f3rm_ext.planning.throughput import Throughput
+from f3rm_ext.utils.console import silence
+
+RAYS_OPTION = "pipeline.datamanager.train-num-rays-per-batch"
+RAYS_UNIT, GAUSSIANS_UNIT = 256, 10_000
+"""What the largest numbers that fit are rounded down to."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a command of ``ns-train``, a card, and sizes."""
+
+    method: str
+    arguments: tuple[str, ...]
+    """Of ns-train, after the method."""
+    gpu: str | None = None
+    """Name of the card; None for this machine's."""
+    vram_gib: float | int | None = None
+    """Memory of the card, GiB."""
+    gaussians: int | None = None
+    """Gaussians at the end of training, if they are known."""
+    images: int | None = None
+    """Number of training images; None: those of the capture."""
+    width_px: int | None = None
+    """Of the image files."""
+    height_px: int | None = None
+    """Of the image files."""
+    points: int = 0
+    """That splats start from."""
+    _read: dict[str, ImageSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_hand = (self.images, self.width_px, self.height_px)
+        if any(value is not None for value in by_hand) and None in by_hand:
+            raise ConfigError("Sizes by hand are three: give --images, --width-px and --height-px.")
+        for name, least in (("gaussians", 1), ("points", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name} is {value}, but has to be at least {least}.")
+
+    @property
+    def device_is_given(self) -> bool:
+        """Whether the plan is for a card that need not be of this machine."""
+        return self.gpu is not None or self.vram_gib is not None
+
+    def config(self, options: Options = ()) -> F3rmTrainerConfig:
+        """Returns the options of the run, with other values for some."""
+        config = parse(self.method, replace_options(self.method, self.arguments, options))
+        config.machine.device_type = self.device(config).type  # type: ignore[assignment]
+        return config
+
+    def device(self, config: F3rmTrainerConfig) -> Device:
+        """Returns the device to plan for."""
+        return choose_device(config.machine.device_type, self.gpu, self.vram_gib)
+
+    def sizes(self, config: F3rmTrainerConfig) -> ImageSizes:
+        """Returns the sizes of the images: by hand, of the capture, or assumed.
+
+        Raises:
+            UserError: the capture cannot be used.
+        """
+        if self.images is not None and self.width_px is not None and self.height_px is not None:
+            return ImageSizes.of_numbers(config, self.images, self.width_px, self.height_px, self.points)
+        if has_capture(config):
+            manager = config.pipeline.datamanager
+            key = f"{manager.data} {manager.dataparser} {manager.camera_res_scale_factor}"  # type: ignore[attr-defined]
+            if key not in self._read:
+                self._read[key] = ImageSizes.of_capture(config)
+            return self._read[key]
+        return ImageSizes.assumed(config)
+
+    def request(self, options: Options = ()) -> PlanRequest:
+        """Returns what is to be estimated, with other values for some options."""
+        config = self.config(options)
+        return PlanRequest(
+            config=config,
+            capture=self.sizes(config).summary(),
+            device=self.device(config),
+            processes=config.machine.num_devices * config.machine.num_machines,
+            gaussians=limited(self.gaussians, config.pipeline.model),
+        )
+
+    def command(self, options: Options = ()) -> list[str]:
+        """Returns the words of the command, with other values for some options."""
+        return ["ns-train", self.method, *replace_options(self.method, self.arguments, options)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An answer."""
+
+    question: Question
+    request: PlanRequest
+    sizes: ImageSizes
+    estimate: MemoryEstimate
+    coverage: PlannedCoverage
+    growth: Growth | None
+    """Of splats."""
+    advice: Advice
+    most: tuple[str, int] | None
+    """The option whose value decides about memory, and the largest value that fits; 0 if none does."""
+    throughput: Throughput | None
+    """None if the speed was not measured."""
+    wanted_epochs: float | int | None = None
+    """Epochs whose steps are asked for."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether training and pictures fit with the options as they are."""
+        return not self.advice.savings and self.advice.fits and self.advice.pictures_fit
+
+    @property
+    def command(self) -> str:
+        """The command to type, with the advised options."""
+        return shlex.join(self.question.command(self.advice.options))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the plan as plain data, for JSON. Bytes are whole numbers, times seconds."""
+        estimate, device, advice = self.estimate, self.request.device, self.advice
+        peaks: tuple[Peak, ...] = ("training", "pictures")
+        coverage, speed = self.coverage, self.throughput
+        wanted = None if self.wanted_epochs is None else coverage.steps_for(self.wanted_epochs)
+        return {
+            "method": self.question.method,
+            "command": shlex.join(self.question.command()),
+            "device": {**dataclasses.asdict(device), "bandwidth_gb_s": bandwidth_gb_s(device)},
+            "processes": self.request.processes,
+            "capture": {**dataclasses.asdict(self.request.capture), "source": self.sizes.source},
+            "memory": {
+                "fits": self.fits,
+                "peak_bytes": {phase: estimate.peak(phase) for phase in estimate.device},
+                "device_bytes": {phase: dict(items) for phase, items in estimate.device.items()},
+                "host_bytes": dict(estimate.host),
+            },
+            "gaussians": None if self.growth is None else dataclasses.asdict(self.growth),
+            "coverage": {
+                **dataclasses.asdict(coverage),
+                "steps_per_epoch": coverage.steps_per_epoch,
+                "coverage": coverage.coverage,
+                "wanted_epochs": self.wanted_epochs,
+                "steps_for_wanted_epochs": wanted,
+            },
+            "time": None if speed is None else {**dataclasses.asdict(speed), "eta_s": speed.duration_s(coverage.steps)},
+            "advice": {
+                "fits": advice.fits,
+                "command": self.command,
+                "pictures_fit": advice.pictures_fit,
+                "peak_bytes": {what: peak_of(advice.estimate, what) for what in peaks},
+                "options": [
+                    {
+                        "set": dict(saving.options),
+                        "now": saving.now,
+                        "loss": saving.loss.name.lower().replace("_", " "),
+                        "lowers": saving.what,
+                        "saved_bytes": saving.saved_bytes,
+                    }
+                    for saving in advice.savings
+                ],
+            },
+            "most_that_fits": None if self.most is None else {self.most[0]: self.most[1]},
+        }
+
+
+def make_plan(
+    question: Question,
+    estimate: Estimator,
+    *,
+    measure: Callable[[F3rmTrainerConfig, ImageSizes], Throughput | None] | None = None,
+    wanted_epochs: float | int | None = None,
+) -> Plan:
+    """Answers a question.
+
+    Args:
+        question: what is asked.
+        estimate: predicts memory.
+        measure: returns the measured speed of a run, or None; None to go without.
+        wanted_epochs: epochs whose steps are asked for.
+
+    Raises:
+        UserError: an option, the card or the capture cannot be used.
+    """
+    request = question.request()
+    sizes = question.sizes(request.config)
+    speed = None if measure is None else measure(request.config, sizes)
+    return Plan(
+        question=question,
+        request=request,
+        sizes=sizes,
+        estimate=estimate(request),
+        coverage=plan_coverage(request.config, sizes, request.processes),
+        growth=growth_of(request),
+        advice=advise(question.request, estimate),
+        most=most_that_fits(question, request, estimate),
+        throughput=speed,
+        wanted_epochs=wanted_epochs,
+    )
+
+
+def most_that_fits(question: Question, request: PlanRequest, estimate: Estimator) -> tuple[str, int] | None:
+    """Returns the option that decides about memory, and its largest value that fits with all others as they are."""
+    memory = request.device.memory_bytes
+    if growth_of(request) is not None:
+
+        def with_gaussians(count: int) -> int:
+            return estimate(dataclasses.replace(request, gaussians=count)).peak("train")
+
+        return "gaussians", largest(with_gaussians, memory, final_gaussians(request), unit=GAUSSIANS_UNIT)
+    rays = getattr(request.config.pipeline.datamanager, "train_num_rays_per_batch", None)
+    if not isinstance(rays, int):
+        return None
+
+    def with_rays(count: int) -> int:
+        return estimate(question.request(((RAYS_OPTION, str(count)),))).peak("train")
+
+    return RAYS_OPTION, largest(with_rays, memory, rays, unit=RAYS_UNIT)
+
+
+def bandwidth_gb_s(device: Device) -> int | None:
+    """Returns the bandwidth of a known card's memory, 10⁹ bytes per second."""
+    return next((card.bandwidth_gb_s for card in CARDS if card.name == device.name), None)
+
+
+def cached(estimate: Estimator) -> Estimator:
+    """Remembers estimates of one session, by what a request says."""
+    found: dict[str, MemoryEstimate] = {}
+
+    def remembered(request: PlanRequest) -> MemoryEstimate:
+        key = repr(request)
+        if key not in found:
+            with silence():  # models say what they start with
+                found[key] = estimate(request)
+        return found[key]
+
+    return remembered

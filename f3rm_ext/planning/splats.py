@@ -1,0 +1,178 @@
+"""What Gaussian splats hold in training, in an evaluation picture and in a query."""
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from nerfstudio.data.scene_box import SceneBox
+from torch import Tensor, nn
+
+from f3rm_ext.planning.allowances import QUERY_PX, on_the_device
+from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
+from f3rm_ext.planning.growth import final_gaussians, schedule_of
+from f3rm_ext.planning.request import PlanRequest
+from f3rm_ext.planning.splat_stand_in import splat_stand_in
+from f3rm_ext.planning.steps import TracedRun, cameras, lpips_stand_in, tracing
+from f3rm_ext.planning.tracker import AllocationTracker, Bytes
+from f3rm_ext.planning.windows import feature_sizes, feature_specs, stays_on_device, window_of
+from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.queryable import Scorer
+from f3rm_ext.splat.features.heads import LiftedHead
+from f3rm_ext.splat.memory.accounting import Layout, account, total
+from f3rm_ext.splat.model import SplatModel
+
+FEW = 100
+"""Gaussians with which the model is built, before it gets those of the plan."""
+
+
+def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstimate:
+    """Returns the peaks of splats; see :func:`f3rm_ext.planning.memory.estimate_memory`.
+
+    Args:
+        request: what is planned.
+        arrays: see :func:`~f3rm_ext.planning.splat_stand_in.splat_stand_in`.
+    """
+    manager: Any = request.config.pipeline.datamanager
+    capture, kind = request.capture, request.device.type
+    train = window_of(manager, "train", capture.train_images, capture)
+    run = _TracedSplats(request, final_gaussians(request))
+    device: dict[Phase, dict[Category, int]] = {}
+    with splat_stand_in(kind, arrays), tracing(kind) as tracker:
+        run.begin(tracker)
+        free = request.device.memory_bytes - on_the_device(kind, tracker.total)
+        kept = stays_on_device(train, manager.cache_images == "gpu", kind, free)
+        with tracker.allocating("images"):
+            window = torch.empty(train.images if kept or kind == "cpu" else 0, dtype=torch.uint8)
+        device["train"] = run.train()
+        device["evaluation"] = run.evaluate()
+        device["query"] = run.query()
+        del window
+    return MemoryEstimate(device, {} if kind == "cpu" else {"images": train.images * (1 + train.changes)})
+
+
+class _TracedSplats:
+    """Splats without values.
+
+    Args:
+        request: what is planned.
+        count: number of Gaussians.
+    """
+
+    def __init__(self, request: PlanRequest, count: int) -> None:
+        self.request, self.count = request, count
+        self.config: Any = copy.deepcopy(request.config)
+        options = self.config.pipeline.model
+        options.num_random, options.start_from, options.start_stage = FEW, None, "vanilla"
+        options.densify.max_gaussians = 0
+        self.regularized = options.regularization != "none"
+        capture = request.capture
+        self.view, self.queried = cameras(capture.width_px, capture.height_px), cameras(*QUERY_PX)
+        self.trained = cameras(capture.width_px, capture.height_px, capture.train_images)
+        box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
+        self.model: SplatModel = options.setup(
+            scene_box=box,
+            num_train_data=capture.train_images,
+            metadata={},
+            device="cpu",
+            grad_scaler=None,
+            seed_points=None,
+        )
+        sizes = feature_sizes(self.config.pipeline.datamanager.features, capture)
+        self.specs = feature_specs(self.config.pipeline.datamanager.features, sizes)
+
+    def begin(self, tracker: AllocationTracker) -> None:
+        """Gives the model the Gaussians of the plan, and makes what training needs."""
+        model, kind = self.model, self.request.device.type
+        for name, value in list(model.gauss_params.items()):
+            model.gauss_params[name] = nn.Parameter(torch.empty(self.count, *value.shape[1:], dtype=value.dtype))
+        model.filter_3d = torch.empty(self.count)
+        model.image_metrics._lpips = lpips_stand_in  # type: ignore[method-assign]
+        self.run = TracedRun(self.config, model, tracker, mixed=False, foreach=kind == "cuda")
+        manager = SimpleNamespace(train_dataset=SimpleNamespace(cameras=self.trained))
+        attributes: Any = SimpleNamespace(
+            optimizers=self.run.optimizers,
+            pipeline=SimpleNamespace(datamanager=manager),
+            trainer=SimpleNamespace(config=self.config),
+        )
+        model.loaded = True  # so that nothing is said of how it starts
+        model.get_training_callbacks(attributes)
+        assert model.regularizer is not None and model.densifier is not None
+        # What it needs at points is in the account; its kernels do not run without values.
+        model.regularizer._at_points = lambda *_: {}  # type: ignore[method-assign]
+        surface, growing = model.regularizer.options, model.densifier.options
+        model.step = surface.start + 1 if self.regularized else growing.start + growing.every + 1
+        self.neighbours: Tensor | None = None
+        if self.regularized:
+            with tracker.allocating("buffers"):
+                self.neighbours = torch.empty(self.count, surface.neighbours, dtype=torch.int32)
+
+    def train(self) -> Bytes:
+        """Returns the peak of a step."""
+        found, before_backward = self.run.train(self._batch, self._after)
+        if not self.regularized:
+            return found
+        points = total(account(self._layout(self.count)), "regularization")
+        with_points: Bytes = {**before_backward, "activations": before_backward.get("activations", 0) + points}
+        return max(found, with_points, key=lambda held: sum(held.values()))
+
+    def evaluate(self) -> Bytes:
+        """Returns the peak of an evaluation picture with its metrics."""
+
+        def draw() -> object:
+            outputs = self.model.get_outputs(self.view)
+            return self.model.get_image_metrics_and_images(outputs, {"image": self._picture()})
+
+        return self.run.draw(draw)
+
+    def query(self) -> Bytes:
+        """Returns the peak of a picture in the viewer, with a query once features are lifted."""
+        model = self.model
+        with self.run.tracker.allocating("features"):
+            for spec in self.specs:
+                model.lifted.put(LiftedHead(spec, torch.empty(self.count, spec.dim, dtype=torch.float16)))
+
+        def draw() -> object:
+            heads = model.query_heads()
+            if not heads:
+                return model.render_camera(self.queried, {})
+            name, head = next(iter(heads.items()))
+            one, others = Embeddings(torch.empty(1, head.dim), ("",)), Embeddings(torch.empty(4, head.dim), ("",) * 4)
+            scorer = Scorer.of_model(model, [Query(name="query", positives=one, negatives=others, head=name)])
+            return model.render_camera(self.queried, {"scores": lambda _, rendered_of: scorer(rendered_of)})
+
+        return self.run.draw(draw)
+
+    def _layout(self, count: int) -> Layout:
+        return layout_of(self.request, count)
+
+    def _picture(self) -> Tensor:
+        return torch.empty(self.request.capture.height_px, self.request.capture.width_px, 3)
+
+    def _batch(self) -> tuple[Any, dict[str, Any]]:
+        self.model.current_sh_degree = self.model.config.sh_degree
+        pixels = torch.empty(*self._picture().shape, dtype=torch.uint8).float().div_(255.0)
+        return self.view, {"image": pixels[..., :3].contiguous(), "image_idx": 0}
+
+    def _after(self) -> None:
+        model = self.model
+        assert model.densifier is not None and model._rasterization is not None
+        step = model.schedule.at(model.step)
+        model.densifier.after_backward(step, model._rasterization, model.gauss_params, self.run.optimizers)
+        model._rasterization = None
+
+
+def layout_of(request: PlanRequest, count: int) -> Layout:
+    """Returns how Gaussians are stored in the stage of a run that needs most.
+
+    Args:
+        request: the run.
+        count: number of Gaussians.
+    """
+    model: Any = request.config.pipeline.model
+    if model.regularization == "none":
+        layout = Layout.of(model.memory, count, model.sh_degree)
+        return Layout(**{**vars(layout), "neighbours": 0})
+    surface = schedule_of(request).surface(model.surface)
+    layout = Layout.of(model.memory, count, model.sh_degree, surface.samples)
+    return Layout(**{**vars(layout), "neighbours": surface.neighbours, "statistics": 0})

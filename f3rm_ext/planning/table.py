@@ -1,0 +1,234 @@
+"""A plan as text: tables, a bar of memory against the card, and sentences."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from f3rm_ext.engine.shortage import Loss
+from f3rm_ext.planning.advice import peak_of
+from f3rm_ext.planning.devices import GIB
+from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
+from f3rm_ext.planning.plan import RAYS_OPTION, Plan, bandwidth_gb_s
+
+NAMES: dict[Category, tuple[str, str]] = {
+    "parameters": ("P", "parameters"),
+    "gradients": ("G", "gradients"),
+    "optimizer": ("O", "optimiser's moments"),
+    "buffers": ("B", "buffers and statistics"),
+    "images": ("I", "window of images"),
+    "features": ("F", "window of features"),
+    "activations": ("A", "activations, kept for the backward pass"),
+    "workspace": ("W", "workspace of a step"),
+    "context": ("C", "CUDA context and libraries"),
+    "fragmentation": ("X", "allowance for fragmentation"),
+}
+"""Letter in the bar, and description."""
+LOSSES = {
+    Loss.NOTHING: "at most speed",
+    Loss.ROUNDING: "precision",
+    Loss.NOISE: "noisier steps",
+    Loss.DETAIL: "detail",
+    Loss.NEW_START: "detail, only for a new run",
+}
+BAR = 60
+"""Characters of the bar."""
+MIB = 1 << 20
+
+
+def show(plan: Plan) -> RenderableType:
+    """Returns a plan for rich's console."""
+    parts: list[RenderableType] = [
+        Text(heading(plan), style="bold"),
+        memory_table(plan.estimate),
+        *(Text(line) for line in bar(plan.estimate, plan.request.device.memory_bytes)),
+        Text(),
+        *(Text(line) for line in sentences(plan)),
+    ]
+    if plan.advice.savings:
+        parts += [Text(), advice_table(plan)]
+    parts += [Text(), *(Text(line) for line in verdict(plan))]
+    return Group(*parts)
+
+
+def heading(plan: Plan) -> str:
+    """Returns what is planned, on what, in one line."""
+    device, count = plan.request.device, plan.request.processes
+    name = device.name or "a card"
+    bandwidth = bandwidth_gb_s(device)
+    speed = "" if bandwidth is None else f", {bandwidth} GB/s"
+    times = f"{count} × " if count > 1 else ""
+    return f"{plan.question.method} on {times}{name} ({device.memory_bytes / GIB:.4g} GiB{speed})"
+
+
+def memory_table(estimate: MemoryEstimate) -> Table:
+    """Returns memory by category and phase, MiB."""
+    phases = [phase for phase in get_args(Phase) if phase in estimate.device]
+    titles = {"train": "training step", "evaluation": "evaluation picture", "query": "viewer query"}
+    table = Table(title="Memory, MiB", title_justify="left")
+    table.add_column("")
+    has_host = any(estimate.host.values())
+    table.add_column("of each device" if has_host else "")
+    for phase in phases:
+        table.add_column(titles[phase], justify="right")
+    if has_host:
+        table.add_column("main memory", justify="right")
+    for category, (letter, name) in NAMES.items():
+        values = [estimate.device[phase].get(category, 0) for phase in phases]
+        host = [estimate.host.get(category, 0)] if has_host else []
+        if any((*values, *host)):
+            table.add_row(letter, name, *(f"{value / MIB:,.0f}" if value else "" for value in (*values, *host)))
+    table.add_section()
+    host = [f"{sum(estimate.host.values()) / MIB:,.0f}"] if has_host else []
+    table.add_row("", "peak", *(f"{estimate.peak(phase) / MIB:,.0f}" for phase in phases), *host)
+    return table
+
+
+def bar(estimate: MemoryEstimate, memory_bytes: int) -> Iterator[str]:
+    """Yields the memory of a training step against that of the card, a letter per category."""
+    peak = estimate.peak("train")
+    scale = max(peak, memory_bytes)
+    drawn, total = "", 0
+    for category, (letter, _) in NAMES.items():
+        total += estimate.device["train"].get(category, 0)
+        drawn += letter * (round(BAR * total / scale) - len(drawn))
+    end = round(BAR * memory_bytes / scale)
+    picture = drawn.ljust(end, "·")
+    if len(picture) > end:
+        picture = picture[:end] + "┃" + picture[end:]
+    else:
+        picture += "┃"
+    share = f"{peak / GIB:.2f} of {memory_bytes / GIB:.4g} GiB, {peak / memory_bytes:.0%}"
+    yield f"{picture} {share}"
+
+
+def sentences(plan: Plan) -> Iterator[str]:
+    """Yields images, growth, steps and time, a line each."""
+    coverage = plan.coverage
+    yield f"Images: {plan.sizes.source}."
+    yield f"Windows: {_windows(plan)}"
+    if plan.growth is not None:
+        growth = plan.growth
+        grown = (
+            f"Gaussians: {growth.first:,} at first, {growth.last:,} in the end ({growth.source})."
+            if growth.last != growth.first
+            else f"Gaussians: {growth.first:,} ({growth.source})."
+        )
+        if growth.end > growth.begin:
+            grown += f" They are added every {growth.every} steps from {growth.begin:,} to {growth.end:,}."
+        yield grown
+    if coverage.images_per_step:
+        per_step = f"{coverage.images_per_step} image" + "s" * (coverage.images_per_step > 1)
+    else:
+        per_step = f"{coverage.rays_per_step:,.0f} rays"
+        if plan.request.processes > 1:
+            per_step += f" over all devices, {coverage.rays_per_step_device:,.0f} on each"
+    yield (
+        f"Steps: {coverage.steps:,} of {per_step}: {coverage.epochs:.3g} epochs of {coverage.pixels / 1e6:,.1f} M "
+        f"pixels, {coverage.steps_per_epoch:,.0f} steps each."
+    )
+    if plan.wanted_epochs is not None:
+        steps = coverage.steps_for(plan.wanted_epochs)
+        yield f"For {plan.wanted_epochs:g} epochs: --max-num-iterations {steps}."
+    yield from _cycles(plan)
+    speed = plan.throughput
+    if speed is None:
+        yield "Time: not measured; --probe trains a few steps here and extrapolates."
+    else:
+        least = "at least " if plan.growth is not None and plan.growth.last > plan.growth.first else ""
+        yield (
+            f"Time: {least}{duration(speed.duration_s(coverage.steps))} at {speed.steps_per_s:.3g} steps per second, "
+            f"{speed.source}; without evaluation and saving."
+        )
+
+
+def _windows(plan: Plan) -> str:
+    """Where images and features are."""
+    here = "in main memory" if plan.request.device.type == "cpu" else "on each device"
+    places = [(here, plan.estimate.device["train"]), ("in main memory", plan.estimate.host)]
+    found = [
+        f"{held[category] / MIB:,.0f} MiB of {category} {where}"
+        for where, held in places
+        for category in ("images", "features")
+        if held.get(category)
+    ]
+    return ", ".join(found) + "."
+
+
+def _cycles(plan: Plan) -> Iterator[str]:
+    coverage = plan.coverage
+    if coverage.repeat_for_one_pass is None:
+        yield f"Coverage: all {coverage.images} training images are in memory all the time."
+        return
+    times = f"{coverage.appearances_min}" + (
+        f" or {coverage.appearances_max}" if coverage.appearances_max > coverage.appearances_min else ""
+    )
+    yield (
+        f"Coverage: {coverage.windows} windows of {coverage.window} images on each device, every image in {times} of "
+        f"them; {coverage.coverage:.0%} of the images are used."
+    )
+    if coverage.repeat is None:
+        yield "The other images are never used: give --pipeline.datamanager.train-num-times-to-repeat-images."
+    elif coverage.appearances_max <= 1:
+        yield (
+            "Every image is in one window at most, trained in one block and then forgotten: a smaller "
+            "--pipeline.datamanager.train-num-times-to-repeat-images shows each of them again and again."
+        )
+    else:
+        yield (
+            f"One pass would be --pipeline.datamanager.train-num-times-to-repeat-images "
+            f"{coverage.repeat_for_one_pass}, but what is seen in one block is forgotten: many passes are better."
+        )
+
+
+def advice_table(plan: Plan) -> Table:
+    """Returns the options that lower memory, each with its saving."""
+    table = Table(title="Options that lower memory, those that lose least first", title_justify="left")
+    for column in ("option", "now", "loses", "lowers", "saves, MiB"):
+        table.add_column(column, justify="right" if column.startswith("saves") else "left", overflow="fold")
+    for saving in plan.advice.savings:
+        options = " ".join(f"--{name} {value}" for name, value in saving.options)
+        table.add_row(options, saving.now, LOSSES[saving.loss], saving.what, f"{saving.saved_bytes / MIB:,.0f}")
+    return table
+
+
+def verdict(plan: Plan) -> Iterator[str]:
+    """Yields whether it fits, what would still fit, and the command."""
+    memory, peak = plan.request.device.memory_bytes, plan.advice.estimate.peak("train")
+    picture = peak_of(plan.advice.estimate, "pictures")
+    if plan.fits:
+        yield f"It fits, with {(memory - max(peak, picture)) / GIB:.2f} GiB to spare."
+    elif plan.advice.fits:
+        pictures = f" and pictures {picture / GIB:.2f}" if picture else ""
+        yield (
+            f"It does not fit as it is. With these options training takes {peak / GIB:.2f}{pictures} of "
+            f"{memory / GIB:.4g} GiB:"
+        )
+    else:
+        yield (
+            f"It does not fit, and with all options lowered it still takes {peak / GIB:.2f} of {memory / GIB:.4g} GiB: "
+            "use a smaller preset or fewer Gaussians."
+        )
+    if plan.advice.fits and not plan.advice.pictures_fit:
+        yield "Pictures of evaluation and of the viewer do not fit; training without them does (--vis tensorboard)."
+    if plan.most is not None:
+        name, value = plan.most
+        what = f"{value:,} rays per step (--{name} {value})" if name == RAYS_OPTION else f"{value:,} Gaussians"
+        yield f"With the options as they are, at most {what} fit."
+    yield plan.command
+
+
+def duration(seconds: float | int) -> str:
+    """Returns a duration for people.
+
+    >>> duration(59), duration(150), duration(9000)
+    ('59 s', '2 min 30 s', '2 h 30 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,115 @@
+"""How fast this machine trains, by measurement: never a guess."""
+
+import copy
+import itertools
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
+
+from f3rm_ext.engine.trainer import F3rmTrainerConfig
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.planning.captures import ImageSizes
+from f3rm_ext.utils.console import messages_to_stderr
+
+PROBE_STEPS = 20
+WARM_UP_STEPS = 5
+"""Steps before those that are timed: they compile kernels and fill caches."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """A measured speed."""
+
+    steps_per_s: float
+    source: str
+    """How it was measured, for people."""
+
+    def duration_s(self, steps: int) -> float:
+        """Returns how long a number of steps takes at this speed, seconds."""
+        return steps / self.steps_per_s
+
+
+class _Enough(Exception):
+    """Ends training after the last timed step, before anything is saved."""
+
+
+def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
+    """Returns the speed that the ledger has of this method on this machine, with as many rays per step.
+
+    Args:
+        config: options of a run.
+        sizes: of its images; the rays of splats are an image's pixels.
+
+    Returns:
+        None if the ledger has none.
+
+    Raises:
+        UserError: the ledger cannot be read.
+    """
+    try:
+        from f3rm_ext.bench.conditions import hardware
+        from f3rm_ext.bench.ledger import throughput
+    except ImportError:
+        return None
+    rays = getattr(config.pipeline.datamanager, "train_num_rays_per_batch", int(sizes.pixels.max()))
+    if config.machine.num_devices * config.machine.num_machines > 1:
+        return None
+    found = throughput(config.method_name, hardware=hardware(config.machine.device_type), rays_per_step=rays)
+    if found is None:
+        return None
+    names = ", ".join(found.entries)
+    return Throughput(found.it_per_s.middle, f"the median of {found.samples} trainings in the ledger ({names})")
+
+
+def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
+    """Trains a few steps with the options of a run, times them and throws the result away.
+
+    Features are extracted where the store lacks them, as the run itself would do; they are kept.
+
+    Args:
+        config: options of a run; not changed.
+        steps: that are timed, after a few that are not.
+
+    Raises:
+        UserError: the run cannot begin.
+    """
+    config = copy.deepcopy(config)
+    config.vis = "tensorboard"
+    config.logging.local_writer.enable = False
+    config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
+    if config.machine.num_devices * config.machine.num_machines > 1:
+        raise ConfigError("A probe runs on one device: leave out --probe, or --machine.num-devices.")
+    moments: list[float] = []
+
+    def after(step: int) -> None:
+        device = torch.device(trainer.device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        moments.append(time.perf_counter())
+        if len(moments) > WARM_UP_STEPS + steps:
+            raise _Enough
+
+    with tempfile.TemporaryDirectory(prefix="f3rm-ext-probe-") as folder, messages_to_stderr():
+        config.output_dir, config.experiment_name, config.timestamp = Path(folder), "probe", "now"
+        torch.manual_seed(config.machine.seed)
+        trainer: Any = config.setup()
+        trainer.setup()
+        trainer.callbacks.append(TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after, 1))
+        try:
+            trainer.train()
+        except _Enough:
+            pass
+        finally:
+            trainer.pipeline.datamanager.close()
+    durations = [end - begin for begin, end in itertools.pairwise(moments)][-steps:]
+    if len(durations) < min(steps, 2):
+        raise ConfigError(
+            f"--max-num-iterations is {config.max_num_iterations}, too few steps to measure: leave out --probe."
+        )
+    return Throughput(1 / statistics.median(durations), f"measured here in {len(durations)} steps")

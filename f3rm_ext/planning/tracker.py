@@ -1,0 +1,111 @@
+"""Follows the memory of tensors while torch runs: what is allocated, what is freed, and what is there at the peak."""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from f3rm_ext.planning.estimate import Category
+
+Bytes = dict[Category, int]
+
+
+class AllocationTracker(TorchDispatchMode):
+    """While this is entered, counts the bytes of every storage that an operator returns, until the storage is freed.
+
+    Views share the storage of their base, so they count once. Storages made before are counted by :meth:`label`. What
+    operators allocate and free within themselves is not seen. Works on real tensors and on torch's fake ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now: Counter[Category] = Counter()
+        """Bytes that are held at present."""
+        self._peak: Bytes = {}
+        self._peak_bytes = self._now_bytes = 0
+        self._default: Category = "workspace"
+        self._known: dict[int, tuple[weakref.ref, int]] = {}
+        self._category: dict[int, Category] = {}
+
+    @property
+    def total(self) -> int:
+        """Bytes that are held at present."""
+        return self._now_bytes
+
+    @property
+    def peak(self) -> Bytes:
+        """Bytes by category at the moment when most were held."""
+        return dict(self._peak)
+
+    def reset_peak(self) -> None:
+        """Starts looking for a new peak."""
+        self._peak, self._peak_bytes = dict(self.now), self._now_bytes
+
+    @contextmanager
+    def allocating(self, category: Category) -> Iterator[None]:
+        """While this is entered, new storages are of this category."""
+        before, self._default = self._default, category
+        try:
+            yield
+        finally:
+            self._default = before
+
+    def label(self, tensors: Iterable[Tensor], category: Category) -> None:
+        """Says what tensors are; those that are not known yet count from now on."""
+        for tensor in tensors:
+            key = self._note(tensor)
+            size, before = self._known[key][1], self._category[key]
+            self._category[key] = category
+            self.now[before] -= size
+            self.now[category] += size
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """While this is entered, what autograd saves for the backward pass counts as activations."""
+
+        def pack(tensor: Tensor) -> Tensor:
+            key = tensor.untyped_storage()._cdata
+            if self._category.get(key) == "workspace":
+                self.label([tensor], "activations")
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator and counts the storages of its results."""
+        found = function(*args, **(kwargs or {}))
+        for value in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(value, Tensor):
+                self._note(value)
+            elif isinstance(value, (tuple, list)):
+                for item in value:
+                    if isinstance(item, Tensor):
+                        self._note(item)
+        return found
+
+    def _note(self, tensor: Tensor) -> int:
+        """Counts the storage of a tensor unless it is known; returns its key."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return key
+        size = storage.nbytes()
+
+        def free(_: object) -> None:
+            del self._known[key]
+            self.now[self._category.pop(key)] -= size
+            self._now_bytes -= size
+
+        self._known[key] = weakref.ref(storage, free), size
+        self._category[key] = self._default
+        self.now[self._default] += size
+        self._now_bytes += size
+        if self._now_bytes > self._peak_bytes:
+            self._peak, self._peak_bytes = dict(self.now), self._now_bytes
+        return key

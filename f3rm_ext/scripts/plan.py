@@ -1,0 +1,135 @@
+"""``f3rm-ext plan``: whether a run fits, how long it takes and which options to use, before it begins."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from f3rm_ext.errors import ConfigError, MemoryShortageError
+
+if TYPE_CHECKING:
+    from f3rm_ext.engine.trainer import F3rmTrainerConfig
+    from f3rm_ext.planning.captures import ImageSizes
+    from f3rm_ext.planning.throughput import Throughput
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """Tells before a run whether it fits, what it will have seen, how long it takes and which options to use.
+
+    Give what you would give to ns-train, the method first; the options below may stand anywhere between. Memory is
+    that of one real training step, run without data and without values, so no GPU is needed. If the run does not fit,
+    options are searched with which it does, those that lose least first, and the command is printed. Without --data
+    and without sizes, 100 images of 1024 x 1024 pixels are assumed.
+
+    Typical calls:
+      f3rm-ext plan f3rm-ext --data capture --gpu 4090
+      f3rm-ext plan sugar-ext --gaussians 6000000 --sh-degree 3 --vram-gib 16
+      f3rm-ext plan f3rm-ext-lite --data capture --probe --apply
+      f3rm-ext plan f3rm-ext --images 100 --width-px 1024 --height-px 1024 --epochs 10 --json
+    """
+
+    words: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """What is left for ns-train: the method and its arguments."""
+    gpu: str | None = None
+    """Card to plan for, by part of its name, such as 4090; by default that of this machine, otherwise the CPU."""
+    vram_gib: float | None = None
+    """Memory of the card, GiB, above 0."""
+    gaussians: int | None = None
+    """Gaussians of a splat run in the end, 1 or more; by default its limit."""
+    images: int | None = None
+    """Number of training images, 1 or more; with --width-px and --height-px instead of a capture."""
+    width_px: int | None = None
+    """Width of the image files, px."""
+    height_px: int | None = None
+    """Height of the image files, px."""
+    points: int = 0
+    """Points that splats start from, with sizes by hand."""
+    epochs: float | None = None
+    """Also print the steps of so many epochs, above 0."""
+    probe: bool = False
+    """Train 25 steps here and derive from the last 20 how long the run takes."""
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print the plan as JSON."""
+    apply: bool = False
+    """Start the training with the advised options."""
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str], prog: str) -> "Plan":
+        """Reads a command line: own options, and everything else for ns-train.
+
+        Args:
+            arguments: without the program's name.
+            prog: the program's name.
+
+        Raises:
+            ConfigError: an option is wrong or the method is missing.
+            SystemExit: from tyro, after help (0) or wrong options (2).
+        """
+        from f3rm_ext.planning.arguments import split_arguments
+
+        takes_value = {
+            field.name.replace("_", "-"): field.default is not False for field in fields(cls) if field.name != "words"
+        }
+        flags = {f"no-{name}": False for name, value in takes_value.items() if not value}
+        own, words = split_arguments(arguments, takes_value | flags)
+        asks_help = not words or any(word in ("-h", "--help") for word in words)
+        plan = tyro.cli(cls, prog=prog, args=["--help"] if asks_help else own)
+        plan.words = tuple(words)
+        return plan
+
+    def main(self) -> int:
+        """Prints the plan and starts the run, if that is wanted. Returns the exit code."""
+        from f3rm_ext.planning.memory import estimate_memory
+        from f3rm_ext.planning.plan import Question, cached, make_plan
+        from f3rm_ext.planning.table import show
+        from f3rm_ext.planning.throughput import probe, recorded
+        from f3rm_ext.utils.console import console
+
+        if self.epochs is not None and not self.epochs > 0:
+            raise ConfigError(f"--epochs is {self.epochs}, but has to be above 0.")
+        question = Question(
+            self.words[0],
+            tuple(self.words[1:]),
+            gpu=self.gpu,
+            vram_gib=self.vram_gib,
+            gaussians=self.gaussians,
+            images=self.images,
+            width_px=self.width_px,
+            height_px=self.height_px,
+            points=self.points,
+        )
+        if self.probe and question.device_is_given:
+            raise ConfigError("--probe measures this machine, not another card: leave out --gpu and --vram-gib.")
+
+        def measure(config: "F3rmTrainerConfig", sizes: "ImageSizes") -> "Throughput | None":
+            if self.probe:
+                return probe(config)
+            return None if question.device_is_given else recorded(config, sizes)
+
+        plan = make_plan(question, cached(estimate_memory), measure=measure, wanted_epochs=self.epochs)
+        if self.json:
+            print(json.dumps(plan.to_dict(), indent=1))
+        else:
+            console().print(show(plan), soft_wrap=True)
+        if self.apply:
+            if not plan.advice.fits:
+                raise MemoryShortageError(
+                    "The run does not fit with any options, so it was not started: use a smaller preset, fewer "
+                    "Gaussians or a larger card."
+                )
+            self._start(question.command(plan.advice.options))
+        return 0
+
+    def _start(self, command: Sequence[str]) -> None:
+        """Replaces this process by ns-train's."""
+        sys.stdout.flush()
+        program = Path(sys.executable).parent / command[0]
+        if not program.is_file():
+            raise ConfigError(f"There is no {program}: install nerfstudio in this environment.")
+        os.execv(program, [str(program), *command[1:]])

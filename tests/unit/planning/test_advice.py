@@ -1,0 +1,96 @@
+"""Options that make a run fit."""
+
+from collections.abc import Callable
+
+import pytest
+
+from f3rm_ext.engine.shortage import Loss
+from f3rm_ext.planning.advice import Advice, advise, find_levers, largest
+from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.plan import Question
+from f3rm_ext.planning.request import PlanRequest
+
+Estimate = Callable[[PlanRequest], MemoryEstimate]
+
+
+def advice_for(estimate: Estimate, gib: float | int, method: str = "sugar-ext", *arguments: str) -> Advice:
+    gaussians = 6_000_000 if method.startswith("sugar") else None
+    return advise(Question(method, arguments, vram_gib=gib, gaussians=gaussians).request, estimate)
+
+
+def named(advice: Advice) -> dict[str, str]:
+    return {name.removeprefix("pipeline."): value for name, value in advice.options}
+
+
+def test_what_fits_needs_no_advice(estimate: Estimate) -> None:
+    advice = advice_for(estimate, 16)
+    assert advice.fits and advice.savings == ()
+
+
+def test_smaller_cards_need_more_and_lose_more(estimate: Estimate) -> None:
+    found = [advice_for(estimate, gib) for gib in (6.2, 5, 2.2)]
+    assert all(advice.fits for advice in found)
+    assert named(found[0]) == {"datamanager.cache-images": "cpu"}
+    worst = [max(saving.loss for saving in advice.savings) for advice in found]
+    assert worst == sorted(worst) and worst[0] == Loss.NOTHING and worst[-1] == Loss.DETAIL
+    assert {"model.optimize-memory": "True"}.items() <= named(found[1]).items()
+
+
+def test_savings_add_up(estimate: Estimate) -> None:
+    advice = advice_for(estimate, 3)
+    whole = estimate(Question("sugar-ext", (), vram_gib=3, gaussians=6_000_000).request()).peak("train")
+    assert whole - sum(saving.saved_bytes for saving in advice.savings) == advice.estimate.peak("train")
+    assert min(saving.saved_bytes for saving in advice.savings) > 0
+
+
+def test_nothing_is_advised_that_the_run_fits_without(estimate: Estimate) -> None:
+    for gib in (3, 2.2):
+        advice = advice_for(estimate, gib)
+        question = Question("sugar-ext", (), vram_gib=gib, gaussians=6_000_000)
+        detail = [saving for saving in advice.savings if saving.loss == Loss.DETAIL]
+        for saving in detail:
+            rest = tuple(option for option in advice.options if option not in saving.options)
+            assert estimate(question.request(rest)).peak("train") > question.request().device.memory_bytes
+
+
+def test_what_cannot_fit_is_said(estimate: Estimate) -> None:
+    advice = advice_for(estimate, 0.3, "f3rm-ext-lite")
+    assert not advice.fits and advice.savings
+
+
+def test_an_option_that_was_typed_gives_way(estimate: Estimate) -> None:
+    advice = advice_for(estimate, 0.7, "f3rm-ext", "--pipeline.datamanager.images-on-gpu=False",
+                        "--pipeline.datamanager.train_num_rays_per_batch", "4096")  # fmt: skip
+    assert advice.fits and advice.request.config.pipeline.datamanager.train_num_rays_per_batch < 4096  # type: ignore[attr-defined]
+
+
+def test_pictures_get_smaller_chunks_once_training_fits(estimate: Estimate) -> None:
+    advice = advice_for(estimate, 1.7, "f3rm-ext")
+    assert advice.fits and advice.pictures_fit
+    assert named(advice) == {"model.eval-num-rays-per-chunk": "16384"}
+    assert [saving.what for saving in advice.savings] == ["pictures"]
+
+
+@pytest.mark.parametrize("gib", [0.9, 4])
+def test_levers_are_those_of_a_shortage(estimate: Estimate, gib: float | int) -> None:
+    request = Question("f3rm-ext", (), vram_gib=gib).request()
+    names = [lever.option for lever in find_levers(request, estimate(request))]
+    assert names[-3:] == [
+        "pipeline.datamanager.images-on-gpu",
+        "pipeline.datamanager.train-num-rays-per-batch",
+        "pipeline.datamanager.feature-ray-fraction",
+    ]
+    assert "pipeline.model.feature-grid.log2-hashmap-size" in names
+
+
+@pytest.mark.parametrize(("memory", "expected"), [(10_100, 500), (999, 40), (100, 0), (50, 0)])
+def test_the_largest_number_that_fits(memory: int, expected: int) -> None:
+    assert largest(lambda count: 100 + 20 * count, memory, 200, unit=10) == expected
+
+
+def test_the_largest_number_is_tried_where_memory_is_not_proportional() -> None:
+    def squared(count: int) -> int:
+        return count * count
+
+    found = largest(squared, 100 * 100, 20)
+    assert 0 < found <= 100

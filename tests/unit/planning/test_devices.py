@@ -1,0 +1,48 @@
+"""Cards by name."""
+
+import pytest
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.planning.devices import CARDS, GIB, choose_device, find_card, main_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("4090", "RTX 4090"),
+        ("rtx 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX4090", "RTX 4090"),
+        ("4090 laptop", "RTX 4090 Laptop"),
+        ("5060ti-16gb", "RTX 5060 Ti 16GB"),
+        ("a100", "A100"),
+        ("A100-80GB", "A100 80GB"),
+        ("l40s", "L40S"),
+    ],
+)
+def test_part_of_a_name_is_enough(typed: str, name: str) -> None:
+    assert find_card(typed).name == name
+
+
+@pytest.mark.parametrize(("typed", "reason"), [("voodoo", "No card named"), ("", "No card"), ("rtx", "several cards")])
+def test_unclear_names_are_refused_with_what_there_is(typed: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as raised:
+        find_card(typed)
+    assert "RTX 4090" in str(raised.value)
+
+
+def test_every_card_is_found_by_its_own_name() -> None:
+    assert [find_card(card.name) for card in CARDS] == list(CARDS)
+
+
+def test_memory_by_hand_goes_before_a_name() -> None:
+    assert choose_device("cpu", "4090").memory_bytes == 24 * GIB
+    device = choose_device("cpu", "4090", 20.5)
+    assert (device.type, device.memory_bytes, device.name) == ("cuda", 20.5 * GIB, "RTX 4090")
+    assert choose_device("cpu", None, 8).type == "cuda"
+    with pytest.raises(ConfigError, match="--vram-gib is 0"):
+        choose_device("cpu", vram_gib=0)
+
+
+def test_this_machine() -> None:
+    device = choose_device("cpu")
+    assert device.type == "cpu" and device.memory_bytes == main_memory_bytes() > GIB // 4

@@ -1,0 +1,127 @@
+"""Planned memory of a small field and of small splats, beside what torch allocates when they are trained."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.method_configs.presets import make_config
+from f3rm_ext.method_configs.splat_presets import make_splat_config
+from f3rm_ext.planning import memory
+from f3rm_ext.planning.allowances import CONTEXT_BYTES
+from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.memory import estimate_memory, register_planner
+from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+MIB, GIB = 1 << 20, 1 << 30
+CAPTURE = CaptureSizes(train_images=20, eval_images=3, width_px=160, height_px=90)
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[ModuleType]:
+    """The program that measures."""
+    sys.path.insert(0, str(BENCHMARKS))
+    yield importlib.import_module("plan_memory")
+    sys.path.remove(str(BENCHMARKS))
+
+
+def request_of(method: str, device: str = "cpu", capture: CaptureSizes = CAPTURE, **more: Any) -> PlanRequest:
+    config: Any = (make_config if method.startswith("f3rm") else make_splat_config)(method)
+    if method.startswith("f3rm"):
+        config.pipeline.datamanager.features.extractors = ("dense-daisy",)
+    return PlanRequest(config, capture, Device(device, more.pop("memory_bytes", 16 * GIB)), **more)
+
+
+@pytest.mark.parametrize("kind", ["field", "splats"])
+def test_plans_are_within_ten_percent(
+    kind: str, benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field = {
+        benchmark.RAYS: 512,
+        "pipeline.model.num_samples": 16,
+        benchmark.WINDOW: 12,
+        "pipeline.model.eval_num_rays_per_chunk": 2048,
+    }
+    splats = {benchmark.COUNT: 6000, benchmark.REGULARIZATION: "none"}
+    runs = {"field": ("f3rm-ext-lite", 8, field), "splats": ("sugar-ext", 0, splats)}
+    monkeypatch.setattr(benchmark, "RUNS", runs)
+    monkeypatch.setattr(benchmark, "SPLAT_PX", (160, 90))
+    monkeypatch.setattr(benchmark, "FIELD_PX", (64, 48))
+    benchmark.write_lpips(tmp_path / "lpips.pth")
+    found = benchmark.allocated(kind, tmp_path)
+    planned = benchmark.plan(kind, tmp_path, found["about"], warm=False)
+    for phase in benchmark.PHASES:
+        assert planned["planned"][phase] == pytest.approx(found[phase], rel=0.1), phase
+
+
+@pytest.mark.parametrize("method", ["f3rm-ext-lite", "sugar-ext"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_categories(method: str, device: str) -> None:
+    found = estimate_memory(request_of(method, device, gaussians=20_000))
+    assert set(found.device) == {"train", "evaluation", "query"}
+    for held in found.device.values():
+        assert min(held.values()) >= 0 and ("context" in held) == (device == "cuda")
+        assert held["optimizer"] == pytest.approx(2 * held["parameters"], rel=0.05)
+    assert (found.host == {}) == (device == "cpu")
+    assert found.device["train"]["images"] >= 20 * 160 * 90 * 3
+    if device == "cuda":
+        assert found.device["train"]["context"] == CONTEXT_BYTES
+
+
+def test_a_request_is_not_changed_and_no_random_numbers_are_taken() -> None:
+    request = request_of("sugar-ext", gaussians=1000)
+    before, state = str(request.config), torch.get_rng_state()
+    estimate_memory(request)
+    assert str(request.config) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_more_gaussians_take_more_and_half_precision_less() -> None:
+    full = estimate_memory(request_of("sugar-ext", "cuda", gaussians=1_000_000))
+    twice = estimate_memory(request_of("sugar-ext", "cuda", gaussians=2_000_000))
+    request = request_of("sugar-ext", "cuda", gaussians=1_000_000)
+    request.config.pipeline.model.memory.optimize_memory = True  # type: ignore[attr-defined]
+    small = estimate_memory(request)
+    assert small.peak("train") < full.peak("train") < twice.peak("train")
+    added = twice.device["train"]["parameters"] - full.device["train"]["parameters"]
+    assert added == 1_000_000 * 59 * 4
+    assert full.device["train"]["parameters"] - small.device["train"]["parameters"] == 1_000_000 * 45 * 2
+
+
+def test_a_window_that_does_not_fit_stays_in_main_memory() -> None:
+    large = replace(CAPTURE, train_images=500, width_px=1600, height_px=900)
+    on, off = (
+        estimate_memory(request_of("sugar-ext", "cuda", large, gaussians=1000, memory_bytes=size * GIB))
+        for size in (24, 6)
+    )
+    window = 500 * 1600 * 900 * 3
+    assert on.device["train"]["images"] == window and on.host["images"] == window
+    assert off.device["train"].get("images", 0) == 0 and off.host["images"] == window
+
+
+def test_processes_share_the_rays() -> None:
+    one, two = (estimate_memory(request_of("f3rm-ext-lite", "cuda", processes=n)) for n in (1, 2))
+    assert two.device["train"]["activations"] < 0.6 * one.device["train"]["activations"]
+    assert two.device["train"]["parameters"] == one.device["train"]["parameters"]
+
+
+def test_other_methods_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OtherConfig:
+        pass
+
+    request = request_of("sugar-ext")
+    request.config.pipeline.model = OtherConfig()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="has no memory plan"):
+        estimate_memory(request)
+    monkeypatch.setattr(memory, "PLANNERS", dict(memory.PLANNERS))
+    expected = MemoryEstimate({"train": {"parameters": 5}})
+    register_planner(OtherConfig, lambda request: expected)
+    assert estimate_memory(request) == expected

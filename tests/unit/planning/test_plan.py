@@ -1,0 +1,138 @@
+"""A plan as data and as text."""
+
+import io
+import json
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.plan import Plan, Question, cached, make_plan
+from f3rm_ext.planning.request import PlanRequest
+from f3rm_ext.planning.table import bar, duration, show
+from f3rm_ext.planning.throughput import Throughput
+
+Estimate = Callable[[PlanRequest], MemoryEstimate]
+
+
+def text_of(plan: Plan) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(show(plan))
+    return stream.getvalue()
+
+
+def plan_of(estimate: Estimate, method: str, *arguments: str, **question: Any) -> Plan:
+    return make_plan(Question(method, arguments, **question), estimate, wanted_epochs=10)
+
+
+def test_a_plan_that_fits(estimate: Estimate) -> None:
+    plan = plan_of(estimate, "sugar-ext", "--sh-degree", "3", gpu="5060 ti 16gb", gaussians=6_000_000)
+    text = text_of(plan)
+    assert plan.fits and "sugar-ext on RTX 5060 Ti 16GB (16 GiB, 448 GB/s)" in text
+    assert "6,000,000 in the end (as given by --gaussians)" in text and "It fits, with" in text
+    assert text.rstrip().endswith("ns-train sugar-ext --sh-degree 3")
+    assert "assumed: give --data" in text and "--probe" in text
+
+
+def test_a_plan_that_does_not(estimate: Estimate) -> None:
+    plan = plan_of(estimate, "sugar-ext", "--sh-degree", "3", vram_gib=4, gaussians=6_000_000)
+    text = text_of(plan)
+    assert "It does not fit as it is." in text and "--pipeline.model.optimize-memory True" in text
+    assert shlex.split(plan.command)[:2] == ["ns-train", "sugar-ext"] and plan.command in text
+    data = json.loads(json.dumps(plan.to_dict()))
+    assert not data["memory"]["fits"] and data["advice"]["fits"]
+    assert data["advice"]["command"] == plan.command
+    assert data["memory"]["peak_bytes"]["train"] == sum(data["memory"]["device_bytes"]["train"].values())
+    saved = sum(option["saved_bytes"] for option in data["advice"]["options"])
+    assert data["memory"]["peak_bytes"]["train"] - saved == data["advice"]["peak_bytes"]["training"] < 4 << 30
+
+
+def test_numbers_of_steps(estimate: Estimate) -> None:
+    plan = plan_of(
+        estimate,
+        "f3rm-ext",
+        *("--pipeline.datamanager.train-num-rays-per-batch", "8192", "--max-num-iterations", "120000"),
+        *("--pipeline.datamanager.train-num-images-to-sample-from", "32"),
+        *("--pipeline.datamanager.train-num-times-to-repeat-images", "30000", "--machine.num-devices", "1"),
+        vram_gib=24,
+    )
+    text = text_of(plan)
+    assert "9.38 epochs of 104.9 M pixels, 12,800 steps each" in text and "--max-num-iterations 128000" in text
+    assert "trained in one block and then forgotten" not in text, "some images are in two windows"
+    assert plan.to_dict()["coverage"]["steps_for_wanted_epochs"] == 128_000
+
+
+def test_one_pass_in_blocks_is_warned_of(estimate: Estimate) -> None:
+    blocks = ("--pipeline.datamanager.train-num-images-to-sample-from=25",
+              "--pipeline.datamanager.train-num-times-to-repeat-images=7500")  # fmt: skip
+    assert "trained in one block and then forgotten" in text_of(plan_of(estimate, "f3rm-ext", *blocks, vram_gib=24))
+    assert "never used" in text_of(plan_of(estimate, "f3rm-ext", blocks[0], vram_gib=24))
+
+
+def test_time_is_measured_or_not_said(estimate: Estimate) -> None:
+    seen: list[int] = []
+
+    def measure(config: Any, sizes: Any) -> Throughput:
+        seen.append(config.max_num_iterations)
+        return Throughput(4.0, "measured here")
+
+    plan = make_plan(Question("f3rm-ext-lite", ()), estimate, measure=measure)
+    assert seen == [4000] and plan.to_dict()["time"]["eta_s"] == 1000
+    assert "Time: 16 min 40 s at 4 steps per second, measured here" in text_of(plan)
+    splats = make_plan(Question("sugar-ext", ()), estimate, measure=measure)
+    assert "Time: at least" in text_of(splats), "steps get slower while Gaussians are added"
+
+
+def test_several_devices_share_a_batch(estimate: Estimate) -> None:
+    plan = plan_of(estimate, "f3rm-ext", "--machine.num-devices", "2", vram_gib=24)
+    assert plan.request.processes == 2 and "4,096 rays over all devices, 2,048 on each" in text_of(plan)
+
+
+def test_the_limit_of_growth_holds(estimate: Estimate) -> None:
+    plan = plan_of(estimate, "sugar-ext-lite", vram_gib=4, gaussians=1_000_000)
+    assert plan.growth is not None and plan.growth.last == plan.request.gaussians == 20_000
+    assert "the limit, --pipeline.model.densify.max-gaussians" in text_of(plan)
+
+
+@pytest.mark.parametrize(
+    ("question", "word"),
+    [
+        ({"images": 3}, "three"),
+        ({"gaussians": 0}, "--gaussians is 0"),
+        ({"images": 0, "width_px": 1, "height_px": 1}, "--images is 0"),
+        ({"gpu": "voodoo"}, "voodoo"),
+    ],
+)
+def test_bad_questions(estimate: Estimate, question: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        plan_of(estimate, "sugar-ext", **question)
+
+
+@pytest.mark.parametrize(("gib", "share"), [(1, "200%"), (2, "100%"), (8, "25%")])
+def test_the_bar_has_the_card_s_end(gib: int, share: str) -> None:
+    memory = MemoryEstimate({"train": {"parameters": 1 << 30, "activations": 1 << 30}})
+    (line,) = bar(memory, gib << 30)
+    picture = line.split(" ")[0]
+    assert share in line and picture.count("┃") == 1 and len(picture) == 61
+    assert abs(picture.count("P") - 60 / max(2, gib)) <= 0.5 >= abs(picture.count("A") - 60 / max(2, gib))
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (1, 61, 3599, 86_400)] == ["1 s", "1 min 1 s", "59 min 59 s", "24 h 0 min"]
+
+
+def test_estimates_are_made_once(estimate: Estimate) -> None:
+    calls: list[PlanRequest] = []
+
+    def counted(request: PlanRequest) -> MemoryEstimate:
+        calls.append(request)
+        return estimate(request)
+
+    remembered, question = cached(counted), Question("f3rm-ext-lite", (), vram_gib=8)
+    assert remembered(question.request()) == remembered(question.request()) and len(calls) == 1
+    remembered(question.request((("pipeline.model.num-samples", "16"),)))
+    assert len(calls) == 2
