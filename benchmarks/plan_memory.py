@@ -35,7 +35,7 @@ RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 STEPS = 3
 """Steps of each run. The first one makes moments and is left out."""
-PHASES = ("train", "evaluation")
+PHASES: tuple[Any, ...] = ("train", "evaluation")
 FIELD_PX, SPLAT_PX = (160, 90), (640, 360)
 LPIPS_SHAPES = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
 MODEL, MANAGER = "pipeline.model.", "pipeline.datamanager."
@@ -264,8 +264,9 @@ def on_cuda(name: str, folder: Path, device: str, tiny: bool) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         yield
         if device == "cuda":
-            peaks[phase] = max(peaks.get(phase, 0.0), torch.cuda.max_memory_allocated() / MIB)
+            peaks[phase] = max(peaks.get(phase, 0.0), (torch.cuda.max_memory_allocated() - before) / MIB)
 
+    before = torch.cuda.memory_allocated() if device == "cuda" else 0
     config = make_config(name, folder, tiny, device)
     about = train(copy.deepcopy(config), mark)
     memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 8 << 30
@@ -329,7 +330,7 @@ def plan(name: str, folder: Path, about: dict[str, Any], warm: bool = True) -> d
     # Evaluation reads one image at a time here; training has read its window.
     unread = found.device["train"].get("images", 0) + found.device["train"].get("features", 0) - about["window"]
     return {
-        "planned": {phase: without.peak(phase) - unread for phase in PHASES},
+        "planned": {phase: _tensors(without.device[phase]) - unread for phase in PHASES},
         "planned_process": {phase: found.peak(phase) - unread for phase in PHASES},
         "categories": {phase: dict(found.device[phase]) for phase in PHASES},
         "plan_s": round(took[0], 2),

@@ -19,7 +19,7 @@ from f3rm_ext.planning.windows import feature_sizes, feature_specs, stays_on_dev
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Scorer
 from f3rm_ext.splat.features.heads import LiftedHead
-from f3rm_ext.splat.memory.accounting import Layout, account, total
+from f3rm_ext.splat.memory.accounting import PACKED_BYTES, Layout, account, total
 from f3rm_ext.splat.model import SplatModel
 
 FEW = 100
@@ -110,11 +110,21 @@ class _TracedSplats:
     def train(self) -> Bytes:
         """Returns the peak of a step."""
         found, before_backward = self.run.train(self._batch, self._after)
-        if not self.regularized:
-            return found
-        points = total(account(self._layout(self.count)), "regularization")
-        with_points: Bytes = {**before_backward, "activations": before_backward.get("activations", 0) + points}
-        return max(found, with_points, key=lambda held: sum(held.values()))
+        moments = [found]
+        if self.regularized:
+            points = total(account(layout_of(self.request, self.count)), "regularization")
+            moments.append({**before_backward, "activations": before_backward.get("activations", 0) + points})
+        if self.request.processes > 1:
+            moments.append(self._gathering(found))
+        return max(moments, key=lambda held: sum(held.values()))
+
+    def _gathering(self, found: Bytes) -> Bytes:
+        """Returns what is held when a process has the packed gradients of all, once as they came and once in parts."""
+        kept = total(account(layout_of(self.request, self.count)), "gradient")
+        packed = self.count * PACKED_BYTES * self.request.processes
+        held: Bytes = {name: size for name, size in found.items() if name not in ("activations", "workspace")}
+        held["gradients"] = kept + 2 * packed
+        return held
 
     def evaluate(self) -> Bytes:
         """Returns the peak of an evaluation picture with its metrics."""
@@ -142,9 +152,6 @@ class _TracedSplats:
             return model.render_camera(self.queried, {"scores": lambda _, rendered_of: scorer(rendered_of)})
 
         return self.run.draw(draw)
-
-    def _layout(self, count: int) -> Layout:
-        return layout_of(self.request, count)
 
     def _picture(self) -> Tensor:
         return torch.empty(self.request.capture.height_px, self.request.capture.width_px, 3)

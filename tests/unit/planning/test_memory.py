@@ -122,6 +122,5 @@ def test_other_methods_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="has no memory plan"):
         estimate_memory(request)
     monkeypatch.setattr(memory, "PLANNERS", dict(memory.PLANNERS))
-    expected = MemoryEstimate({"train": {"parameters": 5}})
-    register_planner(OtherConfig, lambda request: expected)
-    assert estimate_memory(request) == expected
+    register_planner(OtherConfig, lambda request: MemoryEstimate({"train": {"parameters": 1000}}))
+    assert estimate_memory(request).device == {"train": {"parameters": 1000, "fragmentation": 100}}
