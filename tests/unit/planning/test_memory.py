@@ -15,7 +15,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.planning import memory
-from f3rm_ext.planning.allowances import CONTEXT_BYTES
+from f3rm_ext.planning.allowances import CONTEXT_BYTES, PROCESS_BYTES
 from f3rm_ext.planning.estimate import MemoryEstimate
 from f3rm_ext.planning.memory import estimate_memory, register_planner
 from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
@@ -68,12 +68,11 @@ def test_categories(method: str, device: str) -> None:
     found = estimate_memory(request_of(method, device, gaussians=20_000))
     assert set(found.device) == {"train", "evaluation", "query"}
     for held in found.device.values():
-        assert min(held.values()) >= 0 and ("context" in held) == (device == "cuda")
+        assert min(held.values()) >= 0 and ("fragmentation" in held) == (device == "cuda")
         assert held["optimizer"] == pytest.approx(2 * held["parameters"], rel=0.05)
     assert (found.host == {}) == (device == "cpu")
     assert found.device["train"]["images"] >= 20 * 160 * 90 * 3
-    if device == "cuda":
-        assert found.device["train"]["context"] == CONTEXT_BYTES
+    assert found.device["train"]["context"] == (CONTEXT_BYTES if device == "cuda" else PROCESS_BYTES)
 
 
 def test_a_request_is_not_changed_and_no_random_numbers_are_taken() -> None:
@@ -123,4 +122,4 @@ def test_other_methods_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
         estimate_memory(request)
     monkeypatch.setattr(memory, "PLANNERS", dict(memory.PLANNERS))
     register_planner(OtherConfig, lambda request: MemoryEstimate({"train": {"parameters": 1000}}))
-    assert estimate_memory(request).device == {"train": {"parameters": 1000, "fragmentation": 100}}
+    assert estimate_memory(request).device == {"train": {"parameters": 1000, "context": PROCESS_BYTES}}
