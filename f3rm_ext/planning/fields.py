@@ -54,6 +54,8 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
             scene_box=scene_box, num_train_data=capture.train_images, metadata=metadata, device="cpu", grad_scaler=None
         )
         model.image_metrics._lpips = lpips_stand_in  # type: ignore[method-assign]
+        # Nerfstudio gives these few numbers to numpy.
+        model.camera_optimizer.get_metrics_dict = lambda metrics: None  # type: ignore[method-assign]
         if kind == "cuda":
             model.chunked.chunk = model.chunked.chunk or DEFAULT_CHUNK_CUDA
         run = TracedRun(config, model, tracker, mixed=config.mixed_precision and kind == "cuda", foreach=kind == "cuda")
