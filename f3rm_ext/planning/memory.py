@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.nerf.model import F3rmModelConfig
-from f3rm_ext.planning.allowances import CONTEXT_BYTES, FRAGMENTATION, PROCESS_BYTES
+from f3rm_ext.planning.allowances import CONTEXT_BYTES, CPU_FRAGMENTATION, FRAGMENTATION, PROCESS_BYTES
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.fields import estimate_field
 from f3rm_ext.planning.request import PlanRequest
@@ -56,7 +56,7 @@ def estimate_memory(request: PlanRequest) -> MemoryEstimate:
 
 
 def with_allowances(held: Mapping[Category, int], device_type: str) -> dict[Category, int]:
-    """Adds to the tensors on a device what CUDA or the process takes and, on CUDA, an allowance for gaps."""
-    if device_type != "cuda":
-        return {**held, "context": PROCESS_BYTES}
-    return {**held, "context": CONTEXT_BYTES, "fragmentation": round(FRAGMENTATION * sum(held.values()))}
+    """Adds to the tensors on a device what CUDA or the process takes, and an allowance for gaps."""
+    cuda, tensors = device_type == "cuda", sum(held.values())
+    gaps = round((FRAGMENTATION if cuda else CPU_FRAGMENTATION) * tensors)
+    return {**held, "context": CONTEXT_BYTES if cuda else PROCESS_BYTES, "fragmentation": gaps}

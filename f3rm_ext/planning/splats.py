@@ -4,6 +4,7 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 import torch
 from nerfstudio.data.scene_box import SceneBox
 from torch import Tensor, nn
@@ -19,8 +20,10 @@ from f3rm_ext.planning.windows import feature_sizes, feature_specs, stays_on_dev
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Scorer
 from f3rm_ext.splat.features.heads import LiftedHead
-from f3rm_ext.splat.memory.accounting import PACKED_BYTES, Layout, account, total
+from f3rm_ext.splat.memory.accounting import CHUNKS_BYTES, FLOAT, PACKED_BYTES, Layout, account, total
 from f3rm_ext.splat.model import SplatModel
+from f3rm_ext.splat.surface.kernels import GRADIENT_BYTES
+from f3rm_ext.splat.surface.table import WIDTH
 
 FEW = 100
 """Gaussians with which the model is built, before it gets those of the plan."""
@@ -36,7 +39,7 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
     manager: Any = request.config.pipeline.datamanager
     capture, kind = request.capture, request.device.type
     train = window_of(manager, "train", capture.train_images, capture)
-    run = _TracedSplats(request, final_gaussians(request))
+    run = _TracedSplats(request, final_gaussians(request), arrays and kind == "cpu")
     device: dict[Phase, dict[Category, int]] = {}
     with splat_stand_in(kind, arrays), tracing(kind) as tracker:
         run.begin(tracker)
@@ -57,10 +60,11 @@ class _TracedSplats:
     Args:
         request: what is planned.
         count: number of Gaussians.
+        arrays: whether numba's gradients of points count.
     """
 
-    def __init__(self, request: PlanRequest, count: int) -> None:
-        self.request, self.count = request, count
+    def __init__(self, request: PlanRequest, count: int, arrays: bool) -> None:
+        self.request, self.count, self.arrays = request, count, arrays
         self.config: Any = copy.deepcopy(request.config)
         options = self.config.pipeline.model
         options.num_random, options.start_from, options.start_stage = FEW, None, "vanilla"
@@ -112,7 +116,10 @@ class _TracedSplats:
         found, before_backward = self.run.train(self._batch, self._after)
         moments = [found]
         if self.regularized:
-            points = total(account(layout_of(self.request, self.count)), "regularization")
+            # Neither numba's kernels nor Triton's compute points in chunks.
+            points = total(account(layout_of(self.request, self.count)), "regularization") - CHUNKS_BYTES
+            if self.arrays:
+                points += min(GRADIENT_BYTES, self.count * WIDTH * FLOAT * numba.get_num_threads())
             moments.append({**before_backward, "activations": before_backward.get("activations", 0) + points})
         if self.request.processes > 1:
             moments.append(self._gathering(found))
