@@ -7,6 +7,7 @@ from typing import Any
 import numba
 import torch
 from nerfstudio.data.scene_box import SceneBox
+from nerfstudio.engine.callbacks import TrainingCallbackAttributes
 from torch import Tensor, nn
 
 from f3rm_ext.planning.allowances import QUERY_PX, on_the_device
@@ -94,10 +95,10 @@ class _TracedSplats:
         model.image_metrics._lpips = lpips_stand_in  # type: ignore[method-assign]
         self.run = TracedRun(self.config, model, tracker, mixed=False, foreach=kind == "cuda")
         manager = SimpleNamespace(train_dataset=SimpleNamespace(cameras=self.trained))
-        attributes: Any = SimpleNamespace(
-            optimizers=self.run.optimizers,
-            pipeline=SimpleNamespace(datamanager=manager),
-            trainer=SimpleNamespace(config=self.config),
+        pipeline: Any = SimpleNamespace(datamanager=manager)
+        trainer: Any = SimpleNamespace(config=self.config)
+        attributes = TrainingCallbackAttributes(
+            optimizers=self.run.optimizers, grad_scaler=None, pipeline=pipeline, trainer=trainer
         )
         model.loaded = True  # so that nothing is said of how it starts
         model.get_training_callbacks(attributes)
