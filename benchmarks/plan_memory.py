@@ -35,7 +35,7 @@ RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 STEPS = 3
 """Steps of each run. The first one makes moments and is left out."""
-PHASES = ("train", "evaluation")
+PHASES: tuple[Any, ...] = ("train", "evaluation")
 FIELD_PX, SPLAT_PX = (160, 90), (640, 360)
 LPIPS_SHAPES = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
 MODEL, MANAGER = "pipeline.model.", "pipeline.datamanager."
@@ -46,11 +46,15 @@ SURFACES = {MODEL + "surface." + name: 0 for name in ("start", "entropy_start", 
 RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "f3rm-ext-lite, 1024 rays, 16 dimensions, all images": ("f3rm-ext-lite", 16, {}),
     "f3rm-ext-lite, 4096 rays, 64 dimensions, 12 images": ("f3rm-ext-lite", 64, {RAYS: 4096, WINDOW: 12}),
-    "f3rm-ext, 1024 rays, 256 dimensions, all images": ("f3rm-ext", 256, {RAYS: 1024}),
-    "f3rm-ext, 2048 rays, torch's hash grid, 8 images": (
-        "f3rm-ext",
+    "f3rm-ext-lite, 2048 rays, torch's hash grid, 8 images": (
+        "f3rm-ext-lite",
         32,
         {RAYS: 2048, WINDOW: 8, MODEL + "backend": "torch"},
+    ),
+    "f3rm-ext, 512 rays, 256 dimensions, half size": (
+        "f3rm-ext",
+        256,
+        {RAYS: 512, MANAGER + "camera_res_scale_factor": 0.5},
     ),
     "sugar-ext, 50 000, degree 2": ("sugar-ext", 0, {COUNT: 50_000, DEGREE: 2, **VANILLA}),
     "sugar-ext, 300 000, degree 3": ("sugar-ext", 0, {COUNT: 300_000, **VANILLA}),
@@ -188,7 +192,9 @@ def train(config: Any, mark: Callable[[str], Any]) -> dict[str, Any]:
         window = manager.train_pixel_sampler._feed.window.nbytes
     else:
         window = manager.train_stream._feed.window.nbytes
+    cameras = manager.train_dataset.cameras
     found = {"window": window, "train": len(manager.train_dataset), "eval": len(manager.eval_dataset)}
+    found |= {"width_px": int(cameras.width[0]), "height_px": int(cameras.height[0])}
     manager.close()
     return found
 
@@ -264,8 +270,9 @@ def on_cuda(name: str, folder: Path, device: str, tiny: bool) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         yield
         if device == "cuda":
-            peaks[phase] = max(peaks.get(phase, 0.0), torch.cuda.max_memory_allocated() / MIB)
+            peaks[phase] = max(peaks.get(phase, 0.0), (torch.cuda.max_memory_allocated() - before) / MIB)
 
+    before = torch.cuda.memory_allocated() if device == "cuda" else 0
     config = make_config(name, folder, tiny, device)
     about = train(copy.deepcopy(config), mark)
     memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 8 << 30
@@ -295,14 +302,14 @@ def request_of(name: str, config: Any, about: dict[str, Any], device: str, memor
     Args:
         name: of the run.
         config: of its trainer.
-        about: numbers of its images.
+        about: numbers and sizes of its images.
         device: ``"cpu"`` or ``"cuda"``.
         memory_bytes: memory of the device.
     """
     from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
 
     splats = not RUNS[name][1]
-    sizes = CaptureSizes(about["train"], about["eval"], *(SPLAT_PX if splats else FIELD_PX))
+    sizes = CaptureSizes(about["train"], about["eval"], about["width_px"], about["height_px"])
     count = config.pipeline.model.num_random if splats else None
     return PlanRequest(config, sizes, Device(device, memory_bytes), gaussians=count)
 
@@ -329,7 +336,7 @@ def plan(name: str, folder: Path, about: dict[str, Any], warm: bool = True) -> d
     # Evaluation reads one image at a time here; training has read its window.
     unread = found.device["train"].get("images", 0) + found.device["train"].get("features", 0) - about["window"]
     return {
-        "planned": {phase: without.peak(phase) - unread for phase in PHASES},
+        "planned": {phase: _tensors(without.device[phase]) - unread for phase in PHASES},
         "planned_process": {phase: found.peak(phase) - unread for phase in PHASES},
         "categories": {phase: dict(found.device[phase]) for phase in PHASES},
         "plan_s": round(took[0], 2),

@@ -9,12 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 BLOCK = 16
 """Channels that oneDNN, which computes torch's convolutions on the CPU, keeps together (its layout nChw16c). A picture
-of three channels is copied to sixteen. With kernels of a single row or column it keeps the plain layout: both were found
-by torch's profiler on an x86 CPU."""
+of three channels is copied to sixteen. For kernels of a single row or column it keeps the plain layout. Both were found
+with torch's profiler on an x86 CPU."""
 
 
 class BlockedConvolutions(TorchDispatchMode):
-    """While this is entered, a convolution allocates and frees copies in blocks of channels: its input, weights and result."""
+    """While this is entered, a convolution allocates and frees its input, weights and result in blocks of channels."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator."""

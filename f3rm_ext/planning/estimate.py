@@ -17,7 +17,8 @@ Category = Literal[
     "fragmentation",
 ]
 """What memory is made of. Images and features are the windows that the datamanager holds; workspace is what a step
-needs beside what autograd keeps; context is what CUDA itself takes; fragmentation is an allowance."""
+needs beside what autograd keeps; context is what CUDA itself takes, or the process on the
+CPU; fragmentation is an allowance."""
 
 Phase = Literal["train", "evaluation", "query"]
 """A training step, an evaluation picture, or a viewer query."""

@@ -40,7 +40,10 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
     sizes = feature_sizes(manager.features, capture)
     specs = feature_specs(manager.features, sizes)
     train = window_of(manager, "train", capture.train_images, capture, sizes)
-    evaluated = window_of(manager, "eval", capture.eval_images, capture, sizes)
+    # Nerfstudio evaluates during training for its writers only, and batches of rays only if asked to.
+    written = config.is_wandb_enabled() or config.is_tensorboard_enabled() or config.is_comet_enabled()
+    held_out = capture.eval_images if written and config.steps_per_eval_batch else 0
+    evaluated = window_of(manager, "eval", held_out, capture, sizes)
     view, queried = cameras(capture.width_px, capture.height_px), cameras(*QUERY_PX)
     trained = cameras(capture.width_px, capture.height_px, capture.train_images)
     device: dict[Phase, dict[Category, int]] = {}
@@ -51,7 +54,7 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
             scene_box=scene_box, num_train_data=capture.train_images, metadata=metadata, device="cpu", grad_scaler=None
         )
         model.image_metrics._lpips = lpips_stand_in  # type: ignore[method-assign]
-        # Nerfstudio computes these in numpy, which needs values.
+        # Nerfstudio gives these few numbers to numpy.
         model.camera_optimizer.get_metrics_dict = lambda metrics: None  # type: ignore[method-assign]
         if kind == "cuda":
             model.chunked.chunk = model.chunked.chunk or DEFAULT_CHUNK_CUDA

@@ -1,12 +1,11 @@
 """The memory that a run takes, without a GPU and without data."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.nerf.model import F3rmModelConfig
-from f3rm_ext.planning.allowances import CONTEXT_BYTES, FRAGMENTATION
-from f3rm_ext.planning.estimate import Category, MemoryEstimate
+from f3rm_ext.planning.allowances import CONTEXT_BYTES, CPU_FRAGMENTATION, FRAGMENTATION, PROCESS_BYTES
+from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.fields import estimate_field
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.splats import estimate_splats
@@ -50,12 +49,14 @@ def estimate_memory(request: PlanRequest) -> MemoryEstimate:
             "and for methods that register a planner."
         )
     found = planner(request)
-    if request.device.type != "cuda":
-        return found
-    return MemoryEstimate({phase: with_allowances(held) for phase, held in found.device.items()}, found.host)
+    device: dict[Phase, dict[Category, int]] = {
+        phase: with_allowances(held, request.device.type) for phase, held in found.device.items()
+    }
+    return MemoryEstimate(device, found.host)
 
 
-def with_allowances(held: Mapping[Category, int]) -> dict[Category, int]:
-    """Adds what CUDA takes and an allowance for gaps to the tensors on a device."""
-    more: dict[Any, int] = {"context": CONTEXT_BYTES, "fragmentation": round(FRAGMENTATION * sum(held.values()))}
-    return {**held, **more}
+def with_allowances(held: Mapping[Category, int], device_type: str) -> dict[Category, int]:
+    """Adds to the tensors on a device what CUDA or the process takes, and an allowance for gaps."""
+    cuda, tensors = device_type == "cuda", sum(held.values())
+    gaps = round((FRAGMENTATION if cuda else CPU_FRAGMENTATION) * tensors)
+    return {**held, "context": CONTEXT_BYTES if cuda else PROCESS_BYTES, "fragmentation": gaps}

@@ -4,8 +4,10 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 import torch
 from nerfstudio.data.scene_box import SceneBox
+from nerfstudio.engine.callbacks import TrainingCallbackAttributes
 from torch import Tensor, nn
 
 from f3rm_ext.planning.allowances import QUERY_PX, on_the_device
@@ -19,8 +21,10 @@ from f3rm_ext.planning.windows import feature_sizes, feature_specs, stays_on_dev
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Scorer
 from f3rm_ext.splat.features.heads import LiftedHead
-from f3rm_ext.splat.memory.accounting import Layout, account, total
+from f3rm_ext.splat.memory.accounting import CHUNKS_BYTES, FLOAT, PACKED_BYTES, Layout, account, total
 from f3rm_ext.splat.model import SplatModel
+from f3rm_ext.splat.surface.kernels import GRADIENT_BYTES
+from f3rm_ext.splat.surface.table import WIDTH
 
 FEW = 100
 """Gaussians with which the model is built, before it gets those of the plan."""
@@ -36,7 +40,7 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
     manager: Any = request.config.pipeline.datamanager
     capture, kind = request.capture, request.device.type
     train = window_of(manager, "train", capture.train_images, capture)
-    run = _TracedSplats(request, final_gaussians(request))
+    run = _TracedSplats(request, final_gaussians(request), arrays and kind == "cpu")
     device: dict[Phase, dict[Category, int]] = {}
     with splat_stand_in(kind, arrays), tracing(kind) as tracker:
         run.begin(tracker)
@@ -57,10 +61,11 @@ class _TracedSplats:
     Args:
         request: what is planned.
         count: number of Gaussians.
+        arrays: whether numba's gradients of points count.
     """
 
-    def __init__(self, request: PlanRequest, count: int) -> None:
-        self.request, self.count = request, count
+    def __init__(self, request: PlanRequest, count: int, arrays: bool) -> None:
+        self.request, self.count, self.arrays = request, count, arrays
         self.config: Any = copy.deepcopy(request.config)
         options = self.config.pipeline.model
         options.num_random, options.start_from, options.start_stage = FEW, None, "vanilla"
@@ -90,10 +95,10 @@ class _TracedSplats:
         model.image_metrics._lpips = lpips_stand_in  # type: ignore[method-assign]
         self.run = TracedRun(self.config, model, tracker, mixed=False, foreach=kind == "cuda")
         manager = SimpleNamespace(train_dataset=SimpleNamespace(cameras=self.trained))
-        attributes: Any = SimpleNamespace(
-            optimizers=self.run.optimizers,
-            pipeline=SimpleNamespace(datamanager=manager),
-            trainer=SimpleNamespace(config=self.config),
+        pipeline: Any = SimpleNamespace(datamanager=manager)
+        trainer: Any = SimpleNamespace(config=self.config)
+        attributes = TrainingCallbackAttributes(
+            optimizers=self.run.optimizers, grad_scaler=None, pipeline=pipeline, trainer=trainer
         )
         model.loaded = True  # so that nothing is said of how it starts
         model.get_training_callbacks(attributes)
@@ -110,11 +115,24 @@ class _TracedSplats:
     def train(self) -> Bytes:
         """Returns the peak of a step."""
         found, before_backward = self.run.train(self._batch, self._after)
-        if not self.regularized:
-            return found
-        points = total(account(self._layout(self.count)), "regularization")
-        with_points: Bytes = {**before_backward, "activations": before_backward.get("activations", 0) + points}
-        return max(found, with_points, key=lambda held: sum(held.values()))
+        moments = [found]
+        if self.regularized:
+            # Neither numba's kernels nor Triton's compute points in chunks.
+            points = total(account(layout_of(self.request, self.count)), "regularization") - CHUNKS_BYTES
+            if self.arrays:
+                points += min(GRADIENT_BYTES, self.count * WIDTH * FLOAT * numba.get_num_threads())
+            moments.append({**before_backward, "activations": before_backward.get("activations", 0) + points})
+        if self.request.processes > 1:
+            moments.append(self._gathering(found))
+        return max(moments, key=lambda held: sum(held.values()))
+
+    def _gathering(self, found: Bytes) -> Bytes:
+        """Returns what is held when a process has the packed gradients of all, once as they came and once in parts."""
+        kept = total(account(layout_of(self.request, self.count)), "gradient")
+        packed = self.count * PACKED_BYTES * self.request.processes
+        held: Bytes = {name: size for name, size in found.items() if name not in ("activations", "workspace")}
+        held["gradients"] = kept + 2 * packed
+        return held
 
     def evaluate(self) -> Bytes:
         """Returns the peak of an evaluation picture with its metrics."""
@@ -142,9 +160,6 @@ class _TracedSplats:
             return model.render_camera(self.queried, {"scores": lambda _, rendered_of: scorer(rendered_of)})
 
         return self.run.draw(draw)
-
-    def _layout(self, count: int) -> Layout:
-        return layout_of(self.request, count)
 
     def _picture(self) -> Tensor:
         return torch.empty(self.request.capture.height_px, self.request.capture.width_px, 3)
