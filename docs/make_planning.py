@@ -104,7 +104,7 @@ def tree() -> Iterator[str]:
                 yield f"    - {memory} GiB: does not fit, whatever is lowered."
                 break
             if options != before:
-                yield f"    - {memory} GiB{'' if before is None else ' or less'}: {options or 'no options'}"
+                yield f"    - {memory} GiB or {'more' if before is None else 'less'}: {options or 'no options'}"
             before = options
 
 

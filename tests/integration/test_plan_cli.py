@@ -62,7 +62,7 @@ def test_the_garden_on_four_cards(plan: Callable[..., Any], gib: int) -> None:
     model: Any = parse("sugar-ext", command[2:]).pipeline.model
     asked = "It does not fit as it is." in done.stdout
     assert asked is (command != ["ns-train", "sugar-ext", "--sh-degree", "3"]) and model.sh_degree == 3
-    assert not asked or (gib == 8 and model.memory.optimize_memory)
+    assert not asked or gib == 8
 
 
 def test_the_advised_run_is_started(plan: Callable[..., Any], tiny_capture: Path, tmp_path: Path) -> None:
