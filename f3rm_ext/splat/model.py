@@ -297,7 +297,8 @@ class SplatModel(QueryableSplats, GaussianModel):
 
         Returns:
             ``rgb`` (h, w, 3), ``depth`` (h, w, 1; along the camera's axis, divided by the accumulation) and
-            ``accumulation`` (h, w, 1); outside training also ``normal`` and ``normal_from_depth`` as colours.
+            ``accumulation`` (h, w, 1); outside training also ``plane_depth`` (h, w, 1), and ``normal`` and
+            ``normal_from_depth`` as colours, see :func:`~f3rm_ext.splat.rendering.render_outputs`.
         """
         if not self.training:
             return self.render_with_features(camera, {}, obb_box)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.splat.surface.frames import rotate, to_camera
+from f3rm_ext.splat.surface.frames import pixel_rays, rotate, to_camera
 
 
 def facing_normals(
@@ -49,8 +49,7 @@ def normals_from_depth(
         valid[1:-1, 1:-1] = known[1:-1, 1:-1] & known[:-2, 1:-1] & known[2:, 1:-1] & known[1:-1, :-2] & known[1:-1, 2:]
     # Sets unknown depth to 1 before any arithmetic, so that masked pixels cannot produce NaN gradients.
     depth = torch.where(known, depth, 1)
-    x = (torch.arange(w, device=depth.device, dtype=depth.dtype) + 0.5 - K[0, 2]) / K[0, 0]
-    y = (torch.arange(h, device=depth.device, dtype=depth.dtype) + 0.5 - K[1, 2]) / K[1, 1]
+    x, y = pixel_rays(h, w, K)
     points = torch.stack([depth * x, depth * y[:, None], depth], dim=-1)
     across = points[1:-1, 2:] - points[1:-1, :-2]
     down = points[2:, 1:-1] - points[:-2, 1:-1]

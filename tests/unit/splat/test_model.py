@@ -63,7 +63,7 @@ def backward(model: SplatModel, hooks: Any, step: int, camera: Any, batch: dict[
 
 def test_outputs_have_shapes_and_ranges(make_splat_model: Callable[..., SplatModel], camera: Any) -> None:
     outputs = make_splat_model().get_outputs_for_camera(camera)
-    channels = {"rgb": 3, "depth": 1, "accumulation": 1, "normal": 3, "normal_from_depth": 3}
+    channels = {"rgb": 3, "depth": 1, "accumulation": 1, "plane_depth": 1, "normal": 3, "normal_from_depth": 3}
     assert {name: tuple(outputs[name].shape) for name in channels} == {
         name: (HEIGHT, WIDTH, count) for name, count in channels.items()
     }
