@@ -169,6 +169,23 @@ def composite(
     ).colors
 
 
+@torch.no_grad()
+def render_plane_depth(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Float[Tensor, "h w"]:
+    """Renders the depth of the planes alone, without gradient; 0 where the accumulation is at most about ½.
+
+    Args:
+        scene: the Gaussians.
+        view: one camera.
+        settings: of the rasteriser.
+    """
+    gaussians, viewmat = scene.gaussians, view.viewmats[0]
+    facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
+    distances = plane_distances(facing, gaussians.means, viewmat)
+    found = composite(scene, view, torch.cat([facing, distances[:, None]], dim=1), settings)
+    depth = plane_depth(found[..., :3], found[..., 3], view.Ks[0])
+    return torch.where(found[..., :3].norm(dim=-1) > SOLID, depth, 0)
+
+
 def render_outputs(
     scene: SplatScene,
     view: PinholeCameras,

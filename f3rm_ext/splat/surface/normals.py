@@ -105,6 +105,7 @@ def dn_consistency(
     rebuild_z: bool = False,
     min_alpha: float = 0.5,
     mask: Bool[Tensor, "h w"] | None = None,
+    weights: Float[Tensor, "h w"] | None = None,
 ) -> Float[Tensor, ""]:
     """Computes 1 − N_rendered · N_depth, summed over valid pixels and divided by the number of all pixels.
 
@@ -133,6 +134,7 @@ def dn_consistency(
         rebuild_z: see :func:`unit_normals`; SuGaR uses True, with ``divide`` False.
         min_alpha: accumulation that a pixel must exceed, 0 to 1.
         mask: True for pixels that count; None for all.
+        weights: factors on pixels; None for 1.
     """
     used = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
     # Depth 0 at thin pixels makes them and their neighbours invalid.
@@ -142,4 +144,5 @@ def dn_consistency(
     if mask is not None:
         valid = valid & mask
     error = 1 - (rendered * from_depth).sum(-1)
+    error = error if weights is None else weights * error
     return torch.where(valid, error, 0).sum() / max(1, depth.numel())
