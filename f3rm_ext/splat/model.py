@@ -378,6 +378,7 @@ class SplatModel(QueryableSplats, GaussianModel):
             plane_depth=rendered.plane_depth,
             photo=truth,
             other=outputs["other"],
+            filter_3d=self.filter_3d if self.config.mip.filter_3d else None,
             mask=None if mask is None else mask[..., 0],
             generator=generator,
         )

@@ -98,7 +98,8 @@ class RegularizationOptions:
     planar_prune_opacity: float = 0.02
     """planar: opacity below which Gaussians are removed at prune-step, 0 to below 1; 0 removes none."""
     flat_factor: float = 100.0
-    """planar: weight of the mean thickness of Gaussians, in units of the cameras' extent, ≥ 0."""
+    """planar: weight of the mean thickness of Gaussians beyond that of the 3D filter, in units of the cameras' extent,
+    ≥ 0."""
     plane_factor: float = 0.05
     """planar: weight of 1 − N_rendered · N_depth, with the depth of planes, less at edges of the photo, ≥ 0."""
     multiview_factor: float = 0.03

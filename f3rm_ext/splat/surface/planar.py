@@ -16,12 +16,29 @@ from f3rm_ext.splat.surface.normals import dn_consistency
 from f3rm_ext.splat.surface.regularizer import Needs, Regularizer
 
 
-def thickness(gaussians: Gaussians, visible: Bool[Tensor, " gaussians"], extent: float) -> Float[Tensor, ""]:
-    """Computes the mean of the smallest standard deviation of visible Gaussians, in units of the extent; 0 for none."""
-    smallest = gaussians.scales.amin(dim=1).exp()
+def thickness(
+    gaussians: Gaussians,
+    visible: Bool[Tensor, " gaussians"],
+    extent: float,
+    filter_3d: Float[Tensor, " gaussians"] | None = None,
+) -> Float[Tensor, ""]:
+    """Computes the mean thickness of visible Gaussians beyond that of the 3D filter, in units of the extent.
+
+    The filter widens what is thinner to its own size and lowers the opacity by as much. Flattening a Gaussian further
+    would not make it thinner but transparent.
+
+    Args:
+        gaussians: all Gaussians.
+        visible: True for those that count; the result is 0 for none.
+        extent: radius of the cameras' positions, scene units.
+        filter_3d: standard deviations of the filter, scene units; None for no filter.
+    """
+    excess = gaussians.scales.amin(dim=1).exp()
+    if filter_3d is not None:
+        excess = (excess - filter_3d).clamp_min(0)
     with torch.no_grad():
-        counted = visible & torch.isfinite(smallest)
-    return torch.where(counted, smallest, 0).sum() / (extent * counted.sum().clamp_min(1))
+        counted = visible & torch.isfinite(excess)
+    return torch.where(counted, excess, 0).sum() / (extent * counted.sum().clamp_min(1))
 
 
 def edge_weights(photo: Float[Tensor, "h w 3"]) -> Float[Tensor, "h w"]:
@@ -70,6 +87,7 @@ class PlanarRegularizer(Regularizer):
         plane_depth: Float[Tensor, "h w"] | None = None,
         photo: Float[Tensor, "h w 3"] | None = None,
         other: DepthView | None = None,
+        filter_3d: Float[Tensor, " gaussians"] | None = None,
         mask: Bool[Tensor, "h w"] | None = None,
         **_: Any,
     ) -> dict[str, Tensor]:
@@ -87,13 +105,15 @@ class PlanarRegularizer(Regularizer):
             plane_depth: depth of planes, 0 where there is none.
             photo: the photo that the view is compared with.
             other: depth of planes of a nearby view; None if there is none.
+            filter_3d: standard deviations of the 3D filter, scene units; None for no filter.
             mask: True for pixels of the scene, at the resolution of K.
+            _: what only the other regularisations need.
         """
         options, losses = self.options, {}
         if not self.active(step):
             return losses
         if options.flat_factor > 0:
-            losses["thickness"] = options.flat_factor * thickness(gaussians, visible, extent)
+            losses["thickness"] = options.flat_factor * thickness(gaussians, visible, extent, filter_3d)
         needs = self.needs(step)
         if not needs.planes:
             return losses

@@ -107,6 +107,7 @@ class Regularizer:
             mask: True for pixels of the scene, at the resolution of K. Pixels outside do not count, and Gaussians whose
                 centre projects outside are not sampled.
             generator: random number generator of the points.
+            _: what only :class:`~f3rm_ext.splat.surface.planar.PlanarRegularizer` needs.
         """
         options, losses = self.options, {}
         if options.mode == "none":

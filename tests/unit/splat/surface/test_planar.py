@@ -123,6 +123,17 @@ def test_thickness_flattens_the_smallest_axis_alone(wall: Make) -> None:
     assert float(thickness(moved, visible, 1.0).detach()) == pytest.approx(0.05)
 
 
+def test_nothing_is_flattened_below_the_3d_filter(wall: Make, losses_of: Losses) -> None:
+    """It would turn transparent: the filter gives it its own thickness and lowers the opacity."""
+    gaussians, filters = wall(side=3, thickness=0.05), torch.tensor([0.01, 0.04, 0.06]).repeat(3)
+    scales = gaussians.scales.clone().requires_grad_()
+    moved = Gaussians.of({**gaussians.tensors(), "scales": scales})
+    found = losses_of(planar(flat_factor=2.0), moved, filter_3d=filters)["thickness"]
+    assert float(found.detach()) == pytest.approx(2 * (0.04 + 0.01 + 0) / 3 / 2, rel=1e-4)
+    found.backward()
+    assert scales.grad is not None and (scales.grad[:, 2] > 0).tolist() == [True, True, False] * 3
+
+
 def test_hardly_anything_is_removed(wall: Make) -> None:
     gaussians = wall()
     gaussians.opacities[:10] = -5.0
