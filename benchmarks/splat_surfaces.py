@@ -3,14 +3,15 @@ r"""Quality of `sugar-ext-lite` where the surface is known: what regularisation,
 Runs of equal steps on a capture in the format of NeRF-synthetic with `gt_points.npz` (points on the true surface), or
 in nerfstudio's with `gt_mesh.npz` (that of `f3rm-ext scene synth`):
 
-1. regularisation none, density and dn-consistency: held-out PSNR, and the distance of Gaussian centres from the surface
-   (chamfer distances in scene units, see :func:`chamfer`),
+1. regularisation none, density, dn-consistency and planar: held-out PSNR, and the distance from the surface of Gaussian
+   centres and of the points that rendered depth stands for (chamfer distances in the capture's units, see
+   :func:`chamfer`),
 2. spherical harmonics stored as float16 beside float32, over some seeds,
 3. without mip filters beside with them, evaluated at the size of training and larger and smaller (`f3rm-ext
    eval-scales`).
 
     python benchmarks/splat_surfaces.py --data chair
-    python benchmarks/splat_surfaces.py --data room --only none density dn-consistency --seeds 1 \
+    python benchmarks/splat_surfaces.py --data room --only none density dn-consistency planar --seeds 1 \
         --steps 6000 --begin 20000 --max-gaussians 40000
 
 prints each row and writes results/splat_surfaces.json, which keeps the rows of other captures. Runs that are there
@@ -31,6 +32,10 @@ import trimesh
 import tyro
 from commands import call
 from scipy.spatial import KDTree
+
+from f3rm_ext.engine.opening import open_run
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.surface.frames import pixel_rays
 
 HERE = Path(__file__).parent
 METHOD = "sugar-ext-lite"
@@ -72,6 +77,34 @@ def in_capture(means: np.ndarray, run: Path) -> np.ndarray:
     return (means / done["scale"] - transform[:, 3]) @ transform[:, :3]
 
 
+@torch.no_grad()
+def depth_points(run: Path, name: str, most: int = 300_000, min_alpha: float = 0.5) -> np.ndarray:
+    """Points that a rendered depth of the training views stands for, (n, 3), in the capture's frame.
+
+    Args:
+        run: folder of the run.
+        name: output of the model, ``depth`` or ``plane_depth``.
+        most: points, drawn at random if there are more.
+        min_alpha: accumulation of pixels that count.
+    """
+    opened = open_run(run / "config.yml", lambda config: True, "which has no splats")
+    manager: Any = opened.pipeline.datamanager
+    model, cameras = opened.pipeline.model, manager.train_dataset.cameras
+    views, found = PinholeCameras.of(cameras), []
+    for index in range(len(cameras)):
+        outputs = model.get_outputs_for_camera(cameras[index : index + 1])
+        depth, solid = outputs[name][..., 0], outputs["accumulation"][..., 0] > min_alpha
+        h, w = depth.shape
+        x, y = pixel_rays(h, w, views.Ks[index])
+        rays = torch.stack([x.expand(h, w), y[:, None].expand(h, w), torch.ones(h, w)], dim=-1)
+        local = (rays * depth[..., None])[solid & (depth > 0)]
+        viewmat = views.viewmats[index]
+        found.append((local - viewmat[:3, 3]) @ viewmat[:3, :3])
+    points = torch.cat(found).numpy()
+    drawn = np.random.default_rng(0).permutation(len(points))[:most]
+    return in_capture(points[drawn], run)
+
+
 @dataclass
 class SplatSurfaces:
     """Compares regularisations, storages and filters."""
@@ -103,6 +136,7 @@ class SplatSurfaces:
             ("none", "none", []),
             ("density", "density", []),
             ("dn-consistency", "dn-consistency", []),
+            ("planar", "planar", []),
             ("float16", "none", [f"{MODEL}sh-storage", "float16"]),
             ("no mip filters", "none", off),
         ]
@@ -153,7 +187,9 @@ class SplatSurfaces:
             return row
         state = torch.load(last, weights_only=True, map_location="cpu")["pipeline"]
         means = state["_model.gauss_params.means"].numpy()
-        row |= chamfer(in_capture(means, folder), surface_points(self.data))
+        surface = surface_points(self.data)
+        row |= chamfer(in_capture(means, folder), surface)
+        row |= {output: chamfer(depth_points(folder, output), surface) for output in ("depth", "plane_depth")}
         if name in ("none", "no mip filters"):
             scales = self.work / f"{self.data.name}-{folder.name}-scales.json"
             call(["f3rm-ext", "eval-scales", "--load-config", folder / "config.yml", "--out", scales])

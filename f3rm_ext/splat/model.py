@@ -41,12 +41,13 @@ from f3rm_ext.splat.memory.allocator import CacheClearing
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.rasterize import Backend, Rasterization
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_outputs
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_outputs, render_plane_depth
 from f3rm_ext.splat.resources import fit_trainer, levers
 from f3rm_ext.splat.schedule import Schedule, Stage
 from f3rm_ext.splat.sharding import check_sharding, collect, count_of_all, deal_out, own_slice, require_one_size
+from f3rm_ext.splat.surface import Regularizer, make_regularizer
+from f3rm_ext.splat.surface.multiview import DepthView, NeighbourViews
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
-from f3rm_ext.splat.surface.regularizer import Regularizer
 from f3rm_ext.viewer.panel import QueryPanel
 
 
@@ -56,12 +57,13 @@ class SplatModelConfig(OwnModelConfig):
 
     _target: type = field(default_factory=lambda: SplatModel)
     regularization: Annotated[
-        Literal["none", "density", "sdf", "dn-consistency", "dn_consistency"],
+        Literal["none", "density", "sdf", "dn-consistency", "dn_consistency", "planar"],
         tyro.conf.arg(aliases=["--regularization"]),
     ] = "dn-consistency"
     """Loss that pulls Gaussians to surfaces in the later part of the run. density is quick and suits objects. sdf
     suits unbounded scenes. dn-consistency (or dn_consistency) adds agreement of normals with depth to density;
-    it is the slowest and smoothest. none turns the regularisation off."""
+    it is the slowest and smoothest. planar flattens Gaussians and makes the depth of their planes agree with rendered
+    normals and between nearby views; it keeps most Gaussians. none turns the regularisation off."""
     surface: RegularizationOptions = field(default_factory=RegularizationOptions)
     """Constants of the regularisation. Steps are for a run of 15 000 steps and scale with its length."""
     densify: DensifyOptions = field(default_factory=DensifyOptions)
@@ -140,7 +142,7 @@ class SplatModelConfig(OwnModelConfig):
             self.memory,
             facts.device_type,
             sh_degree=self.sh_degree,
-            samples=0 if self.regularization == "none" else self.surface.samples,
+            samples=0 if self.regularization in ("none", "planar") else self.surface.samples,
             gaussians=facts.gaussians,
             max_gaussians=self.densify.max_gaussians,
             growing=facts.growing,
@@ -219,6 +221,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         self.step = 0
         self.current_sh_degree = config.sh_degree
         self.regularizer: Regularizer | None = None
+        self.nearby: NeighbourViews | None = None
         self.densifier: Densifier | None = None
         self._saved_training: dict[str, Any] = {}
         self._rasterization: Rasterization | None = None
@@ -233,13 +236,15 @@ class SplatModel(QueryableSplats, GaussianModel):
         assert attributes.trainer is not None and attributes.pipeline is not None and attributes.optimizers is not None
         config, optimizers = self.config, attributes.optimizers
         manager: Any = attributes.pipeline.datamanager
-        views = PinholeCameras.of(manager.train_dataset.cameras).to(self.device)
+        cameras = PinholeCameras.of(manager.train_dataset.cameras)
+        views = cameras.to(self.device)
         self.extent = views.extent()
         if self.sharded:
             held_out = [] if manager.eval_dataset is None else [PinholeCameras.of(manager.eval_dataset.cameras)]
             require_one_size(views, *held_out)
         last_step = attributes.trainer.config.max_num_iterations - 1
-        schedule = Schedule.of(schedule_length(attributes.trainer.config), config.surface, config.start_stage)
+        options = replace(config.surface, mode=cast(Mode, config.regularization))
+        schedule = Schedule.of(schedule_length(attributes.trainer.config), options, config.start_stage)
         if config.start_from is not None and not self.loaded:
             from f3rm_ext.splat.start_from import read_start
 
@@ -255,9 +260,8 @@ class SplatModel(QueryableSplats, GaussianModel):
             )
         elif not self.loaded:
             CONSOLE.log(self._start_notice, markup=False)
-        surface = schedule.surface(config.surface)
-        surface.mode = cast(Mode, config.regularization)
-        self.regularizer = Regularizer(surface)
+        self.regularizer = make_regularizer(schedule.surface(options))
+        self.nearby = NeighbourViews(cameras, self.extent, self.device) if options.mode == "planar" else None
         self.densifier = make_densifier(
             schedule.densify(config.densify), self.extent, schedule.last_growth(), self.sharded
         )
@@ -346,7 +350,8 @@ class SplatModel(QueryableSplats, GaussianModel):
 
         Returns:
             ``rgb`` (h, w, 3), ``depth`` (h, w, 1; along the camera's axis, divided by the accumulation) and
-            ``accumulation`` (h, w, 1); outside training also ``normal`` and ``normal_from_depth`` as colours.
+            ``accumulation`` (h, w, 1); outside training also ``plane_depth`` (h, w, 1), and ``normal`` and
+            ``normal_from_depth`` as colours, see :func:`~f3rm_ext.splat.rendering.render_outputs`.
         """
         if not self.training:
             return self.render_with_features(camera, {}, obb_box)
@@ -361,11 +366,22 @@ class SplatModel(QueryableSplats, GaussianModel):
             background,
             self._settings,
             normals=needs.normals,
+            planes=needs.planes,
             absgrad=self.densifier.absgrad,
         )
         self.densifier.before_backward(self.schedule.at(self.step), rendered.rasterization)
         self._rasterization = rendered.rasterization
-        return {**rendered.outputs(), "rendered": rendered, "background": background, "view": view}
+        other = self._nearby_depth(camera, view) if needs.neighbour else None
+        return {**rendered.outputs(), "rendered": rendered, "background": background, "view": view, "other": other}
+
+    def _nearby_depth(self, camera: Cameras, view: PinholeCameras) -> DepthView | None:
+        """Renders the depth of planes of a training view near another; None if there is none."""
+        assert self.nearby is not None and camera.metadata is not None
+        chosen = self.nearby.draw(camera.metadata["cam_idx"], int(view.widths[0]), (self.config.seed << 32) + self.step)
+        if chosen is None:
+            return None
+        depth = render_plane_depth(self._scene(), chosen, self._settings)
+        return DepthView(depth, chosen.viewmats[0], chosen.Ks[0])
 
     def _render(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
         view = PinholeCameras.to_render(camera, self.device)
@@ -408,6 +424,10 @@ class SplatModel(QueryableSplats, GaussianModel):
             depth=rendered.rasterization.depth,
             alpha=rendered.rasterization.alpha,
             normals=rendered.normals,
+            plane_depth=rendered.plane_depth,
+            photo=truth,
+            other=outputs["other"],
+            filter_3d=self.filter_3d if self.config.mip.filter_3d else None,
             mask=None if mask is None else mask[..., 0],
             generator=generator,
         )

@@ -17,6 +17,7 @@ from f3rm_ext.splat.rasterize import Backend, Rasterization, prepare, rasterize
 from f3rm_ext.splat.rasterize.camera import Strips
 from f3rm_ext.splat.rasterize.sharded import rasterize_sharded
 from f3rm_ext.splat.surface.normals import expected_depth, facing_normals, normals_from_depth, unit_normals
+from f3rm_ext.splat.surface.planes import plane_depth, plane_distances
 
 SOLID = 0.5
 """Pixels have a normal where the accumulation exceeds this."""
@@ -61,9 +62,12 @@ class RenderOutput:
     """A rendered image and its by-products for training."""
 
     rasterization: Rasterization
-    """Composited colours (followed by normals, if requested), depth and accumulation."""
+    """Composited colours (followed by normals and distances of planes, if requested), depth and accumulation."""
     normals: Float[Tensor, "h w 3"] | None
     """Σ w n in the camera's frame, OpenCV axes; None unless requested."""
+    plane_depth: Float[Tensor, "h w"] | None
+    """Depth of the Gaussians' planes (:mod:`f3rm_ext.splat.surface.planes`), along the camera's axis, scene units; 0
+    where there is none. None unless requested."""
 
     def outputs(self) -> dict[str, Any]:
         """Returns ``rgb``, ``accumulation`` and ``depth`` (divided by the accumulation; 0 where that is below 1e-3)."""
@@ -83,6 +87,7 @@ def render(
     settings: RenderSettings,
     *,
     normals: bool = False,
+    planes: bool = False,
     absgrad: bool = False,
 ) -> RenderOutput:
     """Renders one view; differentiable.
@@ -94,12 +99,13 @@ def render(
         background: colour behind the Gaussians.
         settings: of the rasteriser.
         normals: composite normals too.
+        planes: composite normals and distances of planes too, for the depth of the planes.
         absgrad: see :func:`~f3rm_ext.splat.rasterize.rasterize`.
     """
     gaussians, viewmat = scene.gaussians, view.viewmats[0]
     sizes, alphas = scene.filtered()
     if settings.sharded:
-        if normals or absgrad:
+        if normals or planes or absgrad:
             raise ValueError("neither normals nor absolute gradients can be had of Gaussians divided over ranks")
         rasterization = rasterize_sharded(
             gaussians.means,
@@ -121,10 +127,13 @@ def render(
         return RenderOutput(rasterization, None)
     directions = gaussians.means.detach() - view.positions
     colors = stored_sh_colors(sh_degree, directions, gaussians.features_dc, gaussians.features_rest)
-    if normals:
+    if normals or planes:
         facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
-        colors = torch.cat([colors, facing], dim=1)
-        background = torch.cat([background, torch.zeros_like(background)])
+        payload = [colors, facing]
+        if planes:
+            payload.append(plane_distances(facing, gaussians.means, viewmat)[:, None])
+        colors = torch.cat(payload, dim=1)
+        background = torch.cat([background, background.new_zeros(colors.shape[1] - 3)])
     rasterization = rasterize(
         gaussians.means,
         gaussians.quats,
@@ -142,7 +151,12 @@ def render(
         absgrad=absgrad,
         backend=settings.backend,
     )
-    return RenderOutput(rasterization, rasterization.colors[..., 3:] if normals else None)
+    composited = rasterization.colors[..., 3:6] if normals or planes else None
+    depth = None
+    if planes:
+        assert composited is not None
+        depth = plane_depth(composited, rasterization.colors[..., 6], view.Ks[0])
+    return RenderOutput(rasterization, composited, depth)
 
 
 def composite(
@@ -204,6 +218,23 @@ def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettin
     )
 
 
+@torch.no_grad()
+def render_plane_depth(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Float[Tensor, "h w"]:
+    """Renders the depth of the planes alone, without gradient; 0 where the accumulation is at most about ½.
+
+    Args:
+        scene: the Gaussians.
+        view: one camera.
+        settings: of the rasteriser.
+    """
+    gaussians, viewmat = scene.gaussians, view.viewmats[0]
+    facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
+    distances = plane_distances(facing, gaussians.means, viewmat)
+    found = composite(scene, view, torch.cat([facing, distances[:, None]], dim=1), settings)
+    depth = plane_depth(found[..., :3], found[..., 3], view.Ks[0])
+    return torch.where(found[..., :3].norm(dim=-1) > SOLID, depth, 0)
+
+
 def render_outputs(
     scene: SplatScene,
     view: PinholeCameras,
@@ -225,18 +256,23 @@ def render_outputs(
         obb_box: Gaussians whose centres lie outside are left out.
 
     Returns:
-        (h, w, channels): ``rgb``, ``accumulation`` and ``depth``; ``normal`` (composited) and ``normal_from_depth`` as
-        colours: scene-frame normals mapped from −1..1 to 0..1, black where the accumulation is at most ½. Without
-        ``normal`` if the Gaussians are divided over ranks.
+        (h, w, channels): ``rgb``, ``accumulation`` and ``depth``; ``plane_depth``, the unbiased depth of the Gaussians'
+        planes, 0 where the accumulation is at most ½ or the plane is edge-on; ``normal`` (composited) and
+        ``normal_from_depth`` as colours: scene-frame normals mapped from −1..1 to 0..1, black where the accumulation is
+        at most ½. Without ``plane_depth`` and ``normal`` if the Gaussians are divided over ranks.
     """
     if obb_box is not None:
         scene = scene.inside(obb_box)
     with torch.no_grad():
-        rendered = render(scene, view, sh_degree, background, settings, normals=not settings.sharded)
+        rendered = render(scene, view, sh_degree, background, settings, planes=not settings.sharded)
         outputs = rendered.outputs()
         outputs["rgb"] = outputs["rgb"].clamp(0, 1)
         solid = outputs["accumulation"] > SOLID
         turn = view.viewmats[0, :3, :3]
+
+        def depth_of_planes() -> Tensor:
+            assert rendered.plane_depth is not None
+            return torch.where(solid, rendered.plane_depth[..., None], 0)
 
         def colors(normals: Tensor, valid: Tensor) -> Tensor:
             return torch.where(valid, (normals @ turn + 1) / 2, 0)
@@ -250,7 +286,8 @@ def render_outputs(
             normals, valid = normals_from_depth(outputs["depth"][..., 0], view.Ks[0])
             return colors(normals, valid[..., None] & solid)
 
-        if rendered.normals is not None:
+        if not settings.sharded:
+            guard.add(outputs, "plane_depth", depth_of_planes)
             guard.add(outputs, "normal", composited)
         guard.add(outputs, "normal_from_depth", from_depth)
     return outputs

@@ -46,7 +46,7 @@ class Schedule:
             surface: first steps of the stages, for a run of ``surface.schedule_steps``.
             begin: stage of the first step.
         """
-        first = {"vanilla": 0, "entropy": surface.entropy_start, "regularized": surface.start}[begin]
+        first = {"vanilla": 0, "entropy": surface.first_loss, "regularized": surface.first_surface_loss}[begin]
         share = min(first / surface.schedule_steps, 0.99)
         whole = total / (1 - share)
         return cls(total, round(share * whole), whole / FULL_STEPS)
@@ -76,10 +76,10 @@ class Schedule:
             ConfigError: the checkpoint was trained without regularisation past the point where this run's would have
                 started.
         """
-        if trained_as == "none" != surface.mode and self.at(step) > surface.entropy_start:
+        if trained_as == "none" != surface.mode and self.at(step) > surface.first_loss:
             raise ConfigError(
                 f"The checkpoint of step {step} is of a run without regularisation, but this run would have started "
-                f"the stages of {surface.mode} at step {max(0, surface.entropy_start - self.offset)}: continue with "
+                f"the stages of {surface.mode} at step {max(0, surface.first_loss - self.offset)}: continue with "
                 "--pipeline.model.regularization none, or start a run with --pipeline.model.start-from CHECKPOINT "
                 "--pipeline.model.start-stage entropy."
             )

@@ -55,6 +55,7 @@ CASES = {
     "sugar-ext density": _training("sugar-ext", "density", 9602),
     "sugar-ext sdf": _training("sugar-ext", "sdf", 9602),
     "sugar-ext dn-consistency": _training("sugar-ext", "dn-consistency", 9602),
+    "sugar-ext planar": _training("sugar-ext", "planar", 9602),
     "sugar-ext mcmc": _training("sugar-ext", "none", 4002, strategy="mcmc"),
     "sugar-ext query": _query("sugar-ext"),
 }

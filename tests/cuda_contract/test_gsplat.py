@@ -17,8 +17,12 @@ from pretend.tensors import PretendCuda, on_the_cpu
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Rasterization, prepare, rasterize
 from f3rm_ext.splat.rasterize.gsplat_backend import CHANNEL_CHUNK
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
 
 LEAVES = ("means", "quats", "sizes", "alphas", "colors", "viewmat", "background")
 
@@ -103,6 +107,37 @@ def test_a_projection_serves_many_pictures(antialiased: bool, kernels: Kernels) 
         assert not picture.requires_grad
         torch.testing.assert_close(picture.cpu(), whole.colors.detach().cpu()[top:bottom])
         torch.testing.assert_close(part, picture[..., :3])
+
+
+def test_depth_of_planes_is_that_of_the_cpu(kernels: Kernels) -> None:
+    """It takes four more channels and no more kernels of gsplat."""
+
+    def draw_planes(device: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        made = make_scene()
+        made["means"][:, 2] += 3.0
+        leaves = {name: made[name].to(device).requires_grad_() for name in ("means", "quats")}
+        scales, opacities = made["sizes"].log().to(device), made["alphas"].logit()[:, None].to(device)
+        dc, rest = made["colors"].to(device), torch.zeros(40, 0, 3, device=device)
+        gaussians = Gaussians(leaves["means"], scales, leaves["quats"], opacities, dc, rest)
+        K = torch.tensor([[44.0, 0.0, 18.8], [0.0, 38.0, 14.3], [0.0, 0.0, 1.0]]).to(device)
+        view = PinholeCameras(torch.eye(4, device=device)[None], K[None], torch.tensor([37]), torch.tensor([29]))
+        scene = SplatScene(gaussians, torch.zeros(40, device=device), MipOptions())
+        black, settings = torch.zeros(3, device=device), RenderSettings(backend="torch" if device == "cpu" else "auto")
+        found = render(scene, view, 0, black, settings, planes=True)
+        assert found.plane_depth is not None
+        sure = found.rasterization.alpha.detach() > 0.3
+        torch.where(sure, found.plane_depth, 0).sin().sum().backward()
+        return torch.where(sure, found.plane_depth.detach(), 0).cpu(), leaves
+
+    ours, leaves = draw_planes("cuda")
+    with on_the_cpu():
+        expected, theirs = draw_planes("cpu")
+    assert int((expected > 0).sum()) > 50
+    assert (ours - expected).norm() <= 1e-3 * expected.norm()
+    for name, leaf in leaves.items():
+        grad, other = leaf.grad, theirs[name].grad
+        assert grad is not None and other is not None and (grad.cpu() - other).norm() <= 1e-2 * other.norm(), name
+    assert kernels.calls.count("project") == kernels.calls.count("composite") == 1
 
 
 def test_nothing_in_view_leaves_the_background(kernels: Kernels) -> None:

@@ -5,9 +5,13 @@ import time
 import pytest
 import torch
 
+from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.mip import smoothing_filter
+from f3rm_ext.splat.mip import MipOptions, smoothing_filter
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_plane_depth
+from f3rm_ext.splat.surface import make_regularizer
 from f3rm_ext.splat.surface.field import TRITON_KERNELS, neighbour_field
+from f3rm_ext.splat.surface.multiview import DepthView
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 from f3rm_ext.splat.surface.regularizer import Regularizer
@@ -131,3 +135,37 @@ def test_a_million_neighbours_take_seconds(cuda: torch.device) -> None:
     apart = (means[some, None].double() - means.double()).square().sum(dim=-1)
     expected = apart.topk(16, dim=1, largest=False).values
     torch.testing.assert_close(apart.gather(1, found[some].long()), expected, rtol=1e-4, atol=1e-12)
+
+
+def test_planar_and_the_depth_of_planes(cuda: torch.device) -> None:
+    """Rendered by gsplat and by the kernels of the CPU, with the losses on top."""
+    results = []
+    for device in (torch.device("cpu"), cuda):
+        gaussians = made(3000, device)
+        K = torch.tensor([[60.0, 0, 32], [0, 60, 24], [0, 0, 1]], device=device)
+        viewmats = torch.eye(4, device=device).repeat(2, 1, 1)
+        viewmats[1, 0, 3] = -0.2
+        view, other = (PinholeCameras(v[None], K[None], torch.tensor([64]), torch.tensor([48])) for v in viewmats)
+        scene = SplatScene(gaussians, torch.zeros(3000, device=device), MipOptions(filter_3d=False))
+        black, settings = torch.zeros(3, device=device), RenderSettings()
+        drawn = render(scene, view, 0, black, settings, planes=True)
+        losses = make_regularizer(RegularizationOptions(mode="planar", plane_factor=1.0, multiview_factor=1.0)).losses(
+            9001,
+            gaussians,
+            drawn.rasterization.radii > 0,
+            viewmats[0],
+            K,
+            extent=1.0,
+            alpha=drawn.rasterization.alpha,
+            normals=drawn.normals,
+            plane_depth=drawn.plane_depth,
+            photo=torch.full((48, 64, 3), 0.5, device=device),
+            other=DepthView(render_plane_depth(scene, other, settings), viewmats[1], K),
+        )
+        torch.stack(list(losses.values())).sum().backward()
+        grads = [getattr(gaussians, name).grad.cpu() for name in ("means", "scales", "quats", "opacities")]
+        results.append(({name: float(loss.detach()) for name, loss in losses.items()}, grads))
+    (here, here_grads), (there, there_grads) = results
+    assert there == pytest.approx(here, rel=1e-2)
+    for one, other in zip(here_grads, there_grads, strict=True):
+        assert float((one - other).norm()) < 0.05 * float(one.norm())

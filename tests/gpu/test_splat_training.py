@@ -12,11 +12,13 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import SceneBox
 
+from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
 from f3rm_ext.splat.schedule import Schedule
+from f3rm_ext.splat.surface import make_regularizer
+from f3rm_ext.splat.surface.multiview import NeighbourViews
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
-from f3rm_ext.splat.surface.regularizer import Regularizer
 
 STEPS = 100
 VISIBLE = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
@@ -112,7 +114,8 @@ def test_the_filter_and_the_export_do_not_depend_on_the_device(config: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("mode", "step", "most"), [("none", 601, 3), ("density", 9601, 6), ("dn-consistency", 9601, 6)]
+    ("mode", "step", "most"),
+    [("none", 601, 3), ("density", 9601, 6), ("dn-consistency", 9601, 6), ("planar", 9601, 6)],
 )
 def test_a_step_hardly_waits_for_the_gpu(mode: Mode, step: int, most: int, cuda: torch.device) -> None:
     """Between rounds of densification; splatfacto waits about eight times."""
@@ -124,10 +127,15 @@ def test_a_step_hardly_waits_for_the_gpu(mode: Mode, step: int, most: int, cuda:
     model.schedule = Schedule.of(15_000, RegularizationOptions())
     model.current_sh_degree, model.extent = 3, 1.0
     model.densifier = make_densifier(DensifyOptions(), 1.0)
-    model.regularizer = Regularizer(RegularizationOptions(mode=mode, samples=5000))
+    model.regularizer = make_regularizer(RegularizationOptions(mode=mode, samples=5000))
     parameters = model.get_param_groups()
     optimizers = {name: torch.optim.Adam(group) for name, group in parameters.items() if name != "features_rest"}
-    camera = Cameras(torch.eye(4)[None, :3], fx=60.0, fy=60.0, cx=32.0, cy=24.0, width=64, height=48)
+    poses = torch.eye(4)[:3].repeat(2, 1, 1)
+    poses[1, 0, 3] = 0.3
+    cameras = Cameras(poses, fx=60.0, fy=60.0, cx=32.0, cy=24.0, width=64, height=48)
+    model.nearby = NeighbourViews(PinholeCameras.of(cameras), 1.0, cuda)
+    camera = cameras[:1]
+    camera.metadata = {"cam_idx": 0}
     batch = {"image": torch.rand(48, 64, 3, device=cuda)}
     for _ in range(3):
         with warnings.catch_warnings(record=True) as said:

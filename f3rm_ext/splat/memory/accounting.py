@@ -37,6 +37,14 @@ RENDERING: dict[str, int] = {
 }
 """Numbers per Gaussian that rendering needs with any storage; an estimate, since backends differ."""
 
+PLANES: dict[str, int] = {
+    "rotations and gradient": 18,
+    "normals, in the scene, in the camera and facing it, and gradients": 18,
+    "centres in the camera and gradient": 6,
+    "distances of planes, and colours with all of it, with gradients": 16,
+}
+"""Numbers per Gaussian that rendering needs for normals and the depth of planes; an estimate. The nearby view of
+``planar`` keeps none for the backward pass, and its own are gone before the picture is at its peak."""
 TABLE_BYTES = (17 + 11 + 11) * FLOAT
 """Regularisation, bytes per Gaussian at its peak, when the table itself is already freed: the gradient of the table,
 and two gradients of means, scales, quaternions and opacities, one through the points and one through the table."""
@@ -85,7 +93,9 @@ class Layout:
     filter_3d: bool = True
     """Whether there is a 3D filter."""
     points: int = 0
-    """Points per step of the regularisation; 0 without regularisation."""
+    """Points per step of the regularisation; 0 without regularisation and for planar."""
+    planes: bool = False
+    """Whether normals and the depth of planes are rendered, as for planar; it has no neighbours."""
 
     @classmethod
     def of(cls, options: MemoryOptions, gaussians: int, sh_degree: int = 3, points: int = 0) -> "Layout":
@@ -129,6 +139,7 @@ def account(layout: Layout) -> list[Item]:
         ),
         Item("copies of harmonics", "in flight", 0 if layout.packed else NAIVE_COPIES * count * coefficients * FLOAT),
         Item("a picture's intermediates", "rendering", count * sum(RENDERING.values()) * FLOAT),
+        Item("normals and depth of planes", "rendering", count * sum(PLANES.values()) * FLOAT * layout.planes),
         Item("table of Gaussians and gradients", "regularization", count * TABLE_BYTES * bool(layout.points)),
         Item("points on surfaces", "regularization", layout.points * POINT_BYTES + CHUNKS_BYTES * bool(layout.points)),
     ]

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.splat.surface.frames import rotate, to_camera
+from f3rm_ext.splat.surface.frames import pixel_rays, rotate, to_camera
 
 
 def facing_normals(
@@ -49,8 +49,7 @@ def normals_from_depth(
         valid[1:-1, 1:-1] = known[1:-1, 1:-1] & known[:-2, 1:-1] & known[2:, 1:-1] & known[1:-1, :-2] & known[1:-1, 2:]
     # Sets unknown depth to 1 before any arithmetic, so that masked pixels cannot produce NaN gradients.
     depth = torch.where(known, depth, 1)
-    x = (torch.arange(w, device=depth.device, dtype=depth.dtype) + 0.5 - K[0, 2]) / K[0, 0]
-    y = (torch.arange(h, device=depth.device, dtype=depth.dtype) + 0.5 - K[1, 2]) / K[1, 1]
+    x, y = pixel_rays(h, w, K)
     points = torch.stack([depth * x, depth * y[:, None], depth], dim=-1)
     across = points[1:-1, 2:] - points[1:-1, :-2]
     down = points[2:, 1:-1] - points[:-2, 1:-1]
@@ -106,6 +105,7 @@ def dn_consistency(
     rebuild_z: bool = False,
     min_alpha: float = 0.5,
     mask: Bool[Tensor, "h w"] | None = None,
+    weights: Float[Tensor, "h w"] | None = None,
 ) -> Float[Tensor, ""]:
     """Computes 1 − N_rendered · N_depth, summed over valid pixels and divided by the number of all pixels.
 
@@ -134,6 +134,7 @@ def dn_consistency(
         rebuild_z: see :func:`unit_normals`; SuGaR uses True, with ``divide`` False.
         min_alpha: accumulation that a pixel must exceed, 0 to 1.
         mask: True for pixels that count; None for all.
+        weights: factors on pixels; None for 1.
     """
     used = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
     # Depth 0 at thin pixels makes them and their neighbours invalid.
@@ -143,4 +144,5 @@ def dn_consistency(
     if mask is not None:
         valid = valid & mask
     error = 1 - (rendered * from_depth).sum(-1)
+    error = error if weights is None else weights * error
     return torch.where(valid, error, 0).sum() / max(1, depth.numel())

@@ -7,9 +7,28 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 
-Mode = Literal["none", "density", "sdf", "dn-consistency"]
-STEP_FIELDS = ("entropy_start", "entropy_end", "prune_step", "start", "neighbours_start", "neighbours_every")
+Mode = Literal["none", "density", "sdf", "dn-consistency", "planar"]
+STEP_FIELDS = (
+    "entropy_start",
+    "entropy_end",
+    "prune_step",
+    "start",
+    "neighbours_start",
+    "neighbours_every",
+    "planar_start",
+)
 """Fields scaled by :meth:`RegularizationOptions.scaled`."""
+WEIGHTS = (
+    "entropy_factor",
+    "density_factor",
+    "sdf_factor",
+    "normal_factor",
+    "dn_factor",
+    "flat_factor",
+    "plane_factor",
+    "multiview_factor",
+)
+"""Fields that are weights of losses."""
 
 
 @dataclass
@@ -19,8 +38,9 @@ class RegularizationOptions:
     mode: tyro.conf.Suppress[Mode] = "none"
     """density compares the density near Gaussians with that of flat, opaque ones (quick, for objects). sdf
     compares the distance implied by the density with the rendered depth (for unbounded scenes). dn-consistency
-    is density plus a comparison of rendered normals with those of the rendered depth (slowest, smoothest). none
-    turns off the regularisation, the entropy loss and its pruning."""
+    is density plus a comparison of rendered normals with those of the rendered depth (slowest, smoothest). planar
+    flattens Gaussians, compares rendered normals with those of the depth of their planes, and this depth between
+    nearby views; it has no entropy loss. none turns off the regularisation, the entropy loss and its pruning."""
     schedule_steps: int = 15_000
     """Length of the run for which the following steps are given, ≥ 1; they scale with the length of the actual
     run."""
@@ -73,6 +93,19 @@ class RegularizationOptions:
     dn_min_alpha: float = 0.5
     """dn-consistency: pixels count only if their accumulation exceeds this, 0 to below 1."""
 
+    planar_start: int = 7_000
+    """planar: step after which its losses are active."""
+    planar_prune_opacity: float = 0.02
+    """planar: opacity below which Gaussians are removed at prune-step, 0 to below 1; 0 removes none."""
+    flat_factor: float = 100.0
+    """planar: weight of the mean thickness of Gaussians beyond that of the 3D filter, in units of the cameras' extent,
+    ≥ 0."""
+    plane_factor: float = 0.05
+    """planar: weight of 1 − N_rendered · N_depth, with the depth of planes, less at edges of the photo, ≥ 0."""
+    multiview_factor: float = 0.03
+    """planar: weight of the distance, in pixels, by which a pixel misses itself after a round trip through the depth
+    of a nearby training view, ≥ 0."""
+
     def __post_init__(self) -> None:
         for name in ("neighbours", "neighbours_every", "samples", "schedule_steps"):
             if getattr(self, name) < 1:
@@ -85,10 +118,10 @@ class RegularizationOptions:
         for name in ("spread", "sdf_sigmas", "sdf_unit", "sdf_most"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"The regularisation's {name} is {getattr(self, name)}: use a number above 0.")
-        for name in ("entropy_factor", "density_factor", "sdf_factor", "normal_factor", "dn_factor"):
+        for name in WEIGHTS:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"The regularisation's {name} is {getattr(self, name)}: use 0 (off) or more.")
-        for name in ("prune_opacity", "dn_min_alpha"):
+        for name in ("prune_opacity", "planar_prune_opacity", "dn_min_alpha"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(
                     f"The regularisation's {name} is {getattr(self, name)}, "
@@ -99,6 +132,16 @@ class RegularizationOptions:
                 f"The entropy of opacities ends at step {self.entropy_end}, before it starts at step "
                 f"{self.entropy_start}: exchange entropy_start and entropy_end, or set entropy_factor 0."
             )
+
+    @property
+    def first_loss(self) -> int:
+        """Step after which the first loss is active."""
+        return self.planar_start if self.mode == "planar" else self.entropy_start
+
+    @property
+    def first_surface_loss(self) -> int:
+        """Step after which the losses of surfaces are active."""
+        return self.planar_start if self.mode == "planar" else self.start
 
     def scaled(self, total_steps: int) -> "RegularizationOptions":
         """Scales the schedule to another length: multiplies every step by ``total_steps`` / ``schedule_steps``."""

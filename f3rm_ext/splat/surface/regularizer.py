@@ -31,6 +31,10 @@ class Needs(NamedTuple):
     """Composited depth and accumulation."""
     normals: bool
     """Composited normals: :func:`~f3rm_ext.splat.surface.normals.facing_normals` as three channels over 0."""
+    planes: bool = False
+    """Normals as above, and depth of planes (:mod:`~f3rm_ext.splat.surface.planes`)."""
+    neighbour: bool = False
+    """Depth of planes of a nearby training view; without gradient."""
 
 
 def opacity_entropy(alphas: Float[Tensor, " gaussians"], visible: Bool[Tensor, " gaussians"]) -> Float[Tensor, ""]:
@@ -83,6 +87,7 @@ class Regularizer:
         normals: Float[Tensor, "h w 3"] | None = None,
         mask: Bool[Tensor, "h w"] | None = None,
         generator: torch.Generator | None = None,
+        **_: Any,
     ) -> dict[str, Tensor]:
         """Computes the weighted losses of a step, by name, for the caller to sum.
 
@@ -102,6 +107,7 @@ class Regularizer:
             mask: True for pixels of the scene, at the resolution of K. Pixels outside do not count, and Gaussians whose
                 centre projects outside are not sampled.
             generator: random number generator of the points.
+            _: what only :class:`~f3rm_ext.splat.surface.planar.PlanarRegularizer` needs.
         """
         options, losses = self.options, {}
         if options.mode == "none":
@@ -186,22 +192,26 @@ class Regularizer:
         share, usable = look_up(mask.to(means.dtype), to_camera(means, viewmat), K)
         return usable & (share > 0.5)
 
+    def pruning(self) -> tuple[int, float]:
+        """Returns the step at which Gaussians are removed by opacity, and the opacity below which."""
+        return self.options.prune_step, self.options.prune_opacity
+
     def prune_mask(self, step: int, gaussians: Gaussians) -> Bool[Tensor, " gaussians"] | None:
         """Returns a mask of Gaussians to remove after a step; None for none.
 
         Skips pruning, and logs this, if hardly any Gaussian would remain, as happens in short runs.
         """
-        options = self.options
-        if options.mode == "none" or step != options.prune_step or options.prune_opacity <= 0:
+        due, least = self.pruning()
+        if self.options.mode == "none" or step != due or least <= 0:
             return None
-        remove = ~(gaussians.alphas().detach() >= options.prune_opacity)
+        remove = ~(gaussians.alphas().detach() >= least)
         opaque = len(remove) - int(remove.sum())
         if opaque == len(remove):
             return None
         if opaque < FEWEST_LEFT * len(remove):
             CONSOLE.log(
                 f"Pruning by opacity is skipped: only {opaque} of {len(remove)} Gaussians have an opacity of "
-                f"{options.prune_opacity} or more, as happens in short runs; raise --max-num-iterations or lower "
+                f"{least} or more, as happens in short runs; raise --max-num-iterations or lower "
                 "--pipeline.model.surface.prune-opacity to have the others removed.",
                 markup=False,
             )

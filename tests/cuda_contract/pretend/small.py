@@ -12,10 +12,16 @@ from pretend.tensors import PretendCuda
 
 FIELDS = ("f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big")
 SPLATS = ("sugar-ext", "sugar-ext-lite")
-MODES = ("none", "density", "sdf", "dn-consistency")
+MODES = ("none", "density", "sdf", "dn-consistency", "planar")
 
 CASES = [(method, "none") for method in FIELDS] + [(method, mode) for method in SPLATS for mode in MODES]
-STEPS = {"none": (0, 600, 3000, 4001), "density": (7901, 9001, 9601), "sdf": (9601,), "dn-consistency": (9601,)}
+STEPS = {
+    "none": (0, 600, 3000, 4001),
+    "density": (7901, 9001, 9601),
+    "sdf": (9601,),
+    "dn-consistency": (9601,),
+    "planar": (7001, 9001),
+}
 """A step of each kind: the first, a round of densification, a reset of opacities, all harmonics; the entropy loss,
 pruning, surfaces."""
 

@@ -25,7 +25,9 @@ ENTROPY_STEP, SURFACE_STEP = 50, 80
 
 @pytest.fixture
 def camera(ring_cameras: Callable[..., Any]) -> Any:
-    return ring_cameras()[1:2]
+    found = ring_cameras()[1:2]
+    found.metadata = {"cam_idx": 1}
+    return found
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def backward(model: SplatModel, hooks: Any, step: int, camera: Any, batch: dict[
 
 def test_outputs_have_shapes_and_ranges(make_splat_model: Callable[..., SplatModel], camera: Any) -> None:
     outputs = make_splat_model().get_outputs_for_camera(camera)
-    channels = {"rgb": 3, "depth": 1, "accumulation": 1, "normal": 3, "normal_from_depth": 3}
+    channels = {"rgb": 3, "depth": 1, "accumulation": 1, "plane_depth": 1, "normal": 3, "normal_from_depth": 3}
     assert {name: tuple(outputs[name].shape) for name in channels} == {
         name: (HEIGHT, WIDTH, count) for name, count in channels.items()
     }
@@ -196,7 +198,7 @@ def test_masked_pixels_do_not_count_in_evaluation(
     assert metrics["psnr"] < 40 and metrics["l1"] > 0
 
 
-@pytest.mark.parametrize("mode", ["none", "density", "sdf", "dn-consistency"])
+@pytest.mark.parametrize("mode", ["none", "density", "sdf", "dn-consistency", "planar"])
 def test_a_mask_that_leaves_nothing_does_no_harm(
     make_splat_model: Callable[..., SplatModel],
     begin_training: Callable[..., Any],
@@ -265,6 +267,7 @@ def test_metrics_of_an_image(make_splat_model: Callable[..., SplatModel], camera
         ("density", {"surface_density", "surface_normal"}),
         ("sdf", {"surface_sdf", "surface_normal"}),
         ("dn-consistency", {"surface_density", "surface_normal", "dn_consistency"}),
+        ("planar", {"thickness", "plane_normals", "multiview"}),
     ],
 )
 def test_a_step_of_every_mode(
@@ -296,10 +299,27 @@ def test_a_step_of_every_mode(
     step, gaussians, visible = given["arguments"][:3]
     assert step == SURFACE_STEP and len(gaussians) == len(visible) == 60 and visible.any()
     assert given["depth"].shape == given["alpha"].shape == (HEIGHT, WIDTH) and given["mask"] is None
-    assert (given["normals"] is not None) == (mode == "dn-consistency")
+    assert (given["normals"] is not None) == (mode in ("dn-consistency", "planar"))
+    assert (given["plane_depth"] is not None) == (given["other"] is not None) == (mode == "planar")
     assert given["extent"] == model.extent == pytest.approx(2.2, abs=0.1)
     hooks.after(SURFACE_STEP)
     assert model.cost.peak_mib > 0
+
+
+def test_planar_compares_with_a_nearby_view_of_the_same_size(
+    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any], camera: Any, batch: dict[str, Any]
+) -> None:
+    model = make_splat_model(regularization="planar", surface=small())
+    hooks = begin_training(model, STEPS)
+    hooks.before(40)
+    assert "multiview" not in model.get_loss_dict(model(camera), batch)
+    hooks.before(SURFACE_STEP)
+    other, again = model(camera)["other"], model(camera)["other"]
+    assert other.depth.shape == (HEIGHT, WIDTH) and not other.depth.requires_grad and bool((other.depth > 0).any())
+    assert torch.equal(other.viewmat, again.viewmat), "another choice at the same step"
+    assert not torch.equal(other.viewmat, model(camera)["view"].viewmats[0])
+    camera.rescale_output_resolution(0.5)
+    assert model(camera)["other"].depth.shape == (HEIGHT // 2, WIDTH // 2)
 
 
 def test_the_peak_of_training_outlives_the_viewers_pictures(
@@ -699,6 +719,9 @@ def test_training_goes_on_where_it_was(
         ("none", "dn-consistency", ENTROPY_STEP, False),
         ("density", "dn-consistency", SURFACE_STEP, True),
         ("density", "none", SURFACE_STEP, True),
+        ("none", "planar", 20, True),
+        ("none", "planar", ENTROPY_STEP, False),
+        ("density", "planar", SURFACE_STEP, True),
     ],
 )
 @pytest.mark.parametrize("first", ["state", "callbacks"])

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
 from f3rm_ext.splat.gaussians import sh_rest_count
-from f3rm_ext.splat.memory.accounting import POINT_BYTES, Layout, account, held_bytes, peak, total
+from f3rm_ext.splat.memory.accounting import PLANES, POINT_BYTES, Layout, account, held_bytes, peak, total
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.memory.packed import stored_sh_colors
@@ -148,6 +148,13 @@ def test_a_peak_is_the_worse_of_regularisation_and_picture() -> None:
     few, many = (account(Layout(1000, points=count)) for count in (10_000, 10_010))
     assert peak(few) - total(few, "kept") == total(few, "rendering") / 2 + total(few, "regularization")
     assert peak(many) - peak(few) == 10 * POINT_BYTES
+
+
+def test_planes_take_memory_but_no_neighbours_and_no_points() -> None:
+    million = 1_000_000
+    plain, planar = Layout(million, neighbours=0), Layout(million, neighbours=0, planes=True)
+    assert peak(account(planar)) - peak(account(plain)) == million * sum(PLANES.values()) * 4
+    assert peak(account(planar)) < peak(account(Layout(million, points=million)))
 
 
 def test_facts_about_the_naive_layout() -> None:
