@@ -61,8 +61,8 @@ class EvalMesh:
     crop_max: Vector | None = None
     """Highest x, y and z that count."""
     seen_from: Path | None = None
-    """Capture whose training cameras must see a part of the truth for it to count in completeness. The truth must be a
-    mesh, in the frame of the capture."""
+    """Capture of which at least two training cameras must see a part of the truth for it to count in completeness. The
+    truth must be a mesh, in the frame of the capture."""
     observation_mask: Path | None = None
     """DTU's ObsMask*.mat."""
     ground_plane: Path | None = None

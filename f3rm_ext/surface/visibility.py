@@ -12,6 +12,8 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.surface.open3d_library import open3d
 
+NEEDED_VIEWS = 2
+"""Cameras that must see a point: one alone cannot tell how far away it is."""
 _NEAR = 1e-3
 """Share of the distance by which a ray ends before its point, so that the point's own face does not hide it."""
 
@@ -22,7 +24,7 @@ def seen_points(
     capture: Path,
     on_progress: Callable[[int], None] = lambda views: None,
 ) -> Bool[np.ndarray, " points"]:
-    """Returns which points on a mesh at least one training camera sees: in its image, and not hidden by the mesh.
+    """Returns which points on a mesh at least two training cameras see: in their images, and not hidden by the mesh.
 
     Args:
         points: on the mesh, in the frame of the capture.
@@ -41,9 +43,9 @@ def seen_points(
     )
     in_scene = torch.from_numpy(frame.to_scene(points))
     centers = frame.to_capture(views.positions.double().numpy())
-    seen = np.zeros(len(points), bool)
+    count = np.zeros(len(points), np.int8)
     for index, center in enumerate(centers):
-        left = np.flatnonzero(~seen)
+        left = np.flatnonzero(count < NEEDED_VIEWS)
         x, y, z = (in_scene[left] @ views.viewmats[index, :3, :3].double().T + views.viewmats[index, :3, 3]).unbind(1)
         fx, fy, cx, cy = (float(views.Ks[index, row, col]) for row, col in ((0, 0), (1, 1), (0, 2), (1, 2)))
         across, down = fx * x / z + cx, fy * y / z + cy
@@ -52,9 +54,9 @@ def seen_points(
         away = points[left] - center
         rays = np.concatenate([np.broadcast_to(center, away.shape), away], axis=1).astype(np.float32)
         hidden = scene.test_occlusions(o3d.core.Tensor(rays), tnear=0.0, tfar=1.0 - _NEAR).numpy()
-        seen[left[~hidden]] = True
+        count[left[~hidden]] += 1
         on_progress(index + 1)
-    return seen
+    return count >= NEEDED_VIEWS
 
 
 def capture_views(capture: Path) -> tuple[PinholeCameras, CaptureFrame]:

@@ -1,0 +1,118 @@
+"""What a mesh is extracted from: a trained run, or splats in a file with the capture that they are of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from nerfstudio.cameras.cameras import Cameras
+
+from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.model_components.output_guard import OutputGuard
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.mip import MipOptions, sampling_intervals
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render_outputs
+from f3rm_ext.splat.start_from import read_start
+from f3rm_ext.surface.views import RenderedView, SceneViews, pinhole, rendered_view
+
+SplatsFrame = Literal["auto", "scene", "capture"]
+
+
+@dataclass
+class SurfaceScene:
+    """A trained scene, ready for extraction."""
+
+    views: SceneViews
+    """Its training views."""
+    gaussians: Gaussians | None
+    """Its Gaussians with their 3D filter, float32, on the CPU; None for a field."""
+    frame: CaptureFrame
+    """The map to the frame of the capture."""
+    origin: dict[str, object]
+    """Where it comes from, as JSON."""
+
+
+def open_run_scene(load_config: Path, scale: float = 1.0) -> SurfaceScene:
+    """Opens a run of f3rm-ext or sugar-ext.
+
+    Args:
+        load_config: its config.yml.
+        scale: factor on the size of the rendered views.
+
+    Raises:
+        UserError: the run cannot be opened.
+    """
+    from f3rm_ext.query.run import load_run
+    from f3rm_ext.splat.export import SplatRun
+    from f3rm_ext.splat.model import SplatModel
+
+    run = load_run(load_config)
+    gaussians = None
+    if isinstance(run.model, SplatModel):
+        splats = SplatRun(run.model, run.manager, run.config, run.checkpoint, run.step)  # type: ignore[arg-type]
+        gaussians = splats.splats().to("cpu")
+    frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
+    return SurfaceScene(SceneViews.of_model(run.model, run.cameras("train"), scale), gaussians, frame, run.describe())
+
+
+def open_splat_scene(
+    splats: Path, data: Path, frame: SplatsFrame = "auto", scale: float = 1.0, device: torch.device | str = "cpu"
+) -> SurfaceScene:
+    """Opens splats of a file, seen from the training cameras of a capture.
+
+    Args:
+        splats: .ply, .spz, .splat, a checkpoint of sugar-ext, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
+        data: the capture, with transforms.json.
+        frame: frame of the splats; auto is the usual one of such files.
+        scale: factor on the size of the rendered views.
+        device: where to render.
+
+    Raises:
+        UserError: one of them cannot be read, or no camera sees the splats.
+    """
+    from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+
+    outputs = CaptureDataParserConfig(data=data).setup().get_dataparser_outputs("train")
+    start = read_start(splats)
+    gaussians = start.in_scene(outputs, frame).gaussians
+    cameras = pinhole(outputs.cameras, scale)
+    views = PinholeCameras.of(cameras)
+    if not bool(sampling_intervals(gaussians.means, *views)[1].any()):
+        taken = start.frame if frame == "auto" else frame
+        other = "capture" if taken == "scene" else "scene"
+        raise MeshError(
+            f"No camera of {data} sees any of the {len(gaussians)} Gaussians of {splats}, taken to be in the frame of "
+            f"the {taken}, so they are of another capture or in another frame: try --splats-frame {other}."
+        )
+    origin: dict[str, object] = {"splats": str(splats.resolve()), "capture": str(data.resolve())}
+    frames = CaptureFrame.of_outputs(outputs, data)
+    return SurfaceScene(_splat_views(gaussians.to(device), cameras), gaussians, frames, origin)
+
+
+def _splat_views(gaussians: Gaussians, cameras: Cameras) -> SceneViews:
+    """Views of splats as 3DGS renders them, over black."""
+    device = gaussians.means.device
+    mip = MipOptions(filter_3d=False, filter_2d=False)
+    scene = SplatScene(gaussians, torch.zeros_like(gaussians.means[:, 0]), mip)
+    guard, black = OutputGuard(), torch.zeros(3, device=device)
+
+    @torch.inference_mode()
+    def render(index: int) -> RenderedView:
+        view = PinholeCameras.to_render(cameras[index : index + 1], device)
+        outputs = render_outputs(scene, view, gaussians.sh_degree, black, RenderSettings(), guard)
+        return rendered_view(outputs, outputs.get("plane_depth", outputs["depth"]))
+
+    return SceneViews(PinholeCameras.of(cameras), render)
+
+
+def require_gaussians(scene: SurfaceScene, method: str) -> Gaussians:
+    """Returns the Gaussians of a scene.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if scene.gaussians is None:
+        raise ConfigError(f"--method {method} needs Gaussians, and this run is a field: use --method tsdf.")
+    return scene.gaussians
