@@ -8,7 +8,7 @@ Gaussian is seen at an angle.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
 from f3rm_ext.splat.knn import NearestGaussians
+from f3rm_ext.splat.mip import sampling_intervals
 from f3rm_ext.splat.surface.field import neighbour_field
 from f3rm_ext.splat.surface.frames import rotate
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
@@ -32,6 +34,8 @@ FIELD_NEIGHBOURS = 16
 """Gaussians whose densities are added."""
 CANDIDATES = 8
 """Nearest Gaussians among which the densest one at a point is its own."""
+THINNEST = 0.3
+"""Thinnest side of a Gaussian in pixels."""
 SOLID = 0.5
 """Lowest opacity of a Gaussian whose centre is taken as a point."""
 _CHUNK = 1 << 14
@@ -54,7 +58,7 @@ class DensityField:
     """The density of Gaussians, d(p) = Σ α G(p) over the neighbours of the Gaussian that a point belongs to."""
 
     gaussians: Gaussians
-    """Float32, on the CPU, with their 3D filter."""
+    """Float32, on the CPU."""
 
     def __post_init__(self) -> None:
         with torch.no_grad():
@@ -92,12 +96,12 @@ def level_points(
 
     Args:
         stored: rendered views; where on which rays to search, and the colours.
-        gaussians: float32, on the CPU, with their 3D filter.
+        gaussians: float32, on the CPU, without the 3D filter.
         level: of the density, above 0.
         count: number of rays, spread evenly over the views. Rays without a crossing give no point.
         on_progress: called with the number of views done.
     """
-    field = DensityField(gaussians)
+    field = DensityField(thick_enough(gaussians, stored.cameras))
     generator = torch.Generator().manual_seed(0)
     parts: list[SurfaceCloud] = []
     share = -(-count // max(1, len(stored)))
@@ -114,6 +118,18 @@ def level_points(
     if not parts:
         return SurfaceCloud(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3)))
     return SurfaceCloud(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+
+def thick_enough(gaussians: Gaussians, cameras: PinholeCameras) -> Gaussians:
+    """Returns the Gaussians with no side thinner than the samples along rays are apart, so that none is missed.
+
+    Args:
+        gaussians: without the 3D filter.
+        cameras: the training cameras; a side is at least :data:`THINNEST` pixels of the nearest one.
+    """
+    interval, seen = sampling_intervals(gaussians.means, *cameras)
+    least = torch.where(seen, THINNEST * interval, 0).clamp_min(1e-12).log()
+    return replace(gaussians, scales=torch.maximum(gaussians.scales, least[:, None]))
 
 
 def crossings(

@@ -41,8 +41,8 @@ def poisson_mesh(
         cloud, _ = cloud.remove_statistical_outlier(OUTLIER_NEIGHBOURS, OUTLIER_RATIO)
     if len(cloud.points) < FEWEST_POINTS:
         raise MeshError(
-            f"Only {len(cloud.points)} points were found on the surface, too few for a mesh: lower --level, train with "
-            "--pipeline.model.regularization, or use --method tsdf."
+            f"Only {len(cloud.points)} points were found on the surface, too few for a mesh: lower --level if the "
+            "method is level-set, train longer, or use --method tsdf."
         )
     mesh, density = o3d.geometry.TriangleMesh.create_from_point_cloud_poisson(cloud, depth=depth)
     density = np.asarray(density)

@@ -27,7 +27,7 @@ class SurfaceScene:
     views: SceneViews
     """Its training views."""
     gaussians: Gaussians | None
-    """Its Gaussians with their 3D filter, float32, on the CPU; None for a field."""
+    """Its Gaussians as optimised, without the 3D filter, float32, on the CPU; None for a field."""
     frame: CaptureFrame
     """The map to the frame of the capture."""
     origin: dict[str, object]
@@ -52,7 +52,7 @@ def open_run_scene(load_config: Path, scale: float = 1.0) -> SurfaceScene:
     gaussians = None
     if isinstance(run.model, SplatModel):
         splats = SplatRun(run.model, run.manager, run.config, run.checkpoint, run.step)  # type: ignore[arg-type]
-        gaussians = splats.splats().to("cpu")
+        gaussians = splats.splats(fused=False).to("cpu")
     frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
     return SurfaceScene(SceneViews.of_model(run.model, run.cameras("train"), scale), gaussians, frame, run.describe())
 
