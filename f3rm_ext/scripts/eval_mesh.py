@@ -177,7 +177,7 @@ class EvalMesh:
         elif self.protocol == "tanks-and-temples":
             comparison = protocols.tanks_comparison(surface, truth, self.crop, min(thresholds))
         else:
-            comparison = protocols.plain_comparison(surface, truth, self.points)
+            comparison = protocols.plain_comparison(surface, truth, self.points, self.crop_min, self.crop_max)
         counts = [
             protocols.box_mask(part, self.crop_min, self.crop_max) for part in (comparison.surface, comparison.truth)
         ]

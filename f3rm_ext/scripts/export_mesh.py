@@ -59,9 +59,9 @@ class Mesh:
     """Factor on the width and height of the rendered views, above 0; tsdf and level-set."""
     voxel: float = 0.0
     """Side of the voxels in units of --frame; tsdf. 0 takes the width of a pixel on the surface."""
-    min_views: int = 3
+    min_views: int = 2
     """Number of views that must agree on a pixel's depth, itself included, 1 or more; tsdf and level-set."""
-    tolerance: float = 0.01
+    tolerance: float = 0.02
     """Largest difference between depths that agree, as a share of the depth, above 0; tsdf and level-set."""
     level: float = 0.3
     """Density of the surface, above 0; level-set. SuGaR uses 0.1, 0.3 or 0.5."""

@@ -31,9 +31,9 @@ class ExtractionOptions:
     """tsdf fuses rendered depth, level-set and poisson-centres reconstruct points by Poisson."""
     voxel: float = 0.0
     """Side of the voxels (tsdf); 0 takes the median width of a pixel on the surface."""
-    min_views: int = 3
+    min_views: int = 2
     """Views that must agree on a pixel (tsdf, level-set)."""
-    tolerance: float = 0.01
+    tolerance: float = 0.02
     """Largest difference of depths that agree, as a share of the depth (tsdf, level-set)."""
     level: float = 0.3
     """Density of the surface (level-set)."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import trimesh
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.surface.mesh_files import SurfacePoints
@@ -24,6 +24,7 @@ from f3rm_ext.surface.thinning import thinned
 
 Protocol = Literal["plain", "dtu", "tanks-and-temples"]
 Surface = trimesh.Trimesh | SurfacePoints
+Corner = tuple[float, float, float] | None
 DTU_SPACING_MM, DTU_PATCH_MM, DTU_OUTLIER_MM = 0.2, 60.0, 20.0
 TANKS_THRESHOLDS = {
     **{"Barn": 0.01, "Caterpillar": 0.005, "Church": 0.025, "Courthouse": 0.025},
@@ -78,13 +79,42 @@ class DtuMasks:
         return points @ self.plane[:3] + self.plane[3] > 0
 
 
-def plain_comparison(surface: Surface, truth: Surface, count: int) -> Comparison:
-    """Compares points spread evenly over both surfaces; given points are taken as they are."""
-    ours, theirs = (
-        part if isinstance(part, SurfacePoints) else sample_mesh(part, count, seed)
-        for seed, part in enumerate((surface, truth))
-    )
-    return Comparison(ours, theirs, ours, theirs)
+def plain_comparison(
+    surface: Surface, truth: Surface, count: int, low: Corner = None, high: Corner = None
+) -> Comparison:
+    """Compares points spread evenly over both surfaces; given points are taken as they are.
+
+    Args:
+        surface: the surface.
+        truth: the true one.
+        count: points on each mesh; with a box, as many again on the faces in it, so that small parts are not left to
+            the few points that fall on them.
+        low: lowest corner of the box in which points count; None for no limit.
+        high: highest corner.
+    """
+    near, counted = [], []
+    for seed, part in enumerate((surface, truth)):
+        points = inside = part if isinstance(part, SurfacePoints) else sample_mesh(part, count, seed)
+        if isinstance(part, trimesh.Trimesh) and (low or high):
+            within = part.submesh([_faces_in_box(part, low, high)], append=True, repair=False)
+            if isinstance(within, trimesh.Trimesh) and 0 < len(within.faces) < len(part.faces) and within.area > 0:
+                inside = sample_mesh(within, count, seed + 2)
+                points = _joined(points, inside)
+        near.append(points)
+        counted.append(inside.take(box_mask(inside, low, high)))
+    return Comparison(counted[0], counted[1], near[0], near[1])
+
+
+def _faces_in_box(mesh: trimesh.Trimesh, low: Corner, high: Corner) -> Int[np.ndarray, " faces"]:
+    """Indices of the faces whose own boxes touch a box."""
+    corners = mesh.triangles
+    touches = (corners.max(axis=1) >= (low or (-np.inf,) * 3)) & (corners.min(axis=1) <= (high or (np.inf,) * 3))
+    return np.flatnonzero(touches.all(axis=1))
+
+
+def _joined(one: SurfacePoints, two: SurfacePoints) -> SurfacePoints:
+    normals = None if one.normals is None or two.normals is None else np.concatenate([one.normals, two.normals])
+    return SurfacePoints(np.concatenate([one.positions, two.positions]), normals)
 
 
 def dtu_comparison(surface: Surface, truth: Surface, masks: DtuMasks) -> Comparison:
@@ -149,9 +179,7 @@ def voxel_means(points: SurfacePoints, side: float) -> SurfacePoints:
     return SurfacePoints(np.array(reduced.points), normals)
 
 
-def box_mask(
-    points: SurfacePoints, low: tuple[float, float, float] | None, high: tuple[float, float, float] | None
-) -> Bool[np.ndarray, " points"]:
+def box_mask(points: SurfacePoints, low: Corner, high: Corner) -> Bool[np.ndarray, " points"]:
     """Returns which points lie in a box."""
     inside = np.ones(len(points), bool)
     if low is not None:

@@ -19,6 +19,7 @@ from f3rm_ext.surface.protocols import (
     dtu_comparison,
     icp_transform,
     moved,
+    plain_comparison,
     tanks_comparison,
     volume_mask,
     voxel_means,
@@ -124,3 +125,16 @@ def test_icp_finds_the_motion(open3d: ModuleType) -> None:
     away = moved(truth, np.linalg.inv(motion))
     assert isinstance(away, SurfacePoints)
     np.testing.assert_allclose(icp_transform(away, truth, 0.1), motion, atol=5e-3)
+
+
+def test_a_box_gets_points_of_its_own() -> None:
+    wide = trimesh.util.concatenate([sheet(0.0, 1000.0), sheet(5.0)])
+    assert isinstance(wide, trimesh.Trimesh)
+    comparison = plain_comparison(wide, wide, 2000, (-1.0, -1.0, 4.0), None)
+    assert len(comparison.surface) == len(comparison.truth) == 2000 < len(comparison.near_surface)
+    assert (comparison.surface.positions[:, 2] == 5).all()
+    found = compare(comparison, (1.0,))
+    assert found.scores[0].f_score == 1
+    # Half of a face that reaches out of the box does not count.
+    half = plain_comparison(sheet(0.0), sheet(0.0), 2000, None, (5.0, 20.0, 1.0))
+    assert half.surface.positions[:, 0].max() <= 5 and len(half.surface) == pytest.approx(1000, rel=0.1)
