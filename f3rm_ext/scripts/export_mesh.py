@@ -55,6 +55,9 @@ class Mesh:
     up: Literal["auto", "z", "y"] = "auto"
     """Axis of the file that takes the frame's z axis. auto is y for .glb, whose readers expect it, else z, which leaves
     the coordinates as they are."""
+    depth: Literal["median", "mean", "planes"] = "median"
+    """Where the surface is along a ray, tsdf and level-set: where half of the weight is reached, at the mean of all
+    weights, or on the planes of the Gaussians, for splats that were trained to be flat."""
     resolution_scale: float = 1.0
     """Factor on the width and height of the rendered views, above 0; tsdf and level-set."""
     voxel: float = 0.0
@@ -165,9 +168,11 @@ class Mesh:
         from f3rm_ext.surface.scenes import open_run_scene, open_splat_scene
 
         if self.load_config is not None:
-            return open_run_scene(self.load_config, self.resolution_scale)
+            return open_run_scene(self.load_config, self.resolution_scale, self.depth)
         assert self.splats is not None and self.data is not None
-        return open_splat_scene(self.splats, self.data, self.splats_frame, self.resolution_scale, default_device_type())
+        return open_splat_scene(
+            self.splats, self.data, self.splats_frame, self.resolution_scale, self.depth, default_device_type()
+        )
 
     def _options(self, scene: "SurfaceScene") -> "ExtractionOptions":
         from f3rm_ext.surface.extraction import ExtractionOptions

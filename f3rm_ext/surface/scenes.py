@@ -1,6 +1,6 @@
 """What a mesh is extracted from: a trained run, or splats in a file with the capture that they are of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,8 @@ from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render_outputs
 from f3rm_ext.splat.start_from import read_start
-from f3rm_ext.surface.views import RenderedView, SceneViews, pinhole, rendered_view
+from f3rm_ext.surface.median_depth import median_depth
+from f3rm_ext.surface.views import Depth, RenderedView, SceneViews, pinhole, rendered_view
 
 SplatsFrame = Literal["auto", "scene", "capture"]
 
@@ -34,12 +35,13 @@ class SurfaceScene:
     """Where it comes from, as JSON."""
 
 
-def open_run_scene(load_config: Path, scale: float = 1.0) -> SurfaceScene:
+def open_run_scene(load_config: Path, scale: float = 1.0, depth: Depth = "median") -> SurfaceScene:
     """Opens a run of f3rm-ext or sugar-ext.
 
     Args:
         load_config: its config.yml.
         scale: factor on the size of the rendered views.
+        depth: where the surface is along a ray.
 
     Raises:
         UserError: the run cannot be opened.
@@ -49,16 +51,23 @@ def open_run_scene(load_config: Path, scale: float = 1.0) -> SurfaceScene:
     from f3rm_ext.splat.model import SplatModel
 
     run = load_run(load_config)
-    gaussians = None
-    if isinstance(run.model, SplatModel):
-        splats = SplatRun(run.model, run.manager, run.config, run.checkpoint, run.step)  # type: ignore[arg-type]
-        gaussians = splats.splats(fused=False).to("cpu")
+    cameras = run.cameras("train")
     frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
-    return SurfaceScene(SceneViews.of_model(run.model, run.cameras("train"), scale), gaussians, frame, run.describe())
+    if not isinstance(run.model, SplatModel):
+        return SurfaceScene(SceneViews.of_field(run.model, cameras, scale, depth), None, frame, run.describe())
+    splats = SplatRun(run.model, run.manager, run.config, run.checkpoint, run.step)  # type: ignore[arg-type]
+    mip = replace(run.model.config.mip, filter_3d=False)  # it is in the Gaussians
+    views = splat_views(splats.splats(fused=True), mip, pinhole(cameras, scale), depth)
+    return SurfaceScene(views, splats.splats(fused=False).to("cpu"), frame, run.describe())
 
 
 def open_splat_scene(
-    splats: Path, data: Path, frame: SplatsFrame = "auto", scale: float = 1.0, device: torch.device | str = "cpu"
+    splats: Path,
+    data: Path,
+    frame: SplatsFrame = "auto",
+    scale: float = 1.0,
+    depth: Depth = "median",
+    device: torch.device | str = "cpu",
 ) -> SurfaceScene:
     """Opens splats of a file, seen from the training cameras of a capture.
 
@@ -67,6 +76,7 @@ def open_splat_scene(
         data: the capture, with transforms.json.
         frame: frame of the splats; auto is the usual one of such files.
         scale: factor on the size of the rendered views.
+        depth: where the surface is along a ray.
         device: where to render.
 
     Raises:
@@ -88,21 +98,35 @@ def open_splat_scene(
         )
     origin: dict[str, object] = {"splats": str(splats.resolve()), "capture": str(data.resolve())}
     frames = CaptureFrame.of_outputs(outputs, data)
-    return SurfaceScene(_splat_views(gaussians.to(device), cameras), gaussians, frames, origin)
-
-
-def _splat_views(gaussians: Gaussians, cameras: Cameras) -> SceneViews:
-    """Views of splats as 3DGS renders them, over black."""
-    device = gaussians.means.device
     mip = MipOptions(filter_3d=False, filter_2d=False)
+    return SurfaceScene(splat_views(gaussians.to(device), mip, cameras, depth), gaussians, frames, origin)
+
+
+def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: Depth = "median") -> SceneViews:
+    """Returns the views of splats, over black.
+
+    Args:
+        gaussians: with their 3D filter, on the device to render on.
+        mip: the 2D filter; without a 3D filter.
+        cameras: pinhole cameras on the CPU.
+        depth: where the surface is along a ray.
+    """
+    device = gaussians.means.device
     scene = SplatScene(gaussians, torch.zeros_like(gaussians.means[:, 0]), mip)
-    guard, black = OutputGuard(), torch.zeros(3, device=device)
+    guard, black, settings = OutputGuard(), torch.zeros(3, device=device), RenderSettings()
 
     @torch.inference_mode()
     def render(index: int) -> RenderedView:
         view = PinholeCameras.to_render(cameras[index : index + 1], device)
-        outputs = render_outputs(scene, view, gaussians.sh_degree, black, RenderSettings(), guard)
-        return rendered_view(outputs, outputs.get("plane_depth", outputs["depth"]))
+        outputs = render_outputs(scene, view, gaussians.sh_degree, black, settings, guard)
+        found = outputs["depth"]
+        if depth == "planes":
+            if "plane_depth" not in outputs:
+                raise ConfigError("This version renders no depth of planes: use --depth median or mean.")
+            found = outputs["plane_depth"]
+        elif depth == "median":
+            found = median_depth(scene, view, found[..., 0], settings)[..., None]
+        return rendered_view(outputs, found)
 
     return SceneViews(PinholeCameras.of(cameras), render)
 

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Float32, Int, UInt8
 from nerfstudio.cameras.cameras import Cameras, CameraType
 from torch import Tensor
 
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.queryable import Queryable
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.utils.pictures import to_bytes
@@ -23,6 +24,11 @@ NEIGHBOURS = 8
 """Views that each view is compared with."""
 _PROBES = 400
 """Pixels of a view from which its neighbours are chosen."""
+
+
+Depth = Literal["median", "mean", "planes"]
+"""Where a surface is along a ray: where half of the weight is reached, at the mean of all weights, or on the planes of
+the Gaussians."""
 
 
 class RenderedView(NamedTuple):
@@ -47,25 +53,28 @@ class SceneViews:
         return len(self.cameras.widths)
 
     @classmethod
-    def of_model(cls, model: Queryable, cameras: Cameras, scale: float = 1.0) -> "SceneViews":
-        """Returns the views of a field or of splats, as pinhole cameras without distortion.
-
-        Depth is that of the Gaussians' planes, ``plane_depth``, where the model renders it; else ``depth``.
+    def of_field(cls, model: Queryable, cameras: Cameras, scale: float = 1.0, depth: Depth = "median") -> "SceneViews":
+        """Returns the views of a field, as pinhole cameras without distortion.
 
         Args:
-            model: renders ``rgb``, ``accumulation`` and depth.
+            model: renders ``rgb``, ``accumulation``, and ``depth`` (median) and ``expected_depth`` along the rays.
             cameras: the training cameras, scene frame.
             scale: factor on the width and height of the pictures.
+            depth: where the surface is along a ray.
+
+        Raises:
+            ConfigError: a field has no such depth.
         """
+        if depth == "planes":
+            raise ConfigError("--depth planes is that of Gaussians, and this run is a field: use median or mean.")
         cameras = pinhole(cameras, scale)
         views = PinholeCameras.of(cameras)
+        output = {"median": "depth", "mean": "expected_depth"}[depth]
 
         @torch.inference_mode()
         def render(index: int) -> RenderedView:
             outputs = model.render_camera(cameras[index : index + 1].to(model.device), {})
-            if "plane_depth" in outputs:
-                return rendered_view(outputs, outputs["plane_depth"])
-            return rendered_view(outputs, outputs["depth"].cpu() / _ray_lengths(views, index)[..., None])
+            return rendered_view(outputs, outputs[output].cpu() / _ray_lengths(views, index)[..., None])
 
         return cls(views, render)
 

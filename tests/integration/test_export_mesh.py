@@ -102,6 +102,7 @@ def test_every_method_finds_the_room(
 def test_a_field_is_fused_and_has_no_gaussians(f3rm_ext: Typed, untrained: Any, tmp_path: Path) -> None:
     options = ("--load-config", untrained.config, "--out", tmp_path / "field.ply")
     assert "this run is a field" in f3rm_ext("export", "mesh", *options, "--method", "level-set").refuses()
+    assert "this run is a field" in f3rm_ext("export", "mesh", *options, "--depth", "planes").refuses()
     done = f3rm_ext("export", "mesh", *options, "--min-views", 1, "--voxel", 0.2, "--resolution-scale", 0.5)
     # An untrained field may be empty: then that is said.
     assert done.code == 0 or "No depth is left" in done.refuses()
