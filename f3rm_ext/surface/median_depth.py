@@ -16,7 +16,7 @@ from f3rm_ext.splat.rendering import RenderSettings, SplatScene, composite
 from f3rm_ext.splat.surface.frames import to_camera
 
 BINS = 64
-"""Bins of depth, in equal ratios; at 128 channels per pixel the rasteriser needs as much memory as for features."""
+"""Bins of depth, in equal ratios. Twice as many channels are composited."""
 _OUTER = 0.01
 """Share of the mean depths that may lie beyond the first and last bin on either side."""
 _MARGIN = 1.2
