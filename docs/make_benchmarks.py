@@ -122,6 +122,26 @@ def _splat_precision(report: Report) -> str:
     return _table(head, rows)
 
 
+def _meshes(report: Report) -> str:
+    tables = []
+    for capture, rows in report["captures"].items():
+        head = [capture, "extractor", "accuracy", "completeness", "chamfer"]
+        head += [f"F at {score['threshold']:g}" for score in rows[0]["scores"]]
+        body = [
+            [
+                row["run"],
+                row["method"],
+                *(f"{row[key]:.4f}" for key in ("accuracy", "completeness", "chamfer")),
+                *(f"{score['f_score']:.3f}" for score in row["scores"]),
+                "–" if row["normal_consistency"] is None else f"{row['normal_consistency']:.3f}",
+                *(f"{row[key]:,.0f}" if key in row else "–" for key in ("seconds", "peak_mib")),
+            ]
+            for row in rows
+        ]
+        tables.append(_table([*head, "normals", "s", "peak MiB"], body))
+    return "\n\n".join(tables)
+
+
 def _memory(report: Report) -> str:
     ways = {"chunked": "`f3rm-ext`", "naive": "features of the whole image"}
     rows = [
@@ -328,6 +348,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "query_quality": _answers,
     "rasterize_cpu": _splats,
     "splat_surfaces": _surfaces,
+    "mesh_extraction": _meshes,
     "splat_captures": _captures,
     "masked_pixels": _masked_pixels,
     "query_memory": _memory,

@@ -37,6 +37,10 @@ class SplatFileError(UserError):
     """A file of Gaussian splats cannot be read, or splats cannot be written as asked."""
 
 
+class MeshError(UserError):
+    """A mesh cannot be read, compared, written, or extracted from a scene."""
+
+
 class MemoryShortageError(UserError):
     """Memory ran out in training."""
 

@@ -55,6 +55,7 @@ GROUPS = {
     "doctor": Group(
         "f3rm_ext.scripts.doctor", "Doctor", "Report what is installed and found, and how to get what is missing."
     ),
+    "eval-mesh": Group("f3rm_ext.scripts.eval_mesh", "EvalMesh", "Score a mesh against the true surface."),
     "eval-query": Group("f3rm_ext.scripts.eval_query", "EvalQuery", "Score queries against the labels of a capture."),
     "eval-scales": Group(
         "f3rm_ext.scripts.eval_scales", "EvalScales", "Score splats against photos at smaller and larger sizes."

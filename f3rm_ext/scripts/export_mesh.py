@@ -1,0 +1,212 @@
+"""``f3rm-ext export mesh``: a triangle mesh of the scene."""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from f3rm_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    import trimesh
+
+    from f3rm_ext.surface.extraction import ExtractionOptions
+    from f3rm_ext.surface.scenes import SurfaceScene
+
+COMMAND = "f3rm-ext export mesh"
+Vector = tuple[float, float, float]
+
+
+@dataclass(kw_only=True)
+class Mesh:
+    """Writes a triangle mesh of the scene with colours at its vertices.
+
+    tsdf renders depth from the training cameras, keeps the pixels on which several views agree, and fuses them; it
+    works for fields and splats. level-set is SuGaR's method: points where the density of the Gaussians rises to a
+    level, joined by Poisson reconstruction; for splats trained with --pipeline.model.regularization. poisson-centres
+    joins the centres of the Gaussians, as a baseline.
+
+    The name of the file chooses its format: .ply, .obj or .glb. An existing file is replaced only if this command wrote
+    it. The file says in which frame it is and which axis points up.
+
+    Typical calls:
+      f3rm-ext export mesh --load-config .../config.yml --out room.ply
+      f3rm-ext export mesh --load-config .../config.yml --out room.glb --vertices 200000
+      f3rm-ext export mesh --load-config .../config.yml --out room.obj --method level-set --level 0.3
+      f3rm-ext export mesh --splats point_cloud.ply --data garden --out garden.ply
+    """
+
+    load_config: Path | None = None
+    """config.yml of a run of f3rm-ext or sugar-ext."""
+    splats: Path | None = None
+    """Splats in a file instead of a run: .ply, .spz, .splat, SuGaR's .pt, or a folder of 3DGS or SuGaR; with --data."""
+    data: Path | None = None
+    """Capture of the splats, with transforms.json; its training cameras are used."""
+    splats_frame: Literal["auto", "scene", "capture"] = "auto"
+    """Frame of the splats: scene, as `f3rm-ext export splats` writes them, or capture, as 3DGS and SuGaR do. auto takes
+    capture for folders and SuGaR's files, else scene."""
+    out: Path
+    """File to write: .ply, .obj or .glb."""
+    method: Literal["tsdf", "level-set", "poisson-centres"] = "tsdf"
+    """How to find the surface."""
+    frame: Literal["capture", "scene"] = "capture"
+    """Coordinates of the file: those of the capture, in the units of transforms.json, or those of the scene as the
+    model sees it, with cameras within about ±1."""
+    up: Literal["auto", "z", "y"] = "auto"
+    """Axis of the file that takes the frame's z axis. auto is y for .glb, whose readers expect it, else z, which leaves
+    the coordinates as they are."""
+    depth: Literal["median", "mean", "planes"] = "median"
+    """Where the surface is along a ray, tsdf and level-set: where half of the weight is reached, at the mean of all
+    weights, or on the planes of the Gaussians, for splats that were trained to be flat."""
+    resolution_scale: float = 1.0
+    """Factor on the width and height of the rendered views, above 0; tsdf and level-set."""
+    voxel: float = 0.0
+    """Side of the voxels in units of --frame; tsdf. 0 takes the width of a pixel on the surface."""
+    min_views: int = 2
+    """Number of views that must agree on a pixel's depth, itself included, 1 or more; tsdf and level-set."""
+    tolerance: float = 0.02
+    """Largest difference between depths that agree, as a share of the depth, above 0; tsdf and level-set."""
+    level: float = 0.3
+    """Density of the surface, above 0; level-set. SuGaR uses 0.1, 0.3 or 0.5."""
+    points: int = 2_000_000
+    """Number of rays on which the surface is searched, 1 or more; level-set."""
+    poisson_depth: int = 10
+    """Depth of the octree, 4 to 14: each more halves its cells; level-set and poisson-centres."""
+    trim: float = 0.1
+    """Share of the vertices to remove where points are rarest, 0 to below 1; level-set and poisson-centres."""
+    min_part: float = 0.001
+    """Drop connected parts with a smaller share of the area, 0 to 1."""
+    close_holes: float = 0.0
+    """Close holes up to this radius in units of --frame; 0 closes none."""
+    vertices: int | None = None
+    """Simplify to at most this many vertices, 4 or more; by default all are kept."""
+    crop_min: Vector | None = None
+    """Lowest x, y and z of the mesh, in the coordinates of --frame."""
+    crop_max: Vector | None = None
+    """Highest x, y and z of the mesh, in the coordinates of --frame."""
+
+    def __post_init__(self) -> None:
+        if (self.load_config is None) == (self.splats is None):
+            raise ConfigError("A mesh is made of a run or of splats in a file: give either --load-config or --splats.")
+        if self.splats is not None and self.data is None:
+            raise ConfigError("Splats in a file come without cameras: add their capture with --data.")
+        if self.splats is None and self.data is not None:
+            raise ConfigError("--data belongs to --splats: a run knows its capture, so leave it out.")
+        for name, valid, needs in (
+            ("resolution_scale", self.resolution_scale > 0, "a number above 0"),
+            ("voxel", self.voxel >= 0, "0 or more"),
+            ("min_views", self.min_views >= 1, "1 or more"),
+            ("tolerance", self.tolerance > 0, "a number above 0"),
+            ("level", self.level > 0, "a number above 0"),
+            ("points", self.points >= 1, "1 or more"),
+            ("poisson_depth", 4 <= self.poisson_depth <= 14, "4 to 14"),
+            ("trim", 0 <= self.trim < 1, "0 to below 1"),
+            ("min_part", 0 <= self.min_part <= 1, "0 to 1"),
+            ("close_holes", self.close_holes >= 0, "0 or more"),
+            ("vertices", self.vertices is None or self.vertices >= 4, "4 or more"),
+        ):
+            if not valid:
+                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}: use {needs}.")
+        if self.crop_min and self.crop_max and any(a >= b for a, b in zip(self.crop_min, self.crop_max, strict=True)):
+            raise ConfigError("The crop box is empty: each value of --crop-min must be below that of --crop-max.")
+
+    def main(self) -> int:
+        """Extracts and writes the mesh. Returns the exit code."""
+        import torch
+
+        from f3rm_ext.engine.cost import peak_mib, reset_peak
+        from f3rm_ext.surface.extraction import extract_mesh
+        from f3rm_ext.surface.mesh_files import require_format, require_replaceable, write_mesh
+        from f3rm_ext.utils.console import console, image_progress
+        from f3rm_ext.utils.output_file import require_writable
+
+        require_format(self.out)
+        require_replaceable(self.out)
+        require_writable(self.out)
+        scene = self._open()
+        options = self._options(scene)
+        cpu = torch.device("cpu")
+        reset_peak(cpu)
+        began = time.perf_counter()
+        with image_progress("steps") as progress:
+            tasks = {}
+
+            def show(stage: str, done: int, total: int) -> None:
+                if stage not in tasks:
+                    tasks[stage] = progress.add_task(stage, total=total)
+                progress.update(tasks[stage], completed=done, total=total)
+
+            found = extract_mesh(scene, options, show)
+        mesh = self._placed(found.mesh, scene)
+        up = ("y" if self.out.suffix.lower() == ".glb" else "z") if self.up == "auto" else self.up
+        record = {
+            "made_by": COMMAND,
+            **scene.origin,
+            **asdict(options),
+            **found.facts,
+            "frame": self.frame,
+            **scene.frame.describe(),
+            "crop_min": self.crop_min,
+            "crop_max": self.crop_max,
+            "seconds": round(time.perf_counter() - began, 1),
+            "peak_mib": round(peak_mib(cpu)),
+        }
+        write_mesh(self.out, mesh, record, up)
+        lines = []
+        if self.vertices and len(mesh.vertices) < 0.98 * self.vertices:
+            lines.append(f"The surface has fewer vertices than the {self.vertices} of --vertices.")
+        lines.append(
+            f"{len(mesh.vertices)} vertices and {len(mesh.faces)} triangles are in {self.out} (frame of the "
+            f"{self.frame}, {up} up; {record['seconds']} s, {record['peak_mib']} MiB)."
+        )
+        for line in lines:
+            console().print(line, highlight=False, markup=False, soft_wrap=True)
+        return 0
+
+    def _open(self) -> "SurfaceScene":
+        from f3rm_ext.compat import default_device_type
+        from f3rm_ext.surface.scenes import open_run_scene, open_splat_scene
+
+        if self.load_config is not None:
+            return open_run_scene(self.load_config, self.resolution_scale, self.depth)
+        assert self.splats is not None and self.data is not None
+        return open_splat_scene(
+            self.splats, self.data, self.splats_frame, self.resolution_scale, self.depth, default_device_type()
+        )
+
+    def _options(self, scene: "SurfaceScene") -> "ExtractionOptions":
+        from f3rm_ext.surface.extraction import ExtractionOptions
+
+        unit = scene.frame.scale if self.frame == "capture" else 1.0
+        return ExtractionOptions(
+            method=self.method,
+            voxel=self.voxel * unit,
+            min_views=self.min_views,
+            tolerance=self.tolerance,
+            level=self.level,
+            points=self.points,
+            poisson_depth=self.poisson_depth,
+            trim=self.trim,
+            min_part=self.min_part,
+            close_holes=self.close_holes * unit,
+            vertices=self.vertices or 0,
+        )
+
+    def _placed(self, mesh: "trimesh.Trimesh", scene: "SurfaceScene") -> "trimesh.Trimesh":
+        """Brings a mesh of the scene frame to that of the file, and crops it."""
+        import numpy as np
+
+        from f3rm_ext.errors import MeshError
+        from f3rm_ext.surface.cleaning import with_faces
+
+        if self.frame == "capture":
+            mesh = mesh.copy()
+            mesh.vertices = scene.frame.to_capture(np.asarray(mesh.vertices))
+        low, high = np.asarray(self.crop_min or (-np.inf,) * 3), np.asarray(self.crop_max or (np.inf,) * 3)
+        inside = ((mesh.vertices >= low) & (mesh.vertices <= high)).all(axis=1)
+        mesh = with_faces(mesh, inside[mesh.faces].all(axis=1))
+        if not len(mesh.faces):
+            raise MeshError(
+                f"No triangle lies in the crop box: choose it in the coordinates of the {self.frame}, or leave it out."
+            )
+        return mesh

@@ -1,0 +1,156 @@
+"""Extraction of a mesh from a trained scene: one interface for all methods."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import trimesh
+
+from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.surface import cleaning
+from f3rm_ext.surface.fusion import fuse_depth
+from f3rm_ext.surface.level_set import SurfaceCloud, center_points, level_points
+from f3rm_ext.surface.poisson import FEWEST_POINTS, poisson_mesh
+from f3rm_ext.surface.scenes import SurfaceScene, require_gaussians
+from f3rm_ext.surface.views import StoredViews, agreeing_depth, pixel_size, stored_views
+
+Method = Literal["tsdf", "level-set", "poisson-centres"]
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a stage, the units done and the units to do."""
+BACKGROUND = 4.0
+"""Half the side of the box of the background, in extents of the cameras; that of the foreground has 1."""
+
+
+@dataclass(frozen=True)
+class ExtractionOptions:
+    """How to extract a mesh. Lengths are in scene units."""
+
+    method: Method = "tsdf"
+    """tsdf fuses rendered depth, level-set and poisson-centres reconstruct points by Poisson."""
+    voxel: float = 0.0
+    """Side of the voxels (tsdf); 0 takes the median width of a pixel on the surface."""
+    min_views: int = 2
+    """Views that must agree on a pixel (tsdf, level-set)."""
+    tolerance: float = 0.02
+    """Largest difference of depths that agree, as a share of the depth (tsdf, level-set)."""
+    level: float = 0.3
+    """Density of the surface (level-set)."""
+    points: int = 2_000_000
+    """Rays on which points are searched (level-set)."""
+    poisson_depth: int = 10
+    """Depth of Poisson's octree."""
+    trim: float = 0.1
+    """Share of Poisson's vertices to remove, those with the fewest points around them."""
+    min_part: float = 0.001
+    """Connected parts with a smaller share of the area are dropped."""
+    close_holes: float = 0.0
+    """Radius up to which holes are closed; 0 closes none."""
+    vertices: int = 0
+    """Most vertices; 0 sets no limit."""
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """A mesh and what is worth knowing of it."""
+
+    mesh: trimesh.Trimesh
+    """Scene frame."""
+    facts: dict[str, object]
+    """What was chosen automatically, as JSON."""
+
+
+def extract_mesh(
+    scene: SurfaceScene, options: ExtractionOptions, on_progress: Progress = lambda stage, done, total: None
+) -> Extraction:
+    """Extracts a mesh.
+
+    Args:
+        scene: the trained scene.
+        options: how.
+        on_progress: called with stages and their progress.
+
+    Raises:
+        MeshError: no surface was found.
+        ConfigError: the method needs Gaussians and the scene is a field.
+    """
+    if options.method == "poisson-centres":
+        gaussians = require_gaussians(scene, options.method)
+        on_progress("Poisson", 0, 1)
+        cloud = center_points(gaussians, scene.views.cameras.positions)
+        found = Extraction(poisson_mesh(*cloud, options.poisson_depth, options.trim), {"points": len(cloud.positions)})
+        on_progress("Poisson", 1, 1)
+    else:
+        gaussians = require_gaussians(scene, options.method) if options.method == "level-set" else None
+        total = len(scene.views)
+        with stored_views(scene.views, lambda done: on_progress("Rendering", done, total)) as stored:
+            _keep_agreeing(stored, options, on_progress)
+            if gaussians is None:
+                found = _fused(stored, options, on_progress)
+            else:
+                found = _level(stored, gaussians, options, on_progress)
+    return Extraction(_finished(found.mesh, options), found.facts)
+
+
+def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress: Progress) -> None:
+    """Removes depth on which too few views agree."""
+    if options.min_views > len(stored):
+        raise ConfigError(
+            f"--min-views is {options.min_views}, but the capture has {len(stored)} training views: lower it."
+        )
+    kept = []
+    for index in range(len(stored)):
+        kept.append(agreeing_depth(stored, index, options.min_views, options.tolerance) > 0)
+        on_progress("Agreement", index + 1, len(stored))
+    for index, mask in enumerate(kept):
+        stored.set_depth(index, np.where(mask, stored.depth(index), np.float32(0)))
+
+
+def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: Progress) -> Extraction:
+    voxel = options.voxel or pixel_size(stored)
+    mesh = fuse_depth(
+        stored, voxel, float(min(options.min_views, 3)), lambda done, total: on_progress("Fusion", done, total)
+    )
+    return Extraction(mesh, {"voxel_scene": voxel})
+
+
+def _level(stored: StoredViews, gaussians: Gaussians, options: ExtractionOptions, on_progress: Progress) -> Extraction:
+    cloud = level_points(
+        stored,
+        gaussians,
+        options.level,
+        options.points,
+        lambda done: on_progress("Points", done, len(stored)),
+    )
+    positions = stored.cameras.positions.double().numpy()
+    away = np.abs(cloud.positions - positions.mean(axis=0)).max(axis=1, initial=0) / stored.cameras.extent()
+    foreground = away <= 1
+    boxes = [foreground, ~foreground & (away <= BACKGROUND)]
+    parts: list[trimesh.Trimesh] = []
+    facts: dict[str, object] = {"points": len(cloud.positions), "foreground_points": int(foreground.sum())}
+    if not len(cloud.positions):
+        raise MeshError(
+            f"The density reaches the level {options.level:g} nowhere: lower --level, or train longer or with "
+            "--pipeline.model.regularization."
+        )
+    for number, box in enumerate(boxes):
+        on_progress("Poisson", number, len(boxes))
+        # A few stray points are no background.
+        if box.sum() >= FEWEST_POINTS or (number == 1 and not parts):
+            part = SurfaceCloud(*(values[box] for values in cloud))
+            parts.append(poisson_mesh(*part, options.poisson_depth, options.trim))
+    on_progress("Poisson", len(boxes), len(boxes))
+    joined = trimesh.util.concatenate(parts)
+    assert isinstance(joined, trimesh.Trimesh)
+    return Extraction(joined, facts)
+
+
+def _finished(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:
+    """Repairs, drops small parts, closes holes and simplifies, in this order."""
+    mesh = cleaning.without_small_parts(cleaning.repaired(mesh), options.min_part)
+    if options.close_holes > 0:
+        mesh = cleaning.with_holes_closed(mesh, options.close_holes)
+    if options.vertices:
+        mesh = cleaning.simplified(mesh, options.vertices)
+    return mesh

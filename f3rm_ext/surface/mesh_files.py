@@ -1,0 +1,203 @@
+"""Files of meshes: PLY, OBJ and GLB with vertex colours; also reads points and NPZ files of truths."""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import trimesh
+from trimesh.exchange.gltf import export_glb
+from trimesh.exchange.obj import export_obj
+from trimesh.visual.color import ColorVisuals
+
+from f3rm_ext.errors import MeshError, reason_of
+from f3rm_ext.utils.output_file import comments_of, replacing
+from f3rm_ext.utils.ply import read_comments
+
+SUFFIXES = (".ply", ".obj", ".glb")
+MAKERS = ("f3rm-ext export mesh",)
+"""Commands whose files may be replaced; others are kept."""
+Up = Literal["z", "y"]
+_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
+"""Turns z up into y up, as glTF demands."""
+_GLB_JSON = 0x4E4F534A
+_MOST_HEADER = 1 << 20
+
+
+@dataclass(frozen=True)
+class SurfacePoints:
+    """Points on a surface."""
+
+    positions: np.ndarray
+    """(points, 3), float64."""
+    normals: np.ndarray | None
+    """(points, 3), unit vectors, float64; None where they are not known."""
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def take(self, which: np.ndarray) -> "SurfacePoints":
+        """Returns some of the points, by index or mask."""
+        return SurfacePoints(self.positions[which], None if self.normals is None else self.normals[which])
+
+
+def vertex_colors(mesh: trimesh.Trimesh) -> np.ndarray | None:
+    """Returns the colours of a mesh's vertices, (vertices, 3) uint8; None where it has none."""
+    visual = mesh.visual
+    if isinstance(visual, ColorVisuals) and visual.kind == "vertex":
+        return np.asarray(visual.vertex_colors)[:, :3]
+    return None
+
+
+def require_format(path: Path, option: str = "--out") -> None:
+    """Raises MeshError unless the name ends in one of :data:`SUFFIXES`."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise MeshError(f"{option} is {path}, but meshes are written as {', '.join(SUFFIXES)}: choose such a name.")
+
+
+def require_replaceable(path: Path) -> None:
+    """Raises MeshError if the path exists and no command of :data:`MAKERS` wrote it."""
+    if path.exists() and (not path.is_file() or read_provenance(path).get("made_by") not in MAKERS):
+        raise MeshError(
+            f"{path} exists already and does not say that `{'` or `'.join(MAKERS)}` wrote it: move it away, or choose "
+            "another name."
+        )
+
+
+def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, object], up: Up = "z") -> None:
+    """Writes a mesh with its vertex colours in the format that the name's suffix chooses.
+
+    Args:
+        path: ends in one of :data:`SUFFIXES`. A file of that name remains whole until the new one is.
+        mesh: z up; triangles.
+        provenance: goes into the file's comments (PLY, OBJ) or its asset's extras (GLB).
+        up: axis that points up in the file; y is what glTF viewers expect.
+
+    Raises:
+        MeshError: the suffix is unknown.
+        ConfigError: the file cannot be written.
+    """
+    require_format(path)
+    record = {**provenance, "up": up}
+    if up == "y":
+        mesh = mesh.copy()
+        mesh.apply_transform(_Y_UP)
+    kind = path.suffix.lower()
+    if kind == ".ply":
+        body: bytes = mesh.export(file_type="ply")  # type: ignore[assignment]
+        first, rest = body.split(b"comment ", 1)
+        lines = "".join(f"comment {line}\n" for line in comments_of(record)).encode("ascii", "backslashreplace")
+        body = first + lines + b"comment " + rest
+    elif kind == ".obj":
+        header = "\n# ".join(line.encode("ascii", "backslashreplace").decode() for line in comments_of(record))
+        body = export_obj(mesh, header=header).encode()  # type: ignore[union-attr]
+    else:
+
+        def sign(tree: dict[str, Any]) -> None:
+            tree["asset"] |= {"generator": str(record.get("made_by", "f3rm-ext")), "extras": record}
+
+        body = export_glb(trimesh.Scene(mesh), tree_postprocessor=sign)
+    with replacing(path) as stream:
+        stream.write(body)
+
+
+def read_provenance(path: Path) -> dict[str, Any]:
+    """Returns what a file of :func:`write_mesh` says of its origin; empty for other files."""
+    try:
+        with path.open("rb") as stream:
+            kind = path.suffix.lower()
+            if kind == ".glb":
+                magic, _, _, length, chunk = struct.unpack("<4sIIII", stream.read(20))
+                if magic != b"glTF" or chunk != _GLB_JSON or length > 64 * _MOST_HEADER:
+                    return {}
+                extras = json.loads(stream.read(length)).get("asset", {}).get("extras", {})
+                return extras if isinstance(extras, dict) else {}
+            if kind == ".ply":
+                comments = read_comments(stream)
+            else:
+                comments = []
+                for line in stream:
+                    if not line.startswith(b"# ") or len(comments) > 1000:
+                        break
+                    comments.append(line[2:].decode("ascii", "replace").strip())
+    except (OSError, ValueError, struct.error, AttributeError):
+        return {}
+    return dict(comment.split(": ", 1) for comment in comments if ": " in comment)
+
+
+def read_mesh(path: Path) -> trimesh.Trimesh:
+    """Reads a mesh, z up: PLY, OBJ, GLB, STL …, or NPZ with ``vertices`` and ``faces``.
+
+    Raises:
+        MeshError: there is no such file, it cannot be read, or it has no faces.
+    """
+    found = _load(path)
+    if not isinstance(found, trimesh.Trimesh):
+        raise MeshError(f"{path} has points but no faces, so it is no mesh: give a mesh.")
+    return found
+
+
+def read_surface(path: Path) -> trimesh.Trimesh | SurfacePoints:
+    """Reads a mesh, or points with or without normals: PLY, or NPZ with ``points`` and perhaps ``normals``.
+
+    Raises:
+        MeshError: there is no such file, or it has neither faces nor points.
+    """
+    return _load(path)
+
+
+def _load(path: Path) -> trimesh.Trimesh | SurfacePoints:
+    if not path.is_file():
+        raise MeshError(f"There is no file {path}: give a mesh (.ply, .obj, .glb, .npz) or points (.ply, .npz).")
+    try:
+        found = _load_npz(path) if path.suffix.lower() == ".npz" else _load_with_trimesh(path)
+    except MeshError:
+        raise
+    except Exception as error:  # the readers raise whatever comes
+        raise MeshError(
+            f"{path} cannot be read ({type(error).__name__}: {reason_of(error)}): it may be damaged or of a format "
+            "that is not supported, so write it again as .ply."
+        ) from error
+    places = found.vertices if isinstance(found, trimesh.Trimesh) else found.positions
+    if not len(places):
+        raise MeshError(f"{path} holds no points and no faces: choose another file.")
+    if not np.isfinite(places).all():
+        raise MeshError(f"{path} has vertices that are NaN or infinite: remove them first.")
+    return found
+
+
+def _load_npz(path: Path) -> trimesh.Trimesh | SurfacePoints:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        if "faces" in archive:
+            return trimesh.Trimesh(archive["vertices"].astype(np.float64), archive["faces"], process=False)
+        if "points" not in archive:
+            raise MeshError(
+                f"{path} has the arrays {', '.join(archive.files)}: give one with vertices and faces, or with points."
+            )
+        return _points(archive["points"], archive["normals"] if "normals" in archive else None)
+
+
+def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
+    found = trimesh.load(path, process=False, maintain_order=True)
+    if isinstance(found, trimesh.Scene):
+        meshes = [part for part in found.dump() if isinstance(part, trimesh.Trimesh)]
+        found = trimesh.util.concatenate(meshes) if meshes else trimesh.Trimesh()
+    if isinstance(found, trimesh.Trimesh) and len(found.faces):
+        if read_provenance(path).get("up") == "y":
+            found.apply_transform(np.linalg.inv(_Y_UP))
+        return found
+    normals = None
+    columns = found.metadata.get("_ply_raw", {}).get("vertex", {}).get("data")
+    if columns is not None and {"nx", "ny", "nz"} <= set(getattr(columns, "dtype", np.dtype([])).names or columns):
+        normals = np.stack([np.asarray(columns[name]).reshape(-1) for name in ("nx", "ny", "nz")], axis=1)
+    return _points(np.asarray(getattr(found, "vertices", np.zeros((0, 3)))), normals)
+
+
+def _points(positions: np.ndarray, normals: np.ndarray | None) -> SurfacePoints:
+    if normals is not None:
+        normals = normals.astype(np.float64)
+        normals = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    return SurfacePoints(positions.reshape(-1, 3).astype(np.float64), normals)

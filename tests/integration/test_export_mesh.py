@@ -1,0 +1,185 @@
+"""``f3rm-ext export mesh`` as a user types it, on splats laid on the true surface of the tiny room."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from scipy.spatial.transform import Rotation
+
+from f3rm_ext.splat.files import SplatInfo, export_splats, read_splats
+from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
+from f3rm_ext.splat.start_from import read_start
+from f3rm_ext.surface.mesh_files import read_mesh, read_provenance
+
+Typed = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("open3d")
+COUNT = 12_000
+
+
+@pytest.fixture(scope="module")
+def room_splats(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Flat, opaque Gaussians on the true surface, in the frame of the capture."""
+    arrays = np.load(tiny_capture / "gt_mesh.npz")
+    mesh = trimesh.Trimesh(arrays["vertices"], arrays["faces"], process=False)
+    points, faces = trimesh.sample.sample_surface(mesh, COUNT, seed=0)[:2]
+    normals = mesh.face_normals[faces]
+    side = np.cross(normals, [0.3, 0.5, 0.81])
+    side /= np.linalg.norm(side, axis=1, keepdims=True)
+    turns = np.stack([side, np.cross(normals, side), normals], axis=2)
+    x, y, z, w = Rotation.from_matrix(turns).as_quat().T
+    splats = Gaussians(
+        means=torch.tensor(np.asarray(points)).float(),
+        scales=torch.tensor(np.tile(np.log([0.06, 0.06, 0.005]), (COUNT, 1))).float(),
+        quats=torch.tensor(np.stack([w, x, y, z], axis=1)).float(),
+        opacities=torch.full((COUNT, 1), 4.0),
+        features_dc=rgb_to_sh(torch.tensor(np.abs(normals)).float()),
+        features_rest=torch.zeros(COUNT, 0, 3),
+    )
+    path = tmp_path_factory.mktemp("splats") / "room.ply"
+    export_splats(splats, path, SplatInfo(), {"made_by": "a test"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def splat_run(room_splats: Path, tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """config.yml of a run of sugar-ext-lite that has these splats, saved before its first step."""
+    from f3rm_ext.method_configs.splat_presets import make_splat_config
+
+    root = tmp_path_factory.mktemp("mesh-run")
+    config = make_splat_config("sugar-ext-lite")
+    config.data, config.output_dir = tiny_capture, root
+    config.experiment_name, config.timestamp = "e", "t"
+    config.pipeline.datamanager.data = tiny_capture
+    pipeline = config.pipeline.setup(device="cpu", test_mode="val")
+    start = read_start(room_splats).in_scene(pipeline.datamanager.train_dataparser_outputs, "capture")
+    pipeline.model.set_gaussians(start.gaussians)
+    state = pipeline.state_dict()
+    folder = config.get_base_dir() / "nerfstudio_models"
+    folder.mkdir(parents=True)
+    torch.save({"step": 0, "pipeline": state}, folder / "step-000000000.ckpt")
+    config.save_config()
+    return config.get_base_dir() / "config.yml"
+
+
+def off(mesh: Path, tiny_capture: Path) -> np.ndarray:
+    """Distances of a mesh's vertices from the true surface, metres."""
+    truth = np.load(tiny_capture / "gt_mesh.npz")
+    true = trimesh.Trimesh(truth["vertices"], truth["faces"], process=False)
+    points = np.asarray(trimesh.sample.sample_surface(true, 200_000, seed=0)[0])
+    from scipy.spatial import KDTree
+
+    return KDTree(points).query(read_mesh(mesh).vertices)[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("tsdf", ("--voxel", 0.06, "--min-views", 2, "--tolerance", 0.03)),
+        ("level-set", ("--points", 20_000, "--poisson-depth", 7, "--min-views", 1)),
+        ("poisson-centres", ("--poisson-depth", 7)),
+    ],
+)
+def test_every_method_finds_the_room(
+    f3rm_ext: Typed, splat_run: Path, tiny_capture: Path, tmp_path: Path, method: str, more: tuple[object, ...]
+) -> None:
+    out = tmp_path / "room.ply"
+    done = f3rm_ext("export", "mesh", "--load-config", splat_run, "--out", out, "--method", method, *more)
+    assert done.code == 0, done.err
+    distances = off(out, tiny_capture)
+    assert np.median(distances) < 0.06 and len(distances) > 1000
+    said = read_provenance(out)
+    assert said["made_by"] == "f3rm-ext export mesh" and said["method"] == method and said["frame"] == "capture"
+    assert said["up"] == "z" and "scene_units_per_capture_unit" in said and "checkpoint" in said
+    assert "vertices and" in done.out and "z up" in done.out
+
+
+def test_a_field_is_fused_and_has_no_gaussians(f3rm_ext: Typed, untrained: Any, tmp_path: Path) -> None:
+    options = ("--load-config", untrained.config, "--out", tmp_path / "field.ply")
+    assert "this run is a field" in f3rm_ext("export", "mesh", *options, "--method", "level-set").refuses()
+    assert "this run is a field" in f3rm_ext("export", "mesh", *options, "--depth", "planes").refuses()
+    done = f3rm_ext("export", "mesh", *options, "--min-views", 1, "--voxel", 0.2, "--resolution-scale", 0.5)
+    # An untrained field may be empty: then that is said.
+    assert done.code == 0 or "No depth is left" in done.refuses()
+
+
+def test_splats_of_a_file_and_frames(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path) -> None:
+    base = ("export", "mesh", "--splats", room_splats, "--data", tiny_capture, "--method", "poisson-centres")
+    base = (*base, "--poisson-depth", 6, "--splats-frame", "capture")
+    for name, more in (("room.obj", ()), ("scene.ply", ("--frame", "scene")), ("room.glb", ("--vertices", 900))):
+        done = f3rm_ext(*base, "--out", tmp_path / name, *more)
+        assert done.code == 0, done.err
+    metres, scene, small = (read_mesh(tmp_path / name) for name in ("room.obj", "scene.ply", "room.glb"))
+    scale = float(read_provenance(tmp_path / "scene.ply")["scene_units_per_capture_unit"])
+    assert np.linalg.norm(scene.extents) == pytest.approx(scale * np.linalg.norm(metres.extents), rel=0.2)
+    assert 800 < len(small.vertices) <= 900 < len(metres.vertices)
+    np.testing.assert_allclose(small.bounds, metres.bounds, atol=0.3)
+    assert read_provenance(tmp_path / "room.glb")["up"] == "y"
+    cropped = f3rm_ext(*base, "--out", tmp_path / "room.obj", "--crop-max", 9, 9, 1.0)
+    assert cropped.code == 0 and read_mesh(tmp_path / "room.obj").bounds[1, 2] <= 1.0
+
+
+def test_disk_full_keeps_the_old_mesh(
+    f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "room.ply"
+    base = ("export", "mesh", "--splats", room_splats, "--data", tiny_capture, "--method", "poisson-centres")
+    base = (*base, "--poisson-depth", 5, "--splats-frame", "capture", "--out", out)
+    assert f3rm_ext(*base).code == 0
+    before = out.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left on device" in f3rm_ext(*base).refuses()
+    assert out.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["room.ply"]
+
+
+def test_mistakes(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs.ply").write_text("ply\nformat ascii 1.0\nelement vertex 0\nend_header\n")
+    splats = ("--splats", room_splats, "--data", tiny_capture, "--splats-frame", "capture")
+    out = ("--out", tmp_path / "room.ply")
+    far = tmp_path / "far.ply"
+    moved, _ = read_splats(room_splats)
+    moved.means += 1000.0
+    export_splats(moved, far, SplatInfo(), {"made_by": "a test"})
+    for arguments, says in (
+        ((*out,), "either --load-config or --splats"),
+        (("--splats", room_splats, *out), "add their capture with --data"),
+        ((*splats, "--out", tmp_path / "room.stl"), "written as .ply, .obj, .glb"),
+        ((*splats, "--out", tmp_path / "theirs.ply"), "exists already"),
+        ((*splats, *out, "--vertices", 3), "--vertices is 3: use 4 or more"),
+        ((*splats, *out, "--min-views", 99), "--min-views is 99, but the capture has"),
+        (
+            (*splats, *out, "--method", "level-set", "--level", 50, "--min-views", 1, "--points", 500),
+            "level 50 nowhere",
+        ),
+        ((*splats, *out, "--method", "poisson-centres", "--poisson-depth", 5, "--crop-min", 99, 99, 99), "crop box"),
+        (("--splats", far, "--data", tiny_capture, *out), "try --splats-frame capture"),
+    ):
+        assert says in f3rm_ext("export", "mesh", *arguments).refuses(), arguments
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far.ply", "theirs.ply"]
+
+
+def test_eval_mesh_reads_what_export_writes(
+    f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "room.glb"
+    done = f3rm_ext(
+        *("export", "mesh", "--splats", room_splats, "--data", tiny_capture, "--splats-frame", "capture"),
+        *("--out", out, "--voxel", 0.06, "--min-views", 2, "--tolerance", 0.03),
+    )
+    assert done.code == 0, done.err
+    done = f3rm_ext(
+        *("eval-mesh", out, "--truth", tiny_capture / "gt_mesh.npz", "--seen-from", tiny_capture),
+        *("--thresholds", 0.1, "--points", 50_000, "--out", tmp_path / "scores.json"),
+    )
+    assert done.code == 0, done.err
+    (score,) = json.loads((tmp_path / "scores.json").read_text())["scores"]
+    assert score["precision"] > 0.9 and score["recall"] > 0.4
