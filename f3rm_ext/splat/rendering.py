@@ -124,7 +124,7 @@ def render(
             eps2d=scene.mip.eps2d,
             antialiased=scene.mip.antialiased,
         )
-        return RenderOutput(rasterization, None)
+        return RenderOutput(rasterization, None, None)
     directions = gaussians.means.detach() - view.positions
     colors = stored_sh_colors(sh_degree, directions, gaussians.features_dc, gaussians.features_rest)
     if normals or planes:
