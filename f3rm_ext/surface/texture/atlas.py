@@ -15,8 +15,10 @@ from f3rm_ext.surface.open3d_library import open3d
 SMALLEST_PX, LARGEST_PX = 64, 8192
 """Sides of textures."""
 _ROWS_AT_ONCE = 256
-_MOST_SHRINKING = 1.5
-"""By how much charts may be shrunk to fit; the padding shrinks with them."""
+_GROWN = 1.3
+"""By how much the charts must exceed a texture of free size for its side to be doubled."""
+_SMALLER, _SMALLEST_SCALE = 0.9, 0.2
+"""Factor on the scale of the charts at each new try to fit them, and the smallest one."""
 
 
 @dataclass(frozen=True)
@@ -73,27 +75,33 @@ def unwrap(mesh: trimesh.Trimesh, size_px: int, padding_px: int, grow: bool = Fa
         MeshError: the charts do not fit.
         ConfigError: xatlas is not installed.
     """
-    xatlas = _xatlas()
     mesh = welded(mesh)
-    packed, pack = xatlas.Atlas(), xatlas.PackOptions()
-    pack.resolution, pack.padding, pack.bilinear = size_px, padding_px, True
+    packed = _xatlas().Atlas()
     packed.add_mesh(np.asarray(mesh.vertices, np.float32), np.asarray(mesh.faces, np.uint32))
-    packed.generate(xatlas.ChartOptions(), pack, False)
-    side = max(packed.width, packed.height)
-    # xatlas only aims at the size. Charts that are shrunk much would touch.
-    while grow and side > _MOST_SHRINKING * size_px and size_px < LARGEST_PX:
-        size_px *= 2
-    if packed.atlas_count != 1 or side > _MOST_SHRINKING * size_px:
-        raise MeshError(
-            f"The mesh falls into {packed.chart_count} charts, which do not fit into a texture of {size_px} × {size_px}"
-            f" with a padding of {padding_px}: raise --texture-size, lower --padding, or simplify the mesh with "
-            "`f3rm-ext export mesh --vertices`."
-        )
+    _pack(packed, size_px, padding_px)
     source, faces, uv = packed[0]
-    uv = uv.astype(np.float64) * np.array([packed.width, packed.height]) / side
+    # xatlas only aims at the size. The charts are packed once more, as small as they must be to fit.
+    side = max(packed.width, packed.height)
+    while grow and side > _GROWN * size_px and size_px < LARGEST_PX:
+        size_px *= 2
+    charts, places = packed.chart_count, uv * np.array([packed.width, packed.height], np.float32)
+    scale = size_px / side
+    while packed.atlas_count != 1 or max(packed.width, packed.height) > size_px:
+        packed = _xatlas().Atlas()
+        packed.add_uv_mesh(places, faces)
+        _pack(packed, size_px, padding_px, scale)
+        uv = packed[0][2]
+        scale *= _SMALLER
+        if scale < _SMALLEST_SCALE * size_px / side:
+            raise MeshError(
+                f"The mesh falls into {charts} charts, which do not fit into a texture of {size_px} × {size_px} with a "
+                f"padding of {padding_px}: raise --texture-size, lower --padding, or simplify the mesh with "
+                "`f3rm-ext export mesh --vertices`."
+            )
+    uv = uv.astype(np.float64) * np.array([packed.width, packed.height]) / size_px
     cut = trimesh.Trimesh(mesh.vertices[source], faces.astype(np.int64), process=False)
     cut.visual = TextureVisuals(uv=np.stack([uv[:, 0], 1 - uv[:, 1]], axis=1))
-    return Atlas(cut, source.astype(np.int64), size_px, int(packed.chart_count))
+    return Atlas(cut, source.astype(np.int64), size_px, int(charts))
 
 
 def welded(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
@@ -151,12 +159,20 @@ def texture_texels(atlas: Atlas) -> Texels:
     return Texels(face.reshape(-1)[places], weights.reshape(-1, 2)[places], places)
 
 
+def _pack(atlas: Any, size_px: int, padding_px: int, texels_per_unit: float = 0.0) -> None:
+    """Cuts what was added into charts, unless it has some, and packs them; without a scale, one is guessed."""
+    options = _xatlas().PackOptions()
+    options.resolution, options.padding, options.bilinear = size_px, padding_px, True
+    options.texels_per_unit = texels_per_unit
+    atlas.generate(_xatlas().ChartOptions(), options, False)
+
+
 def _beside(inside: np.ndarray, pixels: np.ndarray, size: int) -> np.ndarray:
     """Texels that are not on a chart but next to one; charts may be too thin to have texels."""
     touched = inside.copy()
     column, row = np.clip(np.floor(pixels).astype(int), 0, size - 1).T
     touched[row, column] = True
-    return binary_dilation(touched, np.ones((3, 3), bool)) & ~inside
+    return binary_dilation(touched, np.ones((5, 5), bool)) & ~inside
 
 
 def _xatlas() -> Any:

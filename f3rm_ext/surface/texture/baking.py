@@ -90,8 +90,8 @@ def bake_vertices(
         MeshError: no photo sees the mesh.
     """
     made = welded(mesh)
-    # A vertex stands for a third of each triangle around it.
-    areas = np.asarray(made.area_faces, np.float32)
+    # A vertex takes the mean of a small part of the triangles around it, so that edges of objects stay clean.
+    areas = np.asarray(made.area_faces, np.float32) / 9
     blend = blend_photos(made, vertex_texels(made), areas, photos, options.balance, on_progress)
     made.visual = ColorVisuals(made, vertex_colors=np.rint(blend.colors).astype(np.uint8))
     return BakedMesh(made, len(made.vertices), int((~blend.seen).sum()), blend.gains, {})

@@ -22,7 +22,7 @@ def find_gains(
 
     Args:
         colors: what each photo says about each sample, 0 to 255.
-        weights: 0 where a photo does not see a sample.
+        weights: of its colours; 0 where a photo does not see a sample.
     """
     gains = np.ones((len(colors), 3))
     for channel in range(3):
@@ -30,7 +30,7 @@ def find_gains(
         use = (weights > 0) & (values > _DARKEST) & (values < _BRIGHTEST)
         use &= use.sum(axis=0) >= 2
         if use.any():
-            gains[:, channel] = np.exp(_log_gains(np.log(np.where(use, values, 1.0)), use.astype(np.float64)))
+            gains[:, channel] = np.exp(_log_gains(np.log(np.where(use, values, 1.0)), weights * use))
     return gains
 
 

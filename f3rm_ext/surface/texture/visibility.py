@@ -1,11 +1,12 @@
 """How well a photo sees places on a mesh: hidden or not, how sharp, and how near to an edge that could bleed."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import trimesh
 from jaxtyping import Bool, Float, Int
-from scipy.ndimage import distance_transform_edt, maximum_filter
+from scipy.ndimage import distance_transform_edt, maximum_filter, minimum_filter
 
 from f3rm_ext.surface.open3d_library import open3d
 from f3rm_ext.surface.texture.photos import Camera, Photo
@@ -16,10 +17,15 @@ _FLATTEST = 0.1
 """Cosine between viewing direction and normal below which a photo says nothing about a place."""
 _JUMP = 0.02
 """Relative jump of inverse depth between neighbouring pixels that is an edge of an object."""
-_EDGE_WEIGHT = 0.02
+_STEEPEST = 8.0
+"""Change of slope, as depth over width, that is no edge yet but the ridge of a solid."""
+_EDGE_WEIGHT = 1e-4
 """Factor on the weight of pixels at such edges: a slightly wrong mesh would take them from the wrong side."""
 _BORDER = 0.05
 """Share of the picture's shorter side over which weights fall to zero, so that no photo ends in a visible line."""
+
+_HALVINGS = 2
+"""Smaller copies of a photo, for texels that cover several pixels."""
 
 
 class Places(NamedTuple):
@@ -79,8 +85,10 @@ class PhotoLookup:
 
     def __init__(self, camera: Camera, photo: Photo, occluder: Occluder) -> None:
         self._camera, self._occluder = camera, occluder
-        self._pyramid = _pyramid(photo.colors.astype(np.float32))
-        self._trust = _trust(camera, photo.valid, occluder)
+        self._colors = _halved(photo.colors.astype(np.float32), np.mean)
+        # Bilinear lookups reach into the next pixel, which is larger in a smaller picture.
+        trust = _halved(_trust(camera, photo.valid, occluder)[..., None], np.min)
+        self._trust = [trust[0], *(minimum_filter(level, (3, 3, 1)) for level in trust[1:])]
 
     def see(self, places: Places) -> Sighting:
         """Returns what the photo says about places.
@@ -96,25 +104,29 @@ class PhotoLookup:
         away = places.points[which] - camera.center
         # Both sides of a surface are coloured: where only one can be seen, the mesh hides the other.
         cosine = np.abs((away * places.normals[which]).sum(axis=1)) / np.maximum(np.linalg.norm(away, axis=1), 1e-12)
-        column, row = at[which].astype(np.int64).T
-        trust = self._trust[row, column]
-        good = (cosine > _FLATTEST) & (trust > 0)
-        which, cosine, trust = which[good], cosine[good], trust[good]
-        seen = ~self._occluder.hidden(camera.center, places.points[which])
-        which, cosine, trust = which[seen], cosine[seen], trust[seen]
         pixels = places.areas[which] * cosine * camera.focal.prod() / np.square(depth[which])
-        weights = trust * cosine * np.square(np.clip(pixels, 1e-6, 1.0))
-        level = np.log2(np.clip(np.sqrt(pixels), 1.0, None)).round().astype(int)
-        return Sighting(which, weights, self._colors(at[which], level))
+        # Where a texel covers many pixels, a smaller picture has their mean.
+        level = np.log2(np.clip(np.sqrt(pixels), 1.0, None)).round().astype(int).clip(max=len(self._colors) - 1)
+        trust = _looked_up(
+            self._trust, at[which], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])]
+        )
+        good = np.flatnonzero((cosine > _FLATTEST) & (trust[:, 0] > 0))
+        good = good[~self._occluder.hidden(camera.center, places.points[which[good]])]
+        which = which[good]
+        weights = trust[good, 0] * cosine[good] * np.square(np.clip(pixels[good], 1e-6, 1.0))
+        return Sighting(which, weights, _looked_up(self._colors, at[which], level[good], bilinear))
 
-    def _colors(self, at: np.ndarray, level: np.ndarray) -> np.ndarray:
-        """Bilinear colours, from a smaller picture where a texel covers many pixels."""
-        level = np.minimum(level, len(self._pyramid) - 1)
-        colors = np.zeros((len(at), 3), np.float32)
-        for number in np.unique(level):
-            chosen = level == number
-            colors[chosen] = bilinear(self._pyramid[number], at[chosen] / 2.0**number)
-        return colors
+
+def _looked_up(
+    levels: list[np.ndarray], at: np.ndarray, level: np.ndarray, look: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Values at places (column, row of the first level), each from its own level."""
+    values = np.zeros((len(at), levels[0].shape[2]), np.float32)
+    for number in np.unique(level):
+        chosen = level == number
+        height, width = levels[number].shape[:2]
+        values[chosen] = look(levels[number], np.minimum(at[chosen] / 2.0**number, [width - 0.5, height - 0.5]))
+    return values
 
 
 def bilinear(picture: Float[np.ndarray, "h w c"], at: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n c"]:
@@ -136,13 +148,13 @@ def bilinear_corners(
     return index, np.stack([(1 - fx) * (1 - fy), fx * (1 - fy), (1 - fx) * fy, fx * fy], axis=1)
 
 
-def _pyramid(picture: np.ndarray) -> list[np.ndarray]:
-    """The picture and its halves."""
+def _halved(picture: np.ndarray, pool: Callable[..., np.ndarray]) -> list[np.ndarray]:
+    """The picture, a half and a quarter of its size."""
     levels = [picture]
-    while min(levels[-1].shape[:2]) >= 4:
-        last = levels[-1]
-        last = last[: last.shape[0] // 2 * 2, : last.shape[1] // 2 * 2]
-        levels.append((last[::2, ::2] + last[1::2, ::2] + last[::2, 1::2] + last[1::2, 1::2]) / 4)
+    for _ in range(_HALVINGS):
+        height, width = (side // 2 * 2 for side in levels[-1].shape[:2])
+        blocks = levels[-1][:height, :width].reshape(height // 2, 2, width // 2, 2, -1)
+        levels.append(pool(blocks, axis=(1, 3)))
     return levels
 
 
@@ -152,11 +164,15 @@ def _trust(camera: Camera, valid: np.ndarray | None, occluder: Occluder) -> Floa
     grid = np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)
     # Directions have depth 1, so that distances along rays are depths. Inverse depth is linear on a plane.
     inverse = 1 / occluder.cast(camera.rays(grid))["t_hit"]
+    # Where two planes meet, it goes on smoothly from one side at least; where a part of the mesh ends, from neither.
     edge = np.zeros(inverse.shape, bool)
+    smallest = max(_JUMP, _STEEPEST / float(camera.focal.min()))
     for axis in (0, 1):
-        swapped = np.moveaxis(inverse, axis, 0)
-        bend = np.abs(swapped[2:] - 2 * swapped[1:-1] + swapped[:-2])
-        np.moveaxis(edge, axis, 0)[1:-1] |= bend > _JUMP * np.maximum(swapped[1:-1], 1e-12)
+        line, found = np.moveaxis(inverse, axis, 0), np.moveaxis(edge, axis, 0)
+        bend = np.abs(line[2:] - 2 * line[1:-1] + line[:-2])
+        jump = np.minimum(bend[1:], bend[:-1]) > smallest * np.maximum(line[1:-2], line[2:-1])
+        found[1:-2] |= jump
+        found[2:-1] |= jump
     edge = maximum_filter(edge, 3)
     border = max(_BORDER * min(camera.width, camera.height), 1.0)
     near = np.minimum(np.minimum(columns, camera.width - columns), np.minimum(rows, camera.height - rows)[:, None])
