@@ -71,7 +71,7 @@ class EvalTexture:
                 if self.pictures is not None:
                     both = np.concatenate([np.rint(made.colors).astype(np.uint8), photo.colors], axis=1)
                     with replacing(self.pictures / f"{self.views}-{index:04d}.png", "--pictures") as stream:
-                        Image.fromarray(both).save(stream, "PNG")
+                        Image.fromarray(both).save(stream, "PNG")  # type: ignore[arg-type]
                 progress.update(task, completed=index + 1)
         psnr, covered, coverage = (
             float(np.nanmean([getattr(score, name) for score in scores]))

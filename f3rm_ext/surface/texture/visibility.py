@@ -179,5 +179,9 @@ def _trust(camera: Camera, valid: np.ndarray | None, occluder: Occluder) -> Floa
     trust = np.where(edge, _EDGE_WEIGHT, 1.0) * np.clip(near / border, 0.01, 1)
     if valid is not None:
         # Bilinear lookups reach into the next pixel.
-        trust = trust * (maximum_filter(~valid, 3) == 0) * np.clip(distance_transform_edt(valid) / border, 0.01, 1)
+        trust = (
+            trust
+            * (maximum_filter(~valid, 3) == 0)
+            * np.clip(np.asarray(distance_transform_edt(valid)) / border, 0.01, 1)
+        )
     return trust.astype(np.float32)

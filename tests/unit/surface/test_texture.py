@@ -203,7 +203,8 @@ def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
     soup = trimesh.Trimesh(np.random.default_rng(0).random((3000, 3)), np.arange(3000).reshape(-1, 3), process=False)
     with pytest.raises(MeshError, match=r"falls into \d+ charts, which do not fit"):
         unwrap(soup, 64, 4)
-    away = box.copy().apply_translation([500, 0, 0])
+    photos.cameras = photos.cameras[:1]
+    away = box.copy().apply_translation([0, 0, 500])
     for bake in (bake_texture, bake_vertices):
         with pytest.raises(MeshError, match="No training photo sees the mesh"):
             bake(away, photos, TextureOptions(size_px=64))
@@ -219,7 +220,7 @@ def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
 def test_the_size_fits_the_photos(box: trimesh.Trimesh) -> None:
     photos = around(box)
     finer = Photos([camera._replace(focal=4 * camera.focal) for camera in photos.cameras], photos.read)
-    assert choose_size(box, photos) == 256 and choose_size(box, finer) == 1024
+    assert choose_size(box, photos) == 256 and choose_size(box, finer) == 512
 
 
 @pytest.mark.parametrize("suffix", [".glb", ".obj"])
@@ -235,11 +236,13 @@ def test_files_keep_the_texture(box: trimesh.Trimesh, tmp_path: Path, suffix: st
     assert {file.name for file in tmp_path.iterdir()} == expected
     assert read_provenance(path)["made_by"] == "f3rm-ext export texture"
     back = read_mesh(path)
-    np.testing.assert_array_equal(texture_of(back), texture_of(made))
+    kept, written = texture_of(back), texture_of(made)
+    assert kept is not None and written is not None
+    np.testing.assert_array_equal(kept, written)
     camera = camera_at(np.array([2.0, 1.2, 0.9]))
     pictures = [MeshRenderer(mesh).render(camera).colors for mesh in (made, back)]
-    np.testing.assert_allclose(*pictures, atol=1)
-    model = o3d.io.read_triangle_model(str(path))
+    np.testing.assert_allclose(pictures[0], pictures[1], atol=1)
+    model = o3d.io.read_triangle_model(str(path))  # type: ignore[arg-type]
     opened = [np.asarray(material.albedo_img) for material in model.materials if material.albedo_img is not None]
     assert [image.shape[:2] for image in opened] == [(64, 64)]
     if suffix == ".obj":
