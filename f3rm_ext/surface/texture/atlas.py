@@ -77,7 +77,9 @@ def unwrap(mesh: trimesh.Trimesh, size_px: int, padding_px: int, grow: bool = Fa
     """
     mesh = welded(mesh)
     packed = _xatlas().Atlas()
-    packed.add_mesh(np.asarray(mesh.vertices, np.float32), np.asarray(mesh.faces, np.uint32))
+    # xatlas leaves out triangles with an area below 1e-7, whatever the units.
+    enlarged = (mesh.vertices - mesh.bounds[0]) / np.sqrt(np.median(mesh.area_faces))
+    packed.add_mesh(np.asarray(enlarged, np.float32), np.asarray(mesh.faces, np.uint32))
     _pack(packed, size_px, padding_px)
     source, faces, uv = packed[0]
     # xatlas only aims at the size. The charts are packed once more, as small as they must be to fit.

@@ -217,6 +217,12 @@ def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
         MeshRenderer(box)
 
 
+def test_tiny_triangles_have_their_place_too(box: trimesh.Trimesh) -> None:
+    atlas = unwrap(box.copy().apply_scale(1e-5), 128, 4)
+    a, b, c = (atlas.pixels[atlas.mesh.faces[:, corner]] for corner in range(3))
+    assert atlas.charts == unwrap(box, 128, 4).charts and (np.abs(np.cross(b - a, c - a)) > 1).all()
+
+
 def test_the_size_fits_the_photos(box: trimesh.Trimesh) -> None:
     photos = around(box)
     finer = Photos([camera._replace(focal=4 * camera.focal) for camera in photos.cameras], photos.read)
