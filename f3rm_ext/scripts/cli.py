@@ -60,6 +60,9 @@ GROUPS = {
     "eval-scales": Group(
         "f3rm_ext.scripts.eval_scales", "EvalScales", "Score splats against photos at smaller and larger sizes."
     ),
+    "eval-texture": Group(
+        "f3rm_ext.scripts.eval_texture", "EvalTexture", "Score pictures of a coloured mesh against photos."
+    ),
     "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Write the scene for other programs."),
     "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
     "plan": Group("f3rm_ext.scripts.plan", "Plan", "Tell whether a run fits, how long it takes and what to change."),

@@ -1,5 +1,6 @@
 """Files of meshes: PLY, OBJ and GLB with vertex colours; also reads points and NPZ files of truths."""
 
+import contextlib
 import json
 import struct
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from f3rm_ext.utils.output_file import comments_of, replacing
 from f3rm_ext.utils.ply import read_comments
 
 SUFFIXES = (".ply", ".obj", ".glb")
-MAKERS = ("f3rm-ext export mesh",)
+MAKERS = ("f3rm-ext export mesh", "f3rm-ext export texture")
 """Commands whose files may be replaced; others are kept."""
 Up = Literal["z", "y"]
 _Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
@@ -68,7 +69,9 @@ def require_replaceable(path: Path) -> None:
 
 
 def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, object], up: Up = "z") -> None:
-    """Writes a mesh with its vertex colours in the format that the name's suffix chooses.
+    """Writes a mesh with its vertex colours or its texture in the format that the name's suffix chooses.
+
+    OBJ gets an .mtl and a .png of the same name for a texture. GLB shows a texture without shading (unlit).
 
     Args:
         path: ends in one of :data:`SUFFIXES`. A file of that name remains whole until the new one is.
@@ -86,6 +89,7 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
         mesh = mesh.copy()
         mesh.apply_transform(_Y_UP)
     kind = path.suffix.lower()
+    beside: dict[str, bytes] = {}
     if kind == ".ply":
         body: bytes = mesh.export(file_type="ply")  # type: ignore[assignment]
         first, rest = body.split(b"comment ", 1)
@@ -93,15 +97,23 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
         body = first + lines + b"comment " + rest
     elif kind == ".obj":
         header = "\n# ".join(line.encode("ascii", "backslashreplace").decode() for line in comments_of(record))
-        body = export_obj(mesh, header=header).encode()  # type: ignore[union-attr]
+        library = path.with_suffix(".mtl").name
+        text, beside = export_obj(mesh, header=header, return_texture=True, mtl_name=library)  # type: ignore[misc]
+        body = text.encode()  # type: ignore[union-attr]
     else:
 
         def sign(tree: dict[str, Any]) -> None:
             tree["asset"] |= {"generator": str(record.get("made_by", "f3rm-ext")), "extras": record}
+            if "textures" in tree:
+                tree["extensionsUsed"] = [*tree.get("extensionsUsed", []), "KHR_materials_unlit"]
+                for material in tree["materials"]:
+                    material["extensions"] = {"KHR_materials_unlit": {}}
 
         body = export_glb(trimesh.Scene(mesh), tree_postprocessor=sign)
-    with replacing(path) as stream:
-        stream.write(body)
+    # The files beside take their names before the one that refers to them.
+    with contextlib.ExitStack() as stack:
+        for name, data in {path.name: body, **beside}.items():
+            stack.enter_context(replacing(path.with_name(name))).write(data)
 
 
 def read_provenance(path: Path) -> dict[str, Any]:

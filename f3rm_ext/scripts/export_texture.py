@@ -1,0 +1,186 @@
+"""``f3rm-ext export texture``: colours of a mesh from the photos of its capture."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from f3rm_ext.errors import ConfigError, MeshError
+
+if TYPE_CHECKING:
+    import trimesh
+
+    from f3rm_ext.surface.texture.baking import BakedMesh
+    from f3rm_ext.surface.texture.photos import PhotoSource
+
+COMMAND = "f3rm-ext export texture"
+Frame = Literal["auto", "capture", "scene"]
+
+
+@dataclass(kw_only=True)
+class Texture:
+    """Colours a mesh from the training photos of its capture, and writes it with a texture or with vertex colours.
+
+    Each texel takes the mean of all photos that see it. Photos that see it sharply and frontally weigh most. Photos see
+    nothing behind other parts of the mesh, and masked and transparent pixels count nowhere. Texels that no photo sees
+    take the colour of the nearest ones that are seen; the command says how many there are.
+
+    The name of the file chooses its format: .glb and .obj get a texture (.obj as .png and .mtl of the same name), .ply
+    gets vertex colours. An existing file is replaced only if this program wrote it. Needs no GPU and no checkpoint.
+
+    Typical calls:
+      f3rm-ext export texture --load-config .../config.yml --mesh room.ply --output room.glb
+      f3rm-ext export texture --data room --mesh room.ply --output textured.obj --texture-size 4096
+      f3rm-ext export texture --data room --mesh room/gt_mesh.ply --output colored.ply
+    """
+
+    load_config: Path | None = None
+    """config.yml of a run on the capture."""
+    data: Path | None = None
+    """The capture, with transforms.json, instead of a run."""
+    mesh: Path
+    """The mesh: .ply, .obj, .glb, .stl, or .npz with vertices and faces."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
+    """File to write: .glb, .obj or .ply."""
+    texture_size: int | None = None
+    """Side of the texture in pixels, 64 to 8192. By default the power of two that fits the photos."""
+    padding: int = 4
+    """Free texels between charts, 1 to 64."""
+    balance_exposure: bool = True
+    """Balance differences of exposure and white balance between photos, by one factor for each photo and channel."""
+    frame: Frame = "auto"
+    """Coordinates of the mesh: those of the capture, or those of the scene as the model sees it. auto is what the mesh
+    file says, else capture. The written file has the same."""
+    up: Literal["auto", "z", "y"] = "auto"
+    """Axis of the file that takes the frame's z axis. auto is y for .glb, whose readers expect it, else z, which leaves
+    the coordinates as they are."""
+
+    def __post_init__(self) -> None:
+        if (self.load_config is None) == (self.data is None):
+            raise ConfigError("The photos are those of a run or of a capture: give either --load-config or --data.")
+        if not 1 <= self.padding <= 64:
+            raise ConfigError(f"--padding is {self.padding}: use 1 to 64.")
+        if self.texture_size is not None and not 64 <= self.texture_size <= 8192:
+            raise ConfigError(f"--texture-size is {self.texture_size}: use 64 to 8192.")
+
+    def main(self) -> int:
+        """Colours and writes the mesh. Returns the exit code."""
+        import torch
+
+        from f3rm_ext.engine.cost import peak_mib, reset_peak
+        from f3rm_ext.surface.mesh_files import read_mesh, write_mesh
+        from f3rm_ext.surface.texture.baking import TextureOptions, bake_texture, bake_vertices
+        from f3rm_ext.utils.console import console, image_progress
+
+        self._check_output()
+        mesh = read_mesh(self.mesh)
+        frame = frame_of(self.mesh, self.frame)
+        photos = photo_source(self.load_config, self.data).photos("train", frame)
+        bake = bake_vertices if self.out.suffix.lower() == ".ply" else bake_texture
+        cpu = torch.device("cpu")
+        reset_peak(cpu)
+        began = time.perf_counter()
+        with image_progress("steps") as progress:
+            options = TextureOptions(self.texture_size or 0, self.padding, self.balance_exposure)
+            made = bake(mesh, photos, options, shown_on(progress))
+        up = ("y" if self.out.suffix.lower() == ".glb" else "z") if self.up == "auto" else self.up
+        record = self._record(made, frame) | {
+            "seconds": round(time.perf_counter() - began, 1),
+            "peak_mib": round(peak_mib(cpu)),
+        }
+        self._name_material(made.mesh)
+        write_mesh(self.out, made.mesh, record, up)
+        size = made.facts.get("texture_px")
+        kind = "vertices" if size is None else "texels"
+        lines = [
+            f"No photo sees {made.unseen} of {made.places} {kind} ({made.unseen / made.places:.1%}): they have the "
+            "colours of the nearest ones that are seen."
+        ]
+        if not made.unseen:
+            lines = []
+        what = "vertex colours" if size is None else f"a texture of {size} × {size} in {made.facts['charts']} charts"
+        lines.append(
+            f"{len(made.mesh.faces)} triangles with {what} are in {self.out} (frame of the {frame}, {up} up; "
+            f"{record['seconds']} s, {record['peak_mib']} MiB)."
+        )
+        for line in lines:
+            console().print(line, highlight=False, markup=False, soft_wrap=True)
+        return 0
+
+    def _check_output(self) -> None:
+        from f3rm_ext.surface.mesh_files import require_format, require_replaceable
+        from f3rm_ext.utils.output_file import require_writable
+
+        require_format(self.out)
+        if self.out.resolve() == self.mesh.resolve():
+            raise MeshError(f"--out is the mesh itself, {self.mesh}: choose another name, so that both stay.")
+        require_replaceable(self.out)
+        require_writable(self.out)
+        if self.out.suffix.lower() == ".obj" and not self.out.exists():
+            for beside in (self.out.with_suffix(".mtl"), self._image()):
+                if beside.exists():
+                    raise MeshError(f"{beside} exists already and belongs to another file: choose another --out.")
+
+    def _image(self) -> Path:
+        """The texture beside an OBJ file. Names in MTL files end at a space."""
+        return self.out.with_name(self.out.stem.replace(" ", "_") + ".png")
+
+    def _name_material(self, mesh: "trimesh.Trimesh") -> None:
+        from trimesh.visual.texture import TextureVisuals
+
+        if isinstance(mesh.visual, TextureVisuals):
+            mesh.visual.material.name = self._image().stem
+
+    def _record(self, made: "BakedMesh", frame: str) -> dict[str, object]:
+        from f3rm_ext.surface.mesh_files import read_provenance
+
+        kept = {"scene_from_capture", "scene_units_per_capture_unit"}
+        said = {key: value for key, value in read_provenance(self.mesh).items() if key in kept}
+        return {
+            "made_by": COMMAND,
+            "mesh": str(self.mesh.resolve()),
+            "capture": str((self.load_config or self.data or Path()).resolve()),
+            **made.facts,
+            "padding": self.padding,
+            "balance_exposure": self.balance_exposure,
+            "largest_gain": round(float(made.gains.max()), 4),
+            "smallest_gain": round(float(made.gains.min()), 4),
+            "places": made.places,
+            "unseen": made.unseen,
+            "frame": frame,
+            **said,
+        }
+
+
+def photo_source(load_config: Path | None, data: Path | None) -> "PhotoSource":
+    """Returns the photos of a run, or of a capture if there is no run."""
+    from f3rm_ext.surface.texture.photos import open_capture, open_run_capture
+
+    if load_config is not None:
+        return open_run_capture(load_config)
+    assert data is not None
+    return open_capture(data)
+
+
+def frame_of(mesh: Path, frame: Frame) -> Literal["capture", "scene"]:
+    """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture."""
+    from f3rm_ext.surface.mesh_files import read_provenance
+
+    if frame != "auto":
+        return frame
+    return "scene" if read_provenance(mesh).get("frame") == "scene" else "capture"
+
+
+def shown_on(progress: Any) -> Callable[[str, int, int], None]:
+    """Returns a function that shows stages on a progress display."""
+    tasks: dict[str, Any] = {}
+
+    def show(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = progress.add_task(stage, total=total)
+        progress.update(tasks[stage], completed=done, total=total)
+
+    return show

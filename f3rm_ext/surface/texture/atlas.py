@@ -1,0 +1,187 @@
+"""Texture coordinates of a mesh by xatlas, and the place on the surface of every texel."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import trimesh
+from jaxtyping import Float, Int
+from scipy.ndimage import binary_dilation
+from trimesh.visual.texture import TextureVisuals
+
+from f3rm_ext.errors import ConfigError, MeshError, reason_of
+from f3rm_ext.surface.open3d_library import open3d
+
+SMALLEST_PX, LARGEST_PX = 64, 8192
+"""Sides of textures."""
+_ROWS_AT_ONCE = 256
+_GROWN = 1.3
+"""By how much the charts must exceed a texture of free size for its side to be doubled."""
+_SMALLER, _SMALLEST_SCALE = 0.9, 0.2
+"""Factor on the scale of the charts at each new try to fit them, and the smallest one."""
+
+
+@dataclass(frozen=True)
+class Texels:
+    """Places on a surface to be coloured."""
+
+    faces: Int[np.ndarray, " texels"]
+    """Triangle of each."""
+    weights: Float[np.ndarray, "texels 2"]
+    """Barycentric weights of the triangle's second and third corner."""
+    places: Int[np.ndarray, " texels"]
+    """Indices in the flattened texture."""
+
+    def __len__(self) -> int:
+        return len(self.faces)
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """A mesh with texture coordinates: vertices are doubled where charts meet."""
+
+    mesh: trimesh.Trimesh
+    """Its ``visual`` holds the coordinates; v points up, as in OBJ."""
+    source: Int[np.ndarray, " verts"]
+    """For each vertex, the one of the mesh before it was cut into charts."""
+    size_px: int
+    """Side of the texture."""
+    charts: int
+    """Number of charts."""
+
+    @property
+    def pixels(self) -> Float[np.ndarray, "verts 2"]:
+        """Column and row of the vertices in the texture; the centre of the first texel is at 0.5."""
+        visual = self.mesh.visual
+        assert isinstance(visual, TextureVisuals)
+        return to_pixels(visual.uv, self.size_px, self.size_px)
+
+
+def to_pixels(uv: Float[np.ndarray, "n 2"], width: int, height: int) -> Float[np.ndarray, "n 2"]:
+    """Returns columns and rows in a picture from texture coordinates whose v points up."""
+    return np.stack([uv[:, 0] * width, (1 - uv[:, 1]) * height], axis=1)
+
+
+def unwrap(mesh: trimesh.Trimesh, size_px: int, padding_px: int, grow: bool = False) -> Atlas:
+    """Cuts a mesh into charts and lays them out in a square texture.
+
+    Args:
+        mesh: triangles; vertices at the same place are joined.
+        size_px: side of the texture.
+        padding_px: free texels between charts.
+        grow: double the side until the charts fit, up to :data:`LARGEST_PX`.
+
+    Raises:
+        MeshError: the charts do not fit.
+        ConfigError: xatlas is not installed.
+    """
+    mesh = welded(mesh)
+    packed = _xatlas().Atlas()
+    # xatlas leaves out triangles with an area below 1e-7, whatever the units.
+    enlarged = (mesh.vertices - mesh.bounds[0]) / np.sqrt(np.median(mesh.area_faces))
+    packed.add_mesh(np.asarray(enlarged, np.float32), np.asarray(mesh.faces, np.uint32))
+    _pack(packed, size_px, padding_px)
+    source, faces, uv = packed[0]
+    # xatlas only aims at the size. The charts are packed once more, as small as they must be to fit.
+    side = max(packed.width, packed.height)
+    while grow and side > _GROWN * size_px and size_px < LARGEST_PX:
+        size_px *= 2
+    charts, places = packed.chart_count, uv * np.array([packed.width, packed.height], np.float32)
+    scale = size_px / side
+    while packed.atlas_count != 1 or max(packed.width, packed.height) > size_px:
+        packed = _xatlas().Atlas()
+        packed.add_uv_mesh(places, faces)
+        _pack(packed, size_px, padding_px, scale)
+        uv = packed[0][2]
+        scale *= _SMALLER
+        if scale < _SMALLEST_SCALE * size_px / side:
+            raise MeshError(
+                f"The mesh falls into {charts} charts, which do not fit into a texture of {size_px} × {size_px} with a "
+                f"padding of {padding_px}: raise --texture-size, lower --padding, or simplify the mesh with "
+                "`f3rm-ext export mesh --vertices`."
+            )
+    uv = uv.astype(np.float64) * np.array([packed.width, packed.height]) / size_px
+    cut = trimesh.Trimesh(mesh.vertices[source], faces.astype(np.int64), process=False)
+    cut.visual = TextureVisuals(uv=np.stack([uv[:, 0], 1 - uv[:, 1]], axis=1))
+    return Atlas(cut, source.astype(np.int64), size_px, int(charts))
+
+
+def welded(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
+    """Returns the mesh with vertices at the same place joined, and without triangles that have no area."""
+    mesh = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
+    mesh.merge_vertices()
+    mesh.update_faces(mesh.area_faces > 0)
+    mesh.remove_unreferenced_vertices()
+    if not len(mesh.faces):
+        raise MeshError("All triangles of the mesh have no area: give another mesh.")
+    return mesh
+
+
+def vertex_texels(mesh: trimesh.Trimesh) -> Texels:
+    """Returns one place for each vertex, to colour vertices without a texture."""
+    faces, weights = np.zeros(len(mesh.vertices), np.int32), np.zeros((len(mesh.vertices), 2), np.float32)
+    for corner in range(3):
+        faces[mesh.faces[:, corner]] = np.arange(len(mesh.faces))
+    corners = mesh.faces[faces] == np.arange(len(mesh.vertices))[:, None]
+    weights[:] = corners[:, 1:]
+    return Texels(faces, weights, np.arange(len(mesh.vertices)))
+
+
+def texture_texels(atlas: Atlas) -> Texels:
+    """Returns the texels on the charts, and those beside them that bilinear lookups on the charts read.
+
+    A texel beside a chart has the place on the chart that is nearest to it.
+    """
+    o3d = open3d()
+    size, pixels = atlas.size_px, atlas.pixels
+    flat = np.concatenate([pixels, np.zeros((len(pixels), 1))], axis=1).astype(np.float32)
+    scene = o3d.t.geometry.RaycastingScene()
+    scene.add_triangles(o3d.core.Tensor(flat), o3d.core.Tensor(np.asarray(atlas.mesh.faces, np.uint32)))
+    face = np.full((size, size), -1, np.int32)
+    weights = np.zeros((size, size, 2), np.float32)
+    columns = np.arange(size, dtype=np.float32) + 0.5
+    for first in range(0, size, _ROWS_AT_ONCE):
+        rows = np.arange(first, min(first + _ROWS_AT_ONCE, size), dtype=np.float32) + 0.5
+        rays = np.zeros((len(rows), size, 6), np.float32)
+        rays[..., 0], rays[..., 1], rays[..., 2], rays[..., 5] = columns, rows[:, None], 1, -1
+        hit = scene.cast_rays(o3d.core.Tensor(rays))
+        ids = hit["primitive_ids"].numpy()
+        found = ids != scene.INVALID_ID
+        block = slice(first, first + len(rows))
+        face[block] = np.where(found, ids, 0).astype(np.int32) - ~found
+        weights[block] = hit["primitive_uvs"].numpy()
+    beside = _beside(face >= 0, pixels, size)
+    rows, columns = np.nonzero(beside)
+    for part in np.array_split(np.arange(len(rows)), max(1, len(rows) // 500_000)):
+        at = np.stack([columns[part] + 0.5, rows[part] + 0.5, np.zeros(len(part))], axis=1).astype(np.float32)
+        near = scene.compute_closest_points(o3d.core.Tensor(at))
+        face[rows[part], columns[part]] = near["primitive_ids"].numpy()
+        weights[rows[part], columns[part]] = near["primitive_uvs"].numpy()
+    places = np.flatnonzero(face.reshape(-1) >= 0)
+    return Texels(face.reshape(-1)[places], weights.reshape(-1, 2)[places], places)
+
+
+def _pack(atlas: Any, size_px: int, padding_px: int, texels_per_unit: float = 0.0) -> None:
+    """Cuts what was added into charts, unless it has some, and packs them; without a scale, one is guessed."""
+    options = _xatlas().PackOptions()
+    options.resolution, options.padding, options.bilinear = size_px, padding_px, True
+    options.texels_per_unit = texels_per_unit
+    atlas.generate(_xatlas().ChartOptions(), options, False)
+
+
+def _beside(inside: np.ndarray, pixels: np.ndarray, size: int) -> np.ndarray:
+    """Texels that are not on a chart but next to one; charts may be too thin to have texels."""
+    touched = inside.copy()
+    column, row = np.clip(np.floor(pixels).astype(int), 0, size - 1).T
+    touched[row, column] = True
+    return binary_dilation(touched, np.ones((5, 5), bool)) & ~inside
+
+
+def _xatlas() -> Any:
+    try:
+        import xatlas
+    except (ImportError, OSError) as error:
+        raise ConfigError(
+            f"xatlas cannot be imported ({reason_of(error)}), and textures need it: `pip install xatlas`."
+        ) from error
+    return xatlas

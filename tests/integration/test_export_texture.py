@@ -1,0 +1,105 @@
+"""``f3rm-ext export texture`` and ``f3rm-ext eval-texture`` as a user types them, on the true mesh of the tiny room."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+from PIL import Image
+
+from f3rm_ext.surface.cleaning import repaired, simplified
+from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors
+from f3rm_ext.surface.texture.rendering import texture_of
+
+Typed = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("open3d")
+
+
+@pytest.fixture(scope="module")
+def room(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The true surface with fewer triangles."""
+    truth = read_mesh(tiny_capture / "gt_mesh.npz")
+    truth.merge_vertices()
+    path = tmp_path_factory.mktemp("mesh") / "room.ply"
+    simplified(repaired(truth), 6000).export(path)
+    return path
+
+
+def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
+    out, scores, pictures = tmp_path / "room.glb", tmp_path / "scores.json", tmp_path / "pictures"
+    done = f3rm_ext("export", "texture", "--data", tiny_capture, "--mesh", room, "--output", out, "--padding", 2)
+    assert done.code == 0, done.err
+    words = re.search(r"No photo sees (\d+) of (\d+) texels", done.out)
+    assert words is not None and 0 < int(words[1]) < int(words[2])
+    assert "a texture of" in done.out and "y up" in done.out
+    said, mesh = read_provenance(out), read_mesh(out)
+    assert said["made_by"] == "f3rm-ext export texture" and said["frame"] == "capture" and said["up"] == "y"
+    texture = texture_of(mesh)
+    assert texture is not None and texture.shape[0] == texture.shape[1] == said["texture_px"]
+    np.testing.assert_allclose(mesh.bounds, read_mesh(room).bounds, atol=1e-4)
+    done = f3rm_ext("eval-texture", out, "--data", tiny_capture, "--out", scores, "--pictures", pictures)
+    assert done.code == 0, done.err
+    found = json.loads(scores.read_text())
+    assert found["psnr"] > 17 and found["coverage"] > 0.98 and len(found["photos"]) == 3
+    assert f"{found['psnr']:.2f} dB" in done.out
+    assert [Image.open(path).size for path in sorted(pictures.iterdir())] == [(128, 48)] * 3
+
+
+def test_other_formats_from_a_run(f3rm_ext: Typed, untrained: Any, room: Path, tmp_path: Path) -> None:
+    base = ("export", "texture", "--load-config", untrained.config, "--mesh", room)
+    done = f3rm_ext(*base, "--out", tmp_path / "two words.obj", "--texture-size", 512, "--padding", 1)
+    assert done.code == 0, done.err
+    names = {"two words.obj", "two words.mtl", "two_words.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert Image.open(tmp_path / "two_words.png").size == (512, 512)
+    assert "map_Kd two_words.png" in (tmp_path / "two words.mtl").read_text()
+    done = f3rm_ext(*base, "--out", tmp_path / "room.ply", "--no-balance-exposure")
+    assert done.code == 0, done.err
+    colors = vertex_colors(read_mesh(tmp_path / "room.ply"))
+    assert colors is not None and colors.std() > 10
+
+
+def test_disk_full_keeps_the_old_files(
+    f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = ("export", "texture", "--data", tiny_capture, "--mesh", room, "--out", tmp_path / "room.obj")
+    base = (*base, "--texture-size", 512, "--padding", 1)
+    assert f3rm_ext(*base).code == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left on device" in f3rm_ext(*base, "--no-balance-exposure").refuses()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
+    away, bare = tmp_path / "away.ply", tmp_path / "points.ply"
+    trimesh.creation.box((1, 1, 1)).apply_translation([0, 0, 500]).export(away)
+    trimesh.PointCloud(np.random.default_rng(0).random((50, 3))).export(bare)
+    (tmp_path / "theirs.png").write_bytes(b"a picture")
+    data, mesh, out = ("--data", tiny_capture), ("--mesh", room), ("--out", tmp_path / "room.glb")
+    for arguments, says in (
+        ((*mesh, *out), "either --load-config or --data"),
+        ((*data, *mesh, "--out", tmp_path / "room.stl"), "written as .ply, .obj, .glb"),
+        ((*data, *mesh, "--out", room), "--out is the mesh itself"),
+        ((*data, *mesh, "--out", tmp_path / "theirs.obj"), "theirs.png exists already"),
+        ((*data, "--mesh", bare, *out), "has points but no faces"),
+        ((*data, "--mesh", away, *out), "No training photo sees the mesh"),
+        ((*data, "--mesh", away, "--out", tmp_path / "room.ply"), "No training photo sees the mesh"),
+        ((*data, *mesh, *out, "--texture-size", 64), "do not fit into a texture of 64"),
+        ((*data, *mesh, *out, "--texture-size", 9000), "--texture-size is 9000: use 64 to 8192"),
+        ((*data, *mesh, *out, "--padding", 0), "--padding is 0: use 1 to 64"),
+        (("--load-config", tmp_path / "none.yml", *mesh, *out), "There is no file"),
+    ):
+        assert says in f3rm_ext("export", "texture", *arguments).refuses(), arguments
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["away.ply", "points.ply", "theirs.png"]
+    assert "neither a texture nor vertex colours" in f3rm_ext("eval-texture", away, *data).refuses()
+    assert "either --load-config or --data" in f3rm_ext("eval-texture", away).refuses()
