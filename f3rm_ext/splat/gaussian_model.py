@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from f3rm_ext.errors import CheckpointError
 from f3rm_ext.splat.features.heads import LiftedHeads
-from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.gaussians import Gaussians, sh_degree_of
 from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
 
 PREFIX = "gauss_params."
@@ -26,7 +26,7 @@ class GaussianModel(Model):
     config: Any
     """Has ``sh_degree`` and ``memory`` (:class:`~f3rm_ext.splat.memory.options.MemoryOptions`)."""
     gauss_params: nn.ParameterDict
-    """Tensors of :class:`~f3rm_ext.splat.gaussians.Gaussians` by name."""
+    """Tensors of :class:`~f3rm_ext.splat.gaussians.Gaussians` by name, or what a subclass computes them from."""
     filter_3d: Tensor
     """Standard deviations of the 3D filter, (gaussians,), scene units; 0 where not computed yet."""
     lifted: LiftedHeads
@@ -42,7 +42,7 @@ class GaussianModel(Model):
     @property
     def num_gaussians(self) -> int:
         """Number of Gaussians."""
-        return len(self.gauss_params["means"])
+        return len(self.gauss_params["opacities"])
 
     def set_gaussians(
         self, gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"] | None = None
@@ -75,14 +75,8 @@ class GaussianModel(Model):
         Raises:
             CheckpointError: the checkpoint holds no Gaussians.
         """
-        if PREFIX + "means" not in state_dict:
-            raise CheckpointError(
-                "The checkpoint holds no Gaussians, so it is of another method: load a run of sugar-ext."
-            )
-        found = Gaussians.of({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
-        filter_3d = state_dict.get("filter_3d", torch.zeros(len(found)))
-        loss = self.set_gaussians(found, filter_3d)
-        ours, theirs = self.config.sh_degree, found.sh_degree
+        loss = self._take(state_dict)
+        ours, theirs = self.config.sh_degree, sh_degree_of(state_dict[f"{PREFIX}features_rest"].shape[1])
         if ours != theirs or loss.rounding:
             CONSOLE.log(f"The checkpoint's colours of SH degree {theirs} are opened as degree {ours}: {loss}.")
         self.loaded = True
@@ -92,3 +86,12 @@ class GaussianModel(Model):
         own = {f"{PREFIX}{name}": value.data for name, value in self.gauss_params.items()}
         own["filter_3d"] = self.filter_3d
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
+
+    def _take(self, state_dict: Mapping[str, Any]) -> ConversionLoss:
+        """Replaces all Gaussians by those of a checkpoint; see :meth:`set_gaussians`."""
+        if PREFIX + "means" not in state_dict:
+            raise CheckpointError(
+                "The checkpoint holds no Gaussians, so it is of another method: load a run of sugar-ext."
+            )
+        found = Gaussians.of({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
+        return self.set_gaussians(found, state_dict.get("filter_3d", torch.zeros(len(found))))

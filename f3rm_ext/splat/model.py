@@ -167,18 +167,8 @@ class SplatModel(QueryableSplats, GaussianModel):
         cameras: Cameras | None = metadata.get("cameras")
         views = None if cameras is None else PinholeCameras.of(cameras)
         self.extent = 1.0 if views is None else views.extent()
-        generator = torch.Generator().manual_seed(config.seed)
-        points = initial_points(
-            self.kwargs.get("seed_points"),
-            metadata.get("points3D_source", "the capture"),
-            views,
-            config.num_random,
-            config.densify.max_gaussians,
-            generator,
-        )
-        self._start_notice = points.described
-        gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)
-        self.gauss_params = nn.ParameterDict({name: nn.Parameter(value) for name, value in gaussians.tensors().items()})
+        first = self._first_parameters(metadata.get("points3D_source", "the capture"), views)
+        self.gauss_params = nn.ParameterDict({name: nn.Parameter(value) for name, value in first.items()})
         self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
         self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
         self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
@@ -197,6 +187,25 @@ class SplatModel(QueryableSplats, GaussianModel):
         self._rasterization: Rasterization | None = None
         self._filter_stale = True
 
+    def _first_parameters(self, source: str, views: PinholeCameras | None) -> dict[str, Tensor]:
+        """Returns the parameters of the initial Gaussians.
+
+        Args:
+            source: origin of the capture's points, for the log.
+            views: the training cameras.
+        """
+        config, generator = self.config, torch.Generator().manual_seed(self.config.seed)
+        points = initial_points(
+            self.kwargs.get("seed_points"),
+            source,
+            views,
+            config.num_random,
+            config.densify.max_gaussians,
+            generator,
+        )
+        self._start_notice = points.described
+        return initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator).tensors()
+
     # --- training ----------------------------------------------------------------------------------------------------
 
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
@@ -209,19 +218,8 @@ class SplatModel(QueryableSplats, GaussianModel):
         self.extent = views.extent()
         last_step = attributes.trainer.config.max_num_iterations - 1
         schedule = Schedule.of(schedule_length(attributes.trainer.config), config.surface, config.start_stage)
-        if config.start_from is not None and not self.loaded:
-            from f3rm_ext.splat.start_from import read_start
-
-            start = read_start(config.start_from, config.start_iteration)
-            start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
-            loss = self.set_gaussians(start.seen_by(views, config.mip))
-            CONSOLE.log(
-                f"Starting from {self.num_gaussians} Gaussians of {start.source}, which lie in the frame of the "
-                f"{start.frame}: {loss}.",
-                markup=False,
-            )
-        elif not self.loaded:
-            CONSOLE.log(self._start_notice, markup=False)
+        if not self.loaded:
+            CONSOLE.log(self._start(manager, views), markup=False)
         surface = schedule.surface(config.surface)
         surface.mode = cast(Mode, config.regularization)
         self.regularizer = Regularizer(surface)
@@ -236,7 +234,7 @@ class SplatModel(QueryableSplats, GaussianModel):
             self.step = step
             self.current_sh_degree = schedule.sh_degree(step, config.sh_degree, config.sh_steps_per_degree)
             if config.mip.due(step, schedule.total, self._filter_stale):
-                self.filter_3d = smoothing_filter(self.gauss_params["means"].detach(), *views, options=config.mip)
+                self.filter_3d = smoothing_filter(self.gaussians.means.detach(), *views, options=config.mip)
             self._filter_stale = False
 
         def after(step: int) -> None:
@@ -244,7 +242,8 @@ class SplatModel(QueryableSplats, GaussianModel):
             params = self.gauss_params
             change = self.densifier.after_backward(schedule.at(step), self._rasterization, params, optimizers)
             self._filter_stale = self._follow(change)
-            remove = self.regularizer.prune_mask(schedule.at(step), self.gaussians)
+            idle = self.regularizer.options.mode == "none"
+            remove = None if idle else self.regularizer.prune_mask(schedule.at(step), self.gaussians)
             if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._rasterization = None
@@ -259,6 +258,26 @@ class SplatModel(QueryableSplats, GaussianModel):
             for location, call in zip(locations, (before, after), strict=True)
         ]
 
+    def _start(self, manager: Any, views: PinholeCameras) -> str:
+        """Replaces the initial Gaussians by those to start from, if any are given. Returns what the log says.
+
+        Args:
+            manager: the datamanager.
+            views: the training cameras, on the device of the model.
+        """
+        config = self.config
+        if config.start_from is None:
+            return self._start_notice
+        from f3rm_ext.splat.start_from import read_start
+
+        start = read_start(config.start_from, config.start_iteration)
+        start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
+        loss = self.set_gaussians(start.seen_by(views, config.mip))
+        return (
+            f"Starting from {self.num_gaussians} Gaussians of {start.source}, which lie in the frame of the "
+            f"{start.frame}: {loss}."
+        )
+
     def gather_statistics(self) -> None:
         """Brings the statistics of densification of all processes to rank 0; see :class:`Densifier`."""
         if self.densifier is not None:
@@ -266,8 +285,8 @@ class SplatModel(QueryableSplats, GaussianModel):
 
     def memory_levers(self) -> list[Lever]:
         """Returns options that lower the memory of a training step."""
-        growing = self.schedule.at(self.step) < self.schedule.last_growth()
         config = self.config
+        growing = config.densify.strategy != "none" and self.schedule.at(self.step) < self.schedule.last_growth()
         found = levers(
             config.memory,
             self.device.type,
@@ -344,7 +363,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         truth = self._truth(batch, outputs.get("background", self.background))
         mask = batch["mask"].to(self.device) if "mask" in batch else None
         losses = {"rgb_loss": photometric_loss(outputs["rgb"], truth, mask, self.config.ssim_weight)}
-        if not self.training or self.regularizer is None:
+        if not self.training or self.regularizer is None or self.regularizer.options.mode == "none":
             return losses
         rendered, view = outputs["rendered"], outputs["view"]
         step = self.schedule.at(self.step)
