@@ -33,7 +33,7 @@ def test_the_frame_is_what_the_file_says_else_the_captures(tmp_path: Path) -> No
         (plain, "scene", "scene", CORNERS),
         (scene, "capture", "capture", moved),
     ):
-        found = read_start_mesh(path, frame, lambda: FRAME)
+        found = read_start_mesh(path, frame, lambda: FRAME)  # type: ignore[arg-type]
         assert found.frame == used
         corners = torch.from_numpy(expected[np.array(FACES)]).float()
         torch.testing.assert_close(found.vertices[found.faces], corners)
