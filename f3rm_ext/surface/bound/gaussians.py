@@ -48,7 +48,7 @@ class BoundGaussians:
     def gaussians(self) -> Gaussians:
         """Returns the Gaussians in the scene frame; differentiable. Harmonics and opacities are the same tensors."""
         corners = self.vertices[self.faces]
-        weights = barycentric_weights(self.per_triangle).to(corners)
+        weights = barycentric_weights(self.per_triangle, corners.device, corners.dtype)
         frames = frame_quats(triangle_frames(corners)).repeat_interleave(self.per_triangle, dim=0)
         thin = torch.full_like(self.scales[:, :1], self.thickness).log()
         return Gaussians(

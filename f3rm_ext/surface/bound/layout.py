@@ -1,5 +1,6 @@
 """Places of flat Gaussians on a triangle (SuGaR, Guédon & Lepetit 2024, refinement)."""
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -24,16 +25,24 @@ _WEIGHTS = {
 }
 
 
-def barycentric_weights(count: int) -> Float[Tensor, "count 3"]:
-    """Returns the weights of a triangle's corners at the centres of its Gaussians.
+@lru_cache(maxsize=8)
+def barycentric_weights(
+    count: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "count 3"]:
+    """Returns the weights of a triangle's corners at the centres of its Gaussians, the same tensor every time.
+
+    Made anew for each step, it would have to be copied to a GPU every time.
 
     Args:
         count: Gaussians per triangle: 1, 3, 4 or 6.
+        device: of the tensor.
+        dtype: of the tensor.
 
     >>> barycentric_weights(3)[0].tolist()
     [0.5, 0.25, 0.25]
     """
-    return torch.tensor(_WEIGHTS[count])
+    with torch.inference_mode(False):
+        return torch.tensor(_WEIGHTS[count], device=device, dtype=dtype)
 
 
 def initial_size(count: int) -> float:

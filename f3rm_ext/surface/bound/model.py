@@ -192,7 +192,7 @@ class BoundModel(SplatModel):
                 f"frame of the {start.frame}, so it is of another capture or in another frame: try "
                 f"--pipeline.model.mesh-frame {other}."
             )
-        plain = ", which has no vertex colours and starts grey" if start.corner_colors is None else ""
+        plain = "; it has no vertex colours, so it starts grey" if start.corner_colors is None else ""
         return (
             f"Refining {len(start.faces)} triangles of {config.mesh}, in the frame of the {start.frame}, with "
             f"{self.num_gaussians} Gaussians on them{plain}."
