@@ -9,6 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryOptions, parse_queries
 from f3rm_ext.scripts.export_mesh import Mesh
+from f3rm_ext.scripts.export_refined_mesh import RefinedMesh
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.frame import CaptureFrame
@@ -268,4 +269,5 @@ ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's 
     Annotated[Splats, tyro.conf.subcommand("splats")],
     Annotated[Convert, tyro.conf.subcommand("convert")],
     Annotated[Mesh, tyro.conf.subcommand("mesh")],
+    Annotated[RefinedMesh, tyro.conf.subcommand("refined-mesh")],
 ]
