@@ -28,7 +28,7 @@ def room_mesh(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     arrays = np.load(tiny_capture / "gt_mesh.npz")
     _, first, number = np.unique(np.round(arrays["vertices"] / 0.2), axis=0, return_index=True, return_inverse=True)
     faces = number.reshape(-1)[arrays["faces"]]
-    colors = np.abs(arrays["vertex_normal"][first] * 255).astype(np.uint8)
+    colors = arrays["vertex_color"][first]
     mesh = trimesh.Trimesh(arrays["vertices"][first], faces, vertex_colors=colors, process=False)
     mesh.update_faces(mesh.unique_faces())
     path = tmp_path_factory.mktemp("mesh") / "room.ply"
@@ -78,7 +78,7 @@ def test_it_is_evaluated_without_the_mesh_file(
         hidden.rename(room_mesh)
     assert done.code == 0, done.text[-3000:]
     metrics = json.loads((tmp_path / "eval.json").read_text())["results"]
-    assert metrics["gaussian_count"] == len(state["_model.faces"]) and metrics["psnr"] > 10
+    assert metrics["gaussian_count"] == len(state["_model.faces"]) and metrics["psnr"] > 7
     assert str(room_mesh.name) in (refined / "config.yml").read_text()
 
 
