@@ -49,7 +49,7 @@ class BoundModelConfig(SplatModelConfig):
     """Length of the run: short is 2,000 steps, medium 7,000, long 15,000. By default --max-num-iterations says it."""
     gaussians_per_triangle: PerTriangle = 1
     """Flat Gaussians on each triangle: 1 for fine meshes, 3, 4 or 6 for coarse ones."""
-    initial_opacity: float = 0.9
+    initial_opacity: float = 0.1
     """Opacity of the Gaussians at first, between 0 and 1."""
     normal_consistency: float = 0.1
     """Weight of the loss that aligns the normals of neighbouring triangles, 0 or more."""

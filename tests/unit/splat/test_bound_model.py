@@ -67,7 +67,7 @@ def do_step(model: BoundModel, hooks: Any, step: int, camera: Any, batch: dict[s
 def test_training_starts_with_gaussians_on_the_mesh_in_its_colors(
     make_model: Callable[..., BoundModel], begin_training: Callable[..., Any], ring_cameras: Any, count: int
 ) -> None:
-    model = make_model(gaussians_per_triangle=count)
+    model = make_model(gaussians_per_triangle=count, initial_opacity=0.9)
     assert model.num_gaussians == 0
     begin_training(model)
     model.eval()
