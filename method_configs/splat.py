@@ -1,4 +1,4 @@
-"""The methods `sugar-ext` and `sugar-ext-lite`: one factory, two presets."""
+"""The methods `sugar-ext`, `sugar-ext-lite` and `sugar-ext-refine`: one factory, three presets."""
 
 from f3rm_ext.compat import join_help_lines, quiet_known_warnings
 from f3rm_ext.errors import install_excepthook
@@ -9,6 +9,8 @@ PRESETS = {
     "sugar-ext": "Gaussian splats aligned to surfaces, with mip filters.",
     "sugar-ext-lite": "The same, small: for the CPU and for small GPUs.",
 }
+REFINEMENT = {"sugar-ext-refine": "A mesh and flat Gaussians bound to its triangles, refined together."}
+"""Presets that start from a mesh."""
 
 install_excepthook()
 quiet_known_warnings()
@@ -17,3 +19,4 @@ provide_ffmpeg()
 
 sugar_ext = guarded_splat_method("sugar-ext", PRESETS["sugar-ext"])
 sugar_ext_lite = guarded_splat_method("sugar-ext-lite", PRESETS["sugar-ext-lite"])
+sugar_ext_refine = guarded_splat_method("sugar-ext-refine", REFINEMENT["sugar-ext-refine"])

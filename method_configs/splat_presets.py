@@ -12,6 +12,7 @@ from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
 from f3rm_ext.splat.model import SplatModelConfig
 from f3rm_ext.splat.surface.options import RegularizationOptions
+from f3rm_ext.surface.bound.model import BoundModelConfig
 
 LEARNING_RATES = {
     "means": 1.6e-4,
@@ -22,15 +23,21 @@ LEARNING_RATES = {
     "features_rest": 2.5e-3 / 20,
 }
 """3DGS's, as in splatfacto."""
+BOUND_LEARNING_RATES = {
+    "vertices": LEARNING_RATES["means"],
+    "turns": LEARNING_RATES["quats"],
+    **{name: LEARNING_RATES[name] for name in ("scales", "opacities", "features_dc", "features_rest")},
+}
+"""Of Gaussians bound to a mesh, as in SuGaR."""
 
 
 def make_splat_config(name: str) -> F3rmTrainerConfig:
     """The training configuration of a splatting method.
 
     Args:
-        name: `sugar-ext`, or `sugar-ext-lite` for the CPU and small GPUs.
+        name: `sugar-ext`, `sugar-ext-lite` for the CPU and small GPUs, or `sugar-ext-refine`, which starts from a mesh.
     """
-    lite = name == "sugar-ext-lite"
+    lite, refine = name == "sugar-ext-lite", name == "sugar-ext-refine"
     model = SplatModelConfig()
     manager = ImageDataManagerConfig()
     if lite:
@@ -41,14 +48,17 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
             densify=DensifyOptions(max_gaussians=20_000),
         )
         manager = ImageDataManagerConfig(num_downscales=1, resolution_schedule=500)
+    if refine:
+        model = BoundModelConfig()
+        manager = ImageDataManagerConfig(num_downscales=0)
     optimizers: dict[str, Any] = {}
-    for group, lr in LEARNING_RATES.items():
+    for group, lr in (BOUND_LEARNING_RATES if refine else LEARNING_RATES).items():
         kind = PackedAdamOptimizerConfig if group == "features_rest" else AdamOptimizerConfig
         optimizers[group] = {"optimizer": kind(lr=lr, eps=1e-15), "scheduler": None}
     # A short run moves as far as a long one only at higher rates.
-    means = optimizers["means"]["optimizer"]
-    means.lr = LEARNING_RATES["means"] * (5 if lite else 1)
-    optimizers["means"]["scheduler"] = RunDecaySchedulerConfig(lr_final=means.lr / 100)
+    places = optimizers["vertices" if refine else "means"]
+    places["optimizer"].lr *= 5 if lite else 1
+    places["scheduler"] = RunDecaySchedulerConfig(lr_final=places["optimizer"].lr / 100)
     return F3rmTrainerConfig(
         method_name=name,
         max_num_iterations=3000 if lite else 15_000,

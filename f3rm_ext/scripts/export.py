@@ -9,6 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryOptions, parse_queries
 from f3rm_ext.scripts.export_mesh import Mesh
+from f3rm_ext.scripts.export_refined_mesh import RefinedMesh
 from f3rm_ext.scripts.export_texture import Texture
 
 if TYPE_CHECKING:
@@ -270,4 +271,5 @@ ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's 
     Annotated[Convert, tyro.conf.subcommand("convert")],
     Annotated[Mesh, tyro.conf.subcommand("mesh")],
     Annotated[Texture, tyro.conf.subcommand("texture")],
+    Annotated[RefinedMesh, tyro.conf.subcommand("refined-mesh")],
 ]

@@ -11,10 +11,12 @@ from nerfstudio.models.base_model import Model
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
+from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import CheckpointError
 from f3rm_ext.splat.features.heads import LiftedHeads
-from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.gaussians import Gaussians, sh_degree_of
 from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
+from f3rm_ext.splat.sharding import collect, count_of_all, deal_out
 
 PREFIX = "gauss_params."
 """Prefix of the parameters in checkpoints, as in splatfacto."""
@@ -26,13 +28,16 @@ class GaussianModel(Model):
     config: Any
     """Has ``sh_degree`` and ``memory`` (:class:`~f3rm_ext.splat.memory.options.MemoryOptions`)."""
     gauss_params: nn.ParameterDict
-    """Tensors of :class:`~f3rm_ext.splat.gaussians.Gaussians` by name."""
+    """Tensors of :class:`~f3rm_ext.splat.gaussians.Gaussians` by name, or what a subclass computes them from."""
     filter_3d: Tensor
     """Standard deviations of the 3D filter, (gaussians,), scene units; 0 where not computed yet."""
     lifted: LiftedHeads
     """Features of the Gaussians."""
     loaded = False
     """Whether the Gaussians come from a checkpoint."""
+    sharded = False
+    """Whether this process holds a part of the Gaussians; see :mod:`f3rm_ext.splat.sharding`."""
+    _total = 0
 
     @property
     def gaussians(self) -> Gaussians:
@@ -42,7 +47,26 @@ class GaussianModel(Model):
     @property
     def num_gaussians(self) -> int:
         """Number of Gaussians."""
-        return len(self.gauss_params["means"])
+        return len(self.gauss_params["opacities"])
+
+    @property
+    def total_gaussians(self) -> int:
+        """Number of Gaussians of all processes, as of the last round of densification where they are divided."""
+        return self._total if self.sharded else self.num_gaussians
+
+    def count_gaussians(self) -> int:
+        """Returns the number of Gaussians of all processes, each of which must call it where they are divided."""
+        return count_of_all(self.num_gaussians, self.device) if self.sharded else self.num_gaussians
+
+    def deal_out(self, state: dict[str, Any]) -> None:
+        """Keeps of a checkpoint what this process is to hold; see :func:`f3rm_ext.splat.sharding.deal_out`."""
+        if self.sharded:
+            deal_out(state)
+
+    def collect(self, state: dict[str, Any], ranks: Ranks) -> None:
+        """Completes a checkpoint on rank 0; see :func:`f3rm_ext.splat.sharding.collect`."""
+        if self.sharded:
+            collect(state, ranks)
 
     def set_gaussians(
         self, gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"] | None = None
@@ -75,14 +99,8 @@ class GaussianModel(Model):
         Raises:
             CheckpointError: the checkpoint holds no Gaussians.
         """
-        if PREFIX + "means" not in state_dict:
-            raise CheckpointError(
-                "The checkpoint holds no Gaussians, so it is of another method: load a run of sugar-ext."
-            )
-        found = Gaussians.of({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
-        filter_3d = state_dict.get("filter_3d", torch.zeros(len(found)))
-        loss = self.set_gaussians(found, filter_3d)
-        ours, theirs = self.config.sh_degree, found.sh_degree
+        loss = self._take(state_dict)
+        ours, theirs = self.config.sh_degree, sh_degree_of(state_dict[f"{PREFIX}features_rest"].shape[1])
         if ours != theirs or loss.rounding:
             CONSOLE.log(f"The checkpoint's colours of SH degree {theirs} are opened as degree {ours}: {loss}.")
         self.loaded = True
@@ -92,3 +110,12 @@ class GaussianModel(Model):
         own = {f"{PREFIX}{name}": value.data for name, value in self.gauss_params.items()}
         own["filter_3d"] = self.filter_3d
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
+
+    def _take(self, state_dict: Mapping[str, Any]) -> ConversionLoss:
+        """Replaces all Gaussians by those of a checkpoint; see :meth:`set_gaussians`."""
+        if PREFIX + "means" not in state_dict:
+            raise CheckpointError(
+                "The checkpoint holds no Gaussians, so it is of another method: load a run of sugar-ext."
+            )
+        found = Gaussians.of({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
+        return self.set_gaussians(found, state_dict.get("filter_3d", torch.zeros(len(found))))

@@ -22,7 +22,7 @@ from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
-from f3rm_ext.engine.ranks import Ranks, is_first, sum_over_ranks, world_size
+from f3rm_ext.engine.ranks import is_first, sum_over_ranks, world_size
 from f3rm_ext.engine.shortage import Lever, RunFacts
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.model_components import masks
@@ -44,7 +44,7 @@ from f3rm_ext.splat.rasterize import Backend, Rasterization
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_outputs, render_plane_depth
 from f3rm_ext.splat.resources import fit_trainer, levers
 from f3rm_ext.splat.schedule import Schedule, Stage
-from f3rm_ext.splat.sharding import check_sharding, collect, count_of_all, deal_out, own_slice, require_one_size
+from f3rm_ext.splat.sharding import check_sharding, own_slice, require_one_size
 from f3rm_ext.splat.surface import Regularizer, make_regularizer
 from f3rm_ext.splat.surface.multiview import DepthView, NeighbourViews
 from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
@@ -181,8 +181,6 @@ class SplatModel(QueryableSplats, GaussianModel):
     """
 
     config: SplatModelConfig
-    sharded = False
-    """Whether this process holds a part of the Gaussians; see :mod:`f3rm_ext.splat.sharding`."""
 
     def populate_modules(self) -> None:
         """Creates the initial Gaussians."""
@@ -192,22 +190,9 @@ class SplatModel(QueryableSplats, GaussianModel):
         cameras: Cameras | None = metadata.get("cameras")
         views = None if cameras is None else PinholeCameras.of(cameras)
         self.extent = 1.0 if views is None else views.extent()
-        generator = torch.Generator().manual_seed(config.seed)
-        points = initial_points(
-            self.kwargs.get("seed_points"),
-            metadata.get("points3D_source", "the capture"),
-            views,
-            config.num_random,
-            config.densify.max_gaussians,
-            generator,
-        )
-        self._start_notice = points.described
         self.sharded = config.shard_gaussians and world_size() > 1
-        gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)
-        gaussians = gaussians[own_slice()] if self.sharded else gaussians
-        self.gauss_params = nn.ParameterDict(
-            {name: nn.Parameter(value.contiguous()) for name, value in gaussians.tensors().items()}
-        )
+        first = self._first_parameters(metadata.get("points3D_source", "the capture"), views)
+        self.gauss_params = nn.ParameterDict({name: nn.Parameter(value.contiguous()) for name, value in first.items()})
         self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
         self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
         self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
@@ -226,7 +211,26 @@ class SplatModel(QueryableSplats, GaussianModel):
         self._saved_training: dict[str, Any] = {}
         self._rasterization: Rasterization | None = None
         self._filter_stale = True
-        self._total = 0
+
+    def _first_parameters(self, source: str, views: PinholeCameras | None) -> dict[str, Tensor]:
+        """Returns the parameters of the initial Gaussians.
+
+        Args:
+            source: origin of the capture's points, for the log.
+            views: the training cameras.
+        """
+        config, generator = self.config, torch.Generator().manual_seed(self.config.seed)
+        points = initial_points(
+            self.kwargs.get("seed_points"),
+            source,
+            views,
+            config.num_random,
+            config.densify.max_gaussians,
+            generator,
+        )
+        self._start_notice = points.described
+        gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)
+        return (gaussians[own_slice()] if self.sharded else gaussians).tensors()
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -245,21 +249,8 @@ class SplatModel(QueryableSplats, GaussianModel):
         last_step = attributes.trainer.config.max_num_iterations - 1
         options = replace(config.surface, mode=cast(Mode, config.regularization))
         schedule = Schedule.of(schedule_length(attributes.trainer.config), options, config.start_stage)
-        if config.start_from is not None and not self.loaded:
-            from f3rm_ext.splat.start_from import read_start
-
-            start = read_start(config.start_from, config.start_iteration)
-            if self.sharded:
-                start = replace(start, gaussians=start.gaussians[own_slice()])
-            start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
-            loss = self.set_gaussians(start.seen_by(views, config.mip))
-            CONSOLE.log(
-                f"Starting from {self.count_gaussians()} Gaussians of {start.source}, which lie in the frame of the "
-                f"{start.frame}: {loss}.",
-                markup=False,
-            )
-        elif not self.loaded:
-            CONSOLE.log(self._start_notice, markup=False)
+        if not self.loaded:
+            CONSOLE.log(self._start(manager, views), markup=False)
         self.regularizer = make_regularizer(schedule.surface(options))
         self.nearby = NeighbourViews(cameras, self.extent, self.device) if options.mode == "planar" else None
         self.densifier = make_densifier(
@@ -277,7 +268,7 @@ class SplatModel(QueryableSplats, GaussianModel):
                 self._total = self.count_gaussians()
             self.current_sh_degree = schedule.sh_degree(step, config.sh_degree, config.sh_steps_per_degree)
             if config.mip.due(step, schedule.total, self._filter_stale):
-                self.filter_3d = smoothing_filter(self.gauss_params["means"].detach(), *views, options=config.mip)
+                self.filter_3d = smoothing_filter(self.gaussians.means.detach(), *views, options=config.mip)
             self._filter_stale = False
 
         def after(step: int) -> None:
@@ -285,7 +276,8 @@ class SplatModel(QueryableSplats, GaussianModel):
             params = self.gauss_params
             change = self.densifier.after_backward(schedule.at(step), self._rasterization, params, optimizers)
             self._filter_stale = self._follow(change)
-            remove = self.regularizer.prune_mask(schedule.at(step), self.gaussians)
+            idle = self.regularizer.options.mode == "none"
+            remove = None if idle else self.regularizer.prune_mask(schedule.at(step), self.gaussians)
             if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._rasterization = None
@@ -302,33 +294,36 @@ class SplatModel(QueryableSplats, GaussianModel):
             for location, call in zip(locations, (before, after), strict=True)
         ]
 
+    def _start(self, manager: Any, views: PinholeCameras) -> str:
+        """Replaces the initial Gaussians by those to start from, if any are given. Returns what the log says.
+
+        Args:
+            manager: the datamanager.
+            views: the training cameras, on the device of the model.
+        """
+        config = self.config
+        if config.start_from is None:
+            return self._start_notice
+        from f3rm_ext.splat.start_from import read_start
+
+        start = read_start(config.start_from, config.start_iteration)
+        if self.sharded:
+            start = replace(start, gaussians=start.gaussians[own_slice()])
+        start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
+        loss = self.set_gaussians(start.seen_by(views, config.mip))
+        return (
+            f"Starting from {self.count_gaussians()} Gaussians of {start.source}, which lie in the frame of the "
+            f"{start.frame}: {loss}."
+        )
+
     def gather_statistics(self) -> None:
         """Brings the statistics of densification of all processes to rank 0; see :class:`Densifier`."""
         if self.densifier is not None:
             self.densifier.gather_statistics()
 
-    @property
-    def total_gaussians(self) -> int:
-        """Number of Gaussians of all processes, as of the last round of densification where they are divided."""
-        return self._total if self.sharded else self.num_gaussians
-
-    def count_gaussians(self) -> int:
-        """Returns the number of Gaussians of all processes, each of which must call it where they are divided."""
-        return count_of_all(self.num_gaussians, self.device) if self.sharded else self.num_gaussians
-
-    def deal_out(self, state: dict[str, Any]) -> None:
-        """Keeps of a checkpoint what this process is to hold; see :func:`f3rm_ext.splat.sharding.deal_out`."""
-        if self.sharded:
-            deal_out(state)
-
-    def collect(self, state: dict[str, Any], ranks: Ranks) -> None:
-        """Completes a checkpoint on rank 0; see :func:`f3rm_ext.splat.sharding.collect`."""
-        if self.sharded:
-            collect(state, ranks)
-
     def memory_levers(self) -> list[Lever]:
         """Returns options that lower the memory of a training step."""
-        growing = self.schedule.at(self.step) < self.schedule.last_growth()
+        growing = self.config.densify.strategy != "none" and self.schedule.at(self.step) < self.schedule.last_growth()
         facts = RunFacts(self.device.type, self.num_train_data, gaussians=self.total_gaussians, growing=growing)
         return self.config.memory_levers(facts)
 
@@ -409,7 +404,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         truth = self._truth(batch, outputs.get("background", self.background))
         mask = batch["mask"].to(self.device) if "mask" in batch else None
         losses = {"rgb_loss": photometric_loss(outputs["rgb"], truth, mask, self.config.ssim_weight)}
-        if not self.training or self.regularizer is None:
+        if not self.training or self.regularizer is None or self.regularizer.options.mode == "none":
             return losses
         rendered, view = outputs["rendered"], outputs["view"]
         step = self.schedule.at(self.step)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from pretend.gsplat_kernels import gsplat_kernels
-from pretend.small import CASES, SPLATS, STEPS, build, on_cuda
+from pretend.small import CASES, REFINEMENT, SPLATS, STEPS, build, on_cuda
 from pretend.tensors import pretended
 
 
@@ -14,7 +14,7 @@ def test_steps(method: str, mode: str, noise_capture: Path, tmp_path_factory: py
     """Steps with backward pass, optimisers, 3D filter and densification; the first has the losses of the CPU."""
     folder = tmp_path_factory.getbasetemp() / "features"
     splats = method in SPLATS
-    truth = build(method, mode, noise_capture, folder) if method in ("f3rm-ext", "sugar-ext") else None
+    truth = build(method, mode, noise_capture, folder) if method in ("f3rm-ext", "sugar-ext", REFINEMENT) else None
     steps = STEPS[mode] if splats else (0, 1)
     expected = None
     if truth is not None:

@@ -71,5 +71,6 @@ def test_every_class_it_may_name_is_frozen(path: Path) -> None:
 def test_every_method_is_frozen() -> None:
     from f3rm_ext.method_configs.nerf import PRESETS
     from f3rm_ext.method_configs.splat import PRESETS as SPLAT_PRESETS
+    from f3rm_ext.method_configs.splat import REFINEMENT
 
-    assert {path.stem for path in FROZEN} == {*PRESETS, *SPLAT_PRESETS}
+    assert {path.stem for path in FROZEN} == {*PRESETS, *SPLAT_PRESETS, *REFINEMENT}

@@ -18,11 +18,14 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.guarded import BrokenMethodConfig, guarded_method, guarded_splat_method
 from f3rm_ext.method_configs.nerf import PRESETS
 from f3rm_ext.method_configs.presets import make_config
-from f3rm_ext.method_configs.splat import PRESETS as SPLAT_PRESETS
+from f3rm_ext.method_configs.splat import PRESETS as SPLATS
+from f3rm_ext.method_configs.splat import REFINEMENT
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.surface.bound.model import PARAMETERS
 
 ROOT = Path(__file__).parents[2]
+SPLAT_PRESETS = {**SPLATS, **REFINEMENT}
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *SPLAT_PRESETS])
@@ -54,7 +57,7 @@ def test_only_splats_read_the_points_of_a_capture(name: str) -> None:
         assert typed(name, *arguments).datamanager.dataparser.load_3D_points == (name in SPLAT_PRESETS)
 
 
-@pytest.mark.parametrize("name", SPLAT_PRESETS)
+@pytest.mark.parametrize("name", SPLATS)
 def test_splats_take_short_names(name: str) -> None:
     config = typed(
         name,
@@ -65,6 +68,13 @@ def test_splats_take_short_names(name: str) -> None:
     assert model.memory.optimize_memory and model.memory.fragmentation == "aggressive" and model.sh_degree == 1
     assert model.regularization == "dn-consistency" and "dn_consistency" not in yaml.dump(config)
     assert typed(name, "--sh_degree", "0", "--regularization", "sdf").model.regularization == "sdf"
+
+
+def test_the_refinement_takes_short_names() -> None:
+    words = ("--mesh", "m.ply", "--refinement-time", "short", "--sh-degree", "1", "--optimize-memory", "True")
+    model = typed("sugar-ext-refine", *words).model
+    assert model.mesh == Path("m.ply") and model.refinement_time == "short" and model.sh_degree == 1
+    assert typed("sugar-ext-refine", "--refinement_time", "medium").model.refinement_time == "medium"
 
 
 def typed(name: str, *arguments: str) -> Any:
@@ -95,13 +105,13 @@ def test_splats_survive_their_config_file_and_share_no_state(name: str) -> None:
     assert yaml.dump(again) == yaml.dump(config) and again.pipeline.model == config.pipeline.model
     assert config.viewer.websocket_host == "127.0.0.1"
     config.pipeline.model.densify.max_gaussians = 7
-    config.optimizers["means"]["optimizer"].lr = 1.0
+    config.optimizers["opacities"]["optimizer"].lr = 1.0
     assert yaml.dump(other) == yaml.dump(make_splat_config(name))
 
 
 @pytest.mark.parametrize("name", SPLAT_PRESETS)
 def test_every_tensor_of_gaussians_has_an_optimiser(name: str) -> None:
-    names = {field.name for field in dataclasses.fields(Gaussians)}
+    names = {field.name for field in dataclasses.fields(Gaussians)} if name in SPLATS else {*PARAMETERS}
     assert set(make_splat_config(name).optimizers) == names
 
 
@@ -189,11 +199,22 @@ OF_SPLATS = {
 }
 
 
+OF_REFINEMENT = {
+    f"pipeline.model.{name}"
+    for name in (
+        *("regularization", "surface", "densify", "num-random"),
+        *("start-from", "start-iteration", "start-frame", "start-stage"),
+    )
+}
+
+
 @pytest.mark.parametrize("name", [*PRESETS, *SPLAT_PRESETS])
 def test_options_without_effect_are_not_offered(name: str) -> None:
     """Whoever adds an option that is not on the command line, or hides one, says so here."""
     config = make_config(name) if name in PRESETS else make_splat_config(name)
     expected = WITHOUT_EFFECT | (OF_FIELDS if name in PRESETS else OF_SPLATS)
+    if name in REFINEMENT:
+        expected |= OF_REFINEMENT
     offered = _flags(config)
     hidden = {option for option in _options(config) if option not in offered}
     unknown = {option for option in hidden if not any(f"{option}.".startswith(f"{known}.") for known in expected)}

@@ -75,7 +75,7 @@ class Densifier:
         Raises:
             ConfigError: no Gaussian would be left.
         """
-        return Change(len(params["means"]))
+        return Change(len(params["opacities"]))
 
     def prune(self, mask: Bool[Tensor, " gaussians"], params: Parameters, optimizers: RunOptimizers) -> Change:
         """Removes Gaussians outside the schedule.

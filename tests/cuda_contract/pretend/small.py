@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trimesh
 from torch import Tensor
 
 from pretend.steps import Run, make_run
@@ -12,9 +13,11 @@ from pretend.tensors import PretendCuda
 
 FIELDS = ("f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big")
 SPLATS = ("sugar-ext", "sugar-ext-lite")
+REFINEMENT = "sugar-ext-refine"
 MODES = ("none", "density", "sdf", "dn-consistency", "planar")
 
 CASES = [(method, "none") for method in FIELDS] + [(method, mode) for method in SPLATS for mode in MODES]
+CASES += [(REFINEMENT, "none")]
 STEPS = {
     "none": (0, 600, 3000, 4001),
     "density": (7901, 9001, 9601),
@@ -58,8 +61,19 @@ def small_splats(mode: str, **densify: Any) -> Callable[[Any], None]:
     return change
 
 
+def small_refinement(config: Any) -> None:
+    """A ball of 80 triangles, with four Gaussians on each."""
+    path = Path(config.pipeline.datamanager.features.cache_dir) / "ball.ply"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    trimesh.creation.icosphere(subdivisions=1, radius=0.5).export(path)
+    model = config.pipeline.model
+    model.mesh, model.mesh_frame, model.gaussians_per_triangle = path, "scene", 4
+
+
 def small(method: str, mode: str = "none", **densify: Any) -> Callable[[Any], None]:
     """Makes the configuration of a method small."""
+    if method == REFINEMENT:
+        return small_refinement
     return small_field if method in FIELDS else small_splats(mode, **densify)
 
 

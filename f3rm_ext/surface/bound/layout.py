@@ -1,0 +1,54 @@
+"""Places of flat Gaussians on a triangle (SuGaR, Guédon & Lepetit 2024, refinement)."""
+
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+PerTriangle = Literal[1, 3, 4, 6]
+_CENTRE = (1 / 3, 1 / 3, 1 / 3)
+_RADII = {1: 1 / (2 * 3**0.5), 3: 1 / (2 * (3**0.5 + 1)), 4: 1 / (4 * 3**0.5), 6: 1 / (4 + 2 * 3**0.5)}
+"""Radii of the circles at these places in an equilateral triangle, in units of its side."""
+
+
+def _turned(own: float, other: float) -> tuple[tuple[float, float, float], ...]:
+    return (own, other, other), (other, own, other), (other, other, own)
+
+
+_WEIGHTS = {
+    1: (_CENTRE,),
+    3: _turned(1 / 2, 1 / 4),
+    4: (_CENTRE, *_turned(2 / 3, 1 / 6)),
+    6: (*_turned(2 / 3, 1 / 6), *_turned(1 / 6, 5 / 12)),
+}
+
+
+@lru_cache(maxsize=8)
+def barycentric_weights(
+    count: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "count 3"]:
+    """Returns the weights of a triangle's corners at the centres of its Gaussians, the same tensor every time.
+
+    Made anew for each step, it would have to be copied to a GPU every time.
+
+    Args:
+        count: Gaussians per triangle: 1, 3, 4 or 6.
+        device: of the tensor.
+        dtype: of the tensor.
+
+    >>> barycentric_weights(3)[0].tolist()
+    [0.5, 0.25, 0.25]
+    """
+    with torch.inference_mode(False):
+        return torch.tensor(_WEIGHTS[count], device=device, dtype=dtype)
+
+
+def initial_size(count: int) -> float:
+    """Returns the first standard deviation of each Gaussian, in units of the triangle's shortest edge.
+
+    >>> round(initial_size(1), 4)
+    0.2887
+    """
+    return _RADII[count]

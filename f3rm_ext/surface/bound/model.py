@@ -1,0 +1,228 @@
+"""Refinement: a mesh and the flat Gaussians on its triangles, optimised together, on nerfstudio's trainer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes
+from nerfstudio.engine.trainer import TrainerConfig
+from torch import Tensor
+
+from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.errors import CheckpointError, ConfigError, MeshError
+from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.densify import DensifyOptions
+from f3rm_ext.splat.gaussian_model import PREFIX
+from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
+from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
+from f3rm_ext.splat.mip import MipOptions, sampling_intervals
+from f3rm_ext.splat.model import SplatModel, SplatModelConfig
+from f3rm_ext.splat.surface.options import RegularizationOptions
+from f3rm_ext.surface.bound.gaussians import THICKNESS, BoundGaussians, bind
+from f3rm_ext.surface.bound.layout import PerTriangle
+from f3rm_ext.surface.bound.smoothness import TrianglePairs, normal_inconsistency, triangle_pairs
+from f3rm_ext.surface.bound.start import read_start_mesh
+
+RefinementTime = Literal["short", "medium", "long"]
+STEPS: dict[str, int] = {"short": 2_000, "medium": 7_000, "long": 15_000}
+"""Steps of SuGaR's refinement."""
+PARAMETERS = ("vertices", "scales", "turns", "opacities", "features_dc", "features_rest")
+"""What is optimised, by its name in :class:`~f3rm_ext.surface.bound.gaussians.BoundGaussians`."""
+_FACES = "faces"
+
+
+@dataclass
+class BoundModelConfig(SplatModelConfig):
+    """Options of the refinement of a mesh with Gaussians bound to it."""
+
+    _target: type = field(default_factory=lambda: BoundModel)
+    mesh: Annotated[Path | None, tyro.conf.arg(aliases=["--mesh"])] = None
+    """The mesh to refine: .ply, .obj or .glb, best with colours at its vertices. Checkpoints hold it, so later commands
+    do not need the file."""
+    mesh_frame: Literal["auto", "capture", "scene"] = "auto"
+    """Coordinate frame of the mesh. capture is that of the capture's original poses, scene is nerfstudio's. auto takes
+    what the file says, as those of `f3rm-ext export mesh` do, else capture."""
+    refinement_time: Annotated[RefinementTime | None, tyro.conf.arg(aliases=["--refinement-time"])] = None
+    """Length of the run: short is 2,000 steps, medium 7,000, long 15,000. By default --max-num-iterations says it."""
+    gaussians_per_triangle: PerTriangle = 1
+    """Flat Gaussians on each triangle: 1 for fine meshes, 3, 4 or 6 for coarse ones."""
+    initial_opacity: float = 0.1
+    """Opacity of the Gaussians at first, between 0 and 1."""
+    normal_consistency: float = 0.1
+    """Weight of the loss that aligns the normals of neighbouring triangles, 0 or more."""
+    mip: MipOptions = field(default_factory=lambda: MipOptions(filter_3d=False))
+    """Anti-aliasing filters. The 3D filter is for Gaussians with a thickness."""
+
+    # A mesh fixes where and how many the Gaussians are, and that they are flat.
+    regularization: tyro.conf.Suppress[Any] = "none"
+    surface: tyro.conf.Suppress[Any] = field(default_factory=RegularizationOptions)
+    densify: tyro.conf.Suppress[Any] = field(default_factory=lambda: DensifyOptions(strategy="none"))
+    start_from: tyro.conf.Suppress[Path | None] = None
+    start_iteration: tyro.conf.Suppress[int | None] = None
+    start_frame: tyro.conf.Suppress[Any] = "auto"
+    start_stage: tyro.conf.Suppress[Any] = "vanilla"
+    num_random: tyro.conf.Suppress[int] = 50_000
+    shard_gaussians: tyro.conf.Suppress[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mip.filter_3d:
+            raise ConfigError(
+                "The 3D filter makes Gaussians without thickness transparent, and those on a mesh have none: leave "
+                "--pipeline.model.mip.filter-3d at False."
+            )
+        if not 0 < self.initial_opacity < 1:
+            raise ConfigError(f"initial-opacity is {self.initial_opacity}, but it must be between 0 and 1.")
+        if not self.normal_consistency >= 0:
+            raise ConfigError(f"normal-consistency is {self.normal_consistency}, but it must be 0 or more.")
+
+    def fit_trainer(self, trainer: TrainerConfig) -> None:
+        """Sets the length of the run, and checks that there is a mesh unless the run resumes.
+
+        Args:
+            trainer: options of the trainer, changed in place.
+
+        Raises:
+            ConfigError: no mesh is given, or two lengths of the run.
+            MeshError: there is no such mesh.
+        """
+        if self.refinement_time is not None:
+            steps, given = STEPS[self.refinement_time], trainer.max_num_iterations
+            if given not in (steps, STEPS["long"]):
+                raise ConfigError(
+                    f"--refinement-time {self.refinement_time} means {steps} steps, but --max-num-iterations is "
+                    f"{given}: give one of the two."
+                )
+            trainer.max_num_iterations = steps
+        if trainer.load_dir is None and trainer.load_checkpoint is None:
+            if self.mesh is None:
+                raise ConfigError(
+                    "There is no mesh to refine: give one by --pipeline.model.mesh; `f3rm-ext export mesh` makes one "
+                    "of a run."
+                )
+            if not self.mesh.is_file():
+                raise MeshError(f"There is no mesh {self.mesh}: check --pipeline.model.mesh.")
+        super().fit_trainer(trainer)
+
+
+class BoundModel(SplatModel):
+    """A mesh whose vertices are optimised, with flat Gaussians on its triangles.
+
+    It has no triangles until training starts or a checkpoint is loaded.
+    """
+
+    config: BoundModelConfig
+    faces: Tensor
+    """Vertex indices, (faces, 3)."""
+    _pairs: TrianglePairs | None = None
+    _known: tuple[object, Gaussians] | None = None
+
+    def populate_modules(self) -> None:
+        """Creates a model without triangles."""
+        self.register_buffer(_FACES, torch.zeros(0, 3, dtype=torch.int64))
+        super().populate_modules()
+
+    def _first_parameters(self, source: str, views: PinholeCameras | None) -> dict[str, Tensor]:
+        rest = sh_rest_count(self.config.sh_degree)
+        widths = {"vertices": (3,), "scales": (2,), "turns": (2,), "opacities": (1,), "features_dc": (3,)}
+        return {name: torch.zeros(0, *width) for name, width in {**widths, "features_rest": (rest, 3)}.items()}
+
+    # --- the mesh ----------------------------------------------------------------------------------------------------
+
+    @property
+    def bound(self) -> BoundGaussians:
+        """The mesh and the Gaussians on it, as optimised."""
+        return BoundGaussians(**dict(self.gauss_params.items()), faces=self.faces, thickness=THICKNESS * self.extent)
+
+    @property
+    def gaussians(self) -> Gaussians:
+        """The Gaussians as the present mesh places them; the same object until it changes, where no gradient flows."""
+        if torch.is_grad_enabled():
+            return self.bound.gaussians()
+        state = [(value.data_ptr(), value._version) for value in (*self.gauss_params.values(), self.faces)]
+        if self._known is None or self._known[0] != (state, self.extent):
+            with torch.inference_mode(False), torch.no_grad():
+                self._known = (state, self.extent), self.bound.gaussians()
+        return self._known[1]
+
+    def set_bound(self, bound: BoundGaussians) -> ConversionLoss:
+        """Replaces mesh and Gaussians. The parameters stay the same objects, so optimisers keep working.
+
+        Args:
+            bound: any number of them; colours are converted to the SH degree of the model.
+
+        Returns:
+            What the SH degree and the storage of the model lose of the colours.
+        """
+        self.lifted.clear()
+        rest, loss = convert_harmonics(bound.features_rest, self.config.sh_degree, self.config.memory.sh_dtype)
+        for name in PARAMETERS:
+            value = rest if name == "features_rest" else getattr(bound, name).float()
+            self.gauss_params[name].data = value.detach().to(self.device, copy=True)
+        self.faces = bound.faces.to(self.device)
+        self.filter_3d = torch.zeros(len(bound), device=self.device)
+        self._known = None
+        return loss
+
+    def set_gaussians(self, gaussians: Gaussians, filter_3d: Tensor | None = None) -> ConversionLoss:
+        """Raises: Gaussians on a mesh follow it; see :meth:`set_bound`."""
+        raise NotImplementedError("Gaussians on a mesh follow it: use set_bound.")
+
+    def _start(self, manager: Any, views: PinholeCameras) -> str:
+        config = self.config
+        assert config.mesh is not None
+
+        def capture_frame() -> CaptureFrame:
+            return CaptureFrame.of_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
+
+        start = read_start_mesh(config.mesh, config.mesh_frame, capture_frame)
+        thickness = THICKNESS * self.extent
+        per_triangle, alpha = config.gaussians_per_triangle, config.initial_opacity
+        self.set_bound(
+            bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
+        )
+        with torch.no_grad():
+            seen = sampling_intervals(self.gaussians.means, *views, near=config.near_plane)[1]
+        if not bool(seen.any()):
+            other = "capture" if start.frame == "scene" else "scene"
+            raise MeshError(
+                f"No training camera sees any of the {len(start.faces)} triangles of {config.mesh}, taken to be in the "
+                f"frame of the {start.frame}, so it is of another capture or in another frame: try "
+                f"--pipeline.model.mesh-frame {other}."
+            )
+        plain = "; it has no vertex colours, so it starts grey" if start.corner_colors is None else ""
+        return (
+            f"Refining {len(start.faces)} triangles of {config.mesh}, in the frame of the {start.frame}, with "
+            f"{self.num_gaussians} Gaussians on them{plain}."
+        )
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
+        """Sets up the schedule, the mesh, and which triangles are neighbours."""
+        callbacks = super().get_training_callbacks(attributes)
+        self._pairs = triangle_pairs(self.faces)
+        return callbacks
+
+    def get_loss_dict(
+        self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
+    ) -> dict[str, Tensor]:
+        """Returns ``rgb_loss`` and ``normal_consistency``."""
+        losses = super().get_loss_dict(outputs, batch, metrics_dict)
+        if self.training and self._pairs is not None and self.config.normal_consistency > 0:
+            inconsistency = normal_inconsistency(self.gauss_params["vertices"], self.faces, self._pairs)
+            losses["normal_consistency"] = self.config.normal_consistency * inconsistency
+        return losses
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _take(self, state_dict: Mapping[str, Any]) -> ConversionLoss:
+        if _FACES not in state_dict or f"{PREFIX}vertices" not in state_dict:
+            raise CheckpointError(
+                "The checkpoint holds no mesh, so it is of another method: load a run of sugar-ext-refine."
+            )
+        found = {name: state_dict[PREFIX + name] for name in PARAMETERS}
+        return self.set_bound(BoundGaussians(**found, faces=state_dict[_FACES], thickness=THICKNESS * self.extent))

@@ -1,0 +1,55 @@
+"""Consistency of the normals of neighbouring triangles, which keeps a mesh smooth while its vertices move."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from f3rm_ext.surface.bound.gaussians import triangle_normals
+
+
+class TrianglePairs(NamedTuple):
+    """Pairs of triangles that share an edge."""
+
+    first: Int[Tensor, " pairs"]
+    """Index of one triangle."""
+    second: Int[Tensor, " pairs"]
+    """Index of the other."""
+    signs: Float[Tensor, " pairs"]
+    """1 where both face the same side of the surface, −1 where one of them is wound the other way."""
+
+
+@torch.no_grad()
+def triangle_pairs(faces: Int[Tensor, "faces 3"]) -> TrianglePairs:
+    """Finds the pairs of triangles that share an edge. Three and more at an edge are paired in a row.
+
+    >>> first, second, signs = triangle_pairs(torch.tensor([[0, 1, 2], [2, 1, 3]]))
+    >>> first.tolist(), second.tolist(), signs.tolist()
+    ([0], [1], [1.0])
+    """
+    starts, ends = faces.flatten(), faces.roll(-1, dims=1).flatten()
+    owners = torch.arange(len(faces), device=faces.device).repeat_interleave(3)
+    low, high = torch.minimum(starts, ends), torch.maximum(starts, ends)
+    keys = low * (int(faces.max()) + 1 if len(faces) else 1) + high
+    keys, order = keys.sort(stable=True)
+    here = (keys[1:] == keys[:-1]).nonzero()[:, 0]
+    one, two = order[here], order[here + 1]
+    opposite = (starts[one] < ends[one]) != (starts[two] < ends[two])
+    return TrianglePairs(owners[one], owners[two], torch.where(opposite, 1.0, -1.0))
+
+
+def normal_inconsistency(
+    vertices: Float[Tensor, "verts 3"], faces: Int[Tensor, "faces 3"], pairs: TrianglePairs
+) -> Float[Tensor, ""]:
+    """Computes the mean of 1 − n·m over pairs of neighbouring triangles with normals n and m; 0 without pairs.
+
+    Args:
+        vertices: any frame; differentiable.
+        faces: vertex indices.
+        pairs: of these faces.
+    """
+    if not len(pairs.first):
+        return 0 * vertices.sum()
+    normals = triangle_normals(vertices[faces])
+    return (1 - pairs.signs * (normals[pairs.first] * normals[pairs.second]).sum(dim=1)).mean()
