@@ -62,8 +62,8 @@ class SplatModelConfig(OwnModelConfig):
     ] = "dn-consistency"
     """Loss that pulls Gaussians to surfaces in the later part of the run. density is quick and suits objects. sdf
     suits unbounded scenes. dn-consistency (or dn_consistency) adds agreement of normals with depth to density;
-    it is the slowest and smoothest. planar flattens Gaussians and makes the depth of their planes agree with rendered
-    normals and between nearby views; it keeps most Gaussians. none turns the regularisation off."""
+    it is the slowest and smoothest. planar (experimental) flattens Gaussians and makes the depth of their planes agree
+    with rendered normals and between nearby views. none turns the regularisation off."""
     surface: RegularizationOptions = field(default_factory=RegularizationOptions)
     """Constants of the regularisation. Steps are for a run of 15 000 steps and scale with its length."""
     densify: DensifyOptions = field(default_factory=DensifyOptions)
