@@ -202,7 +202,7 @@ OF_SPLATS = {
 OF_REFINEMENT = {
     f"pipeline.model.{name}"
     for name in (
-        *("regularization", "surface", "densify", "num-random"),
+        *("regularization", "surface", "densify", "num-random", "shard-gaussians"),
         *("start-from", "start-iteration", "start-frame", "start-stage"),
     )
 }

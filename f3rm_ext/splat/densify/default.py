@@ -66,7 +66,7 @@ class _CappedStrategy(DefaultStrategy):
             if rows is None:
                 state["radii"] = torch.maximum(state["radii"], shares)
             else:
-                state["radii"].index_reduce_(0, rows, shares, "amax")
+                state["radii"].scatter_reduce_(0, rows, shares, "amax")
 
     @torch.no_grad()
     def _grow_gs(self, params: Any, optimizers: Any, state: dict[str, Any], step: int) -> tuple[int, int]:
