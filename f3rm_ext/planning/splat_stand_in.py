@@ -58,7 +58,7 @@ def splat_stand_in(device_type: str, arrays: bool = True) -> Iterator[None]:
 
 @contextmanager
 def _module(name: str, module: ModuleType) -> Iterator[None]:
-    """While this is entered, a module has a stand-in; mock.patch.dict would also drop all modules imported meanwhile."""
+    """Puts a stand-in in place of a module. mock.patch.dict would also drop whatever is imported meanwhile."""
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
