@@ -155,7 +155,7 @@ class _Search:
 
     def pull_until_it_fits(self, what: Peak) -> None:
         """Pulls levers until the run fits or nothing helps any more."""
-        useless = set(UNPREDICTED)
+        useless: set[str] = set(UNPREDICTED)
         while not self.fits(self.pulled, what) and len(self.pulled) < MOST_LEVERS:
             levers = [lever for lever in find_levers(*self.at(self.pulled), what) if lever.option not in useless]
             if not levers:

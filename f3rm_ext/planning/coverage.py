@@ -94,8 +94,9 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
         raise ConfigError(f"How {config.method_name} goes through its images is not known here.")
     summary = coverage.summary()
     total = float(coverage.rays.sum())
-    scope = getattr(manager, "ray_batch_scope", None)
-    all_rays = steps * manager.train_num_rays_per_batch if scope == "global" else total * processes
+    all_rays = total * processes
+    if isinstance(manager, F3rmDataManagerConfig) and manager.ray_batch_scope == "global":
+        all_rays = steps * manager.train_num_rays_per_batch
     one_pass = None if cycle.window_size == cycle.num_images else steps // -(-cycle.num_images // cycle.window_size)
     return PlannedCoverage(
         steps=steps,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nerfstudio.engine.trainer import TrainerConfig
+from f3rm_ext.engine.trainer import F3rmTrainerConfig
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Device:
 class PlanRequest:
     """A run to be planned."""
 
-    config: TrainerConfig
+    config: F3rmTrainerConfig
     """The run as ``ns-train`` would start it with the same arguments."""
     capture: CaptureSizes
     """Sizes of its capture."""

@@ -4,6 +4,7 @@ One stand-in for the kernels of numba on the CPU, one for those of gsplat 1.4 an
 real one. All Gaussians count as visible, the largest case.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -41,7 +42,7 @@ def splat_stand_in(device_type: str, arrays: bool = True) -> Iterator[None]:
             stack.enter_context(mock.patch.object(owner, name, value))
 
         if device_type == "cuda":
-            stack.enter_context(mock.patch.dict("sys.modules", {"gsplat": _gsplat()}))
+            stack.enter_context(_module("gsplat", _gsplat()))
             put(compat, "check_gsplat_kernels", lambda: None)
             put(rasterize, "resolve_backend", lambda *_: "gsplat")
             put(packed, "_StoredHarmonics", _HarmonicsOnCuda)
@@ -53,6 +54,19 @@ def splat_stand_in(device_type: str, arrays: bool = True) -> Iterator[None]:
         put(adam, "_stepped_by_kernel", lambda *_: True)
         put(remainder, "choose", _remainders)
         yield
+
+
+@contextmanager
+def _module(name: str, module: ModuleType) -> Iterator[None]:
+    """Puts a stand-in in place of a module. mock.patch.dict would also drop whatever is imported meanwhile."""
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
 
 
 def _project(

@@ -52,15 +52,13 @@ def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
     Raises:
         UserError: the ledger cannot be read.
     """
-    try:
-        from f3rm_ext.bench.conditions import hardware
-        from f3rm_ext.bench.ledger import throughput
-    except ImportError:
-        return None
+    from f3rm_ext.bench.conditions import hardware
+    from f3rm_ext.bench.ledger import throughput
+
     rays = getattr(config.pipeline.datamanager, "train_num_rays_per_batch", int(sizes.pixels.max()))
     if config.machine.num_devices * config.machine.num_machines > 1:
         return None
-    found = throughput(config.method_name, hardware=hardware(config.machine.device_type), rays_per_step=rays)
+    found = throughput(config.method_name or "", hardware=hardware(config.machine.device_type), rays_per_step=rays)
     if found is None:
         return None
     names = ", ".join(found.entries)

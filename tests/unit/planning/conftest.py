@@ -47,12 +47,13 @@ def plain_estimate(request: PlanRequest) -> MemoryEstimate:
             "activations": manager.train_num_rays_per_batch // request.processes * samples * 256,
         }
         on_device = manager.images_on_gpu
+    with_images: dict[Category, int] = {**train, "images": pixels}
     if request.device.type == "cpu":
-        return MemoryEstimate({"train": {**train, "images": pixels}})
+        return MemoryEstimate({"train": with_images})
     train["context"] = 500 * MIB
-    pictures = {**train, "activations": (model.eval_num_rays_per_chunk or 32768) * 64 * 1024}
+    pictures: dict[Category, int] = {**train, "activations": (model.eval_num_rays_per_chunk or 32768) * 64 * 1024}
     if on_device:
-        return MemoryEstimate({"train": {**train, "images": pixels}, "evaluation": pictures})
+        return MemoryEstimate({"train": {**with_images, "context": train["context"]}, "evaluation": pictures})
     return MemoryEstimate({"train": train, "evaluation": pictures}, {"images": pixels})
 
 

@@ -1,11 +1,14 @@
 """Speeds come from the ledger where it has them."""
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from f3rm_ext.bench.conditions import hardware
+from f3rm_ext.bench.ledger import Ledger
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.arguments import parse
 from f3rm_ext.planning.captures import ImageSizes
@@ -35,8 +38,27 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_the_ledger_knows_this_machine(asked: list[dict[str, Any]]) -> None:
     config = parse("f3rm-ext-lite", ["--machine.device-type", "cpu"])
     found = recorded(config, ImageSizes.assumed(config))
-    assert found == Throughput(4.0, "the median of 3 trainings in the ledger (a, b)") and found.duration_s(8) == 2
+    assert found == Throughput(4.0, "the median of 3 trainings in the ledger (a, b)")
+    assert found is not None and found.duration_s(8) == 2
     assert asked == [{"method": "f3rm-ext-lite", "hardware": "the cpu of this machine", "rays_per_step": 1024}]
+
+
+def test_a_real_ledger_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    config = parse("f3rm-ext-lite", ["--machine.device-type", "cpu"])
+    sizes = ImageSizes.assumed(config)
+    assert recorded(config, sizes) is None
+    book = Ledger()
+    for name, method, where, rays, speeds in (
+        ("here", "f3rm-ext-lite", hardware("cpu"), 1024, (2.0, 4.0, 5.0)),
+        ("other-batch", "f3rm-ext-lite", hardware("cpu"), 2048, (90.0,)),
+        ("elsewhere", "f3rm-ext-lite", "another machine", 1024, (90.0,)),
+        ("other-method", "nerfacto", hardware("cpu"), 1024, (90.0,)),
+    ):
+        book.add(name, method, conditions={"hardware": where})
+        for speed in speeds:
+            book.add_repeat(name, {"it_per_s": speed, "rays_per_step": rays}, session="s")
+    assert recorded(config, sizes) == Throughput(4.0, "the median of 3 trainings in the ledger (here)")
 
 
 def test_other_batches_are_unknown(asked: list[dict[str, Any]]) -> None:
