@@ -1,6 +1,6 @@
 """The charts of a tensor profile as one picture."""
 
-from io import BufferedIOBase
+from typing import IO
 
 from f3rm_ext.profiling.census import CATEGORIES
 from f3rm_ext.profiling.memory import MIB
@@ -21,7 +21,7 @@ _PHASE_COLORS = {"train": "#0f766e", "densify": "#1d4e89", "evaluation": "#b4530
 _OTHER = "#9aa6b2"
 
 
-def write_picture(profile: Profile, other: Profile | None, stream: BufferedIOBase) -> None:
+def write_picture(profile: Profile, other: Profile | None, stream: IO[bytes]) -> None:
     """Draws tensors by category, and peaks by phase, over steps, as PNG.
 
     Args:
