@@ -1,6 +1,6 @@
 """The charts of a tensor profile as one picture."""
 
-from typing import IO
+from io import BufferedIOBase
 
 from f3rm_ext.profiling.census import CATEGORIES
 from f3rm_ext.profiling.memory import MIB
@@ -21,7 +21,7 @@ _PHASE_COLORS = {"train": "#0f766e", "densify": "#1d4e89", "evaluation": "#b4530
 _OTHER = "#9aa6b2"
 
 
-def write_picture(profile: Profile, other: Profile | None, stream: IO[bytes]) -> None:
+def write_picture(profile: Profile, other: Profile | None, stream: BufferedIOBase) -> None:
     """Draws tensors by category, and peaks by phase, over steps, as PNG.
 
     Args:
@@ -34,12 +34,12 @@ def write_picture(profile: Profile, other: Profile | None, stream: IO[bytes]) ->
 
     shown = [profile] if other is None else [profile, other]
     figure = Figure(figsize=(12, 4.6 * len(shown)), layout="constrained", dpi=110)
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     rows = figure.subplots(len(shown), 2, sharey="col", squeeze=False)
     for (tensors, peaks), one in zip(rows, shown, strict=True):
         _draw_tensors(tensors, one)
         _draw_peaks(peaks, one)
-    figure.savefig(stream, format="png")
+    canvas.print_png(stream)
 
 
 def used_categories(profile: Profile) -> list[str]:
