@@ -96,7 +96,7 @@ class LedgerGate:
             for number in range(1, self.repetitions + 1):
                 names = f"{BASE} {number}", f"{SAME} {number}"
                 ForkedBench(ledger, console()).run([Side(name, run) for name in names], PROTOCOL)
-                same.append(compare(*map(ledger.entry, names)))
+                same.append(compare(ledger.entry(names[0]), ledger.entry(names[1])))
         self.out.write_text(self._report(base, found, same))
         print(self.out.read_text())
         are_caught = all(_worse(one) & VARIANTS[name][1] for name, one in found.items())
