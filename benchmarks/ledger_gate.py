@@ -1,6 +1,6 @@
 """Does `f3rm-ext bench compare` catch what it should, and nothing else?
 
-A small run is measured in turn with two variants: one with four times the samples (slow), and one whose field
+A small run is measured in turn with two variants: one with six times the samples (slow), and one whose field
 learns at a twentieth of the rate, so that its pictures stay blurred. Then it is measured against itself, ten times.
 
     python benchmarks/ledger_gate.py [--repetitions 10]
@@ -33,11 +33,10 @@ HERE = Path(__file__).parent
 BASE, SAME = "base", "same"
 RUN = ("--pipeline.datamanager.train-num-rays-per-batch", "128", "--pipeline.datamanager.features.extractors")
 VARIANTS: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "slowed": (("--pipeline.model.num-samples", "96"), {"it_per_s"}),
+    "slowed": (("--pipeline.model.num-samples", "144"), {"it_per_s"}),
     "blurred": (("--optimizers.fields.optimizer.lr", "0.0005"), {"psnr", "ssim", "lpips", "l1"}),
 }
 """Options of each variant, and the figures at least one of which must be worse."""
-PROTOCOL = Protocol(3, steps=0, warm_up=10, train_views=2)
 
 
 class ForkedBench(Bench):
@@ -72,8 +71,10 @@ class ForkedBench(Bench):
 class LedgerGate:
     """Measures the variants and judges them."""
 
-    steps: int = 150
+    steps: int = 100
     """Steps of each run."""
+    repeats: int = 5
+    """Runs of each variant; 3 will do on a machine that does nothing else."""
     repetitions: int = 10
     """Times that the run is measured against itself."""
     out: Path = HERE / "results" / "ledger_gate.md"
@@ -86,16 +87,17 @@ class LedgerGate:
             size = ("--num-images", 12, "--width", 64, "--height", 48, "--light-rays", 1, "--holdout-every", 4)
             # In a process of its own: what has computed in several threads cannot be forked.
             call(["f3rm-ext", "scene", "synth", data, "--seed", 1, *size])
+            protocol = Protocol(self.repeats, steps=0, warm_up=10, train_views=2)
             ledger = Ledger(Path(folder) / "ledger.sqlite")
             run = ("f3rm-ext-lite", "--data", str(data), "--max-num-iterations", str(self.steps), *RUN)
             variants = [Side(name, (*run, *options)) for name, (options, _) in VARIANTS.items()]
-            ForkedBench(ledger, console()).run([Side(BASE, run), *variants], PROTOCOL)
+            ForkedBench(ledger, console()).run([Side(BASE, run), *variants], protocol)
             base = ledger.entry(BASE)
             found = {name: compare(base, ledger.entry(name)) for name in VARIANTS}
             same = []
             for number in range(1, self.repetitions + 1):
                 names = f"{BASE} {number}", f"{SAME} {number}"
-                ForkedBench(ledger, console()).run([Side(name, run) for name in names], PROTOCOL)
+                ForkedBench(ledger, console()).run([Side(name, run) for name in names], protocol)
                 same.append(compare(ledger.entry(names[0]), ledger.entry(names[1])))
         self.out.write_text(self._report(base, found, same))
         print(self.out.read_text())
