@@ -72,7 +72,7 @@ class LedgerGate:
     """Measures the variants and judges them."""
 
     steps: int = 150
-    """Steps of each run. After 100, even the blurred variant is not worse yet."""
+    """Steps of each run. After 100, the blurred variant is worse on training views only."""
     repeats: int = 5
     """Runs of each variant; 3 will do on a machine that does nothing else."""
     repetitions: int = 10
