@@ -56,9 +56,9 @@ ON_GPU = {"allocated": 400 * MIB, "reserved": 1000 * MIB, "gaps": 100 * MIB, "de
 PEAKS = {"phases": {"train": {"tensors": 800 * MIB, "device": 1600 * MIB}, "viewer": {"tensors": 500 * MIB}}}
 
 
-def printed(*arguments: Any) -> str:
+def printed(made: Profile, other: Profile | None) -> str:
     stream = io.StringIO()
-    print_profile(*arguments, Console(file=stream, width=160))
+    print_profile(made, other, Console(file=stream, width=160))
     return stream.getvalue()
 
 
