@@ -1,7 +1,7 @@
 """What ``--profile-tensors True`` costs: the same run, whose steps are profiled and not profiled in turns.
 
-``python benchmarks/profiler_overhead.py --data CAPTURE [--steps 200]`` trains each method in this process. Every other
-step runs without the profiler, so that both kinds meet the same model and the same load of the machine. Prints medians
+``python benchmarks/profiler_overhead.py --data CAPTURE [--steps 200]`` trains each method in this process. Half of the
+steps run without the profiler, so that both kinds meet the same model and the same load of the machine. Prints medians
 and quartiles of wall and CPU time per step, what a snapshot adds to its step, and the overhead at the default interval,
 as Markdown; with ``--json`` it writes them to a file too. The peer is the run without the profiler.
 """
@@ -25,7 +25,9 @@ from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 
 METHODS = ("f3rm-ext-lite", "sugar-ext-lite")
-WARM_UP = 10
+WARM_UP = 12
+TURNS = ("without", "with", "with", "without")
+"""Both kinds meet as many even steps as odd ones, since proposal networks are trained at every other step only."""
 BEFORE, AFTER = TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION
 
 
@@ -73,7 +75,7 @@ def measure(trainer: Any, steps: int) -> dict[str, Any]:
     profiler, profiled, plain = trainer.profiler, trainer.callbacks, trainer.callbacks[1:-1]
     times: dict[str, list[tuple[float, float]]] = {"without": [], "with": [], "snapshot": []}
     for step in range(steps):
-        kind = ("without", "with")[step % 2]
+        kind = TURNS[step % len(TURNS)]
         if step % 20 == 11:
             kind = "snapshot"
         trainer.profiler, trainer.callbacks = (None, plain) if kind == "without" else (profiler, profiled)

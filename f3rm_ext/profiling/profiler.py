@@ -65,7 +65,8 @@ class TensorProfiler:
     ) -> None:
         self.device, self.every, self.last_step = device, every, last_step
         self.snapshots: list[Snapshot] = []
-        self._parts, self._say, self._publish, self._between = parts, say, publish, between
+        self._parts, self._say, self._publish = parts, say, publish
+        self._between: Phase = between
         self._said: set[str] = set()
         self._peaks: dict[str, dict[str, int]] = {}
         self._highest = 0

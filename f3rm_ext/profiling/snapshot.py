@@ -128,10 +128,10 @@ def tensor_totals(found: Iterable[Found], device: str) -> dict[str, Any]:
 
 
 def _by_category(found: Iterable[Found]) -> dict[str, int]:
-    sums = dict.fromkeys(CATEGORIES, 0)
+    sums: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     for one in found:
         sums[one.category] += one.bytes
-    return dict(sums)
+    return sums
 
 
 def _group_name(name: str) -> str:

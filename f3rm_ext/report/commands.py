@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import TextIOBase
 from pathlib import Path
@@ -84,6 +84,7 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
     Raises:
         CommandError: the command failed. The message is its own error sentence, if it printed one.
         Interrupted: the user pressed Ctrl-C; the command had time to save.
+        SystemExit: this process got SIGTERM; the command had time to save.
     """
     command.log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -91,16 +92,20 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
         log.write(f"$ {command.text}\n")
         log.flush()
         position = log.tell()
-        process = _start(command, folder)
-        try:
-            working_s, stopped = _follow(process, command, log, console)
-        except KeyboardInterrupt:
-            _leave(process, log)
-            raise Interrupted from None
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
+        with _leaves_on_sigterm():
+            process = _start(command, folder)
+            try:
+                working_s, stopped = _follow(process, command, log, console)
+            except KeyboardInterrupt:
+                _leave(process, log)
+                raise Interrupted from None
+            except SystemExit:
+                _leave(process, log)
+                raise
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
     if process.returncode and not stopped:
         raise _failure(command, process.returncode, _since(command.log, position))
     seconds = time.monotonic() - start
@@ -186,14 +191,31 @@ def _read(stream: Iterable[str], lines: "queue.SimpleQueue[str | None]") -> None
         lines.put(None)
 
 
+@contextlib.contextmanager
+def _leaves_on_sigterm() -> Iterator[None]:
+    """Makes SIGTERM raise SystemExit, since the command, in a session of its own, would outlive this process."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _leave(process: "subprocess.Popen[str]", log: TextIOBase) -> None:
-    """Passes Ctrl-C on and waits. A second Ctrl-C or a long wait kills the process."""
+    """Passes Ctrl-C on and waits. A second Ctrl-C, SIGTERM or a long wait kills the process."""
     log.write("^C\n")
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT)
     try:
         process.wait(timeout=_LEAVE_GRACE_S)
-    except (KeyboardInterrupt, subprocess.TimeoutExpired):
+    except (KeyboardInterrupt, SystemExit, subprocess.TimeoutExpired):
         process.kill()
         process.wait()
 

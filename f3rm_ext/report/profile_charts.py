@@ -34,12 +34,12 @@ def write_picture(profile: Profile, other: Profile | None, stream: BufferedIOBas
 
     shown = [profile] if other is None else [profile, other]
     figure = Figure(figsize=(12, 4.6 * len(shown)), layout="constrained", dpi=110)
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     rows = figure.subplots(len(shown), 2, sharey="col", squeeze=False)
     for (tensors, peaks), one in zip(rows, shown, strict=True):
         _draw_tensors(tensors, one)
         _draw_peaks(peaks, one)
-    figure.savefig(stream, format="png")
+    canvas.print_png(stream)
 
 
 def used_categories(profile: Profile) -> list[str]:

@@ -16,6 +16,7 @@ _CSS = """
 .keyed i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:7px;vertical-align:-1px}
 .warning{border-left:4px solid var(--warm)}ol{padding-left:1.3em;margin:8px 0}li{margin:0 0 12px}
 td:first-child{overflow-wrap:anywhere;min-width:9em}
+li code{display:inline-block;vertical-align:top;overflow-wrap:anywhere}
 """
 
 
@@ -52,7 +53,7 @@ def build_page(profile: Profile, other: Profile | None = None) -> str:
 def _keys(profile: Profile) -> str:
     last, (phase, peak) = profile.snapshots[-1], highest(profile)
     keys = [
-        (readable(peak), f"peak, {phase}, of {'tensors' if profile.device == 'cuda' else 'the process'}"),
+        (readable(peak), f"peak of {'tensors' if profile.device == 'cuda' else 'the process'}, {phase}"),
         (readable(last.total), "tensors between steps"),
         (readable(last.activations), "activations within a step"),
         (str(last.large), "tensors of 10 MiB or more"),
@@ -104,11 +105,17 @@ def _charts(profile: Profile) -> str:
 
 def _advice(found: Conclusion) -> str:
     items = "".join(
-        f"<li><code>{escape(advice.command)}</code><br><span class='soft small'>now {escape(advice.now)}; "
+        f"<li>{_options(advice.command)}<br><span class='soft small'>now {escape(advice.now)}; "
         f"{escape(advice.loss)}; lowers {escape(advice.lowers)}</span></li>"
         for advice in found.advice
     )
     return f'<h2>What to change</h2><p>{escape(found.verdict)}</p><div class="card"><ol>{items}</ol></div>'
+
+
+def _options(command: str) -> str:
+    """Options as code; one that does not fit into the line begins a new one."""
+    first, *others = command.split(" --")
+    return " ".join(f"<code>{escape(one)}</code>" for one in (first, *(f"--{other}" for other in others)))
 
 
 def _table(title: str, head: tuple[str, ...], rows: Rows) -> str:

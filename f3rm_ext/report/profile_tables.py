@@ -59,7 +59,8 @@ def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, tu
     """
     last, before = profile.snapshots[-1], None if other is None else other.snapshots[-1]
     step = f"step {last.step}"
-    found = [("Tensors by category", ("category", step, "share"), _categories(last))]
+    found: list[tuple[str, tuple[str, ...], Rows]] = []
+    found.append(("Tensors by category", ("category", step, "share"), _categories(last)))
     if last.host:
         found.append(("In main memory", ("category", step, "share"), _sizes(last.host)))
     found.append(("Parameters by name", ("name", *PARTS, "all"), _named(last)))
@@ -68,7 +69,7 @@ def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, tu
     found.append(
         ("Memory", ("", step, "of the GPU" if profile.device == "cuda" else "of the machine"), _memory(profile))
     )
-    rows = [
+    rows: Rows = [
         (one["name"], one["category"], f"{one['dtype']} {'×'.join(map(str, one['shape']))}", readable(one["bytes"]))
         for one in last.largest[:MOST_TENSORS]
     ]

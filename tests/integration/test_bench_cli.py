@@ -12,6 +12,32 @@ from f3rm_ext.bench.ledger import Ledger
 
 pytestmark = pytest.mark.integration
 
+FORKED = """
+import os, sys
+from f3rm_ext.bench import runs, worker
+from f3rm_ext.report.records import read_json
+from f3rm_ext.scripts.cli import main
+
+def work(self, job, folder, python, what):
+    folder.mkdir(parents=True, exist_ok=True)
+    worker.write_job(job, folder / "job.json")
+    child = os.fork()
+    if child == 0:
+        sys.argv = ["worker", str(folder / "job.json")]
+        try:
+            worker.main()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    return read_json(folder / worker.RESULT)
+
+runs.Bench._work = work
+sys.exit(main())
+"""
+"""``f3rm-ext`` whose trainings and evaluations are forks. Other tests here run them in real processes."""
+
 
 @pytest.fixture(scope="module")
 def bench(run_command: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,16 +46,17 @@ def bench(run_command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="module")
-def measured(bench: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(run_command: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a ledger of an entry that was measured in turn with its baseline, and the runs."""
     folder = tmp_path_factory.mktemp("bench")
     command = ("f3rm-ext-lite", "--data", str(tiny_capture), "--max-num-iterations", "40",
                "--pipeline.datamanager.train-num-rays-per-batch", "128",
                "--pipeline.datamanager.features.extractors")  # fmt: skip
     Ledger(folder / "ledger.sqlite").add("base", "f3rm-ext-lite", command=command, note="where it all began")
-    done = bench("run", "--ledger", folder / "ledger.sqlite", "--name", "few", "--against", "base", "--repeats", 1,
-                 "--steps", 12, "--warm-up", 2, "--train-views", 2, "--keep-runs", folder / "runs", "--note", "fewer",
-                 "--", *command, "--pipeline.model.num-samples", 4, timeout_s=480)  # fmt: skip
+    done = run_command("python", "-c", FORKED, "bench", "run", "--ledger", folder / "ledger.sqlite", "--name", "few",
+                       "--against", "base", "--repeats", 1, "--steps", 12, "--warm-up", 2, "--train-views", 2,
+                       "--keep-runs", folder / "runs", "--note", "fewer", "--", *command,
+                       "--pipeline.model.num-samples", 4, timeout_s=480)  # fmt: skip
     assert done.code == 0, done.text
     assert "Recorded few-baseline and few in" in done.stdout
     return folder

@@ -61,9 +61,14 @@ def log(monkeypatch) -> list[str]:
 def on_device(monkeypatch) -> None:
     """Takes the CPU for a GPU with one GiB of free memory."""
 
-    def placement(self, option, *, wanted, off, what):
+    def placement(self, option, *, wanted, off, what="Training images", log=True):
         return Placement(
-            torch.device("cpu"), wanted=wanted, off=f"{flag(option)} {off}", what=what, free=lambda device: 1 << 30
+            torch.device("cpu"),
+            wanted=wanted,
+            off=f"{flag(option)} {off}",
+            what=what,
+            log=log,
+            free=lambda device: 1 << 30,
         )
 
     monkeypatch.setattr(CyclingDataManager, "make_placement", placement)

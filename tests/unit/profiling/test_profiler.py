@@ -1,5 +1,7 @@
 """Peaks by phase and snapshots at their steps; nothing that goes wrong with the profile ends the run."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,8 +45,10 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def make(tmp_path: Path, said: list[str]) -> Any:
+def make(tmp_path: Path, said: list[str]) -> Iterator[Any]:
+    """Makes profilers, and closes those that a test leaves open."""
     model = nn.Linear(8, 8)
+    opened = ExitStack()
     published: dict[int, dict[str, float]] = {}
 
     def make(
@@ -61,9 +65,11 @@ def make(tmp_path: Path, said: list[str]) -> Any:
             publish=lambda values, step: published.__setitem__(step, values),
         )
         made.published = published  # type: ignore[attr-defined]
+        opened.callback(made.close, "finished")
         return made
 
-    return make
+    with opened:
+        yield make
 
 
 def test_snapshots_come_at_their_steps_and_at_the_ends(make: Any, tmp_path: Path) -> None:

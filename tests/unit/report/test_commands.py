@@ -109,7 +109,8 @@ def test_without_progress_there_is_no_limit(tmp_path: Path, console: Console) ->
     assert not outcome.stopped_by_limit and outcome.working_s == 0
 
 
-def test_ctrl_c_reaches_the_command_once_and_waits_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 77), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_reach_the_command_once_and_wait_for_it(tmp_path: Path, number: int, code: int) -> None:
     log = tmp_path / "work.log"
     caller = f"""
 import sys
@@ -126,8 +127,8 @@ except Interrupted:
     process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 77
+    process.send_signal(number)
+    assert process.wait(timeout=60) == code
     process.stdout.close()
     assert re.search(r"ready\n\^C", log.read_text())
 
