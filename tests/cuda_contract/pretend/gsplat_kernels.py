@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -447,6 +448,8 @@ def gsplat_kernels(exact: bool = False) -> Iterator[Kernels]:
     kernels = (Kernels14 if gsplat.__version__.startswith("1.4") else Kernels15)(exact)
     backend: Any = ModuleType("gsplat.cuda._backend")
     backend._C = kernels
-    modules = mock.patch.dict(sys.modules, {backend.__name__: backend})
-    with modules, mock.patch.object(gsplat.cuda, "_backend", backend, create=True):
+    with pytest.MonkeyPatch.context() as patch:
+        # Not mock.patch.dict: it would also drop what is imported meanwhile, and classes would exist twice.
+        patch.setitem(sys.modules, backend.__name__, backend)
+        patch.setattr(gsplat.cuda, "_backend", backend, raising=False)
         yield kernels
