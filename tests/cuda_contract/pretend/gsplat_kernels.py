@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
