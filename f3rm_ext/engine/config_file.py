@@ -27,6 +27,7 @@ HINT = "give the config.yml of a run, made by a method that is installed here"
 _YAML = "tag:yaml.org,2002:"
 _TUPLE, _NAME, _OBJECT, _CALL = (f"{_YAML}python/{kind}" for kind in ("tuple", "name:", "object:", "object/apply:"))
 _PLAIN = {_YAML + kind for kind in ("null", "bool", "int", "float", "str", "binary", "timestamp")}
+_GETATTR = "builtins.getattr"
 _PATHS = {
     f"{module}.{name}"
     for module in ("pathlib", "pathlib._local")
@@ -179,18 +180,33 @@ class _Builder:
 
     def _path_or_enum(self, node: SequenceNode) -> Any:
         name = node.tag[len(_CALL) :]
+        if name == _GETATTR:
+            return self._member(node)
         values = [self._key(item) for item in node.value]
         if name in _PATHS:
             if not all(isinstance(part, str) for part in values):
                 raise _Unfit(f"line {_line(node)} is no path")
             return Path(*values)
-        kind = self._lookup(node, name)
-        if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and _package(kind.__module__) in self._packages):
-            self._refuse(node)
+        kind = self._enum(node, name)
         known = {member.value: member for member in kind if isinstance(member.value, str | int | float)}
         if len(values) != 1 or values[0] not in known:
             raise _Unfit(f"line {_line(node)} is no {kind.__name__}")
         return known[values[0]]
+
+    def _member(self, node: SequenceNode) -> enum.Enum:
+        """Returns the member of an enumeration in the words of Python 3.11.0 to 3.11.3: its class and its name."""
+        if len(node.value) != 2 or not node.value[0].tag.startswith(_NAME):
+            self._refuse(node)
+        kind, name = self._enum(node, node.value[0].tag[len(_NAME) :]), self._key(node.value[1])
+        if name not in kind.__members__:
+            raise _Unfit(f"line {_line(node)} is no {kind.__name__}")
+        return kind.__members__[name]
+
+    def _enum(self, node: Node, name: str) -> type[enum.Enum]:
+        kind = self._lookup(node, name)
+        if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and _package(kind.__module__) in self._packages):
+            self._refuse(node)
+        return kind
 
     # --- classes and functions ---------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,15 @@ def test_values_that_users_give_are_read(read: Callable[[str], Any], text: str) 
     assert config.data == Path("/data/fox") and config.experiment_name == "Füchse: №1 \n# no comment"
     features = config.pipeline.datamanager.features
     assert features.cache_dir == Path("cache") and features.extractors == ("conse:top=3", "clip")
+
+
+def test_members_of_enumerations_in_the_words_of_python_3_11_0(read: Callable[[str], Any], text: str) -> None:
+    """Python 3.11.0 to 3.11.3 names members instead of their values."""
+    name, value = f"{CALL}nerfstudio.utils.writer.EventName", "Test PSNR"
+    before = re.search(rf"{name}\n +- {value}", text)
+    theirs = f"{CALL}builtins.getattr [{NAME}nerfstudio.utils.writer.EventName '', CURR_TEST_PSNR]"
+    assert before is not None
+    assert read(text.replace(before[0], theirs)) == read(text)
 
 
 def test_options_that_older_runs_lack_get_their_defaults(read: Callable[[str], Any], text: str) -> None:
@@ -209,6 +219,10 @@ def test_other_fields_keep_their_kind(read: Callable[[str], Any], text: str, cha
         (f"{OBJECT}f3rm_ext.engine.trainer.F3rmTrainerConfig {{data: !!int x}}", "has no value"),
         (f"{OBJECT}nerfstudio.utils.writer.EventName {{}}", "asks for"),
         (f"{CALL}nerfstudio.utils.writer.EventName [nothing]", "is no EventName"),
+        (f"{CALL}builtins.getattr [{NAME}nerfstudio.utils.writer.EventName '', nothing]", "is no EventName"),
+        (f"{CALL}builtins.getattr [{NAME}nerfstudio.utils.writer.EventName '', __class__]", "is no EventName"),
+        (f"{CALL}builtins.getattr [{NAME}nerfstudio.utils.writer.Writer '', write_image]", "asks for"),
+        (f"{CALL}builtins.getattr [nerfstudio, utils]", "asks for"),
         (f"{CALL}pathlib.PosixPath [1]", "is no path"),
         ("[" * 100_000, "RecursionError"),
         ("a: \x00", "ReaderError"),
