@@ -13,13 +13,15 @@ from nerfstudio.plugins.registry import discover_methods
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.planning.memory import PLANNERS
 
 
 @functools.cache
 def methods() -> dict[str, F3rmTrainerConfig]:
-    """Returns the methods that can be planned, with their default options: those with this package's trainer."""
+    """Returns the methods that can be planned, with their default options: those whose models have a memory plan."""
     found, _ = discover_methods()
-    return {name: config for name, config in found.items() if isinstance(config, F3rmTrainerConfig)}
+    ours = {name: config for name, config in found.items() if isinstance(config, F3rmTrainerConfig)}
+    return {name: config for name, config in ours.items() if type(config.pipeline.model) in PLANNERS}
 
 
 def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:

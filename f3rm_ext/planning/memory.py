@@ -21,7 +21,7 @@ def register_planner(config_type: type, planner: MemoryPlanner) -> None:
     """Lets a method take part in plans.
 
     Args:
-        config_type: class of the configuration of its model, ``config.pipeline.model``. Subclasses may have planners
+        config_type: class of the configuration of its model, ``config.pipeline.model``. Subclasses need planners
             of their own.
         planner: of these models.
     """
@@ -41,8 +41,7 @@ def estimate_memory(request: PlanRequest) -> MemoryEstimate:
         ConfigError: there is no plan for this method.
         UserError: an option of the run cannot be used.
     """
-    model = getattr(request.config.pipeline, "model", None)
-    planner = next((PLANNERS[kind] for kind in type(model).__mro__ if kind in PLANNERS), None)
+    planner = PLANNERS.get(type(getattr(request.config.pipeline, "model", None)))
     if planner is None:
         raise ConfigError(
             f"The method {request.config.method_name} has no memory plan: plans are made for f3rm-ext and sugar-ext, "

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 Category = Literal["parameters", "gradients", "optimizer", "buffers", "images", "features", "other"]
 """Those of :data:`f3rm_ext.planning.estimate.Category` that outlive a step, and "other": tensors without an owner."""
@@ -95,9 +96,11 @@ class Census:
 
 def storage_key(tensor: Tensor) -> tuple[str, int] | None:
     """Returns what identifies the memory of a tensor; None if it has no memory of its own."""
+    if isinstance(tensor, FakeTensor):
+        return None
     try:
         address = tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse, fake or without storage
+    except (RuntimeError, NotImplementedError):  # sparse or without storage
         return None
     return (str(tensor.device), address) if address else None
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from f3rm_ext.planning import estimate
 from f3rm_ext.profiling.census import CATEGORIES, Found, kind_of, reachable, storage_key, take_census
@@ -151,3 +152,9 @@ def test_categories_are_those_of_plans() -> None:
 def _collected() -> Iterator[None]:
     gc.collect()
     yield
+
+
+def test_tensors_without_values_have_no_memory() -> None:
+    with FakeTensorMode():
+        fake = torch.zeros(3)
+    assert storage_key(fake) is None and storage_key(torch.zeros(3)) is not None
