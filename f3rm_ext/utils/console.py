@@ -22,12 +22,12 @@ def console() -> "Console":
 def messages_to_stderr() -> "Iterator[None]":
     """Sends nerfstudio's messages to stderr, so that stdout has only what programs read."""
     log = console()
-    before = log.file
+    before = log._file  # None where it follows sys.stdout, which its property `file` does not tell
     log.file = sys.stderr
     try:
         yield
     finally:
-        log.file = before
+        log._file = before
 
 
 @contextlib.contextmanager

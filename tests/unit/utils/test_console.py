@@ -1,10 +1,11 @@
-"""The progress bar: what it counts, and how fast."""
+"""The progress bar: what it counts, and how fast; where messages go."""
 
 import io
 
+import pytest
 from rich.console import Console
 
-from f3rm_ext.utils.console import console, image_progress
+from f3rm_ext.utils.console import console, image_progress, messages_to_stderr
 
 
 def drawn(count: int, **options: bool) -> str:
@@ -31,3 +32,14 @@ def test_disabled_bar_draws_nothing() -> None:
 
 def test_bar_is_drawn_on_nerfstudios_console() -> None:
     assert image_progress().console is console()
+
+
+def test_messages_go_to_stderr_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err, later = io.StringIO(), io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    with messages_to_stderr():
+        console().print("aside")
+    monkeypatch.setattr("sys.stdout", later)
+    console().print("here")
+    assert (out.getvalue(), err.getvalue(), later.getvalue()) == ("", "aside\n", "here\n")
