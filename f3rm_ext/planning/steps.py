@@ -19,6 +19,9 @@ from f3rm_ext.model_components.image_metrics import Lpips
 from f3rm_ext.planning.convolutions import BlockedConvolutions
 from f3rm_ext.planning.shapes import shapes_only
 from f3rm_ext.planning.tracker import AllocationTracker, Bytes
+from f3rm_ext.splat import losses
+from f3rm_ext.splat.densify import relocation
+from f3rm_ext.utils import colormaps
 
 ALEXNET = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
 """Channels out and in, and side of the kernel, of the layers that LPIPS uses."""
@@ -106,9 +109,13 @@ def tracing(device_type: str) -> Iterator[AllocationTracker]:
         device_type: of the run.
     """
     importlib.import_module("torchmetrics.functional.image")  # which SSIM imports; not among tensors without values
-    with shapes_only(), AllocationTracker() as tracker:
-        with BlockedConvolutions() if device_type == "cpu" else nullcontext():
-            yield tracker
+    try:
+        with shapes_only(), AllocationTracker() as tracker:
+            with BlockedConvolutions() if device_type == "cpu" else nullcontext():
+                yield tracker
+    finally:
+        for cache in (losses._window, colormaps._color_table, relocation.relocation_table):
+            cache.cache_clear()  # they would go on with tensors without values
 
 
 def make_optimizers(config: TrainerConfig, model: Model, *, foreach: bool) -> Optimizers:
