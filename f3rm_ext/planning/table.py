@@ -12,6 +12,7 @@ from f3rm_ext.planning.advice import peak_of
 from f3rm_ext.planning.devices import GIB
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.plan import RAYS_OPTION, Plan, bandwidth_gb_s
+from f3rm_ext.profiling.memory import MIB
 
 NAMES: dict[Category, tuple[str, str]] = {
     "parameters": ("P", "parameters"),
@@ -35,7 +36,6 @@ LOSSES = {
 }
 BAR = 60
 """Characters of the bar."""
-MIB = 1 << 20
 
 
 def show(plan: Plan) -> RenderableType:

@@ -116,29 +116,19 @@ class Mesh:
 
         from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.surface.extraction import extract_mesh
-        from f3rm_ext.surface.mesh_files import require_format, require_replaceable, write_mesh
-        from f3rm_ext.utils.console import console, image_progress
-        from f3rm_ext.utils.output_file import require_writable
+        from f3rm_ext.surface.mesh_files import axis_up, require_output, write_mesh
+        from f3rm_ext.utils.console import console, image_progress, shown_on
 
-        require_format(self.out)
-        require_replaceable(self.out)
-        require_writable(self.out)
+        require_output(self.out)
         scene = self._open()
         options = self._options(scene)
         cpu = torch.device("cpu")
         reset_peak(cpu)
         began = time.perf_counter()
         with image_progress("steps") as progress:
-            tasks = {}
-
-            def show(stage: str, done: int, total: int) -> None:
-                if stage not in tasks:
-                    tasks[stage] = progress.add_task(stage, total=total)
-                progress.update(tasks[stage], completed=done, total=total)
-
-            found = extract_mesh(scene, options, show)
+            found = extract_mesh(scene, options, shown_on(progress))
         mesh = self._placed(found.mesh, scene)
-        up = ("y" if self.out.suffix.lower() == ".glb" else "z") if self.up == "auto" else self.up
+        up = axis_up(self.out, self.up)
         record = {
             "made_by": COMMAND,
             **scene.origin,

@@ -40,13 +40,10 @@ class RefinedMesh:
         from f3rm_ext.splat.export import load_splat_run
         from f3rm_ext.surface.bound.mesh import refined_mesh
         from f3rm_ext.surface.bound.model import BoundModel
-        from f3rm_ext.surface.mesh_files import require_format, require_replaceable, write_mesh
+        from f3rm_ext.surface.mesh_files import axis_up, require_output, write_mesh
         from f3rm_ext.utils.console import console
-        from f3rm_ext.utils.output_file import require_writable
 
-        require_format(self.out)
-        require_replaceable(self.out)
-        require_writable(self.out)
+        require_output(self.out)
         run = load_splat_run(self.load_config)
         if not isinstance(run.model, BoundModel):
             raise ConfigError(
@@ -58,7 +55,7 @@ class RefinedMesh:
         frame = CaptureFrame.of_outputs(outputs, Path(run.manager.dataparser.config.data))
         if self.frame == "capture":
             mesh.vertices = frame.to_capture(np.asarray(mesh.vertices))
-        up = ("y" if self.out.suffix.lower() == ".glb" else "z") if self.up == "auto" else self.up
+        up = axis_up(self.out, self.up)
         record = {"made_by": COMMAND, **run.describe(), "frame": self.frame, **frame.describe()}
         write_mesh(self.out, mesh, record, up)
         console().print(

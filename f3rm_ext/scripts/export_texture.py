@@ -1,10 +1,9 @@
 """``f3rm-ext export texture``: colours of a mesh from the photos of its capture."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -71,9 +70,9 @@ class Texture:
         import torch
 
         from f3rm_ext.engine.cost import peak_mib, reset_peak
-        from f3rm_ext.surface.mesh_files import read_mesh, write_mesh
+        from f3rm_ext.surface.mesh_files import axis_up, read_mesh, write_mesh
         from f3rm_ext.surface.texture.baking import TextureOptions, bake_texture, bake_vertices
-        from f3rm_ext.utils.console import console, image_progress
+        from f3rm_ext.utils.console import console, image_progress, shown_on
 
         self._check_output()
         mesh = read_mesh(self.mesh)
@@ -86,7 +85,7 @@ class Texture:
         with image_progress("steps") as progress:
             options = TextureOptions(self.texture_size or 0, self.padding, self.balance_exposure)
             made = bake(mesh, photos, options, shown_on(progress))
-        up = ("y" if self.out.suffix.lower() == ".glb" else "z") if self.up == "auto" else self.up
+        up = axis_up(self.out, self.up)
         record = self._record(made, frame) | {
             "seconds": round(time.perf_counter() - began, 1),
             "peak_mib": round(peak_mib(cpu)),
@@ -172,15 +171,3 @@ def frame_of(mesh: Path, frame: Frame) -> Literal["capture", "scene"]:
     if frame != "auto":
         return frame
     return "scene" if read_provenance(mesh).get("frame") == "scene" else "capture"
-
-
-def shown_on(progress: Any) -> Callable[[str, int, int], None]:
-    """Returns a function that shows stages on a progress display."""
-    tasks: dict[str, Any] = {}
-
-    def show(stage: str, done: int, total: int) -> None:
-        if stage not in tasks:
-            tasks[stage] = progress.add_task(stage, total=total)
-        progress.update(tasks[stage], completed=done, total=total)
-
-    return show

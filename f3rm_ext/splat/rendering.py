@@ -115,14 +115,8 @@ def render(
             gaussians.features_dc,
             gaussians.features_rest,
             sh_degree,
-            viewmat,
-            view.Ks[0],
-            int(view.widths[0]),
-            int(view.heights[0]),
             background=background,
-            near_plane=settings.near_plane,
-            eps2d=scene.mip.eps2d,
-            antialiased=scene.mip.antialiased,
+            **_projection(scene, view, settings),
         )
         return RenderOutput(rasterization, None, None)
     directions = gaussians.means.detach() - view.positions
@@ -140,16 +134,10 @@ def render(
         sizes,
         alphas,
         colors,
-        viewmat,
-        view.Ks[0],
-        int(view.widths[0]),
-        int(view.heights[0]),
         background=background,
-        near_plane=settings.near_plane,
-        eps2d=scene.mip.eps2d,
-        antialiased=scene.mip.antialiased,
         absgrad=absgrad,
         backend=settings.backend,
+        **_projection(scene, view, settings),
     )
     composited = rasterization.colors[..., 3:6] if normals or planes else None
     depth = None
@@ -157,6 +145,19 @@ def render(
         assert composited is not None
         depth = plane_depth(composited, rasterization.colors[..., 6], view.Ks[0])
     return RenderOutput(rasterization, composited, depth)
+
+
+def _projection(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> dict[str, Any]:
+    """Returns what all rasterisation needs to know of a view, by the names of its arguments."""
+    return {
+        "viewmat": view.viewmats[0],
+        "K": view.Ks[0],
+        "width": int(view.widths[0]),
+        "height": int(view.heights[0]),
+        "near_plane": settings.near_plane,
+        "eps2d": scene.mip.eps2d,
+        "antialiased": scene.mip.antialiased,
+    }
 
 
 def composite(
@@ -180,14 +181,8 @@ def composite(
         sizes.detach(),
         alphas.detach(),
         values,
-        view.viewmats[0],
-        view.Ks[0],
-        int(view.widths[0]),
-        int(view.heights[0]),
-        near_plane=settings.near_plane,
-        eps2d=scene.mip.eps2d,
-        antialiased=scene.mip.antialiased,
         backend=settings.backend,
+        **_projection(scene, view, settings),
     ).colors
 
 
@@ -207,14 +202,8 @@ def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettin
         scene.gaussians.quats,
         sizes,
         alphas,
-        view.viewmats[0],
-        view.Ks[0],
-        int(view.widths[0]),
-        int(view.heights[0]),
-        near_plane=settings.near_plane,
-        eps2d=scene.mip.eps2d,
-        antialiased=scene.mip.antialiased,
         backend=settings.backend,
+        **_projection(scene, view, settings),
     )
 
 

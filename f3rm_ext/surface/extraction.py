@@ -1,6 +1,5 @@
 """Extraction of a mesh from a trained scene: one interface for all methods."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,10 +14,9 @@ from f3rm_ext.surface.level_set import SurfaceCloud, center_points, level_points
 from f3rm_ext.surface.poisson import FEWEST_POINTS, poisson_mesh
 from f3rm_ext.surface.scenes import SurfaceScene, require_gaussians
 from f3rm_ext.surface.views import StoredViews, agreeing_depth, pixel_size, stored_views
+from f3rm_ext.utils.console import StageProgress
 
 Method = Literal["tsdf", "level-set", "poisson-centres"]
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a stage, the units done and the units to do."""
 BACKGROUND = 4.0
 """Half the side of the box of the background, in extents of the cameras; that of the foreground has 1."""
 
@@ -62,7 +60,7 @@ class Extraction:
 
 
 def extract_mesh(
-    scene: SurfaceScene, options: ExtractionOptions, on_progress: Progress = lambda stage, done, total: None
+    scene: SurfaceScene, options: ExtractionOptions, on_progress: StageProgress = lambda stage, done, total: None
 ) -> Extraction:
     """Extracts a mesh.
 
@@ -93,7 +91,7 @@ def extract_mesh(
     return Extraction(_finished(found.mesh, options), found.facts)
 
 
-def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress: Progress) -> None:
+def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> None:
     """Removes depth on which too few views agree."""
     if options.min_views > len(stored):
         raise ConfigError(
@@ -107,7 +105,7 @@ def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress:
         stored.set_depth(index, np.where(mask, stored.depth(index), np.float32(0)))
 
 
-def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: Progress) -> Extraction:
+def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Extraction:
     voxel = options.voxel or pixel_size(stored)
     mesh = fuse_depth(
         stored, voxel, float(min(options.min_views, 3)), lambda done, total: on_progress("Fusion", done, total)
@@ -115,7 +113,9 @@ def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: Progres
     return Extraction(mesh, {"voxel_scene": voxel})
 
 
-def _level(stored: StoredViews, gaussians: Gaussians, options: ExtractionOptions, on_progress: Progress) -> Extraction:
+def _level(
+    stored: StoredViews, gaussians: Gaussians, options: ExtractionOptions, on_progress: StageProgress
+) -> Extraction:
     cloud = level_points(
         stored,
         gaussians,

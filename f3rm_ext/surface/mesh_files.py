@@ -15,7 +15,7 @@ from trimesh.exchange.obj import export_obj
 from trimesh.visual.color import ColorVisuals
 
 from f3rm_ext.errors import MeshError, reason_of
-from f3rm_ext.utils.output_file import comments_of, replacing
+from f3rm_ext.utils.output_file import comments_of, replacing, require_writable
 from f3rm_ext.utils.ply import read_comments
 
 SUFFIXES = (".ply", ".obj", ".glb")
@@ -66,6 +66,18 @@ def require_replaceable(path: Path) -> None:
             f"{path} exists already and does not say that `{'` or `'.join(MAKERS)}` wrote it: move it away, or choose "
             "another name."
         )
+
+
+def require_output(path: Path) -> None:
+    """Raises MeshError or ConfigError unless :func:`write_mesh` may write a file of this name and can."""
+    require_format(path)
+    require_replaceable(path)
+    require_writable(path)
+
+
+def axis_up(path: Path, up: Literal["auto", "z", "y"]) -> Up:
+    """Returns the axis that points up in a file; auto is y for .glb, whose readers expect it, else z."""
+    return ("y" if path.suffix.lower() == ".glb" else "z") if up == "auto" else up
 
 
 def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, object], up: Up = "z") -> None:

@@ -2,13 +2,16 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, Task
+    from rich.progress import Progress, Task, TaskID
     from rich.text import Text
+
+StageProgress = Callable[[str, int, int], None]
+"""Called with the name of a stage, the units done and the units to do."""
 
 
 def console() -> "Console":
@@ -67,3 +70,15 @@ def image_progress(unit: str = "images", on: "Console | None" = None, *, disable
         console=on or console(),
         disable=disable,
     )
+
+
+def shown_on(progress: "Progress") -> StageProgress:
+    """Returns a function that shows each stage as a bar of a progress display."""
+    tasks: dict[str, TaskID] = {}
+
+    def show(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = progress.add_task(stage, total=total)
+        progress.update(tasks[stage], completed=done, total=total)
+
+    return show

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from f3rm_ext import compat
+from f3rm_ext.data.placement import free_memory
 
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 _ALSO = ("PYTORCH_ALLOC_CONF",)
@@ -65,11 +66,7 @@ class CacheClearing:
 
 def free_bytes(device: torch.device) -> int:
     """Returns the memory of a CUDA device that torch can still allocate, its cache included; 0 without a GPU."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return 0
-    held = torch.cuda.memory_stats_as_nested_dict(device)
-    cached = held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"]
-    return torch.cuda.mem_get_info(device)[0] + cached
+    return free_memory(device) if device.type == "cuda" and torch.cuda.is_available() else 0
 
 
 def fitting_rows(device: torch.device, row_bytes: int, least: int, most: int) -> int:

@@ -12,10 +12,11 @@ from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.surface.texture.atlas import LARGEST_PX, Atlas, texture_texels, unwrap, vertex_texels, welded
-from f3rm_ext.surface.texture.blending import Progress, blend_photos
+from f3rm_ext.surface.texture.blending import blend_photos
 from f3rm_ext.surface.texture.photos import Photos
 from f3rm_ext.surface.texture.seams import fill_outward, level_seams
 from f3rm_ext.surface.texture.visibility import Occluder
+from f3rm_ext.utils.console import StageProgress
 
 _USED = 0.6
 """Share of a texture that charts cover, about."""
@@ -55,7 +56,7 @@ def bake_texture(
     mesh: trimesh.Trimesh,
     photos: Photos,
     options: TextureOptions,
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: StageProgress = lambda stage, done, total: None,
 ) -> BakedMesh:
     """Returns the mesh with a texture from photos.
 
@@ -82,7 +83,7 @@ def bake_vertices(
     mesh: trimesh.Trimesh,
     photos: Photos,
     options: TextureOptions,
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: StageProgress = lambda stage, done, total: None,
 ) -> BakedMesh:
     """Returns the mesh with vertex colours from photos.
 

@@ -1,6 +1,5 @@
 """Colours of places on a mesh, blended from all photos that see them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +12,8 @@ from f3rm_ext.surface.texture.atlas import Texels
 from f3rm_ext.surface.texture.exposure import find_gains
 from f3rm_ext.surface.texture.photos import Photos
 from f3rm_ext.surface.texture.visibility import Occluder, PhotoLookup, Places
+from f3rm_ext.utils.console import StageProgress
 
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a stage, the units done and the units to do."""
 CHUNK = 1 << 19
 """Places coloured at once."""
 _SAMPLES = 20_000
@@ -43,7 +41,7 @@ def blend_photos(
     areas: Float[np.ndarray, " faces"],
     photos: Photos,
     balance: bool = True,
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: StageProgress = lambda stage, done, total: None,
 ) -> Blend:
     """Colours places on a mesh from photos; memory holds one photo at a time.
 
@@ -99,7 +97,7 @@ def blend_photos(
     return Blend(np.clip(sums, 0, 255, out=sums), seen, gains)
 
 
-def _fill(points: np.ndarray, colors: np.ndarray, seen: np.ndarray, on_progress: Progress) -> None:
+def _fill(points: np.ndarray, colors: np.ndarray, seen: np.ndarray, on_progress: StageProgress) -> None:
     """Gives unseen places the mean colour of the nearest seen ones in space, whatever chart they are on."""
     unseen = np.flatnonzero(~seen)
     if not len(unseen):

@@ -131,9 +131,9 @@ def test_the_cache_is_cleared_on_cuda_alone_and_on_schedule(monkeypatch: pytest.
 
 def test_rows_fit_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
-    stats = {"reserved_bytes": {"all": {"current": 700}}, "allocated_bytes": {"all": {"current": 300}}}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 700)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3600, 10_000))
     assert free_bytes(cuda) == 4000 and free_bytes(cpu) == 0
     assert fitting_rows(cuda, 10, 5, 1000) == 100
