@@ -66,9 +66,10 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
         windows = _windows(train if kept or kind == "cpu" else None, evaluated if kind == "cpu" else None, tracker)
         batch = _Batches(request, sizes, rays)
         device["train"], _ = run.train(batch)
-        with _two_chunks():
-            device["evaluation"] = run.draw(lambda: _evaluate(model, view))
-            device["query"] = run.draw(lambda: _query(model, queried))
+        if request.pictures:
+            with _two_chunks():
+                device["evaluation"] = run.draw(lambda: _evaluate(model, view))
+                device["query"] = run.draw(lambda: _query(model, queried))
         del windows
     return MemoryEstimate(device, {} if kind == "cpu" else _host(train, evaluated, kept))
 

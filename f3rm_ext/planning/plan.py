@@ -221,7 +221,7 @@ def most_that_fits(question: Question, request: PlanRequest, estimate: Estimator
     if growth_of(request) is not None:
 
         def with_gaussians(count: int) -> int:
-            return estimate(dataclasses.replace(request, gaussians=count)).peak("train")
+            return estimate(dataclasses.replace(request, gaussians=count, pictures=False)).peak("train")
 
         return "gaussians", largest(with_gaussians, memory, final_gaussians(request), unit=GAUSSIANS_UNIT)
     rays = getattr(request.config.pipeline.datamanager, "train_num_rays_per_batch", None)
@@ -229,7 +229,8 @@ def most_that_fits(question: Question, request: PlanRequest, estimate: Estimator
         return None
 
     def with_rays(count: int) -> int:
-        return estimate(question.request(((RAYS_OPTION, str(count)),))).peak("train")
+        with_count = question.request(((RAYS_OPTION, str(count)),))
+        return estimate(dataclasses.replace(with_count, pictures=False)).peak("train")
 
     return RAYS_OPTION, largest(with_rays, memory, rays, unit=RAYS_UNIT)
 
@@ -240,11 +241,12 @@ def bandwidth_gb_s(device: Device) -> int | None:
 
 
 def cached(estimate: Estimator) -> Estimator:
-    """Remembers estimates of one session, by what a request says."""
+    """Remembers estimates of one session, by what a request says. One with pictures answers the request without."""
     found: dict[str, MemoryEstimate] = {}
 
     def remembered(request: PlanRequest) -> MemoryEstimate:
-        key = repr(request)
+        with_pictures = repr(dataclasses.replace(request, pictures=True))
+        key = with_pictures if with_pictures in found else repr(request)
         if key not in found:
             with silence():  # models say what they start with
                 found[key] = estimate(request)

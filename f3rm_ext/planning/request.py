@@ -47,3 +47,5 @@ class PlanRequest:
     """Number of devices over all machines."""
     gaussians: int | None = None
     """Gaussians at the end of training, for splats; None: what the options and the capture suggest."""
+    pictures: bool = True
+    """Whether evaluation pictures and queries are planned too, not training steps only."""

@@ -49,8 +49,9 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
         with tracker.allocating("images"):
             window = torch.empty(train.images if kept or kind == "cpu" else 0, dtype=torch.uint8)
         device["train"] = run.train()
-        device["evaluation"] = run.evaluate()
-        device["query"] = run.query()
+        if request.pictures:
+            device["evaluation"] = run.evaluate()
+            device["query"] = run.query()
         del window
     return MemoryEstimate(device, {} if kind == "cpu" else {"images": train.images * (1 + train.changes)})
 

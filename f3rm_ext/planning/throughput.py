@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
+from nerfstudio.utils import writer
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
@@ -105,9 +106,18 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
             pass
         finally:
             trainer.pipeline.datamanager.close()
+            _close_writers()
     durations = [end - begin for begin, end in itertools.pairwise(moments)][-steps:]
     if len(durations) < min(steps, 2):
         raise ConfigError(
             f"--max-num-iterations is {config.max_num_iterations}, too few steps to measure: leave out --probe."
         )
     return Throughput(1 / statistics.median(durations), f"measured here in {len(durations)} steps")
+
+
+def _close_writers() -> None:
+    """Closes nerfstudio's event writers, which are global: the next run of this process must not write to them."""
+    for one in writer.EVENT_WRITERS:
+        if isinstance(one, writer.TensorboardWriter):
+            one.tb_writer.close()
+    writer.EVENT_WRITERS.clear()

@@ -74,8 +74,14 @@ def test_more_gaussians_take_more_and_half_precision_less(plans: dict[tuple[str,
 
 def test_processes_share_the_rays(plans: dict[tuple[str, str], MemoryEstimate]) -> None:
     one = plans["f3rm-ext-lite", "cuda"].device["train"]
-    two = estimate_memory(request_of("f3rm-ext-lite", "cuda", processes=2)).device["train"]
+    two = estimate_memory(request_of("f3rm-ext-lite", "cuda", processes=2, pictures=False)).device["train"]
     assert two["activations"] < 0.6 * one["activations"] and two["parameters"] == one["parameters"]
+
+
+@pytest.mark.parametrize("method", ["f3rm-ext-lite", "sugar-ext"])
+def test_training_is_the_same_without_pictures(method: str, plans: dict[tuple[str, str], MemoryEstimate]) -> None:
+    found = estimate_memory(request_of(method, "cpu", gaussians=COUNT, pictures=False))
+    assert found.device == {"train": plans[method, "cpu"].device["train"]}
 
 
 def test_other_methods_take_part(monkeypatch: pytest.MonkeyPatch) -> None:

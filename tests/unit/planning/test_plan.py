@@ -4,6 +4,7 @@ import io
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,3 +137,7 @@ def test_estimates_are_made_once(estimate: Estimate) -> None:
     assert remembered(question.request()) == remembered(question.request()) and len(calls) == 1
     remembered(question.request((("pipeline.model.num-samples", "16"),)))
     assert len(calls) == 2
+    remembered(replace(question.request(), pictures=False))
+    assert len(calls) == 2
+    remembered(replace(question.request((("pipeline.model.num-samples", "12"),)), pictures=False))
+    assert len(calls) == 3 and not calls[-1].pictures
