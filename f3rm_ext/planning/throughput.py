@@ -1,21 +1,28 @@
 """How fast this machine trains, by measurement: never a guess."""
 
+import contextlib
 import copy
+import dataclasses
 import itertools
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 from nerfstudio.utils import writer
 
+from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.captures import ImageSizes
+from f3rm_ext.splat.model import SplatModelConfig
+from f3rm_ext.splat.schedule import Schedule
+from f3rm_ext.splat.surface.options import Mode
 from f3rm_ext.utils.console import messages_to_stderr
 
 PROBE_STEPS = 20
@@ -67,13 +74,14 @@ def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
 
 
 def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
-    """Trains a few steps with the options of a run, times them and throws the result away.
+    """Trains a few steps of each stage of a run, times them and throws the result away.
 
-    Features are extracted where the store lacks them, as the run itself would do; they are kept.
+    Features are extracted where the store lacks them, as the run itself would do; they are kept. Splats do not grow on
+    the way from stage to stage.
 
     Args:
         config: options of a run; not changed.
-        steps: that are timed, after a few that are not.
+        steps: that are timed in each stage, after a few that are not.
 
     Raises:
         UserError: the run cannot begin.
@@ -84,6 +92,9 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
     config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
     if config.machine.num_devices * config.machine.num_machines > 1:
         raise ConfigError("A probe runs on one device: leave out --probe, or --machine.num-devices.")
+    total = config.max_num_iterations
+    starts = stage_starts(config)
+    lengths = [end - begin for begin, end in itertools.pairwise([*starts, total])]
     moments: list[float] = []
 
     def after(step: int) -> None:
@@ -100,19 +111,37 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
         trainer: Any = config.setup()
         trainer.setup()
         trainer.callbacks.append(TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after, 1))
+        took_s = 0.0
         try:
-            trainer.train()
-        except _Enough:
-            pass
+            for start, length in zip(starts, lengths, strict=True):
+                trainer._start_step = max(0, min(start, total - steps - WARM_UP_STEPS - 1))
+                moments.clear()
+                with contextlib.suppress(_Enough):
+                    trainer.train()
+                durations = [end - begin for begin, end in itertools.pairwise(moments)][-steps:]
+                if len(durations) < min(steps, 2):
+                    raise ConfigError(f"--max-num-iterations is {total}, too few steps to measure: leave out --probe.")
+                took_s += length * statistics.fmean(durations)  # the mean, as some steps do more than others
         finally:
             trainer.pipeline.datamanager.close()
             _close_writers()
-    durations = [end - begin for begin, end in itertools.pairwise(moments)][-steps:]
-    if len(durations) < min(steps, 2):
-        raise ConfigError(
-            f"--max-num-iterations is {config.max_num_iterations}, too few steps to measure: leave out --probe."
-        )
-    return Throughput(1 / statistics.median(durations), f"measured here in {len(durations)} steps")
+    of_each = "" if len(starts) == 1 else f" of each of {len(starts)} stages"
+    return Throughput(total / took_s, f"measured here in {len(durations)} steps{of_each}")
+
+
+def stage_starts(config: F3rmTrainerConfig) -> list[int]:
+    """Returns the steps of a run at which steps begin to cost more or less: 0, then those of stages and image sizes."""
+    model, manager, total = config.pipeline.model, config.pipeline.datamanager, config.max_num_iterations
+    starts = {0}
+    if isinstance(model, SplatModelConfig):
+        options = dataclasses.replace(model.surface, mode=cast(Mode, model.regularization))
+        schedule = Schedule.of(schedule_length(config), options, model.start_stage)
+        if options.mode != "none":
+            surface = schedule.surface(options)
+            starts |= {surface.first_loss - schedule.offset, surface.first_surface_loss - schedule.offset}
+        if isinstance(manager, ImageDataManagerConfig):
+            starts |= {(1 + number) * manager.resolution_schedule for number in range(manager.num_downscales)}
+    return sorted(start for start in starts if 0 <= start < total)
 
 
 def _close_writers() -> None:

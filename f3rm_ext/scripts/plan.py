@@ -53,7 +53,7 @@ class Plan:
     epochs: float | None = None
     """Also print the steps of so many epochs, above 0."""
     probe: bool = False
-    """Train 25 steps here and derive from the last 20 how long the run takes."""
+    """Train 25 steps of each stage here and derive from the last 20 how long the run takes."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the plan as JSON."""
     apply: bool = False

@@ -83,7 +83,7 @@ def test_a_probe_measures_and_leaves_nothing(plan: Callable[..., Any], tiny_capt
     done = plan("sugar-ext-lite", "--probe", "--json", "--data", tiny_capture, *SPLATS, "--output-dir", tmp_path)
     assert done.code == 0, done.text[-3000:]
     time = json.loads(done.stdout)["time"]
-    assert time["source"] == "measured here in 20 steps"
+    assert time["source"] == "measured here in 20 steps of each of 2 stages"
     assert time["eta_s"] == pytest.approx(3000 / time["steps_per_s"]) and not list(tmp_path.iterdir())
 
 

@@ -12,7 +12,7 @@ from f3rm_ext.bench.ledger import Ledger
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.arguments import parse
 from f3rm_ext.planning.captures import ImageSizes
-from f3rm_ext.planning.throughput import Throughput, probe, recorded
+from f3rm_ext.planning.throughput import Throughput, probe, recorded, stage_starts
 
 
 @pytest.fixture
@@ -71,3 +71,17 @@ def test_several_devices_are_unknown(asked: list[dict[str, Any]]) -> None:
     assert recorded(config, ImageSizes.assumed(config)) is None and not asked
     with pytest.raises(ConfigError, match="A probe runs on one device"):
         probe(config)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        ("f3rm-ext-lite", ("--max-num-iterations", "300"), [0]),
+        ("sugar-ext", ("--regularization", "none"), [0, 3000, 6000]),
+        ("sugar-ext", ("--regularization", "none", "--max-num-iterations", "5000"), [0, 3000]),
+        ("sugar-ext", ("--regularization", "sdf", "--max-num-iterations", "15000"), [0, 3000, 6000, 7000, 9000]),
+        ("sugar-ext", ("--regularization", "planar", "--max-num-iterations", "15000"), [0, 3000, 6000, 7000]),
+    ],
+)
+def test_steps_change_with_stages_and_image_sizes(method: str, options: tuple[str, ...], expected: list[int]) -> None:
+    assert stage_starts(parse(method, list(options))) == expected
