@@ -1,8 +1,6 @@
 """Cards that runs are planned for: a table of known ones, and the device of this machine."""
 
-import os
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -10,6 +8,7 @@ import torch
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.request import Device
+from f3rm_ext.profiling.memory import total_bytes
 
 GIB = 1 << 30
 
@@ -149,18 +148,7 @@ def this_device(device_type: str) -> Device:
         ConfigError: there is no device of this type.
     """
     if device_type == "cpu":
-        return Device("cpu", main_memory_bytes(), "the CPU")
+        return Device("cpu", total_bytes(torch.device("cpu")), "the CPU")
     compat.check_device(device_type)
     properties = torch.cuda.get_device_properties(0)
     return Device(device_type, properties.total_memory, properties.name)
-
-
-def main_memory_bytes() -> int:
-    """Returns the memory that processes can have: the machine's, or what a container is limited to."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            memory = min(memory, int(Path(name).read_text()))
-        except (OSError, ValueError):
-            continue
-    return memory

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 MIB = 1024**2
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 _observers: list[Callable[[torch.device], None]] = []
 
@@ -96,13 +97,19 @@ def resident_bytes() -> int:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Returns the memory of a CUDA device, or of this machine for the CPU; 0 if unknown."""
+    """Returns the memory of a CUDA device; for the CPU the machine's or what its container may use; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
         return 0
+    for path in CONTAINER_LIMITS:
+        try:
+            total = min(total, int(path.read_text()))
+        except (OSError, ValueError):  # "max" is no limit
+            continue
+    return total
 
 
 def describe_use(device: torch.device) -> str:

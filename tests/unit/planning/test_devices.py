@@ -1,9 +1,11 @@
 """Cards by name."""
 
 import pytest
+import torch
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.planning.devices import CARDS, GIB, choose_device, find_card, main_memory_bytes
+from f3rm_ext.planning.devices import CARDS, GIB, choose_device, find_card
+from f3rm_ext.profiling.memory import total_bytes
 
 
 @pytest.mark.parametrize(
@@ -45,4 +47,4 @@ def test_memory_by_hand_goes_before_a_name() -> None:
 
 def test_this_machine() -> None:
     device = choose_device("cpu")
-    assert device.type == "cpu" and device.memory_bytes == main_memory_bytes() > GIB // 4
+    assert device.type == "cpu" and device.memory_bytes == total_bytes(torch.device("cpu")) > GIB // 4
