@@ -18,6 +18,7 @@ import json
 import platform
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class Refinement:
     """Texture the meshes."""
     others: tuple[str, ...] = ()
     """Other meshes to texture, as NAME=FILE."""
+    only: tuple[str, ...] = ()
+    """Names of the rows to measure; by default all."""
     out: Path = HERE / "results" / "refinement.json"
     """Where the figures are written."""
 
@@ -78,7 +81,7 @@ class Refinement:
         if not self.texture:
             return
         refined = self.work / f"{self.data.name}-refined.ply"
-        if not refined.exists():
+        if not refined.exists() and (not self.only or "refined mesh, textured" in self.only):
             config = self._folder("refined", "sugar-ext-refine") / "config.yml"
             call(["f3rm-ext", "export", "refined-mesh", "--load-config", config, "--out", refined])
         truth = self.data / "gt_mesh.ply"
@@ -131,16 +134,20 @@ class Refinement:
         kept = {key: found[key] for key in ("psnr", "psnr_covered", "coverage")}
         return {**_cost(out), **kept, **{key: said[key] for key in ("texture_px", "charts", "places", "unseen")}}
 
-    def _row(self, name: str, measure: Any) -> None:
-        captures = json.loads(self.out.read_text())["captures"] if self.out.exists() else {}
-        capture = captures.setdefault(self.data.name, {"steps": self.steps, "scale": self.scale, "rows": []})
-        if any(row["run"] == name for row in capture["rows"]):
+    def _row(self, name: str, measure: Callable[[], dict[str, Any]]) -> None:
+        there = [row["run"] for row in self._captures().get(self.data.name, {}).get("rows", ())]
+        if name in there or (self.only and name not in self.only):
             return
         row = {"run": name, **measure()}
         print(row, flush=True)
+        captures = self._captures()  # another process may have added rows meanwhile
+        capture = captures.setdefault(self.data.name, {"steps": self.steps, "scale": self.scale, "rows": []})
         capture["rows"].append(row)
         report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "captures": captures}
         self.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    def _captures(self) -> dict[str, Any]:
+        return json.loads(self.out.read_text())["captures"] if self.out.exists() else {}
 
 
 def _cost(mesh: Path) -> dict[str, Any]:

@@ -105,6 +105,8 @@ class _TracedSplats:
         )
         model.loaded = True  # so that nothing is said of how it starts
         model.get_training_callbacks(attributes)
+        if isinstance(model, BoundModel) and model._pairs is not None:
+            tracker.label(model._pairs, "buffers")
         assert model.regularizer is not None and model.densifier is not None
         # What it needs at points is in the account; its kernels do not run without values.
         model.regularizer._at_points = lambda *_: {}  # type: ignore[method-assign]
