@@ -142,6 +142,45 @@ def _meshes(report: Report) -> str:
     return "\n\n".join(tables)
 
 
+def _refinement(report: Report) -> str:
+    """Runs and stages of each capture, then its textured meshes."""
+    tables = []
+
+    def cell(row: Report, digits: int, *names: str) -> str:
+        return next((f"{row[name]:,.{digits}f}" for name in names if name in row), "–")
+
+    for name, capture in report["captures"].items():
+        textured = [row for row in capture["rows"] if "coverage" in row]
+        stages = [row for row in capture["rows"] if "coverage" not in row]
+        head = [f"{name}, {capture['steps']} steps", "PSNR", "SSIM", "Gaussians", "steps/s", "s", "peak MiB"]
+        cells = (
+            (2, "psnr"),
+            (3, "ssim"),
+            (0, "gaussian_count"),
+            (1, "train_it_per_s"),
+            (0, "seconds"),
+            (0, "train_peak_memory_mib", "peak_mib"),
+        )
+        tables.append(_table(head, [[row["run"], *(cell(row, *what) for what in cells)] for row in stages]))
+        if textured:
+            head = [name, "PSNR", "PSNR where covered", "coverage", "texture", "unseen texels", "s", "peak MiB"]
+            body = [
+                [
+                    row["run"],
+                    cell(row, 2, "psnr"),
+                    cell(row, 2, "psnr_covered"),
+                    f"{row['coverage']:.1%}",
+                    f"{row['texture_px']} px, {row['charts']:,} charts",
+                    f"{row['unseen'] / row['places']:.1%}",
+                    cell(row, 0, "seconds"),
+                    cell(row, 0, "peak_mib"),
+                ]
+                for row in textured
+            ]
+            tables.append(_table(head, body))
+    return "\n\n".join(tables)
+
+
 def _memory(report: Report) -> str:
     ways = {"chunked": "`f3rm-ext`", "naive": "features of the whole image"}
     rows = [
@@ -349,6 +388,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "rasterize_cpu": _splats,
     "splat_surfaces": _surfaces,
     "mesh_extraction": _meshes,
+    "refinement": _refinement,
     "splat_captures": _captures,
     "masked_pixels": _masked_pixels,
     "query_memory": _memory,

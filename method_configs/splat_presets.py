@@ -27,8 +27,9 @@ BOUND_LEARNING_RATES = {
     "vertices": LEARNING_RATES["means"],
     "turns": LEARNING_RATES["quats"],
     **{name: LEARNING_RATES[name] for name in ("scales", "opacities", "features_dc", "features_rest")},
+    **{f"free_{name}": LEARNING_RATES[name] for name in ("means", "scales", "quats")},
 }
-"""Of Gaussians bound to a mesh, as in SuGaR."""
+"""Of Gaussians bound to a mesh, as in SuGaR; and of those that are free."""
 
 
 def make_splat_config(name: str) -> F3rmTrainerConfig:
@@ -56,9 +57,10 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
         kind = PackedAdamOptimizerConfig if group == "features_rest" else AdamOptimizerConfig
         optimizers[group] = {"optimizer": kind(lr=lr, eps=1e-15), "scheduler": None}
     # A short run moves as far as a long one only at higher rates.
-    places = optimizers["vertices" if refine else "means"]
-    places["optimizer"].lr *= 5 if lite else 1
-    places["scheduler"] = RunDecaySchedulerConfig(lr_final=places["optimizer"].lr / 100)
+    for group in ("vertices", "free_means") if refine else ("means",):
+        places = optimizers[group]
+        places["optimizer"].lr *= 5 if lite else 1
+        places["scheduler"] = RunDecaySchedulerConfig(lr_final=places["optimizer"].lr / 100)
     return F3rmTrainerConfig(
         method_name=name,
         max_num_iterations=3000 if lite else 15_000,

@@ -14,6 +14,7 @@ from nerfstudio.plugins.registry import discover_methods
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.memory import PLANNERS
+from f3rm_ext.surface.bound.model import BoundModelConfig
 
 
 @functools.cache
@@ -45,6 +46,8 @@ def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:
         raise ConfigError("A plan is made from options, not from --load-config: give the options themselves.")
     if config.data is not None:
         config.pipeline.datamanager.data = config.data
+    if isinstance(config.pipeline.model, BoundModelConfig):
+        config.pipeline.model.fit_length(config)
     return config
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from f3rm_ext.planning.growth import final_gaussians, schedule_of, starting_gaussians
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.splat.model import SplatModelConfig
+from f3rm_ext.surface.bound.model import BoundModelConfig
 
 LIMIT = "pipeline.model.densify.max-gaussians"
 
@@ -37,7 +38,9 @@ def growth_of(request: PlanRequest) -> Growth | None:
     first, last = starting_gaussians(request), final_gaussians(request)
     begin = max(0, options.start - schedule.offset)
     end = max(begin, min(request.config.max_num_iterations, schedule.last_growth() - schedule.offset))
-    if options.strategy == "none":
+    if isinstance(model, BoundModelConfig):
+        source, end = "as given by --gaussians" if request.gaussians else "on the triangles of the mesh", begin
+    elif options.strategy == "none":
         source, end = "growth is off", begin
     elif options.cap is not None and last == options.cap:
         source = f"the limit, --{LIMIT}"

@@ -1,5 +1,7 @@
 """How many Gaussians there are at each step, by the schedule of a run."""
 
+import functools
+from pathlib import Path
 from typing import Any
 
 from f3rm_ext.engine.optimizers import schedule_length
@@ -7,6 +9,8 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.splat.initialization import FEWEST_POINTS
 from f3rm_ext.splat.schedule import Schedule
+from f3rm_ext.surface.bound.model import BoundModelConfig
+from f3rm_ext.surface.mesh_files import read_mesh
 
 GROWN = 3_000_000
 """Gaussians at the end of growth without a limit, where the capture tells no more: 3DGS reports 1 to 6 million for the
@@ -14,12 +18,21 @@ captures of Mip-NeRF 360 (Kerbl et al. 2023, and the sizes of its published mode
 
 
 def starting_gaussians(request: PlanRequest) -> int:
-    """Returns how many Gaussians a run starts with.
+    """Returns how many Gaussians a run starts with. Those of a refinement that are free do not count.
 
     Raises:
         ConfigError: it starts from a file, and the request does not tell their number.
+        MeshError: the mesh to refine cannot be read.
     """
     model: Any = request.config.pipeline.model
+    if isinstance(model, BoundModelConfig):
+        if request.gaussians is not None:
+            return request.gaussians
+        if model.mesh is None:
+            raise ConfigError(
+                "The plan of a refinement needs the number of Gaussians: give the mesh by --mesh, or --gaussians."
+            )
+        return mesh_sizes(model.mesh)[1] * model.gaussians_per_triangle
     if model.start_from is not None:
         if request.gaussians is None:
             raise ConfigError(
@@ -31,6 +44,17 @@ def starting_gaussians(request: PlanRequest) -> int:
     )
     cap = model.densify.max_gaussians
     return min(count, cap) if cap else count
+
+
+@functools.cache
+def mesh_sizes(path: Path) -> tuple[int, int]:
+    """Returns the numbers of vertices and triangles of a mesh.
+
+    Raises:
+        MeshError: it cannot be read.
+    """
+    mesh = read_mesh(path)
+    return len(mesh.vertices), len(mesh.faces)
 
 
 def final_gaussians(request: PlanRequest) -> int:

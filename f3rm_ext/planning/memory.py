@@ -10,10 +10,15 @@ from f3rm_ext.planning.fields import estimate_field
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.splats import estimate_splats
 from f3rm_ext.splat.model import SplatModelConfig
+from f3rm_ext.surface.bound.model import BoundModelConfig
 
 MemoryPlanner = Callable[[PlanRequest], MemoryEstimate]
 """Returns the memory of the tensors of a run, for one kind of model: without what CUDA takes and without gaps."""
-PLANNERS: dict[type, MemoryPlanner] = {F3rmModelConfig: estimate_field, SplatModelConfig: estimate_splats}
+PLANNERS: dict[type, MemoryPlanner] = {
+    F3rmModelConfig: estimate_field,
+    SplatModelConfig: estimate_splats,
+    BoundModelConfig: estimate_splats,
+}
 """By configuration of the model; see :func:`register_planner`."""
 
 

@@ -22,6 +22,8 @@ from f3rm_ext.splat.rasterize import cpu
 from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
 from f3rm_ext.splat.rasterize.compositing import PIXELS, SHAPE_GRADS
 from f3rm_ext.splat.rasterize.tiles import GEOMETRY
+from f3rm_ext.surface.bound import model as bound
+from f3rm_ext.surface.bound.smoothness import TrianglePairs
 
 CHANNELS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33)
 """Numbers of channels for which gsplat has kernels; others are padded to the next."""
@@ -50,6 +52,9 @@ def splat_stand_in(device_type: str, arrays: bool = True) -> Iterator[None]:
             put(packed, "_StoredHarmonics", _Harmonics)
             put(cpu, "project_numba", _project)
             put(cpu, "_Compositing", _Compositing if arrays else _CompositingWithoutArrays)
+        # Without values, neither neighbours are found nor changes noticed.
+        put(bound, "triangle_pairs", _pairs)
+        put(bound.BoundModel, "gaussians", property(lambda model: model.bound.gaussians()))
         # A step of harmonics takes little beside its moments: some thousand rows at a time, or one kernel.
         put(adam, "_stepped_by_kernel", lambda *_: True)
         put(remainder, "choose", _remainders)
@@ -271,6 +276,13 @@ class _HarmonicsOnCuda(_Harmonics):
     """By gsplat's kernel; the gradient is for all Gaussians, as Triton's optimiser takes it."""
 
     CHUNK, ALL = packed.CHUNK_KERNEL, True
+
+
+def _pairs(faces: Tensor) -> TrianglePairs:
+    """Neighbours in a closed mesh: three edges for two triangles."""
+    count = 3 * len(faces) // 2
+    first, second = (torch.empty(count, dtype=torch.int64) for _ in range(2))
+    return TrianglePairs(first, second, torch.empty(count))
 
 
 def _remainders(state: dict[str, Any], reflective: Tensor, value: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from f3rm_ext.planning.allowances import QUERY_PX, on_the_device
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
-from f3rm_ext.planning.growth import final_gaussians, schedule_of
+from f3rm_ext.planning.growth import final_gaussians, mesh_sizes, schedule_of
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.splat_stand_in import splat_stand_in
 from f3rm_ext.planning.steps import TracedRun, cameras, lpips_stand_in, tracing
@@ -25,6 +25,7 @@ from f3rm_ext.splat.memory.accounting import CHUNKS_BYTES, FLOAT, PACKED_BYTES, 
 from f3rm_ext.splat.model import SplatModel
 from f3rm_ext.splat.surface.kernels import GRADIENT_BYTES
 from f3rm_ext.splat.surface.table import WIDTH
+from f3rm_ext.surface.bound.model import FREE, BoundModel
 
 FEW = 100
 """Gaussians with which the model is built, before it gets those of the plan."""
@@ -90,8 +91,10 @@ class _TracedSplats:
     def begin(self, tracker: AllocationTracker) -> None:
         """Gives the model the Gaussians of the plan, and makes what training needs."""
         model, kind = self.model, self.request.device.type
+        rows = self._mesh(tracker) if isinstance(model, BoundModel) else {}
         for name, value in list(model.gauss_params.items()):
-            model.gauss_params[name] = nn.Parameter(torch.empty(self.count, *value.shape[1:], dtype=value.dtype))
+            count = rows.get(name, self.count)
+            model.gauss_params[name] = nn.Parameter(torch.empty(count, *value.shape[1:], dtype=value.dtype))
         model.filter_3d = torch.empty(self.count)
         model.image_metrics._lpips = lpips_stand_in  # type: ignore[method-assign]
         self.run = TracedRun(self.config, model, tracker, mixed=False, foreach=kind == "cuda")
@@ -103,6 +106,8 @@ class _TracedSplats:
         )
         model.loaded = True  # so that nothing is said of how it starts
         model.get_training_callbacks(attributes)
+        if isinstance(model, BoundModel) and model._pairs is not None:
+            tracker.label(model._pairs, "buffers")
         assert model.regularizer is not None and model.densifier is not None
         # What it needs at points is in the account; its kernels do not run without values.
         model.regularizer._at_points = lambda *_: {}  # type: ignore[method-assign]
@@ -112,6 +117,16 @@ class _TracedSplats:
         if self.regularized:
             with tracker.allocating("buffers"):
                 self.neighbours = torch.empty(self.count, surface.neighbours, dtype=torch.int32)
+
+    def _mesh(self, tracker: AllocationTracker) -> dict[str, int]:
+        """Gives the model triangles. Returns the rows of parameters that do not have one for each Gaussian."""
+        options = self.config.pipeline.model
+        faces = self.count // options.gaussians_per_triangle
+        of_mesh = (1, 2) if options.mesh is None else mesh_sizes(options.mesh)
+        vertices = round(faces * of_mesh[0] / of_mesh[1])
+        with tracker.allocating("buffers"):
+            self.model.faces = torch.empty(faces, 3, dtype=torch.int64)
+        return {"vertices": vertices, **dict.fromkeys(FREE, 0)}
 
     def train(self) -> Bytes:
         """Returns the peak of a step."""

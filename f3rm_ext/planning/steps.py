@@ -21,6 +21,7 @@ from f3rm_ext.planning.shapes import shapes_only
 from f3rm_ext.planning.tracker import AllocationTracker, Bytes
 from f3rm_ext.splat import losses
 from f3rm_ext.splat.densify import relocation
+from f3rm_ext.surface.bound import layout
 from f3rm_ext.utils import colormaps
 
 ALEXNET = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
@@ -114,7 +115,8 @@ def tracing(device_type: str) -> Iterator[AllocationTracker]:
             with BlockedConvolutions() if device_type == "cpu" else nullcontext():
                 yield tracker
     finally:
-        for cache in (losses._window, colormaps._color_table, relocation.relocation_table):
+        caches = (losses._window, colormaps._color_table, relocation.relocation_table, layout.barycentric_weights)
+        for cache in caches:
             cache.cache_clear()  # they would go on with tensors without values
 
 

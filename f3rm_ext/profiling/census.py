@@ -23,9 +23,11 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 _KINDS: tuple[tuple[str, str], ...] = (
     ("harmonics", r"features_(dc|rest)\b"),
-    ("points", r"gauss_params\.means\b"),
-    ("scales", r"gauss_params\.scales\b"),
-    ("quaternions", r"gauss_params\.quats\b"),
+    ("points", r"gauss_params\.(free_)?means\b"),
+    ("scales", r"gauss_params\.(free_)?scales\b"),
+    ("quaternions", r"gauss_params\.(free_)?quats\b"),
+    ("vertices", r"gauss_params\.vertices\b"),
+    ("turns", r"gauss_params\.turns\b"),
     ("opacities", r"gauss_params\.opacities\b"),
     ("hash tables", r"\.table\b|encoding\.params\b"),
     ("camera poses", r"camera_optimizer|pose_adjustment"),

@@ -1,6 +1,6 @@
 """Opening a trained run of splats, and exporting its splats to a file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,16 +56,18 @@ class SplatRun:
         """Switches the filters of the model on or off; None keeps the state of training.
 
         If the run was trained without 3D filter, switching it on computes it from the training cameras.
+
+        Raises:
+            ConfigError: the model cannot have the filter.
         """
         mip = self.model.config.mip
-        if filter_2d is not None:
-            mip.filter_2d = filter_2d
+        wanted = {"filter_2d": filter_2d, "filter_3d": filter_3d}
+        changed = replace(mip, **{name: value for name, value in wanted.items() if value is not None})
+        self.model.config = replace(self.model.config, mip=changed)
         if filter_3d and not mip.filter_3d:
             views = PinholeCameras.of(self.manager.train_dataset.cameras).to(self.model.device)
             means = self.model.gaussians.means.detach()
             self.model.filter_3d = smoothing_filter(means, *views, options=mip)
-        if filter_3d is not None:
-            mip.filter_3d = filter_3d
 
     def splats(self, fused: bool = True) -> Gaussians:
         """Returns the Gaussians, float32, with the SH degree in use at the last training step.

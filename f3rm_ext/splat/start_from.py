@@ -12,7 +12,7 @@ from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
-from f3rm_ext.splat.mip import MipOptions, sampling_intervals, smoothing_filter, unfuse
+from f3rm_ext.splat.mip import MipOptions, fuse, sampling_intervals, smoothing_filter, unfuse
 from f3rm_ext.splat.transform import Similarity
 
 CHECKPOINTS = (".ckpt", ".pt")
@@ -46,6 +46,13 @@ class Start:
     frame: Frame
     """Usual frame of such files: that of the capture's original poses for folders of 3DGS and for SuGaR, else the
     scene frame."""
+    filter_3d: torch.Tensor | None = None
+    """Standard deviations of the 3D filter that a run of this package had, (gaussians,), scene units; None without."""
+
+    @property
+    def drawn(self) -> Gaussians:
+        """The Gaussians as they were drawn: with the 3D filter in them."""
+        return self.gaussians if self.filter_3d is None else fuse(self.gaussians, self.filter_3d)
 
     def in_scene(self, outputs: Any, frame: Literal["auto", "scene", "capture"]) -> "Start":
         """Transforms the splats to the scene frame.
@@ -116,8 +123,7 @@ def read_start(path: Path, iteration: int | None = None) -> Start:
             f"--pipeline.model.start-iteration selects an iteration in a folder, but {path} is a file: leave it out."
         )
     if path.suffix in CHECKPOINTS:
-        gaussians, frame = _of_checkpoint(path)
-        return Start(gaussians, False, path, frame)
+        return _of_checkpoint(path)
     gaussians, info = read_splats(path)
     for notice in info.notices:
         CONSOLE.log(notice, markup=False)
@@ -144,7 +150,7 @@ def _of_folder(folder: Path, iteration: int | None) -> Path:
     return found[max(found) if iteration is None else iteration]
 
 
-def _of_checkpoint(path: Path) -> tuple[Gaussians, Frame]:
+def _of_checkpoint(path: Path) -> Start:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -157,7 +163,7 @@ def _of_checkpoint(path: Path) -> tuple[Gaussians, Frame]:
         if isinstance(state.get(key), dict):
             state = state[key]
     if _OF_SUGAR["means"] in state:
-        return _of_sugar(state, path), "capture"
+        return Start(_of_sugar(state, path), False, path, "capture")
     for prefix in _PREFIXES:
         found = {
             name.removeprefix(prefix): value
@@ -171,7 +177,10 @@ def _of_checkpoint(path: Path) -> tuple[Gaussians, Frame]:
                     f"The checkpoint {path} lacks {', '.join(missing)} of its Gaussians: export it as .ply instead."
                 )
             _require_shapes(found, path)
-            return Gaussians.of(found).checked(str(path)), "scene"
+            gaussians = Gaussians.of(found).checked(str(path))
+            filters = state.get("_model.filter_3d")
+            filtered = isinstance(filters, torch.Tensor) and filters.shape == (len(gaussians),) and filters.any()
+            return Start(gaussians, False, path, "scene", filters if filtered else None)
     raise CheckpointError(f"The checkpoint {path} holds no Gaussians: give one of sugar-ext, splatfacto or SuGaR.")
 
 

@@ -91,6 +91,7 @@ def test_a_probe_measures_and_leaves_nothing(plan: Callable[..., Any], tiny_capt
     ("arguments", "words"),
     [
         (("nerfacto",), "There is no method 'nerfacto' to plan"),
+        (("sugar-ext-refine",), "give the mesh by --mesh, or --gaussians"),
         (("f3rm-ext", "--gpu", "voodoo"), "No card named 'voodoo' is known"),
         (("f3rm-ext", "--vram-gib", "-1"), "--vram-gib is -1.0"),
         (("f3rm-ext", "--data", "/nowhere/at-all"), "/nowhere/at-all"),

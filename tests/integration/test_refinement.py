@@ -55,7 +55,7 @@ def train(run_command: Callable[..., Any], tiny_capture: Path) -> Train:
 def refined(train: Train, room_mesh: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a whole run."""
     root = tmp_path_factory.mktemp("refined")
-    done = train(root, "--mesh", room_mesh)
+    done = train(root, "--mesh", room_mesh, "--profile-tensors", "True")
     assert done.code == 0, done.text[-4000:]
     assert "Refining" in done.text
     return root / "e" / METHOD / "t"
@@ -80,6 +80,22 @@ def test_it_is_evaluated_without_the_mesh_file(
     metrics = json.loads((tmp_path / "eval.json").read_text())["results"]
     assert metrics["gaussian_count"] == len(state["_model.faces"]) and metrics["psnr"] > 7
     assert str(room_mesh.name) in (refined / "config.yml").read_text()
+
+
+def test_its_memory_is_profiled_and_planned(
+    refined: Path, room_mesh: Path, tiny_capture: Path, run_command: Callable[..., Any]
+) -> None:
+    records = [json.loads(line) for line in (refined / "tensor_profile.jsonl").read_text().splitlines()]
+    (last,) = [record for record in records if record["kind"] == "snapshot"][-1:]
+    words = ("plan", METHOD, "--data", tiny_capture, "--mesh", room_mesh, "--refinement-time", "short", "--json")
+    done = run_command("f3rm-ext", *words)
+    assert done.code == 0, done.text[-3000:]
+    plan = json.loads(done.stdout)
+    planned = plan["memory"]["device_bytes"]["train"]
+    assert plan["gaussians"]["last"] == pytest.approx(len(final(refined)["_model.faces"]), rel=0.02)
+    for category in ("parameters", "optimizer"):
+        assert planned[category] == pytest.approx(last["categories"][category], rel=0.05), category
+    assert plan["coverage"]["steps"] == 2000
 
 
 def test_a_run_in_two_parts_is_the_same(refined: Path, train: Train, room_mesh: Path, tmp_path: Path) -> None:

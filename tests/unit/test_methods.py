@@ -203,7 +203,7 @@ OF_REFINEMENT = {
     f"pipeline.model.{name}"
     for name in (
         *("regularization", "surface", "densify", "num-random", "shard-gaussians"),
-        *("start-from", "start-iteration", "start-frame", "start-stage"),
+        "start-stage",
     )
 }
 

@@ -1,6 +1,6 @@
 """Flat Gaussians as a function of the mesh that they are bound to."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -14,19 +14,23 @@ THICKNESS = 1e-6
 """Standard deviation of a flat Gaussian along its triangle's normal, in units of the extent of the scene."""
 GREY = 0.5
 """Colour, 0 to 1, where a mesh has none."""
+_OF_ALL = ("opacities", "features_dc", "features_rest")
+"""Tensors that bound and free Gaussians share."""
+_EQUILATERAL = ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 3**0.5 / 2, 0.0))
+"""Corners of a triangle of side 1."""
 
 
 @dataclass(frozen=True)
 class BoundGaussians:
-    """Gaussians that lie flat on triangles, the same number on each, in the order of the triangles."""
+    """Gaussians that lie flat on triangles, the same number on each, in the order of the triangles; then free ones."""
 
     vertices: Float[Tensor, "verts 3"]
     """Scene frame."""
     faces: Int[Tensor, "faces 3"]
     """Vertex indices."""
-    scales: Float[Tensor, "gaussians 2"]
+    scales: Float[Tensor, "bound 2"]
     """Natural logarithms of the standard deviations in the plane, scene units."""
-    turns: Float[Tensor, "gaussians 2"]
+    turns: Float[Tensor, "bound 2"]
     """Rotations in the plane as complex numbers (real, imaginary) of any length; 1 is along the triangle's frame."""
     opacities: Float[Tensor, "gaussians 1"]
     """Logits."""
@@ -36,6 +40,12 @@ class BoundGaussians:
     """SH coefficients of degrees 1 and up."""
     thickness: float
     """Standard deviation along the normal, scene units, > 0."""
+    free_means: Float[Tensor, "free 3"] = field(default_factory=lambda: torch.zeros(0, 3))
+    """Centres of the Gaussians that belong to no triangle, scene frame."""
+    free_scales: Float[Tensor, "free 3"] = field(default_factory=lambda: torch.zeros(0, 3))
+    """Natural logarithms of their standard deviations, scene units."""
+    free_quats: Float[Tensor, "free 4"] = field(default_factory=lambda: torch.zeros(0, 4))
+    """Their rotations (w, x, y, z)."""
 
     def __len__(self) -> int:
         return len(self.opacities)
@@ -43,7 +53,7 @@ class BoundGaussians:
     @property
     def per_triangle(self) -> int:
         """Number of Gaussians on each triangle."""
-        return len(self) // max(len(self.faces), 1)
+        return len(self.scales) // max(len(self.faces), 1)
 
     def gaussians(self) -> Gaussians:
         """Returns the Gaussians in the scene frame; differentiable. Harmonics and opacities are the same tensors."""
@@ -51,21 +61,34 @@ class BoundGaussians:
         weights = barycentric_weights(self.per_triangle, corners.device, corners.dtype)
         frames = frame_quats(triangle_frames(corners)).repeat_interleave(self.per_triangle, dim=0)
         thin = torch.full_like(self.scales[:, :1], self.thickness).log()
+        means = torch.einsum("nk,fkc->fnc", weights, corners).reshape(-1, 3)
+        scales = torch.cat([self.scales, thin], dim=1)
+        quats = turned_in_plane(frames, functional.normalize(self.turns, dim=1))
+        if len(self.free_means):
+            means = torch.cat([means, self.free_means])
+            scales, quats = torch.cat([scales, self.free_scales]), torch.cat([quats, self.free_quats])
         return Gaussians(
-            means=torch.einsum("nk,fkc->fnc", weights, corners).reshape(-1, 3),
-            scales=torch.cat([self.scales, thin], dim=1),
-            quats=turned_in_plane(frames, functional.normalize(self.turns, dim=1)),
+            means=means,
+            scales=scales,
+            quats=quats,
             opacities=self.opacities,
             features_dc=self.features_dc,
             features_rest=self.features_rest,
         )
+
+    def with_free(self, gaussians: Gaussians) -> "BoundGaussians":
+        """Returns these Gaussians and free ones, of the same SH degree."""
+        own = {name: torch.cat([getattr(self, name), getattr(gaussians, name)]) for name in _OF_ALL}
+        free = {f"free_{name}": getattr(gaussians, name) for name in ("means", "scales", "quats")}
+        return replace(self, **own, **free)
 
     @torch.no_grad()
     def deformed(self, vertices: Float[Tensor, "verts 3"]) -> "BoundGaussians":
         """Returns the Gaussians on the mesh with its vertices elsewhere.
 
         Each is mapped in the plane as its triangle is, so it is stretched, sheared and turned with it; it stays as
-        flat. The dependence of colours on the viewing direction stays in the scene frame.
+        flat. Free ones stay where they are. The dependence of colours on the viewing direction stays in the scene
+        frame.
 
         Args:
             vertices: new positions, as many as before, scene frame.
@@ -74,8 +97,8 @@ class BoundGaussians:
         stretch = (new @ torch.linalg.inv(old)).repeat_interleave(self.per_triangle, dim=0)
         x, y = functional.normalize(self.turns, dim=1).unbind(1)
         turn = torch.stack([torch.stack([x, -y], dim=1), torch.stack([y, x], dim=1)], dim=1)
-        axes, sizes, _ = torch.linalg.svd(stretch @ turn * self.scales.exp()[:, None, :])
-        return replace(self, vertices=vertices, scales=sizes.clamp_min(1e-12).log(), turns=axes[:, :, 0].contiguous())
+        axes, sizes = _ellipses(stretch @ turn * self.scales.exp()[:, None, :])
+        return replace(self, vertices=vertices, scales=sizes.log(), turns=axes)
 
 
 def bind(
@@ -87,7 +110,9 @@ def bind(
     alpha: float,
     thickness: float,
 ) -> BoundGaussians:
-    """Lays round Gaussians on the triangles of a mesh, sized to fill them.
+    """Lays Gaussians on the triangles of a mesh that fill them, whatever their shapes.
+
+    They are the circles of :mod:`f3rm_ext.surface.bound.layout` in an equilateral triangle, mapped as that triangle is.
 
     Args:
         vertices: scene frame.
@@ -99,9 +124,8 @@ def bind(
         thickness: standard deviation along the normal, scene units.
     """
     count = len(faces) * per_triangle
-    corners = vertices[faces]
-    shortest = (corners - corners.roll(1, dims=1)).norm(dim=2).amin(dim=1)
-    size = (initial_size(per_triangle) * shortest).repeat_interleave(per_triangle)
+    stretch = _in_plane_edges(vertices[faces]) @ torch.linalg.inv(_in_plane_edges(torch.tensor([_EQUILATERAL])))
+    axes, sizes = _ellipses(initial_size(per_triangle) * stretch)
     if corner_colors is None:
         colors = torch.full((count, 3), GREY)
     else:
@@ -109,8 +133,8 @@ def bind(
     return BoundGaussians(
         vertices=vertices,
         faces=faces,
-        scales=size.log()[:, None].repeat(1, 2),
-        turns=torch.tensor([1.0, 0.0]).repeat(count, 1),
+        scales=sizes.log().repeat_interleave(per_triangle, dim=0),
+        turns=axes.repeat_interleave(per_triangle, dim=0),
         opacities=torch.full((count, 1), alpha).logit(),
         features_dc=rgb_to_sh(colors),
         features_rest=torch.zeros(count, sh_rest_count(sh_degree), 3),
@@ -177,6 +201,14 @@ def turned_in_plane(
         ],
         dim=1,
     )
+
+
+def _ellipses(
+    maps: Float[Tensor, "gaussians 2 2"],
+) -> tuple[Float[Tensor, "gaussians 2"], Float[Tensor, "gaussians 2"]]:
+    """Returns what maps make of the unit circle: the direction of the longer axis, and both half axes."""
+    axes, sizes, _ = torch.linalg.svd(maps)
+    return axes[:, :, 0].contiguous(), sizes.clamp_min(1e-12)
 
 
 def _in_plane_edges(corners: Float[Tensor, "faces 3 3"]) -> Float[Tensor, "faces 2 2"]:

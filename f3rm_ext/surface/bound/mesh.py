@@ -16,8 +16,9 @@ def refined_mesh(bound: BoundGaussians) -> trimesh.Trimesh:
     A vertex has the mean colour of the Gaussians on its triangles, those near it counting more: their weight is their
     opacity times the barycentric weight of the vertex.
     """
-    colors = sh_to_rgb(bound.features_dc).clamp(0, 1).reshape(len(bound.faces), -1, 3)
-    alphas = bound.opacities.sigmoid().reshape(len(bound.faces), -1)
+    count = len(bound.scales)
+    colors = sh_to_rgb(bound.features_dc[:count]).clamp(0, 1).reshape(len(bound.faces), -1, 3)
+    alphas = bound.opacities[:count].sigmoid().reshape(len(bound.faces), -1)
     weights = alphas[:, :, None] * barycentric_weights(bound.per_triangle, alphas.device, alphas.dtype)
     corners = bound.faces.flatten()
     total = bound.vertices.new_zeros(len(bound.vertices), 4)

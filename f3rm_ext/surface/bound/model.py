@@ -1,7 +1,7 @@
 """Refinement: a mesh and the flat Gaussians on its triangles, optimised together, on nerfstudio's trainer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,16 +20,25 @@ from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
 from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
+from f3rm_ext.splat.start_from import read_start
 from f3rm_ext.splat.surface.options import RegularizationOptions
 from f3rm_ext.surface.bound.gaussians import THICKNESS, BoundGaussians, bind
 from f3rm_ext.surface.bound.layout import PerTriangle
-from f3rm_ext.surface.bound.smoothness import TrianglePairs, normal_inconsistency, triangle_pairs
-from f3rm_ext.surface.bound.start import read_start_mesh
+from f3rm_ext.surface.bound.smoothness import (
+    TrianglePairs,
+    VertexEdges,
+    normal_inconsistency,
+    roughness,
+    triangle_pairs,
+)
+from f3rm_ext.surface.bound.start import StartMesh, far_from_mesh, read_start_mesh
 
 RefinementTime = Literal["short", "medium", "long"]
 STEPS: dict[str, int] = {"short": 2_000, "medium": 7_000, "long": 15_000}
 """Steps of SuGaR's refinement."""
-PARAMETERS = ("vertices", "scales", "turns", "opacities", "features_dc", "features_rest")
+FREE = ("free_means", "free_scales", "free_quats")
+"""Parameters of the Gaussians that belong to no triangle."""
+PARAMETERS = ("vertices", "scales", "turns", "opacities", "features_dc", "features_rest", *FREE)
 """What is optimised, by its name in :class:`~f3rm_ext.surface.bound.gaussians.BoundGaussians`."""
 _FACES = "faces"
 
@@ -49,10 +58,19 @@ class BoundModelConfig(SplatModelConfig):
     """Length of the run: short is 2,000 steps, medium 7,000, long 15,000. By default --max-num-iterations says it."""
     gaussians_per_triangle: PerTriangle = 1
     """Flat Gaussians on each triangle: 1 for fine meshes, 3, 4 or 6 for coarse ones."""
+    start_from: Path | None = None
+    """Splats that the mesh was made of: a checkpoint (.ckpt, .pt) or a file. Those far from the mesh, where it has
+    holes or ends, go on as free Gaussians. By default all Gaussians are on the mesh."""
+    free_beyond: float = 0.05
+    """Distance from the mesh beyond which splats of --pipeline.model.start-from are free, as a share of their distance
+    from the nearest camera, above 0."""
     initial_opacity: float = 0.1
     """Opacity of the Gaussians at first, between 0 and 1."""
     normal_consistency: float = 0.1
     """Weight of the loss that aligns the normals of neighbouring triangles, 0 or more."""
+    laplacian: float = 0.0
+    """Weight of the mean distance of the vertices from the mean of their neighbours, in units of the extent of the
+    cameras, 0 or more. SuGaR has 5, off by default."""
     mip: MipOptions = field(default_factory=lambda: MipOptions(filter_3d=False))
     """Anti-aliasing filters. The 3D filter is for Gaussians with a thickness."""
 
@@ -60,9 +78,6 @@ class BoundModelConfig(SplatModelConfig):
     regularization: tyro.conf.Suppress[Any] = "none"
     surface: tyro.conf.Suppress[Any] = field(default_factory=RegularizationOptions)
     densify: tyro.conf.Suppress[Any] = field(default_factory=lambda: DensifyOptions(strategy="none"))
-    start_from: tyro.conf.Suppress[Path | None] = None
-    start_iteration: tyro.conf.Suppress[int | None] = None
-    start_frame: tyro.conf.Suppress[Any] = "auto"
     start_stage: tyro.conf.Suppress[Any] = "vanilla"
     num_random: tyro.conf.Suppress[int] = 50_000
     shard_gaussians: tyro.conf.Suppress[bool] = False
@@ -72,12 +87,21 @@ class BoundModelConfig(SplatModelConfig):
         if self.mip.filter_3d:
             raise ConfigError(
                 "The 3D filter makes Gaussians without thickness transparent, and those on a mesh have none: leave "
-                "--pipeline.model.mip.filter-3d at False."
+                "it off (--pipeline.model.mip.filter-3d False)."
             )
         if not 0 < self.initial_opacity < 1:
             raise ConfigError(f"initial-opacity is {self.initial_opacity}, but it must be between 0 and 1.")
-        if not self.normal_consistency >= 0:
-            raise ConfigError(f"normal-consistency is {self.normal_consistency}, but it must be 0 or more.")
+        if not self.free_beyond > 0:
+            raise ConfigError(f"free-beyond is {self.free_beyond}, but it must be above 0.")
+        for name in ("normal_consistency", "laplacian"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}, but it must be 0 or more.")
+
+    def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
+        """See the base; config files of earlier versions have no optimisers for free Gaussians."""
+        for name in FREE:
+            optimizers.setdefault(name, optimizers["vertices"])
+        super().fit_optimizers(optimizers)
 
     def fit_trainer(self, trainer: TrainerConfig) -> None:
         """Sets the length of the run, and checks that there is a mesh unless the run resumes.
@@ -89,14 +113,7 @@ class BoundModelConfig(SplatModelConfig):
             ConfigError: no mesh is given, or two lengths of the run.
             MeshError: there is no such mesh.
         """
-        if self.refinement_time is not None:
-            steps, given = STEPS[self.refinement_time], trainer.max_num_iterations
-            if given not in (steps, STEPS["long"]):
-                raise ConfigError(
-                    f"--refinement-time {self.refinement_time} means {steps} steps, but --max-num-iterations is "
-                    f"{given}: give one of the two."
-                )
-            trainer.max_num_iterations = steps
+        self.fit_length(trainer)
         if trainer.load_dir is None and trainer.load_checkpoint is None:
             if self.mesh is None:
                 raise ConfigError(
@@ -106,6 +123,24 @@ class BoundModelConfig(SplatModelConfig):
             if not self.mesh.is_file():
                 raise MeshError(f"There is no mesh {self.mesh}: check --pipeline.model.mesh.")
         super().fit_trainer(trainer)
+
+    def fit_length(self, trainer: TrainerConfig) -> None:
+        """Sets the length of the run to --refinement-time, if that is given.
+
+        Args:
+            trainer: options of the trainer, changed in place.
+
+        Raises:
+            ConfigError: two lengths of the run are given.
+        """
+        if self.refinement_time is not None:
+            steps, given = STEPS[self.refinement_time], trainer.max_num_iterations
+            if given not in (steps, STEPS["long"]):
+                raise ConfigError(
+                    f"--refinement-time {self.refinement_time} means {steps} steps, but --max-num-iterations is "
+                    f"{given}: give one of the two."
+                )
+            trainer.max_num_iterations = steps
 
 
 class BoundModel(SplatModel):
@@ -118,6 +153,7 @@ class BoundModel(SplatModel):
     faces: Tensor
     """Vertex indices, (faces, 3)."""
     _pairs: TrianglePairs | None = None
+    _edges: VertexEdges | None = None
     _known: tuple[object, Gaussians] | None = None
 
     def populate_modules(self) -> None:
@@ -128,6 +164,7 @@ class BoundModel(SplatModel):
     def _first_parameters(self, source: str, views: PinholeCameras | None) -> dict[str, Tensor]:
         rest = sh_rest_count(self.config.sh_degree)
         widths = {"vertices": (3,), "scales": (2,), "turns": (2,), "opacities": (1,), "features_dc": (3,)}
+        widths |= {"free_means": (3,), "free_scales": (3,), "free_quats": (4,)}
         return {name: torch.zeros(0, *width) for name, width in {**widths, "features_rest": (rest, 3)}.items()}
 
     # --- the mesh ----------------------------------------------------------------------------------------------------
@@ -181,9 +218,12 @@ class BoundModel(SplatModel):
         start = read_start_mesh(config.mesh, config.mesh_frame, capture_frame)
         thickness = THICKNESS * self.extent
         per_triangle, alpha = config.gaussians_per_triangle, config.initial_opacity
-        self.set_bound(
-            bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
-        )
+        bound = bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
+        kept = ""
+        if config.start_from is not None:
+            free = self._free_splats(start, manager, views)
+            bound, kept = bound.with_free(free), f" and {len(free)} free ones of {config.start_from}"
+        self.set_bound(bound)
         with torch.no_grad():
             seen = sampling_intervals(self.gaussians.means, *views, near=config.near_plane)[1]
         if not bool(seen.any()):
@@ -196,8 +236,20 @@ class BoundModel(SplatModel):
         plain = "; it has no vertex colours, so it starts grey" if start.corner_colors is None else ""
         return (
             f"Refining {len(start.faces)} triangles of {config.mesh}, in the frame of the {start.frame}, with "
-            f"{self.num_gaussians} Gaussians on them{plain}."
+            f"{len(bound.scales)} Gaussians on them{kept}{plain}."
         )
+
+    def _free_splats(self, mesh: StartMesh, manager: Any, views: PinholeCameras) -> Gaussians:
+        """Returns the splats to start from that are far from the mesh, float32 and of the model's SH degree."""
+        config = self.config
+        assert config.start_from is not None
+        start = read_start(config.start_from, config.start_iteration)
+        start = replace(start, gaussians=start.drawn, filter_3d=None)
+        start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
+        gaussians = start.seen_by(views, config.mip).to("cpu")
+        far = far_from_mesh(gaussians.means, mesh, views.positions.cpu(), config.free_beyond)
+        found = Gaussians.of({name: value.float() for name, value in gaussians[far].tensors().items()})
+        return found.with_sh_degree(config.sh_degree)
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -205,16 +257,21 @@ class BoundModel(SplatModel):
         """Sets up the schedule, the mesh, and which triangles are neighbours."""
         callbacks = super().get_training_callbacks(attributes)
         self._pairs = triangle_pairs(self.faces)
+        if self.config.laplacian > 0:
+            self._edges = VertexEdges.of(self.faces, len(self.gauss_params["vertices"]))
         return callbacks
 
     def get_loss_dict(
         self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
     ) -> dict[str, Tensor]:
-        """Returns ``rgb_loss`` and ``normal_consistency``."""
+        """Returns ``rgb_loss``, ``normal_consistency`` and ``laplacian``."""
         losses = super().get_loss_dict(outputs, batch, metrics_dict)
         if self.training and self._pairs is not None and self.config.normal_consistency > 0:
             inconsistency = normal_inconsistency(self.gauss_params["vertices"], self.faces, self._pairs)
             losses["normal_consistency"] = self.config.normal_consistency * inconsistency
+        if self.training and self._edges is not None:
+            rough = roughness(self.gauss_params["vertices"], self._edges)
+            losses["laplacian"] = self.config.laplacian / self.extent * rough
         return losses
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -224,5 +281,7 @@ class BoundModel(SplatModel):
             raise CheckpointError(
                 "The checkpoint holds no mesh, so it is of another method: load a run of sugar-ext-refine."
             )
-        found = {name: state_dict[PREFIX + name] for name in PARAMETERS}
+        # Checkpoints of earlier versions have no free Gaussians.
+        own = {PREFIX + name: self.gauss_params[name].data[:0] for name in FREE}
+        found = {name: {**own, **state_dict}[PREFIX + name] for name in PARAMETERS}
         return self.set_bound(BoundGaussians(**found, faces=state_dict[_FACES], thickness=THICKNESS * self.extent))

@@ -1,5 +1,6 @@
-"""Consistency of the normals of neighbouring triangles, which keeps a mesh smooth while its vertices move."""
+"""What keeps a mesh smooth while its vertices move: consistent normals of neighbouring triangles, and the Laplacian."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -53,3 +54,34 @@ def normal_inconsistency(
         return 0 * vertices.sum()
     normals = triangle_normals(vertices[faces])
     return (1 - pairs.signs * (normals[pairs.first] * normals[pairs.second]).sum(dim=1)).mean()
+
+
+@dataclass(frozen=True)
+class VertexEdges:
+    """The edges of a mesh, each once, and the number of edges at each vertex."""
+
+    ends: Int[Tensor, "edges 2"]
+    """Vertex indices."""
+    counts: Int[Tensor, " verts"]
+    """0 for vertices without triangles."""
+
+    @classmethod
+    def of(cls, faces: Int[Tensor, "faces 3"], count: int) -> "VertexEdges":
+        """Finds the edges of a mesh with so many vertices."""
+        ends = torch.cat([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]).sort(dim=1).values.unique(dim=0)
+        return cls(ends, ends.flatten().bincount(minlength=count))
+
+
+def roughness(vertices: Float[Tensor, "verts 3"], edges: VertexEdges) -> Float[Tensor, ""]:
+    """Computes the mean distance of the vertices from the mean of their neighbours (the uniform Laplacian).
+
+    Args:
+        vertices: any frame; differentiable.
+        edges: of the mesh; vertices without an edge count as smooth.
+    """
+    first, second = edges.ends.unbind(1)
+    sums = torch.zeros_like(vertices).index_add(0, first, vertices[second]).index_add(0, second, vertices[first])
+    counts = edges.counts[:, None]
+    away = torch.where(counts > 0, sums / counts.clamp_min(1) - vertices, 0.0)
+    # The root of 0 has no derivative.
+    return (away.square().sum(dim=1) + 1e-20).sqrt().mean()

@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from f3rm_ext.capture.frame import CaptureFrame
@@ -64,6 +64,28 @@ def read_start_mesh(
     # Vertices doubled at seams and sharp edges would drift apart.
     places, number = np.unique(vertices[faces].reshape(-1, 3), axis=0, return_inverse=True)
     return StartMesh(torch.from_numpy(places), torch.from_numpy(number.reshape(-1, 3)), corners, frame)
+
+
+def far_from_mesh(
+    points: Float[Tensor, "points 3"], mesh: StartMesh, cameras: Float[Tensor, "cams 3"], share: float
+) -> Bool[Tensor, " points"]:
+    """Returns which points are farther from a mesh than a share of their distance from the nearest camera.
+
+    Args:
+        points: scene frame, CPU.
+        mesh: the mesh.
+        cameras: positions, scene frame, CPU.
+        share: above 0.
+    """
+    from scipy.spatial import KDTree
+
+    from f3rm_ext.surface.open3d_library import open3d
+
+    o3d = open3d()
+    scene = o3d.t.geometry.RaycastingScene()
+    scene.add_triangles(o3d.core.Tensor(mesh.vertices.numpy()), o3d.core.Tensor(mesh.faces.numpy().astype(np.uint32)))
+    away = scene.compute_distance(o3d.core.Tensor(points.contiguous().numpy())).numpy()
+    return torch.from_numpy(away > share * KDTree(cameras.numpy()).query(points.numpy())[0])
 
 
 def _have_area(corners: Float[np.ndarray, "faces 3 3"]) -> np.ndarray:

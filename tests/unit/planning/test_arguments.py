@@ -10,7 +10,8 @@ OWN = {"gpu": True, "vram-gib": True, "json": False}
 
 
 def test_every_method_of_ours_can_be_planned() -> None:
-    assert sorted(methods()) == ["f3rm-ext", "f3rm-ext-big", "f3rm-ext-lite", "sugar-ext", "sugar-ext-lite"]
+    fields, splats = ["f3rm-ext", "f3rm-ext-big", "f3rm-ext-lite"], ["sugar-ext", "sugar-ext-lite", "sugar-ext-refine"]
+    assert sorted(methods()) == fields + splats
     with pytest.raises(ConfigError, match="There is no method 'nerfacto' to plan: choose from f3rm-ext,"):
         parse("nerfacto", [])
 
@@ -20,6 +21,12 @@ def test_options_mean_what_they_mean_to_ns_train() -> None:
     assert config.max_num_iterations == 7 and str(config.pipeline.datamanager.data) == "there"
     assert config.pipeline.datamanager.dataparser.eval_mode == "all"  # type: ignore[attr-defined]
     assert parse("f3rm-ext", []) == make_config("f3rm-ext"), "the defaults are not changed by earlier parsing"
+
+
+def test_the_length_of_a_refinement_is_that_of_the_run() -> None:
+    assert parse("sugar-ext-refine", ["--refinement-time", "short"]).max_num_iterations == 2000
+    with pytest.raises(ConfigError, match="give one of the two"):
+        parse("sugar-ext-refine", ["--refinement-time", "short", "--max-num-iterations", "9"])
 
 
 @pytest.mark.parametrize("arguments", [["--sh-degree", "3"], ["--max-num-iterations", "many"]])

@@ -1,12 +1,15 @@
 """Gaussians by schedule."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trimesh
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
+from f3rm_ext.planning.gaussians import growth_of
 from f3rm_ext.planning.growth import GROWN, final_gaussians, gaussians_at, starting_gaussians
 from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
 
@@ -53,3 +56,17 @@ def test_a_run_that_starts_from_a_file_needs_its_number() -> None:
     request.config.pipeline.model.start_from = Path("splats.ply")  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="give --gaussians"):
         final_gaussians(request)
+
+
+def test_a_refinement_has_the_gaussians_of_its_mesh(tmp_path: Path) -> None:
+    config: Any = make_splat_config("sugar-ext-refine")
+    capture = CaptureSizes(train_images=20, eval_images=2, width_px=64, height_px=48, points=10_000)
+    request = PlanRequest(config, capture, Device("cpu", 1 << 33))
+    with pytest.raises(ConfigError, match="give the mesh by --mesh, or --gaussians"):
+        starting_gaussians(request)
+    assert starting_gaussians(replace(request, gaussians=700)) == 700
+    config.pipeline.model.mesh, config.pipeline.model.gaussians_per_triangle = tmp_path / "ball.ply", 3
+    trimesh.creation.icosphere(subdivisions=1).export(tmp_path / "ball.ply")
+    assert starting_gaussians(request) == final_gaussians(request) == 240
+    growth = growth_of(request)
+    assert growth is not None and growth.begin == growth.end and growth.source == "on the triangles of the mesh"

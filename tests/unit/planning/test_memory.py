@@ -14,6 +14,7 @@ from f3rm_ext.planning.allowances import CONTEXT_BYTES, PROCESS_BYTES
 from f3rm_ext.planning.estimate import MemoryEstimate
 from f3rm_ext.planning.memory import estimate_memory, register_planner
 from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
+from f3rm_ext.surface.bound.layout import barycentric_weights
 
 GIB, COUNT = 1 << 30, 20_000
 CAPTURE = CaptureSizes(train_images=20, eval_images=3, width_px=160, height_px=90)
@@ -70,6 +71,20 @@ def test_more_gaussians_take_more_and_half_precision_less(plans: dict[tuple[str,
     window = 500 * 1600 * 900 * 3
     assert many.device["train"].get("images", 0) == 0 and many.host["images"] == window
     assert small.device["train"]["images"] == small.host["images"] == 20 * 160 * 90 * 3
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_refinement_counts_its_mesh(device: str) -> None:
+    request = request_of("sugar-ext-refine", device, gaussians=COUNT)
+    request.config.pipeline.model.gaussians_per_triangle = 4  # type: ignore[attr-defined]
+    found, faces = estimate_memory(request).device["train"], COUNT // 4
+    assert found["parameters"] == COUNT * (2 + 2 + 1 + 48) * 4 + faces // 2 * 3 * 4
+    assert found["optimizer"] == pytest.approx(2 * found["parameters"], rel=0.01)
+    assert found["buffers"] >= faces * 3 * 8 + faces * 3 // 2 * (8 + 8 + 4)
+    assert not hasattr(barycentric_weights(4, "cpu"), "fake_mode"), "no tensors without values stay in caches"
+    barycentric_weights(4, "cpu").sum().item()
+    free = estimate_memory(request_of("sugar-ext", device, gaussians=COUNT)).device["train"]
+    assert found["activations"] > 20 * faces * 4 and found["parameters"] < free["parameters"]
 
 
 def test_processes_share_the_rays(plans: dict[tuple[str, str], MemoryEstimate]) -> None:

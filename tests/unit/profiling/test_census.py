@@ -133,6 +133,8 @@ def test_the_walk_ends_in_a_circle_and_stops_at_the_viewer() -> None:
     [
         ("gauss_params.features_dc", "harmonics"),
         ("gauss_params.quats", "quaternions"),
+        ("gauss_params.vertices", "vertices"),
+        ("gauss_params.free_means", "points"),
         ("gauss_params.opacities", "opacities"),
         ("feature_field.grid.table", "hash tables"),
         ("proposal_networks.0.mlp.layers.0.weight", "MLPs"),

@@ -14,10 +14,12 @@ from nerfstudio.data.scene_box import SceneBox
 
 from f3rm_ext.errors import CheckpointError, ConfigError, MeshError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
+from f3rm_ext.splat.export import SplatRun
 from f3rm_ext.splat.memory.packed import forget_gradient
+from f3rm_ext.splat.mip import fuse
 from f3rm_ext.splat.model import SplatModel
 from f3rm_ext.surface.bound.gaussians import THICKNESS
-from f3rm_ext.surface.bound.model import PARAMETERS, BoundModel, BoundModelConfig
+from f3rm_ext.surface.bound.model import FREE, PARAMETERS, BoundModel, BoundModelConfig
 from f3rm_ext.surface.mesh_files import write_mesh
 
 
@@ -96,12 +98,57 @@ def test_every_parameter_learns_and_the_number_stays(
         losses = do_step(model, hooks, step, ring_cameras()[1:2], batch)
     assert set(losses) == {"rgb_loss", "normal_consistency"} and float(losses["normal_consistency"]) > 0
     for name in PARAMETERS:
-        if name != "features_rest":
+        if name != "features_rest" and name not in FREE:
             assert not torch.equal(before[name], model.gauss_params[name]), name
     assert model.num_gaussians == 80 and not model.filter_3d.any()
     assert not any(lever.option.endswith("max-gaussians") for lever in model.memory_levers())
     without = make_model(normal_consistency=0.0)
     assert set(do_step(without, begin_training(without), 0, ring_cameras()[1:2], batch)) == {"rgb_loss"}
+
+
+def test_splats_far_from_the_mesh_stay_free(
+    make_model: Callable[..., BoundModel],
+    make_splat_model: Callable[..., SplatModel],
+    begin_training: Callable[..., Any],
+    ring_cameras: Callable[..., Any],
+    batch: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    free = make_splat_model(200, sh_degree=2)
+    state = {f"_model.{name}": value for name, value in free.state_dict().items() if isinstance(value, torch.Tensor)}
+    torch.save({"pipeline": state}, tmp_path / "free.ckpt")
+    model = make_model(start_from=tmp_path / "free.ckpt", free_beyond=0.1, laplacian=5.0)
+    hooks = begin_training(model)
+    count = model.num_gaussians - 80
+    assert 0 < count < 200 and model.bound.per_triangle == 1
+    with torch.no_grad():
+        kept = model.gaussians[80:]
+        # A camera is at 2 from the middle, the ball's surface at about 0.6.
+        away = 0.6 - free.gaussians.means.norm(dim=1)
+        assert abs(count - int((away > 0.15).sum())) < 40
+        drawn = fuse(free.gaussians, free.filter_3d)
+        same = (drawn.means[:, None] == kept.means).all(dim=2).nonzero()
+        assert len(same) == count
+        torch.testing.assert_close(kept.scales[same[:, 1]], drawn.scales[same[:, 0]])
+        torch.testing.assert_close(kept.opacities[same[:, 1]], drawn.opacities[same[:, 0]])
+    before = {name: value.detach().clone() for name, value in model.gauss_params.items()}
+    losses = do_step(model, hooks, 0, ring_cameras()[1:2], batch)
+    assert set(losses) == {"rgb_loss", "normal_consistency", "laplacian"}
+    for name in (*FREE, "opacities", "vertices"):
+        assert not torch.equal(before[name], model.gauss_params[name]), name
+    again = make_model()
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.bound.free_means, model.bound.free_means)
+    old = {name: value for name, value in make_started(make_model, begin_training).items() if "free_" not in name}
+    again.load_state_dict(old)
+    assert again.num_gaussians == 80 and not len(again.bound.free_means)
+
+
+def make_started(make_model: Callable[..., BoundModel], begin_training: Callable[..., Any]) -> dict[str, Any]:
+    """The state of a run that has begun."""
+    model = make_model()
+    begin_training(model)
+    return model.state_dict()
 
 
 def test_a_picture_follows_the_mesh(
@@ -173,6 +220,8 @@ def test_checkpoints_of_other_methods_are_refused(
     [
         ({"initial_opacity": 1.0}, "initial-opacity is 1.0"),
         ({"normal_consistency": -1.0}, "normal-consistency is -1.0"),
+        ({"laplacian": -1.0}, "laplacian is -1.0"),
+        ({"free_beyond": 0.0}, "free-beyond is 0.0"),
         ({"sh_degree": 4}, "sh-degree is 4"),
     ],
 )
@@ -185,6 +234,16 @@ def test_the_3d_filter_is_refused() -> None:
     config = BoundModelConfig()
     with pytest.raises(ConfigError, match="3D filter"):
         replace(config, mip=replace(config.mip, filter_3d=True))
+
+
+def test_the_3d_filter_is_not_switched_on_later(make_model: Callable[..., BoundModel]) -> None:
+    model = make_model()
+    run = SplatRun(model, None, None, Path("none.ckpt"), 0)  # type: ignore[arg-type]
+    run.set_filters(False, None)
+    assert not model.config.mip.filter_2d
+    with pytest.raises(ConfigError, match="3D filter"):
+        run.set_filters(None, True)
+    assert not model.config.mip.filter_3d
 
 
 def test_the_run_has_a_mesh_and_one_length(ball: Path, tmp_path: Path) -> None:

@@ -64,7 +64,35 @@ def test_the_turn_is_about_the_normal_counter_clockwise() -> None:
         first = quats_to_rotations(replace(bound, turns=torch.tensor([turn])).gaussians().quats)[0, :, 0]
         torch.testing.assert_close(first, torch.tensor(axis, dtype=torch.float32))
     torch.testing.assert_close(sh_to_rgb(bound.features_dc), torch.full((1, 3), 0.5))
-    torch.testing.assert_close(bound.scales.exp(), torch.full((1, 2), initial_size(1)))
+
+
+def test_gaussians_fill_their_triangles_whatever_their_shapes() -> None:
+    equilateral = torch.tensor([[0.0, 0, 0], [2, 0, 0], [1, 3**0.5, 0]])
+    needle = torch.tensor([[0.0, 0, 0], [9, 0.1, 1], [5, 0.3, 0]])
+    for count in COUNTS:
+        made = bind(equilateral, torch.tensor([[0, 1, 2]]), None, count, 0, 0.5, 1e-6)
+        torch.testing.assert_close(made.scales.exp(), torch.full((count, 2), 2 * initial_size(count)))
+    for corners in (equilateral, needle):
+        found = bind(corners, torch.tensor([[0, 1, 2]]), None, 1, 0, 0.5, 1e-6).gaussians()
+        # The ellipse that touches the middles of the sides (Steiner's).
+        away = corners - corners.mean(dim=0)
+        torch.testing.assert_close(covariances(found)[0], away.T @ away / 6, atol=1e-5, rtol=1e-4)
+    many = bind(needle, torch.tensor([[0, 1, 2]]), None, 6, 0, 0.5, 1e-6).gaussians()
+    one = covariances(bind(needle, torch.tensor([[0, 1, 2]]), None, 1, 0, 0.5, 1e-6).gaussians())
+    share = (initial_size(6) / initial_size(1)) ** 2
+    torch.testing.assert_close(covariances(many), (share * one).expand(6, 3, 3), atol=1e-5, rtol=1e-4)
+
+
+def test_free_gaussians_come_last_and_stay_when_the_mesh_moves() -> None:
+    bound, free = make_bound(3), make_bound(1, faces=7).gaussians()
+    both = bound.with_free(free)
+    assert len(both) == 36 + 7 and both.per_triangle == 3
+    found = both.gaussians()
+    for name, value in found.tensors().items():
+        assert torch.equal(value[:36], getattr(bound.gaussians(), name)), name
+        assert torch.equal(value[36:], getattr(free, name)), name
+    moved = both.deformed(both.vertices + 1).gaussians()
+    assert torch.equal(moved.means[36:], free.means) and not torch.equal(moved.means[:36], found.means[:36])
 
 
 def test_colors_are_interpolated_between_the_corners() -> None:

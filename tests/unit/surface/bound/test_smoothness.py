@@ -3,7 +3,7 @@
 import torch
 import trimesh
 
-from f3rm_ext.surface.bound.smoothness import normal_inconsistency, triangle_pairs
+from f3rm_ext.surface.bound.smoothness import VertexEdges, normal_inconsistency, roughness, triangle_pairs
 
 
 def roof(angle: float) -> torch.Tensor:
@@ -47,3 +47,18 @@ def test_descent_flattens() -> None:
     before = normal_inconsistency(vertices, faces, pairs)
     (gradient,) = torch.autograd.grad(before, vertices)
     assert float(normal_inconsistency(vertices - 0.1 * gradient, faces, pairs)) < float(before)
+
+
+def test_roughness_is_the_distance_from_the_mean_of_the_neighbours() -> None:
+    """A pyramid over a square: its tip, the corners, and a vertex without triangles."""
+    vertices = torch.tensor([[1.0, 1, 0], [-1, 1, 0], [-1, -1, 0], [1, -1, 0], [0, 0, 2], [9, 9, 9]])
+    faces = torch.tensor([[0, 1, 4], [1, 2, 4], [2, 3, 4], [3, 0, 4]])
+    edges = VertexEdges.of(faces, len(vertices))
+    assert len(edges.ends) == 8 and edges.counts.tolist() == [3, 3, 3, 3, 4, 0]
+    corner = torch.tensor([1.0, 1, -2 / 3]).norm()  # its neighbours: (-1, 1, 0), (1, -1, 0) and the tip
+    leaf = vertices.requires_grad_()
+    found = roughness(leaf, edges)
+    torch.testing.assert_close(found.detach(), (2 + 4 * corner) / 6)
+    found.backward()
+    assert leaf.grad is not None and bool(torch.isfinite(leaf.grad).all()) and not leaf.grad[5].any()
+    assert float(leaf.grad[4, 2]) > 0

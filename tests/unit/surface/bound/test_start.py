@@ -9,7 +9,7 @@ import trimesh
 
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.errors import MeshError
-from f3rm_ext.surface.bound.start import read_start_mesh
+from f3rm_ext.surface.bound.start import StartMesh, far_from_mesh, read_start_mesh
 from f3rm_ext.surface.mesh_files import write_mesh
 
 FRAME = CaptureFrame(np.eye(3), np.array([1.0, 0.0, 0.0]), 0.5)
@@ -65,3 +65,10 @@ def test_points_are_no_mesh(tmp_path: Path) -> None:
     trimesh.PointCloud(CORNERS).export(tmp_path / "points.ply")
     with pytest.raises(MeshError, match="no faces"):
         read_start_mesh(tmp_path / "points.ply", "scene", lambda: FRAME)
+
+
+def test_far_is_relative_to_the_nearest_camera() -> None:
+    floor = StartMesh(torch.tensor(CORNERS).float() * 10, torch.tensor(FACES), None, "scene")
+    cameras = torch.tensor([[5.0, 5.0, 1.0], [5.0, 5.0, 90.0]])
+    points = torch.tensor([[5.0, 5.0, 0.04], [5.0, 5.0, 0.2], [9.0, 5.0, 0.2], [9.0, 5.0, -0.5], [30.0, 5.0, 0.0]])
+    assert far_from_mesh(points, floor, cameras, 0.05).tolist() == [False, True, False, True, True]
