@@ -193,8 +193,9 @@ def _stages(records: Mapping[str, Record], done_before: set[str]) -> str:
         )
     return (
         "<h2>Stages</h2><p>Wall time, the most resident memory of each stage's process, and the size of its files. "
-        'Memory of a graphics card is not in it.</p><div class="card scroll"><table><tr><th>stage</th><th class="n">time</th>'
-        f'<th class="n">peak memory</th><th class="n">files</th><th></th></tr>{"".join(rows)}</table></div>'
+        'Memory of a graphics card is not in it.</p><div class="card scroll"><table><tr><th>stage</th>'
+        f'<th class="n">time</th><th class="n">peak memory</th><th class="n">files</th><th></th></tr>'
+        f"{''.join(rows)}</table></div>"
     )
 
 

@@ -168,14 +168,7 @@ def _follow(
     columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
     columns = (*columns, TextColumn("ETA"), TimeRemainingColumn())
     looked_s, peak_mib = 0.0, 0.0
-    with Bar(
-        *columns,
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(command.name, total=None, note="")
 
         def show(progress: Progress | None) -> None:

@@ -39,8 +39,7 @@ class Player:
         for option in ("--out", "--output-path"):
             if option in words:
                 path = Path(words[words.index(option) + 1])
-                decided = [word for word in words if "/runs/" not in word]
-                path.write_text(json.dumps({"results": {}, "of": decided}))
+                path.write_text(json.dumps({"results": {}, "of": words}))
         return Outcome(1.0, 1.0, False, 100.0)
 
     def _train(self, words: list[str], whole: bool) -> None:
