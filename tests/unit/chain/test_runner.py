@@ -51,7 +51,7 @@ def test_a_changed_option_does_its_stage_again_and_those_that_depend_on_it(run_c
     assert "The stage eval-texture is done again, because its input (textured mesh) has changed." in said
     player.forget()
     said = run_chain(texture_size=512, passed_on={"coarse": {"max-num-iterations": ("9",)}}, vertices=99)
-    assert player.names() == ALL
+    assert player.names() == ALL[:-1]  # the stand-in's texture came out as it was
     assert "The stage coarse is done again, because --max-num-iterations is now 9." in said
     assert "The stage mesh is done again, because --vertices was 200000 and is now 99." in said
 
