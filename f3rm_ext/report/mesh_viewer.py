@@ -77,11 +77,13 @@ def page_mesh(path: Path) -> bytes:
         MeshError: it cannot be read, or is too large for a page.
     """
     from PIL import Image
+    from trimesh.transformations import rotation_matrix
     from trimesh.visual.texture import TextureVisuals
 
     from f3rm_ext.surface.mesh_files import read_mesh, write_mesh
 
     mesh = read_mesh(path)
+    mesh.apply_transform(rotation_matrix(-np.pi / 2, [1, 0, 0]))  # a copy would not know that its texture is a JPEG
     if isinstance(mesh.visual, TextureVisuals):
         material: Any = mesh.visual.material
         name = "baseColorTexture" if hasattr(material, "baseColorTexture") else "image"
@@ -92,7 +94,7 @@ def page_mesh(path: Path) -> bytes:
         setattr(material, name, Image.open(stream))  # one that says it is a JPEG is written as such
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder, "page.glb")
-        write_mesh(small, mesh, {"made_by": "f3rm-ext"}, "y")
+        write_mesh(small, mesh, {"made_by": "f3rm-ext"})
         content = small.read_bytes()
     if len(content) > MOST_MIB * 2**20:
         raise MeshError(f"{path.name} is too large for a page ({len(content) / 2**20:.0f} MiB): open the file itself.")
