@@ -3,10 +3,14 @@
 In a process of its own, since it imports what trainings import.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 
 from f3rm_ext.errors import ConfigError, install_excepthook
+
+_SENTENCE = re.compile(r"-{9} (.+?) -{9}")
+"""What tyro says, in its frame."""
 
 
 def check(method: str, arguments: Sequence[str]) -> None:
@@ -37,8 +41,11 @@ def check(method: str, arguments: Sequence[str]) -> None:
             markers = tyro.conf.SuppressFixed[tyro.conf.FlagConversionOff[type(default)]]  # as nerfstudio has it
             config = tyro.cli(markers, default=default, prog=f"ns-train {method}", args=list(arguments))
     except SystemExit as leaving:
-        words = " ".join(said.getvalue().replace("│", " ").split())
-        raise ConfigError(f"The options for {method} cannot be used: {words}") from leaving
+        found = _SENTENCE.search(" ".join(said.getvalue().replace("│", " ").split()))
+        reason = found[1].strip() if found else "see the log"
+        raise ConfigError(
+            f"The options for {method} cannot be used ({reason}): `ns-train {method} --help` lists them."
+        ) from leaving
     steps = getattr(config.pipeline.model, "refinement_time", None)
     if steps is not None and config.max_num_iterations != default.max_num_iterations:
         raise ConfigError(
