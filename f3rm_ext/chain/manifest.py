@@ -69,6 +69,8 @@ class Manifest:
     def __init__(self, folder: Path, capture: Mapping[str, Any]) -> None:
         self.folder, self.capture = folder, dict(capture)
         self.records: dict[str, Record] = {}
+        self.checked = ""
+        """Options of the refinement that were found to be right."""
 
     @classmethod
     def open(cls, folder: Path, capture: Mapping[str, Any]) -> "Manifest":
@@ -107,6 +109,7 @@ class Manifest:
                 + (", which has changed since" if changed else f", not of {capture['path']}")
                 + ": choose a new folder with --output."
             )
+        manifest.checked = found.get("checked", "")
         manifest.records = {name: _record(values) for name, values in found["stages"].items()}
         return manifest
 
@@ -121,6 +124,7 @@ class Manifest:
             "version": __version__,
             "format": FORMAT,
             "capture": self.capture,
+            "checked": self.checked,
             "stages": {name: asdict(record) for name, record in self.records.items()},
         }
         try:

@@ -1,6 +1,7 @@
 """Runs the chain: skips what is done, goes on where it stopped, and does again what options or inputs have changed."""
 
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -175,17 +176,12 @@ class ChainRun:
     def _check_trainings(self) -> None:
         """Lets a training that begins hours later say now what is wrong with its options."""
         passed = self.options.passed_on.get("refine", {})
-        record = self.manifest.records.get("refine")
-        if not passed or self.options.skip_refine or (record is not None and record.state == "finished"):
-            return
         time_given = {"refinement-time": (self.options.refinement_time,)} if self.options.refinement_time else {}
         words = words_of(self.options.of_trainings() | time_given | passed)
-        run_command(
-            Command(
-                "Options of the refinement",
-                [sys.executable, "-m", "f3rm_ext.chain.check", "sugar-ext-refine", *words],
-                self.folder / "logs" / "check.log",
-            ),
-            self.folder,
-            self.console,
-        )
+        if not passed or self.options.skip_refine or self.manifest.checked == shlex.join(words):
+            return
+        check = [sys.executable, "-m", "f3rm_ext.chain.check", "sugar-ext-refine", *words]
+        log = self.folder / "logs" / "check.log"
+        run_command(Command("Options of the refinement", check, log), self.folder, self.console)
+        self.manifest.checked = shlex.join(words)
+        self.manifest.save()

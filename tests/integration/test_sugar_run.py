@@ -25,7 +25,7 @@ SMALL = (
     *("--coarse-method", "sugar-ext-lite", "-r", "none", "--vertices", 700, "--texture-size", 256),
     *("--coarse.max-num-iterations", STEPS, "--coarse.steps-per-save", SAVE),
     *("--coarse.pipeline.datamanager.num-downscales", 0, "--coarse.pipeline.model.densify.max-gaussians", 4000),
-    *("--mesh.method", "poisson-centres", "--mesh.poisson-depth", 5, "--mesh.trim", 0),
+    *("--mesh.voxel", 0.15, "--mesh.min-views", 1),
     *("--refine.max-num-iterations", STEPS, "--refine.steps-per-save", SAVE, "--texture.padding", 1),
 )
 

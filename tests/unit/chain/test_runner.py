@@ -161,6 +161,9 @@ def test_options_of_the_refinement_are_checked_first(run_chain: RunChain, player
         *("-m", "f3rm_ext.chain.check", "sugar-ext-refine"),
         *("--refinement-time", "short", "--steps-per-save", "9"),
     ]
+    player.forget()
+    run_chain(passed_on={"refine": {"steps-per-save": ("9",)}}, until_stage="mesh", refinement_time="short")
+    assert player.names() == ["export mesh"]
 
 
 def test_a_truth_that_is_not_there(run_chain: RunChain, tmp_path: Path, capture: Path) -> None:
