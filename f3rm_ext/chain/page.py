@@ -182,10 +182,17 @@ def _figures(scores: Mapping[str, Mapping[str, Any]]) -> str:
 def _stages(records: Mapping[str, Record], done_before: set[str]) -> str:
     rows = []
     for name, record in records.items():
-        size = sum(output.size for output in record.outputs.values()) / 2**20
-        notes = [*record.notes, *([plural(record.runs, "run")] if record.runs > 1 else [])]
+        size = sum(output.size for output in record.outputs.values())
+        notes = [
+            *(note.rstrip(".") for note in record.notes),
+            *([plural(record.runs, "run")] if record.runs > 1 else []),
+        ]
         notes += ["done before"] if name in done_before else []
-        cells = (duration(record.seconds), f"{record.peak_mib:,.0f} MiB", f"{size:,.1f} MiB")
+        cells = (
+            duration(record.seconds),
+            f"{record.peak_mib:,.0f} MiB",
+            f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB",
+        )
         rows.append(
             f"<tr><td>{escape(TITLES[name])}</td>"  # type: ignore[index]
             + "".join(f'<td class="n">{cell}</td>' for cell in cells)
