@@ -93,6 +93,7 @@ class Run(ChainOptions):
             console.print(
                 f"  The splats are taken to be in the frame of the {frame}; --splats-frame changes that.",
                 highlight=False,
+                soft_wrap=True,
             )
         try:
             report = ChainRun(self, console).run()
