@@ -1,4 +1,4 @@
-"""Runs the commands of the demo with a log file, a progress bar and clean interruption."""
+"""Runs the commands of the demo and of the chain with a log file, a progress bar and clean interruption."""
 
 import contextlib
 import os
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from f3rm_ext.errors import UserError
 from f3rm_ext.report.records import plain_text
+from f3rm_ext.utils.console import PROGRESS_LINES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,14 +29,19 @@ Progress = tuple[int | float, int | float, str]
 _POLL_S = 0.25
 _TAIL_LINES = 6
 _LIMIT_GRACE_S, _LEAVE_GRACE_S = 60.0, 30.0
+_DIES_WITH_US = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+"""Linux: has the kernel end a command when the program that started it is killed. Another one may run it again then."""
 
 
 class CommandError(UserError):
-    """A command of the demo failed."""
+    """A command failed."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user interrupted the demo, and the running command has ended."""
+    """The user pressed Ctrl-C, and the running command has ended."""
 
 
 @dataclass
@@ -71,6 +77,8 @@ class Outcome:
     """Wall time since the first progress, without start-up."""
     stopped_by_limit: bool
     """Whether the command was stopped at its time limit."""
+    peak_mib: float = 0.0
+    """Most resident memory of its process, MiB; 0 where the system does not tell."""
 
 
 def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
@@ -95,7 +103,7 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
         with _leaves_on_sigterm():
             process = _start(command, folder)
             try:
-                working_s, stopped = _follow(process, command, log, console)
+                working_s, stopped, peak_mib = _follow(process, command, log, console)
             except KeyboardInterrupt:
                 _leave(process, log)
                 raise Interrupted from None
@@ -110,7 +118,7 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
         raise _failure(command, process.returncode, _since(command.log, position))
     seconds = time.monotonic() - start
     console.print(f"  [green]done[/] {command.name} [dim]({seconds:.0f} s)[/]", highlight=False)
-    return Outcome(seconds, working_s, stopped)
+    return Outcome(seconds, working_s, stopped, peak_mib)
 
 
 def program(name: str) -> str:
@@ -121,9 +129,12 @@ def program(name: str) -> str:
 
 def _start(command: Command, folder: Path) -> "subprocess.Popen[str]":
     first, *rest = command.arguments
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "160", "TQDM_DISABLE": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "160", "TQDM_DISABLE": "1", PROGRESS_LINES: "1"}
+    words = [first if Path(first).is_absolute() else program(first), *rest]
+    if sys.platform == "linux":
+        words = [sys.executable, "-I", "-S", "-c", _DIES_WITH_US, str(os.getpid()), *words]
     return subprocess.Popen(
-        [first if Path(first).is_absolute() else program(first), *rest],
+        words,
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -139,9 +150,13 @@ def _start(command: Command, folder: Path) -> "subprocess.Popen[str]":
 
 def _follow(
     process: "subprocess.Popen[str]", command: Command, log: TextIOBase, console: "Console"
-) -> tuple[float, bool]:
-    """Shows progress until the process ends. Returns seconds since the first progress and whether it hit the limit."""
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+) -> tuple[float, bool, float]:
+    """Shows progress until the process ends.
+
+    Returns:
+        Seconds since the first progress, whether it hit the limit, and its peak of resident memory, MiB.
+    """
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -151,6 +166,8 @@ def _follow(
     began_s: float | None = None
     stopped_s: float | None = None
     columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+    columns = (*columns, TextColumn("ETA"), TimeRemainingColumn())
+    looked_s, peak_mib = 0.0, 0.0
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(command.name, total=None, note="")
 
@@ -162,6 +179,8 @@ def _follow(
 
         while True:
             now = time.monotonic()
+            if now - looked_s > _POLL_S:
+                looked_s, peak_mib = now, max(peak_mib, _peak_mib(process.pid))
             if stopped_s is None and began_s is not None and now - began_s > command.limit_s:
                 stopped_s = now
                 process.send_signal(signal.SIGINT)
@@ -180,7 +199,15 @@ def _follow(
             log.flush()
             show(command.on_line(plain_text(line)))
     process.wait()
-    return 0.0 if began_s is None else time.monotonic() - began_s, stopped_s is not None
+    return 0.0 if began_s is None else time.monotonic() - began_s, stopped_s is not None, peak_mib
+
+
+def _peak_mib(pid: int) -> float:
+    """The most resident memory of a process since its start or last reset, MiB; 0 where the system does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _read(stream: Iterable[str], lines: "queue.SimpleQueue[str | None]") -> None:

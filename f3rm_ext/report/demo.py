@@ -19,7 +19,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.report.commands import Command, Outcome, Progress, run_command
 from f3rm_ext.report.content import ReportContent, Stage, machine_facts
 from f3rm_ext.report.page import build_page
-from f3rm_ext.report.records import lpips_reason, read_json, read_scalars
+from f3rm_ext.report.records import lpips_reason, newest_checkpoint, read_json, read_scalars, steps_of
 from f3rm_ext.scene import SynthConfig
 from f3rm_ext.utils.atomic_files import FolderLock, write_atomic
 
@@ -35,7 +35,6 @@ LONG_SIDE_PX = 400
 """Images of captures are reduced to about this longest side by default."""
 _STEP = re.compile(r"^\s*(\d+) \(\s*[\d.]+%\)")
 _VIEW = re.compile(r"^View (\d+) of (\d+)")
-_CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
 _LARGE_PX = 1600
 
 
@@ -312,8 +311,8 @@ class DemoRun:
 
     def steps_done(self, run: Path) -> int:
         """Returns the number of steps in the newest checkpoint of a run; 0 without a checkpoint."""
-        names = (path.name for path in (self.out / run / "nerfstudio_models").glob("*.ckpt"))
-        return max((int(match[1]) + 1 for name in names if (match := _CHECKPOINT.fullmatch(name))), default=0)
+        newest = newest_checkpoint(self.out / run)
+        return steps_of(newest) if newest else 0
 
     def _checkpoint_key(self, run: Path) -> str:
         return f"{run} {self.steps_done(run)}"

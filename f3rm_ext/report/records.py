@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+_CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
 _LPIPS = re.compile(r"Warning: (LPIPS is left out.*)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -16,6 +17,26 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def steps_of(checkpoint: Path) -> int:
+    """Returns the number of steps in a checkpoint, by its name; 0 if it has another name.
+
+    >>> steps_of(Path("nerfstudio_models/step-000000999.ckpt"))
+    1000
+    """
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    return int(match[1]) + 1 if match else 0
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    """Returns the newest checkpoint of a run, by its name; None without one.
+
+    Args:
+        run: folder of the run.
+    """
+    found = [path for path in (run / "nerfstudio_models").glob("*.ckpt") if steps_of(path)]
+    return max(found, key=steps_of, default=None)
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[float, float]]]:

@@ -114,7 +114,7 @@ def coverage_section(content: ReportContent) -> str:
         return ""
     epochs = [item["rays"] / max(1, item["pixels"]) for item in images]
     chart = bar_chart(epochs, [str(item["image"]) for item in images], label="Rays per pixel", unit="rays per pixel")
-    facts = _list(
+    facts = fact_list(
         [
             ("photos seen", f"{coverage['images_seen']:.0f} of {coverage['images']:.0f}"),
             (
@@ -180,8 +180,9 @@ def _remarks(note: str, reused: bool) -> str:
 
 def facts_section(content: ReportContent) -> str:
     """Versions, device and similar facts."""
-    return f'<h2>Made with</h2><div class="card">{_list(content.facts)}</div>'
+    return f'<h2>Made with</h2><div class="card">{fact_list(content.facts)}</div>'
 
 
-def _list(facts: list[tuple[str, str]]) -> str:
+def fact_list(facts: list[tuple[str, str]]) -> str:
+    """Returns facts, (name, value), as an HTML list."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts) + "</dl>"

@@ -79,6 +79,9 @@ GROUPS = {
         "SceneCommand",
         "Write a synthetic capture with exact ground truth, or a picture of its room.",
     ),
+    "sugar": Group(
+        "f3rm_ext.scripts.sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."
+    ),
 }
 
 

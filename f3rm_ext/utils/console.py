@@ -1,7 +1,9 @@
 """Nerfstudio's console, and a progress bar on it."""
 
 import contextlib
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
 
 StageProgress = Callable[[str, int, int], None]
 """Called with the name of a stage, the units done and the units to do."""
+PROGRESS_LINES = "F3RM_EXT_PROGRESS_LINES"
+"""Variable of the environment: set by a program that reads progress as lines, since it shows the bars itself."""
+_LINE_EVERY_S = 0.5
 
 
 def console() -> "Console":
@@ -73,10 +78,17 @@ def image_progress(unit: str = "images", on: "Console | None" = None, *, disable
 
 
 def shown_on(progress: "Progress") -> StageProgress:
-    """Returns a function that shows each stage as a bar of a progress display."""
+    """Returns a function that shows each stage as a bar of a progress display, or prints it in lines.
+
+    Lines are for a program that has set :data:`PROGRESS_LINES`: ``progress: 3/12 Views``.
+    """
     tasks: dict[str, TaskID] = {}
+    printed: dict[str, float] = {}
 
     def show(stage: str, done: int, total: int) -> None:
+        if os.environ.get(PROGRESS_LINES) and time.monotonic() - printed.get(stage, 0.0) > _LINE_EVERY_S:
+            printed[stage] = time.monotonic()
+            print(f"progress: {done}/{total} {stage}", flush=True)
         if stage not in tasks:
             tasks[stage] = progress.add_task(stage, total=total)
         progress.update(tasks[stage], completed=done, total=total)

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -131,6 +132,35 @@ except Interrupted:
     assert process.wait(timeout=60) == code
     process.stdout.close()
     assert re.search(r"ready\n\^C", log.read_text())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a command with the program that started it")
+def test_a_command_dies_with_the_program_that_started_it(tmp_path: Path) -> None:
+    caller = f"""
+import sys
+from pathlib import Path
+from rich.console import Console
+from f3rm_ext.report.commands import Command, run_command
+code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
+command = Command("Working", [sys.executable, "-c", code], Path({str(tmp_path / "log")!r}),
+                  on_line=lambda line: print(line, end="", flush=True))
+run_command(command, Path({str(tmp_path)!r}), Console(file=sys.stderr))
+"""
+    process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline().split()[1]))
+    process.kill()
+    process.wait(timeout=60)
+    process.stdout.close()
+    psutil.wait_procs([child], timeout=60)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+def test_the_peak_of_memory_is_kept_although_it_is_freed(tmp_path: Path, console: Console) -> None:
+    code = "import time; a = bytearray(200 << 20); del a; time.sleep(1)"
+    outcome = run_command(python(code, tmp_path), tmp_path, console)
+    assert 200 < outcome.peak_mib < 300
 
 
 def test_programs_beside_this_python_come_first() -> None:

@@ -1,0 +1,211 @@
+"""What a chain has done: its capture, and options, inputs, outputs, time and memory of each stage, as JSON."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from f3rm_ext import __version__
+from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.report.records import read_json
+from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, remove_temporaries, write_atomic
+
+NAME, MADE_BY, FORMAT = "manifest.json", "f3rm-ext sugar run", 1
+_KNOWN = {".lock", "logs"}
+"""What a chain makes before its manifest."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that a stage has written."""
+
+    path: str
+    """Relative to the folder, if it is in it."""
+    size: int
+    """Bytes."""
+    digest: str
+    """BLAKE2b hash."""
+
+
+@dataclass
+class Record:
+    """A stage as it was run."""
+
+    state: Literal["running", "finished"] = "running"
+    options: dict[str, str] = field(default_factory=dict)
+    """What the user decided: names and values."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Hashes of what it was made of, by name."""
+    outputs: dict[str, Output] = field(default_factory=dict)
+    command: str = ""
+    """As it was typed."""
+    seconds: float = 0.0
+    """Wall time of all its runs."""
+    peak_mib: float = 0.0
+    """Most resident memory of its process, MiB."""
+    runs: int = 0
+    """Times that it was started with these options and inputs."""
+    attempt: int = 1
+    """Times that it was begun from nothing."""
+    notes: list[str] = field(default_factory=list)
+    """What the command said to the user."""
+
+    @property
+    def key(self) -> str:
+        """Names options and inputs, and the attempt."""
+        text = json.dumps([self.options, self.inputs], sort_keys=True)
+        return digest_of(text.encode())[:8] + (f"-{self.attempt}" if self.attempt > 1 else "")
+
+
+class Manifest:
+    """The manifest of a folder.
+
+    Args:
+        folder: output of the chain.
+        capture: of :func:`identify`.
+    """
+
+    def __init__(self, folder: Path, capture: Mapping[str, Any]) -> None:
+        self.folder, self.capture = folder, dict(capture)
+        self.records: dict[str, Record] = {}
+        self.checked = ""
+        """Options of the refinement that were found to be right."""
+
+    @classmethod
+    def open(cls, folder: Path, capture: Mapping[str, Any]) -> "Manifest":
+        """Reads the manifest of a folder, or begins one.
+
+        Args:
+            folder: output of the chain; created if needed.
+            capture: of :func:`identify`.
+
+        Raises:
+            ConfigError: the folder holds other files, a damaged manifest, or one of another capture.
+        """
+        manifest, path = cls(folder, capture), folder / NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            others = [item.name for item in folder.iterdir() if item.name not in _KNOWN and item.suffix != ".tmp"]
+        except OSError as error:
+            raise ConfigError(f"--output {folder} cannot be used ({error.strerror}): choose another folder.") from error
+        if not path.exists():
+            if others:
+                raise ConfigError(
+                    f"The folder {folder} holds files that are not of `{MADE_BY}` ({min(others)}): choose a new one "
+                    "with --output."
+                )
+            return manifest
+        found = read_json(path)
+        if found.get("made_by") != MADE_BY or found.get("format") != FORMAT:
+            raise ConfigError(
+                f"{path} is damaged or not of this version of `{MADE_BY}`: choose a new folder with --output."
+            )
+        was = found["capture"]
+        if was["digest"] != capture["digest"]:
+            changed = was["path"] == capture["path"]
+            raise ConfigError(
+                f"The folder {folder} is of the capture {was['path']}"
+                + (", which has changed since" if changed else f", not of {capture['path']}")
+                + ": choose a new folder with --output."
+            )
+        manifest.checked = found.get("checked", "")
+        manifest.records = {name: _record(values) for name, values in found["stages"].items()}
+        return manifest
+
+    def save(self) -> None:
+        """Writes the manifest under a temporary name and renames it.
+
+        Raises:
+            ConfigError: it cannot be written; the old one stays.
+        """
+        content = {
+            "made_by": MADE_BY,
+            "version": __version__,
+            "format": FORMAT,
+            "capture": self.capture,
+            "checked": self.checked,
+            "stages": {name: asdict(record) for name, record in self.records.items()},
+        }
+        try:
+            remove_temporaries(self.folder)
+            write_atomic(self.folder / NAME, (json.dumps(content, indent=1) + "\n").encode())
+        except OSError as error:
+            raise ConfigError(
+                f"{self.folder / NAME} cannot be written ({error.strerror or error}): make room and run the same "
+                "command again."
+            ) from error
+
+    def output(self, path: Path) -> Output:
+        """Describes a file that was written."""
+        name = str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
+        return Output(name, path.stat().st_size, digest_of_file(path))
+
+    def why_again(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> str | None:
+        """Returns why a stage has to be run again; empty if it never was, None if it need not.
+
+        Args:
+            name: of the stage.
+            options: as they are now.
+            inputs: as they are now.
+        """
+        record = self.records.get(name)
+        if record is None:
+            return ""
+        for option in sorted(set(record.options) | set(options)):
+            if record.options.get(option) != options.get(option):
+                return f"{option} {_changed(record.options.get(option), options.get(option))}"
+        for item in sorted(set(record.inputs) | set(inputs)):
+            if record.inputs.get(item) != inputs.get(item):
+                return f"its input ({item}) has changed"
+        if record.state != "finished":
+            return "it was interrupted"
+        for output in record.outputs.values():
+            path = self.folder / output.path
+            if not path.is_file():
+                return f"{output.path} is missing"
+            if path.stat().st_size != output.size or digest_of_file(path) != output.digest:
+                return f"{output.path} was changed"
+        return None
+
+
+def identify(data: Path) -> dict[str, Any]:
+    """Returns what a capture is known by: its place, the number of its photos, and a hash.
+
+    The hash is of transforms.json, and of names and sizes of the photos and masks in it.
+
+    Args:
+        data: folder with transforms.json, or such a file.
+
+    Raises:
+        CaptureError: there is no such capture.
+    """
+    path = data if data.is_file() else data / "transforms.json"
+    if not path.is_file():
+        raise CaptureError(
+            f"There is no {path}: give --data a capture in nerfstudio's format; `ns-process-data images` makes one of "
+            "photos."
+        )
+    frames = read_json(path).get("frames")
+    files = [
+        str(frame[key])
+        for frame in (frames if isinstance(frames, list) else [])
+        for key in ("file_path", "mask_path")
+        if isinstance(frame, dict) and key in frame
+    ]
+    sizes = [(name, item.stat().st_size if (item := path.parent / name).is_file() else -1) for name in files]
+    text = json.dumps([digest_of_file(path), sizes])
+    photos = len(frames) if isinstance(frames, list) else 0
+    return {"path": str(data.resolve()), "photos": photos, "digest": digest_of(text.encode())}
+
+
+def _changed(was: str | None, now: str | None) -> str:
+    if was is None:
+        return f"is now {now}"
+    return f"was {was} and is now left out" if now is None else f"was {was} and is now {now}"
+
+
+def _record(values: Mapping[str, Any]) -> Record:
+    known = {item.name for item in fields(Record)}
+    outputs = {name: Output(**output) for name, output in values["outputs"].items()}
+    return Record(**{name: value for name, value in values.items() if name in known} | {"outputs": outputs})

@@ -1,0 +1,187 @@
+"""Runs the chain: skips what is done, goes on where it stopped, and does again what options or inputs have changed."""
+
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from f3rm_ext.chain.manifest import Manifest, Record, identify
+from f3rm_ext.chain.options import STAGES, ChainOptions, words_of
+from f3rm_ext.chain.page import REPORT, write_report
+from f3rm_ext.chain.stages import TITLES, Chain, Stage
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.report.commands import Command, Progress, run_command
+from f3rm_ext.report.records import newest_checkpoint, steps_of
+from f3rm_ext.utils.atomic_files import FolderLock
+from f3rm_ext.utils.output_file import replacing
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STEP = re.compile(r"^\s*(\d+) \(\s*([\d.]+)%\)")
+_PROGRESS = re.compile(r"^progress: (\d+)/(\d+) (.+)")
+_NOTES = re.compile(r"^(The surface has fewer vertices .*|No photo sees .*)")
+_SAVE_EVERY_S = 10.0
+
+
+class ChainRun:
+    """One call of the chain.
+
+    Args:
+        options: of the chain.
+        console: shows progress.
+    """
+
+    def __init__(self, options: ChainOptions, console: "Console") -> None:
+        self.options, self.console = options, console
+        self.folder = options.output.absolute()
+        self.done_before: set[str] = set()
+        """Stages that an earlier call has finished."""
+
+    def run(self) -> Path:
+        """Runs all stages that are not finished, and writes the report.
+
+        Returns:
+            Path of the report.
+
+        Raises:
+            UserError: the folder or an option cannot be used, or a command failed.
+            Interrupted: the user pressed Ctrl-C.
+        """
+        capture = identify(self.options.data)
+        Manifest.open(self.folder, capture)
+        lock = FolderLock(self.folder / ".lock")
+        if lock.is_held():
+            raise ConfigError(
+                f"Another chain is running in {self.options.output}: wait for it, or choose another --output."
+            )
+        with lock.hold():
+            self.manifest = Manifest.open(self.folder, capture)
+            self._require_stages_before()
+            self._check_trainings()
+            finished: dict[str, Record] = {}
+            chain = Chain(self.options, self.folder, capture["digest"], finished)
+            for stage in chain.stages():
+                finished[stage.name] = self._do(stage)
+                if stage.name == self.options.until_stage:
+                    break
+            page = write_report(self.options, self.folder, capture, finished, self.done_before)
+            path = self.folder / REPORT
+            with replacing(path, "--output") as stream:
+                stream.write(page.encode())
+        return path
+
+    def _do(self, stage: Stage) -> Record:
+        """Runs a stage unless it is done. Returns its record."""
+        title, decided = TITLES[stage.name], stage.decided
+        why = self.manifest.why_again(stage.name, decided, stage.inputs)
+        forced = self._is_forced(stage)
+        if why is None and not forced:
+            self.console.print(f"  [green]kept[/] {title}: done before", highlight=False)
+            self.done_before.add(stage.name)
+            return self.manifest.records[stage.name]
+        record = self._begin(stage, why == "it was interrupted" and not forced)
+        goes_on = stage.is_training and newest_checkpoint(stage.run_folder(self.folder, record))
+        if why or forced:
+            how = f"goes on after {steps_of(goes_on)} steps" if goes_on else "is done again"
+            self.console.print(
+                f"  The stage {stage.name} {how}, because {why or f'--from-stage is {self.options.from_stage}'}.",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        self._run(stage, record)
+        record.outputs = {name: self.manifest.output(path) for name, path in stage.written(self.folder, record).items()}
+        record.state = "finished"
+        self.manifest.save()
+        for note in record.notes:
+            self.console.print(f"    {note}", highlight=False, markup=False, soft_wrap=True)
+        return record
+
+    def _begin(self, stage: Stage, continues: bool) -> Record:
+        """Writes into the manifest that a stage begins, so that a kill leaves a trace of it."""
+        old = self.manifest.records.get(stage.name)
+        record = Record(options=stage.decided, inputs=dict(stage.inputs))
+        if old is not None and (old.options, old.inputs) == (record.options, record.inputs):
+            record.attempt = old.attempt
+            if continues:
+                record.seconds, record.peak_mib, record.runs = old.seconds, old.peak_mib, old.runs
+            elif stage.is_training:
+                record.attempt += 1
+        record.runs += 1
+        record.command = Command("", stage.command(self.folder, record), Path()).text
+        self.manifest.records[stage.name] = record
+        self.manifest.save()
+        return record
+
+    def _run(self, stage: Stage, record: Record) -> None:
+        """Runs the command of a stage; keeps time and memory also if it is stopped or killed."""
+        began_s, before_s = time.monotonic(), record.seconds
+        saved_s = began_s
+
+        def note_time() -> None:
+            nonlocal saved_s
+            record.seconds = before_s + time.monotonic() - began_s
+            if time.monotonic() - saved_s > _SAVE_EVERY_S:
+                saved_s = time.monotonic()
+                self.manifest.save()
+
+        def on_line(line: str) -> Progress | None:
+            note_time()
+            if match := _STEP.match(line):
+                return float(match[2]), 100.0, f"step {match[1]}"
+            if match := _PROGRESS.match(line):
+                return int(match[1]), int(match[2]), match[3]
+            if match := _NOTES.match(line):
+                record.notes.append(match[1])
+            return None
+
+        def on_poll() -> Progress | None:
+            note_time()
+            count = len(list(stage.pictures.glob("*.png"))) if stage.pictures is not None else 0
+            return (count, float("inf"), f"{count} pictures") if count else None
+
+        log = self.folder / "logs" / f"{stage.name}.log"
+        words = stage.command(self.folder, record)
+        for path in (*stage.outputs.values(), *([stage.pictures] if stage.pictures else [])):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            outcome = run_command(Command(TITLES[stage.name], words, log, on_line, on_poll), self.folder, self.console)
+        finally:
+            record.seconds = before_s + time.monotonic() - began_s
+            self.manifest.save()
+        record.peak_mib = max(record.peak_mib, outcome.peak_mib)
+
+    def _is_forced(self, stage: Stage) -> bool:
+        first = self.options.from_stage
+        return first is not None and STAGES.index(stage.name) >= STAGES.index(first)
+
+    def _require_stages_before(self) -> None:
+        """Raises ConfigError unless all stages before --from-stage are finished."""
+        first = self.options.from_stage
+        if first is None:
+            return
+        left_out = {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
+        left_out |= {"refine", "refined-mesh", "eval-refined"} if self.options.skip_refine else set()
+        needed = [name for name in STAGES[: STAGES.index(first)] if not name.startswith("eval-")]
+        records = self.manifest.records
+        for name in needed:
+            if name not in left_out and (name not in records or records[name].state != "finished"):
+                raise ConfigError(
+                    f"--from-stage {first} needs the stage {name}, which is not finished: leave --from-stage out."
+                )
+
+    def _check_trainings(self) -> None:
+        """Lets a training that begins hours later say now what is wrong with its options."""
+        passed = self.options.passed_on.get("refine", {})
+        time_given = {"refinement-time": (self.options.refinement_time,)} if self.options.refinement_time else {}
+        words = words_of(self.options.of_trainings() | time_given | passed)
+        if not passed or self.options.skip_refine or self.manifest.checked == shlex.join(words):
+            return
+        check = [sys.executable, "-m", "f3rm_ext.chain.check", "sugar-ext-refine", *words]
+        log = self.folder / "logs" / "check.log"
+        run_command(Command("Options of the refinement", check, log), self.folder, self.console)
+        self.manifest.checked = shlex.join(words)
+        self.manifest.save()

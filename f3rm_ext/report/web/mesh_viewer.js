@@ -1,0 +1,80 @@
+// Shows GLB meshes that are in the page, with three.js: turn by dragging, zoom with the wheel, move with the right button.
+"use strict";
+document.querySelectorAll("[data-mesh]").forEach(function (holder) {
+  var canvas = holder.querySelector("canvas"), note = holder.querySelector(".mesh-note");
+  var buttons = holder.querySelectorAll("[data-look]"), renderer;
+  function say(text) { note.textContent = text; note.hidden = !text; }
+  try {
+    renderer = new THREE.WebGLRenderer({ canvas: canvas, antialias: true, preserveDrawingBuffer: true });
+  } catch (error) {
+    holder.dataset.state = "failed";
+    say("This browser shows no 3D graphics. The file beside this page opens in Blender and other programs.");
+    return;
+  }
+  var view = JSON.parse(holder.dataset.view), scene = new THREE.Scene(), looks = { texture: [], shape: [] };
+  var camera = new THREE.PerspectiveCamera(view.fov_deg || 50, 1, 0.01, 100), controls;
+  var lamp = new THREE.DirectionalLight(0xffffff, 2.2);
+  camera.add(lamp);
+  scene.add(camera, new THREE.HemisphereLight(0xffffff, 0x667788, 1.4));
+  scene.background = new THREE.Color(0x16191d);
+
+  function bytes(text) { return Uint8Array.from(atob(text.trim()), function (c) { return c.charCodeAt(0); }).buffer; }
+  function draw() { renderer.render(scene, camera); }
+  function fit() {
+    var width = holder.clientWidth, height = Math.round(width * 0.62);
+    renderer.setPixelRatio(Math.min(window.devicePixelRatio, 2));
+    renderer.setSize(width, height);
+    camera.aspect = width / height;
+    camera.updateProjectionMatrix();
+    draw();
+  }
+  function look(name) {
+    looks.texture.forEach(function (pair) { pair[0].material = name === "shape" ? pair[2] : pair[1]; });
+    buttons.forEach(function (b) { b.setAttribute("aria-pressed", b.dataset.look === name); });
+    holder.dataset.look = name;
+    draw();
+  }
+  function place(model) {
+    var box = new THREE.Box3().setFromObject(model), center = box.getCenter(new THREE.Vector3());
+    var radius = Math.max(box.getSize(new THREE.Vector3()).length() / 2, 1e-6), ahead = new THREE.Vector3(0, 0, -1);
+    if (view.up) camera.up.fromArray(view.up);
+    if (view.position) {
+      camera.position.fromArray(view.position);
+      ahead.fromArray(view.ahead).normalize();
+    } else {
+      camera.position.copy(center).addScaledVector(ahead, -2.2 * radius);
+    }
+    camera.near = radius / 500;
+    camera.far = radius * 50;
+    var reach = Math.max(center.clone().sub(camera.position).dot(ahead), 0.3 * radius);
+    controls = new THREE.OrbitControls(camera, canvas);
+    controls.target.copy(camera.position).addScaledVector(ahead, reach);
+    controls.addEventListener("change", draw);
+    controls.update();
+  }
+  new THREE.GLTFLoader().parse(bytes(document.getElementById(holder.dataset.mesh).textContent), "", function (gltf) {
+    var shape = new THREE.MeshLambertMaterial({ color: 0xd8d4cc, flatShading: true, side: THREE.DoubleSide });
+    var textured = 0;
+    gltf.scene.traverse(function (part) {
+      if (!part.isMesh) return;
+      var map = part.material.map || null, colored = Boolean(part.geometry.attributes.color);
+      textured += map ? 1 : 0;
+      // As the photos are: light and shadow are in the colours.
+      var plain = new THREE.MeshBasicMaterial({ map: map, vertexColors: colored, side: THREE.DoubleSide });
+      part.material = plain;
+      looks.texture.push([part, plain, shape]);
+    });
+    scene.add(gltf.scene);
+    place(gltf.scene);
+    buttons.forEach(function (b) { b.addEventListener("click", function () { look(b.dataset.look); }); });
+    window.addEventListener("resize", fit);
+    fit();
+    look("texture");
+    say("");
+    holder.dataset.textured = textured;
+    holder.dataset.state = "shown";
+  }, function (error) {
+    holder.dataset.state = "failed";
+    say("The mesh cannot be shown: " + error.message);
+  });
+});

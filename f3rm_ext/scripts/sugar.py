@@ -1,0 +1,122 @@
+"""``f3rm-ext sugar run``: from a capture to a textured mesh, in stages that can be stopped and gone on with."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from f3rm_ext.chain.options import ChainOptions, split_passed_on, words_of
+from f3rm_ext.errors import ConfigError
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(kw_only=True)
+class Run(ChainOptions):
+    """Trains splats, extracts a mesh, refines both together, textures the mesh, measures all, and writes a report.
+
+    Each stage is a command of its own, which the report lists: ns-train sugar-ext, f3rm-ext export mesh, ns-train
+    sugar-ext-refine, f3rm-ext export refined-mesh, f3rm-ext export texture, ns-eval, eval-mesh and eval-texture. The
+    same command again skips the stages that are finished and goes on with a training at its last checkpoint, also
+    after a kill. A changed option does its stage again, and those that depend on it; the command says why.
+
+    Options of single stages begin with the stage: --coarse.OPTION and --refine.OPTION for ns-train, --mesh.OPTION and
+    --texture.OPTION for f3rm-ext export. `ns-train sugar-ext --help` and the others list them.
+
+    Typical calls:
+      f3rm-ext sugar run --data room --output room-mesh
+      f3rm-ext sugar run --data room --output room-mesh --refinement-time short --vertices 50000
+      f3rm-ext sugar run --data room --output room-mesh --coarse.max-num-iterations 7000 --mesh.min-views 3
+      f3rm-ext sugar run --data room --output room-mesh --from-stage texture --texture-size 4096
+      f3rm-ext sugar run --data garden --output garden-mesh --skip-coarse True --coarse-checkpoint point_cloud.ply \\
+        --splats-frame capture
+    """
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str], prog: str) -> "Run":
+        """Reads a command line: ``run``, own options, and options of single stages.
+
+        Args:
+            arguments: without the program's name.
+            prog: the program's name.
+
+        Raises:
+            ConfigError: an option is wrong.
+            SystemExit: from tyro, after help (0) or wrong options (2).
+        """
+        if not arguments or arguments[0] in ("-h", "--help"):
+            arguments = ["run", "--help"]
+        if arguments[0] != "run":
+            raise ConfigError(f"There is no command `{prog} {arguments[0]}`: type `{prog} run`.")
+        own, passed_on = split_passed_on(arguments[1:])
+        run = tyro.cli(cls, prog=f"{prog} run", args=own)
+        run.passed_on = passed_on
+        run.check_exports()
+        return run
+
+    def check_exports(self) -> None:
+        """Lets the exports say before the training what is wrong with their options.
+
+        Raises:
+            ConfigError: an option of theirs cannot work.
+            SystemExit: from tyro, after an unknown option.
+        """
+        from f3rm_ext.scripts.export_mesh import Mesh
+        from f3rm_ext.scripts.export_texture import Texture
+
+        size = {"texture-size": (str(self.texture_size),)} if self.texture_size is not None else {}
+        mesh = ("--load-config", "config.yml", "--out", "mesh.ply")
+        texture = ("--data", "data", "--mesh", "mesh.ply", "--out", "mesh.glb")
+        for kind, words, options in (
+            (Mesh, mesh, self.of_stage("mesh", {})),
+            (Texture, texture, self.of_stage("texture", size)),
+        ):
+            tyro.cli(kind, prog=f"f3rm-ext export {kind.__name__.lower()}", args=[*words, *words_of(options)])
+
+    def main(self) -> int:
+        """Runs the chain. Returns the exit code."""
+        from rich.console import Console
+
+        from f3rm_ext.chain.runner import ChainRun
+        from f3rm_ext.report.commands import Interrupted
+
+        console = Console()
+        console.print(
+            f"f3rm-ext sugar run in [bold]{self.output}[/]; logs in {self.output / 'logs'}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if self.skip_coarse and self.coarse_checkpoint is not None and self.coarse_checkpoint.suffix == ".ply":
+            frame = "scene" if self.splats_frame == "auto" else self.splats_frame
+            console.print(
+                f"  The splats are taken to be in the frame of the {frame}; --splats-frame changes that.",
+                highlight=False,
+                soft_wrap=True,
+            )
+        try:
+            report = ChainRun(self, console).run()
+        except Interrupted:
+            print(f"\nStopped; what is finished is kept. To go on: {_go_on(sys.argv)}", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        console.print(f"Report: [bold]{report}[/]", highlight=False, soft_wrap=True)
+        return 0
+
+
+def _go_on(argv: Sequence[str]) -> str:
+    """The command line without what would begin a stage anew.
+
+    >>> _go_on(["/bin/f3rm-ext", "sugar", "run", "--from-stage", "mesh", "--data", "my room"])
+    "f3rm-ext sugar run --data 'my room'"
+    """
+    words: list[str] = []
+    skip = False
+    for word in argv[1:]:
+        if skip or word.startswith(("--from-stage=", "--from_stage=")):
+            skip = False
+            continue
+        skip = word in ("--from-stage", "--from_stage")
+        if not skip:
+            words.append(word)
+    return shlex.join(["f3rm-ext", *words])

@@ -1,0 +1,165 @@
+"""`f3rm-ext sugar run` at a tiny size: killed twice on the way, and compared with commands left in peace."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial import KDTree
+
+from f3rm_ext.surface.mesh_files import read_mesh
+from f3rm_ext.utils.ply import write_ply
+
+pytestmark = pytest.mark.usefixtures("open3d")
+Run = Callable[..., Any]
+STEPS, SAVE = 60, 20
+SMALL = (
+    *("--coarse-method", "sugar-ext-lite", "-r", "none", "--vertices", 700, "--texture-size", 256),
+    *("--coarse.max-num-iterations", STEPS, "--coarse.steps-per-save", SAVE),
+    *("--coarse.pipeline.datamanager.num-downscales", 0, "--coarse.pipeline.model.densify.max-gaussians", 4000),
+    *("--mesh.voxel", 0.15, "--mesh.min-views", 1),
+    *("--refine.max-num-iterations", STEPS, "--refine.steps-per-save", SAVE, "--texture.padding", 1),
+)
+
+
+@pytest.fixture(scope="module")
+def capture(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny room with points on its surface, where splats begin."""
+    folder = tmp_path_factory.mktemp("capture") / "room"
+    shutil.copytree(tiny_capture, folder)
+    arrays = np.load(folder / "gt_mesh.npz")
+    chosen = np.random.default_rng(0).choice(len(arrays["vertices"]), 2500, replace=False)
+    places, colors = arrays["vertices"][chosen], arrays["vertex_color"][chosen]
+    columns: dict[str, np.ndarray] = {name: places[:, axis].astype(np.float32) for axis, name in enumerate("xyz")}
+    columns |= {name: colors[:, axis] for axis, name in enumerate(("red", "green", "blue"))}
+    with (folder / "points.ply").open("wb") as stream:
+        write_ply(stream, columns)
+    meta = json.loads((folder / "transforms.json").read_text())
+    (folder / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": "points.ply"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chain(
+    capture: Path,
+    command_environment: dict[str, str],
+    wait_until: Callable[..., None],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, str]:
+    """A chain that was killed in both trainings, and what its last call said."""
+    out = tmp_path_factory.mktemp("chain") / "out"
+    program = Path(sys.executable).parent / "f3rm-ext"
+    words = [str(word) for word in (program, "sugar", "run", "--data", capture, "--output", out, *SMALL)]
+
+    def saved(stage: str) -> bool:
+        return any(out.glob(f"runs/{stage}/*/*/nerfstudio_models/*.ckpt"))
+
+    for stage in ("coarse", "refine"):
+        with subprocess.Popen(words, env=command_environment, stdout=subprocess.DEVNULL) as process:
+            wait_until(lambda stage=stage: saved(stage) or process.poll() is not None, 200, f"{stage} saved")
+            assert process.poll() is None
+            process.send_signal(signal.SIGKILL)
+        assert json.loads((out / "manifest.json").read_text())["stages"][stage]["state"] == "running"
+    done = subprocess.run(words, env=command_environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out, done.stdout
+
+
+def test_it_went_on_where_it_was_killed(chain: tuple[Path, str]) -> None:
+    out, said = chain
+    assert re.search(r"The stage refine goes on after \d+ steps, because it was interrupted", said)
+    assert "kept Coarse splats: done before" in said
+    stages = json.loads((out / "manifest.json").read_text())["stages"]
+    assert [stages[name]["runs"] for name in ("coarse", "mesh", "refine", "texture")] == [2, 1, 2, 1]
+    assert all(stage["seconds"] > 0 and stage["peak_mib"] > 50 for stage in stages.values())
+    scores = json.loads((out / "eval/texture/scores.json").read_text())
+    assert scores["psnr"] > 8 and json.loads((out / "eval/mesh/scores.json").read_text())["chamfer"] > 0
+
+
+def test_the_result_is_that_of_commands_that_were_not_disturbed(
+    chain: tuple[Path, str], run_command: Run, tmp_path: Path
+) -> None:
+    out, _ = chain
+    stages = json.loads((out / "manifest.json").read_text())["stages"]
+    for name in ("coarse", "mesh", "refine", "refined-mesh"):
+        words = shlex.split(stages[name]["command"].replace(str(out), str(tmp_path)))
+        words = words[: words.index("--load-dir")] if "--load-dir" in words else words
+        done = run_command(*words)
+        assert done.code == 0, done.text[-3000:]
+    for name in ("mesh.ply", "refined-mesh.ply"):
+        one, two = (read_mesh(folder / name) for folder in (out, tmp_path))
+        assert abs(len(one.faces) - len(two.faces)) < 0.02 * len(one.faces), name
+        # Trainings agree up to the rounding of float32; the room is 5 m wide.
+        apart = KDTree(two.vertices).query(one.vertices)[0]
+        assert np.quantile(apart, 0.95) < 0.001, name
+
+
+def test_the_mesh_and_the_report(chain: tuple[Path, str]) -> None:
+    out, _ = chain
+    assert 300 < len(read_mesh(out / "mesh.ply").vertices) <= 700
+    page = (out / "report.html").read_text()
+    assert 'data-mesh="mesh-data"' in page
+    assert page.count("<figure>") == 3 * 4  # three held-out views: photo, coarse, refined, texture
+    for wanted in ("PSNR, refined splats", "Completeness of the mesh", "ns-train sugar-ext-refine", "peak memory"):
+        assert wanted in page, wanted
+    assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", page[:3000])
+
+
+def test_the_same_command_again_runs_nothing_and_a_changed_option_little(
+    chain: tuple[Path, str], capture: Path, run_command: Run
+) -> None:
+    out, _ = chain
+    words = ("sugar", "run", "--data", capture, "--output", out, *SMALL, "--until-stage", "texture")
+    before = (out / "textured.glb").stat().st_mtime_ns
+    done = run_command("f3rm-ext", *words)
+    assert done.code == 0 and done.text.count("done before") == 5, done.text[-3000:]
+    assert (out / "textured.glb").stat().st_mtime_ns == before
+    done = run_command("f3rm-ext", *words, "--texture.padding", 2)
+    assert done.code == 0, done.text[-3000:]
+    assert "The stage texture is done again, because --padding was 1 and is now 2." in done.text
+    assert done.text.count("done before") == 4
+
+
+def test_ctrl_c_says_how_to_go_on(
+    capture: Path, command_environment: dict[str, str], wait_until: Callable[..., None], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = [Path(sys.executable).parent / "f3rm-ext", "sugar", "run", "--data", capture, "--output", out, *SMALL]
+    with subprocess.Popen(
+        list(map(str, words)), env=command_environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        wait_until((out / "logs" / "coarse.log").exists, 100, "the training was started")
+        os.kill(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=100)[1]
+    assert process.returncode == 130
+    assert "To go on: f3rm-ext sugar run --data" in said and "Traceback" not in said
+
+
+def test_mistakes(capture: Path, tiny_capture: Path, run_command: Run, chain: tuple[Path, str], tmp_path: Path) -> None:
+    out, _ = chain
+    (tmp_path / "photo.jpg").write_bytes(b"mine")
+    far = ("--skip-coarse", "True", "--coarse-checkpoint", tmp_path / "none.ply")
+    for words, says in (
+        (("--data", tiny_capture, "--output", out), "choose a new folder with --output"),
+        (("--data", capture, "--output", tmp_path), "holds files that are not of"),
+        (("--data", capture, "--output", tmp_path / "a", *far), "check --coarse-checkpoint"),
+        (("--data", capture, "--output", tmp_path / "b", "--from-stage", "mesh"), "which is not finished"),
+        (("--data", tmp_path, "--output", tmp_path / "c"), "transforms.json"),
+        (
+            ("--data", capture, "--output", tmp_path / "d", "--refine.no-such-option", 1),
+            "The options for sugar-ext-refine cannot be used",
+        ),
+    ):
+        done = run_command("f3rm-ext", "sugar", "run", *words)
+        assert done.code == 2 and says in " ".join(done.text.split()), done.text[-3000:]
+        assert "Traceback" not in done.text
+    assert (tmp_path / "photo.jpg").read_bytes() == b"mine"

@@ -1,0 +1,69 @@
+"""Options of the chain and those passed on to single stages."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from f3rm_ext.chain.options import ChainOptions, split_passed_on, words_of
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.scripts.sugar import Run
+
+
+def parse(*words: object) -> Run:
+    return Run.parse(["run", "--data", "d", "--output", "o", *map(str, words)], "f3rm-ext sugar")
+
+
+def test_options_of_stages_are_separated_from_own_ones() -> None:
+    words = ["--coarse.a.b_c", "1", "-2", "--data", "x", "--refine.flag", "--mesh.crop-min=0", "-r", "sdf"]
+    own, passed = split_passed_on(words)
+    assert own == ["--data", "x", "-r", "sdf"]
+    assert passed == {"coarse": {"a.b-c": ("1", "-2")}, "refine": {"flag": ()}, "mesh": {"crop-min": ("0",)}}
+    assert words_of(passed["coarse"]) == ("--a.b-c", "1", "-2")
+
+
+def test_an_option_of_no_stage_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--pipeline\.model\.sh-degree is an option of no stage"):
+        split_passed_on(["--pipeline.model.sh-degree", "2"])
+
+
+def test_the_spellings_of_the_guides() -> None:
+    run = parse("--refinement_time", "short", "-r", "dn_consistency", "--optimize_memory", "True", "--sh_degree", 2)
+    assert run.refinement_time == "short" and run.regularization == "dn_consistency"
+    assert run.of_trainings() == {"sh-degree": ("2",), "optimize-memory": ("True",)}
+    run = parse("--skip_coarse", "True", "--coarse_checkpoint", "a.ply", "-r", "refinement")
+    assert run.skip_coarse and run.coarse_checkpoint == Path("a.ply") and run.regularization is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--skip-coarse", "True"), "go together"),
+        (("--coarse-checkpoint", "a.ply"), "go together"),
+        (("--skip-coarse", "True", "--coarse-checkpoint", "a.ply", "-r", "sdf"), "--skip-coarse leaves out"),
+        (("--from-stage", "texture", "--until-stage", "mesh"), "--from-stage texture comes after --until-stage mesh"),
+        (("--vertices", 3), "--vertices is 3"),
+        (("--texture-size", 9), "--texture-size is 9"),
+        (("--mesh.min-views", 0), "--min-views is 0"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(words: tuple[Any, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(*words)
+
+
+def test_an_unknown_option_of_an_export_ends_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parse("--mesh.no-such-thing", 1)
+    assert leaving.value.code == 2 and "no-such-thing" in capsys.readouterr().err
+
+
+def test_only_run_is_a_command() -> None:
+    with pytest.raises(ConfigError, match="There is no command `f3rm-ext sugar walk`"):
+        Run.parse(["walk"], "f3rm-ext sugar")
+
+
+def test_what_is_passed_on_wins() -> None:
+    options = ChainOptions(data=Path("d"), output=Path("o"), sh_degree=2, passed_on={"coarse": {"sh-degree": ("1",)}})
+    assert options.of_stage("coarse", options.of_trainings()) == {"sh-degree": ("1",)}
+    assert options.of_stage("refine", options.of_trainings()) == {"sh-degree": ("2",)}

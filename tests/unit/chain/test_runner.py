@@ -1,0 +1,174 @@
+"""What the chain runs, keeps, goes on with and does again; the commands themselves are played by a stand-in."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from f3rm_ext.chain.manifest import NAME
+from f3rm_ext.errors import ConfigError, UserError
+from f3rm_ext.report.commands import Interrupted
+from f3rm_ext.utils.atomic_files import FolderLock
+
+RunChain = Callable[..., str]
+ALL = [
+    "ns-train sugar-ext",
+    "export mesh",
+    "ns-train sugar-ext-refine",
+    "export refined-mesh",
+    "export texture",
+    "ns-eval",
+    "ns-eval",
+    "eval-mesh",
+    "eval-texture",
+]
+
+
+def records(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "out" / NAME).read_text())["stages"]
+
+
+def test_all_stages_run_in_order_and_not_again(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain()
+    assert player.names() == ALL
+    assert (tmp_path / "out" / "report.html").read_text() == "<html>"
+    found = records(tmp_path)
+    assert all(record["state"] == "finished" and record["peak_mib"] == 100 for record in found.values())
+    assert found["coarse"]["command"].startswith("ns-train sugar-ext --data")
+    player.forget()
+    assert run_chain().count("done before") == len(ALL)
+    assert player.ran == []
+
+
+def test_a_changed_option_does_its_stage_again_and_those_that_depend_on_it(run_chain: RunChain, player: Any) -> None:
+    run_chain()
+    player.forget()
+    said = run_chain(texture_size=512)
+    assert player.names() == ["export texture", "eval-texture"]
+    assert "The stage texture is done again, because --texture-size is now 512." in said
+    assert "The stage eval-texture is done again, because its input (textured mesh) has changed." in said
+    player.forget()
+    said = run_chain(texture_size=512, passed_on={"coarse": {"max-num-iterations": ("9",)}}, vertices=99)
+    assert player.names() == ALL[:-1]  # the stand-in's texture came out as it was
+    assert "The stage coarse is done again, because --max-num-iterations is now 9." in said
+    assert "The stage mesh is done again, because --vertices was 200000 and is now 99." in said
+
+
+def test_a_training_goes_on_at_its_checkpoint(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    player.fails["Coarse splats"] = Interrupted()
+    with pytest.raises(Interrupted):
+        run_chain()
+    assert records(tmp_path)["coarse"]["state"] == "running"
+    player.fails["Refined splats"] = Interrupted()
+    with pytest.raises(Interrupted):
+        run_chain()
+    said = run_chain()
+    assert "The stage refine goes on after 50 steps, because it was interrupted." in said
+    trainings = [words for words in player.ran if words[0] == "ns-train"]
+    assert ["--load-dir" in words for words in trainings] == [False, True, False, True]
+    stamps = [words[words.index("--timestamp") + 1] for words in trainings]
+    assert stamps[0] == stamps[1] and stamps[2] == stamps[3]
+    assert records(tmp_path)["refine"]["runs"] == 2
+    assert player.names().count("export mesh") == 1
+
+
+def test_a_stage_is_done_again_alone(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain()
+    player.forget()
+    said = run_chain(from_stage="texture", until_stage="texture")
+    assert player.names() == ["export texture"] and "because --from-stage is texture" in said
+    player.forget()
+    run_chain(from_stage="coarse", until_stage="coarse")
+    assert "--load-dir" not in player.ran[0]  # from nothing, in a folder of its own
+    assert len(list((tmp_path / "out/runs/coarse/sugar-ext").iterdir())) == 2
+
+
+def test_stages_are_left_out(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain(until_stage="mesh")
+    assert player.names() == ALL[:2]
+    player.forget()
+    run_chain(skip_refine=True, skip_eval=True)
+    assert player.names() == ["export texture"]
+    assert str(tmp_path / "out" / "mesh.ply") in player.ran[0]
+    splats = tmp_path / "splats.ply"
+    splats.write_bytes(b"ply")
+    player.forget()
+    run_chain(skip_coarse=True, coarse_checkpoint=splats, output=tmp_path / "other", splats_frame="capture")
+    assert player.names() == [*ALL[1:6], *ALL[7:]]
+    assert player.ran[0][3:5] == ["--splats", str(splats)] and "capture" in player.ran[0]
+
+
+def test_a_run_in_place_of_coarse_splats(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    config = tmp_path / "run" / "config.yml"
+    (config.parent / "nerfstudio_models").mkdir(parents=True)
+    config.write_text("config")
+    with pytest.raises(ConfigError, match="has no checkpoint"):
+        run_chain(skip_coarse=True, coarse_checkpoint=config)
+    (config.parent / "nerfstudio_models" / "step-000000009.ckpt").write_text("weights")
+    run_chain(skip_coarse=True, coarse_checkpoint=config)
+    assert player.names() == ALL[1:]
+    assert player.ran[0][3:5] == ["--load-config", str(config)]
+    (config.parent / "nerfstudio_models" / "step-000000019.ckpt").write_text("better weights")
+    assert "because its input (coarse splats) has changed." in run_chain(skip_coarse=True, coarse_checkpoint=config)
+
+
+def test_a_lost_or_changed_file_is_made_again(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain()
+    (tmp_path / "out" / "textured.glb").unlink()
+    (tmp_path / "out" / "refined-mesh.ply").write_text("edited")
+    player.forget()
+    said = run_chain()
+    assert "because refined-mesh.ply was changed" in said and "because textured.glb is missing" in said
+    assert player.names()[:2] == ["export refined-mesh", "export texture"]
+
+
+def test_notes_of_commands_are_kept(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    player.says["Mesh"] = ["progress: 3/12 Views", "The surface has fewer vertices than the 9 of --vertices.", "noise"]
+    said = run_chain(until_stage="mesh")
+    assert "The surface has fewer vertices than the 9 of --vertices." in said and "noise" not in said
+    assert records(tmp_path)["mesh"]["notes"] == ["The surface has fewer vertices than the 9 of --vertices."]
+
+
+def test_a_failure_leaves_the_manifest_as_it_was(
+    run_chain: RunChain, player: Any, failure: Any, tmp_path: Path
+) -> None:
+    player.fails["Texture"] = failure("No photo sees the mesh.")
+    with pytest.raises(UserError, match="No photo sees the mesh"):
+        run_chain()
+    assert [record["state"] for record in records(tmp_path).values()] == ["finished"] * 4 + ["running"]
+    player.forget()
+    run_chain()
+    assert player.names()[0] == "export texture"
+
+
+@pytest.mark.parametrize("first", ["mesh", "texture"])
+def test_stages_out_of_order(run_chain: RunChain, first: str) -> None:
+    with pytest.raises(ConfigError, match=f"--from-stage {first} needs the stage coarse, which is not finished"):
+        run_chain(from_stage=first)
+
+
+def test_two_chains_in_one_folder(run_chain: RunChain, tmp_path: Path) -> None:
+    run_chain(until_stage="coarse")
+    with FolderLock(tmp_path / "out" / ".lock").hold(), pytest.raises(ConfigError, match="Another chain is running"):
+        run_chain()
+
+
+def test_options_of_the_refinement_are_checked_first(run_chain: RunChain, player: Any) -> None:
+    run_chain(passed_on={"refine": {"steps-per-save": ("9",)}}, until_stage="coarse", refinement_time="short")
+    assert player.ran[0][1:] == [
+        *("-m", "f3rm_ext.chain.check", "sugar-ext-refine"),
+        *("--refinement-time", "short", "--steps-per-save", "9"),
+    ]
+    player.forget()
+    run_chain(passed_on={"refine": {"steps-per-save": ("9",)}}, until_stage="mesh", refinement_time="short")
+    assert player.names() == ["export mesh"]
+
+
+def test_a_truth_that_is_not_there(run_chain: RunChain, tmp_path: Path, capture: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no true surface"):
+        run_chain(truth=tmp_path / "none.ply")
+    (capture / "gt_mesh.npz").unlink()
+    run_chain()
+    assert "eval-mesh" not in records(tmp_path)
