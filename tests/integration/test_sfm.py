@@ -1,0 +1,202 @@
+"""`f3rm-ext sfm process` as a user types it: on photos of the synthetic room, whose cameras are known."""
+
+import json
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pycolmap = pytest.importorskip("pycolmap")
+Run = Callable[..., Any]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from f3rm_ext.scripts.cli import main; sys.exit(main())",
+    "sfm",
+    "process",
+]
+NUM_PHOTOS = 14
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A capture with true poses."""
+    from f3rm_ext.scene import SynthConfig, synthesize
+
+    config = SynthConfig(num_images=NUM_PHOTOS, width=400, height=300, samples=1, light_rays=4, shiny=False)
+    return synthesize(tmp_path_factory.mktemp("room") / "room", config, progress=False)
+
+
+@pytest.fixture(scope="module")
+def photos(room: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its photos as people have them: one turned, one with spaces and umlauts, and three that are of no use."""
+    folder = tmp_path_factory.mktemp("photos")
+    for path in sorted((room / "images").iterdir()):
+        shutil.copy(path, folder)
+    first, second = sorted(folder.iterdir())[:2]
+    first.rename(folder / "Küche 1.png")
+    exif = Image.Exif()
+    exif[274] = 6
+    with Image.open(second) as image:
+        image.transpose(Image.Transpose.ROTATE_90).save(folder / f"{second.stem}.tif", exif=exif)
+    second.unlink()
+    Image.new("RGB", (400, 300), (90, 90, 90)).save(folder / "wall.png")
+    (folder / "broken.jpg").write_bytes(b"no photo")
+    shutil.copy(folder / "frame_00005.png", folder / "same.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processed(run_command: Run, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    out = tmp_path_factory.mktemp("out") / "capture"
+    return out, run_command("f3rm-ext", "sfm", "process", "--images", photos, "--output", out)
+
+
+def true_name(name: str) -> str:
+    """The room's name of a photo of the capture."""
+    return "frame_00001.png" if name.startswith("Küche") else name
+
+
+def centres(transforms: Path, name_of: Callable[[str], str] = str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    frames = json.loads(transforms.read_text())["frames"]
+    poses = {name_of(Path(frame["file_path"]).name): np.array(frame["transform_matrix"]) for frame in frames}
+    return {name: (pose[:3, :3], pose[:3, 3]) for name, pose in poses.items()}
+
+
+def test_poses_are_those_of_the_room(processed: tuple[Path, Any], room: Path) -> None:
+    out, done = processed
+    assert done.code == 0, done.text[-3000:]
+    found, true = centres(out / "transforms.json", true_name), centres(room / "transforms.json")
+    names = sorted(found.keys() & true.keys())
+    assert len(names) == NUM_PHOTOS
+    a, b = (np.array([poses[name][1] for name in names]) for poses in (found, true))
+    matrix = pycolmap.estimate_sim3d(a, b).matrix()
+    assert np.abs(a @ matrix[:, :3].T + matrix[:, 3] - b).max() < 0.02  # metres; cameras are 1.6 m from the middle
+    turn = matrix[:, :3] / np.cbrt(np.linalg.det(matrix[:, :3]))
+    angles = [np.arccos(np.clip((np.trace((turn @ found[n][0]).T @ true[n][0]) - 1) / 2, -1, 1)) for n in names]
+    assert np.degrees(max(angles)) < 0.5
+
+
+def test_what_is_wrong_with_photos_is_said(processed: tuple[Path, Any]) -> None:
+    out, done = processed
+    assert "Without a pose: wall.png: too few features" in done.stdout
+    assert "broken.jpg cannot be read" in done.stdout
+    assert "same.png (frame_00005.png)" in done.stdout or "frame_00005.png (same.png)" in done.stdout
+    page = (out / "sfm_report.html").read_text()
+    assert "wall.png" in page and "turned upright" in page
+
+
+def test_the_inputs_are_as_they_were(processed: tuple[Path, Any], photos: Path, room: Path) -> None:
+    assert len(list(photos.iterdir())) == NUM_PHOTOS + 3
+    assert (photos / "Küche 1.png").read_bytes() == (room / "images" / "frame_00001.png").read_bytes()
+
+
+def test_the_same_command_again_does_nothing(processed: tuple[Path, Any], photos: Path, run_command: Run) -> None:
+    out, first = processed
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.*") if path.suffix in (".json", ".db", ".ply")}
+    again = run_command("f3rm-ext", "sfm", "process", "--images", photos, "--output", out)
+    assert again.code == 0 and "Finding features" not in again.stdout
+    assert first.stdout.splitlines()[-3:] == again.stdout.splitlines()[-3:]
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items() if path.name != "sfm.json")
+
+
+def test_splats_begin_at_its_points(processed: tuple[Path, Any], run_command: Run, tmp_path: Path) -> None:
+    out, _ = processed
+    done = run_command(
+        "ns-train", "sugar-ext-lite", "--data", out, "--output-dir", tmp_path, "--max-num-iterations", 2,
+        "--vis", "tensorboard", "--pipeline.datamanager.camera-res-scale-factor", 0.25,
+    )  # fmt: skip
+    assert done.code == 0, done.text[-3000:]
+    assert "sparse_pc.ply" in done.text
+
+
+def test_undistorted_with_masks(run_command: Run, photos: Path, tmp_path: Path) -> None:
+    """On half of the photos: features are taken where masks are white, and masks go into the capture."""
+    some, masks = tmp_path / "photos", tmp_path / "masks"
+    some.mkdir(), masks.mkdir()
+    for path in sorted(photos.glob("frame_*.png"))[:6]:
+        shutil.copy(path, some)
+        keep = np.full((300, 400), 255, np.uint8)
+        keep[:, :60] = 0
+        Image.fromarray(keep).save(masks / path.name)
+    out = tmp_path / "out"
+    done = run_command(
+        "f3rm-ext", "sfm", "process", "--images", some, "--masks", masks, "--output", out, "--undistort", "True"
+    )
+    assert done.code == 0, done.text[-3000:]
+    meta = json.loads((out / "transforms.json").read_text())
+    for frame in meta["frames"]:
+        with Image.open(out / frame["file_path"]) as image, Image.open(out / frame["mask_path"]) as mask:
+            assert image.size == mask.size == (meta["w"], meta["h"])
+            assert np.asarray(mask)[:, :30].max() == 0 and np.asarray(mask)[:, 120:-40].min() == 255
+    assert meta["k1"] == meta["p1"] == 0
+    with sqlite3.connect(out / "colmap" / "database.db") as database:
+        for rows, cols, data in database.execute("select rows, cols, data from keypoints"):
+            assert np.frombuffer(data, np.float32).reshape(rows, cols)[:, 0].min() > 55
+
+
+def test_a_killed_run_goes_on(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--images", str(photos), "--output", str(out)]
+    process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("Matching photos"):
+                process.send_signal(signal.SIGKILL)
+                break
+        process.wait(60)
+    finally:
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, said
+    assert not (out / "transforms.json").exists()
+    with sqlite3.connect(out / "colmap" / "database.db") as database:
+        (features,) = database.execute("select count(*) from descriptors").fetchone()
+    again = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    lines = again.stdout.splitlines()
+    total = NUM_PHOTOS + 2
+    assert features == total and f"Finding features: {total} of {total}" in lines
+    assert f"Reading photos: {total} of {total + 1}" in lines
+    assert (out / "transforms.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--output", "OUT"], "Give either --images"),
+        (["--images", "NONE", "--output", "OUT"], "There is nothing at"),
+        (["--images", "ONE", "--output", "OUT"], "a single image"),
+        (["--images", "PHOTOS", "--output", "PHOTOS/out"], "lie in each other"),
+        (["--images", "PHOTOS", "--output", "FULL"], "did not write"),
+        (["--images", "PHOTOS", "--output", "OUT", "--method", "magic"], "choose from auto, colmap"),
+        (["--images", "PHOTOS", "--output", "OUT", "--masks", "ONE"], "photos have no mask"),
+        (["--images", "GREY", "--output", "OUT"], "No two of the 3 photos fit together (too few features"),
+        (["--video", "PHOTOS/broken.jpg", "--output", "OUT"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    run_command: Run, photos: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    for name in ("ONE", "FULL", "GREY"):
+        (tmp_path / name).mkdir()
+    Image.new("RGB", (40, 30)).save(tmp_path / "ONE" / "a.png")
+    (tmp_path / "FULL" / "mine.txt").write_text("mine")
+    for i in range(3):
+        Image.new("RGB", (80, 60), (i, i, i)).save(tmp_path / "GREY" / f"{i}.png")
+    places = {name: str(tmp_path / name) for name in ("OUT", "NONE", "ONE", "FULL", "GREY")} | {"PHOTOS": str(photos)}
+    typed = [re.sub("^[A-Z]+", lambda found: places[found[0]], option) for option in options]
+    done = run_command("f3rm-ext", "sfm", "process", *typed)
+    assert done.code == 2 and words in done.stderr, done.text[-2000:]
+    assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.text
