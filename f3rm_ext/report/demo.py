@@ -1,8 +1,8 @@
 """The demo: runs the commands a user would type, one after the other, and writes a report.
 
-The commands run in one folder, which holds ``capture/`` (the synthetic room), ``runs/`` (training), ``logs/``,
-``report.html`` and ``demo.json``. The latter records the finished stages, so the same command continues where the last
-one stopped.
+The commands run in one folder, which holds ``capture/`` (the synthetic room) or ``posed/`` (photos with their poses),
+``runs/`` (training), ``logs/``, ``report.html`` and ``demo.json``. The latter records the finished stages, so the same
+command continues where the last one stopped.
 """
 
 import hashlib
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 METHOD = "f3rm-ext-lite"
 STATE_NAME, REPORT_NAME = "demo.json", "report.html"
+POSED = "posed"
+"""Folder of the capture that is made of photos without poses."""
 RAYS_PER_STEP = 512
 """Within a few minutes, many small steps train better than few large ones. After 100 s on one CPU core, the synthetic
 room has 20.2 dB on held-out views with 512 rays, 19.0 dB with 1024 and 16.9 dB with 2048."""
@@ -143,12 +145,12 @@ class DemoRun:
         self._stage(
             "poses",
             "Finding camera poses",
-            ["f3rm-ext", "sfm", "process", "--images", str(images), "--output", "capture"],
+            ["f3rm-ext", "sfm", "process", "--images", str(images), "--output", POSED],
             key=digest_of(stamps.encode()),
-            finished=(self.out / "capture" / "transforms.json").is_file,
+            finished=(self.out / POSED / "transforms.json").is_file,
             on_line=counts,
         )
-        return "capture"
+        return POSED
 
     def _train(self, data: str) -> Path:
         """Trains or continues training. Returns the run folder, relative to ``out``."""
@@ -332,7 +334,7 @@ class DemoRun:
             raise ConfigError(
                 f"--out {self.options.out} cannot be created ({error.strerror}): choose another."
             ) from error
-        known = {".lock", "logs", "capture", "runs", REPORT_NAME, STATE_NAME}
+        known = {".lock", "logs", "capture", POSED, "runs", REPORT_NAME, STATE_NAME}
         if not (self.out / STATE_NAME).is_file() and any(path.name not in known for path in self.out.iterdir()):
             raise ConfigError(
                 f"The folder {self.options.out} holds files that are not of a demo: choose a new one with --out."

@@ -117,6 +117,7 @@ class FeatureDatabase:
         with explained("adding photos to its database"):
             if known:
                 shutil.copyfile(self.path, fresh)
+            pycolmap.Database.open(fresh).close()
             for names in groups.values():
                 options = pycolmap.ImageReaderOptions(camera_model=_model_name(model, len(names)))
                 shared = [known[name] for name in names if name in known]

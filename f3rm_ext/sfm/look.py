@@ -64,7 +64,8 @@ def serve(capture: Path, port: int) -> Any:
     right, forward, up = axes_of(model)
     turn = np.stack([right, forward, up])  # up becomes z
     centres = {number: turn @ model.image(number).projection_center() for number in model.reg_image_ids()}
-    middle = np.mean(list(centres.values()), axis=0)
+    xyz = np.array([point.xyz for point in model.points3D.values()]).reshape(-1, 3)
+    middle = turn @ np.median(xyz, axis=0)
     extent = max(float(np.ptp(np.array(list(centres.values())), axis=0).max()), 1e-6)
 
     def place(xyz: np.ndarray) -> np.ndarray:
@@ -76,9 +77,7 @@ def serve(capture: Path, port: int) -> Any:
         raise ConfigError(
             f"The page cannot be served on port {port} ({reason_of(error)}): choose another --port."
         ) from error
-    points = list(model.points3D.values())
-    xyz = np.array([point.xyz for point in points]).reshape(-1, 3)
-    rgb = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
+    rgb = np.array([point.color for point in model.points3D.values()], dtype=np.uint8).reshape(-1, 3)
     server.scene.add_point_cloud("/points", place(xyz), rgb, point_size=0.01)
     numbers = sorted(centres, key=lambda number: model.image(number).name)
     images = capture / ("images_undistorted" if (capture / "images_undistorted").is_dir() else "images")

@@ -44,9 +44,8 @@ def explain(
         elif name not in best:
             reasons[name] = "no matches: no other photo shows the same things from a similar place"
         elif group is not None:
-            others = sorted(group - {name})
             reasons[name] = (
-                f"belongs to another group ({name_some(others)}), which overlaps too little with the largest: "
+                f"they fit each other ({name_some(sorted(group))}), but overlap too little with the largest group: "
                 "add photos between the two"
             )
         elif name in with_kept:
