@@ -1,15 +1,13 @@
 """Which photos to compare: all, neighbours in time, or the most similar."""
 
 import itertools
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from jaxtyping import Float32, UInt8
 
-from f3rm_ext import threads
-from f3rm_ext.sfm.database import FeatureDatabase, Pair, colmap, explained
+from f3rm_ext.sfm.database import FeatureDatabase, Pair, explained
 
 Matching = Literal["exhaustive", "sequential", "vocabulary"]
 MOST_EXHAUSTIVE = 200
@@ -17,7 +15,8 @@ MOST_EXHAUSTIVE = 200
 OVERLAP = 10
 SIMILAR = 40
 """Most similar photos that each photo is compared with."""
-_WORDS, _DESCRIPTORS_FOR_WORDS = 2048, 200_000
+_WORDS, _SAMPLE = 64, 50_000
+"""Visual words, and descriptors that they are made from."""
 
 
 def choose_matching(num_photos: int, is_video: bool) -> Matching:
@@ -48,36 +47,47 @@ def sequential_pairs(names: Sequence[str], overlap: int = OVERLAP) -> list[Pair]
 
 
 def similar_pairs(database: FeatureDatabase, names: Sequence[str], similar: int = SIMILAR) -> list[Pair]:
-    """Returns pairs of each photo and its most similar ones.
-
-    COLMAP's index compares them by visual words, made from the photos' own features: nothing has to be downloaded.
+    """Returns pairs of each photo and its most similar ones, by visual words of the photos' own features.
 
     Args:
         database: has the features of all photos.
         names: the photos.
         similar: number of photos to compare each with.
     """
-    pycolmap = colmap()
+    ids = database.ids()
+    with database.opened() as opened, explained("comparing photos"):
+        signatures = signatures_of([opened.read_descriptors(ids[name]).data for name in names])
+    scores = signatures @ signatures.T
+    np.fill_diagonal(scores, -np.inf)
+    nearest = np.argsort(-scores, axis=1)[:, : min(similar, len(names) - 1)]
+    found = {(min(i, int(j)), max(i, int(j))) for i, row in enumerate(nearest) for j in row}
+    return [(names[i], names[j]) for i, j in sorted(found)]
+
+
+def signatures_of(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float32[np.ndarray, "photos signature"]:
+    """Returns a unit vector for each photo; those of photos that show the same things have a large product.
+
+    VLAD (Jégou et al. 2010), normalised as by Arandjelović and Zisserman (2013): for each visual word, the sum of how
+    descriptors differ from it.
+
+    Args:
+        descriptors: of each photo; the numbers of rows differ.
+    """
+    from scipy.cluster.vq import kmeans2
+
     random = np.random.default_rng(0)
-    with database.opened() as opened, tempfile.TemporaryDirectory() as folder, explained("finding similar photos"):
-        ids = {image.name: image.image_id for image in opened.read_all_images()}
-        share = max(1, _DESCRIPTORS_FOR_WORDS // len(names))
-        rows = []
-        for name in names:
-            data = opened.read_descriptors(ids[name]).data
-            rows.append(data[np.sort(random.permutation(len(data))[:share])])
-        sample = np.concatenate(rows)
-        index = pycolmap.VisualIndex.create(128, 64)
-        build = pycolmap.VisualIndex.BuildOptions(
-            num_visual_words=min(_WORDS, max(1, len(sample) // 8)), num_threads=threads.usable_cores()
-        )
-        descriptors = pycolmap.FeatureDescriptorsFloat(pycolmap.FeatureExtractorType.SIFT, sample.astype(np.float32))
-        index.build(build, descriptors)
-        index.write(Path(folder, "words.bin"))
-        options = pycolmap.VocabTreePairingOptions(
-            vocab_tree_path=Path(folder, "words.bin"), num_images=similar, num_threads=threads.usable_cores()
-        )
-        generator = pycolmap.VocabTreePairGenerator(options, opened, [ids[name] for name in names])
-        names_of = {number: name for name, number in ids.items()}
-        pairs = {tuple(sorted(pair)) for pair in generator.all_pairs() if pair[0] != pair[1]}
-    return [(names_of[a], names_of[b]) for a, b in sorted(pairs)]
+    share = max(1, _SAMPLE // max(1, len(descriptors)))
+    sample = np.concatenate([_unit(random.permutation(rows)[:share]) for rows in descriptors])
+    words = kmeans2(sample, min(_WORDS, len(sample)), iter=10, minit="points", seed=0, missing="warn")[0]
+    signatures = []
+    for rows in map(_unit, descriptors):
+        nearest = (rows @ words.T - (words**2).sum(axis=1) / 2).argmax(axis=1)
+        member = np.eye(len(words), dtype=np.float32)[nearest]
+        sums = member.T @ rows - member.sum(axis=0)[:, None] * words
+        signatures.append(_unit(_unit(sums).reshape(1, -1))[0])
+    return np.stack(signatures).astype(np.float32)
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    rows = rows.astype(np.float32)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)

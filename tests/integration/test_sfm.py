@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,40 @@ def test_undistorted_with_masks(run_command: Run, photos: Path, tmp_path: Path) 
     with sqlite3.connect(out / "colmap" / "database.db") as database:
         for rows, cols, data in database.execute("select rows, cols, data from keypoints"):
             assert np.frombuffer(data, np.float32).reshape(rows, cols)[:, 0].min() > 55
+
+
+def test_a_video(run_command: Run, room: Path, tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 400, 300, "yuv420p", 20_000_000
+        for path in sorted((room / "images").iterdir()):
+            with Image.open(path) as image:
+                for _ in range(2):
+                    container.mux(stream.encode(av.VideoFrame.from_image(image.convert("RGB"))))
+        container.mux(stream.encode())
+    out = tmp_path / "out"
+    options = ["--video", tmp_path / "clip.mp4", "--output", out, "--num-frames", NUM_PHOTOS]
+    done = run_command("f3rm-ext", "sfm", "process", *options)
+    assert done.code == 0, done.text[-3000:]
+    assert json.loads((out / "sfm.json").read_text())["result"]["matching"] == "sequential"
+    names = [Path(frame["file_path"]).name for frame in json.loads((out / "transforms.json").read_text())["frames"]]
+    assert len(names) >= NUM_PHOTOS - 2 and set(names) <= {f"frame_{i + 1:05d}.jpg" for i in range(NUM_PHOTOS)}
+
+
+def test_a_look_in_the_browser(processed: tuple[Path, Any]) -> None:
+    out, _ = processed
+    view = [*COMMAND[:-1], "view", "--capture", str(out), "--port", "0"]
+    process = subprocess.Popen(view, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = next((line.split()[1] for line in process.stdout if line.startswith("Open http://127.0.0.1:")), "")
+        with urllib.request.urlopen(address, timeout=60) as page:
+            assert page.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
 
 
 def test_a_killed_run_goes_on(photos: Path, tmp_path: Path) -> None:

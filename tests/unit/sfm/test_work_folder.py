@@ -1,10 +1,12 @@
 """The folder of a capture belongs to one command, keeps finished work, and loses nobody's files."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.sfm import work_folder
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.work_folder import STATE, WorkFolder, stamp_of
 
@@ -72,6 +74,20 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path, source: Path) -> No
     work = begun(tmp_path / "out", source)
     with work.lock.hold(), pytest.raises(ConfigError, match="Another process works"):
         WorkFolder(tmp_path / "out")
+
+
+def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = WorkFolder(tmp_path / "out")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(work_folder, "write_atomic", full)
+    with pytest.raises(ConfigError, match="No space left on device.*free some space; the same command goes on"):
+        work.write(work.images / "a.jpg", b"data")
+    assert not list(work.images.iterdir())
 
 
 def test_photos_and_capture_may_not_lie_in_each_other(tmp_path: Path) -> None:

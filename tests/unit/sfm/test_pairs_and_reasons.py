@@ -1,6 +1,8 @@
-"""Every photo without a pose has a reason, and photos with one have none."""
+"""Pairs to compare; and every photo without a pose has a reason."""
 
-from f3rm_ext.sfm.pairs import exhaustive_pairs, sequential_pairs
+import numpy as np
+
+from f3rm_ext.sfm.pairs import exhaustive_pairs, sequential_pairs, signatures_of
 from f3rm_ext.sfm.reasons import explain
 
 
@@ -36,3 +38,19 @@ def test_pairs_are_complete_and_without_repeats() -> None:
     pairs = sequential_pairs(names)
     gaps = {int(b) - int(a) for a, b in pairs}
     assert gaps == {*range(1, 11), 16, 32} and len(pairs) == len(set(pairs))
+
+
+def test_photos_of_the_same_things_have_similar_signatures() -> None:
+    """Three photos of each of four places, and one without any feature."""
+    rng = np.random.default_rng(0)
+    places = [rng.integers(0, 256, (300, 128)) for _ in range(4)]
+    photos = []
+    for place in places:
+        for _ in range(3):
+            seen = place[rng.permutation(300)[: rng.integers(150, 250)]]
+            photos.append(np.clip(seen + rng.normal(scale=20, size=seen.shape), 0, 255).astype(np.uint8))
+    signatures = signatures_of([*photos, np.zeros((0, 128), np.uint8)])
+    scores = signatures[:12] @ signatures[:12].T - 2 * np.eye(12)
+    nearest = np.argsort(-scores, axis=1)[:, :2]
+    assert (nearest // 3 == np.arange(12)[:, None] // 3).all()
+    assert np.isfinite(signatures).all() and not signatures[12].any()
