@@ -101,7 +101,7 @@ class View:
     capture: Path
     """Folder written by `f3rm-ext sfm process`."""
     port: int = 7008
-    """Port of the page."""
+    """Port of the page, 1-65535; the next free one is taken if it is in use."""
 
     def main(self) -> int:
         """Serves the page until Ctrl-C."""

@@ -48,18 +48,20 @@ def serve(capture: Path, port: int) -> Any:
 
     Args:
         capture: folder written by ``f3rm-ext sfm process``.
-        port: port of the page.
+        port: port of the page; the next free one is taken if it is in use.
 
     Returns:
         The ``viser.ViserServer``.
 
     Raises:
         CaptureError: the capture has no model.
-        ConfigError: the port is taken.
+        ConfigError: the port is not a number of a port.
     """
     import viser
     import viser.transforms
 
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"--port is {port}, but ports are numbers from 1 to 65535: leave it out for 7008.")
     model = read_model(capture)
     right, forward, up = axes_of(model)
     turn = np.stack([right, forward, up])  # up becomes z
@@ -71,12 +73,7 @@ def serve(capture: Path, port: int) -> Any:
     def place(xyz: np.ndarray) -> np.ndarray:
         return ((xyz @ turn.T - middle) * (4 / extent)).astype(np.float32)
 
-    try:
-        server = viser.ViserServer(host=HOST, port=port, verbose=False)
-    except OSError as error:
-        raise ConfigError(
-            f"The page cannot be served on port {port} ({reason_of(error)}): choose another --port."
-        ) from error
+    server = viser.ViserServer(host=HOST, port=port, verbose=False)
     rgb = np.array([point.color for point in model.points3D.values()], dtype=np.uint8).reshape(-1, 3)
     server.scene.add_point_cloud("/points", place(xyz), rgb, point_size=0.01)
     numbers = sorted(centres, key=lambda number: model.image(number).name)

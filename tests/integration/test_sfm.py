@@ -166,7 +166,7 @@ def test_a_video(run_command: Run, room: Path, tmp_path: Path) -> None:
 
 def test_a_look_in_the_browser(processed: tuple[Path, Any]) -> None:
     out, _ = processed
-    view = [*COMMAND[:-1], "view", "--capture", str(out), "--port", "0"]
+    view = [*COMMAND[:-1], "view", "--capture", str(out), "--port", "7321"]
     process = subprocess.Popen(view, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
