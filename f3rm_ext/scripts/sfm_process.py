@@ -65,7 +65,7 @@ class Process:
     Typical calls:
       f3rm-ext sfm process --images photos/ --output capture/
       f3rm-ext sfm process --video clip.mp4 --output capture/ --num-frames 200
-      f3rm-ext sfm process --images photos/ --masks masks/ --output capture/ --undistort True
+      f3rm-ext sfm process --images photos/ --masks masks/ --output capture/ --undistort
     """
 
     config: Annotated[ProcessConfig, tyro.conf.arg(name="")]

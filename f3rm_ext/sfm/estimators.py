@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -68,7 +68,7 @@ def build_estimator(method: str) -> PoseEstimator | None:
         ) from error
     if not callable(estimator):
         raise ConfigError(f"--method {method} ({point.value}) is not a function: mend or uninstall that package.")
-    return estimator
+    return cast(PoseEstimator, estimator)
 
 
 def predict_poses(method: str, estimator: PoseEstimator, images: Sequence[Path]) -> PredictedPoses:

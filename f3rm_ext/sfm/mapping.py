@@ -20,7 +20,30 @@ _ROUNDS_DEG = (12.0, 6.0, 3.0, 2.0)
 _LAST_ERROR_PX, _LEAST_ANGLE_DEG = 4.0, 1.5
 
 
-def solve(database: FeatureDatabase, folder: Path, mapper: Mapper, count: Count) -> list[Any]:
+def folds(camera: Any) -> bool:
+    """Tells whether a camera's distortion folds the image over inside of its corners, so that it cannot be undone.
+
+    Args:
+        camera: a ``pycolmap.Camera``; only radial distortion of perspective cameras is looked at.
+    """
+    params, extra = list(camera.params), list(camera.extra_params_idxs())
+    if camera.model.name not in ("SIMPLE_RADIAL", "RADIAL", "OPENCV"):
+        return False
+    k1, k2 = params[extra[0]], params[extra[1]] if len(extra) > 1 else 0.0
+    focal = camera.mean_focal_length()
+    x = max(camera.principal_point_x, camera.width - camera.principal_point_x) / focal
+    y = max(camera.principal_point_y, camera.height - camera.principal_point_y) / focal
+    corner = np.hypot(x, y)
+    radii = np.linspace(0, 2 * corner, 256)  # without distortion
+    grows = 1 + 3 * k1 * radii**2 + 5 * k2 * radii**4 > 0
+    until = len(radii) if grows.all() else int(grows.argmin())
+    distorted = radii * (1 + k1 * radii**2 + k2 * radii**4)
+    return bool(distorted[:until].max(initial=0.0) < corner)
+
+
+def solve(
+    database: FeatureDatabase, folder: Path, mapper: Mapper, count: Count, refine_distortion: bool = True
+) -> list[Any]:
     """Finds the cameras.
 
     Args:
@@ -28,6 +51,7 @@ def solve(database: FeatureDatabase, folder: Path, mapper: Mapper, count: Count)
         folder: for COLMAP's own files; must not exist.
         mapper: incremental or global.
         count: called with the number of registered photos.
+        refine_distortion: estimate lens distortion; otherwise it stays as it is in the database, zero.
 
     Returns:
         ``pycolmap.Reconstruction`` objects that share no scale, the one with most photos first; empty if no two photos
@@ -47,6 +71,7 @@ def solve(database: FeatureDatabase, folder: Path, mapper: Mapper, count: Count)
                 options = pycolmap.IncrementalPipelineOptions(
                     num_threads=cores, random_seed=0, min_model_size=min(_SMALLEST_MODEL, total)
                 )
+                options.ba_refine_extra_params = options.mapper.abs_pose_refine_extra_params = refine_distortion
                 if easier:  # few features or a small baseline
                     options.mapper.init_min_num_inliers, options.mapper.init_min_tri_angle = 30, 2.0
                 registered = 0

@@ -1,5 +1,6 @@
 """Photos as people have them: found in a folder, turned upright, in forms that every trainer reads."""
 
+import importlib
 import io
 import re
 from collections.abc import Sequence
@@ -102,12 +103,12 @@ def read_photo(path: Path, max_size: int = 0) -> Photo:
 
 def _prepare_heif(path: Path) -> None:
     try:
-        import pillow_heif
+        heif = importlib.import_module("pillow_heif")
     except ImportError:
         raise CaptureError(
             f"The photo {path} is HEIC, for which a package is missing: run pip install pillow-heif, or export JPEG."
         ) from None
-    pillow_heif.register_heif_opener()
+    heif.register_heif_opener()
 
 
 def _converted(path: Path, image: Image.Image, max_size: int) -> Photo:

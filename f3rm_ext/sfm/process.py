@@ -16,10 +16,10 @@ from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm import capture_writer, quality, video
 from f3rm_ext.sfm.config import ProcessConfig
-from f3rm_ext.sfm.database import FeatureDatabase, messages_to
+from f3rm_ext.sfm.database import Count, FeatureDatabase, messages_to
 from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_poses
 from f3rm_ext.sfm.gps import align_with_gps
-from f3rm_ext.sfm.mapping import MOST_INCREMENTAL, names_of, refine_predicted, solve
+from f3rm_ext.sfm.mapping import MOST_INCREMENTAL, folds, names_of, refine_predicted, solve
 from f3rm_ext.sfm.masks import find_masks, read_mask
 from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, similar_pairs
 from f3rm_ext.sfm.photos import Photo, capture_names, find_photos, read_photo
@@ -110,7 +110,7 @@ class Processing:
         reading = video.sharpest_frames(path, self.config.num_frames, lambda *counts: self.show(FRAMES, *counts))
         for number, image in enumerate(reading):
             if self.config.max_size:
-                image.thumbnail((self.config.max_size,) * 2, Image.Resampling.LANCZOS)
+                image.thumbnail((self.config.max_size, self.config.max_size), Image.Resampling.LANCZOS)
             stream = io.BytesIO()
             image.save(stream, "JPEG", quality=_FRAME_QUALITY, subsampling=0)
             frames.append(work.images / f"frame_{number + 1:05d}.jpg")
@@ -233,7 +233,13 @@ class Processing:
         mapper = self.config.mapper
         if mapper == "auto":
             mapper = "incremental" if len(work.photos) <= MOST_INCREMENTAL else "global"
-        return solve(database, folder, mapper, lambda *counts: self.show(SOLVING, *counts))
+        show: Count = lambda *counts: self.show(SOLVING, *counts)  # noqa: E731
+        models = solve(database, folder, mapper, show)
+        bent = models and any(folds(camera) for camera in models[0].cameras.values())
+        if bent and self.config.camera_model == "auto" and mapper == "incremental":
+            self.say("These photos do not determine the lens distortion: going on without it.")
+            models = solve(database, folder, mapper, show, refine_distortion=False)
+        return models
 
     # --- results -----------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def sharpest_frames(
                 progress(number + 1, max(total, number + 1))
     except CaptureError:
         raise
-    except (av.FFmpegError, ValueError, OSError) as error:
+    except (av.error.FFmpegError, ValueError, OSError) as error:
         if best is None:
             reason = reason_of(error)
             raise CaptureError(f"The video {path} cannot be read ({reason}): convert it to MP4 (H.264).") from error

@@ -17,7 +17,7 @@ from f3rm_ext.capture.points import XYZ
 from f3rm_ext.sfm.capture_writer import APPLIED, SPARSE, UNCHANGED, write_capture
 from f3rm_ext.sfm.database import FeatureDatabase
 from f3rm_ext.sfm.gps import align_with_gps
-from f3rm_ext.sfm.mapping import names_of, refine_predicted, solve
+from f3rm_ext.sfm.mapping import folds, names_of, refine_predicted, solve
 from f3rm_ext.sfm.report import write_report
 
 pycolmap = pytest.importorskip("pycolmap")
@@ -91,6 +91,20 @@ def test_poses_that_are_degrees_off_are_refined(made_up: MakeUp, tmp_path: Path)
     assert names_of(model) == viewmats.keys() and rounds == [(i, 4) for i in range(1, 5)]
     assert np.abs(found - true).max() < 5e-3 * np.ptp(true)
     assert model.compute_mean_reprojection_error() < 1
+
+
+def test_distortion_that_cannot_be_undone_is_found() -> None:
+    def camera(k1: float) -> Any:
+        return pycolmap.Camera(model="SIMPLE_RADIAL", width=400, height=300, params=[300.0, 200.0, 150.0, k1])
+
+    # r + k1 r³ is largest at r = 1 / √(-3 k1), where it is 2/3 r; the corner is at r = 250 / 300.
+    assert [folds(camera(k1)) for k1 in (0.3, 0.0, -0.2, -0.22, -1.0)] == [False, False, False, True, True]
+
+
+def test_without_distortion_a_camera_stays_straight(made_up: MakeUp, tmp_path: Path) -> None:
+    scene = made_up(camera_model_id=pycolmap.CameraModelId.SIMPLE_RADIAL, camera_params=[1280.0, 512.0, 384.0, 0.0])
+    (model,) = solve(scene.database, tmp_path / "work", "incremental", lambda *_: None, refine_distortion=False)
+    assert [camera.params[3] for camera in model.cameras.values()] == [0.0]
 
 
 def read_back(out: Path) -> tuple[Any, np.ndarray, CaptureFrame]:

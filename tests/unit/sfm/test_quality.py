@@ -11,7 +11,7 @@ from f3rm_ext.sfm.quality import blur_of, blurred, duplicates, fingerprint_of
 def scene() -> np.ndarray:
     """A textured picture, larger than what photos show of it."""
     rng = np.random.default_rng(0)
-    levels = sum(gaussian_filter(rng.normal(size=(300, 420)), sigma) * sigma for sigma in (1.0, 3.0, 9.0))
+    levels = np.sum([gaussian_filter(rng.normal(size=(300, 420)), sigma) * sigma for sigma in (1.0, 3.0, 9.0)], axis=0)
     return (levels - levels.min()) / np.ptp(levels)
 
 
