@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm import capture_writer, quality, video
 from f3rm_ext.sfm.config import ProcessConfig
-from f3rm_ext.sfm.database import Count, FeatureDatabase, messages_to
+from f3rm_ext.sfm.database import FeatureDatabase, messages_to
 from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_poses
 from f3rm_ext.sfm.gps import align_with_gps
 from f3rm_ext.sfm.mapping import MOST_INCREMENTAL, folds, names_of, refine_predicted, solve
@@ -70,10 +71,13 @@ class Processing:
                 photos = {path.stem: path for path in self._frames(work, config.video)}
             options = {name: _plain(value) for name, value in asdict(config).items() if name not in _OF_RESULT_ONLY}
             wanted = {name: _plain(getattr(config, name)) for name in _OF_RESULT_ONLY if name != "output"}
-            lost = work.begin(options, photos)
+            masks_of: dict[Path, Path] = {}
+            if config.masks is not None and config.images is not None:
+                masks_of = find_masks(config.masks, list(photos.values()), config.images)
+            lost = work.begin(options, {stem: _stamp(path, masks_of) for stem, path in photos.items()})
             if lost:
                 self.say(f"Starting over, because {lost}.")
-            masks = self._read_photos(work, photos)
+            masks = self._read_photos(work, photos, masks_of)
             key = {**wanted, "photos": sorted(work.photos)}
             if work.state.get("result", {}).get("key") == key and (config.output / capture_writer.TRANSFORMS).is_file():
                 work.save(complete=True)
@@ -107,7 +111,7 @@ class Processing:
         if known.get("wanted") == wanted and all(frame.is_file() for frame in frames):
             return frames
         frames = []
-        reading = video.sharpest_frames(path, self.config.num_frames, lambda *counts: self.show(FRAMES, *counts))
+        reading = video.sharpest_frames(path, self.config.num_frames, partial(self.show, FRAMES))
         for number, image in enumerate(reading):
             if self.config.max_size:
                 image.thumbnail((self.config.max_size, self.config.max_size), Image.Resampling.LANCZOS)
@@ -119,12 +123,8 @@ class Processing:
         work.save(video={"wanted": wanted, "frames": [frame.name for frame in frames]})
         return frames
 
-    def _read_photos(self, work: WorkFolder, sources: dict[str, Path]) -> dict[str, str]:
+    def _read_photos(self, work: WorkFolder, sources: dict[str, Path], masks_of: dict[Path, Path]) -> dict[str, str]:
         """Copies the photos that are new. Returns the masks for training by photo, relative to the capture."""
-        config = self.config
-        masks_of = {}
-        if config.masks is not None and config.images is not None:
-            masks_of = find_masks(config.masks, list(sources.values()), config.images)
         done = {Path(name).stem for name in work.photos if (work.images / name).is_file()}
         todo = [stem for stem in sources if stem not in done]
         unreadable: dict[str, str] = {}
@@ -132,10 +132,11 @@ class Processing:
         def prepare(stem: str) -> tuple[str, dict[str, Any]] | str:
             source = sources[stem]
             try:
-                photo = read_photo(source, config.max_size)
+                photo = read_photo(source, self.config.max_size)
             except CaptureError as error:
                 return str(error)
-            return self._prepare(work, stem, source, photo, masks_of.get(source))
+            name, known = self._prepare(work, stem, source, photo, masks_of.get(source))
+            return name, {**known, "stamp": _stamp(source, masks_of)}
 
         self.show(READING, len(done), len(sources))
         fresh: dict[str, dict[str, Any]] = {}
@@ -182,7 +183,6 @@ class Processing:
             work.write(work.images / name, photo.data)
         return name, {
             "source": str(source),
-            "stamp": stamp_of(source),
             "size": [photo.width, photo.height],
             "camera": photo.camera,
             "turned": photo.turned,
@@ -208,7 +208,7 @@ class Processing:
                 )
             cameras = dict.fromkeys(cameras, "one")
         database.add_photos(cameras, config.camera_model, predicted.focal_px if predicted else {})
-        database.find_features(list(work.photos), lambda *counts: self.show(FEATURES, *counts))
+        database.find_features(list(work.photos), partial(self.show, FEATURES))
         return database
 
     def _match(self, database: FeatureDatabase, names: list[str]) -> str:
@@ -221,19 +221,18 @@ class Processing:
             pairs = sequential_pairs(names)
         else:
             pairs = similar_pairs(database, names)
-        database.match(pairs, lambda *counts: self.show(MATCHING, *counts))
+        database.match(pairs, partial(self.show, MATCHING))
         return matching
 
     def _solve(self, work: WorkFolder, database: FeatureDatabase, predicted: PredictedPoses | None) -> list[Any]:
         folder = work.database.parent / ".solving.tmp"
         capture_writer.remove_folder(folder)
         if predicted is not None:
-            rounds = lambda *counts: self.show(SOLVING, *counts)  # noqa: E731
-            return [refine_predicted(database, predicted.viewmats, folder, rounds)]
+            return [refine_predicted(database, predicted.viewmats, folder, partial(self.show, SOLVING))]
         mapper = self.config.mapper
         if mapper == "auto":
             mapper = "incremental" if len(work.photos) <= MOST_INCREMENTAL else "global"
-        show: Count = lambda *counts: self.show(SOLVING, *counts)  # noqa: E731
+        show = partial(self.show, SOLVING)
         models = solve(database, folder, mapper, show)
         bent = models and any(folds(camera) for camera in models[0].cameras.values())
         if bent and self.config.camera_model == "auto" and mapper == "incremental":
@@ -265,7 +264,7 @@ class Processing:
         images = "images"
         if config.undistort:
             capture_writer.write_sparse(model, out)
-            count = lambda *counts: self.show(UNDISTORTING, *counts)  # noqa: E731
+            count = partial(self.show, UNDISTORTING)
             model = capture_writer.undistort(model, out, "images", "images_undistorted", masks, count)
             images = "images_undistorted"
             masks = {name: capture_writer.undistorted_mask(mask) for name, mask in masks.items()}
@@ -286,6 +285,11 @@ class Processing:
         write_report(out, model, work.photos, result, features, matches)
         capture_writer.write_capture(model, out, images, masks, applied)
         return result
+
+
+def _stamp(source: Path, masks_of: dict[Path, Path]) -> str:
+    """What changes when a photo or its mask does."""
+    return " ".join(stamp_of(path) for path in (source, masks_of.get(source)) if path is not None)
 
 
 def _plain(value: Any) -> Any:

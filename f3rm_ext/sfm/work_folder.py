@@ -92,12 +92,12 @@ class WorkFolder:
                 f"{path} cannot be written ({error.strerror or error}): {remedy}; the same command goes on from here."
             ) from error
 
-    def begin(self, options: Mapping[str, Any], sources: Mapping[str, Path]) -> str:
+    def begin(self, options: Mapping[str, Any], stamps: Mapping[str, str]) -> str:
         """Keeps what fits these options and photos, and removes other features, matches and results.
 
         Args:
             options: those on which features depend.
-            sources: original photos, by name without suffix.
+            stamps: of the original photos and their masks, by name without suffix.
 
         Returns:
             Why finished work cannot be kept; empty if it can.
@@ -107,10 +107,9 @@ class WorkFolder:
             before = self.state["options"]
             changed = [name for name in options if before.get(name) != options[name]]
             reason = f"{', '.join('--' + name.replace('_', '-') for name in changed)} changed"
-        for name, known in list(self.photos.items()):
-            source = sources.get(Path(name).stem)
-            if reason or source is None or str(source) != known["source"] or stamp_of(source) != known["stamp"]:
-                reason = reason or f"{known['source']} was changed or removed"
+        for name, known in self.photos.items():
+            if stamps.get(Path(name).stem) != known["stamp"]:
+                reason = reason or f"{known['source']} or its mask was changed or removed"
         if reason:
             # Copies of photos stay: somebody may have deleted the originals.
             for path in (self.database, *self.database.parent.glob(f"{self.database.name}-*")):

@@ -16,7 +16,7 @@ OPTIONS = {"feature_size": 1000, "camera_model": "auto"}
 def begun(out: Path, source: Path) -> WorkFolder:
     """A folder with one photo and a database."""
     work = WorkFolder(out)
-    assert work.begin(OPTIONS, {"a": source}) == ""
+    assert work.begin(OPTIONS, {"a": stamp_of(source)}) == ""
     (work.images / "a.jpg").write_bytes(b"copy")
     work.database.write_bytes(b"database")
     work.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source)}})
@@ -33,7 +33,11 @@ def source(tmp_path: Path) -> Path:
 def test_the_same_call_keeps_everything(tmp_path: Path, source: Path) -> None:
     begun(tmp_path / "out", source)
     again = WorkFolder(tmp_path / "out")
-    assert again.begin(OPTIONS, {"a": source}) == "" and again.database.exists() and list(again.photos) == ["a.jpg"]
+    assert (
+        again.begin(OPTIONS, {"a": stamp_of(source)}) == ""
+        and again.database.exists()
+        and list(again.photos) == ["a.jpg"]
+    )
 
 
 def test_a_new_photo_keeps_the_others(tmp_path: Path, source: Path) -> None:
@@ -41,22 +45,24 @@ def test_a_new_photo_keeps_the_others(tmp_path: Path, source: Path) -> None:
     other = tmp_path / "b.jpg"
     other.write_bytes(b"new")
     again = WorkFolder(tmp_path / "out")
-    assert again.begin(OPTIONS, {"a": source, "b": other}) == "" and list(again.photos) == ["a.jpg"]
+    assert again.begin(OPTIONS, {"a": stamp_of(source), "b": stamp_of(other)}) == "" and list(again.photos) == ["a.jpg"]
 
 
 @pytest.mark.parametrize("change", ["options", "content", "removed"])
 def test_what_does_not_fit_any_more_is_done_again_and_copies_stay(tmp_path: Path, source: Path, change: str) -> None:
     begun(tmp_path / "out", source)
     again = WorkFolder(tmp_path / "out")
-    options, sources = dict(OPTIONS), {"a": source}
+    options = dict(OPTIONS)
     if change == "options":
         options["feature_size"] = 500
     elif change == "content":
         source.write_bytes(b"another original")
     else:
-        sources = {}
-    reason = again.begin(options, sources)
-    assert ("--feature-size" if change == "options" else str(source)) in reason
+        source = tmp_path / "other.jpg"
+        source.write_bytes(b"")
+    stamps = {"b" if change == "removed" else "a": stamp_of(source)}
+    reason = again.begin(options, stamps)
+    assert ("--feature-size" if change == "options" else str(tmp_path / "a.jpg")) in reason
     assert not again.database.exists() and not again.photos and (again.images / "a.jpg").read_bytes() == b"copy"
 
 
