@@ -33,8 +33,9 @@ class ProcessConfig:
     matching: Literal["auto", "exhaustive", "sequential", "vocabulary"] = "auto"
     """Pairs of photos to compare. By default sequential for a video, all pairs of up to 200 photos, and beyond that the
     most similar ones by a vocabulary of their own features."""
-    mapper: Literal["auto", "incremental", "global"] = "auto"
-    """How COLMAP solves for the cameras. By default incremental for up to 500 photos, then global, which is faster."""
+    mapper: Literal["incremental", "global"] = "incremental"
+    """How COLMAP solves for the cameras: one after the other, or all at once, which is faster with many photos and less
+    sure."""
     camera_model: CameraModelName = "auto"
     """Model of the lens. By default opencv where 20 or more photos share a camera, otherwise simple-radial."""
     cameras: Literal["auto", "one", "per-photo"] = "auto"

@@ -12,8 +12,6 @@ from f3rm_ext import threads
 from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, explained
 
 Mapper = Literal["incremental", "global"]
-MOST_INCREMENTAL = 500
-"""Photos up to which cameras are solved one after the other, which is more robust."""
 _SMALLEST_MODEL = 3
 _ROUNDS_DEG = (12.0, 6.0, 3.0, 2.0)
 """Refinement of predicted poses, from coarse to fine: largest angle between a point and a feature."""

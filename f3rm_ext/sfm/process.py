@@ -20,7 +20,7 @@ from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.database import FeatureDatabase, messages_to
 from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_poses
 from f3rm_ext.sfm.gps import align_with_gps
-from f3rm_ext.sfm.mapping import MOST_INCREMENTAL, folds, names_of, refine_predicted, solve
+from f3rm_ext.sfm.mapping import folds, names_of, refine_predicted, solve
 from f3rm_ext.sfm.masks import find_masks, read_mask
 from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, similar_pairs
 from f3rm_ext.sfm.photos import Photo, capture_names, find_photos, read_photo
@@ -229,10 +229,7 @@ class Processing:
         capture_writer.remove_folder(folder)
         if predicted is not None:
             return [refine_predicted(database, predicted.viewmats, folder, partial(self.show, SOLVING))]
-        mapper = self.config.mapper
-        if mapper == "auto":
-            mapper = "incremental" if len(work.photos) <= MOST_INCREMENTAL else "global"
-        show = partial(self.show, SOLVING)
+        mapper, show = self.config.mapper, partial(self.show, SOLVING)
         models = solve(database, folder, mapper, show)
         bent = models and any(folds(camera) for camera in models[0].cameras.values())
         if bent and self.config.camera_model == "auto" and mapper == "incremental":
