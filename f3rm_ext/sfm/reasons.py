@@ -39,7 +39,9 @@ def explain(
             continue
         group = next((other for other in groups[1:] if name in other), None)
         if number < FEW_FEATURES:
-            why = "it is blurred" if name in blurred else "nearly without texture, too dark, or masked"
+            why = (
+                "it is blurred, or has no texture" if name in blurred else "nearly without texture, too dark, or masked"
+            )
             reasons[name] = f"too few features ({number}): {why}"
         elif name not in best:
             reasons[name] = "no matches: no other photo shows the same things from a similar place"

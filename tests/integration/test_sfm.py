@@ -63,8 +63,8 @@ def photos(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
     exif = Image.Exif()
     exif[274] = 6
     with Image.open(second) as image:
-        image.transpose(Image.Transpose.ROTATE_90).save(folder / f"{second.stem}.tif", exif=exif)
-    second.unlink()
+        turned = image.transpose(Image.Transpose.ROTATE_90)
+    turned.save(second, exif=exif)
     Image.new("RGB", (1024, 768), (90, 90, 90)).save(folder / "wall.png")
     (folder / "broken.jpg").write_bytes(b"no photo")
     shutil.copy(folder / "frame_00005.png", folder / "same.png")
