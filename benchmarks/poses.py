@@ -94,7 +94,7 @@ class Poses:
 
     def main(self) -> None:
         """Runs everything and writes the table."""
-        report = json.loads(self.out.read_text()) if self.out.exists() else {"captures": {}}
+        report: dict[str, Any] = json.loads(self.out.read_text()) if self.out.exists() else {"captures": {}}
         for capture in self.captures:
             meta, folder = read_transforms(capture)
             with tempfile.TemporaryDirectory() as work:

@@ -78,7 +78,7 @@ def signatures_of(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float32[
     random = np.random.default_rng(0)
     share = max(1, _SAMPLE // max(1, len(descriptors)))
     sample = np.concatenate([_unit(random.permutation(rows)[:share]) for rows in descriptors])
-    words = kmeans2(sample, min(_WORDS, len(sample)), iter=10, minit="points", seed=0, missing="warn")[0]
+    words = kmeans2(sample, min(_WORDS, len(sample)), iter=10, minit="points", rng=0, missing="warn")[0]
     signatures = []
     for rows in map(_unit, descriptors):
         nearest = (rows @ words.T - (words**2).sum(axis=1) / 2).argmax(axis=1)

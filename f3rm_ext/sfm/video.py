@@ -34,6 +34,7 @@ def sharpest_frames(
         CaptureError: the file is not a video, or is damaged before its first frame.
     """
     import av
+    from av.error import FFmpegError
 
     best: Any = None
     try:
@@ -58,7 +59,7 @@ def sharpest_frames(
                 progress(number + 1, max(total, number + 1))
     except CaptureError:
         raise
-    except (av.error.FFmpegError, ValueError, OSError) as error:
+    except (FFmpegError, ValueError, OSError) as error:
         if best is None:
             reason = reason_of(error)
             raise CaptureError(f"The video {path} cannot be read ({reason}): convert it to MP4 (H.264).") from error
