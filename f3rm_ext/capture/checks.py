@@ -43,7 +43,7 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
                 "add this to the end of the command: colmap --colmap-path sparse/0."
             )
         raise CaptureError(
-            f"The folder {data} has no transforms.json: make one with ns-process-data, "
+            f"The folder {data} has no transforms.json: make one from photos with `f3rm-ext sfm process`, "
             "or name another kind of capture at the end of the command, such as blender-data."
         )
     try:

@@ -1,8 +1,8 @@
 """The demo: runs the commands a user would type, one after the other, and writes a report.
 
-The commands run in one folder, which holds ``capture/`` (the synthetic room), ``runs/`` (training), ``logs/``,
-``report.html`` and ``demo.json``. The latter records the finished stages, so the same command continues where the last
-one stopped.
+The commands run in one folder, which holds ``capture/`` (the synthetic room) or ``posed/`` (photos with their poses),
+``runs/`` (training), ``logs/``, ``report.html`` and ``demo.json``. The latter records the finished stages, so the same
+command continues where the last one stopped.
 """
 
 import hashlib
@@ -21,19 +21,22 @@ from f3rm_ext.report.content import ReportContent, Stage, machine_facts
 from f3rm_ext.report.page import build_page
 from f3rm_ext.report.records import lpips_reason, newest_checkpoint, read_json, read_scalars, steps_of
 from f3rm_ext.scene import SynthConfig
-from f3rm_ext.utils.atomic_files import FolderLock, write_atomic
+from f3rm_ext.utils.atomic_files import FolderLock, digest_of, write_atomic
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 METHOD = "f3rm-ext-lite"
 STATE_NAME, REPORT_NAME = "demo.json", "report.html"
+POSED = "posed"
+"""Folder of the capture that is made of photos without poses."""
 RAYS_PER_STEP = 512
 """Within a few minutes, many small steps train better than few large ones. After 100 s on one CPU core, the synthetic
 room has 20.2 dB on held-out views with 512 rays, 19.0 dB with 1024 and 16.9 dB with 2048."""
 LONG_SIDE_PX = 400
 """Images of captures are reduced to about this longest side by default."""
 _STEP = re.compile(r"^\s*(\d+) \(\s*[\d.]+%\)")
+_COUNT = re.compile(r"^([A-Z][a-z]+ .*): (\d+) of (\d+)$")
 _VIEW = re.compile(r"^View (\d+) of (\d+)")
 _LARGE_PX = 1600
 
@@ -44,6 +47,7 @@ class DemoOptions:
 
     out: Path
     data: Path | None = None
+    images: Path | None = None
     steps: int = 3000
     minutes: float = 3.0
     extractors: tuple[str, ...] = ()
@@ -92,10 +96,17 @@ class DemoRun:
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
+    @property
+    def synthetic(self) -> bool:
+        """Whether the demo makes its own room."""
+        return self.options.data is None and self.options.images is None
+
     def _capture(self) -> str:
-        """Makes the synthetic room if needed. Returns the capture's path as the commands name it."""
+        """Makes the synthetic room or finds poses, if needed. Returns the capture's path as the commands name it."""
         if self.options.data is not None:
             return str(self.options.data.absolute())
+        if self.options.images is not None:
+            return self._pose(self.options.images.absolute())
         room, folder = self.options.room, self.out / "capture"
         wanted = {name: value for name, value in asdict(room).items() if name != "overwrite"}
         arguments = ["f3rm-ext", "scene", "synth", "capture"]
@@ -121,11 +132,30 @@ class DemoRun:
         )
         return "capture"
 
+    def _pose(self, images: Path) -> str:
+        """Makes a capture of photos without poses; photos that were added or changed make the command run again."""
+
+        def counts(line: str) -> Progress | None:
+            match = _COUNT.match(line)
+            return (int(match[2]), int(match[3]), f"{match[1]}: {match[2]} of {match[3]}") if match else None
+
+        files = sorted(path for path in images.rglob("*") if path.is_file())
+        stamps = " ".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
+        self._stage(
+            "poses",
+            "Finding camera poses",
+            ["f3rm-ext", "sfm", "process", "--images", str(images), "--output", POSED],
+            key=digest_of(stamps.encode()),
+            finished=(self.out / POSED / "transforms.json").is_file,
+            on_line=counts,
+        )
+        return POSED
+
     def _train(self, data: str) -> Path:
         """Trains or continues training. Returns the run folder, relative to ``out``."""
         scale = self.scale(data)
         key = self._run_key(data, scale)
-        name = "room" if self.options.data is None else _plain(Path(data).stem)
+        name = "room" if self.synthetic else _plain((self.options.images or Path(data)).stem)
         run = Path("runs", name, METHOD, key)
         arguments = ["ns-train", METHOD, "--data", data, "--output-dir", "runs", "--experiment-name", name]
         arguments += ["--timestamp", key, "--vis", "tensorboard", "--max-num-iterations", str(self.options.steps)]
@@ -235,11 +265,11 @@ class DemoRun:
         return read_json(self.out / target / "measure.json")
 
     def _report(self, data: str, run: Path, metrics: dict[str, float], measured: dict[str, Any]) -> Path:
-        name = "the room" if self.options.data is None else Path(data).name
+        name = "the room" if self.synthetic else (self.options.images or Path(data)).name
         content = ReportContent(
-            title="A room that answers" if self.options.data is None else f"{name}: a scene that answers",
+            title="A room that answers" if self.synthetic else f"{name}: a scene that answers",
             data_name=name,
-            synthetic=self.options.data is None,
+            synthetic=self.synthetic,
             measured=measured,
             pictures=self.out / run / "report",
             metrics=metrics,
@@ -250,7 +280,7 @@ class DemoRun:
             folder=_relative(self.out),
             next_commands=[
                 ("Explore it in the browser", f"ns-viewer --load-config {run / 'config.yml'}"),
-                ("The same with your own photos", "f3rm-ext demo --data MY_CAPTURE --out my-demo"),
+                ("The same with your own photos", "f3rm-ext demo --images MY_PHOTOS --out my-demo"),
             ],
             facts=machine_facts(measured.get("device", "")),
         )
@@ -303,7 +333,7 @@ class DemoRun:
             raise ConfigError(
                 f"--out {self.options.out} cannot be created ({error.strerror}): choose another."
             ) from error
-        known = {".lock", "logs", "capture", "runs", REPORT_NAME, STATE_NAME}
+        known = {".lock", "logs", "capture", POSED, "runs", REPORT_NAME, STATE_NAME}
         if not (self.out / STATE_NAME).is_file() and any(path.name not in known for path in self.out.iterdir()):
             raise ConfigError(
                 f"The folder {self.options.out} holds files that are not of a demo: choose a new one with --out."
@@ -327,7 +357,7 @@ class DemoRun:
 
     def scale(self, data: str) -> float:
         """Returns the factor on the image size: the option, or 1 for the room and about 400 px for captures."""
-        if self.options.scale or self.options.data is None:
+        if self.options.scale or self.synthetic:
             return self.options.scale or 1.0
         longest = _longest_side_px(self.out / data)
         return 1.0 if longest <= LONG_SIDE_PX else max(0.01, round(LONG_SIDE_PX / longest, 2))

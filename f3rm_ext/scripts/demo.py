@@ -20,12 +20,14 @@ class Demo:
 
     Typical calls:
       f3rm-ext demo
-      f3rm-ext demo --data photos/room --out room-demo
-      f3rm-ext demo --data photos/room --minutes 10 --steps 10000 --exemplar frame_00012.jpg:210,95
+      f3rm-ext demo --images photos/room --out room-demo
+      f3rm-ext demo --data capture/ --minutes 10 --steps 10000 --exemplar frame_00012.jpg:210,95
     """
 
     data: Path | None = None
     """Capture in nerfstudio's format (a folder with transforms.json). By default the demo makes a synthetic room."""
+    images: Path | None = None
+    """Folder of photos without poses, which `f3rm-ext sfm process` finds first."""
     out: Path = Path("demo")
     """Folder for all files of the demo."""
     steps: int = 3000
@@ -46,6 +48,10 @@ class Demo:
         """Runs the demo and returns the exit code."""
         from rich.console import Console
 
+        if self.images is not None and self.data is not None:
+            raise ConfigError("--images (photos without poses) and --data (a capture with poses) exclude each other.")
+        if self.images is not None and not self.images.is_dir():
+            raise ConfigError(f"There is no folder {self.images}: check the path given with --images.")
         if self.steps < 1:
             raise ConfigError(f"--steps is {self.steps}, but must be at least 1.")
         if not self.minutes > 0:
@@ -56,6 +62,7 @@ class Demo:
         options = DemoOptions(
             out=out,
             data=self.data,
+            images=self.images,
             steps=self.steps,
             minutes=self.minutes,
             extractors=self.extractors,

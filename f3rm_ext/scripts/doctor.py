@@ -30,6 +30,7 @@ _PACKAGES = {  # distribution: (module, whether it is essential, purpose)
     "nerfstudio": ("nerfstudio", True, "everything"),
     "viser": ("viser", True, "the viewer"),
     "numba": ("numba", True, "training on the CPU"),
+    "pycolmap": ("pycolmap", False, "poses of photos (f3rm-ext sfm process)"),
     "open_clip_torch": ("open_clip", False, "CLIP features"),
     "transformers": ("transformers", False, "DINO features from the hub (local weights need nothing)"),
     "gsplat": ("gsplat", False, "sugar-ext on CUDA, and splatfacto"),

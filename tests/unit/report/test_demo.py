@@ -31,6 +31,11 @@ class Player:
         self.ran.append(words)
         if words[:3] == ["f3rm-ext", "scene", "synth"]:
             self._synthesise(folder / words[3], words[4:])
+        elif words[:3] == ["f3rm-ext", "sfm", "process"]:
+            assert command.on_line("Finding features: 3 of 16") == (3, 16, "Finding features: 3 of 16")
+            out = folder / words[words.index("--output") + 1]
+            out.mkdir(exist_ok=True)
+            (out / "transforms.json").write_text(json.dumps({"frames": [], "w": 4000, "h": 3000}))
         elif words[0] == "ns-train":
             self._train(folder, words)
         elif words[0] == "ns-eval":
@@ -94,6 +99,23 @@ def test_the_same_command_again_runs_nothing(tmp_path: Path, player: Player) -> 
     report, said = run(tmp_path / "demo", steps=30)
     assert player.ran == [] and said.count("done before") == 4
     assert report.read_text().count("done before, reused") == 4
+
+
+def test_photos_without_poses_get_them_first_and_once(tmp_path: Path, player: Player) -> None:
+    photos = tmp_path / "banana"
+    photos.mkdir()
+    (photos / "a.jpg").write_bytes(b"a")
+    run(tmp_path / "demo", steps=30, images=photos)
+    assert player.ran[0] == ["f3rm-ext", "sfm", "process", "--images", str(photos), "--output", "posed"]
+    assert player.ran[1][:4] == ["ns-train", "f3rm-ext-lite", "--data", "posed"]
+    assert player.ran[1][-2:] == ["--pipeline.datamanager.camera-res-scale-factor", "0.1"]
+    assert (tmp_path / "demo" / "runs" / "banana").is_dir()
+    player.ran.clear()
+    run(tmp_path / "demo", steps=30, images=photos)
+    assert player.ran == []
+    (photos / "b.jpg").write_bytes(b"b")
+    run(tmp_path / "demo", steps=30, images=photos)
+    assert player.programs()[0] == "f3rm-ext"
 
 
 def test_an_interrupted_training_goes_on(tmp_path: Path, player: Player) -> None:

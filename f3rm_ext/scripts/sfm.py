@@ -1,0 +1,12 @@
+"""``f3rm-ext sfm``: cameras from photos."""
+
+from typing import Annotated, Union
+
+import tyro
+
+from f3rm_ext.scripts.sfm_process import Process, View
+
+SfmCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members
+    Annotated[Process, tyro.conf.subcommand("process")],
+    Annotated[View, tyro.conf.subcommand("view")],
+]

@@ -1,0 +1,118 @@
+"""``f3rm-ext sfm process`` and ``view``: from photos to a capture, and a look at it."""
+
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from f3rm_ext.sfm.config import ProcessConfig
+from f3rm_ext.utils.console import image_progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_UNITS = {"Matching photos": "pairs", "Reading the video": "frames"}
+_LINE_EVERY_S = 5.0
+
+
+class StageBars:
+    """Shows one progress bar after the other; lines where the output is not a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        # A stream of its own: the number 2 is lent to COLMAP's messages meanwhile.
+        self._console = Console(file=open(os.dup(2), "w", encoding="utf-8"))
+        self._stage, self._line_s = "", 0.0
+        self._bar: Progress | None = None
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Shows how far a stage is."""
+        if self._console.is_terminal:
+            if stage != self._stage:
+                self.close()
+                self._bar = image_progress(_UNITS.get(stage, "images"), self._console)
+                self._bar.start()
+                self._task = self._bar.add_task(stage, total=total)
+            assert self._bar is not None
+            self._bar.update(self._task, completed=done, total=total)
+        elif stage != self._stage or done == total or time.monotonic() - self._line_s > _LINE_EVERY_S:
+            self._line_s = time.monotonic()
+            print(f"{stage}: {done} of {total}", flush=True)
+        self._stage = stage
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._console.file.flush()
+
+
+@dataclass
+class Process:
+    """Find out where each photo was taken, and write a capture that can be trained on.
+
+    Photos are copied upright to OUTPUT/images, and COLMAP finds cameras and points. OUTPUT then has transforms.json,
+    sparse_pc.ply (where splats begin), COLMAP's own files and sfm_report.html, which names photos that are blurred, the
+    same, or without a pose, and says why. The command can be stopped at any time; typed again, it goes on.
+
+    Typical calls:
+      f3rm-ext sfm process --images photos/ --output capture/
+      f3rm-ext sfm process --video clip.mp4 --output capture/ --num-frames 200
+      f3rm-ext sfm process --images photos/ --masks masks/ --output capture/ --undistort
+    """
+
+    config: Annotated[ProcessConfig, tyro.conf.arg(name="")]
+    """Options."""
+
+    def main(self) -> int:
+        """Makes the capture and prints what came out."""
+        from f3rm_ext.sfm.process import Processing
+        from f3rm_ext.sfm.report import sentences
+        from f3rm_ext.sfm.work_folder import REPORT
+
+        bars = StageBars()
+        try:
+            result = Processing(self.config, bars.show, lambda text: print(text, flush=True)).run()
+        finally:
+            bars.close()
+        for sentence in sentences(result):
+            print(sentence)
+        print(f"Report: {self.config.output / REPORT}; look around: f3rm-ext sfm view --capture {self.config.output}")
+        print(
+            f"Train: ns-train f3rm-ext --data {self.config.output}, or ns-train sugar-ext --data {self.config.output}"
+        )
+        return 0
+
+
+@dataclass
+class View:
+    """Look at the cameras, points and matches of a capture in the browser.
+
+    Only this machine can open the page. Ctrl-C ends it.
+    """
+
+    capture: Path
+    """Folder written by `f3rm-ext sfm process`."""
+    port: int = 7008
+    """Port of the page, 1-65535; the next free one is taken if it is in use."""
+
+    def main(self) -> int:
+        """Serves the page until Ctrl-C."""
+        from f3rm_ext.sfm.look import HOST, serve
+
+        server = serve(self.capture, self.port)
+        print(f"Open http://{HOST}:{server.get_port()} in a browser; Ctrl-C ends it.", flush=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+        finally:
+            server.stop()
+        return 0

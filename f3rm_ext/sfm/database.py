@@ -1,0 +1,228 @@
+"""Features and matches by COLMAP, in a database that a later run continues."""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from f3rm_ext import compat, threads
+from f3rm_ext.errors import CaptureError, reason_of
+
+Count = Callable[[int, int], None]
+"""Called with the units done and the units to do."""
+Pair = tuple[str, str]
+_PAIRS_AT_ONCE = 64
+_LEAST_CAMERA_PHOTOS = 20
+"""Photos of one camera from which the eight parameters of the model opencv are estimated rather than four."""
+
+
+def colmap() -> Any:
+    """Returns the module pycolmap.
+
+    Raises:
+        CaptureError: it is not installed.
+    """
+    try:
+        import pycolmap
+    except ImportError as error:
+        raise CaptureError(f"pycolmap cannot be used here ({reason_of(error)}): run pip install pycolmap.") from error
+    return pycolmap
+
+
+@contextlib.contextmanager
+def messages_to(path: Path) -> Iterator[None]:
+    """Appends to a file what COLMAP prints on stderr, which its settings cannot keep it from doing."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.dup2(log, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(log)
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns an error of COLMAP into one sentence."""
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as error:
+        raise CaptureError(
+            f"COLMAP failed while {what} ({reason_of(error)}): see whether the disk is full; "
+            "the same command goes on where it stopped."
+        ) from error
+
+
+class FeatureDatabase:
+    """COLMAP's database of a capture.
+
+    Args:
+        path: the file; made when photos are added.
+        images: folder of the photos.
+        masks: folder with a mask ``NAME.png`` for a photo NAME; photos without one are used whole.
+        feature_size: longest side at which features are sought, px.
+        max_features: largest number of features of a photo.
+    """
+
+    def __init__(self, path: Path, images: Path, masks: Path, feature_size: int, max_features: int) -> None:
+        self.path, self.images, self.masks = path, images, masks
+        self.feature_size, self.max_features = feature_size, max_features
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Opens the database for a ``with`` block."""
+        with explained("reading its database"):
+            database = colmap().Database.open(self.path)
+        try:
+            yield database
+        finally:
+            database.close()
+
+    def ids(self) -> dict[str, int]:
+        """Returns the id of each photo by name."""
+        with self.opened() as database:
+            return {image.name: image.image_id for image in database.read_all_images()}
+
+    def add_photos(self, cameras: Mapping[str, str], model: str, focal_px: Mapping[str, float]) -> None:
+        """Adds the photos that the database does not have. A killed call leaves the database as it was.
+
+        Args:
+            cameras: for each photo a text that is the same for photos that share a camera.
+            model: camera model, or ``auto``.
+            focal_px: focal lengths that are known, px; otherwise EXIF tells, or 1.2 times the longest side is a start.
+        """
+        pycolmap = colmap()
+        known: dict[str, int] = {}
+        if self.path.exists():
+            with self.opened() as database:
+                known = {image.name: image.camera_id for image in database.read_all_images()}
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name, camera in cameras.items():
+            groups[camera].append(name)
+        if all(name in known for name in cameras):
+            return
+        fresh = self.path.with_name(f".{self.path.name}.tmp")
+        fresh.unlink(missing_ok=True)
+        with explained("adding photos to its database"):
+            if known:
+                shutil.copyfile(self.path, fresh)
+            pycolmap.Database.open(fresh).close()
+            for names in groups.values():
+                options = pycolmap.ImageReaderOptions(camera_model=_model_name(model, len(names)))
+                shared = [known[name] for name in names if name in known]
+                if shared:
+                    options.existing_camera_id = min(shared)
+                pycolmap.import_images(
+                    fresh,
+                    self.images,
+                    pycolmap.CameraMode.SINGLE,
+                    [name for name in names if name not in known],
+                    options,
+                )
+            _set_focal_lengths(fresh, focal_px)
+            os.replace(fresh, self.path)
+
+    def find_features(self, names: Sequence[str], count: Count) -> None:
+        """Finds features in the photos that have none yet."""
+        pycolmap = colmap()
+        ids = self.ids()
+        with self.opened() as database:
+            todo = [
+                name
+                for name in names
+                if not (database.exists_keypoints(ids[name]) and database.exists_descriptors(ids[name]))
+            ]
+        cores = threads.usable_cores()
+        options = pycolmap.FeatureExtractionOptions(
+            num_threads=cores, max_image_size=self.feature_size, use_gpu=_has_gpu()
+        )
+        options.sift.max_num_features = self.max_features
+        reader = (
+            pycolmap.ImageReaderOptions(mask_path=self.masks) if self.masks.is_dir() else pycolmap.ImageReaderOptions()
+        )
+        done = len(names) - len(todo)
+        count(done, len(names))
+        for start in range(0, len(todo), cores):
+            some = todo[start : start + cores]
+            with explained("finding features"):
+                pycolmap.extract_features(
+                    self.path, self.images, some, reader_options=reader, extraction_options=options
+                )
+            done += len(some)
+            count(done, len(names))
+
+    def match(self, pairs: Sequence[Pair], count: Count) -> None:
+        """Compares the pairs of photos that were not compared yet, and keeps matches that fit two cameras' geometry."""
+        pycolmap = colmap()
+        ids = self.ids()
+        with self.opened() as database:
+            todo = [(a, b) for a, b in pairs if not database.exists_two_view_geometry(ids[a], ids[b])]
+        options = pycolmap.FeatureMatchingOptions(num_threads=threads.usable_cores(), use_gpu=_has_gpu())
+        done = len(pairs) - len(todo)
+        count(done, len(pairs))
+        for start in range(0, len(todo), _PAIRS_AT_ONCE):
+            some = todo[start : start + _PAIRS_AT_ONCE]
+            with tempfile.TemporaryDirectory() as folder, explained("matching photos"):
+                listed = Path(folder, "pairs.txt")
+                listed.write_text("".join(f"{a} {b}\n" for a, b in some), encoding="utf-8")
+                pairing = pycolmap.ImportedPairingOptions(match_list_path=listed)
+                pycolmap.match_image_pairs(self.path, options, pairing)
+            done += len(some)
+            count(done, len(pairs))
+
+    def num_features(self) -> dict[str, int]:
+        """Returns the number of features of each photo."""
+        with self.opened() as database:
+            return {
+                image.name: database.num_keypoints_for_image(image.image_id) for image in database.read_all_images()
+            }
+
+    def num_matches(self) -> dict[Pair, int]:
+        """Returns the number of verified matches of each pair of photos that has any."""
+        pycolmap = colmap()
+        with self.opened() as database:
+            names = {image.image_id: image.name for image in database.read_all_images()}
+            numbers, counts = database.read_two_view_geometry_num_inliers()
+        pairs = (pycolmap.pair_id_to_image_pair(number) for number in numbers)
+        return {(names[a], names[b]): number for (a, b), number in zip(pairs, counts, strict=True) if number}
+
+
+def _has_gpu() -> bool:
+    return bool(colmap().has_cuda) and compat.has_cuda()
+
+
+def _model_name(model: str, num_photos: int) -> str:
+    if model == "auto":
+        model = "opencv" if num_photos >= _LEAST_CAMERA_PHOTOS else "simple-radial"
+    return model.upper().replace("-", "_")
+
+
+def _set_focal_lengths(path: Path, focal_px: Mapping[str, float]) -> None:
+    """Gives each camera the median of the focal lengths that are known for its photos."""
+    if not focal_px:
+        return
+    database = colmap().Database.open(path)
+    try:
+        of_camera: dict[int, list[float]] = defaultdict(list)
+        for image in database.read_all_images():
+            if image.name in focal_px:
+                of_camera[image.camera_id].append(focal_px[image.name])
+        for camera_id, values in of_camera.items():
+            camera = database.read_camera(camera_id)
+            params = camera.params.copy()
+            params[camera.focal_length_idxs()] = float(np.median(values))
+            camera.params, camera.has_prior_focal_length = params, True
+            database.update_camera(camera)
+    finally:
+        database.close()

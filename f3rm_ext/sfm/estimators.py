@@ -1,0 +1,106 @@
+"""Front ends that predict camera poses, found by entry point; COLMAP refines what they predict."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+from f3rm_ext.errors import ConfigError, UserError, reason_of
+
+ENTRY_POINT_GROUP = "f3rm_ext.pose_estimators"
+COLMAP = "colmap"
+ROTATION_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class PredictedPoses:
+    """What a front end knows about the cameras."""
+
+    viewmats: Mapping[str, Float[np.ndarray, "4 4"]]
+    """World to camera, OpenCV axes (x right, y down, looking along +z), by file name of the photo. The unit of the
+    world is free. Photos may be missing."""
+    focal_px: Mapping[str, float] = field(default_factory=dict)
+    """Focal length in pixels by file name. Where it is missing, it comes from EXIF or from COLMAP's guess."""
+
+
+@runtime_checkable
+class PoseEstimator(Protocol):
+    """A front end: a function registered under the entry point group ``f3rm_ext.pose_estimators``.
+
+    It may raise :class:`f3rm_ext.errors.UserError` with one sentence about the photos or what it needs.
+    """
+
+    def __call__(self, images: Sequence[Path], /) -> PredictedPoses:
+        """Predicts poses.
+
+        Args:
+            images: Upright 8-bit photos, JPEG or PNG, in the order of their names or of time.
+        """
+        ...
+
+
+def available_methods() -> list[str]:
+    """Returns the values of ``--method``."""
+    return ["auto", COLMAP, *sorted(_registered())]
+
+
+def build_estimator(method: str) -> PoseEstimator | None:
+    """Returns the front end of a method; None for COLMAP, which needs none.
+
+    Raises:
+        ConfigError: There is no such front end, or it cannot be loaded.
+    """
+    if method in ("auto", COLMAP):
+        return None
+    point = _registered().get(method)
+    if point is None:
+        raise ConfigError(f"There is no --method {method}: choose from {', '.join(available_methods())}.")
+    try:
+        estimator = point.load()
+    except Exception as error:  # importing another package can raise anything
+        raise ConfigError(
+            f"--method {method} of {point.value} cannot be loaded ({type(error).__name__}: {reason_of(error)}): "
+            "mend or uninstall that package."
+        ) from error
+    if not callable(estimator):
+        raise ConfigError(f"--method {method} ({point.value}) is not a function: mend or uninstall that package.")
+    return cast(PoseEstimator, estimator)
+
+
+def predict_poses(method: str, estimator: PoseEstimator, images: Sequence[Path]) -> PredictedPoses:
+    """Runs a front end and checks what it returns.
+
+    Raises:
+        ConfigError: It fails, knows fewer than two photos, or returns something else than rigid poses.
+    """
+    try:
+        predicted = estimator(images)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"--method {method} failed ({type(error).__name__}: {reason_of(error)}): use --method colmap, or mend it."
+        ) from error
+    names = {path.name for path in images}
+    if len(names & predicted.viewmats.keys()) < 2:
+        raise ConfigError(f"--method {method} predicts fewer than two of these photos: use --method colmap.")
+    for name, viewmat in predicted.viewmats.items():
+        if not _is_rigid(np.asarray(viewmat, dtype=np.float64)):
+            raise ConfigError(f"--method {method} predicts a pose for {name} that is not rigid: use --method colmap.")
+    return predicted
+
+
+def _is_rigid(matrix: np.ndarray) -> bool:
+    if matrix.shape != (4, 4) or not np.isfinite(matrix).all():
+        return False
+    rotation = matrix[:3, :3]
+    is_orthonormal = np.abs(rotation @ rotation.T - np.eye(3)).max() < ROTATION_TOLERANCE
+    return bool(is_orthonormal and np.linalg.det(rotation) > 0)
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,0 +1,93 @@
+"""Which photos to compare: all, neighbours in time, or the most similar."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from f3rm_ext.sfm.database import FeatureDatabase, Pair, explained
+
+Matching = Literal["exhaustive", "sequential", "vocabulary"]
+MOST_EXHAUSTIVE = 200
+"""Photos up to which all pairs are compared: 19,900 pairs."""
+OVERLAP = 10
+SIMILAR = 40
+"""Most similar photos that each photo is compared with."""
+_WORDS, _SAMPLE = 64, 50_000
+"""Visual words, and descriptors that they are made from."""
+
+
+def choose_matching(num_photos: int, is_video: bool) -> Matching:
+    """Returns how to choose pairs.
+
+    >>> choose_matching(150, is_video=True), choose_matching(200, False), choose_matching(201, False)
+    ('sequential', 'exhaustive', 'vocabulary')
+    """
+    if is_video:
+        return "sequential"
+    return "exhaustive" if num_photos <= MOST_EXHAUSTIVE else "vocabulary"
+
+
+def exhaustive_pairs(names: Sequence[str]) -> list[Pair]:
+    """Returns all pairs."""
+    return list(itertools.combinations(names, 2))
+
+
+def sequential_pairs(names: Sequence[str], overlap: int = OVERLAP) -> list[Pair]:
+    """Returns pairs at most ``overlap`` apart, and pairs 16, 32, 64 … apart, which close loops.
+
+    >>> len(sequential_pairs([str(i) for i in range(20)], overlap=3))
+    58
+    """
+    number = len(names)
+    gaps = [*range(1, overlap + 1), *(16 << k for k in range(number.bit_length()) if overlap < 16 << k < number)]
+    return [(names[i], names[i + gap]) for i in range(number) for gap in gaps if i + gap < number]
+
+
+def similar_pairs(database: FeatureDatabase, names: Sequence[str], similar: int = SIMILAR) -> list[Pair]:
+    """Returns pairs of each photo and its most similar ones, by visual words of the photos' own features.
+
+    Args:
+        database: has the features of all photos.
+        names: the photos.
+        similar: number of photos to compare each with.
+    """
+    ids = database.ids()
+    with database.opened() as opened, explained("comparing photos"):
+        signatures = signatures_of([opened.read_descriptors(ids[name]).data for name in names])
+    scores = signatures @ signatures.T
+    np.fill_diagonal(scores, -np.inf)
+    nearest = np.argsort(-scores, axis=1)[:, : min(similar, len(names) - 1)]
+    found = {(min(i, int(j)), max(i, int(j))) for i, row in enumerate(nearest) for j in row}
+    return [(names[i], names[j]) for i, j in sorted(found)]
+
+
+def signatures_of(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float32[np.ndarray, "photos signature"]:
+    """Returns a unit vector for each photo; those of photos that show the same things have a large product.
+
+    VLAD (Jégou et al. 2010), normalised as by Arandjelović and Zisserman (2013): for each visual word, the sum of how
+    descriptors differ from it.
+
+    Args:
+        descriptors: of each photo; the numbers of rows differ.
+    """
+    from scipy.cluster.vq import kmeans2
+
+    random = np.random.default_rng(0)
+    share = max(1, _SAMPLE // max(1, len(descriptors)))
+    sample = np.concatenate([_unit(random.permutation(rows)[:share]) for rows in descriptors])
+    words = kmeans2(sample, min(_WORDS, len(sample)), iter=10, minit="points", rng=0, missing="warn")[0]
+    signatures = []
+    for rows in map(_unit, descriptors):
+        nearest = (rows @ words.T - (words**2).sum(axis=1) / 2).argmax(axis=1)
+        member = np.eye(len(words), dtype=np.float32)[nearest]
+        sums = member.T @ rows - member.sum(axis=0)[:, None] * words
+        signatures.append(_unit(_unit(sums).reshape(1, -1))[0])
+    return np.stack(signatures).astype(np.float32)
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    rows = rows.astype(np.float32)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)

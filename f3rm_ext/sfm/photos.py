@@ -1,0 +1,163 @@
+"""Photos as people have them: found in a folder, turned upright, in forms that every trainer reads."""
+
+import importlib
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from PIL import Image, ImageOps
+
+from f3rm_ext.errors import CaptureError, reason_of
+from f3rm_ext.utils.output_folder import file_names
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", ".heic", ".heif"}
+RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
+LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
+_JPEG_QUALITY = 95
+_ORIENTATION, _MAKE, _MODEL, _EXIF, _FOCAL_MM, _FOCAL_35_MM = 274, 271, 272, 0x8769, 37386, 41989
+THUMBNAIL_PX = 640
+"""Longest side of the grey copy on which sharpness is judged."""
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A photo as it is written to the capture."""
+
+    data: bytes
+    """The file: the original's bytes where they can be used as they are."""
+    suffix: str
+    """Of the file: .jpg or .png."""
+    width: int
+    """Pixels, upright."""
+    height: int
+    """Pixels, upright."""
+    camera: str
+    """Camera, lens setting and size as text: photos with the same text can share intrinsics."""
+    turned: bool
+    """Whether the file had to be turned upright."""
+    stored_size: tuple[int, int]
+    """Width and height in the original file, before turning and reducing."""
+    alpha: np.ndarray | None
+    """Bool (h, w): what is not transparent; None if everything is opaque."""
+    grey: Float[np.ndarray, "h w"]
+    """A small grey copy, 0 to 1."""
+
+
+def find_photos(folder: Path) -> list[Path]:
+    """Returns the photos of a folder and its subfolders, in natural order (2 before 10).
+
+    Raises:
+        CaptureError: there is no folder, or no photo in it.
+    """
+    if not folder.is_dir():
+        raise CaptureError(f"{folder} is not a folder: give a folder of photos with --images, or a file with --video.")
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    found = [path for path in files if path.suffix.lower() in SUFFIXES]
+    if not found and any(path.suffix.lower() in RAW_SUFFIXES for path in files):
+        raise CaptureError(f"The photos in {folder} are raw camera files: develop them to JPEG or PNG first.")
+    if not found:
+        raise CaptureError(f"There are no photos in {folder}: formats that are read are {', '.join(sorted(SUFFIXES))}.")
+    return sorted(found, key=lambda path: _natural(path.relative_to(folder).as_posix()))
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part.casefold()) for part in re.split(r"(\d+)", text)]
+
+
+def capture_names(paths: Sequence[Path], folder: Path) -> list[str]:
+    """Returns a file name without suffix for each photo, unique and without spaces; subfolders become prefixes.
+
+    >>> capture_names([Path("in/left/photo 1.jpg"), Path("in/right/photo 1.jpg")], Path("in"))
+    ['left_photo_1', 'right_photo_1']
+    """
+    return file_names([path.relative_to(folder).with_suffix("").as_posix() for path in paths])
+
+
+def read_photo(path: Path, max_size: int = 0) -> Photo:
+    """Reads a photo and turns it into a form that can be trained on.
+
+    Upright 8-bit JPEG and PNG files keep their bytes. Others are turned upright, made 8-bit and written as JPEG (from
+    lossy formats) or PNG; EXIF data stay.
+
+    Args:
+        path: the photo.
+        max_size: longest side, px; larger photos are reduced. 0 keeps the size.
+
+    Raises:
+        CaptureError: the file cannot be read.
+    """
+    if path.suffix.lower() in (".heic", ".heif"):
+        _prepare_heif(path)
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return _converted(path, image, max_size)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = reason_of(error).replace(f" {str(path)!r}", "")
+        raise CaptureError(f"The photo {path} cannot be read ({reason}): export it again, or leave it out.") from error
+
+
+def _prepare_heif(path: Path) -> None:
+    try:
+        heif = importlib.import_module("pillow_heif")
+    except ImportError:
+        raise CaptureError(
+            f"The photo {path} is HEIC, for which a package is missing: run pip install pillow-heif, or export JPEG."
+        ) from None
+    heif.register_heif_opener()
+
+
+def _converted(path: Path, image: Image.Image, max_size: int) -> Photo:
+    exif = image.getexif()
+    details = exif.get_ifd(_EXIF)
+    format_, stored_size, original_mode = image.format or "", image.size, image.mode
+    turned = exif.get(_ORIENTATION, 1) not in (0, 1)
+    upright = ImageOps.exif_transpose(image) if turned else image
+    reduced = bool(max_size) and max(upright.size) > max_size
+    pixels = _eight_bit(upright)
+    if reduced:
+        pixels.thumbnail((max_size, max_size), Image.Resampling.LANCZOS)
+    alpha = np.asarray(pixels.getchannel("A")) >= 128 if pixels.mode == "RGBA" else None
+    keep = not turned and not reduced and pixels.mode == original_mode and format_ in ("JPEG", "PNG")
+    if keep:
+        data, suffix = path.read_bytes(), ".jpg" if format_ == "JPEG" else ".png"
+    else:
+        exif[_ORIENTATION] = 1
+        stream = io.BytesIO()
+        if format_ in LOSSY and pixels.mode != "RGBA":
+            pixels.save(stream, "JPEG", quality=_JPEG_QUALITY, subsampling=0, exif=exif.tobytes())
+        else:
+            pixels.save(stream, "PNG", compress_level=4, exif=exif.tobytes())
+        data, suffix = stream.getvalue(), ".jpg" if format_ in LOSSY and pixels.mode != "RGBA" else ".png"
+    small = pixels.convert("L")
+    small.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.BOX)
+    lens = [exif.get(_MAKE, ""), exif.get(_MODEL, ""), details.get(_FOCAL_MM, ""), details.get(_FOCAL_35_MM, "")]
+    camera = " ".join([*(str(part).strip(" \0") for part in lens if part), f"{pixels.width}x{pixels.height}"])
+    return Photo(
+        data=data,
+        suffix=suffix,
+        width=pixels.width,
+        height=pixels.height,
+        camera=camera,
+        turned=turned,
+        stored_size=stored_size,
+        alpha=None if alpha is None or bool(alpha.all()) else alpha,
+        grey=np.asarray(small, dtype=np.float64) / 255,
+    )
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """The image as L, RGB or RGBA with 8 bits."""
+    if image.mode in ("L", "RGB", "RGBA"):
+        return image.copy() if image.mode != "RGB" or "transparency" not in image.info else image.convert("RGBA")
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image, dtype=np.float64)
+        top = 65535.0 if image.mode != "F" and values.max() > 255 else max(float(values.max()), 1.0)
+        return Image.fromarray(np.rint(255 * np.clip(values / top, 0, 1)).astype(np.uint8))
+    if image.mode in ("LA", "PA") or "transparency" in image.info:
+        return image.convert("RGBA")
+    return image.convert("L" if image.mode == "1" else "RGB")

@@ -1,0 +1,86 @@
+"""Frames of a video: at even distances, and the sharpest of each stretch."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from f3rm_ext.errors import CaptureError, reason_of
+
+_SHARPNESS_PX = 320
+
+
+def sharpness_of(grey: UInt8[np.ndarray, "h w"]) -> float:
+    """Returns the variance of a picture's Laplacian: higher is sharper, among pictures of one scene."""
+    values = grey.astype(np.float32)
+    laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4 * values[1:-1, 1:-1]
+    return float(laplacian.var())
+
+
+def sharpest_frames(
+    path: Path, num_frames: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Iterator[Image.Image]:
+    """Yields the sharpest frame of each of ``num_frames`` stretches of equal length; all frames of a short video.
+
+    Args:
+        path: the video, in any format of FFmpeg's libraries.
+        num_frames: number of stretches.
+        progress: called with the number of frames read and about how many there are.
+
+    Raises:
+        CaptureError: the file is not a video, or is damaged before its first frame.
+    """
+    import av
+    from av.error import FFmpegError
+
+    best: Any = None
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise CaptureError(f"{path} has no video stream: give a video file with --video.")
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            total = _frame_count(container, stream)
+            best_sharpness, stretch, number = -1.0, 0, 0
+            for number, frame in enumerate(container.decode(stream)):
+                if best is not None and number * num_frames // max(total, num_frames) > stretch:
+                    yield _upright(best)
+                    best, best_sharpness, stretch = None, -1.0, number * num_frames // max(total, num_frames)
+                if stretch >= num_frames:
+                    break  # the container promised fewer frames than it has
+                scale = max(1.0, max(frame.width, frame.height) / _SHARPNESS_PX)
+                small = frame.reformat(int(frame.width / scale), int(frame.height / scale), format="gray")
+                sharpness = sharpness_of(small.to_ndarray())
+                if sharpness > best_sharpness:
+                    best, best_sharpness = frame, sharpness
+                progress(number + 1, max(total, number + 1))
+    except CaptureError:
+        raise
+    except (FFmpegError, ValueError, OSError) as error:
+        if best is None:
+            reason = reason_of(error)
+            raise CaptureError(f"The video {path} cannot be read ({reason}): convert it to MP4 (H.264).") from error
+    if best is not None:
+        yield _upright(best)
+
+
+def _frame_count(container: Any, stream: Any) -> int:
+    """The number of frames; estimated from duration and rate where the file does not tell."""
+    if stream.frames:
+        return stream.frames
+    if stream.duration and stream.time_base and stream.average_rate:
+        return max(1, int(stream.duration * stream.time_base * stream.average_rate))
+    if container.duration and stream.average_rate:
+        return max(1, int(container.duration / 1e6 * stream.average_rate))
+    count = sum(packet.size > 0 for packet in container.demux(stream))
+    container.seek(0)
+    return max(1, count)
+
+
+def _upright(frame: Any) -> Image.Image:
+    image = frame.to_image()
+    turn = getattr(frame, "rotation", 0) or 0
+    return image.rotate(turn, expand=True) if turn else image

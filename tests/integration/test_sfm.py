@@ -1,0 +1,281 @@
+"""`f3rm-ext sfm process` as a user types it: on photos of a scene whose cameras are known."""
+
+import json
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pycolmap = pytest.importorskip("pycolmap")
+Run = Callable[..., Any]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from f3rm_ext.scripts.cli import main; sys.exit(main())",
+    "sfm",
+    "process",
+]
+NUM_PHOTOS = 12
+
+
+class Scene(NamedTuple):
+    """COLMAP's own made-up scene: dots with a texture of their own."""
+
+    truth: Any
+    """``pycolmap.Reconstruction``."""
+    images: Path
+    """Its pictures, named frame_00001.png and so on."""
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    folder = tmp_path_factory.mktemp("scene")
+    pycolmap.set_random_seed(0)
+    settings = pycolmap.SyntheticDatasetOptions(
+        num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=NUM_PHOTOS, num_points3D=150, camera_width=1024,
+        camera_height=768, camera_model_id=pycolmap.CameraModelId.PINHOLE, camera_params=[1280.0, 1280.0, 512.0, 384.0],
+    )  # fmt: skip
+    truth = pycolmap.synthesize_dataset(settings)
+    for image in truth.images.values():
+        image.name = f"frame_{image.image_id:05d}.png"
+    pycolmap.synthesize_images(pycolmap.SyntheticImageOptions(feature_patch_radius=12), truth, folder)
+    return Scene(truth, folder)
+
+
+@pytest.fixture(scope="module")
+def photos(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its photos as people have them: one turned, one with spaces and umlauts, and three that are of no use."""
+    folder = tmp_path_factory.mktemp("photos")
+    for path in sorted(scene.images.iterdir()):
+        shutil.copy(path, folder)
+    first, second = sorted(folder.iterdir())[:2]
+    first.rename(folder / "Küche 1.png")
+    exif = Image.Exif()
+    exif[274] = 6
+    with Image.open(second) as image:
+        turned = image.transpose(Image.Transpose.ROTATE_90)
+    turned.save(second, exif=exif)
+    Image.new("RGB", (1024, 768), (90, 90, 90)).save(folder / "wall.png")
+    (folder / "broken.jpg").write_bytes(b"no photo")
+    shutil.copy(folder / "frame_00005.png", folder / "same.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processed(run_command: Run, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    out = tmp_path_factory.mktemp("out") / "capture"
+    return out, run_command("f3rm-ext", "sfm", "process", "--images", photos, "--output", out)
+
+
+def true_name(name: str) -> str:
+    """The scene's name of a photo of the capture."""
+    return "frame_00001.png" if name.startswith("Küche") else name
+
+
+def errors_of(out: Path, truth: Any) -> tuple[float, float]:
+    """The largest errors of a capture with all photos: of centres (share of their extent) and turns (degrees)."""
+    true = {image.name: image.cam_from_world().inverse().matrix() for image in truth.images.values()}
+    found = {}
+    for frame in json.loads((out / "transforms.json").read_text())["frames"]:
+        pose = np.array(frame["transform_matrix"])
+        found[true_name(Path(frame["file_path"]).name)] = pose[:3] @ np.diag([1.0, -1, -1, 1])
+    names = sorted(found.keys() & true.keys())
+    assert len(names) == NUM_PHOTOS
+    a, b = (np.array([poses[name][:, 3] for name in names]) for poses in (found, true))
+    matrix = pycolmap.estimate_sim3d(a, b).matrix()
+    centre = np.abs(a @ matrix[:, :3].T + matrix[:, 3] - b).max() / np.ptp(b)
+    turn = matrix[:, :3] / np.cbrt(np.linalg.det(matrix[:, :3]))
+    cosines = [(np.trace((turn @ found[name][:, :3]).T @ true[name][:, :3]) - 1) / 2 for name in names]
+    return float(centre), float(np.degrees(np.arccos(np.clip(min(cosines), -1, 1))))
+
+
+def test_poses_are_the_true_ones(processed: tuple[Path, Any], scene: Scene) -> None:
+    out, done = processed
+    assert done.code == 0, done.text[-3000:]
+    centre, turn_deg = errors_of(out, scene.truth)
+    assert centre < 0.01 and turn_deg < 0.5
+
+
+def test_poses_of_a_front_end_are_refined(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front end that is 3° off, and 10 % in the focal length."""
+    from f3rm_ext.sfm import process
+    from f3rm_ext.sfm.config import ProcessConfig
+    from f3rm_ext.sfm.estimators import PredictedPoses
+
+    rng = np.random.default_rng(0)
+
+    def predict(images: list[Path], /) -> PredictedPoses:
+        viewmats = {}
+        for path in images:
+            pose = np.eye(4)
+            turn = pycolmap.Rotation3d(np.deg2rad(3) * rng.normal(size=3) / np.sqrt(3)).matrix()
+            pose[:3] = turn @ scene.truth.find_image_with_name(path.name).cam_from_world().matrix()
+            viewmats[path.name] = pose
+        return PredictedPoses(viewmats, {path.name: 1400.0 for path in images})
+
+    monkeypatch.setattr(process, "build_estimator", lambda method: predict)
+    config = ProcessConfig(output=tmp_path / "out", images=scene.images, method="mine", max_features=1000)
+    stages: set[str] = set()
+    result = process.Processing(config, lambda stage, *_: stages.add(stage), print).run()
+    assert result["registered"] == NUM_PHOTOS and process.SOLVING in stages
+    centre, turn_deg = errors_of(tmp_path / "out", scene.truth)
+    assert centre < 0.02 and turn_deg < 1
+
+
+def test_what_is_wrong_with_photos_is_said(processed: tuple[Path, Any]) -> None:
+    out, done = processed
+    assert "Without a pose: wall.png: too few features" in done.stdout
+    assert "broken.jpg cannot be read" in done.stdout
+    assert "same.png (frame_00005.png)" in done.stdout or "frame_00005.png (same.png)" in done.stdout
+    page = (out / "sfm_report.html").read_text()
+    assert "wall.png" in page and "turned upright" in page
+
+
+def test_the_inputs_are_as_they_were(processed: tuple[Path, Any], photos: Path, scene: Scene) -> None:
+    assert len(list(photos.iterdir())) == NUM_PHOTOS + 3
+    assert (photos / "Küche 1.png").read_bytes() == (scene.images / "frame_00001.png").read_bytes()
+
+
+def test_the_same_command_again_does_nothing(processed: tuple[Path, Any], photos: Path, run_command: Run) -> None:
+    out, first = processed
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.*") if path.suffix in (".json", ".db", ".ply")}
+    again = run_command("f3rm-ext", "sfm", "process", "--images", photos, "--output", out)
+    assert again.code == 0 and "Finding features" not in again.stdout
+    assert first.stdout.splitlines()[-3:] == again.stdout.splitlines()[-3:]
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items() if path.name != "sfm.json")
+
+
+def test_splats_begin_at_its_points(processed: tuple[Path, Any], run_command: Run, tmp_path: Path) -> None:
+    out, _ = processed
+    done = run_command(
+        "ns-train", "sugar-ext-lite", "--data", out, "--output-dir", tmp_path, "--max-num-iterations", 2,
+        "--vis", "tensorboard", "--pipeline.datamanager.camera-res-scale-factor", 0.25,
+    )  # fmt: skip
+    assert done.code == 0, done.text[-3000:]
+    assert "sparse_pc.ply" in done.text
+
+
+def test_undistorted_with_masks(run_command: Run, photos: Path, tmp_path: Path) -> None:
+    """On half of the photos: features are taken where masks are white, and masks go into the capture."""
+    some, masks = tmp_path / "photos", tmp_path / "masks"
+    some.mkdir()
+    masks.mkdir()
+    for path in sorted(photos.glob("frame_*.png"))[:8]:
+        shutil.copy(path, some)
+        keep = np.full((768, 1024), 255, np.uint8)
+        keep[:, :300] = 0
+        Image.fromarray(keep).save(masks / path.name)
+    out = tmp_path / "out"
+    done = run_command("f3rm-ext", "sfm", "process", "--images", some, "--masks", masks, "--output", out, "--undistort")
+    assert done.code == 0, done.text[-3000:]
+    meta = json.loads((out / "transforms.json").read_text())
+    for frame in meta["frames"]:
+        with Image.open(out / frame["file_path"]) as image, Image.open(out / frame["mask_path"]) as mask:
+            assert image.size == mask.size == (meta["w"], meta["h"])
+            assert np.asarray(mask)[:, :200].max() == 0 and np.asarray(mask)[:, 400:-100].min() == 255
+    assert meta["k1"] == meta["p1"] == 0
+    with sqlite3.connect(out / "colmap" / "database.db") as database:
+        for rows, cols, data in database.execute("select rows, cols, data from keypoints"):
+            assert np.frombuffer(data, np.float32).reshape(rows, cols)[:, 0].min() >= 299
+
+
+def test_a_video(run_command: Run, scene: Scene, tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 1024, 768, "yuv420p", 40_000_000
+        for path in sorted(scene.images.iterdir()):
+            with Image.open(path) as image:
+                for _ in range(2):
+                    container.mux(stream.encode(av.VideoFrame.from_image(image.convert("RGB"))))
+        container.mux(stream.encode())
+    out = tmp_path / "out"
+    options = ["--video", tmp_path / "clip.mp4", "--output", out, "--num-frames", NUM_PHOTOS]
+    done = run_command("f3rm-ext", "sfm", "process", *options)
+    assert done.code == 0, done.text[-3000:]
+    assert json.loads((out / "sfm.json").read_text())["result"]["matching"] == "sequential"
+    names = [Path(frame["file_path"]).name for frame in json.loads((out / "transforms.json").read_text())["frames"]]
+    assert len(names) >= NUM_PHOTOS - 2 and set(names) <= {f"frame_{i + 1:05d}.jpg" for i in range(NUM_PHOTOS)}
+
+
+def test_a_look_in_the_browser(processed: tuple[Path, Any]) -> None:
+    out, _ = processed
+    view = [*COMMAND[:-1], "view", "--capture", str(out), "--port", "7321"]
+    process = subprocess.Popen(view, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = next((line.split()[1] for line in process.stdout if line.startswith("Open http://127.0.0.1:")), "")
+        with urllib.request.urlopen(address, timeout=60) as page:
+            assert page.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+
+
+def test_a_killed_run_goes_on(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--images", str(photos), "--output", str(out)]
+    process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("Matching photos"):
+                process.send_signal(signal.SIGKILL)
+                break
+        process.wait(60)
+    finally:
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, said
+    assert not (out / "transforms.json").exists()
+    with sqlite3.connect(out / "colmap" / "database.db") as database:
+        (features,) = database.execute("select count(*) from descriptors").fetchone()
+    again = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    lines = again.stdout.splitlines()
+    total = NUM_PHOTOS + 2
+    assert features == total and f"Finding features: {total} of {total}" in lines
+    assert f"Reading photos: {total} of {total + 1}" in lines
+    assert (out / "transforms.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--output", "OUT"], "Give either --images"),
+        (["--images", "NONE", "--output", "OUT"], "There is nothing at"),
+        (["--images", "ONE", "--output", "OUT"], "a single image"),
+        (["--images", "PHOTOS", "--output", "PHOTOS/out"], "lie in each other"),
+        (["--images", "PHOTOS", "--output", "FULL"], "did not write"),
+        (["--images", "PHOTOS", "--output", "OUT", "--method", "magic"], "choose from auto, colmap"),
+        (["--images", "PHOTOS", "--output", "OUT", "--masks", "ONE"], "photos have no mask"),
+        (["--images", "GREY", "--output", "OUT"], "No two of the 3 photos fit together (too few features"),
+        (["--video", "PHOTOS/broken.jpg", "--output", "OUT"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    run_command: Run, photos: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    for name in ("ONE", "FULL", "GREY"):
+        (tmp_path / name).mkdir()
+    Image.new("RGB", (40, 30)).save(tmp_path / "ONE" / "a.png")
+    (tmp_path / "FULL" / "mine.txt").write_text("mine")
+    for i in range(3):
+        Image.new("RGB", (80, 60), (i, i, i)).save(tmp_path / "GREY" / f"{i}.png")
+    places = {name: str(tmp_path / name) for name in ("OUT", "NONE", "ONE", "FULL", "GREY")} | {"PHOTOS": str(photos)}
+    typed = [re.sub("^[A-Z]+", lambda found: places[found[0]], option) for option in options]
+    done = run_command("f3rm-ext", "sfm", "process", *typed)
+    assert done.code == 2 and words in done.stderr, done.text[-2000:]
+    assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.text

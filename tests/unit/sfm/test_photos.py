@@ -1,0 +1,155 @@
+"""Photos in every state people have them in become upright 8-bit JPEG or PNG files."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from f3rm_ext.errors import CaptureError
+from f3rm_ext.sfm.masks import find_masks, read_mask
+from f3rm_ext.sfm.photos import capture_names, find_photos, read_photo
+
+
+def picture(width: int = 40, height: int = 20) -> Image.Image:
+    """Red on the left, blue on the right, a white corner at the top left."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[:, : width // 2, 0] = pixels[:, width // 2 :, 2] = 255
+    pixels[: height // 4, : width // 8] = 255
+    return Image.fromarray(pixels)
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
+def test_photos_come_in_natural_order_and_other_files_are_ignored(tmp_path: Path) -> None:
+    for name in ("b/2.jpg", "b/10.jpg", "a.PNG", "notes.txt", ".hidden.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = find_photos(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a.PNG", "b/2.jpg", "b/10.jpg"]
+
+
+def test_names_are_unique_without_spaces_and_keep_their_letters() -> None:
+    paths = [Path("in") / name for name in ("été 1.jpg", "été_1.png", "x/été 1.jpg", "日本.jpg")]
+    assert capture_names(paths, Path("in")) == ["été_1", "été_1_2", "x_été_1", "日本"]
+
+
+@pytest.mark.parametrize(("name", "words"), [("a.txt", "no photos"), ("a.NEF", "raw camera files")])
+def test_a_folder_without_photos_is_one_sentence(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CaptureError, match=words):
+        find_photos(tmp_path)
+
+
+def test_a_file_that_can_be_used_keeps_its_bytes(tmp_path: Path) -> None:
+    picture().save(tmp_path / "a.jpg", quality=80)
+    photo = read_photo(tmp_path / "a.jpg")
+    assert photo.data == (tmp_path / "a.jpg").read_bytes() and photo.suffix == ".jpg" and not photo.turned
+
+
+def test_a_portrait_photo_is_turned_upright_and_keeps_its_focal_length(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274], exif[271], exif[272] = 6, "Maker", "Model"
+    exif.get_ifd(0x8769)[41989] = 28
+    picture().save(tmp_path / "a.jpg", quality=95, subsampling=0, exif=exif)
+    photo = read_photo(tmp_path / "a.jpg")
+    assert photo.turned and (photo.width, photo.height) == (20, 40) and photo.stored_size == (40, 20)
+    image = opened(photo.data)
+    assert image.size == (20, 40) and image.getexif()[274] == 1 and image.getexif().get_ifd(0x8769)[41989] == 28
+    top, bottom = np.asarray(image)[10, 5], np.asarray(image)[35, 5]
+    assert top[0] > 200 > 50 > top[2] and bottom[2] > 200 > 50 > bottom[0]
+    assert photo.camera == "Maker Model 28 20x40"
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "expected"),
+    [("L", ".png", "L"), ("1", ".png", "L"), ("P", ".png", "RGB"), ("LA", ".png", "RGBA"), ("CMYK", ".tif", "RGB"),
+     ("I;16", ".png", "L"), ("F", ".tif", "L"), ("RGB", ".bmp", "RGB"), ("RGB", ".webp", "RGB")],
+)  # fmt: skip
+def test_every_mode_becomes_eight_bits(tmp_path: Path, mode: str, suffix: str, expected: str) -> None:
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(picture().convert("L")).astype(np.uint16) * 257)
+    else:
+        image = picture().convert(mode)
+    image.save(tmp_path / f"a{suffix}")
+    photo = read_photo(tmp_path / f"a{suffix}")
+    found = opened(photo.data)
+    assert found.mode == expected and found.format in ("PNG", "JPEG")
+    if expected == "L" and mode != "1":  # levels stay
+        assert np.abs(np.asarray(found).astype(int) - np.asarray(picture().convert("L"))).max() <= 1
+
+
+def test_transparent_pixels_are_known(tmp_path: Path) -> None:
+    image = picture().convert("RGBA")
+    image.putalpha(Image.fromarray(np.where(np.arange(40) < 10, 0, 255).astype(np.uint8)[None].repeat(20, 0)))
+    image.save(tmp_path / "a.png")
+    photo = read_photo(tmp_path / "a.png")
+    assert photo.alpha is not None and photo.alpha[:, 10:].all() and not photo.alpha[:, :10].any()
+
+
+def test_large_photos_are_reduced(tmp_path: Path) -> None:
+    picture(400, 200).save(tmp_path / "a.png")
+    photo = read_photo(tmp_path / "a.png", max_size=100)
+    assert opened(photo.data).size == (photo.width, photo.height) == (100, 50)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", None])
+def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
+    picture(400, 300).save(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:700] if content is None else content)
+    with pytest.raises(CaptureError, match=r"a\.jpg cannot be read \(.*\): export it again"):
+        read_photo(tmp_path / "a.jpg")
+
+
+def test_heic_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pillow_heif", None)
+    (tmp_path / "a.heic").write_bytes(b"")
+    with pytest.raises(CaptureError, match="pip install pillow-heif"):
+        read_photo(tmp_path / "a.heic")
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+def test_masks_are_found_by_name_with_either_suffix(tmp_path: Path) -> None:
+    photos = [tmp_path / "in" / name for name in ("a.jpg", "sub/b.jpg")]
+    for name in ("a.png", "sub/b.jpg.png"):
+        (tmp_path / "masks" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "masks" / name).write_bytes(b"")
+    found = find_masks(tmp_path / "masks", photos, tmp_path / "in")
+    assert [found[photo].name for photo in photos] == ["a.png", "b.jpg.png"]
+    with pytest.raises(CaptureError, match=r"1 of 3 photos have no mask .*c\.jpg"):
+        find_masks(tmp_path / "masks", [*photos, tmp_path / "in" / "c.jpg"], tmp_path / "in")
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+@pytest.mark.parametrize("upright", [False, True])
+def test_a_mask_follows_its_photo(tmp_path: Path, orientation: int, upright: bool) -> None:
+    exif = Image.Exif()
+    exif[274] = orientation
+    stored = picture()
+    stored.save(tmp_path / "a.jpg", quality=95, subsampling=0, exif=exif)
+    photo = read_photo(tmp_path / "a.jpg", max_size=20)
+    red = Image.fromarray(np.where(np.asarray(stored)[..., 0] > 128, 255, 0).astype(np.uint8))
+    if upright:  # what a segmentation of the upright photo would give
+        red = red.transpose({1: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+                             6: Image.Transpose.ROTATE_270}[orientation])  # fmt: skip
+        if orientation == 1:
+            red = red.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if orientation == 3:
+            pytest.skip("a photo on its head has the size of an upright one: its mask is taken to be as stored")
+    red.save(tmp_path / "a.png")
+    mask = read_mask(tmp_path / "a.png", tmp_path / "a.jpg", photo)
+    shown = np.asarray(opened(photo.data).convert("RGB"))[..., 0] > 128
+    assert mask.shape == (photo.height, photo.width)
+    assert (mask == shown).mean() > 0.95
+
+
+def test_a_mask_of_another_size_is_refused(tmp_path: Path) -> None:
+    picture().save(tmp_path / "a.jpg")
+    Image.new("L", (41, 20)).save(tmp_path / "a.png")
+    with pytest.raises(CaptureError, match="41 × 20 pixels, but its photo has 40 × 20"):
+        read_mask(tmp_path / "a.png", tmp_path / "a.jpg", read_photo(tmp_path / "a.jpg"))

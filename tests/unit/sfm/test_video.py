@@ -1,0 +1,54 @@
+"""Frames of a video: as many as wanted, evenly spread, the sharpest of each stretch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+
+from f3rm_ext.errors import CaptureError
+from f3rm_ext.sfm.video import sharpest_frames
+
+av = pytest.importorskip("av")
+FRAMES, SHARP = 40, 3
+"""Frames of the video, of which every fifth, from the fourth on, is sharp."""
+
+
+@pytest.fixture(scope="module")
+def movie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texture in which a bright bar moves one step with each frame."""
+    path = tmp_path_factory.mktemp("movie") / "clip.mp4"
+    texture = np.random.default_rng(0).uniform(0, 120, (120, 160))
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 160, 120, "yuv420p", 8_000_000
+        for number in range(FRAMES):
+            levels = texture if number % 5 == SHARP else gaussian_filter(texture, 3)
+            levels = levels.copy()
+            levels[:, 4 * number : 4 * number + 4] = 255
+            rgb = levels.astype(np.uint8)[..., None].repeat(3, axis=2)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(rgb, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def shown(image: object) -> int:
+    """The number of a frame, from the place of its bar."""
+    return int(np.asarray(image).mean(axis=(0, 2)).argmax()) // 4
+
+
+def test_the_sharpest_frame_of_each_stretch_is_taken(movie: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    frames = [shown(image) for image in sharpest_frames(movie, 8, lambda *counts: seen.append(counts))]
+    assert frames == [SHARP + 5 * number for number in range(8)]
+    assert seen[-1] == (FRAMES, FRAMES)
+
+
+def test_a_short_video_gives_all_its_frames(movie: Path) -> None:
+    assert [shown(image) for image in sharpest_frames(movie, 500)] == list(range(FRAMES))
+
+
+def test_what_is_no_video_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"no video")
+    with pytest.raises(CaptureError, match="convert it to MP4"):
+        list(sharpest_frames(tmp_path / "a.mp4", 5))
