@@ -1,0 +1,1 @@
+"""Cameras from photos: rays and the cameras behind them, measures of poses, and DiffusionSfM."""
