@@ -79,6 +79,7 @@ GROUPS = {
         "SceneCommand",
         "Write a synthetic capture with exact ground truth, or a picture of its room.",
     ),
+    "sfm": Group("f3rm_ext.scripts.sfm", "SfmCommand", "Estimate camera poses, measure them, and train DiffusionSfM."),
 }
 
 
