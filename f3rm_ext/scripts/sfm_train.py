@@ -171,7 +171,12 @@ def _train(settings: Settings) -> int:
         if iteration % _EVERY == 0 or iteration == settings.training.max_iterations:
             _say(f"step {iteration:,} of {settings.training.max_iterations:,}: loss {loss:.5f}")
 
-    training.run(report)
+    def report_metrics(iteration: int, metrics: dict[str, float]) -> None:
+        if log is not None:
+            log.log(metrics, step=iteration)
+        _say(f"step {iteration:,}, held-out sets: " + ", ".join(f"{name} {v:.3f}" for name, v in metrics.items()))
+
+    training.run(report, report_metrics)
     if accelerator.is_main_process:
         _say(f"Checkpoints are in {settings.folder / 'checkpoints'}.")
     return 0

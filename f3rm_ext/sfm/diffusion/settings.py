@@ -53,6 +53,8 @@ class TrainingSettings:
     """Rays along an image's height: the same."""
     interval_save_checkpoint: int = 5000
     """Steps between checkpoints; the newest two are kept."""
+    interval_evaluate: int = 5000
+    """Steps between evaluations on eight image sets of the test list; 0 for none."""
     num_workers: int = 8
     """Processes that read data, 0 or more."""
     seed: int = 0
@@ -248,6 +250,7 @@ def check_settings(settings: Settings) -> None:
         ("training.batch_size", training.batch_size, 1),
         ("training.max_iterations", training.max_iterations, 1),
         ("training.interval_save_checkpoint", training.interval_save_checkpoint, 1),
+        ("training.interval_evaluate", training.interval_evaluate, 0),
         ("training.num_workers", training.num_workers, 0),
         ("model.num_images", model.num_images, 2),
     ):

@@ -26,6 +26,7 @@ from f3rm_ext.sfm.diffusion import checkpoint as files
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes, SceneSample
 from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, masked_loss
 from f3rm_ext.sfm.diffusion.plan import set_trained
+from f3rm_ext.sfm.diffusion.prediction import evaluate
 from f3rm_ext.sfm.diffusion.schedule import STEPS, add_noise, make_scheduler
 from f3rm_ext.sfm.diffusion.settings import Settings, flat
 from f3rm_ext.utils.output_file import replacing
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 CHECKPOINTS, LOG = "checkpoints", "losses.jsonl"
+EVALUATED_SETS = 8
+"""Image sets of an evaluation."""
 _KEPT = 2
 _MAX_NORM = 1.0
 _SLOWER = 0.1
 """Factor on the learning rate of encoder and transformer in the dense stage."""
 Report = Callable[[int, float], None]
 """Called after each step with the number of steps done and the loss."""
+ReportMetrics = Callable[[int, dict[str, float]], None]
+"""Called after each evaluation with the number of steps done and the means over the image sets."""
 
 
 class SampleNumbers(Sampler[list[int]]):
@@ -124,6 +129,7 @@ class Training:
         self.device: torch.device = accelerator.device
         self.iteration = 0
         self.dataset = make_dataset(settings, "train")
+        self.held_out = make_dataset(settings, "test") if settings.training.interval_evaluate else None
         saved = self._newest() if settings.training.resume else None
         self.network = _make_model(settings, saved)
         if saved is not None:
@@ -181,7 +187,11 @@ class Training:
         self.model = self.accelerator.prepare_model(EncodeAndPredict(self.network))
         self.model.train()
 
-    def run(self, report: Report = lambda iteration, loss: None) -> None:
+    def run(
+        self,
+        report: Report = lambda iteration, loss: None,
+        report_metrics: ReportMetrics = lambda iteration, metrics: None,
+    ) -> None:
         """Trains to the last step.
 
         Raises:
@@ -209,8 +219,13 @@ class Training:
             if self.accelerator.is_main_process:
                 self._log(loss, time.perf_counter() - start)
                 report(self.iteration, loss)
-            if self.iteration % training.interval_save_checkpoint == 0 or self.iteration == training.max_iterations:
+            is_last = self.iteration == training.max_iterations
+            if is_last or self.iteration % training.interval_save_checkpoint == 0:
                 self.save()
+            if self.held_out is not None and (is_last or self.iteration % training.interval_evaluate == 0):
+                if self.accelerator.is_main_process:
+                    report_metrics(self.iteration, self.evaluate(self.held_out))
+                self.accelerator.wait_for_everyone()
             if training.reinit and self.iteration == training.reinit_after:
                 del self.model  # with its hooks for the gradients that were averaged so far
                 self.accelerator.free_memory()
@@ -254,6 +269,16 @@ class Training:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value
+
+    def evaluate(self, held_out: Co3dScenes) -> dict[str, float]:
+        """Returns means over image sets: RRA@15, RTA@15, AUC@30 and the accuracy of camera centres."""
+        found = evaluate(self.network, held_out, EVALUATED_SETS)
+        self.model.train()
+        values = [
+            {"RRA@15": one.rra["15"], "RTA@15": one.rta["15"], "AUC@30": one.auc_30, "centres": one.center_accuracy}
+            for one in found
+        ]
+        return {name: float(np.mean([value[name] for value in values])) for name in values[0]}
 
     def save(self) -> None:
         """Writes a checkpoint and deletes all but the newest two."""
