@@ -1,17 +1,20 @@
 """Cameras of images by a trained model, and how well those of held-out sets fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
+from PIL import Image
 from torch import Tensor
 
 from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes
-from f3rm_ext.sfm.diffusion.model import RayDiffuser
+from f3rm_ext.sfm.diffusion.model import IMAGE_SIDE_PX, RayDiffuser
 from f3rm_ext.sfm.diffusion.schedule import PUBLISHED_STOP, in_chunks, sample
 from f3rm_ext.sfm.metrics import PoseMetrics, compare_poses
+from f3rm_ext.sfm.rays import cell_ndc
 from f3rm_ext.sfm.recovery import recover_cameras
 
 
@@ -41,6 +44,47 @@ def predict_maps(
 
     cells = ndc.shape[-1] * model.cells
     return sample(in_chunks(predict, most_images), (1, len(images), cells, cells), generator, stop)[0]
+
+
+def predict_photos(
+    model: RayDiffuser,
+    photos: Sequence[UInt8[np.ndarray, "_ _ 3"]],
+    focals_px: Sequence[float] | None = None,
+    seed: int = 0,
+) -> CameraSet:
+    """Predicts the cameras of photos of one scene, in the frame of the first; its median point has distance 1.
+
+    The square in the middle of each photo is used, as in training.
+
+    Args:
+        model: put into evaluation mode.
+        photos: two or more.
+        focals_px: focal lengths in pixels, with principal points in the middle; None predicts both.
+        seed: of the noise.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    sizes = torch.tensor([[photo.shape[1], photo.shape[0]] for photo in photos], dtype=torch.float64)
+    sides = sizes.amin(dim=1).floor()
+    corners = ((sizes - sides[:, None]) / 2).floor()
+    images = []
+    for photo, (left, upper), side in zip(photos, corners.int().tolist(), sides.int().tolist(), strict=True):
+        crop = Image.fromarray(photo).crop((left, upper, left + side, upper + side))
+        pixels = np.asarray(crop.resize((IMAGE_SIDE_PX, IMAGE_SIDE_PX), Image.Resampling.BILINEAR), np.float32) / 255
+        images.append(torch.from_numpy(pixels).permute(2, 0, 1))
+    patches = IMAGE_SIDE_PX // model.encoder.vit.patch_px
+    ndc = cell_ndc(patches, patches, images[0]).expand(len(images), -1, -1, -1)
+    generator = torch.Generator(device).manual_seed(seed)
+    maps = predict_maps(model, torch.stack(images).to(device), ndc.to(device), generator).cpu()
+    scale = (sides / IMAGE_SIDE_PX)[:, None]
+    intrinsics = None
+    if focals_px is not None:
+        focals = torch.tensor(focals_px, dtype=torch.float64)[:, None].expand(-1, 2) / scale
+        intrinsics = (focals, (sizes / 2 - corners) / scale)
+    found = recover_cameras(maps, torch.full_like(sizes, IMAGE_SIDE_PX), intrinsics)
+    return replace(
+        found, focals_px=found.focals_px * scale, principals_px=found.principals_px * scale + corners, sizes_px=sizes
+    )
 
 
 def evaluate(
