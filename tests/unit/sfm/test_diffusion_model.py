@@ -1,5 +1,6 @@
 """The network: published sizes, names of released checkpoints, and what it depends on."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.errors import CheckpointError
+from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD, normalise
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion import checkpoint
+from f3rm_ext.sfm.diffusion.encoder import ImageEncoder
 from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, masked_loss
 from f3rm_ext.sfm.diffusion.plan import ENCODER_DEPTH, ENCODER_SIDE, ENCODER_WIDTH, encoder_state, set_trained
 from f3rm_ext.sfm.diffusion.transformer import Block, number_codes
@@ -219,3 +222,40 @@ def test_the_loss_is_a_mean_over_known_and_unknown() -> None:
     predicted = torch.full_like(clean, 3.0)
     assert float(masked_loss(predicted, clean, known)) == pytest.approx(9 / 8)
     assert float(masked_loss(predicted, clean, known, absolute=True)) == pytest.approx(3 / 8)
+
+
+def test_the_order_of_images_and_patches_counts(small_vit: VisionTransformer) -> None:
+    torch.manual_seed(0)
+    model = RayDiffuser(small_vit, SMALL, "sparse").eval()
+    photos, noisy, steps, ndc = inputs(model)
+    swapped = [0, 2, 1]
+    with torch.no_grad():
+        made = model(noisy, steps, model.encoder(photos), ndc)
+        other = model(noisy[:, swapped], steps, model.encoder(photos[:, swapped]), ndc[:, swapped])
+        assert not torch.allclose(other[:, swapped], made, atol=1e-4), "images have numbers"
+        encoded = model.encoder(photos)
+        mirrored = dataclasses.replace(encoded, patches=encoded.patches.flip(-1))
+        other = model(noisy.flip(-1), steps, mirrored, ndc.flip(-1))
+        assert not torch.allclose(other.flip(-1), made, atol=1e-4), "patches have numbers"
+
+
+def test_the_encoder_is_the_vit(small_vit: VisionTransformer) -> None:
+    photos = torch.rand(1, 2, 3, 42, 42)
+    pixels = normalise(photos[0], IMAGENET_MEAN, IMAGENET_STD)
+    with torch.no_grad():
+        encoded = ImageEncoder(small_vit)(photos)
+        (wanted,) = small_vit(pixels)
+        (middle,) = small_vit(pixels, [0], normed=False)
+    torch.testing.assert_close(encoded.patches[0].permute(0, 2, 3, 1), wanted)
+    torch.testing.assert_close(encoded.middle[0, :, 1:].unflatten(1, (3, 3)), middle)
+
+
+def test_positions_are_interpolated_as_dinov2_does() -> None:
+    """Its scale is (16 + 0.1) / 37: a ramp over the 37 cells is read at (i + 1/2) · 37 / 16.1 - 1/2."""
+    vit = VisionTransformer.from_state_dict(encoder_state(width=64, depth=1, side=37))
+    ramp = torch.arange(37.0).repeat(37)
+    vit.pos_embed.data[0, 1:] = ramp[:, None]
+    found = ImageEncoder(vit)._positions(16, 16)[0, 1:, 0].unflatten(0, (16, 16))[8]
+    wanted = (torch.arange(16) + 0.5) * 37 / 16.1 - 0.5
+    # Bicubic interpolation bends a ramp by up to 0.05; without the 0.1 the last cells would be 0.2 off.
+    torch.testing.assert_close(found[1:-1], wanted[1:-1], atol=0.06, rtol=0)
