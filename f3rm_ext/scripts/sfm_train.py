@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, reason_of
 from f3rm_ext.sfm.diffusion.settings import Preset, Settings, parse_settings
 
 _LAUNCHED = "LOCAL_RANK"
@@ -182,14 +183,19 @@ def _train(settings: Settings) -> int:
     return 0
 
 
-def _start_wandb(settings: Settings):
+def _start_wandb(settings: Settings) -> Any:
     import wandb
 
     from f3rm_ext.sfm.diffusion.settings import flat
 
-    return wandb.init(
-        project=settings.debug.project_name, name=settings.debug.run_name, config=dict(flat(settings)), resume="allow"
-    )
+    try:
+        return wandb.init(
+            project=settings.debug.project_name, name=settings.debug.run_name, config=dict(flat(settings))
+        )
+    except Exception as error:  # no login, no network …
+        raise ConfigError(
+            f"Weights & Biases cannot be used ({reason_of(error)}): run `wandb login`, or set debug.wandb=False."
+        ) from error
 
 
 def _say(*lines: str) -> None:

@@ -114,10 +114,11 @@ def in_chunks(predict: Callable[[Maps, Int64[Tensor, " batch"], list[int]], Maps
         predict: also gets the indices of the images.
         most: the number of images that it takes at once, 2 or more.
     """
+    generator = torch.Generator().manual_seed(0)  # of the groups, which are other ones at every step
 
     def predict_all(maps: Maps, steps: Int64[Tensor, " batch"]) -> Maps:
         made = torch.zeros_like(maps)
-        chunks = chunks_with_first(maps.shape[1], most)
+        chunks = chunks_with_first(maps.shape[1], most, generator)
         for chunk in chunks:
             part = predict(maps[:, chunk], steps, chunk)
             made[:, chunk[1:]] = part[:, 1:].to(made.dtype)
