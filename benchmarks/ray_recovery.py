@@ -82,10 +82,11 @@ def measure(count: int, seed: int) -> list[dict[str, object]]:
         clean, true = render_maps(cameras, depth), cameras.from_first()
         for noise in NOISES:
             maps = normalized(clean + noise * torch.randn(clean.shape, generator=generator).double())
-            ways: tuple[tuple[str, tuple[Tensor, Tensor] | None, recovery.Center], ...] = (
+            ways: tuple[tuple[str, tuple[Tensor, Tensor] | recovery.Unknown, recovery.Center], ...] = (
                 ("known K, mean centre", (cameras.focals_px, cameras.principals_px), "mean"),
                 ("known K, intersection", (cameras.focals_px, cameras.principals_px), "intersection"),
-                ("unknown K, QR", None, "mean"),
+                ("unknown focal length", "focal", "mean"),
+                ("unknown K, QR", "all", "mean"),
             )
             for name, intrinsics, center in ways:
                 found = recovery.recover_cameras(maps, cameras.sizes_px, intrinsics, center)

@@ -16,6 +16,9 @@ from f3rm_ext.sfm.rays import cell_centers, map_points
 
 Center = Literal["mean", "intersection"]
 """How a camera's centre is found: the mean of its rays' origins, or the point nearest to all of its rays."""
+Unknown = Literal["focal", "all"]
+"""Which intrinsics are found: focal lengths, with the principal point in the middle of the image, or that point, too.
+Noise of the rays turns the camera several times as much if the principal point is free."""
 _HYPOTHESES = 96
 _RAYS_PER_HYPOTHESIS = 4
 _JUDGES = 2048
@@ -135,7 +138,7 @@ def _sines(
 def recover_cameras(
     maps: Float[Tensor, "cams 8 rows cols"],
     sizes_px: Float[Tensor, "cams 2"],
-    intrinsics: tuple[Float[Tensor, "cams 2"], Float[Tensor, "cams 2"]] | None = None,
+    intrinsics: tuple[Float[Tensor, "cams 2"], Float[Tensor, "cams 2"]] | Unknown = "focal",
     center: Center = "mean",
 ) -> CameraSet:
     """Recovers cameras from their ray maps, in the maps' frame and scale. Computes in float64.
@@ -143,7 +146,7 @@ def recover_cameras(
     Args:
         maps: origins and endpoints.
         sizes_px: widths and heights of the images.
-        intrinsics: focal lengths and principal points in pixels; None finds them, too.
+        intrinsics: focal lengths and principal points in pixels, or which of them to find.
         center: how the centres are found.
     """
     rows, cols = maps.shape[-2:]
@@ -155,8 +158,8 @@ def recover_cameras(
         centers = nearest_centers(origins, endpoints - origins)
     world = endpoints - centers[:, None]
     pixels = cell_centers(sizes_px, rows, cols).flatten(1, 2)
-    if intrinsics is None:
-        focals, principals = _find_intrinsics(pixels, world, sizes_px)
+    if isinstance(intrinsics, str):
+        focals, principals = _find_intrinsics(pixels, world, sizes_px, intrinsics)
     else:
         focals, principals = (values.double() for values in intrinsics)
     plane = (pixels - principals[:, None]) / focals[:, None]
@@ -165,13 +168,20 @@ def recover_cameras(
 
 
 def _find_intrinsics(
-    pixels: Float[Tensor, "cams rays 2"], world: Float[Tensor, "cams rays 3"], sizes_px: Float[Tensor, "cams 2"]
+    pixels: Float[Tensor, "cams rays 2"],
+    world: Float[Tensor, "cams rays 3"],
+    sizes_px: Float[Tensor, "cams 2"],
+    unknown: Unknown,
 ) -> tuple[Float[Tensor, "cams 2"], Float[Tensor, "cams 2"]]:
     """Focal lengths and principal points in pixels."""
     half = sizes_px.amin(dim=1) / 2
     middle = sizes_px / 2
     plane = (pixels - middle[:, None]) / half[:, None, None]
     plane = torch.cat([plane, torch.ones_like(plane[..., :1])], dim=-1)
-    found = torch.stack([split_homography(fit_homography(*rays))[1] for rays in zip(plane, world, strict=True)])
+    fits = [fit_homography(*rays) for rays in zip(plane, world, strict=True)]
+    if unknown == "focal":  # the columns of R diag(1/f, 1/f, 1), of any scale
+        lengths = torch.stack(fits).norm(dim=1)
+        return lengths[:, 2:] / lengths[:, :2] * half[:, None], middle
+    found = torch.stack([split_homography(fit)[1] for fit in fits])
     focals = found.diagonal(dim1=1, dim2=2)[:, :2] * half[:, None]
     return focals, found[:, :2, 2] * half[:, None] + middle

@@ -15,7 +15,7 @@ from f3rm_ext.sfm.diffusion.model import IMAGE_SIDE_PX, RayDiffuser
 from f3rm_ext.sfm.diffusion.schedule import PUBLISHED_STOP, in_chunks, sample
 from f3rm_ext.sfm.metrics import PoseMetrics, compare_poses
 from f3rm_ext.sfm.rays import cell_ndc
-from f3rm_ext.sfm.recovery import recover_cameras
+from f3rm_ext.sfm.recovery import Unknown, recover_cameras
 
 
 def predict_maps(
@@ -59,7 +59,7 @@ def predict_photos(
     Args:
         model: put into evaluation mode.
         photos: two or more.
-        focals_px: focal lengths in pixels, with principal points in the middle; None predicts both.
+        focals_px: focal lengths in pixels; None predicts them, too. Principal points are in the middle.
         seed: of the noise.
     """
     model.eval()
@@ -77,7 +77,7 @@ def predict_photos(
     generator = torch.Generator(device).manual_seed(seed)
     maps = predict_maps(model, torch.stack(images).to(device), ndc.to(device), generator).cpu()
     scale = (sides / IMAGE_SIDE_PX)[:, None]
-    intrinsics = None
+    intrinsics: tuple[Tensor, Tensor] | Unknown = "focal"
     if focals_px is not None:
         focals = torch.tensor(focals_px, dtype=torch.float64)[:, None].expand(-1, 2) / scale
         intrinsics = (focals, (sizes / 2 - corners) / scale)
