@@ -75,6 +75,17 @@ def split_homography(A: Float[Tensor, "3 3"]) -> tuple[Float[Tensor, "3 3"], Flo
     return Q * signs, K / K[2, 2]
 
 
+def _split_centered(A: Float[Tensor, "3 3"]) -> Float[Tensor, "2"]:
+    """Focal lengths of A ∝ R diag(1/f_x, 1/f_y, 1), whose columns should be orthogonal.
+
+    The third column, the direction through the principal point, is known best: the others lose their parts along it,
+    which are noise, so that this is an orthogonal × lower split.
+    """
+    Q, _ = torch.linalg.qr(A.flip(1))
+    x, y, z = (Q.flip(1) * A).sum(dim=0).abs()
+    return torch.stack([z / x, z / y])
+
+
 def fit_homography(pixels: Float[Tensor, "rays 3"], world: Float[Tensor, "rays 3"]) -> Float[Tensor, "3 3"]:
     """Returns the A with world ∝ A · pixels, by least median of squares (Rousseeuw 1984) and a fit to the inliers.
 
@@ -179,9 +190,8 @@ def _find_intrinsics(
     plane = (pixels - middle[:, None]) / half[:, None, None]
     plane = torch.cat([plane, torch.ones_like(plane[..., :1])], dim=-1)
     fits = [fit_homography(*rays) for rays in zip(plane, world, strict=True)]
-    if unknown == "focal":  # the columns of R diag(1/f, 1/f, 1), of any scale
-        lengths = torch.stack(fits).norm(dim=1)
-        return lengths[:, 2:] / lengths[:, :2] * half[:, None], middle
+    if unknown == "focal":
+        return torch.stack([_split_centered(fit) for fit in fits]) * half[:, None], middle
     found = torch.stack([split_homography(fit)[1] for fit in fits])
     focals = found.diagonal(dim1=1, dim2=2)[:, :2] * half[:, None]
     return focals, found[:, :2, 2] * half[:, None] + middle
