@@ -162,6 +162,8 @@ def _train(settings: Settings) -> int:
             _say(f"Warning: {warning}")
         _say(*make_plan(settings, accelerator.num_processes).lines(settings))
     training = Training(settings, accelerator)
+    if accelerator.is_main_process and training.notice:
+        _say(training.notice)
     if accelerator.is_main_process and training.iteration:
         _say(f"Resuming at step {training.iteration:,}.")
     log = _start_wandb(settings) if settings.debug.wandb and accelerator.is_main_process else None

@@ -88,19 +88,33 @@ def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_setti
     settings = [
         *debug_settings,
         *("training.dpt_head=True", "training.full_num_patches_x=32", "training.full_num_patches_y=32"),
-        *("training.gradient_clipping=True", "training.reinit=True", "training.reinit_after=2"),
+        *("training.gradient_clipping=True", "training.reinit=True", "training.reinit_after=3"),
         *("model.freeze_transformer=True", "training.max_iterations=4", f"hydra.run.dir={dense}"),
         f"training.pretrain_path={sparse / 'checkpoints' / 'ckpt_00000001.pth'}",
     ]
     done = f3rm_ext("sfm", "train", *settings)
     assert done.code == 0, done.err
     before, after = newest(sparse)["state_dict"], newest(dense)["state_dict"]
-    # Unfrozen after two of four steps.
+    # Unfrozen after three of four steps.
     assert not torch.equal(before["transformer.input.weight"], after["transformer.input.weight"])
     assert not torch.equal(before["encoder.vit.cls_token"], after["encoder.vit.cls_token"])
+    # A checkpoint was saved in the step that unfroze them: a run that goes on from there is the same.
+    (dense / "checkpoints" / "ckpt_00000004.pth").unlink()
+    done = f3rm_ext("sfm", "train", *settings, "training.resume=True")
+    assert done.code == 0, done.err
+    assert "Resuming at step 3" in done.out
+    resumed = newest(dense)["state_dict"]
+    assert all(torch.equal(value, resumed[name]) for name, value in after.items())
     again = [word for word in settings if not word.startswith("training.pretrain_path")]
     wrong = f"training.pretrain_path={dense / 'checkpoints' / 'ckpt_00000004.pth'}"
     assert "that of a dense model" in f3rm_ext("sfm", "train", *again, wrong).refuses()
+
+
+def test_a_test_list_that_is_too_short_is_told(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
+    more = ("model.num_images=5", "training.interval_evaluate=1", "training.max_iterations=1", "training.batch_size=1")
+    done = f3rm_ext("sfm", "train", *debug_settings, *more, f"hydra.run.dir={tmp_path / 'run'}")
+    assert done.code == 0, done.err
+    assert "Nothing is evaluated while training: No sequence in" in done.out and "held-out sets" not in done.out
 
 
 def test_mistakes(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:

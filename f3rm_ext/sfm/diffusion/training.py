@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, default_collate
 
-from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError
 from f3rm_ext.features.extractors.dino import Dinov2Config, Dinov2Extractor
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import load_state_dict, resolve
@@ -116,6 +116,8 @@ def find_checkpoints(folder: Path) -> list[Path]:
 class Training:
     """A run.
 
+    ``notice`` says why nothing is evaluated, if the test list cannot be used.
+
     Args:
         settings: checked settings.
         accelerator: devices and processes.
@@ -129,7 +131,12 @@ class Training:
         self.device: torch.device = accelerator.device
         self.iteration = 0
         self.dataset = make_dataset(settings, "train")
-        self.held_out = make_dataset(settings, "test") if settings.training.interval_evaluate else None
+        self.held_out, self.notice = None, ""
+        if settings.training.interval_evaluate:
+            try:
+                self.held_out = make_dataset(settings, "test")
+            except CaptureError as error:
+                self.notice = f"Nothing is evaluated while training: {error}"
         saved = self._newest() if settings.training.resume else None
         self.network = _make_model(settings, saved)
         if saved is not None:
@@ -219,6 +226,12 @@ class Training:
             if self.accelerator.is_main_process:
                 self._log(loss, time.perf_counter() - start)
                 report(self.iteration, loss)
+            if training.reinit and self.iteration == training.reinit_after:
+                # Before a checkpoint of this step is saved: a run that resumes there begins unfrozen.
+                del self.model  # with its hooks for the gradients that were averaged so far
+                self.accelerator.free_memory()
+                self._prepare()
+                self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
             is_last = self.iteration == training.max_iterations
             if is_last or self.iteration % training.interval_save_checkpoint == 0:
                 self.save()
@@ -226,11 +239,6 @@ class Training:
                 if self.accelerator.is_main_process:
                     report_metrics(self.iteration, self.evaluate(self.held_out))
                 self.accelerator.wait_for_everyone()
-            if training.reinit and self.iteration == training.reinit_after:
-                del self.model  # with its hooks for the gradients that were averaged so far
-                self.accelerator.free_memory()
-                self._prepare()
-                self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
 
     def step(self, sample: SceneSample) -> float:
         """Does one step of the optimiser. Returns the loss, averaged over processes.
