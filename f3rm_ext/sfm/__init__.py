@@ -1,1 +1,1 @@
-"""Camera poses: from photos or a video to a capture that can be trained on."""
+"""Camera poses: from photos or a video to a capture, measures of poses, rays, and DiffusionSfM."""

@@ -1,0 +1,113 @@
+"""``f3rm-ext sfm eval``: how well the poses of a capture fit the true ones."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from f3rm_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from f3rm_ext.sfm.metrics import PoseMetrics
+
+_CHAMFER_CELLS = 64
+"""Cells along each side of an image whose endpoints are compared."""
+
+
+@dataclass
+class Eval:
+    """Measures how well the camera poses of a capture fit the true ones, as the papers on pose estimation do.
+
+    RRA and RTA are shares of pairs of images: those whose relative rotation, and whose direction of relative
+    translation, is off by less than 5, 15 or 30 degrees. AUC@30 averages both up to 30 degrees. Centre accuracy is the
+    share of cameras that lie within 0.1 scene scales of their true place, after the best similarity. The captures may
+    be in different frames and scales. Images are matched by path, else by file name.
+
+    Where both captures have depth maps, their points are compared by chamfer distance, too.
+
+    Typical calls:
+      f3rm-ext sfm eval --predicted capture --truth fox
+      f3rm-ext sfm eval --predicted capture --truth room --missing ignore --out poses.json
+    """
+
+    predicted: Path
+    """Capture with the poses to measure: a folder with transforms.json, or that file."""
+    truth: Path
+    """Capture with the true poses of the same photos."""
+    missing: Literal["fail", "ignore"] = "fail"
+    """What images of the truth count for that were not predicted: every pair with one is a miss, or they are left
+    out."""
+    out: Path | None = None
+    """JSON file for the metrics; by default none is written."""
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.suffix.lower() != ".json":
+            raise ConfigError(f"--out is {self.out}, but metrics are written as JSON: give a name that ends in .json.")
+
+    def main(self) -> int:
+        """Compares, prints a table, and writes the metrics. Returns the exit code."""
+        from f3rm_ext.sfm import endpoints, metrics
+        from f3rm_ext.sfm.capture_cameras import match_images, read_capture_cameras
+        from f3rm_ext.utils.console import console
+        from f3rm_ext.utils.output_file import replacing, require_writable
+        from f3rm_ext.utils.output_folder import made_by
+
+        if self.out is not None:
+            require_writable(self.out)
+        predicted, true = read_capture_cameras(self.predicted), read_capture_cameras(self.truth)
+        pairs = match_images(predicted, true)
+        theirs, ours = (list(indices) for indices in zip(*pairs, strict=True))
+        lost = [index for index in range(len(true.frames)) if index not in set(ours)]
+        found = metrics.compare_poses(
+            predicted=(predicted.poses[0][theirs], predicted.poses[1][theirs]),
+            true=(true.poses[0][ours], true.poses[1][ours]),
+            all_true_centers=true.poses[1],
+            missing=len(lost) if self.missing == "fail" else 0,
+        )
+        chamfer = None
+        if endpoints.has_depth(predicted, theirs) and endpoints.has_depth(true, ours):
+            points, known = endpoints.cell_points(predicted, theirs, _CHAMFER_CELLS, _CHAMFER_CELLS)
+            true_points, true_known = endpoints.cell_points(true, ours, _CHAMFER_CELLS, _CHAMFER_CELLS)
+            both = known & true_known
+            if int(both.sum()) >= 3:
+                chamfer = metrics.chamfer_of_points(points[both].numpy(), true_points[both].numpy())
+        if self.out is not None:
+            record = {
+                **made_by("sfm eval"),
+                "predicted": str(self.predicted.resolve()),
+                "truth": str(self.truth.resolve()),
+                "missing_counts_as": self.missing,
+                "missing_images": [true.frames[index]["file_path"] for index in lost],
+                **asdict(found),
+                "chamfer": chamfer,
+            }
+            with replacing(self.out) as stream:
+                stream.write((json.dumps(record, indent=1) + "\n").encode())
+        console().print(self._table(found, chamfer, len(lost)))
+        if self.out is not None:
+            console().print(f"Metrics are in {self.out}.", highlight=False, markup=False, soft_wrap=True)
+        return 0
+
+    def _table(self, found: "PoseMetrics", chamfer: float | None, lost: int) -> Any:
+        from rich.table import Table
+
+        def shares(by_limit: dict[str, float]) -> str:
+            return " / ".join(f"{share:.3f}" for share in by_limit.values())
+
+        table = Table(title=f"{self.predicted} against {self.truth}")
+        table.add_column("metric")
+        table.add_column("value", justify="right")
+        table.add_column("")
+        said = f"{found.cameras} of {found.cameras + lost}"
+        table.add_row("images", said, "missing ones " + ("are misses" if self.missing == "fail" else "are left out"))
+        table.add_row("RRA@5 / 15 / 30", shares(found.rra), f"median error {found.rotation_error_deg:.3g}°")
+        table.add_row("RTA@5 / 15 / 30", shares(found.rta), f"median error {found.translation_error_deg:.3g}°")
+        table.add_row("AUC@30", f"{found.auc_30:.3f}", "the larger of both errors")
+        table.add_row(
+            "centre accuracy",
+            f"{found.center_accuracy:.3f}",
+            f"median error {found.center_error:.3g} scene scales, {found.center_error_units:.3g} units of the truth",
+        )
+        if chamfer is not None:
+            table.add_row("chamfer of endpoints", f"{chamfer:.3g}", "squared; mean distance from the centre 1")
+        return table

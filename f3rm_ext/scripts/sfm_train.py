@@ -1,0 +1,213 @@
+"""``f3rm-ext sfm train`` and ``f3rm-ext sfm prepare``: DiffusionSfM's training and its data."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from f3rm_ext.errors import ConfigError, reason_of
+from f3rm_ext.sfm.diffusion.settings import Preset, Settings, parse_settings
+
+_LAUNCHED = "LOCAL_RANK"
+"""Set by accelerate in each process that it starts."""
+_EVERY = 10
+"""Steps between two lines of progress."""
+
+
+@dataclass
+class Train:
+    """Trains DiffusionSfM: camera rays of a few images of a scene, by diffusion.
+
+    Settings are key=value words with the names of the published code, such as training.batch_size=8. A command of its
+    documentation can be pasted behind `f3rm-ext sfm train --`; accelerate then starts the processes.
+
+    The sparse stage predicts 16 × 16 rays per image. The dense stage begins with a sparse model
+    (training.pretrain_path) and predicts 256 × 256. The batch is that of one process: 8 GPUs with 8 scenes make 64.
+
+    If the loss becomes NaN, turn mixed precision off (training.mixed_precision=False; activations then take about twice
+    the memory) and resume (training.resume=True with the same hydra.run.dir).
+
+    Typical calls:
+      f3rm-ext sfm train --preset sparse --plan dataset.path=co3d_data
+      f3rm-ext sfm train model.size=tiny training.batch_size=4 dataset.category=room debug.wandb=False \\
+        hydra.run.dir=output_debug
+      f3rm-ext sfm train -- accelerate launch --multi_gpu --gpu_ids 0,1 --num_processes 2 train.py training.batch_size=8
+    """
+
+    words: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Settings as key=value, or a whole command of accelerate behind `--`."""
+    preset: Preset = "none"
+    """The published stages for 8 processes: sparse (8 scenes each, 400 000 steps) or dense (4, 800 000)."""
+    plan: bool = False
+    """Print what would be done, and end."""
+
+    def main(self) -> int:
+        """Trains. Returns the exit code."""
+        launcher, words = split_launcher(self.words)
+        settings = parse_settings(words, self.preset)
+        if launcher is not None and _LAUNCHED not in os.environ:
+            if self.plan:
+                return self._show_plan(settings, processes_of(launcher))
+            return _launch(launcher, self.preset, words)
+        if self.plan:
+            return self._show_plan(settings, int(os.environ.get("WORLD_SIZE", "1")))
+        return _train(settings)
+
+    def _show_plan(self, settings: Settings, processes: int) -> int:
+        from f3rm_ext.sfm.diffusion.plan import make_plan
+
+        _say(*make_plan(settings, processes).lines(settings))
+        return 0
+
+
+@dataclass
+class Prepare:
+    """Makes the data that `f3rm-ext sfm train` reads.
+
+    From CO3D v2 as downloaded, it writes the lists of frames (those of the few-view set, of sequences of good quality,
+    with boxes from the masks). From nerfstudio captures with depth maps, it writes images, depths and lists in CO3D's
+    format; held-out images go to the test list.
+
+    Typical calls:
+      f3rm-ext sfm prepare --output co3d_data --category apple
+      f3rm-ext sfm prepare --output room_data --category room --captures room1 room2
+    """
+
+    output: Path
+    """Folder for dataset.path. It holds co3d/, with the categories as downloaded if no captures are given."""
+    category: str
+    """Category to list, or name for that of the captures."""
+    captures: tuple[Path, ...] = ()
+    """Captures to convert, one sequence each."""
+
+    def main(self) -> int:
+        """Writes the data. Returns the exit code."""
+        from f3rm_ext.sfm.diffusion.co3d_lists import convert_captures, list_co3d
+        from f3rm_ext.utils.console import image_progress
+
+        with image_progress("images") as progress:
+            task = progress.add_task("Images", total=None)
+
+            def show(done: int) -> None:
+                progress.update(task, completed=done)
+
+            if self.captures:
+                counts = convert_captures(self.captures, self.output, self.category, show)
+            else:
+                counts = list_co3d(self.output, self.category, show)
+        _say(
+            f"{counts['train']} images to train with and {counts['test']} to test with are in {self.output}.",
+            f"To train: f3rm-ext sfm train dataset.path={self.output} dataset.category={self.category}",
+        )
+        return 0
+
+
+def split_launcher(words: Sequence[str]) -> tuple[list[str] | None, list[str]]:
+    """Splits a pasted command into what accelerate gets, up to the script, and the settings.
+
+    >>> split_launcher(["accelerate", "launch", "--num_processes", "8", "train.py", "training.batch_size=8"])
+    (['--num_processes', '8'], ['training.batch_size=8'])
+    >>> split_launcher(["training.batch_size=8"])
+    (None, ['training.batch_size=8'])
+
+    Raises:
+        ConfigError: the command names no script.
+    """
+    if list(words[:2]) != ["accelerate", "launch"]:
+        return None, list(words)
+    script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+    if script is None:
+        raise ConfigError("The command of accelerate names no script: put train.py before the settings.")
+    return list(words[2:script]), list(words[script + 1 :])
+
+
+def processes_of(launcher: Sequence[str]) -> int:
+    """Returns the number of processes that options of accelerate ask for, 1 by default.
+
+    >>> processes_of(["--multi_gpu", "--num_processes", "8"]), processes_of(["--num_processes=2"]), processes_of([])
+    (8, 2, 1)
+    """
+    for place, word in enumerate(launcher):
+        name, _, value = word.partition("=")
+        if name in ("--num_processes", "--num-processes"):
+            number = value or (launcher[place + 1] if place + 1 < len(launcher) else "")
+            if number.isdigit():
+                return int(number)
+            raise ConfigError(f"--num_processes is {number or 'empty'}, but must be a number of processes.")
+    return 1
+
+
+def _launch(launcher: list[str], preset: Preset, words: list[str]) -> int:
+    """Lets accelerate start the processes; each runs this command without accelerate's part."""
+    if importlib.util.find_spec("accelerate") is None:
+        raise ConfigError("The package accelerate is not installed: `pip install 'f3rm-ext[sfm]'`.")
+    import subprocess
+
+    command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, "-m", "f3rm_ext.scripts.sfm_train"]
+    return subprocess.call([*command, "--preset", preset, *words])
+
+
+def _train(settings: Settings) -> int:
+    from f3rm_ext.sfm.diffusion.plan import make_plan
+    from f3rm_ext.sfm.diffusion.training import Training, make_accelerator
+
+    accelerator, warning = make_accelerator()
+    if accelerator.is_main_process:
+        if warning:
+            _say(f"Warning: {warning}")
+        _say(*make_plan(settings, accelerator.num_processes).lines(settings))
+    training = Training(settings, accelerator)
+    if accelerator.is_main_process and training.notice:
+        _say(training.notice)
+    if accelerator.is_main_process and training.iteration:
+        _say(f"Resuming at step {training.iteration:,}.")
+    log = _start_wandb(settings) if settings.debug.wandb and accelerator.is_main_process else None
+
+    def report(iteration: int, loss: float) -> None:
+        if log is not None:
+            log.log({"loss": loss}, step=iteration)
+        if iteration % _EVERY == 0 or iteration == settings.training.max_iterations:
+            _say(f"step {iteration:,} of {settings.training.max_iterations:,}: loss {loss:.5f}")
+
+    def report_metrics(iteration: int, metrics: dict[str, float]) -> None:
+        if log is not None:
+            log.log(metrics, step=iteration)
+        _say(f"step {iteration:,}, held-out sets: " + ", ".join(f"{name} {v:.3f}" for name, v in metrics.items()))
+
+    training.run(report, report_metrics)
+    if accelerator.is_main_process:
+        _say(f"Checkpoints are in {settings.folder / 'checkpoints'}.")
+    return 0
+
+
+def _start_wandb(settings: Settings) -> Any:
+    import wandb
+
+    from f3rm_ext.sfm.diffusion.settings import flat
+
+    try:
+        return wandb.init(
+            project=settings.debug.project_name, name=settings.debug.run_name, config=dict(flat(settings))
+        )
+    except Exception as error:  # no login, no network …
+        raise ConfigError(
+            f"Weights & Biases cannot be used ({reason_of(error)}): run `wandb login`, or set debug.wandb=False."
+        ) from error
+
+
+def _say(*lines: str) -> None:
+    from f3rm_ext.utils.console import console
+
+    for line in lines:
+        console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":  # in each process that accelerate starts
+    from f3rm_ext.scripts.cli import main
+
+    sys.exit(main(["sfm", "train", *sys.argv[1:]]))

@@ -1,0 +1,84 @@
+"""The cameras of captures, and which images of two captures are the same."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from f3rm_ext.capture import checks
+from f3rm_ext.errors import CaptureError
+from f3rm_ext.sfm.cameras import CameraSet
+
+
+@dataclass(frozen=True)
+class CaptureCameras:
+    """The cameras of a capture, in the frame of its transforms.json."""
+
+    folder: Path
+    """What paths are relative to."""
+    frames: list[dict[str, Any]]
+    """The frames, in the order of the cameras, each with its intrinsics."""
+    cameras: CameraSet
+    """float64; without the distortion."""
+
+    @property
+    def poses(self) -> tuple[Float[np.ndarray, "cams 3 3"], Float[np.ndarray, "cams 3"]]:
+        """Rotations (camera to world, OpenCV axes) and centres."""
+        return self.cameras.rotations.numpy(), self.cameras.centers.numpy()
+
+
+def read_capture_cameras(data: Path) -> CaptureCameras:
+    """Reads poses and intrinsics of a capture.
+
+    Args:
+        data: folder of the capture, or its transforms.json.
+
+    Raises:
+        CaptureError: there is no such capture, or a pose or an intrinsic cannot be used.
+    """
+    meta, folder = checks.read_transforms(data)
+    meta = checks.per_frame_intrinsics(meta)
+    checks.check_frame_poses(meta["frames"])
+    if len(meta["frames"]) < 2:
+        raise CaptureError(f"{data} has fewer than two cameras: give a capture with more.")
+    checks.check_intrinsics({key: value for key, value in meta.items() if key != "camera_model"}, ())
+    shared = {key: value for key, value in meta.items() if key != "frames"}
+    frames = [{**shared, **frame} for frame in meta["frames"]]
+
+    def column(*keys: str) -> Float[Tensor, "cams 2"]:
+        return torch.tensor([[float(frame[key]) for key in keys] for frame in frames], dtype=torch.float64)
+
+    c2w = torch.tensor(np.array([frame["transform_matrix"] for frame in frames], dtype=np.float64))
+    cameras = CameraSet.from_opengl(c2w, column("fl_x", "fl_y"), column("cx", "cy"), column("w", "h"))
+    return CaptureCameras(folder, frames, cameras)
+
+
+def match_images(predicted: CaptureCameras, true: CaptureCameras) -> list[tuple[int, int]]:
+    """Returns the pairs of indices of cameras of the same image, in the order of the truth.
+
+    Images are the same if their paths are; else if their file names are, each of which occurs once; else if their names
+    without suffix are.
+
+    Raises:
+        CaptureError: fewer than two images are in both.
+    """
+    paths = [[Path(frame["file_path"]) for frame in capture.frames] for capture in (predicted, true)]
+    found: list[tuple[int, int]] = []
+    for key in (Path.as_posix, lambda path: path.name, lambda path: path.stem):
+        theirs, ours = ([key(path) for path in some] for some in paths)
+        twice = {name for names in (theirs, ours) for name, count in Counter(names).items() if count > 1}
+        there = {name: index for index, name in enumerate(theirs) if name not in twice}
+        pairs = [(there[name], index) for index, name in enumerate(ours) if name in there and name not in twice]
+        if len(pairs) > len(found):
+            found = pairs
+    if len(found) < 2:
+        raise CaptureError(
+            f"{predicted.folder} and {true.folder} have {len(found) or 'no'} image{'s' * (len(found) != 1)} in common "
+            "by name, but poses are compared in pairs: give two captures of the same photos."
+        )
+    return found

@@ -1,0 +1,170 @@
+"""Weights from files: released checkpoints and our own, and a dense model from a sparse one."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from f3rm_ext.errors import CheckpointError, ExtractorError
+from f3rm_ext.features.extractors.vit import VisionTransformer
+from f3rm_ext.features.extractors.weights import load_state_dict
+from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING
+from f3rm_ext.sfm.diffusion.model import ModelSize, RayDiffuser, Stage
+
+HEAD_CHANNELS = 72
+"""Channels of an attention head in the published model; our sizes have 64."""
+_ENCODER = "encoder.vit."
+_RELEASED = (
+    (r"^feature_extractor\.model\.", _ENCODER),
+    (r"^scratch\.input_conv\.", "rays."),
+    (r"^ray_predictor\.x_embedder\.proj\.", "transformer.input."),
+    (r"^ray_predictor\.t_embedder\.mlp\.", "transformer.step."),
+    (r"^ray_predictor\.blocks\.(\d+)\.attn\.", r"transformer.blocks.\1.attention."),
+    (r"^ray_predictor\.blocks\.(\d+)\.mlp\.fc1\.", r"transformer.blocks.\1.mlp.0."),
+    (r"^ray_predictor\.blocks\.(\d+)\.mlp\.fc2\.", r"transformer.blocks.\1.mlp.2."),
+    (r"^ray_predictor\.blocks\.(\d+)\.adaLN_modulation\.1\.", r"transformer.blocks.\1.modulation."),
+    (r"^ray_predictor\.final_layer\.linear\.", "transformer.output.linear."),
+    (r"^ray_predictor\.final_layer\.adaLN_modulation\.1\.", "transformer.output.modulation."),
+    (r"^project_opers\.(\d)\.project\.0\.", r"head.readouts.\1.0."),
+    (r"^scratch\.layer(\d)_rn\.", r"head.inputs.#\1."),
+    (r"^scratch\.refinenet(\d)\.out_conv\.", r"head.fusions.#\1.output."),
+    (r"^scratch\.refinenet(\d)\.resConfUnit1\.", r"head.fusions.#\1.lateral."),
+    (r"^scratch\.refinenet(\d)\.resConfUnit2\.", r"head.fusions.#\1.refine."),
+    (r"\.t_embedder\.mlp\.(\d)\.", r".step.\1."),
+    (r"\.adaLN_modulation\.1\.", ".modulation."),
+    (r"^scratch\.output_conv\.", "head.output."),
+)
+"""Names of the released checkpoints, in order of replacement. `#` stands for a number that counts from 1."""
+_IGNORED = re.compile(r"^noise_scheduler\.|^ray_predictor\.x_pos_enc\.|\.mask_token$")
+"""What the released files hold beside weights: the schedule and the codes of numbers, which are computed."""
+
+
+def to_our_names(released: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Renames the parameters of a released checkpoint; ours keep their names.
+
+    1 × 1 convolutions and linear layers, which the released code uses differently, get our shapes.
+    """
+    state: dict[str, Tensor] = {}
+    for name, tensor in released.items():
+        if _IGNORED.search(name):
+            continue
+        ours = name
+        for pattern, replacement in _RELEASED:
+            ours = re.sub(pattern, replacement, ours)
+        ours = re.sub(r"#(\d)", lambda match: str(int(match[1]) - 1), ours)
+        if ours == "transformer.input.weight" and tensor.ndim == 4:
+            state[ours] = tensor.flatten(1)
+        elif ours == "rays.weight" and tensor.ndim == 2:
+            state[ours] = tensor[:, :, None, None]
+        else:
+            state[ours] = tensor
+    return state
+
+
+def size_of(state: Mapping[str, Tensor]) -> tuple[ModelSize, Stage]:
+    """Tells the size and the stage of a model from its weights, by our names.
+
+    Raises:
+        CheckpointError: these are no weights of DiffusionSfM.
+    """
+    try:
+        width = state["transformer.input.weight"].shape[0]
+        depth = 1 + max(int(name.split(".")[2]) for name in state if name.startswith("transformer.blocks."))
+        stage: Stage = "dense" if "head.output.0.weight" in state else "sparse"
+        head_width = state["head.output.0.weight"].shape[1] if stage == "dense" else 4 * HEAD_CHANNELS
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            "The file holds no weights of DiffusionSfM: give a checkpoint of `f3rm-ext sfm train` or a released one."
+        ) from error
+    heads = width // HEAD_CHANNELS if width % HEAD_CHANNELS == 0 else width // 64
+    return ModelSize(width, depth, heads, head_width), stage
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Reads the weights of a checkpoint, released or ours, by our names. Nothing but tensors is unpickled.
+
+    Raises:
+        CheckpointError: there is no such file, or it is damaged.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"There is no checkpoint {path}: check the path.")
+    try:
+        return to_our_names(load_state_dict(path))
+    except ExtractorError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def build_model(state: Mapping[str, Tensor], vit: VisionTransformer | None = None) -> RayDiffuser:
+    """Builds the model that these weights belong to.
+
+    Args:
+        state: weights by our names.
+        vit: encoder to use if the weights have none.
+
+    Raises:
+        CheckpointError: parameters are missing, unknown or of other shapes.
+    """
+    size, stage = size_of(state)
+    encoder = {name.removeprefix(_ENCODER): tensor for name, tensor in state.items() if name.startswith(_ENCODER)}
+    if encoder:
+        try:
+            vit = VisionTransformer.from_state_dict(encoder)
+        except ExtractorError as error:
+            raise CheckpointError(f"The image encoder in the checkpoint cannot be used: {error}") from error
+    if vit is None:
+        raise CheckpointError("The checkpoint has no image encoder: give the weights of DINOv2 ViT-S/14, too.")
+    with torch.device("meta"):
+        model = RayDiffuser(vit, size, stage)
+    model.encoder.vit = vit
+    rest = {name: tensor for name, tensor in state.items() if not name.startswith(_ENCODER)}
+    load_exactly(model, {**{_ENCODER + name: tensor for name, tensor in vit.state_dict().items()}, **rest})
+    return model
+
+
+def load_exactly(model: RayDiffuser, state: Mapping[str, Tensor]) -> None:
+    """Gives a model these weights.
+
+    Raises:
+        CheckpointError: parameters are missing, unknown or of other shapes.
+    """
+    expected = model.state_dict()
+    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    misfits = [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape]
+    for names, problem in ((missing, "lacks"), (unknown, "holds unknown"), (misfits, "holds ill-fitting")):
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise CheckpointError(
+                f"The checkpoint {problem} parameters ({shown}): it belongs to another model or version."
+            )
+    model.load_state_dict({name: tensor.to(expected[name].dtype) for name, tensor in state.items()}, assign=True)
+
+
+def dense_from_sparse(dense: RayDiffuser, sparse: Mapping[str, Tensor]) -> None:
+    """Gives a dense model the encoder and the transformer of a sparse one.
+
+    The linear layer of the rays becomes the convolution that applies it to the mean of a patch's cells. The head keeps
+    its initial weights.
+
+    Args:
+        dense: the model.
+        sparse: weights by our names.
+
+    Raises:
+        CheckpointError: the weights are those of a dense model, or of another size.
+    """
+    size, stage = size_of(sparse)
+    if stage != "sparse":
+        raise CheckpointError(
+            "The checkpoint is that of a dense model, but a dense model begins with a sparse one: give a sparse "
+            "checkpoint, or resume the dense run."
+        )
+    if (size.width, size.depth) != (dense.size.width, dense.size.depth):
+        raise CheckpointError(
+            f"The checkpoint has {size.depth} blocks of width {size.width}, but the model {dense.size.depth} of width "
+            f"{dense.size.width}: choose the same size."
+        )
+    weight = sparse["rays.weight"].expand(-1, -1, UPSAMPLING, UPSAMPLING) / UPSAMPLING**2
+    head = {name: tensor for name, tensor in dense.state_dict().items() if name.startswith("head.")}
+    load_exactly(dense, {**head, **sparse, "rays.weight": weight.clone()})

@@ -1,0 +1,165 @@
+"""Makes what training reads: lists of CO3D's frames, or data in CO3D's format from captures with depth."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from f3rm_ext.capture.checks import DISTORTION
+from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.sfm.capture_cameras import CaptureCameras, read_capture_cameras
+from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, IMAGES, Split, write_depth
+from f3rm_ext.sfm.endpoints import has_depth, read_depth
+from f3rm_ext.utils.atomic_files import write_atomic
+
+MIN_QUALITY = 0.5
+"""Smallest viewpoint quality of a sequence of CO3D."""
+MASK_THRESHOLD = 0.4
+"""Share of full opacity above which a pixel of a mask belongs to the object."""
+_SET_LIST = "set_lists/set_lists_fewview_dev.json"
+_SPLITS: tuple[Split, Split] = ("train", "test")
+Frames = dict[str, list[dict[str, Any]]]
+
+
+def write_list(root: Path, category: str, split: Split, sequences: Frames) -> Path:
+    """Writes the list of a category: for each sequence its frames."""
+    folder = root / ANNOTATIONS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{category}_{split}.jgz"
+    write_atomic(path, gzip.compress(json.dumps(sequences).encode(), mtime=0))
+    return path
+
+
+# --- from captures ---------------------------------------------------------------------------------------------------
+
+
+def convert_captures(
+    captures: Sequence[Path], root: Path, category: str, on_image: Callable[[int], None] = lambda done: None
+) -> dict[Split, int]:
+    """Writes captures with depth as sequences of one category. Held-out images go to the test list.
+
+    Args:
+        captures: nerfstudio captures whose frames have depth maps, without distortion.
+        root: folder that training gets as ``dataset.path``.
+        category: name of the category.
+        on_image: called with the number of images done.
+
+    Returns:
+        Number of images in each list.
+
+    Raises:
+        CaptureError: a capture has no depth, or is distorted.
+    """
+    lists: dict[Split, Frames] = {"train": {}, "test": {}}
+    done = 0
+    for number, data in enumerate(captures):
+        capture = read_capture_cameras(data)
+        _require_depth_and_pinholes(capture, data)
+        name = f"{number:03d}_{capture.folder.resolve().name}"
+        folder = root / IMAGES / category / name
+        for part in ("images", "depths"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        cameras = capture.cameras.to_pytorch3d()
+        held_out = set(capture.frames[0].get("test_filenames", ())) | set(capture.frames[0].get("val_filenames", ()))
+        for index, frame in enumerate(capture.frames):
+            file = f"frame{index:06d}.jpg"
+            with Image.open(capture.folder / frame["file_path"]) as image:
+                image.convert("RGB").save(folder / "images" / file, quality=95)
+            write_depth(folder / "depths" / f"{file}.geometric.png", read_depth(frame, capture.folder))
+            split: Split = "test" if frame["file_path"] in held_out else "train"
+            lists[split].setdefault(name, []).append(
+                {
+                    "filepath": f"{category}/{name}/images/{file}",
+                    "bbox": [0, 0, int(frame["w"]), int(frame["h"])],
+                    **{
+                        key: getattr(cameras, key)[index].tolist()
+                        for key in ("R", "T", "focal_length", "principal_point")
+                    },
+                }
+            )
+            done += 1
+            on_image(done)
+    for split in _SPLITS:
+        write_list(root, category, split, lists[split])
+    return {split: sum(map(len, lists[split].values())) for split in _SPLITS}
+
+
+def _require_depth_and_pinholes(capture: CaptureCameras, data: Path) -> None:
+    if not has_depth(capture, range(len(capture.frames))):
+        raise CaptureError(f"{data} has frames without depth_file_path: endpoints of rays are made of depth maps.")
+    for frame in capture.frames:
+        values = np.ravel([frame.get(key, 0.0) for key in DISTORTION if key != "distortion_params"])
+        if np.any(values.astype(np.float64) != 0):
+            raise CaptureError(f"{data} has lens distortion, but CO3D's cameras have none: undistort its images first.")
+
+
+# --- from CO3D -------------------------------------------------------------------------------------------------------
+
+
+def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambda done: None) -> dict[Split, int]:
+    """Writes the lists of a category of CO3D v2 as RayDiffusion's preparation does.
+
+    Frames are those of the few-view development set, of sequences whose viewpoint quality is above 0.5. Boxes hold the
+    pixels of the masks above 0.4; frames with an empty mask are left out.
+
+    Args:
+        root: folder that holds ``co3d`` with the category as downloaded.
+        category: its name.
+        on_frame: called with the number of frames done.
+
+    Returns:
+        Number of images in each list.
+
+    Raises:
+        ConfigError: files of the category are missing.
+    """
+    folder = root / IMAGES / category
+    frames = _read(folder / "frame_annotations.jgz")
+    sequences = {entry["sequence_name"]: entry for entry in _read(folder / "sequence_annotations.jgz")}
+    sets: Mapping[str, Iterable[Sequence[Any]]] = _read(folder / _SET_LIST)
+    good = {name for name, entry in sequences.items() if (entry.get("viewpoint_quality_score") or 0) > MIN_QUALITY}
+    by_path = {entry["image"]["path"]: entry for entry in frames}
+    counts: dict[Split, int] = {}
+    done = 0
+    for split in _SPLITS:
+        lists: Frames = {}
+        for name, _, path in sets[split]:
+            done += 1
+            on_frame(done)
+            if name not in good or path not in by_path:
+                continue
+            box = _box_of_mask(root / IMAGES / by_path[path]["mask"]["path"])
+            viewpoint = by_path[path]["viewpoint"]
+            if box is not None:
+                entry = {key: viewpoint[key] for key in ("R", "T", "focal_length", "principal_point")}
+                lists.setdefault(name, []).append({"filepath": path, "bbox": box, **entry})
+        write_list(root, category, split, lists)
+        counts[split] = sum(map(len, lists.values()))
+    return counts
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.suffix == ".jgz":
+            with gzip.open(path, "rt", encoding="utf-8") as stream:
+                return json.load(stream)
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, EOFError, ValueError) as error:
+        raise ConfigError(f"{path} of CO3D cannot be read ({error}): download the category again.") from error
+
+
+def _box_of_mask(path: Path) -> list[int] | None:
+    """Left, upper, right and lower edge of an object, pixels."""
+    try:
+        with Image.open(path) as image:
+            there = np.asarray(image.convert("L")) > MASK_THRESHOLD * 255
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The mask {path} of CO3D cannot be read ({error}): download the sequence again.") from error
+    if not there.any():
+        return None
+    rows, cols = np.flatnonzero(there.any(axis=1)), np.flatnonzero(there.any(axis=0))
+    return [int(cols[0]), int(rows[0]), int(cols[-1]) + 1, int(rows[-1]) + 1]

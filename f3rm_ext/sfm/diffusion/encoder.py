@@ -1,0 +1,75 @@
+"""The image encoder: DINOv2 patch tokens, and the token sequences that the dense head uses."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD, normalise
+from f3rm_ext.features.extractors.vit import VisionTransformer
+
+_POSITION_OFFSET = 0.1
+"""DINOv2's own code stretches its position embedding by (n + 0.1) / n when it interpolates it."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the network sees of the images."""
+
+    patches: Float[Tensor, "batch images feat rows cols"]
+    """Patch tokens of the last block, with the final norm."""
+    middle: Float[Tensor, "batch images tokens feat"]
+    """Class token and patch tokens after the middle block, without norm."""
+    last: Float[Tensor, "batch images tokens feat"]
+    """The same after the last block."""
+
+    def of(self, images: list[int]) -> "Encoded":
+        """Returns some of the images."""
+        return Encoded(self.patches[:, images], self.middle[:, images], self.last[:, images])
+
+
+class ImageEncoder(nn.Module):
+    """DINOv2 at patch resolution.
+
+    Args:
+        vit: a ViT with a class token and without registers; the published model has ViT-S/14.
+    """
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        self.vit = vit
+
+    @property
+    def width(self) -> int:
+        """Length of a token."""
+        return self.vit.width
+
+    def _positions(self, rows: int, cols: int) -> Float[Tensor, "1 tokens feat"]:
+        grid = self.vit.pos_embed[:, 1:]
+        side = math.isqrt(grid.shape[1])
+        if (rows, cols) != (side, side):
+            image = grid.unflatten(1, (side, side)).permute(0, 3, 1, 2).float()
+            scale = ((rows + _POSITION_OFFSET) / side, (cols + _POSITION_OFFSET) / side)
+            image = functional.interpolate(image, scale_factor=scale, mode="bicubic", align_corners=False)
+            grid = image.flatten(2).mT.to(grid.dtype)
+        return torch.cat([self.vit.pos_embed[:, :1], grid], dim=1)
+
+    def forward(self, images: Float[Tensor, "batch images 3 h w"]) -> Encoded:
+        """Encodes images of values 0 to 1, whose sides are multiples of the patch size."""
+        batch, count = images.shape[:2]
+        pixels = normalise(images.flatten(0, 1), IMAGENET_MEAN, IMAGENET_STD)
+        patches = self.vit.patch_embed(pixels, self.vit.patch_px)
+        rows, cols = patches.shape[-2:]
+        tokens = torch.cat([self.vit.cls_token.expand(len(patches), -1, -1), patches.flatten(2).mT], dim=1)
+        x = tokens + self._positions(rows, cols)
+        middle = x
+        for index, block in enumerate(self.vit.blocks):
+            x = block(x)
+            if index == self.vit.depth // 2 - 1:
+                middle = x
+        final = self.vit.norm(x)[:, 1:].mT.unflatten(2, (rows, cols))
+        made = (tensor.unflatten(0, (batch, count)) for tensor in (final, middle, x))
+        return Encoded(*made)

@@ -1,0 +1,111 @@
+"""DiffusionSfM's network, sparse (one ray per patch) and dense (256 rays per patch)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from f3rm_ext.features.extractors.vit import VisionTransformer
+from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING, DenseHead
+from f3rm_ext.sfm.diffusion.encoder import Encoded, ImageEncoder
+from f3rm_ext.sfm.diffusion.transformer import RayTransformer
+from f3rm_ext.sfm.rays import CHANNELS
+
+Stage = Literal["sparse", "dense"]
+IMAGE_SIDE_PX = 224
+"""Side of the images that the published model sees: 16 patches of 14 pixels."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Widths and depths."""
+
+    width: int
+    """Width of the transformer."""
+    depth: int
+    """Number of its blocks, a multiple of 4."""
+    heads: int
+    """Its attention heads."""
+    head_width: int
+    """Channels of the dense head."""
+
+
+SIZES = {
+    "published": ModelSize(width=1152, depth=16, heads=16, head_width=256),
+    "tiny": ModelSize(width=256, depth=4, heads=4, head_width=64),
+}
+"""The published size, and one that trains on a CPU."""
+
+
+class RayDiffuser(nn.Module):
+    """Predicts clean ray maps from noisy ones and images.
+
+    Args:
+        vit: the image encoder.
+        size: widths and depths.
+        stage: sparse predicts one ray per patch; dense 16 × 16, with the dense head.
+    """
+
+    def __init__(self, vit: VisionTransformer, size: ModelSize, stage: Stage) -> None:
+        super().__init__()
+        self.size, self.stage = size, stage
+        self.encoder = ImageEncoder(vit)
+        feat = self.encoder.width
+        # A ray and whether its depth is known become as many channels as a patch token has.
+        if stage == "sparse":
+            self.rays: nn.Module = nn.Conv2d(CHANNELS + 1, feat, 1)
+            self.head = None
+        else:
+            self.rays = nn.Conv2d(CHANNELS + 1, feat, UPSAMPLING, stride=UPSAMPLING)
+            self.head = DenseHead(feat, size.width, size.head_width, CHANNELS)
+        self.transformer = RayTransformer(2 * feat + 2, CHANNELS, size.width, size.depth, size.heads)
+
+    @property
+    def cells(self) -> int:
+        """Cells of the maps along each side of a patch."""
+        return 1 if self.stage == "sparse" else UPSAMPLING
+
+    def forward(
+        self,
+        noisy: Float[Tensor, "batch images 8 h w"],
+        steps: Int64[Tensor, " batch"],
+        encoded: Encoded,
+        ndc: Float[Tensor, "batch images 2 rows cols"],
+        known: Float[Tensor, "batch images h w"] | None = None,
+    ) -> Float[Tensor, "batch images 8 h w"]:
+        """Predicts clean maps.
+
+        Args:
+            noisy: noisy maps, 0 where the depth is not known.
+            steps: step of the schedule of each scene.
+            encoded: the images; see :attr:`encoder`.
+            ndc: x and y of the patches in PyTorch3D's NDC of the uncropped image.
+            known: 1 where the depth is known; by default everywhere.
+        """
+        batch, images = noisy.shape[:2]
+        if known is None:
+            known = torch.ones_like(noisy[:, :, 0])
+        rays = self.rays(torch.cat([noisy, known[:, :, None]], dim=2).flatten(0, 1)).unflatten(0, (batch, images))
+        patches = torch.cat([encoded.patches, rays, ndc], dim=2)
+        sparse, taps = self.transformer(patches, steps)
+        return sparse if self.head is None else self.head(encoded, taps, steps)
+
+
+def masked_loss(
+    predicted: Float[Tensor, "batch images 8 h w"],
+    clean: Float[Tensor, "batch images 8 h w"],
+    known: Float[Tensor, "batch images h w"],
+    absolute: bool = False,
+) -> Float[Tensor, ""]:
+    """Returns the mean of (M · predicted - M · clean)² over all elements, known or not, as published.
+
+    Args:
+        predicted: maps.
+        clean: maps.
+        known: M, 1 where the depth is known.
+        absolute: take absolute values instead of squares.
+    """
+    difference = known[:, :, None] * (predicted - clean)
+    return difference.abs().mean() if absolute else difference.square().mean()

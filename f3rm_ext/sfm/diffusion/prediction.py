@@ -1,0 +1,122 @@
+"""Cameras of images by a trained model, and how well those of held-out sets fit."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from f3rm_ext.sfm.cameras import CameraSet
+from f3rm_ext.sfm.diffusion.co3d import Co3dScenes
+from f3rm_ext.sfm.diffusion.model import IMAGE_SIDE_PX, RayDiffuser
+from f3rm_ext.sfm.diffusion.schedule import PUBLISHED_STOP, in_chunks, sample
+from f3rm_ext.sfm.metrics import PoseMetrics, compare_poses
+from f3rm_ext.sfm.rays import cell_ndc
+from f3rm_ext.sfm.recovery import Unknown, recover_cameras
+
+
+def predict_maps(
+    model: RayDiffuser,
+    images: Float[Tensor, "images 3 h w"],
+    ndc: Float[Tensor, "images 2 patches patches"],
+    generator: torch.Generator,
+    stop: int = PUBLISHED_STOP,
+    most_images: int = 8,
+) -> Float[Tensor, "images 8 cells cells"]:
+    """Predicts the ray maps of images of one scene, in the frame of the first.
+
+    Args:
+        model: on the device of the images, in evaluation mode.
+        images: square crops, 0 to 1.
+        ndc: where their patches lie in the uncropped images.
+        generator: of the noise, on the same device.
+        stop: steps of sampling.
+        most_images: images that the model takes at once; more go in groups with the first.
+    """
+    with torch.no_grad():
+        encoded = model.encoder(images[None])
+
+    def predict(maps: Tensor, steps: Tensor, chosen: list[int]) -> Tensor:
+        return model(maps, steps, encoded.of(chosen), ndc[None, chosen]).float()
+
+    cells = ndc.shape[-1] * model.cells
+    return sample(in_chunks(predict, most_images), (1, len(images), cells, cells), generator, stop)[0]
+
+
+def predict_photos(
+    model: RayDiffuser,
+    photos: Sequence[UInt8[np.ndarray, "_ _ 3"]],
+    focals_px: Sequence[float] | None = None,
+    seed: int = 0,
+) -> CameraSet:
+    """Predicts the cameras of photos of one scene, in the frame of the first; its median point has distance 1.
+
+    The square in the middle of each photo is used, as in training.
+
+    Args:
+        model: put into evaluation mode.
+        photos: two or more.
+        focals_px: focal lengths in pixels; None predicts them, too. Principal points are in the middle.
+        seed: of the noise.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    sizes = torch.tensor([[photo.shape[1], photo.shape[0]] for photo in photos], dtype=torch.float64)
+    sides = sizes.amin(dim=1).floor()
+    corners = ((sizes - sides[:, None]) / 2).floor()
+    images = []
+    for photo, (left, upper), side in zip(photos, corners.int().tolist(), sides.int().tolist(), strict=True):
+        crop = Image.fromarray(photo).crop((left, upper, left + side, upper + side))
+        pixels = np.asarray(crop.resize((IMAGE_SIDE_PX, IMAGE_SIDE_PX), Image.Resampling.BILINEAR), np.float32) / 255
+        images.append(torch.from_numpy(pixels).permute(2, 0, 1))
+    patches = IMAGE_SIDE_PX // model.encoder.vit.patch_px
+    ndc = cell_ndc(patches, patches, images[0]).expand(len(images), -1, -1, -1)
+    generator = torch.Generator(device).manual_seed(seed)
+    maps = predict_maps(model, torch.stack(images).to(device), ndc.to(device), generator).cpu()
+    scale = (sides / IMAGE_SIDE_PX)[:, None]
+    intrinsics: tuple[Tensor, Tensor] | Unknown = "focal"
+    if focals_px is not None:
+        focals = torch.tensor(focals_px, dtype=torch.float64)[:, None].expand(-1, 2) / scale
+        intrinsics = (focals, (sizes / 2 - corners) / scale)
+    found = recover_cameras(maps, torch.full_like(sizes, IMAGE_SIDE_PX), intrinsics)
+    return replace(
+        found, focals_px=found.focals_px * scale, principals_px=found.principals_px * scale + corners, sizes_px=sizes
+    )
+
+
+def evaluate(
+    model: RayDiffuser,
+    scenes: Co3dScenes,
+    count: int,
+    stop: int = PUBLISHED_STOP,
+    on_set: Callable[[int], None] = lambda done: None,
+) -> list[PoseMetrics]:
+    """Compares the predicted cameras of image sets with the true ones, with known intrinsics.
+
+    Args:
+        model: the network; put into evaluation mode.
+        scenes: where sets come from, the first ``count`` of them.
+        count: number of sets.
+        stop: steps of sampling.
+        on_set: called with the number of sets done.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    found = []
+    for number in range(count):
+        scene = scenes[number]
+        generator = torch.Generator(device).manual_seed(number)
+        maps = predict_maps(model, scene.images.to(device), scene.ndc.to(device), generator, stop).cpu()
+        sizes = torch.full((len(maps), 2), float(scene.images.shape[-1]))
+        cameras = recover_cameras(maps, sizes, (scene.focals_px, scene.principals_px))
+        true = (scene.rotations.double().numpy(), scene.centers.double().numpy())
+        found.append(compare_poses(_poses(cameras), true))
+        on_set(number + 1)
+    return found
+
+
+def _poses(cameras: CameraSet) -> tuple[np.ndarray, np.ndarray]:
+    return cameras.rotations.numpy(), cameras.centers.numpy()

@@ -1,0 +1,271 @@
+"""Settings of a training, by the dotted names of the released code, and two presets.
+
+``training.batch_size=8 dataset.category=apple`` sets two of them. Names that the released documentation also has are
+understood: ``dataset.category`` for ``dataset.shape``, ``train.…`` for ``training.…``.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from f3rm_ext.errors import ConfigError
+
+Size = Literal["published", "tiny"]
+Preset = Literal["none", "sparse", "dense"]
+
+
+@dataclass
+class TrainingSettings:
+    """``training.*``"""
+
+    resume: bool = False
+    """Go on from the newest checkpoint of the run's folder."""
+    pretrain_path: str = ""
+    """Checkpoint whose weights the model begins with: for a dense model those of a sparse one. Not used by resumed
+    runs."""
+    batch_size: int = 8
+    """Scenes per process (GPU) and step."""
+    max_iterations: int = 100_000
+    """Steps."""
+    lr: float = 1e-4
+    """Learning rate. The encoder and the transformer of a dense model get a tenth of it."""
+    mixed_precision: bool = True
+    """Compute in 16 bits where that is safe; off on the CPU."""
+    bfloat: bool = True
+    """Which 16 bits: bfloat16, else float16 with scaled gradients."""
+    gradient_clipping: bool = False
+    """Limit the norm of the gradient to 1, after unscaling."""
+    l1_loss: bool = False
+    """Absolute errors instead of squared ones."""
+    freeze_encoder: bool = True
+    """Keep the weights of DINOv2."""
+    reinit: bool = False
+    """Unfreeze encoder and transformer after `reinit_after` steps, with a new optimiser."""
+    reinit_after: int = 50_000
+    """Steps before encoder and transformer are unfrozen."""
+    dpt_head: bool = False
+    """Dense model: predict 16 × 16 rays per patch."""
+    full_num_patches_x: int = 16
+    """Rays along an image's width: 16, or 256 with the dense head."""
+    full_num_patches_y: int = 16
+    """Rays along an image's height: the same."""
+    interval_save_checkpoint: int = 5000
+    """Steps between checkpoints; the newest two are kept."""
+    interval_evaluate: int = 5000
+    """Steps between evaluations on eight image sets of the test list; 0 for none."""
+    num_workers: int = 8
+    """Processes that read data, 0 or more."""
+    seed: int = 0
+    """Seed of everything random."""
+
+
+@dataclass
+class ModelSettings:
+    """``model.*``"""
+
+    num_images: int = 8
+    """Largest number of images of a scene, 2 to 64."""
+    random_num_images: bool = True
+    """Take 2 to num_images images, another number in every step."""
+    freeze_transformer: bool = False
+    """Keep the weights of the transformer."""
+    size: Size = "published"
+    """Widths and depths: those of the paper, or tiny ones for a CPU."""
+    encoder_weights: str = ""
+    """State dict of DINOv2 ViT-S/14; by default the published one, which is downloaded."""
+
+
+@dataclass
+class DatasetSettings:
+    """``dataset.*``"""
+
+    name: str = "co3d"
+    """Data set; co3d is the only one."""
+    shape: str = "all_train"
+    """Categories, separated by commas; all_train for all that are there but the ten unseen ones."""
+    path: str = "co3d_data"
+    """Folder of the data set: co3d/ with the images, co3d_annotations/ with the lists."""
+    apply_augmentation: bool = True
+    """Cut crops of .8 to 1.1 times the short side."""
+    image_size: int = 224
+    """Side of the images in pixels, a multiple of 14."""
+
+
+@dataclass
+class DebugSettings:
+    """``debug.*``"""
+
+    wandb: bool = True
+    """Log to Weights & Biases."""
+    project_name: str = "diffusionsfm"
+    """Its project."""
+    run_name: str = "run"
+    """Name of the run, and of its folder."""
+
+
+@dataclass
+class Settings:
+    """All settings of a training."""
+
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    dataset: DatasetSettings = field(default_factory=DatasetSettings)
+    debug: DebugSettings = field(default_factory=DebugSettings)
+    run_dir: str = ""
+    """Folder of the run, ``hydra.run.dir``; by default outputs/ and the run's name."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return Path(self.run_dir) if self.run_dir else Path("outputs") / self.debug.run_name
+
+    @property
+    def patches(self) -> int:
+        """Patches along each side of an image."""
+        return self.dataset.image_size // 14
+
+    @property
+    def cells(self) -> int:
+        """Rays along each side of an image."""
+        return self.training.full_num_patches_x
+
+
+PRESETS: dict[Preset, tuple[str, ...]] = {
+    "none": (),
+    "sparse": ("training.batch_size=8", "training.max_iterations=400000", "model.num_images=8"),
+    "dense": (
+        *("training.batch_size=4", "training.max_iterations=800000", "model.num_images=8"),
+        *("training.dpt_head=True", "training.full_num_patches_x=256", "training.full_num_patches_y=256"),
+        *("training.gradient_clipping=True", "training.reinit=True", "training.freeze_encoder=True"),
+        "model.freeze_transformer=True",
+    ),
+}
+"""The two published stages, for 8 processes."""
+_ALIASES = {"dataset.category": "dataset.shape", "hydra.run.dir": "run_dir"}
+_FIXED: Mapping[str, str] = {
+    "training.regression": "False",
+    "training.normalize_first_camera": "True",
+    "training.first_cam_mediod": "True",
+    "training.diffuse_origins_and_endpoints": "True",
+    "training.diffuse_depths": "False",
+    "training.depth_resolution": "1",
+    "training.dpt_encoder_features": "True",
+    "training.nearest_neighbor": "True",
+    "training.no_bg_targets": "True",
+    "training.unit_normalize_scene": "False",
+    "training.grad_accumulation": "False",
+    "model.pred_x0": "True",
+    "model.model_type": "dit",
+    "model.num_patches_x": "16",
+    "model.num_patches_y": "16",
+    "model.depth": "16",
+    "model.feature_extractor": "dino",
+    "model.append_ndc": "True",
+    "model.within_image": "False",
+    "model.use_homogeneous": "True",
+    "model.cond_depth_mask": "True",
+    "noise_scheduler.type": "linear",
+    "noise_scheduler.max_timesteps": "100",
+    "dataset.mask_holes": "True",
+}
+"""Settings of the released code that have one value here: that with which the published models were trained."""
+
+
+def parse_settings(words: Sequence[str], preset: Preset = "none") -> Settings:
+    """Reads settings from ``key=value`` words; later ones count.
+
+    Raises:
+        ConfigError: a key is unknown, or a value cannot be used.
+    """
+    settings = Settings()
+    for word in (*PRESETS[preset], *words):
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"`{word}` sets nothing: write settings as key=value, such as training.batch_size=4.")
+        _set(settings, key.lstrip("+"), value)
+    check_settings(settings)
+    return settings
+
+
+def _set(settings: Settings, key: str, value: str) -> None:
+    if key.startswith("train."):
+        key = "training." + key.removeprefix("train.")
+    key = _ALIASES.get(key, key)
+    if key in _FIXED:
+        if value.lower() != _FIXED[key].lower():
+            raise ConfigError(
+                f"{key}={value} is not built: the published models have {_FIXED[key]}, the only value here."
+            )
+        return
+    known = dict(flat(settings))
+    if key not in known:
+        near = difflib.get_close_matches(key, [*known, *_ALIASES], n=1)
+        group = key.partition(".")[0] + "."
+        others = [name for name in known if name.startswith(group)] or list(known)
+        raise ConfigError(
+            f"There is no setting {key}: "
+            + (f"write {near[0]}, if you mean that." if near else f"choose from {', '.join(others)}.")
+        )
+    *group, name = key.split(".")
+    owner = getattr(settings, group[0]) if group else settings
+    kind = next(entry.type for entry in fields(owner) if entry.name == name)
+    setattr(owner, name, _converted(key, value.strip("'\""), kind))
+
+
+def _converted(key: str, value: str, kind: Any) -> bool | int | float | str:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ConfigError(f"{key} is {value}: choose from {', '.join(get_args(kind))}.")
+        return value
+    if kind is bool:
+        if value.lower() not in ("true", "false", "1", "0"):
+            raise ConfigError(f"{key} is {value}, but must be True or False.")
+        return value.lower() in ("true", "1")
+    try:
+        return kind(value.replace("_", "")) if kind is int else kind(value)
+    except ValueError as error:
+        raise ConfigError(f"{key} is {value}, but must be a{'n integer' if kind is int else ' number'}.") from error
+
+
+def flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields all settings by their dotted names."""
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        if is_dataclass(value):
+            yield from flat(value, f"{prefix}{entry.name}.")
+        else:
+            yield prefix + entry.name, value
+
+
+def check_settings(settings: Settings) -> None:
+    """Checks that values fit each other.
+
+    Raises:
+        ConfigError: some do not.
+    """
+    training, model, data = settings.training, settings.model, settings.dataset
+    for key, value, least in (
+        ("training.batch_size", training.batch_size, 1),
+        ("training.max_iterations", training.max_iterations, 1),
+        ("training.interval_save_checkpoint", training.interval_save_checkpoint, 1),
+        ("training.interval_evaluate", training.interval_evaluate, 0),
+        ("training.num_workers", training.num_workers, 0),
+        ("model.num_images", model.num_images, 2),
+    ):
+        if value < least:
+            raise ConfigError(f"{key} is {value}, but must be at least {least}.")
+    if data.name != "co3d":
+        raise ConfigError(f"dataset.name is {data.name}, but co3d is the only data set: convert yours to its format.")
+    if data.image_size < 14 or data.image_size % 14:
+        raise ConfigError(f"dataset.image_size is {data.image_size}, but patches have 14 pixels: use a multiple of 14.")
+    wanted = settings.patches * (16 if training.dpt_head else 1)
+    if (training.full_num_patches_x, training.full_num_patches_y) != (wanted, wanted):
+        head = "with training.dpt_head=True" if training.dpt_head else "without the dense head"
+        raise ConfigError(
+            f"training.full_num_patches_x and _y are {training.full_num_patches_x} and {training.full_num_patches_y}, "
+            f"but {head} there are {wanted} rays along each side: set both to {wanted}."
+        )
+    if training.reinit and not training.dpt_head:
+        raise ConfigError("training.reinit belongs to the dense stage: add training.dpt_head=True.")

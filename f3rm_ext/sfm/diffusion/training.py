@@ -1,0 +1,365 @@
+"""Training of both stages, on one process or several (``accelerate launch``).
+
+Everything random is a function of the seed, the step and the process, so that a resumed run continues exactly.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler, default_collate
+
+from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError
+from f3rm_ext.features.extractors.dino import Dinov2Config, Dinov2Extractor
+from f3rm_ext.features.extractors.vit import VisionTransformer
+from f3rm_ext.features.extractors.weights import load_state_dict, resolve
+from f3rm_ext.sfm.diffusion import checkpoint as files
+from f3rm_ext.sfm.diffusion.co3d import Co3dScenes, SceneSample
+from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, masked_loss
+from f3rm_ext.sfm.diffusion.plan import set_trained
+from f3rm_ext.sfm.diffusion.prediction import evaluate
+from f3rm_ext.sfm.diffusion.schedule import STEPS, add_noise, make_scheduler
+from f3rm_ext.sfm.diffusion.settings import Settings, flat
+from f3rm_ext.utils.output_file import replacing
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+CHECKPOINTS, LOG = "checkpoints", "losses.jsonl"
+EVALUATED_SETS = 8
+"""Image sets of an evaluation."""
+_KEPT = 2
+_MAX_NORM = 1.0
+_SLOWER = 0.1
+"""Factor on the learning rate of encoder and transformer in the dense stage."""
+Report = Callable[[int, float], None]
+"""Called after each step with the number of steps done and the loss."""
+ReportMetrics = Callable[[int, dict[str, float]], None]
+"""Called after each evaluation with the number of steps done and the means over the image sets."""
+
+
+class SampleNumbers(Sampler[list[int]]):
+    """Numbers of samples for one process: those of step s are s·total + rank·batch onwards."""
+
+    def __init__(self, first: int, last: int, batch: int, rank: int, processes: int) -> None:
+        self.steps = range(first, last)
+        self.batch, self.rank, self.processes = batch, rank, processes
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self.steps:
+            start = (step * self.processes + self.rank) * self.batch
+            yield list(range(start, start + self.batch))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class EncodeAndPredict(nn.Module):
+    """Encoder and network in one call, so that gradients of both are averaged over processes."""
+
+    def __init__(self, model: RayDiffuser) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch images 3 h w"],
+        noisy: Float[Tensor, "batch images 8 cells cells"],
+        steps: Int64[Tensor, " batch"],
+        ndc: Float[Tensor, "batch images 2 patches patches"],
+        known: Float[Tensor, "batch images cells cells"],
+    ) -> Float[Tensor, "batch images 8 cells cells"]:
+        return self.model(noisy, steps, self.model.encoder(images), ndc, known)
+
+
+def make_accelerator() -> "tuple[Accelerator, str | None]":
+    """Returns accelerate's view of devices and processes, and a warning if it was told to use its mixed precision.
+
+    Raises:
+        ConfigError: accelerate is not installed.
+    """
+    try:
+        from accelerate import Accelerator
+    except ImportError as error:
+        raise ConfigError(
+            "Training DiffusionSfM needs the package accelerate: `pip install 'f3rm-ext[sfm]'`."
+        ) from error
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    warning = None
+    if asked not in ("", "no"):
+        warning = (
+            f"accelerate's mixed precision ({asked}) is not used, because training has its own "
+            "(training.mixed_precision): answer no in `accelerate config`."
+        )
+    return Accelerator(mixed_precision="no"), warning
+
+
+def seed_of(*numbers: int) -> int:
+    """Returns a seed for a generator, different for different numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1
+
+
+def find_checkpoints(folder: Path) -> list[Path]:
+    """Returns the checkpoints of a run, oldest first."""
+    return sorted((folder / CHECKPOINTS).glob("ckpt_*.pth"))
+
+
+class Training:
+    """A run.
+
+    ``notice`` says why nothing is evaluated, if the test list cannot be used.
+
+    Args:
+        settings: checked settings.
+        accelerator: devices and processes.
+
+    Raises:
+        UserError: data, weights or checkpoints cannot be used.
+    """
+
+    def __init__(self, settings: Settings, accelerator: "Accelerator") -> None:
+        self.settings, self.accelerator = settings, accelerator
+        self.device: torch.device = accelerator.device
+        self.iteration = 0
+        self.dataset = make_dataset(settings, "train")
+        self.held_out, self.notice = None, ""
+        if settings.training.interval_evaluate:
+            try:
+                self.held_out = make_dataset(settings, "test")
+            except CaptureError as error:
+                self.notice = f"Nothing is evaluated while training: {error}"
+        saved = self._newest() if settings.training.resume else None
+        self.network = _make_model(settings, saved)
+        if saved is not None:
+            self.iteration = int(saved["iteration"])
+        self.alphas_bar = make_scheduler().alphas_cumprod.to(self.device)
+        training = settings.training
+        self.amp = training.mixed_precision and self.device.type != "cpu"
+        self.dtype = torch.bfloat16 if training.bfloat else torch.float16
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp and not training.bfloat)
+        self._prepare()
+        if saved is not None:
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.scaler.load_state_dict(saved["scaler"])
+
+    def _newest(self) -> dict[str, Any]:
+        found = find_checkpoints(self.settings.folder)
+        if not found:
+            raise CheckpointError(
+                f"There is no checkpoint in {self.settings.folder / CHECKPOINTS} to resume: give the run's folder with "
+                "hydra.run.dir, or leave training.resume out."
+            )
+        try:
+            saved = torch.load(found[-1], map_location="cpu", weights_only=True)
+            before = {key: saved["settings"][key] for key in ("training.dpt_head", "model.size", "training.batch_size")}
+        except Exception as error:  # a damaged file raises anything
+            raise CheckpointError(
+                f"The checkpoint {found[-1]} cannot be read ({error}): delete it to resume from the one before."
+            ) from error
+        now = dict(flat(self.settings))
+        changed = [f"{key} was {value}" for key, value in before.items() if now[key] != value]
+        if changed:
+            raise CheckpointError(
+                f"The run in {self.settings.folder} cannot go on with these settings ({', '.join(changed)}): give the "
+                "same ones, or begin a new run with training.pretrain_path."
+            )
+        return saved
+
+    @property
+    def _unfrozen(self) -> bool:
+        return self.settings.training.reinit and self.iteration >= self.settings.training.reinit_after
+
+    def _prepare(self) -> None:
+        """Chooses what is trained; makes the optimiser and the wrapper that averages gradients."""
+        training, model = self.settings.training, self.settings.model
+        freeze = not self._unfrozen
+        set_trained(self.network, training.freeze_encoder and freeze, model.freeze_transformer and freeze)
+        self.network.to(self.device)
+        slow, fast = [], []
+        for name, parameter in self.network.named_parameters():
+            if parameter.requires_grad:
+                is_slow = training.dpt_head and name.startswith(("encoder.", "transformer."))
+                (slow if is_slow else fast).append(parameter)
+        groups = [{"params": fast, "lr": training.lr}, {"params": slow, "lr": _SLOWER * training.lr}]
+        self.optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+        self.model = self.accelerator.prepare_model(EncodeAndPredict(self.network))
+        self.model.train()
+
+    def run(
+        self,
+        report: Report = lambda iteration, loss: None,
+        report_metrics: ReportMetrics = lambda iteration, metrics: None,
+    ) -> None:
+        """Trains to the last step.
+
+        Raises:
+            ConfigError: the loss is not a number.
+        """
+        training = self.settings.training
+        numbers = SampleNumbers(
+            self.iteration,
+            training.max_iterations,
+            training.batch_size,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+        )
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=numbers,
+            num_workers=training.num_workers,
+            pin_memory=self.device.type != "cpu",
+            collate_fn=_collate,
+        )
+        for batch in loader:
+            start = time.perf_counter()
+            loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in batch)))
+            self.iteration += 1
+            if self.accelerator.is_main_process:
+                self._log(loss, time.perf_counter() - start)
+                report(self.iteration, loss)
+            if training.reinit and self.iteration == training.reinit_after:
+                # Before a checkpoint of this step is saved: a run that resumes there begins unfrozen.
+                del self.model  # with its hooks for the gradients that were averaged so far
+                self.accelerator.free_memory()
+                self._prepare()
+                self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
+            is_last = self.iteration == training.max_iterations
+            if is_last or self.iteration % training.interval_save_checkpoint == 0:
+                self.save()
+            if self.held_out is not None and (is_last or self.iteration % training.interval_evaluate == 0):
+                if self.accelerator.is_main_process:
+                    report_metrics(self.iteration, self.evaluate(self.held_out))
+                self.accelerator.wait_for_everyone()
+
+    def step(self, sample: SceneSample) -> float:
+        """Does one step of the optimiser. Returns the loss, averaged over processes.
+
+        Raises:
+            ConfigError: the loss is not a number.
+        """
+        training, model = self.settings.training, self.settings.model
+        batch = len(sample.images)
+        shared = torch.Generator().manual_seed(seed_of(training.seed, 0, self.iteration))
+        count = model.num_images
+        if model.random_num_images:
+            count = int(torch.randint(2, count + 1, (1,), generator=shared))
+        own = torch.Generator(self.device)
+        own.manual_seed(seed_of(training.seed, 1, self.iteration, self.accelerator.process_index))
+        clean, known = sample.maps[:, :count], sample.known[:, :count]
+        steps = torch.randint(STEPS, (batch,), generator=own, device=self.device)
+        noise = torch.randn(clean.shape, generator=own, device=self.device)
+        noisy = add_noise(clean, noise, steps, known, self.alphas_bar)
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.amp):
+            predicted = self.model(sample.images[:, :count], noisy, steps, sample.ndc[:, :count], known)
+        loss = masked_loss(predicted.float(), clean, known, training.l1_loss)
+        value = float(self.accelerator.reduce(loss.detach(), "mean"))  # type: ignore[arg-type]
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"The loss is not a number at step {self.iteration}: resume from the last checkpoint with "
+                "training.mixed_precision=False, which takes about twice the memory for activations, or lower "
+                "training.lr."
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        if training.gradient_clipping:
+            self.scaler.unscale_(self.optimizer)  # the norm is that of true gradients
+            trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+            nn.utils.clip_grad_norm_(trained, _MAX_NORM)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return value
+
+    def evaluate(self, held_out: Co3dScenes) -> dict[str, float]:
+        """Returns means over image sets: RRA@15, RTA@15, AUC@30 and the accuracy of camera centres."""
+        found = evaluate(self.network, held_out, EVALUATED_SETS)
+        self.model.train()
+        values = [
+            {"RRA@15": one.rra["15"], "RTA@15": one.rta["15"], "AUC@30": one.auc_30, "centres": one.center_accuracy}
+            for one in found
+        ]
+        return {name: float(np.mean([value[name] for value in values])) for name in values[0]}
+
+    def save(self) -> None:
+        """Writes a checkpoint and deletes all but the newest two."""
+        if self.accelerator.is_main_process:
+            path = self.settings.folder / CHECKPOINTS / f"ckpt_{self.iteration:08d}.pth"
+            content = {
+                "state_dict": self.network.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "iteration": self.iteration,
+                "settings": dict(flat(self.settings)),
+            }
+            with replacing(path, "hydra.run.dir") as stream:
+                torch.save(content, stream)  # type: ignore[arg-type]
+            for old in find_checkpoints(self.settings.folder)[:-_KEPT]:
+                old.unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
+
+    def _log(self, loss: float, seconds: float) -> None:
+        self.settings.folder.mkdir(parents=True, exist_ok=True)
+        with (self.settings.folder / LOG).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": self.iteration, "loss": loss, "seconds": round(seconds, 4)}) + "\n")
+
+
+def make_dataset(settings: Settings, split: Any) -> Co3dScenes:
+    """Returns the data of these settings; the test split without augmentation."""
+    data = settings.dataset
+    return Co3dScenes(
+        Path(data.path),
+        data.shape.strip("[]").split(","),
+        split,
+        num_images=settings.model.num_images,
+        cells=settings.cells,
+        patches=settings.patches,
+        image_size_px=data.image_size,
+        augment=data.apply_augmentation and split == "train",
+        seed=settings.training.seed,
+    )
+
+
+def _collate(samples: list[SceneSample]) -> SceneSample:
+    return SceneSample(*default_collate([tuple(sample) for sample in samples]))
+
+
+def _make_model(settings: Settings, saved: dict[str, Any] | None) -> RayDiffuser:
+    """The model with the weights it begins with, on the CPU."""
+    torch.manual_seed(settings.training.seed)
+    size, stage = SIZES[settings.model.size], "dense" if settings.training.dpt_head else "sparse"
+    if saved is not None:
+        model = files.build_model(saved["state_dict"])
+        if (model.size, model.stage) != (dataclasses.replace(size, head_width=model.size.head_width), stage):
+            raise CheckpointError("The checkpoint is of another size or stage than its settings say: it is damaged.")
+        return model
+    if not settings.training.pretrain_path:
+        return RayDiffuser(_load_encoder(settings), size, stage)
+    state = files.read_weights(Path(settings.training.pretrain_path))
+    encoder = {name.removeprefix("encoder.vit."): value for name, value in state.items() if name.startswith("encoder.")}
+    vit = VisionTransformer.from_state_dict(encoder) if encoder else _load_encoder(settings)
+    model = RayDiffuser(vit, size, stage)
+    if stage == "sparse":
+        files.load_exactly(model, state)
+    else:
+        files.dense_from_sparse(model, state)
+    return model
+
+
+def _load_encoder(settings: Settings) -> VisionTransformer:
+    given = settings.model.encoder_weights
+    path = resolve(Dinov2Extractor._weights(Dinov2Config(weights=Path(given) if given else None)))
+    vit = VisionTransformer.from_state_dict(load_state_dict(path))
+    if vit.patch_px != 14 or vit.register_tokens is not None:
+        raise ConfigError(
+            f"model.encoder_weights {path} is a ViT with patches of {vit.patch_px} pixels"
+            f"{' and registers' if vit.register_tokens is not None else ''}: use DINOv2 ViT-S/14 without registers."
+        )
+    return vit

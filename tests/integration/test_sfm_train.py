@@ -1,0 +1,138 @@
+"""``f3rm-ext sfm prepare`` and ``sfm train`` as a user types them, on a small model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from f3rm_ext.sfm.diffusion.co3d_lists import convert_captures
+from f3rm_ext.sfm.diffusion.plan import encoder_state
+
+pytest.importorskip("accelerate")
+pytest.importorskip("diffusers")
+Typed = Callable[..., Any]
+PASTED = """accelerate launch --multi_gpu --gpu_ids 0,1,2,3,4,5,6,7 --num_processes 8 train.py training.batch_size=8
+training.max_iterations=400000 model.num_images=8 dataset.name=co3d debug.project_name=diffusionsfm_co3d
+debug.run_name=co3d_diffusionsfm_sparse""".split()
+PASTED_DENSE = """accelerate launch --multi_gpu --gpu_ids 0,1,2,3,4,5,6,7 --num_processes 8 train.py
+training.batch_size=4
+training.max_iterations=800000 model.num_images=8 dataset.name=co3d debug.project_name=diffusionsfm_co3d
+debug.run_name=co3d_diffusionsfm_dense training.dpt_head=True training.full_num_patches_x=256
+training.full_num_patches_y=256 training.gradient_clipping=True training.reinit=True training.freeze_encoder=True
+model.freeze_transformer=True training.pretrain_path=sparse.pth""".split()
+
+
+@pytest.fixture(scope="module")
+def debug_settings(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A model and data for seconds."""
+    root = tmp_path_factory.mktemp("room_data")
+    convert_captures([tiny_capture], root, "room")
+    torch.manual_seed(0)
+    torch.save(encoder_state(width=64, depth=2, side=2), root / "vit.pth")
+    return [
+        *("model.size=tiny", f"model.encoder_weights={root / 'vit.pth'}", "model.num_images=3"),
+        *(f"dataset.path={root}", "dataset.category=room", "dataset.image_size=28", "debug.wandb=False"),
+        *("training.full_num_patches_x=2", "training.full_num_patches_y=2", "training.batch_size=2"),
+        *("training.num_workers=0", "training.interval_save_checkpoint=3", "training.interval_evaluate=0"),
+    ]
+
+
+def newest(folder: Path) -> dict[str, Any]:
+    return torch.load(sorted((folder / "checkpoints").glob("*.pth"))[-1], weights_only=True)
+
+
+def test_captures_become_data(f3rm_ext: Typed, tiny_capture: Path, tmp_path: Path) -> None:
+    done = f3rm_ext("sfm", "prepare", "--output", tmp_path, "--category", "room", "--captures", tiny_capture)
+    assert done.code == 0, done.err
+    assert "9 images to train with and 3 to test with" in done.out
+    assert (tmp_path / "co3d_annotations" / "room_train.jgz").is_file()
+
+
+def test_the_published_commands_print_their_plan(f3rm_ext: Typed) -> None:
+    done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED)
+    assert done.code == 0, done.err
+    assert "8 scenes on each of 8 processes, 64 in total" in done.out and "400,000" in done.out
+    done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED_DENSE)
+    assert done.code == 0, done.err
+    assert "4 scenes on each of 8 processes, 32 in total" in done.out and "429.6 M" in done.out
+    assert "After 50,000 steps" in done.out
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    more = ("training.max_iterations=6", f"hydra.run.dir={whole}", "training.interval_evaluate=6")
+    done = f3rm_ext("sfm", "train", *debug_settings, *more)
+    assert done.code == 0, done.err
+    assert "step 6 of 6" in done.out and "step 6, held-out sets: RRA@15" in done.out
+    done = f3rm_ext("sfm", "train", *debug_settings, "training.max_iterations=3", f"hydra.run.dir={parts}")
+    assert done.code == 0, done.err
+    more = ("training.max_iterations=6", f"hydra.run.dir={parts}", "train.resume=True")
+    done = f3rm_ext("sfm", "train", *debug_settings, *more)
+    assert done.code == 0, done.err
+    assert "Resuming at step 3" in done.out
+    one, two = newest(whole), newest(parts)
+    assert one["iteration"] == two["iteration"] == 6
+    for name, value in one["state_dict"].items():
+        assert torch.equal(value, two["state_dict"][name]), name
+    losses = [json.loads(line)["loss"] for line in (whole / "losses.jsonl").read_text().splitlines()]
+    assert losses == [json.loads(line)["loss"] for line in (parts / "losses.jsonl").read_text().splitlines()]
+
+
+def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
+    sparse, dense = tmp_path / "sparse", tmp_path / "dense"
+    done = f3rm_ext("sfm", "train", *debug_settings, "training.max_iterations=1", f"hydra.run.dir={sparse}")
+    assert done.code == 0, done.err
+    settings = [
+        *debug_settings,
+        *("training.dpt_head=True", "training.full_num_patches_x=32", "training.full_num_patches_y=32"),
+        *("training.gradient_clipping=True", "training.reinit=True", "training.reinit_after=3"),
+        *("model.freeze_transformer=True", "training.max_iterations=4", f"hydra.run.dir={dense}"),
+        f"training.pretrain_path={sparse / 'checkpoints' / 'ckpt_00000001.pth'}",
+    ]
+    done = f3rm_ext("sfm", "train", *settings)
+    assert done.code == 0, done.err
+    before, after = newest(sparse)["state_dict"], newest(dense)["state_dict"]
+    # Unfrozen after three of four steps.
+    assert not torch.equal(before["transformer.input.weight"], after["transformer.input.weight"])
+    assert not torch.equal(before["encoder.vit.cls_token"], after["encoder.vit.cls_token"])
+    # A checkpoint was saved in the step that unfroze them: a run that goes on from there is the same.
+    (dense / "checkpoints" / "ckpt_00000004.pth").unlink()
+    done = f3rm_ext("sfm", "train", *settings, "training.resume=True")
+    assert done.code == 0, done.err
+    assert "Resuming at step 3" in done.out
+    resumed = newest(dense)["state_dict"]
+    assert all(torch.equal(value, resumed[name]) for name, value in after.items())
+    again = [word for word in settings if not word.startswith("training.pretrain_path")]
+    wrong = f"training.pretrain_path={dense / 'checkpoints' / 'ckpt_00000004.pth'}"
+    assert "that of a dense model" in f3rm_ext("sfm", "train", *again, wrong).refuses()
+
+
+def test_a_test_list_that_is_too_short_is_told(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
+    more = ("model.num_images=5", "training.interval_evaluate=1", "training.max_iterations=1", "training.batch_size=1")
+    done = f3rm_ext("sfm", "train", *debug_settings, *more, f"hydra.run.dir={tmp_path / 'run'}")
+    assert done.code == 0, done.err
+    assert "Nothing is evaluated while training: No sequence in" in done.out and "held-out sets" not in done.out
+
+
+def test_mistakes(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
+    folder = f"hydra.run.dir={tmp_path / 'run'}"
+    assert "to resume" in f3rm_ext("sfm", "train", *debug_settings, folder, "training.resume=True").refuses()
+    missing = f"training.pretrain_path={tmp_path / 'none.pth'}"
+    assert "There is no checkpoint" in f3rm_ext("sfm", "train", *debug_settings, folder, missing).refuses()
+    assert "batch_size" in f3rm_ext("sfm", "train", "training.batchsize=3").refuses()
+    nan = f3rm_ext("sfm", "train", *debug_settings, folder, "training.lr=1e30", "training.max_iterations=5").refuses()
+    assert "training.mixed_precision=False" in nan
+
+
+@pytest.mark.timeout(300)
+def test_accelerate_starts_a_pasted_command(run_command: Typed, debug_settings: list[str], tmp_path: Path) -> None:
+    launcher = ("accelerate", "launch", "--cpu", "--num_processes", 1, "--mixed_precision", "bf16", "train.py")
+    settings = [*debug_settings, "training.max_iterations=2", f"hydra.run.dir={tmp_path / 'run'}"]
+    done = run_command("f3rm-ext", "sfm", "train", "--", *launcher, *settings)
+    assert done.code == 0, done.text
+    assert "2 scenes on each of 1 processes, 2 in total" in done.stdout
+    assert "accelerate's mixed precision (bf16) is not used" in done.stdout
+    assert len((tmp_path / "run" / "losses.jsonl").read_text().splitlines()) == 2

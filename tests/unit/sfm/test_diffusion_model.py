@@ -1,0 +1,261 @@
+"""The network: published sizes, names of released checkpoints, and what it depends on."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from f3rm_ext.errors import CheckpointError
+from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD, normalise
+from f3rm_ext.features.extractors.vit import VisionTransformer
+from f3rm_ext.sfm.diffusion import checkpoint
+from f3rm_ext.sfm.diffusion.encoder import ImageEncoder
+from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, masked_loss
+from f3rm_ext.sfm.diffusion.plan import ENCODER_DEPTH, ENCODER_SIDE, ENCODER_WIDTH, encoder_state, set_trained
+from f3rm_ext.sfm.diffusion.transformer import Block, number_codes
+
+SMALL = ModelSize(width=64, depth=4, heads=1, head_width=16)
+
+
+def published(stage: str) -> RayDiffuser:
+    with torch.device("meta"):
+        vit = VisionTransformer(encoder_state(ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE))
+        return RayDiffuser(vit, SIZES["published"], stage)  # type: ignore[arg-type]
+
+
+def released_shapes(
+    dense: bool, width: int = 1152, depth: int = 16, feat: int = 384, head: int = 256
+) -> dict[str, tuple]:
+    """Names and shapes of a released checkpoint, written down from the published architecture."""
+
+    def linear(name: str, rows: int, cols: int) -> dict[str, tuple]:
+        return {f"{name}.weight": (rows, cols), f"{name}.bias": (rows,)}
+
+    def conv(name: str, rows: int, cols: int, side: int) -> dict[str, tuple]:
+        return {f"{name}.weight": (rows, cols, side, side), f"{name}.bias": (rows,)}
+
+    shapes: dict[str, tuple] = {"noise_scheduler.betas": (100,), "noise_scheduler.alphas_cumprod": (100,)}
+    dino = "feature_extractor.model."
+    with torch.device("meta"):
+        shapes |= {dino + name: tuple(value.shape) for name, value in encoder_state(feat, 12, 37).items()}
+    shapes[dino + "mask_token"] = (1, feat)
+    predictor = "ray_predictor."
+    shapes |= conv(predictor + "x_embedder.proj", width, 2 * feat + 2, 1)
+    shapes[predictor + "x_pos_enc.image_pos_table"] = (1, 8, width)
+    shapes[predictor + "x_pos_enc.token_pos_table"] = (1, 256, width)
+    shapes |= linear(predictor + "t_embedder.mlp.0", width, 256) | linear(predictor + "t_embedder.mlp.2", width, width)
+    for index in range(depth):
+        block = f"{predictor}blocks.{index}."
+        shapes |= linear(block + "attn.qkv", 3 * width, width) | linear(block + "attn.proj", width, width)
+        shapes |= linear(block + "mlp.fc1", 4 * width, width) | linear(block + "mlp.fc2", width, 4 * width)
+        shapes |= linear(block + "adaLN_modulation.1", 6 * width, width)
+    shapes |= linear(predictor + "final_layer.linear", 8, width)
+    shapes |= linear(predictor + "final_layer.adaLN_modulation.1", 2 * width, width)
+    if not dense:
+        return shapes | linear("scratch.input_conv", feat, 9)
+    shapes |= conv("scratch.input_conv", feat, 9, 16)
+    for level, channels in enumerate((feat, feat, width, width), start=1):
+        shapes[f"scratch.layer{level}_rn.weight"] = (head, channels, 3, 3)
+        fusion = f"scratch.refinenet{level}."
+        shapes |= conv(fusion + "out_conv", head, head, 1)
+        for unit in ("resConfUnit1", "resConfUnit2"):
+            shapes |= conv(f"{fusion}{unit}.conv1", head, head, 3) | conv(f"{fusion}{unit}.conv2", head, head, 3)
+        timed = fusion + "resConfUnit2."
+        shapes |= linear(timed + "t_embedder.mlp.0", head, 256) | linear(timed + "t_embedder.mlp.2", head, head)
+        shapes |= linear(timed + "adaLN_modulation.1", 3 * head, head)
+    shapes |= conv("scratch.output_conv.0", head // 2, head, 3) | conv("scratch.output_conv.2", 32, head // 2, 3)
+    shapes |= conv("scratch.output_conv.4", 8, 32, 1)
+    for index in range(2):
+        shapes |= linear(f"project_opers.{index}.project.0", feat, 2 * feat)
+    return shapes
+
+
+@pytest.mark.parametrize(("stage", "millions"), [("sparse", 409.7), ("dense", 429.6)])
+def test_published_sizes_have_the_published_numbers_of_parameters(stage: str, millions: float) -> None:
+    model = published(stage)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert abs(count / 1e6 - millions) < 0.1
+    block = next(iter(model.transformer.blocks))
+    assert abs(sum(parameter.numel() for parameter in block.parameters()) / 1e6 - 23.905) < 1e-3
+    assert abs(sum(parameter.numel() for parameter in model.transformer.parameters()) / 1e6 - 387.66) < 0.02
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_every_parameter_of_a_released_checkpoint_has_its_place(dense: bool) -> None:
+    released = {name: torch.empty(shape, device="meta") for name, shape in released_shapes(dense).items()}
+    state = checkpoint.to_our_names(released)
+    expected = published("dense" if dense else "sparse").state_dict()
+    assert state.keys() == expected.keys()
+    assert all(state[name].shape == expected[name].shape for name in expected)
+    size, stage = checkpoint.size_of(state)
+    assert stage == ("dense" if dense else "sparse") and (size.width, size.depth, size.heads) == (1152, 16, 16)
+
+
+def test_a_released_file_becomes_a_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    released = {name: torch.randn(shape) for name, shape in released_shapes(False, 144, 4, 64).items()}
+    # As the released training writes it: the weights beside other plain values.
+    torch.save(
+        {"state_dict": released, "iteration": 7, "elapsed": 1.5, "gradscaler": {"scale": 2.0}}, tmp_path / "a.pth"
+    )
+    model = checkpoint.build_model(checkpoint.read_weights(tmp_path / "a.pth"))
+    assert model.size.heads == 2 and model.stage == "sparse"
+    torch.testing.assert_close(
+        model.transformer.input.weight, released["ray_predictor.x_embedder.proj.weight"][..., 0, 0]
+    )
+    first = model.transformer.blocks[0]
+    assert isinstance(first, Block)
+    torch.testing.assert_close(first.modulation.bias, released["ray_predictor.blocks.0.adaLN_modulation.1.bias"])
+    torch.testing.assert_close(model.encoder.vit.pos_embed, released["feature_extractor.model.pos_embed"])
+
+
+def test_bad_checkpoints_are_told_in_one_sentence(tmp_path: Path, small_vit: VisionTransformer) -> None:
+    with pytest.raises(CheckpointError, match="There is no checkpoint"):
+        checkpoint.read_weights(tmp_path / "none.pth")
+    (tmp_path / "bad.pth").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(CheckpointError, match=r"bad\.pth"):
+        checkpoint.read_weights(tmp_path / "bad.pth")
+    torch.save({"state_dict": {"a": torch.zeros(1)}}, tmp_path / "other.pth")
+    with pytest.raises(CheckpointError, match="no weights of DiffusionSfM"):
+        checkpoint.build_model(checkpoint.read_weights(tmp_path / "other.pth"))
+    state = RayDiffuser(small_vit, SMALL, "sparse").state_dict()
+    state.pop("transformer.input.bias")
+    with pytest.raises(CheckpointError, match=r"lacks parameters \(transformer\.input\.bias\)"):
+        checkpoint.build_model(state)
+
+
+def inputs(model: RayDiffuser, batch: int = 2, images: int = 3, patches: int = 2) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    cells = patches * model.cells
+    photos = torch.rand(batch, images, 3, 14 * patches, 14 * patches, generator=generator)
+    noisy = torch.randn(batch, images, 8, cells, cells, generator=generator)
+    ndc = torch.rand(batch, images, 2, patches, patches, generator=generator)
+    return photos, noisy, torch.tensor([3, 80]), ndc
+
+
+@pytest.mark.parametrize("stage", ["sparse", "dense"])
+def test_predictions_depend_on_everything(small_vit: VisionTransformer, stage: str) -> None:
+    torch.manual_seed(0)
+    model = RayDiffuser(small_vit, SMALL, stage).eval()  # type: ignore[arg-type]
+    for block in model.transformer.blocks:
+        assert isinstance(block, Block)
+        torch.nn.init.normal_(block.modulation.weight, std=0.1)
+        torch.nn.init.normal_(block.modulation.bias, std=0.5)
+    photos, noisy, steps, ndc = inputs(model)
+    with torch.no_grad():
+        encoded = model.encoder(photos)
+        made = model(noisy, steps, encoded, ndc)
+        assert made.shape == noisy.shape
+        known = torch.ones_like(noisy[:, :, 0])
+        torch.testing.assert_close(model(noisy, steps, encoded, ndc, known), made)
+        known[0, 0, 0, 0] = 0
+        changes = {
+            "noisy": model(noisy + 0.1, steps, encoded, ndc),
+            "steps": model(noisy, steps + 1, encoded, ndc),
+            "ndc": model(noisy, steps, encoded, ndc + 0.1),
+            "images": model(noisy, steps, model.encoder(1 - photos), ndc),
+            "known": model(noisy, steps, encoded, ndc, known),
+        }
+    for name, changed in changes.items():
+        assert (changed[0] - made[0]).abs().max() > 1e-6, name
+    assert torch.equal(changes["known"][1], made[1]), "scenes of a batch are apart"
+
+
+def test_images_see_each_other(small_vit: VisionTransformer) -> None:
+    torch.manual_seed(0)
+    model = RayDiffuser(small_vit, SMALL, "sparse").eval()
+    block = model.transformer.blocks[0]
+    assert isinstance(block, Block)
+    photos, noisy, steps, ndc = inputs(model)
+    other = noisy.clone()
+    other[:, 2] += 1
+    with torch.no_grad():
+        encoded = model.encoder(photos)
+        # A block begins as the identity: nothing passes from image to image yet.
+        assert torch.equal(model(other, steps, encoded, ndc)[:, :2], model(noisy, steps, encoded, ndc)[:, :2])
+        torch.nn.init.normal_(block.modulation.bias, std=0.5)
+        assert not torch.equal(model(other, steps, encoded, ndc)[:, :2], model(noisy, steps, encoded, ndc)[:, :2])
+
+
+def test_a_dense_model_begins_as_a_sparse_one(small_vit: VisionTransformer) -> None:
+    torch.manual_seed(0)
+    sparse, dense = (RayDiffuser(small_vit, SMALL, stage) for stage in ("sparse", "dense"))
+    head = {name: value.clone() for name, value in dense.state_dict().items() if name.startswith("head.")}
+    checkpoint.dense_from_sparse(dense, sparse.state_dict())
+    maps = torch.randn(1, 9, 32, 32)
+    means = torch.nn.functional.avg_pool2d(maps, 16)
+    torch.testing.assert_close(dense.rays(maps), sparse.rays(means), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(dense.transformer.input.weight, sparse.transformer.input.weight)
+    assert all(torch.equal(dense.state_dict()[name], value) for name, value in head.items())
+    with pytest.raises(CheckpointError, match="that of a dense model"):
+        checkpoint.dense_from_sparse(dense, dense.state_dict())
+    with pytest.raises(CheckpointError, match="choose the same size"):
+        checkpoint.dense_from_sparse(RayDiffuser(small_vit, ModelSize(128, 4, 2, 16), "dense"), sparse.state_dict())
+
+
+@pytest.mark.parametrize("stage", ["sparse", "dense"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_exactly_what_is_trained_gets_a_gradient(small_vit: VisionTransformer, stage: str, frozen: bool) -> None:
+    """Processes that average gradients wait for every trained parameter."""
+    torch.manual_seed(0)
+    model = RayDiffuser(small_vit, SMALL, stage)  # type: ignore[arg-type]
+    set_trained(model, frozen, frozen)
+    photos, noisy, steps, ndc = inputs(model)
+    model(noisy, steps, model.encoder(photos), ndc).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+
+
+def test_codes_of_numbers() -> None:
+    codes = number_codes(3, 4, 100.0, torch.zeros(1))
+    wanted = [[0, 1, 0, 1], [math.sin(1), math.cos(1), math.sin(0.1), math.cos(0.1)]]
+    torch.testing.assert_close(codes[:2], torch.tensor(wanted))
+
+
+def test_the_loss_is_a_mean_over_known_and_unknown() -> None:
+    clean = torch.zeros(1, 2, 8, 2, 2)
+    known = torch.zeros(1, 2, 2, 2)
+    known[0, 0, 0, 0] = 1
+    predicted = torch.full_like(clean, 3.0)
+    assert float(masked_loss(predicted, clean, known)) == pytest.approx(9 / 8)
+    assert float(masked_loss(predicted, clean, known, absolute=True)) == pytest.approx(3 / 8)
+
+
+def test_the_order_of_images_and_patches_counts(small_vit: VisionTransformer) -> None:
+    torch.manual_seed(0)
+    model = RayDiffuser(small_vit, SMALL, "sparse").eval()
+    photos, noisy, steps, ndc = inputs(model)
+    swapped = [0, 2, 1]
+    with torch.no_grad():
+        made = model(noisy, steps, model.encoder(photos), ndc)
+        other = model(noisy[:, swapped], steps, model.encoder(photos[:, swapped]), ndc[:, swapped])
+        assert not torch.allclose(other[:, swapped], made, atol=1e-4), "images have numbers"
+        encoded = model.encoder(photos)
+        mirrored = dataclasses.replace(encoded, patches=encoded.patches.flip(-1))
+        other = model(noisy.flip(-1), steps, mirrored, ndc.flip(-1))
+        assert not torch.allclose(other.flip(-1), made, atol=1e-4), "patches have numbers"
+
+
+def test_the_encoder_is_the_vit(small_vit: VisionTransformer) -> None:
+    photos = torch.rand(1, 2, 3, 42, 42)
+    pixels = normalise(photos[0], IMAGENET_MEAN, IMAGENET_STD)
+    with torch.no_grad():
+        encoded = ImageEncoder(small_vit)(photos)
+        (wanted,) = small_vit(pixels)
+        (middle,) = small_vit(pixels, [0], normed=False)
+    torch.testing.assert_close(encoded.patches[0].permute(0, 2, 3, 1), wanted)
+    torch.testing.assert_close(encoded.middle[0, :, 1:].unflatten(1, (3, 3)), middle)
+
+
+def test_positions_are_interpolated_as_dinov2_does() -> None:
+    """Its scale is (16 + 0.1) / 37: a ramp over the 37 cells is read at (i + 1/2) · 37 / 16.1 - 1/2."""
+    vit = VisionTransformer.from_state_dict(encoder_state(width=64, depth=1, side=37))
+    ramp = torch.arange(37.0).repeat(37)
+    vit.pos_embed.data[0, 1:] = ramp[:, None]
+    found = ImageEncoder(vit)._positions(16, 16)[0, 1:, 0].unflatten(0, (16, 16))[8]
+    wanted = (torch.arange(16) + 0.5) * 37 / 16.1 - 0.5
+    # Bicubic interpolation bends a ramp by up to 0.05; without the 0.1 the last cells would be 0.2 off.
+    torch.testing.assert_close(found[1:-1], wanted[1:-1], atol=0.06, rtol=0)

@@ -1,0 +1,80 @@
+"""Settings by the published names, and what they mean."""
+
+import pytest
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.sfm.diffusion.plan import make_plan
+from f3rm_ext.sfm.diffusion.settings import parse_settings
+
+SPARSE = """training.batch_size=8 training.max_iterations=400000 model.num_images=8 dataset.name=co3d
+debug.project_name=diffusionsfm_co3d debug.run_name=co3d_diffusionsfm_sparse""".split()
+DENSE = """training.batch_size=4 training.max_iterations=800000 model.num_images=8 dataset.name=co3d
+debug.project_name=diffusionsfm_co3d debug.run_name=co3d_diffusionsfm_dense training.dpt_head=True
+training.full_num_patches_x=256 training.full_num_patches_y=256 training.gradient_clipping=True training.reinit=True
+training.freeze_encoder=True model.freeze_transformer=True training.pretrain_path=sparse.pth""".split()
+
+
+def test_the_published_commands_are_the_presets() -> None:
+    sparse, dense = parse_settings(SPARSE), parse_settings(DENSE)
+    assert (
+        sparse.training == parse_settings([], "sparse").training and sparse.model == parse_settings([], "sparse").model
+    )
+    dense.training.pretrain_path = ""
+    assert dense.training == parse_settings([], "dense").training and dense.model == parse_settings([], "dense").model
+    assert dense.debug.run_name == "co3d_diffusionsfm_dense" and str(dense.folder) == "outputs/co3d_diffusionsfm_dense"
+    assert sparse.cells == 16 and dense.cells == 256
+
+
+def test_both_spellings_of_category_and_resume() -> None:
+    words = ["dataset.category=apple,cup", "train.resume=True", "hydra.run.dir=output_debug", "debug.wandb=False"]
+    found = parse_settings(words)
+    assert found.dataset.shape == "apple,cup" and found.training.resume and str(found.folder) == "output_debug"
+    assert parse_settings(["dataset.shape=apple", "training.resume=true"]).training.resume
+    assert not found.debug.wandb
+
+
+def test_later_words_count() -> None:
+    assert parse_settings(["training.batch_size=2"], "sparse").training.batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["training.batchsize=8"], "write training.batch_size"),
+        (["training.batch_size"], "key=value"),
+        (["training.batch_size=many"], "an integer"),
+        (["training.batch_size=0"], "at least 1"),
+        (["training.lr=fast"], "a number"),
+        (["debug.wandb=perhaps"], "True or False"),
+        (["model.size=huge"], "published, tiny"),
+        (["training.regression=True"], "is not built"),
+        (["dataset.name=multi"], "co3d is the only"),
+        (["training.dpt_head=True"], "set both to 256"),
+        (["training.full_num_patches_x=256", "training.full_num_patches_y=256"], "set both to 16"),
+        (["training.reinit=True"], "dense stage"),
+        (["model.colour=red"], "choose from model.num_images"),
+        (["dataset.image_size=225"], "multiple of 14"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_settings(words)
+
+
+def test_settings_of_the_published_code_that_are_built_in_are_taken() -> None:
+    parse_settings(["training.regression=False", "model.pred_x0=True", "noise_scheduler.type=linear"])
+
+
+def test_plans_tell_batches_steps_and_memory() -> None:
+    settings = parse_settings([], "sparse")
+    plan = make_plan(settings, processes=8)
+    assert plan.total_batch == 64 and plan.iterations == 400_000 and plan.stage == "sparse"
+    # 409.7 M parameters of which DINOv2's 22.06 M are frozen; four bytes each, and three more copies of the trained.
+    assert plan.parameters - plan.trained == pytest.approx(22.06e6, rel=1e-3)
+    assert plan.state_mib() == pytest.approx(4 * (plan.parameters + 3 * plan.trained) / 2**20)
+    said = " ".join(plan.lines(settings))
+    assert "8 scenes on each of 8 processes, 64 in total" in said and "400,000" in said and "409.7 M" in said
+    dense = make_plan(parse_settings([], "dense"), processes=8)
+    assert (
+        dense.total_batch == 32 and dense.trained < 0.06 * dense.parameters and dense.trained_later > 20 * dense.trained
+    )

@@ -1,0 +1,83 @@
+"""Measures of poses, on errors that are known."""
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from f3rm_ext.sfm import metrics
+
+
+def poses(count: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return Rotation.from_quat(rng.normal(size=(count, 4))).as_matrix(), rng.normal(size=(count, 3))
+
+
+def in_another_world(some: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    turn = Rotation.from_euler("xyz", [10, 200, 30], degrees=True).as_matrix()
+    return turn @ some[0], 3.7 * some[1] @ turn.T + [5, 6, 7]
+
+
+def test_the_world_does_not_matter() -> None:
+    true = poses()
+    found = metrics.compare_poses(in_another_world(true), true)
+    assert found.rra == {"5": 1.0, "15": 1.0, "30": 1.0} and found.rta == found.rra
+    assert found.auc_30 == 1.0 and found.center_accuracy == 1.0
+    assert found.rotation_error_deg < 1e-6 and found.translation_error_deg < 1e-5 and found.center_error < 1e-9
+
+
+def test_one_turned_camera_is_in_its_pairs_only() -> None:
+    true = poses()
+    rotations = true[0].copy()
+    rotations[3] = rotations[3] @ Rotation.from_rotvec([0, 0, np.deg2rad(10)]).as_matrix()
+    errors = metrics.relative_rotation_errors_deg(rotations, true[0])
+    assert (errors > 1).sum() == 9 and np.allclose(errors[errors > 1], 10)
+    found = metrics.compare_poses((rotations, true[1]), true)
+    assert found.rra["5"] == 36 / 45 and found.rra["15"] == 1.0
+
+
+def test_directions_lose_their_sign_as_published() -> None:
+    rotations, centers = np.stack([np.eye(3)] * 2), np.array([[0.0, 0, 0], [1, 0, 0]])
+    turned = np.array([[0.0, 0, 0], [np.cos(0.2), np.sin(0.2), 0]])
+    errors = [metrics.relative_translation_errors_deg((rotations, c), (rotations, centers)) for c in (turned, -turned)]
+    assert np.allclose(errors, np.rad2deg(0.2))
+
+
+def test_area_under_the_curve() -> None:
+    # An error of e° is inside the bins from ⌊e⌋ on: 30 - ⌊e⌋ of 30.
+    assert metrics.area_under_curve(np.array([0.0, 10.2, 29.9, 30.0, np.inf])) == pytest.approx((30 + 20 + 1) / 150)
+
+
+def test_missing_cameras_are_misses_of_all_their_pairs() -> None:
+    true = poses(10)
+    some = (true[0][:7], true[1][:7])
+    found = metrics.compare_poses(some, some, all_true_centers=true[1], missing=3)
+    assert found.rra["5"] == pytest.approx(21 / 45) and found.auc_30 == pytest.approx(21 / 45)
+    assert found.center_accuracy == pytest.approx(0.7) and found.cameras == 7 and found.missing == 3
+    assert metrics.compare_poses(some, some, all_true_centers=true[1]).rra["5"] == 1.0
+
+
+def test_the_scene_scale_is_that_of_the_whole_sequence() -> None:
+    true = poses(12)
+    moved = true[1].copy()
+    moved[0] += [0.3, 0, 0]
+    near = metrics.compare_poses((true[0], moved), true)
+    far = metrics.compare_poses((true[0], moved), true, all_true_centers=np.vstack([true[1], [[100.0, 0, 0]]]))
+    assert near.center_error > 10 * far.center_error and near.center_error_units == far.center_error_units
+
+
+def test_alignment_is_never_a_mirror() -> None:
+    points = np.random.default_rng(0).normal(size=(20, 3))
+    assert np.linalg.det(metrics.align(points, points * [1, 1, -1]).rotation) == pytest.approx(1)
+    assert metrics.align(np.ones((3, 3)), points[:3]).scale == 1.0
+
+
+def test_chamfer_is_of_squared_distances_in_both_directions() -> None:
+    grid = np.stack(np.meshgrid(*[np.arange(4.0)] * 3), axis=-1).reshape(-1, 3)
+    assert metrics.chamfer_of_points(2 * grid + 1, grid) < 1e-20
+    true = np.array([[1.0, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0]])
+    wrong = true.copy()
+    wrong[0] = [1.2, 0, 0]
+    moved = metrics.align(wrong, true)(wrong)
+    distances = np.linalg.norm(moved[:, None] - true[None], axis=-1)
+    wanted = (distances.min(1) ** 2).mean() + (distances.min(0) ** 2).mean()
+    assert metrics.chamfer_of_points(wrong, true) == pytest.approx(wanted)

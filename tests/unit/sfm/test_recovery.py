@@ -1,0 +1,109 @@
+"""Cameras are recovered from their ray maps: exactly without noise, and better than by the released code's split."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from f3rm_ext.sfm import recovery
+from f3rm_ext.sfm.cameras import CameraSet
+from f3rm_ext.sfm.rays import normalized, render_maps
+
+
+def rotation_errors_deg(found: Tensor, true: Tensor) -> Tensor:
+    cosine = (torch.einsum("nij,nij->n", found, true) - 1) / 2
+    sine = (found.mT @ true - true.mT @ found).flatten(1).norm(dim=1) / math.sqrt(8)
+    return torch.rad2deg(torch.atan2(sine, cosine))
+
+
+@pytest.mark.parametrize("center", ["mean", "intersection"])
+@pytest.mark.parametrize("known", [True, False])
+def test_recovery_is_exact_without_noise(
+    cameras: CameraSet, depth: Tensor, center: recovery.Center, known: bool
+) -> None:
+    intrinsics = (cameras.focals_px, cameras.principals_px) if known else "all"
+    maps = render_maps(cameras, depth)
+    found = recovery.recover_cameras(maps, cameras.sizes_px, intrinsics, center)
+    true = cameras.from_first()
+    assert rotation_errors_deg(found.rotations, true.rotations).max() < 1e-5
+    torch.testing.assert_close(found.centers, true.centers, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.focals_px, true.focals_px, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.principals_px, true.principals_px, atol=1e-4, rtol=0)
+
+
+def test_noise_moves_cameras_a_little(cameras: CameraSet, depth: Tensor) -> None:
+    maps = render_maps(cameras, depth)
+    noisy = normalized(maps + 0.003 * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0)).double())
+    true = cameras.from_first()
+    known = recovery.recover_cameras(noisy, cameras.sizes_px, (cameras.focals_px, cameras.principals_px))
+    unknown = recovery.recover_cameras(noisy, cameras.sizes_px, "all")
+    assert rotation_errors_deg(known.rotations, true.rotations).max() < 0.5
+    assert rotation_errors_deg(unknown.rotations, true.rotations).max() < 3
+    assert (known.centers - true.centers).norm(dim=1).max() < 0.01
+
+
+def test_focal_lengths_alone_are_exact_and_turn_cameras_less(cameras: CameraSet, depth: Tensor) -> None:
+    middle = dataclasses.replace(cameras, principals_px=cameras.sizes_px / 2)
+    maps, true = render_maps(middle, depth), middle.from_first()
+    exact = recovery.recover_cameras(maps, cameras.sizes_px, "focal")
+    torch.testing.assert_close(exact.focals_px, true.focals_px, atol=1e-4, rtol=0)
+    assert rotation_errors_deg(exact.rotations, true.rotations).max() < 1e-5
+    noisy = normalized(maps + 0.01 * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0)).double())
+    errors = [
+        float(
+            rotation_errors_deg(
+                recovery.recover_cameras(noisy, cameras.sizes_px, which).rotations, true.rotations
+            ).mean()
+        )
+        for which in ("focal", "all")
+    ]
+    assert errors[0] < 0.6 * errors[1], errors
+
+
+def test_a_third_of_wrong_rays_does_not_matter(cameras: CameraSet, depth: Tensor) -> None:
+    maps = render_maps(cameras, depth)
+    wrong = torch.rand(maps[:, :1].shape, generator=torch.Generator().manual_seed(3)) < 0.3
+    garbage = normalized(torch.randn(maps.shape, generator=torch.Generator().manual_seed(4)).double())
+    maps[:, 4:] = torch.where(wrong, garbage[:, 4:], maps[:, 4:])
+    found = recovery.recover_cameras(maps, cameras.sizes_px, "all")
+    torch.testing.assert_close(found.focals_px, cameras.focals_px, atol=1e-3, rtol=0)
+
+
+def test_cameras_that_look_sideways_and_back_are_recovered(cameras: CameraSet, depth: Tensor) -> None:
+    """Directions whose third coordinate is zero or negative break a homography between planes."""
+    angles = torch.deg2rad(torch.tensor([0.0, 90.0, 180.0, 270.0, 100.0], dtype=torch.float64))
+    zero, one = torch.zeros_like(angles), torch.ones_like(angles)
+    turned = torch.stack([angles.cos(), zero, angles.sin(), zero, one, zero, -angles.sin(), zero, angles.cos()], dim=1)
+    around = CameraSet(
+        turned.unflatten(1, (3, 3)), cameras.centers, cameras.focals_px, cameras.principals_px, cameras.sizes_px
+    )
+    found = recovery.recover_cameras(render_maps(around, depth), cameras.sizes_px, "all")
+    assert rotation_errors_deg(found.rotations, around.from_first().rotations).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("focal", "principal", "error_deg"), [(3.4, (0.1, 0.05), 1.9), (2.0, (0.3, -0.2), 10.2), (1.2, (0.5, 0.2), 24.2)]
+)
+def test_an_orthogonal_times_lower_split_would_turn_the_camera(
+    focal: float, principal: tuple[float, float], error_deg: float
+) -> None:
+    """The released code splits R K⁻¹ into orthogonal × lower: wrong wherever the principal point is not the middle."""
+    K = torch.diag(torch.tensor([focal, focal, 1.0], dtype=torch.float64))
+    K[:2, 2] = torch.tensor(principal)
+    A = torch.linalg.inv(K)
+    rotation, found = recovery.split_homography(7.0 * A)
+    torch.testing.assert_close(found, K)
+    torch.testing.assert_close(rotation, torch.eye(3, dtype=torch.float64))
+    reversed_, _ = torch.linalg.qr(A.flip(1))  # the last column first: orthogonal × lower
+    lower = reversed_.flip(1)
+    lower = lower * torch.einsum("ij,ij->j", lower, A).sign()
+    wrong = rotation_errors_deg(lower[None], torch.eye(3, dtype=torch.float64)[None])
+    assert abs(float(wrong) - error_deg) < 0.1
+
+
+def test_rotations_are_never_mirrored() -> None:
+    local = torch.randn(1, 9, 3, dtype=torch.float64)
+    found = recovery.procrustes(local, local * torch.tensor([1.0, 1.0, -1.0]))
+    torch.testing.assert_close(torch.linalg.det(found), torch.ones(1, dtype=torch.float64))
