@@ -25,7 +25,7 @@ from f3rm_ext.utils.console import StageProgress
 
 SUMS_MIB = 512
 """Memory of the sums of features. Where a mesh needs more, its places are lifted in several passes over the photos."""
-_PLACES_AT_ONCE = 1 << 15
+_PLACES_AT_ONCE = 1 << 16
 _VERTEX_SHARE = 1 / 9
 """Area that a vertex stands for, as a share of its largest triangle."""
 
@@ -108,18 +108,19 @@ def lift_places(
     at_once = max(1, int(SUMS_MIB * 2**20) // (4 * dim))
     parts = [slice(start, start + at_once) for start in range(0, len(places.points), at_once)]
     for number, part in enumerate(parts):
-        some = Places(*(values[part] for values in places))
-        sums, total = torch.zeros(len(some.points), dim), torch.zeros(len(some.points))
+        count = len(places.points[part])
+        sums, total = torch.zeros(count, dim), torch.zeros(count)
         for index, camera in enumerate(photos.cameras):
-            sighting = PhotoLookup(camera, photos.read(index), occluder).see(some)
-            packed = PackedMaps.pack([load(index)])
-            which, weights = torch.from_numpy(sighting.which), torch.from_numpy(sighting.weights).float()
-            yx_px = torch.from_numpy(sighting.at[:, ::-1].astype(np.float32))
-            for start in range(0, len(which), _PLACES_AT_ONCE):
-                now = slice(start, start + _PLACES_AT_ONCE)
-                slot = torch.zeros(len(which[now]), dtype=torch.int64)
-                sums[which[now]] += packed.sample(slot, yx_px[now]).mul_(weights[now, None])
-            total[which] += weights
+            lookup, packed = PhotoLookup(camera, photos.read(index), occluder), PackedMaps.pack([load(index)])
+            for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
+                now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
+                sighting = lookup.see(Places(*(values[now] for values in places)))
+                which = torch.from_numpy(start - part.start + sighting.which)
+                weights = torch.from_numpy(sighting.weights).float()
+                yx_px = torch.from_numpy(sighting.at[:, ::-1].astype(np.float32))
+                found = packed.sample(torch.zeros(len(which), dtype=torch.int64), yx_px)
+                sums[which] += found.mul_(weights[:, None])
+                total[which] += weights
             on_progress("Photos", number * len(photos) + index + 1, len(parts) * len(photos))
         seen = total > 0
         codes = torch.where(seen[:, None], sums.div_(total.clamp_min(1e-30)[:, None]), 0.0).half()
