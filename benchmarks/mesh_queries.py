@@ -35,7 +35,21 @@ from f3rm_ext.surface.semantics.feature_file import features_path, load_features
 from f3rm_ext.surface.semantics.mesh_run import open_mesh_run
 
 HERE = Path(__file__).parent
+TABLE, TABLE_EDGE_M = 1, 0.05
+"""Label of the table that the captures of objects on a table have, and length of the edges that it is divided into."""
 MADE_BY = {"made_by": "f3rm-ext export mesh", "frame": "capture"}
+
+
+def with_table(mesh: trimesh.Trimesh, file: Path) -> trimesh.Trimesh:
+    """The mesh with the table that objects stand on, if the file has it apart as a box."""
+    if file.suffix != ".npz":
+        return mesh
+    with np.load(file) as archive:
+        if "table_box" not in archive:
+            return mesh
+        half, middle = archive["table_box"].astype(float)
+    box = trimesh.creation.box(2 * half).apply_translation(middle).subdivide_to_size(TABLE_EDGE_M)
+    return trimesh.util.concatenate([mesh, box])  # type: ignore[return-value]
 
 
 @dataclass
@@ -60,7 +74,7 @@ class MeshQueries:
         self.work.mkdir(parents=True, exist_ok=True)
         for named in self.meshes:
             name, file = named.split("=", 1)
-            mesh = read_mesh(Path(file))
+            mesh = with_table(read_mesh(Path(file)), Path(file))
             if self.vertices:
                 path = self._textured(mesh, name)
                 name = f"{name}, {self.vertices:,} vertices"
@@ -70,7 +84,7 @@ class MeshQueries:
                 path = self.work / f"{self.data.name}-{name}.ply"
                 plain = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
                 write_mesh(path, plain, MADE_BY)
-                labels = self._labels(Path(file))
+                labels = self._labels(Path(file), len(mesh.vertices))
                 self._write({"mesh": name, "features": "vertices", **self._measure(path, labels=labels)})
 
     def _textured(self, mesh: trimesh.Trimesh, name: str) -> Path:
@@ -82,11 +96,14 @@ class MeshQueries:
         return path
 
     @staticmethod
-    def _labels(file: Path) -> np.ndarray | None:
+    def _labels(file: Path, count: int) -> np.ndarray | None:
         if file.suffix != ".npz":
             return None
         with np.load(file) as archive:
-            return archive["vertex_label"] if "vertex_label" in archive else None
+            if "vertex_label" not in archive:
+                return None
+            labels = archive["vertex_label"]
+        return np.concatenate([labels, np.full(count - len(labels), TABLE)])
 
     def _measure(self, path: Path, *options: str, labels: np.ndarray | None = None) -> dict[str, Any]:
         scores = path.with_suffix(".json")

@@ -1,9 +1,9 @@
-"""Draws what a query finds on a mesh: a photo, the mesh with heat, and the part that was cut out, from the same camera.
+"""Draws what a query finds on a mesh: the mesh, its heat, and the part that was cut out, seen by the camera of a photo.
 
-python docs/make_part_picture.py CAPTURE HEAT PART PHOTO OUT.jpg
+python docs/make_part_picture.py CAPTURE MESH HEAT PART PHOTO OUT.jpg
 
-CAPTURE is a folder with transforms.json, HEAT and PART are meshes of `f3rm-ext query` and `f3rm-ext export part` in its
-frame, PHOTO is the name of one of its training photos. The part is enlarged.
+CAPTURE is a folder with transforms.json, and the meshes are in its frame: HEAT and PART are of `f3rm-ext query` and
+`f3rm-ext export part`. PHOTO is the name of a training photo. The part is enlarged.
 """
 
 import sys
@@ -16,6 +16,7 @@ from f3rm_ext.surface.mesh_files import read_mesh
 from f3rm_ext.surface.texture.photos import Camera, open_capture
 from f3rm_ext.surface.texture.rendering import MeshRenderer
 
+WIDTH_PX = 420
 MARGIN = 1.25
 """Side of the enlarged part's picture over that of the part in it."""
 
@@ -35,20 +36,27 @@ def on_white(renderer: MeshRenderer, camera: Camera) -> np.ndarray:
     return np.where(made.covered[..., None], made.colors, 255)
 
 
+def resized(camera: Camera, width: int) -> Camera:
+    """The camera with larger or smaller pictures."""
+    factor = width / camera.width
+    height = round(camera.height * factor)
+    return camera._replace(focal=factor * camera.focal, middle=factor * camera.middle, width=width, height=height)
+
+
 def main() -> None:
     """Writes the picture."""
-    capture, heat, part = Path(sys.argv[1]), read_mesh(Path(sys.argv[2])), read_mesh(Path(sys.argv[3]))
+    capture = Path(sys.argv[1])
+    mesh, heat, part = (read_mesh(Path(name)) for name in sys.argv[2:5])
     source = open_capture(capture)
     names = [Path(name).name for name in source.parser.get_dataparser_outputs("train").image_filenames]
-    photos, index = source.photos("train", "capture"), names.index(sys.argv[4])
-    camera = photos.cameras[index]
+    camera = resized(source.photos("train", "capture").cameras[names.index(sys.argv[5])], WIDTH_PX)
     pictures = [
-        photos.read(index).colors,
+        on_white(MeshRenderer(mesh), camera),
         on_white(MeshRenderer(heat), camera),
         on_white(MeshRenderer(part), zoomed(camera, np.asarray(part.vertices))),
     ]
     strip = np.concatenate([np.rint(picture).astype(np.uint8) for picture in pictures], axis=1)
-    Image.fromarray(strip).save(sys.argv[5], quality=88)
+    Image.fromarray(strip).save(sys.argv[6], quality=88)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Part(QueryInputs):
     """Where the capture of the mesh is now, for --exemplar; by default where it was when features were lifted."""
     out: Path
     """File to write: .ply, .obj or .glb."""
-    min_part: float = 0.05
+    min_part: float = 0.01
     """Drop connected parts with a smaller share of the found area, 0 to 1; 1 keeps only the largest."""
     close_holes: float = 0.0
     """Close holes up to this radius in units of the mesh, also the one that the cut leaves; 0 closes none."""
@@ -91,7 +91,7 @@ class Part(QueryInputs):
         }
         write_mesh(self.out, part, record, up)
         console().print(
-            f"{len(part.faces)} triangles with {share:.1%} of the mesh's area are in {self.out} (frame of the "
+            f"{len(part.faces)} triangles with {100 * share:.2g} % of the mesh's area are in {self.out} (frame of the "
             f"{said['frame']}, {up} up).",
             highlight=False,
             markup=False,

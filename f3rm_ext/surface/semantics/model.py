@@ -27,6 +27,8 @@ from f3rm_ext.surface.texture.visibility import Occluder
 
 CHUNK = 1 << 15
 """Vertices scored at once."""
+REACH = 0.01
+"""Distance up to which points belong to the mesh, as a share of the diagonal of its box."""
 _GREY = 0.6
 
 
@@ -45,8 +47,8 @@ class _Hits(NamedTuple):
 class QueryableMesh:
     """A mesh with features, :class:`~f3rm_ext.query.queryable.Queryable`. Everything runs on the CPU.
 
-    A ray has the feature of the place where it first meets the mesh, a point that of the nearest place. Where there is
-    a code map, a place has the feature of its texel, otherwise it is interpolated between vertices.
+    A ray has the feature of the place where it first meets the mesh, a point that of the nearest place if it is near.
+    Where there is a code map, a place has the feature of its texel, otherwise it is interpolated between vertices.
 
     Args:
         mesh: triangles, scene frame.
@@ -133,9 +135,16 @@ class QueryableMesh:
 
     @torch.no_grad()
     def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points feat"]]:
-        """Returns the features at points of the scene frame: those of the nearest places on the mesh."""
-        places = _Hits(*self._occluder.nearest(points.cpu().float().numpy()))
-        return {name: self._values(name, places) for name in self.query_heads()}
+        """Returns the features at points of the scene frame: those of the nearest places on the mesh.
+
+        Points farther away than :data:`REACH` have NaN, so that no query finds them.
+        """
+        faces, weights, away = self._occluder.nearest(points.cpu().float().numpy())
+        beyond = torch.from_numpy(away > REACH * self.mesh.scale)
+        return {
+            name: self._values(name, _Hits(faces, weights)).masked_fill_(beyond[:, None], torch.nan)
+            for name in self.query_heads()
+        }
 
     @torch.no_grad()
     def score_vertices(self, queries: Sequence[Query]) -> Float[np.ndarray, "verts queries"]:

@@ -75,10 +75,14 @@ class Occluder:
         rays = np.concatenate([np.broadcast_to(center, away.shape), away], axis=1).astype(np.float32)
         return self.scene.test_occlusions(self._tensor(rays), tnear=0.0, tfar=1.0 - _NEAR).numpy()
 
-    def nearest(self, points: Float[np.ndarray, "n 3"]) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n 2"]]:
-        """Returns the nearest places on the mesh: triangles, and weights of their second and third corner."""
-        near = self.scene.compute_closest_points(self._tensor(np.ascontiguousarray(points, np.float32)))
-        return near["primitive_ids"].numpy().astype(np.int64), near["primitive_uvs"].numpy()
+    def nearest(
+        self, points: Float[np.ndarray, "n 3"]
+    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n 2"], Float[np.ndarray, " n"]]:
+        """Returns the nearest places on the mesh: triangles, weights of their second and third corner, distances."""
+        points = np.ascontiguousarray(points, np.float32)
+        near = self.scene.compute_closest_points(self._tensor(points))
+        away = np.linalg.norm(near["points"].numpy() - points, axis=1)
+        return near["primitive_ids"].numpy().astype(np.int64), near["primitive_uvs"].numpy(), away
 
 
 class PhotoLookup:
