@@ -64,9 +64,9 @@ class Part(QueryInputs):
         from f3rm_ext.surface.semantics.model import QueryableMesh
         from f3rm_ext.utils.console import console
 
-        require_output(self.out)
         if self.out.resolve() == self.mesh.resolve():
             raise MeshError(f"--out is the mesh itself, {self.mesh}: choose another name, so that both stay.")
+        require_output(self.out)
         mesh, features = read_featured_mesh(self.mesh)
         model = QueryableMesh(mesh, features.heads, {})
         # Texts and vectors need no photos, so the capture may be gone.

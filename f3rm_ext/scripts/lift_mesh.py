@@ -63,7 +63,7 @@ class LiftMesh:
         from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
         from f3rm_ext.surface.mesh_files import read_mesh
-        from f3rm_ext.surface.semantics.code_map import lift_code_map
+        from f3rm_ext.surface.semantics.code_map import lift_code_map, texture_side
         from f3rm_ext.surface.semantics.feature_file import MeshFeatures, features_path, save_features
         from f3rm_ext.surface.semantics.lifting import lift_vertices
         from f3rm_ext.surface.semantics.mesh_run import frame_of_mesh, open_capture_manager
@@ -72,6 +72,8 @@ class LiftMesh:
         from f3rm_ext.utils.output_file import require_ours, require_writable
 
         mesh, out = read_mesh(self.mesh), features_path(self.mesh)
+        if self.code_map:
+            texture_side(mesh)  # before the work begins
         require_ours(out, "f3rm-ext features lift-mesh")
         require_writable(out)
         manager = open_capture_manager(

@@ -97,6 +97,8 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
     trimesh.creation.box((1, 1, 1)).export(bare)
     trimesh.PointCloud(np.random.default_rng(0).random((50, 3))).export(points)
     assert lift(f3rm_ext, room, tiny_capture).code == 0
+    away = tmp_path / "away.ply"
+    trimesh.creation.box((1, 1, 1)).apply_translation([0, 0, 500]).export(away)
     other = tmp_path / "other.ply"
     trimesh.creation.box((1, 1, 1)).export(other)
     (tmp_path / "other.features.npz").write_bytes(room.with_name("room.features.npz").read_bytes())
@@ -125,6 +127,6 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
     ):
         assert says in f3rm_ext(*arguments).refuses(), arguments
     assert "scene frame of another capture" in lift(f3rm_ext, scene, tiny_capture).refuses()
-    assert "No training photo sees the mesh" in lift(f3rm_ext, room, tiny_capture, "--frame", "scene").refuses()
+    assert "No training photo sees the mesh" in lift(f3rm_ext, away, tiny_capture, "--frame", "scene").refuses()
     assert "needs a mesh with a square texture" in lift(f3rm_ext, room, tiny_capture, "--code-map").refuses()
     assert sorted(path.name for path in tmp_path.iterdir()) == before

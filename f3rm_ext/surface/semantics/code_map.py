@@ -13,7 +13,6 @@ import torch
 import trimesh
 from jaxtyping import Float, Float16, Float32, Int, UInt16
 from scipy.cluster.vq import kmeans2
-from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.features.base import FeatureMap
@@ -71,14 +70,7 @@ def lift_code_map(
     Raises:
         MeshError: the mesh has no square texture, or no photo sees it.
     """
-    picture = texture_of(mesh)
-    if picture is None or picture.shape[0] != picture.shape[1]:
-        raise MeshError(
-            "A code map needs a mesh with a square texture: make one with `f3rm-ext export texture`, or leave "
-            "--code-map out."
-        )
-    assert isinstance(mesh.visual, TextureVisuals)
-    atlas = Atlas(mesh, np.arange(len(mesh.vertices)), len(picture), 0)
+    atlas = Atlas(mesh, np.arange(len(mesh.vertices)), texture_side(mesh), 0)
     texels = texture_texels(atlas)
     places = _places(atlas, texels)
     chosen = np.sort(np.random.default_rng(0).permutation(len(texels))[:_SAMPLES])
@@ -98,6 +90,21 @@ def lift_code_map(
             away = torch.cdist(torch.from_numpy(lifted.codes[now].astype(np.float32)), entries)
             flat[texels.places[part][now]] = away.argmin(dim=1).numpy()
     return CodeMap(dictionary.astype(np.float16), flat.reshape(atlas.size_px, atlas.size_px))
+
+
+def texture_side(mesh: trimesh.Trimesh) -> int:
+    """Returns the side of a mesh's square texture, pixels.
+
+    Raises:
+        MeshError: it has none.
+    """
+    picture = texture_of(mesh)
+    if picture is None or picture.shape[0] != picture.shape[1]:
+        raise MeshError(
+            "A code map needs a mesh with a square texture: make one with `f3rm-ext export texture`, or leave "
+            "--code-map out."
+        )
+    return len(picture)
 
 
 def make_dictionary(codes: Float32[np.ndarray, "n feat"]) -> Float32[np.ndarray, "codes feat"]:
