@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import trimesh
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Integer, UInt8
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
@@ -49,7 +49,7 @@ class SurfaceColors:
         visual = mesh.visual
         self._values = np.asarray(visual.uv if isinstance(visual, TextureVisuals) else colors, np.float64)
 
-    def __call__(self, faces: Int[np.ndarray, " n"], weights: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 3"]:
+    def __call__(self, faces: Integer[np.ndarray, " n"], weights: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 3"]:
         """Returns colours, 0 to 255, at places given by barycentric weights of second and third corner."""
         values = interpolated(self._values, self._faces[faces], weights)
         if self._texture is None:
