@@ -181,6 +181,27 @@ def _refinement(report: Report) -> str:
     return "\n\n".join(tables)
 
 
+def _mesh_queries(report: Report) -> str:
+    """Direct-3D, rendered and 2D mean IoU of label features on meshes."""
+    tables = []
+    for capture, rows in report["captures"].items():
+        head = [capture, "features on", "points in 3D", "rendered", "2D features", "all vertices"]
+        body = [
+            [
+                row["mesh"],
+                f"{row['vertices']:,} vertices" if row["features"] == "vertices" else "texels",
+                *(f"{row[protocol]['miou']:.3f}" for protocol in ("direct-3d", "rendered", "image-features")),
+                f"{row['surface']['miou']:.3f}" if "surface" in row else "–",
+                f"{row['lift_s']:.0f}",
+                f"{row['lift_peak_mib']:,}",
+                f"{row['features_mib']:.1f}",
+            ]
+            for row in rows
+        ]
+        tables.append(_table([*head, "lifting, s", "peak MiB", "file, MiB"], body))
+    return "\n\n".join(tables)
+
+
 def _memory(report: Report) -> str:
     ways = {"chunked": "`f3rm-ext`", "naive": "features of the whole image"}
     rows = [
@@ -389,6 +410,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_surfaces": _surfaces,
     "mesh_extraction": _meshes,
     "refinement": _refinement,
+    "mesh_queries": _mesh_queries,
     "splat_captures": _captures,
     "masked_pixels": _masked_pixels,
     "query_memory": _memory,

@@ -114,12 +114,35 @@ class QuerySpec:
     """Temperature of the relevancy, above 0."""
 
 
-@dataclass(kw_only=True)
-class QueryOptions:
-    """Options of the commands that run queries."""
+@dataclass
+class QueryTarget:
+    """Options of the commands that query a run or a mesh."""
 
-    load_config: Path
+    load_config: Path | None = None
     """config.yml of the run."""
+    mesh: Path | None = None
+    """A mesh with features (`f3rm-ext features lift-mesh`) instead of a run."""
+    data: Path | None = None
+    """Where the capture of the mesh is now; by default where it was when features were lifted."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError unless there is either a run or a mesh."""
+        if (self.load_config is None) == (self.mesh is None):
+            raise ConfigError("A run is queried, or a mesh with features: give either --load-config or --mesh.")
+        if self.mesh is None and self.data is not None:
+            raise ConfigError("--data belongs to --mesh: a run knows its capture, so leave it out.")
+
+    def target_folder(self) -> Path:
+        """Returns the folder of the run or of the mesh, where results go by default."""
+        place = self.mesh or self.load_config
+        assert place is not None
+        return place.parent
+
+
+@dataclass(kw_only=True)
+class QueryInputs:
+    """Options that say what to look for and what counts as found."""
+
     text: tuple[str, ...] = ()
     """Texts to look for, each a query of its own: "blue mug", "banana | plantain" for alternatives, or
     "fruit=banana | plantain" to name the query. The feature must understand text, as clip does."""
@@ -154,7 +177,17 @@ class QueryOptions:
         parse_queries(self)
 
 
-def parse_queries(options: QueryOptions) -> list[QuerySpec]:
+@dataclass(kw_only=True)
+class QueryOptions(QueryInputs, QueryTarget):
+    """Options of the commands that run queries on a run or a mesh."""
+
+    def __post_init__(self) -> None:
+        """See :class:`QueryTarget` and :class:`QueryInputs`."""
+        QueryTarget.__post_init__(self)
+        QueryInputs.__post_init__(self)
+
+
+def parse_queries(options: QueryInputs) -> list[QuerySpec]:
     """The queries that were typed, in the order texts, examples, vectors.
 
     Raises:

@@ -47,6 +47,10 @@ class Photos:
         """The capture: its folder or file."""
         return Path(self.manager.dataparser.config.data)
 
+    def describe(self) -> dict[str, object]:
+        """Returns where the model comes from, as JSON; nothing while it is trained."""
+        return {}
+
     def dataset(self, split: str) -> "InputDataset":
         """Returns the photos of a split.
 

@@ -14,7 +14,7 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.query import visualization
 from f3rm_ext.query.embeddings import Query, pack_embeddings
 from f3rm_ext.query.render import ScoredView, heat_ranges, preview_views, summarize_view
-from f3rm_ext.query.run import Run, View
+from f3rm_ext.query.run import Photos, View
 from f3rm_ext.utils.colormaps import heat_overlay_bytes, label_overlay_bytes
 from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
@@ -51,10 +51,10 @@ class ViewPictures:
 
 
 class QueryWriter:
-    """Writes the results of one or more queries to one run.
+    """Writes the results of one or more queries to one run or mesh.
 
     Args:
-        run: the run.
+        run: the run, or a mesh with its photos.
         queries: at least one, all of one feature.
         views: at least one.
         folder: where to write.
@@ -69,7 +69,7 @@ class QueryWriter:
 
     def __init__(
         self,
-        run: Run,
+        run: Photos,
         queries: Sequence[Query],
         views: Sequence[View],
         folder: Path,
@@ -277,7 +277,7 @@ def can_write_videos() -> bool:
     return provide_ffmpeg() is not None
 
 
-def provenance(command: str, run: Run, queries: Sequence[Query], threshold: float) -> dict[str, object]:
+def provenance(command: str, run: Photos, queries: Sequence[Query], threshold: float) -> dict[str, object]:
     """Returns where an output of a command comes from, as JSON."""
     head = run.model.query_heads()[queries[0].head] if queries else None
     return {
@@ -292,7 +292,8 @@ def provenance(command: str, run: Run, queries: Sequence[Query], threshold: floa
 
 def provenance_lines(record: Mapping[str, Any]) -> list[str]:
     """Returns the provenance as lines of text, for the overview."""
-    lines = [f"{record['method']}, step {record['step']}, {record['checkpoint']}"]
+    mesh = record.get("mesh")
+    lines = [f"{record['method']}, step {record['step']}, {record['checkpoint']}" if mesh is None else f"mesh {mesh}"]
     for query in record["queries"]:
         against = f" against {', '.join(query['negatives'])}" if query["negatives"] else ""
         lines.append(f"{query['name']}: {query['score']} of {' | '.join(query['positives'])}{against}")

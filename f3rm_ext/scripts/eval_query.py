@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from f3rm_ext.errors import CaptureError, ConfigError
-from f3rm_ext.query.options import check_threshold
+from f3rm_ext.query.options import QueryTarget, check_threshold
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.ground_truth import LabelSource
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.metrics import QueryMetrics
     from f3rm_ext.query.queryable import QueryHead
-    from f3rm_ext.query.run import Run
+    from f3rm_ext.query.run import Photos
 
 Protocol = Literal["rendered", "image-features", "direct-3d"]
 TITLES: dict[Protocol, str] = {
@@ -25,8 +25,8 @@ TITLES: dict[Protocol, str] = {
 
 
 @dataclass
-class EvalQuery:
-    """Queries a trained run for every labelled class, and compares the results with the labels.
+class EvalQuery(QueryTarget):
+    """Queries a run, or a mesh with features, for every labelled class, and compares the results with the labels.
 
     Rendered held-out views and points in space are two protocols with figures of their own; the 2D features that the
     field was distilled from are scored in the same way, for comparison. Localisation: the best pixel lies in a box of
@@ -40,10 +40,9 @@ class EvalQuery:
       f3rm-ext eval-query --load-config outputs/tabletop/f3rm-ext/.../config.yml
       f3rm-ext eval-query --load-config .../config.yml --by example --example-photo 007.jpg
       f3rm-ext eval-query --load-config .../config.yml --labels lerf_ovs/label/figurines
+      f3rm-ext eval-query --mesh tabletop.ply
     """
 
-    load_config: Path
-    """config.yml of the run."""
     labels: Path | None = None
     """Folder of LERF-OVS labels (JSON); by default the label images of the capture."""
     feature: str = ""
@@ -63,9 +62,10 @@ class EvalQuery:
     skip: tuple[str, ...] = ()
     """Classes to leave out, also as negatives of others."""
     out: Path | None = None
-    """File for all figures (JSON); by default query.json, beside the config."""
+    """File for all figures (JSON); by default query.json, beside the config or the mesh."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_threshold(self.threshold)
 
     def main(self) -> int:
@@ -74,12 +74,12 @@ class EvalQuery:
 
         from f3rm_ext.features.extractors.registry import understands_text
         from f3rm_ext.query.queryable import checked_head
-        from f3rm_ext.query.run import load_run
+        from f3rm_ext.surface.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.utils.atomic_files import write_atomic
         from f3rm_ext.utils.output_file import require_writable
 
-        run = load_run(self.load_config)
-        out = self.out or self.load_config.parent / "query.json"
+        run = open_run_or_mesh(self.load_config, self.mesh, self.data)
+        out = self.out or self.target_folder() / "query.json"
         require_writable(out)
         head = checked_head(run.model.query_heads(), self.feature)
         truth = self._truth(run)
@@ -109,7 +109,7 @@ class EvalQuery:
         CONSOLE.print(f"The figures are in {out}.", highlight=False, soft_wrap=True)
         return 0
 
-    def _truth(self, run: "Run") -> "LabelSource":
+    def _truth(self, run: "Photos") -> "LabelSource":
         from f3rm_ext.capture.ground_truth import CaptureGroundTruth, PolygonLabels
 
         if self.labels is not None:
@@ -123,7 +123,7 @@ class EvalQuery:
         return truth
 
     def _queries(
-        self, run: "Run", head: "QueryHead", truth: "LabelSource", by: str, negatives: "Negatives"
+        self, run: "Photos", head: "QueryHead", truth: "LabelSource", by: str, negatives: "Negatives"
     ) -> "list[Query]":
         from f3rm_ext.query.builders import exemplar_queries, text_queries
         from f3rm_ext.query.encoders import TextEncoder
@@ -147,7 +147,7 @@ class EvalQuery:
         return queries
 
     def _evaluate(
-        self, run: "Run", head: "QueryHead", truth: "LabelSource", queries: "list[Query]"
+        self, run: "Photos", head: "QueryHead", truth: "LabelSource", queries: "list[Query]"
     ) -> "dict[Protocol, QueryMetrics]":
         from rich.progress import track
 

@@ -9,6 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryOptions, parse_queries
 from f3rm_ext.scripts.export_mesh import Mesh
+from f3rm_ext.scripts.export_part import Part
 from f3rm_ext.scripts.export_refined_mesh import RefinedMesh
 from f3rm_ext.scripts.export_texture import Texture
 
@@ -88,14 +89,14 @@ class Features(QueryOptions):
         from f3rm_ext.export.features import FeatureCloud, write_features
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.queryable import checked_head
-        from f3rm_ext.query.run import load_run
         from f3rm_ext.query.writer import provenance
+        from f3rm_ext.surface.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.utils.console import console, image_progress
         from f3rm_ext.utils.output_file import require_ours
 
         for path in (self.out, self.out.with_suffix(".npz")):
             require_ours(path, f"f3rm-ext {COMMAND}")
-        run = load_run(self.load_config)
+        run = open_run_or_mesh(self.load_config, self.mesh, self.data)
         head = checked_head(run.model.query_heads(), self.feature)
         queries = encode_queries(parse_queries(self), run)
         frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
@@ -272,4 +273,5 @@ ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's 
     Annotated[Mesh, tyro.conf.subcommand("mesh")],
     Annotated[Texture, tyro.conf.subcommand("texture")],
     Annotated[RefinedMesh, tyro.conf.subcommand("refined-mesh")],
+    Annotated[Part, tyro.conf.subcommand("part")],
 ]

@@ -1,4 +1,4 @@
-"""``f3rm-ext features extract|lift|info|verify``: makes, lifts, lists and checks 2D features."""
+"""``f3rm-ext features extract|lift|lift-mesh|info|verify``: makes, lifts, lists and checks 2D features."""
 
 import json
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.options import FeatureOptions
+from f3rm_ext.scripts.lift_mesh import LiftMesh
 
 if TYPE_CHECKING:
     from nerfstudio.data.datasets.base_dataset import InputDataset
@@ -261,6 +262,7 @@ class Verify:
 FeaturesCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members
     Annotated[Extract, tyro.conf.subcommand("extract")],
     Annotated[Lift, tyro.conf.subcommand("lift")],
+    Annotated[LiftMesh, tyro.conf.subcommand("lift-mesh")],
     Annotated[Info, tyro.conf.subcommand("info")],
     Annotated[Verify, tyro.conf.subcommand("verify")],
 ]

@@ -10,32 +10,35 @@ from f3rm_ext.query.options import QueryOptions, parse_queries
 
 if TYPE_CHECKING:
     from f3rm_ext.query import embeddings
-    from f3rm_ext.query.run import CameraPath, Run, View
-    from f3rm_ext.query.writer import QueryWriter
+    from f3rm_ext.query.run import CameraPath, Photos, View
+    from f3rm_ext.query.writer import QueryResult, QueryWriter
 
 
 @dataclass(kw_only=True)
 class Query(QueryOptions):
-    """Finds things in a trained scene by text, by example or by saved vectors.
+    """Finds things in a trained scene, or on a mesh with features, by text, by example or by saved vectors.
 
     Writes a folder with overview.png, a sheet of all results; overlay/QUERY/VIEW.png, heat over each view;
     labels/VIEW.png, which query fits each pixel best, if there are several queries; scores/VIEW.npz, the scores;
     QUERY.mp4, a video along a camera path; QUERY.npy, the vectors of a query, for --vector; and summary.json, the best
     pixel of each query in each view and its place in the scene. Every file names the checkpoint and the queries it
-    comes from.
+    comes from. With --mesh there is also heat/QUERY.ply, the mesh with heat as vertex colours; `f3rm-ext export part`
+    cuts out what is found.
 
     Typical calls:
       f3rm-ext query --load-config .../config.yml --text "blue mug" "fruit=banana | plantain"
       f3rm-ext query --load-config .../config.yml --exemplar face=0001.jpg:250,300,80,80
       f3rm-ext query --load-config .../config.yml --text fox --views camera-path.json --out fox
       f3rm-ext query --load-config .../config.yml --vector query/face.npy --views all --negative none
+      f3rm-ext query --mesh room.ply --text "blue mug"
     """
 
     views: str = "test"
     """Views to score: the test, train or all photos, the name of one photo, or a camera path of the viewer (.json),
     which also gives videos."""
     out: Path | None = None
-    """Folder for the results; by default query, beside the config. Files of other programs in it are left alone."""
+    """Folder for the results; by default query, beside the config or the mesh. Files of other programs in it are left
+    alone."""
     scale: float = 1.0
     """Factor of the image size, (0, 4]."""
     fps: float = 0.0
@@ -58,22 +61,26 @@ class Query(QueryOptions):
         """Runs the queries and writes their results. Returns the exit code."""
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.render import score_views
-        from f3rm_ext.query.run import load_run, read_camera_path
+        from f3rm_ext.query.run import read_camera_path
+        from f3rm_ext.surface.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.utils.console import console
 
         path = read_camera_path(Path(self.views)) if self.views.endswith(".json") else None
         specs = parse_queries(self)
-        run = load_run(self.load_config)
+        run = open_run_or_mesh(self.load_config, self.mesh, self.data)
         views = self._views(run, path)
         queries = encode_queries(specs, run)
         scored_views = score_views(run.model, views, queries)
-        result = self._writer(run, queries, views, path).write(scored_views)
+        writer = self._writer(run, queries, views, path)
+        result = writer.write(scored_views)
+        if self.mesh is not None:
+            self._write_heat_meshes(run, queries, writer, result)
         console().print(self._table(result.summary))
         overview = result.folder / "overview.png"
         console().print(f"The results are in {result.folder}; begin with {overview}.", soft_wrap=True)
         return 0
 
-    def _views(self, run: "Run", path: "CameraPath | None") -> "list[View]":
+    def _views(self, run: "Photos", path: "CameraPath | None") -> "list[View]":
         from f3rm_ext.query.run import photo_views
         from f3rm_ext.utils.console import console
 
@@ -84,7 +91,7 @@ class Query(QueryOptions):
         return path.views(self.scale)
 
     def _writer(
-        self, run: "Run", queries: "list[embeddings.Query]", views: "list[View]", path: "CameraPath | None"
+        self, run: "Photos", queries: "list[embeddings.Query]", views: "list[View]", path: "CameraPath | None"
     ) -> "QueryWriter":
         from f3rm_ext.query.writer import QueryWriter
 
@@ -92,12 +99,33 @@ class Query(QueryOptions):
             run,
             queries,
             views,
-            self.out or self.load_config.parent / "query",
+            self.out or self.target_folder() / "query",
             threshold=self.threshold,
             fps=None if path is None else self.fps or path.fps,
             save_scores=self.save_scores,
             save_depth=self.save_depth,
         )
+
+    def _write_heat_meshes(
+        self, run: "Photos", queries: "list[embeddings.Query]", writer: "QueryWriter", result: "QueryResult"
+    ) -> None:
+        """Writes the mesh with heat as vertex colours, in the frame of the capture, one file for each query."""
+        import torch
+        import trimesh
+
+        from f3rm_ext.surface.mesh_files import require_replaceable, write_mesh
+        from f3rm_ext.utils.colormaps import heat_overlay
+        from f3rm_ext.utils.pictures import to_bytes
+
+        mesh, scores = run.model.mesh, torch.from_numpy(run.model.score_vertices(queries))
+        colors, vertices = torch.from_numpy(run.model.vertex_colors()).float(), writer.frame.to_capture(mesh.vertices)
+        for index, query in enumerate(queries):
+            path = result.folder / "heat" / f"{writer.slugs[query.name]}.ply"
+            require_replaceable(path)
+            heat = heat_overlay(colors, scores[:, index], *result.summary["heat"][query.name])
+            made = trimesh.Trimesh(vertices, mesh.faces, vertex_colors=to_bytes(heat.numpy()), process=False)
+            record = {**writer.provenance, "query": query.name, "frame": "capture", **writer.frame.describe()}
+            write_mesh(path, made, record)
 
     def _table(self, summary: dict[str, Any]) -> Any:
         from rich.table import Table

@@ -32,11 +32,16 @@ def without_small_parts(mesh: trimesh.Trimesh, share: float) -> trimesh.Trimesh:
         mesh: vertices of neighbouring faces are the same.
         share: 0 to 1; the largest part always stays.
     """
+    return with_faces(mesh, ~small_parts(mesh, share))
+
+
+def small_parts(mesh: trimesh.Trimesh, share: float) -> Bool[np.ndarray, " faces"]:
+    """Returns the faces that :func:`without_small_parts` removes."""
     clusters, _, areas = to_open3d(mesh).cluster_connected_triangles()
     clusters, areas = np.asarray(clusters), np.asarray(areas)
     large = areas >= share * areas.sum()
     large[areas.argmax()] = True
-    return with_faces(mesh, large[clusters])
+    return ~large[clusters]
 
 
 def with_faces(mesh: trimesh.Trimesh, which: Bool[np.ndarray, " faces"]) -> trimesh.Trimesh:

@@ -19,7 +19,13 @@ from f3rm_ext.utils.output_file import comments_of, replacing, require_writable
 from f3rm_ext.utils.ply import read_comments
 
 SUFFIXES = (".ply", ".obj", ".glb")
-MAKERS = ("f3rm-ext export mesh", "f3rm-ext export texture", "f3rm-ext export refined-mesh")
+MAKERS = (
+    "f3rm-ext export mesh",
+    "f3rm-ext export texture",
+    "f3rm-ext export refined-mesh",
+    "f3rm-ext export part",
+    "f3rm-ext query",
+)
 """Commands whose files may be replaced; others are kept."""
 Up = Literal["z", "y"]
 _Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])

@@ -67,7 +67,7 @@ def bake_texture(
     atlas = unwrap(mesh, options.size_px or choose_size(mesh, photos), options.padding_px, grow=not options.size_px)
     on_progress("Charts", 1, 1)
     texels = texture_texels(atlas)
-    blend = blend_photos(atlas.mesh, texels, _texel_areas(atlas), photos, options.balance, on_progress)
+    blend = blend_photos(atlas.mesh, texels, texel_areas(atlas), photos, options.balance, on_progress)
     level_seams(atlas, texels, blend.colors)
     picture = Image.fromarray(fill_outward(texels, blend.colors, atlas.size_px))
     visual = atlas.mesh.visual
@@ -122,7 +122,7 @@ def choose_size(mesh: trimesh.Trimesh, photos: Photos) -> int:
     return int(np.clip(2 ** np.round(np.log2(side)), 256, LARGEST_PX))
 
 
-def _texel_areas(atlas: Atlas) -> Float[np.ndarray, " faces"]:
+def texel_areas(atlas: Atlas) -> Float[np.ndarray, " faces"]:
     """Area of a texel on each triangle, in square units of the mesh."""
     a, b, c = (atlas.pixels[atlas.mesh.faces[:, corner]] for corner in range(3))
     (ux, uy), (vx, vy) = (b - a).T, (c - a).T

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -11,6 +11,9 @@ from jaxtyping import Bool, Float, UInt8
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.cameras import PinholeCameras
+
+if TYPE_CHECKING:
+    from f3rm_ext.data.pinhole_dataset import PinholeDataset
 
 _OPAQUE = 250
 """Alpha below which a pixel shows more than its own surface."""
@@ -88,21 +91,30 @@ class PhotoSource:
         outputs = self.parser.get_dataparser_outputs(split)
         if not outputs.image_filenames:
             raise ConfigError(f"{self.data} has no held-out photos: add test_filenames to its transforms.json.")
-        dataset = PinholeDataset(outputs)
-        views = PinholeCameras.of(dataset.cameras)
         frames = CaptureFrame.of_outputs(outputs, self.data) if frame == "capture" else None
-        cameras = [_camera(views, index, frames) for index in range(len(views.widths))]
+        return photos_of(PinholeDataset(outputs), frames)
 
-        def read(index: int) -> Photo:
-            picture = dataset.picture(index)
-            pixels = picture.pixels.numpy()
-            valid = None if picture.valid is None else picture.valid.numpy()
-            if pixels.shape[2] == 4:
-                opaque = pixels[..., 3] >= _OPAQUE
-                valid = opaque if valid is None else valid & opaque
-            return Photo(pixels[..., :3], valid)
 
-        return Photos(cameras, read)
+def photos_of(dataset: "PinholeDataset", frame: CaptureFrame | None) -> Photos:
+    """Returns the photos of a data set.
+
+    Args:
+        dataset: the photos, undistorted.
+        frame: frame of the capture, for cameras in it; None for the scene frame.
+    """
+    views = PinholeCameras.of(dataset.cameras)
+    cameras = [_camera(views, index, frame) for index in range(len(views.widths))]
+
+    def read(index: int) -> Photo:
+        picture = dataset.picture(index)
+        pixels = picture.pixels.numpy()
+        valid = None if picture.valid is None else picture.valid.numpy()
+        if pixels.shape[2] == 4:
+            opaque = pixels[..., 3] >= _OPAQUE
+            valid = opaque if valid is None else valid & opaque
+        return Photo(pixels[..., :3], valid)
+
+    return Photos(cameras, read)
 
 
 def open_capture(data: Path) -> PhotoSource:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import trimesh
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, Integer, UInt8
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
@@ -27,6 +27,37 @@ class MeshPicture(NamedTuple):
     """Pixels that the mesh covers wholly."""
 
 
+class SurfaceColors:
+    """The colours of a mesh: of its texture, or of its vertices.
+
+    Args:
+        mesh: the mesh.
+        name: its name, for messages.
+
+    Raises:
+        MeshError: it has no colours.
+    """
+
+    def __init__(self, mesh: trimesh.Trimesh, name: str = "The mesh") -> None:
+        self._faces = np.asarray(mesh.faces)
+        texture, colors = texture_of(mesh), vertex_colors(mesh)
+        if texture is None and colors is None:
+            raise MeshError(
+                f"{name} has neither a texture nor vertex colours: colour it with `f3rm-ext export texture`."
+            )
+        self._texture = None if texture is None else texture.astype(np.float32)
+        visual = mesh.visual
+        self._values = np.asarray(visual.uv if isinstance(visual, TextureVisuals) else colors, np.float64)
+
+    def __call__(self, faces: Integer[np.ndarray, " n"], weights: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 3"]:
+        """Returns colours, 0 to 255, at places given by barycentric weights of second and third corner."""
+        values = interpolated(self._values, self._faces[faces], weights)
+        if self._texture is None:
+            return values
+        height, width = self._texture.shape[:2]
+        return bilinear(self._texture, to_pixels(values, width, height))
+
+
 class MeshRenderer:
     """Renders a mesh with a texture or vertex colours by casting rays, without shading.
 
@@ -39,15 +70,7 @@ class MeshRenderer:
     """
 
     def __init__(self, mesh: trimesh.Trimesh, name: str = "The mesh") -> None:
-        self._occluder, self._faces = Occluder(mesh), np.asarray(mesh.faces)
-        texture, colors = texture_of(mesh), vertex_colors(mesh)
-        if texture is None and colors is None:
-            raise MeshError(
-                f"{name} has neither a texture nor vertex colours: colour it with `f3rm-ext export texture`."
-            )
-        self._texture = None if texture is None else texture.astype(np.float32)
-        visual = mesh.visual
-        self._values = np.asarray(visual.uv if isinstance(visual, TextureVisuals) else colors, np.float64)
+        self._occluder, self._colors = Occluder(mesh), SurfaceColors(mesh, name)
 
     def render(self, camera: Camera) -> MeshPicture:
         """Returns what a camera sees."""
@@ -64,13 +87,19 @@ class MeshRenderer:
                 covered &= on
         return MeshPicture(total / SAMPLES**2, covered)
 
-    def _colors(self, faces: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        corners, (b, c) = self._values[self._faces[faces]], weights.T[..., None]
-        values = corners[:, 0] * (1 - b - c) + corners[:, 1] * b + corners[:, 2] * c
-        if self._texture is None:
-            return values
-        height, width = self._texture.shape[:2]
-        return bilinear(self._texture, to_pixels(values, width, height))
+
+def interpolated(
+    values: Float[np.ndarray, "verts channels"], corners: Int[np.ndarray, "n 3"], weights: Float[np.ndarray, "n 2"]
+) -> Float[np.ndarray, "n channels"]:
+    """Interpolates values of vertices.
+
+    Args:
+        values: one row per vertex.
+        corners: vertices of the triangle of each place.
+        weights: barycentric weights of its second and third corner.
+    """
+    b, c = weights.T[..., None]
+    return values[corners[:, 0]] * (1 - b - c) + values[corners[:, 1]] * b + values[corners[:, 2]] * c
 
 
 def texture_of(mesh: trimesh.Trimesh) -> UInt8[np.ndarray, "h w 3"] | None:

@@ -48,6 +48,8 @@ class Sighting(NamedTuple):
     """Weight of its colours."""
     colors: Float[np.ndarray, "m 3"]
     """Its colours, 0 to 255."""
+    at: Float[np.ndarray, "m 2"]
+    """Column and row of the places in it."""
 
 
 class Occluder:
@@ -72,6 +74,15 @@ class Occluder:
         away = points - center
         rays = np.concatenate([np.broadcast_to(center, away.shape), away], axis=1).astype(np.float32)
         return self.scene.test_occlusions(self._tensor(rays), tnear=0.0, tfar=1.0 - _NEAR).numpy()
+
+    def nearest(
+        self, points: Float[np.ndarray, "n 3"]
+    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n 2"], Float[np.ndarray, " n"]]:
+        """Returns the nearest places on the mesh: triangles, weights of their second and third corner, distances."""
+        points = np.ascontiguousarray(points, np.float32)
+        near = self.scene.compute_closest_points(self._tensor(points))
+        away = np.linalg.norm(near["points"].numpy() - points, axis=1)
+        return near["primitive_ids"].numpy().astype(np.int64), near["primitive_uvs"].numpy(), away
 
 
 class PhotoLookup:
@@ -114,7 +125,7 @@ class PhotoLookup:
         good = good[~self._occluder.hidden(camera.center, places.points[which[good]])]
         which = which[good]
         weights = trust[good, 0] * cosine[good] * np.square(np.clip(pixels[good], 1e-6, 1.0))
-        return Sighting(which, weights, _looked_up(self._colors, at[which], level[good], bilinear))
+        return Sighting(which, weights, _looked_up(self._colors, at[which], level[good], bilinear), at[which])
 
 
 def _looked_up(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.query.options import QueryOptions, Region, check_temperature, parse_queries, split_prompts
+from f3rm_ext.query.options import QueryOptions, QueryTarget, Region, check_temperature, parse_queries, split_prompts
 
 
 def options(**given: Any) -> QueryOptions:
@@ -65,6 +65,19 @@ def test_an_equals_sign_in_a_path_is_no_name() -> None:
 def test_bad_options(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         options(**given)
+
+
+def test_either_a_run_or_a_mesh_is_queried() -> None:
+    config, mesh = Path("run/config.yml"), Path("room/room.ply")
+    assert QueryTarget(load_config=config).target_folder() == Path("run")
+    assert QueryTarget(mesh=mesh, data=Path("photos")).target_folder() == Path("room")
+    for given, message in (
+        ({}, "either --load-config or --mesh"),
+        ({"load_config": config, "mesh": mesh}, "either --load-config or --mesh"),
+        ({"load_config": config, "data": Path("photos")}, "--data belongs to --mesh"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            QueryTarget(**given)
 
 
 def test_alternatives_are_split() -> None:

@@ -1,0 +1,114 @@
+"""``f3rm-ext export part``: the part of a mesh that a query finds, as a mesh of its own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.query.options import QueryInputs, parse_queries
+
+if TYPE_CHECKING:
+    import trimesh
+
+COMMAND = "f3rm-ext export part"
+
+
+@dataclass(kw_only=True)
+class Part(QueryInputs):
+    """Cuts out the part of a mesh that a query finds, and writes it as a mesh of its own.
+
+    The mesh has features (`f3rm-ext features lift-mesh`). It is cut where the score is --threshold; triangles there are
+    split. Texture and colours stay, and so do coordinates. The name of the file chooses its format: .ply, .obj or
+    .glb; .ply has vertex colours instead of a texture. An existing file is replaced only if this program wrote it.
+
+    Typical calls:
+      f3rm-ext export part --mesh room.glb --text "blue mug" --out mug.glb
+      f3rm-ext export part --mesh room.ply --text chair --negative floor wall --out chair.ply --close-holes 0.5
+      f3rm-ext export part --mesh room.ply --exemplar 0001.jpg:250,300,80,80 --out found.obj
+    """
+
+    mesh: Path
+    """The mesh, with features."""
+    data: Path | None = None
+    """Where the capture of the mesh is now, for --exemplar; by default where it was when features were lifted."""
+    out: Path
+    """File to write: .ply, .obj or .glb."""
+    min_part: float = 0.01
+    """Drop connected parts with a smaller share of the found area, 0 to 1; 1 keeps only the largest."""
+    close_holes: float = 0.0
+    """Close holes up to this radius in units of the mesh, also the one that the cut leaves; 0 closes none."""
+    up: Literal["auto", "z", "y"] = "auto"
+    """Axis of the file that takes the mesh's z axis. auto is y for .glb, whose readers expect it, else z, which leaves
+    the coordinates as they are."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.text) + len(self.exemplar) + len(self.vector) != 1:
+            raise ConfigError(
+                "A part is what one query finds: give one --text, --exemplar or --vector; `mug | cup` finds either."
+            )
+        for name, valid, needs in (
+            ("min-part", 0 <= self.min_part <= 1, "0 to 1"),
+            ("close-holes", 0 <= self.close_holes < float("inf"), "0 or more"),
+        ):
+            if not valid:
+                raise ConfigError(f"--{name} is {getattr(self, name.replace('-', '_'))}: use {needs}.")
+
+    def main(self) -> int:
+        """Cuts out the part and writes it. Returns the exit code."""
+        from f3rm_ext.query.builders import encode_queries
+        from f3rm_ext.query.run import Photos
+        from f3rm_ext.surface.mesh_files import axis_up, require_output, write_mesh
+        from f3rm_ext.surface.semantics.cutting import cleaned_part, cut_above
+        from f3rm_ext.surface.semantics.mesh_run import open_mesh_run, read_featured_mesh
+        from f3rm_ext.surface.semantics.model import QueryableMesh
+        from f3rm_ext.utils.console import console
+
+        if self.out.resolve() == self.mesh.resolve():
+            raise MeshError(f"--out is the mesh itself, {self.mesh}: choose another name, so that both stay.")
+        require_output(self.out)
+        mesh, features = read_featured_mesh(self.mesh)
+        model = QueryableMesh(mesh, features.heads, {})
+        # Texts and vectors need no photos, so the capture may be gone.
+        photos = open_mesh_run(self.mesh, self.data) if self.exemplar else Photos(model, None)  # type: ignore[arg-type]
+        (query,) = encode_queries(parse_queries(self), photos)
+        part = cut_above(mesh, model.score_vertices([query])[:, 0], self.threshold)
+        part = cleaned_part(part, self.min_part, self.close_holes)
+        share = part.area / mesh.area
+        if self.out.suffix.lower() == ".ply":
+            _color_vertices(part)
+        up = axis_up(self.out, self.up)
+        said = features.provenance
+        kept = ("frame", "scene_from_capture", "scene_units_per_capture_unit", "extractors")
+        record = {
+            "made_by": COMMAND,
+            "mesh": str(self.mesh.resolve()),
+            "query": query.describe(),
+            "threshold": self.threshold,
+            "min_part": self.min_part,
+            "close_holes": self.close_holes,
+            **{key: said[key] for key in kept if key in said},
+        }
+        write_mesh(self.out, part, record, up)
+        console().print(
+            f"{len(part.faces)} triangles with {100 * share:.2g} % of the mesh's area are in {self.out} (frame of the "
+            f"{said['frame']}, {up} up).",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        return 0
+
+
+def _color_vertices(part: "trimesh.Trimesh") -> None:
+    """Replaces a texture, which PLY files cannot hold, by vertex colours."""
+    import numpy as np
+    from trimesh.visual.color import ColorVisuals
+
+    from f3rm_ext.surface.texture.atlas import vertex_texels
+    from f3rm_ext.surface.texture.rendering import SurfaceColors, texture_of
+
+    if texture_of(part) is not None:
+        corners = vertex_texels(part)
+        colors = SurfaceColors(part)(corners.faces, corners.weights)
+        part.visual = ColorVisuals(part, vertex_colors=np.rint(colors).astype(np.uint8))

@@ -1,0 +1,129 @@
+"""``f3rm-ext features lift-mesh``: 2D features onto the vertices of a mesh."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from f3rm_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from f3rm_ext.features.base import FeatureMap
+
+
+@dataclass(kw_only=True)
+class LiftMesh:
+    """Lift 2D features onto a mesh from the photos of its capture, without training.
+
+    Each vertex takes the mean of the features where photos see it, with the weights of `f3rm-ext export texture`.
+    Vertices that no photo sees take the feature of the nearest one along the surface. The features are written beside
+    the mesh, room.features.npz for room.ply, and belong to that mesh only. The mesh then answers f3rm-ext query,
+    eval-query and export features with --mesh, and f3rm-ext export part cuts out what a query finds.
+
+    Typical calls:
+      f3rm-ext features lift-mesh --mesh room.ply --data room --extractors clip --codes 64
+      f3rm-ext features lift-mesh --mesh room.ply --load-config .../config.yml
+      f3rm-ext features lift-mesh --mesh room.glb --data room --extractors clip dinov2 --codes 64 --code-map
+    """
+
+    mesh: Path
+    """The mesh: .ply, .obj, .glb, .stl, or .npz with vertices and faces."""
+    load_config: Path | None = None
+    """config.yml of a run on the capture; its extractors are the default."""
+    data: Path | None = None
+    """The capture, with transforms.json, instead of a run."""
+    extractors: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--extractor"])] = ()
+    """Extractors, each written as NAME or NAME:key=value,key=value; `f3rm-ext doctor` lists the names. By default those
+    of the run."""
+    codes: int | None = None
+    """Number of PCA codes to lift instead of the full features, 8 to 512. 0 lifts the full features, which take 2 bytes
+    per vertex and dimension. By default that of the run, else 0."""
+    cache_dir: Path | None = None
+    """Folder of the feature store; by default that of the run, else as in `f3rm-ext features extract`."""
+    frame: Literal["auto", "capture", "scene"] = "auto"
+    """Coordinates of the mesh: those of the capture, or those of the scene as the model sees it. auto is what the mesh
+    file says, else capture."""
+    code_map: bool = False
+    """Also lift onto the texels of a textured mesh, as numbers of a dictionary: for meshes whose triangles are larger
+    than things."""
+
+    def __post_init__(self) -> None:
+        if (self.load_config is None) == (self.data is None):
+            raise ConfigError("The photos are those of a run or of a capture: give either --load-config or --data.")
+        if self.load_config is None and not self.extractors:
+            raise ConfigError("No extractor is given: name one, e.g. --extractors clip.")
+
+    def main(self) -> int:
+        """Lifts the features and returns the exit code."""
+        import torch
+
+        from f3rm_ext.capture.frame import CaptureFrame
+        from f3rm_ext.engine.cost import peak_mib, reset_peak
+        from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
+        from f3rm_ext.surface.mesh_files import read_mesh
+        from f3rm_ext.surface.semantics.code_map import lift_code_map, texture_side
+        from f3rm_ext.surface.semantics.feature_file import MeshFeatures, features_path, save_features
+        from f3rm_ext.surface.semantics.lifting import lift_vertices
+        from f3rm_ext.surface.semantics.mesh_run import frame_of_mesh, open_capture_manager
+        from f3rm_ext.surface.texture.photos import photos_of
+        from f3rm_ext.utils.console import console, image_progress, shown_on
+        from f3rm_ext.utils.output_file import require_ours, require_writable
+
+        mesh, out = read_mesh(self.mesh), features_path(self.mesh)
+        if self.code_map:
+            texture_side(mesh)  # before the work begins
+        require_ours(out, "f3rm-ext features lift-mesh")
+        require_writable(out)
+        manager = open_capture_manager(
+            self.load_config, self.data, extractors=self.extractors, codes=self.codes, cache_dir=self.cache_dir
+        )
+        data = Path(manager.dataparser.config.data)
+        frames = CaptureFrame.of_outputs(manager.train_dataparser_outputs, data)
+        frame = frame_of_mesh(self.mesh, self.frame, frames)
+        photos = photos_of(manager.train_dataset, frames if frame == "capture" else None)
+        source = manager.prepare_features(with_train=True)[0]
+        if not source.specs:
+            raise ConfigError(f"The run {self.load_config} has no extractors: name one, e.g. --extractors clip.")
+        reset_peak(cpu := torch.device("cpu"))
+        began, heads, maps = time.perf_counter(), LiftedHeads(), {}
+        with image_progress("photos") as progress:
+            for spec in source.specs:
+
+                def load(index: int, name: str = spec.name) -> "FeatureMap":
+                    return source.load(index)[name]
+
+                show = shown_on(progress)
+                lifted = lift_vertices(mesh, photos, load, spec.dim, show)
+                heads.put(LiftedHead(spec, torch.from_numpy(lifted.codes)))
+                if self.code_map:
+                    maps[spec.name] = lift_code_map(mesh, photos, load, spec.dim, show)
+        unseen = int((~lifted.seen).sum())
+        record = {
+            "mesh": str(self.mesh.resolve()),
+            "data": str(data.resolve()),
+            "load_config": None if self.load_config is None else str(self.load_config.resolve()),
+            "extractors": [spec.extractor for spec in source.specs],
+            "cache_dir": str(manager.config.features.cache_dir) if manager.config.features.cache_dir else None,
+            "frame": frame,
+            **frames.describe(),
+            "unseen": unseen,
+            "seconds": round(time.perf_counter() - began, 1),
+            "peak_mib": round(peak_mib(cpu)),
+        }
+        save_features(out, mesh, MeshFeatures(heads, lifted.seen, maps, record))
+        lines = [
+            f"{name}: {head.dim} dimensions on {len(head.codes)} vertices ({head.codes.nbytes / 2**20:.1f} MiB)"
+            + (f" and {len(maps[name].dictionary)} codes on texels" if name in maps else "")
+            + f" are in {out}."
+            for name, head in heads.by_name.items()
+        ]
+        if unseen:
+            lines.append(
+                f"No photo sees {unseen} of {len(mesh.vertices)} vertices: they have the features of the "
+                "nearest ones along the surface."
+            )
+        for line in lines:
+            console().print(line, highlight=False, markup=False, soft_wrap=True)
+        return 0

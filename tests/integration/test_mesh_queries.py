@@ -1,0 +1,132 @@
+"""Features on the true mesh of the tiny room: lifted, queried, measured and cut out, as a user types it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+
+from f3rm_ext.surface.cleaning import repaired, simplified
+from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
+from f3rm_ext.surface.texture.rendering import texture_of
+
+Typed = Callable[..., Any]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("open3d")]
+
+
+@pytest.fixture(scope="module")
+def room(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The true surface with fewer triangles."""
+    truth = read_mesh(tiny_capture / "gt_mesh.npz")
+    truth.merge_vertices()
+    path = tmp_path_factory.mktemp("mesh") / "room.ply"
+    write_mesh(path, simplified(repaired(truth), 20_000), {"made_by": "f3rm-ext export mesh", "frame": "capture"})
+    return path
+
+
+def lift(f3rm_ext: Typed, mesh: Path, capture: Path, *options: object) -> Any:
+    labels = ("--extractors", f"labels:data={capture}")
+    return f3rm_ext("features", "lift-mesh", "--mesh", mesh, "--data", capture, *labels, *options)
+
+
+def test_from_photos_to_a_part(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
+    done = lift(f3rm_ext, room, tiny_capture)
+    assert done.code == 0, done.err
+    assert "labels: 29 dimensions on" in done.out and "nearest ones along the surface" in done.out
+
+    done = f3rm_ext("query", "--mesh", room, "--text", "stool", "rug", "--out", tmp_path / "found")
+    assert done.code == 0, done.err
+    heat = read_mesh(tmp_path / "found" / "heat" / "stool.ply")
+    assert len(heat.vertices) == len(read_mesh(room).vertices) and vertex_colors(heat) is not None
+    np.testing.assert_allclose(heat.bounds, read_mesh(room).bounds, atol=1e-4)
+    best = json.loads((tmp_path / "found" / "summary.json").read_text())["best"]["stool"]
+
+    done = f3rm_ext("eval-query", "--mesh", room, "--out", tmp_path / "query.json")
+    assert done.code == 0, done.err
+    found = json.loads((tmp_path / "query.json").read_text())
+    assert found["mesh"] == str(room.resolve()) and found["protocols"]["direct-3d"]["miou"] > 0.6
+    assert found["protocols"]["direct-3d"]["localisation"] > 0.85
+
+    out = tmp_path / "stool.ply"
+    done = f3rm_ext("export", "part", "--mesh", room, "--text", "stool", "--out", out)
+    assert done.code == 0, done.err
+    part, said = read_mesh(out), read_provenance(out)
+    assert said["made_by"] == "f3rm-ext export part" and said["frame"] == "capture" and "stool" in said["query"]
+    low, high = part.bounds
+    assert (low - 0.02 < best["best_at_capture"]).all() and (best["best_at_capture"] < high + 0.02).all()
+    true = read_mesh(tiny_capture / "gt_mesh.npz")
+    names = json.loads((tiny_capture / "transforms.json").read_text())["classes"]
+    with np.load(tiny_capture / "gt_mesh.npz") as archive:
+        stool = np.asarray(true.vertices)[archive["vertex_label"] == names.index("stool")]
+    np.testing.assert_allclose(part.bounds, [stool.min(axis=0), stool.max(axis=0)], atol=0.1)
+    # The same command again replaces its own file.
+    assert f3rm_ext("export", "part", "--mesh", room, "--text", "stool", "--out", out, "--close-holes", 1).code == 0
+    assert read_mesh(out).area > part.area
+
+    cloud = tmp_path / "cloud.ply"
+    done = f3rm_ext("export", "features", "--mesh", room, "--out", cloud, "--text", "rug", "--select", "--points", 500)
+    assert done.code == 0 and cloud.exists(), done.err
+
+
+def test_texture_stays_and_texels_carry_features(
+    f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path
+) -> None:
+    glb = tmp_path / "room.glb"
+    coarse = tmp_path / "coarse.ply"
+    write_mesh(coarse, simplified(read_mesh(room), 4000), {"made_by": "f3rm-ext export mesh", "frame": "capture"})
+    texture = ("export", "texture", "--data", tiny_capture, "--mesh", coarse, "--out", glb)
+    assert f3rm_ext(*texture, "--texture-size", 512, "--padding", 1).code == 0
+    done = lift(f3rm_ext, glb, tiny_capture, "--code-map")
+    assert done.code == 0, done.err
+    assert "codes on texels" in done.out
+    example = ("--exemplar", f"here={sorted((tiny_capture / 'images').iterdir())[1]}:20,20,24,20")
+    for name in ("part.glb", "part.obj", "part.ply"):
+        done = f3rm_ext("export", "part", "--mesh", glb, *example, "--out", tmp_path / name)
+        assert done.code == 0, done.err
+        part = read_mesh(tmp_path / name)
+        assert (vertex_colors(part) is not None) if name == "part.ply" else (texture_of(part) is not None)
+    done = f3rm_ext("eval-query", "--mesh", glb, "--by", "example", "--out", tmp_path / "query.json")
+    assert done.code == 0, done.err
+
+
+def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
+    bare, points = tmp_path / "bare.ply", tmp_path / "points.ply"
+    trimesh.creation.box((1, 1, 1)).export(bare)
+    trimesh.PointCloud(np.random.default_rng(0).random((50, 3))).export(points)
+    assert lift(f3rm_ext, room, tiny_capture).code == 0
+    away = tmp_path / "away.ply"
+    trimesh.creation.box((1, 1, 1)).apply_translation([0, 0, 500]).export(away)
+    other = tmp_path / "other.ply"
+    trimesh.creation.box((1, 1, 1)).export(other)
+    (tmp_path / "other.features.npz").write_bytes(room.with_name("room.features.npz").read_bytes())
+    scene = tmp_path / "scene.ply"
+    turned = {"frame": "scene", "scene_from_capture": np.eye(4)[:3].tolist(), "scene_units_per_capture_unit": 7.0}
+    write_mesh(scene, read_mesh(room), {"made_by": "f3rm-ext export mesh", **turned})
+    before = sorted(path.name for path in tmp_path.iterdir())
+    out = ("--out", tmp_path / "out.ply")
+    part, query = ("export", "part", *out), ("query", "--out", tmp_path / "found", "--text", "stool")
+    for arguments, says in (
+        (query, "either --load-config or --mesh"),
+        ((*query, "--load-config", "c.yml", "--mesh", room), "either --load-config or --mesh"),
+        ((*query, "--load-config", "c.yml", "--data", tiny_capture), "--data belongs to --mesh"),
+        (("eval-query",), "either --load-config or --mesh"),
+        ((*query, "--mesh", bare), "has no features: lift some with"),
+        ((*query, "--mesh", other), "are of another mesh"),
+        ((*part, "--mesh", points, "--text", "stool"), "has points but no faces"),
+        ((*part, "--mesh", room, "--text", "stool", "rug"), "A part is what one query finds"),
+        ((*part, "--mesh", room, "--text", "stool", "--threshold", 1), "No vertex reaches the score 1"),
+        ((*part, "--mesh", room, "--text", "stool", "--threshold", -1), "The whole mesh reaches the score -1"),
+        ((*part, "--mesh", room, "--text", "stool", "--min-part", 2), "--min-part is 2.0: use 0 to 1"),
+        (("export", "part", "--mesh", room, "--text", "stool", "--out", room), "--out is the mesh itself"),
+        ((*part, "--mesh", room, "--text", "stool", "--feature", "clip"), "no feature 'clip'"),
+        (("features", "lift-mesh", "--mesh", room, "--data", tiny_capture), "No extractor is given"),
+        (("features", "lift-mesh", "--mesh", room, "--extractors", "dinov2"), "either --load-config or --data"),
+    ):
+        assert says in f3rm_ext(*arguments).refuses(), arguments
+    assert "scene frame of another capture" in lift(f3rm_ext, scene, tiny_capture).refuses()
+    assert "No training photo sees the mesh" in lift(f3rm_ext, away, tiny_capture, "--frame", "scene").refuses()
+    assert "needs a mesh with a square texture" in lift(f3rm_ext, room, tiny_capture, "--code-map").refuses()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
