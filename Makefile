@@ -3,6 +3,7 @@
 PYTHON ?= $(shell for p in python3.11 python3.10; do $$p -c "" 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+PLUGINS := examples/extractor_conse examples/pose_estimator_turntable
 STAMP := $(VENV)/.installed
 EXTRAS ?= dev,docs,e2e
 JOBS ?= 2
@@ -27,12 +28,12 @@ same-python:
 	  echo "Error: $(VENV) is of $$($(BIN)/python --version), not of $(PYTHON): run make clean first." >&2; exit 2; \
 	fi
 
-$(STAMP): pyproject.toml examples/extractor_conse/pyproject.toml
+$(STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 or 3.11 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
 	@echo "Installing into $(VENV) (a few minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]" --editable examples/extractor_conse
+	@$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]" $(PLUGINS:%=--editable %)
 	@touch $@
 
 demo: install  ## Train, evaluate and query a made-up room on this machine; writes demo/report.html
