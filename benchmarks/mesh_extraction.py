@@ -63,14 +63,14 @@ class Settings:
 SETTINGS = {
     "chair": Settings(2000, 0.5, 8_000, 20_000, (0.02, 0.04)),
     # The objects, without the table.
-    "tabletop": Settings(2000, 0.5, 20_000, 30_000, (0.005, 0.01), ((-0.45, -0.35, 0.004), (0.45, 0.45, 0.3))),
+    "tabletop": Settings(1500, 0.5, 20_000, 30_000, (0.005, 0.01), ((-0.45, -0.35, 0.004), (0.45, 0.45, 0.3))),
     # 1 % of the extent of the room is 0.0755 m.
     "room": Settings(2000, 0.5, 20_000, 30_000, (0.05, 0.0755)),
 }
 EXTRACTORS: dict[str, list[object]] = {
-    "tsdf": ["--method", "tsdf"],
+    "tsdf": ["--method", "tsdf", "--depth", "median"],
     "tsdf, planes": ["--method", "tsdf", "--depth", "planes"],
-    "level-set": ["--method", "level-set", "--points", 300_000, "--poisson-depth", 9],
+    "level-set": ["--method", "level-set", "--depth", "median", "--points", 300_000, "--poisson-depth", 9],
     "poisson-centres": ["--method", "poisson-centres", "--poisson-depth", 9],
 }
 

@@ -22,7 +22,8 @@ MOST_DISAGREEMENT = 0.9
 
 def grey(picture: Float[Tensor, "h w 3"]) -> Float[Tensor, "h w"]:
     """Returns the brightness of a picture, after ITU-R BT.601."""
-    return picture @ picture.new_tensor([0.299, 0.587, 0.114])
+    red, green, blue = picture.unbind(-1)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def patch_disagreement(
