@@ -65,7 +65,7 @@ SETTINGS = {
     # The objects, without the table.
     "tabletop": Settings(1500, 0.5, 20_000, 30_000, (0.005, 0.01), ((-0.45, -0.35, 0.004), (0.45, 0.45, 0.3))),
     # 1 % of the extent of the room is 0.0755 m.
-    "room": Settings(2000, 0.5, 20_000, 30_000, (0.05, 0.0755)),
+    "room": Settings(1500, 0.5, 20_000, 30_000, (0.05, 0.0755)),
 }
 EXTRACTORS: dict[str, list[object]] = {
     "tsdf": ["--method", "tsdf", "--depth", "median"],

@@ -44,7 +44,7 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
         model = SplatModelConfig(
             num_random=8_000,
             sh_degree=2,
-            surface=RegularizationOptions(samples=20_000, patches=1024),
+            surface=RegularizationOptions(samples=20_000),
             densify=DensifyOptions(max_gaussians=20_000),
         )
         manager = ImageDataManagerConfig(num_downscales=1, resolution_schedule=500)

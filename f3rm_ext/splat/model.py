@@ -59,11 +59,11 @@ class SplatModelConfig(OwnModelConfig):
     regularization: Annotated[
         Literal["none", "density", "sdf", "dn-consistency", "dn_consistency", "planar"],
         tyro.conf.arg(aliases=["--regularization"]),
-    ] = "dn-consistency"
-    """Loss that pulls Gaussians to surfaces in the later part of the run. density is quick and suits objects. sdf
-    suits unbounded scenes. dn-consistency (or dn_consistency) adds agreement of normals with depth to density;
-    it is the slowest and smoothest. planar (experimental) flattens Gaussians and makes the depth of their planes agree
-    with rendered normals and between nearby views. none turns the regularisation off."""
+    ] = "planar"
+    """Loss that pulls Gaussians to surfaces in the later part of the run. planar flattens Gaussians and makes their
+    planes agree with normals, nearby views and photos. The others are SuGaR's: density is quick and suits objects; sdf
+    suits unbounded scenes; dn-consistency (or dn_consistency) adds agreement of normals with depth to density. none
+    turns the regularisation off."""
     surface: RegularizationOptions = field(default_factory=RegularizationOptions)
     """Constants of the regularisation. Steps are for a run of 15 000 steps and scale with its length."""
     densify: DensifyOptions = field(default_factory=DensifyOptions)
