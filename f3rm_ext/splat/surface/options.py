@@ -41,7 +41,8 @@ class RegularizationOptions:
     compares the distance implied by the density with the rendered depth (for unbounded scenes). dn-consistency
     is density plus a comparison of rendered normals with those of the rendered depth (slowest, smoothest). planar
     flattens Gaussians, compares rendered normals with those of the depth of their planes, and this depth and patches
-    of photos between nearby views; it has no entropy loss. none turns off the regularisation, the entropy loss and its pruning."""
+    of photos between nearby views; it has no entropy loss. none turns off the regularisation, the entropy loss and
+    its pruning."""
     schedule_steps: int = 15_000
     """Length of the run for which the following steps are given, ≥ 1; they scale with the length of the actual
     run."""
