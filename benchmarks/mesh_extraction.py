@@ -15,6 +15,7 @@ import datetime
 import json
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from PIL import Image
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.scripts.eval_mesh import EvalMesh
+from f3rm_ext.scripts.export_mesh import Mesh
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.schedule import FULL_STEPS
 from f3rm_ext.splat.surface.options import RegularizationOptions
@@ -67,12 +70,13 @@ SETTINGS = {
     # 1 % of the extent of the room is 0.0755 m.
     "room": Settings(1500, 0.5, 20_000, 30_000, (0.05, 0.0755)),
 }
-EXTRACTORS: dict[str, list[object]] = {
-    "tsdf": ["--method", "tsdf", "--depth", "median"],
-    "tsdf, planes": ["--method", "tsdf", "--depth", "planes"],
-    "level-set": ["--method", "level-set", "--depth", "median", "--points", 300_000, "--poisson-depth", 9],
-    "poisson-centres": ["--method", "poisson-centres", "--poisson-depth", 9],
+EXTRACTORS: dict[str, dict[str, Any]] = {
+    "tsdf": {"method": "tsdf", "depth": "median"},
+    "tsdf, planes": {"method": "tsdf", "depth": "planes"},
+    "level-set": {"method": "level-set", "depth": "median", "points": 300_000, "poisson_depth": 9},
+    "poisson-centres": {"method": "poisson-centres", "poisson_depth": 9},
 }
+"""Options of ``f3rm-ext export mesh``."""
 
 
 def true_views(outputs: DataparserOutputs, data: Path, every: int) -> tuple[SceneViews, CaptureFrame]:
@@ -126,8 +130,7 @@ class MeshExtraction:
                 for name in self.extractors:
                     if not self._has(data, mode, name):
                         mesh = self.work / f"{data.name}-{mode}-{name.replace(', ', '-')}.ply"
-                        command = ["f3rm-ext", "export", "mesh", "--load-config", run / "config.yml", "--out", mesh]
-                        call([*command, *EXTRACTORS[name]])
+                        Mesh(load_config=run / "config.yml", out=mesh, **EXTRACTORS[name]).main()
                         row = {"run": mode, "method": name, **facts, **self._score(data, settings, mesh)}
                         self._write(data, settings, row)
 
@@ -153,7 +156,7 @@ class MeshExtraction:
     def _folder(self, data: Path, name: str) -> Path:
         return self.work / "out" / data.name / METHOD / name
 
-    def _train(self, data: Path, settings: Settings, name: str, steps: int, options: list[object]) -> float:
+    def _train(self, data: Path, settings: Settings, name: str, steps: int, options: Sequence[object]) -> float:
         """Trains up to a step unless that is done. Returns the seconds that it took."""
         clock = self._folder(data, name) / "seconds.json"
         if not clock.exists():
@@ -179,17 +182,18 @@ class MeshExtraction:
         return {"run": "true depth", "method": "tsdf", **self._score(data, settings, out)}
 
     def _score(self, data: Path, settings: Settings, mesh: Path) -> dict[str, Any]:
-        truth = data / "gt_mesh.npz"
-        scores = mesh.with_suffix(".json")
-        command = ["f3rm-ext", "eval-mesh", mesh, "--out", scores, "--points", 300_000]
-        if truth.exists():
-            command += ["--truth", truth, "--seen-from", data]
-        else:
-            command += ["--truth", data / "gt_points.npz"]
-        command += ["--thresholds", *settings.thresholds] if settings.thresholds else []
-        if settings.crop:
-            command += ["--crop-min", *settings.crop[0], "--crop-max", *settings.crop[1]]
-        call(command)
+        truth, scores = data / "gt_mesh.npz", mesh.with_suffix(".json")
+        low, high = settings.crop or (None, None)
+        EvalMesh(
+            mesh=mesh,
+            truth=truth if truth.exists() else data / "gt_points.npz",
+            seen_from=data if truth.exists() else None,
+            thresholds=settings.thresholds,
+            crop_min=low,
+            crop_max=high,
+            points=300_000,
+            out=scores,
+        ).main()
         found, said = json.loads(scores.read_text()), read_provenance(mesh)
         kept = ("accuracy", "completeness", "chamfer", "normal_consistency", "scores")
         cost = {key: float(said[key]) for key in ("seconds", "peak_mib") if key in said}
