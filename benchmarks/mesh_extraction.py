@@ -141,7 +141,8 @@ class MeshExtraction:
         if not answers.exists():
             # What all share lasts until the first regularisation begins.
             shared = round(RegularizationOptions().entropy_start / FULL_STEPS * settings.steps)
-            seconds, options = 0.0, [f"{MODEL}regularization", mode]
+            seconds: float = 0.0
+            options: list[object] = [f"{MODEL}regularization", mode]
             if mode != "planar":
                 seconds = self._train(data, settings, "shared", shared, [f"{MODEL}regularization", "none"])
                 options += ["--load-dir", self._folder(data, "shared") / "nerfstudio_models"]
