@@ -145,8 +145,9 @@ def _meshes(report: Report) -> str:
             [run, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['gaussian_count']:,.0f}", f"{row['train_s']:.0f}"]
             for run, row in runs.items()
         ]
-        title = f"{name}, {capture['steps']:,} steps"
-        tables.append(_table([title, "PSNR", "SSIM", "Gaussians", "training s"], body))
+        if body:
+            title = f"{name}, {capture['steps']:,} steps"
+            tables.append(_table([title, "PSNR", "SSIM", "Gaussians", "training s"], body))
     return "\n\n".join(tables)
 
 
