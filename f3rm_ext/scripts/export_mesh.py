@@ -23,8 +23,8 @@ class Mesh:
 
     tsdf renders depth from the training cameras, keeps the pixels on which several views agree, and fuses them; it
     works for fields and splats. level-set is SuGaR's method: points where the density of the Gaussians rises to a
-    level, joined by Poisson reconstruction; for splats trained with --pipeline.model.regularization. poisson-centres
-    joins the centres of the Gaussians, as a baseline.
+    level, joined by Poisson reconstruction; for splats, slower. poisson-centres joins the centres of the Gaussians, as
+    a baseline.
 
     The name of the file chooses its format: .ply, .obj or .glb. An existing file is replaced only if this command wrote
     it. The file says in which frame it is and which axis points up.
