@@ -1,20 +1,22 @@
-r"""Meshes from trained runs beside the true surface: every extractor, with times and memory.
+r"""Meshes of splats beside the true surface: every regularisation with every extractor, with times and memory.
 
-    python benchmarks/mesh_extraction.py --data room --true-depth
-    python benchmarks/mesh_extraction.py --data room --runs none=RUN/config.yml dn-consistency=RUN/config.yml
-    python benchmarks/mesh_extraction.py --data tabletop --crop-min -0.45 -0.35 0.004 --crop-max 0.45 0.45 0.3 \
-        --thresholds 0.005 0.01 --runs ...
+    python benchmarks/mesh_extraction.py --captures chair tabletop room
+    python benchmarks/mesh_extraction.py --captures room --modes --true-depth
 
-The capture has `gt_mesh.npz` or `gt_points.npz`. Runs are named by what distinguishes them. `--true-depth` fuses the
-true depth of the training views instead of rendered depth: no run can do better with this extractor. Each row is
-printed and written to results/mesh_extraction.json, which keeps the rows of other captures and runs.
+Trains `sugar-ext-lite` once per capture and regularisation, extracts a mesh with every extractor, and measures it with
+`f3rm-ext eval-mesh`. A capture has `gt_mesh.npz` or `gt_points.npz`; its settings are those of its name in
+:data:`SETTINGS`, or the last ones. All regularisations but planar share the steps before the first of them begins, as
+these are the same. `--true-depth` fuses the true depth of the training views instead of rendered depth: no run can do
+better with this extractor. Each row is printed and written to results/mesh_extraction.json at once. What is there
+already is not made again; delete the rows to have them anew.
 """
 
 import datetime
 import json
 import platform
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,55 @@ from PIL import Image
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.scripts.eval_mesh import EvalMesh
+from f3rm_ext.scripts.export_mesh import Mesh
 from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.splat.schedule import FULL_STEPS
+from f3rm_ext.splat.surface.options import RegularizationOptions
 from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh
 from f3rm_ext.surface.mesh_files import read_provenance, write_mesh
 from f3rm_ext.surface.scenes import SurfaceScene
 from f3rm_ext.surface.views import RenderedView, SceneViews, pinhole
 
 HERE = Path(__file__).parent
-METHODS = ("tsdf", "level-set", "poisson-centres")
+METHOD = "sugar-ext-lite"
+MODEL = "--pipeline.model."
+MODES = ("none", "dn-consistency", "planar", "density", "sdf")
 Vector = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a capture is trained and measured."""
+
+    steps: int
+    """Training steps."""
+    scale: float
+    """Factor on the image size."""
+    begin: int
+    """Gaussians that a run begins with."""
+    most: int
+    """Most Gaussians of a run."""
+    thresholds: tuple[float, ...] = ()
+    """Distances of the F-scores; by default those of eval-mesh."""
+    crop: tuple[Vector, Vector] | None = None
+    """Lowest and highest corner of what is measured."""
+
+
+SETTINGS = {
+    "chair": Settings(2000, 0.5, 8_000, 20_000, (0.02, 0.04)),
+    # The objects, without the table.
+    "tabletop": Settings(1500, 0.5, 20_000, 30_000, (0.005, 0.01), ((-0.45, -0.35, 0.004), (0.45, 0.45, 0.3))),
+    # 1 % of the extent of the room is 0.0755 m.
+    "room": Settings(1500, 0.5, 20_000, 30_000, (0.05, 0.0755)),
+}
+EXTRACTORS: dict[str, dict[str, Any]] = {
+    "tsdf": {"method": "tsdf", "depth": "median"},
+    "tsdf, planes": {"method": "tsdf", "depth": "planes"},
+    "level-set": {"method": "level-set", "depth": "median", "points": 300_000, "poisson_depth": 9},
+    "poisson-centres": {"method": "poisson-centres", "poisson_depth": 9},
+}
+"""Options of ``f3rm-ext export mesh``."""
 
 
 def true_views(outputs: DataparserOutputs, data: Path, every: int) -> tuple[SceneViews, CaptureFrame]:
@@ -61,80 +103,117 @@ def true_views(outputs: DataparserOutputs, data: Path, every: int) -> tuple[Scen
 class MeshExtraction:
     """Compares extractors and regularisations by their meshes."""
 
-    data: Path
-    """The capture, with gt_mesh.npz or gt_points.npz."""
-    runs: tuple[str, ...] = ()
-    """Runs as NAME=config.yml."""
-    methods: tuple[str, ...] = METHODS
-    """Extractors."""
+    captures: tuple[Path, ...]
+    """Captures, with gt_mesh.npz or gt_points.npz."""
+    modes: tuple[str, ...] = MODES
+    """Regularisations."""
+    extractors: tuple[str, ...] = tuple(EXTRACTORS)
+    """Extractors; none only trains."""
     true_depth: bool = False
     """Fuse the true depth too."""
     every: int = 2
     """Take one of so many pixels of the true depth."""
-    thresholds: tuple[float, ...] = ()
-    """Distances of the F-scores; by default those of eval-mesh."""
-    crop_min: Vector | None = None
-    """See eval-mesh."""
-    crop_max: Vector | None = None
-    """See eval-mesh."""
-    poisson_depth: int = 9
-    """See export mesh."""
-    points: int = 500_000
-    """Rays of level-set."""
     work: Path = Path("mesh_extraction")
-    """Folder of the meshes."""
+    """Folder of runs and meshes."""
     out: Path = HERE / "results" / "mesh_extraction.json"
     """Where the figures are written."""
 
     def main(self) -> None:
-        """Extracts and measures."""
+        """Trains, extracts and measures what is not there yet."""
         self.work.mkdir(parents=True, exist_ok=True)
-        if self.true_depth:
-            self._write(self._true_depth())
-        for named in self.runs:
-            name, config = named.split("=", 1)
-            for method in self.methods:
-                out = self.work / f"{self.data.name}-{name}-{method}.ply"
-                command = ["f3rm-ext", "export", "mesh", "--load-config", config, "--out", out, "--method", method]
-                call([*command, "--poisson-depth", self.poisson_depth, "--points", self.points])
-                self._write({"run": name, "method": method, **self._score(out)})
+        for data in self.captures:
+            settings = SETTINGS.get(data.name, SETTINGS["room"])
+            if self.true_depth and not self._has(data, "true depth", "tsdf"):
+                self._write(data, settings, self._true_depth(data, settings))
+            for mode in self.modes:
+                run, facts = self._trained(data, settings, mode)
+                for name in self.extractors:
+                    if not self._has(data, mode, name):
+                        mesh = self.work / f"{data.name}-{mode}-{name.replace(', ', '-')}.ply"
+                        Mesh(load_config=run / "config.yml", out=mesh, **EXTRACTORS[name]).main()
+                        row = {"run": mode, "method": name, **facts, **self._score(data, settings, mesh)}
+                        self._write(data, settings, row)
 
-    def _true_depth(self) -> dict[str, Any]:
-        outputs = CaptureDataParserConfig(data=self.data).setup().get_dataparser_outputs("train")
-        views, frame = true_views(outputs, self.data, self.every)
+    def _trained(self, data: Path, settings: Settings, mode: str) -> tuple[Path, dict[str, float]]:
+        """Returns the folder of a run, which is trained unless it is there, and its figures."""
+        answers = self.work / f"{data.name}-{mode}.json"
+        run = self._folder(data, mode)
+        if not answers.exists():
+            # What all share lasts until the first regularisation begins.
+            shared = round(RegularizationOptions().entropy_start / FULL_STEPS * settings.steps)
+            seconds: float = 0.0
+            options: list[object] = [f"{MODEL}regularization", mode]
+            if mode != "planar":
+                seconds = self._train(data, settings, "shared", shared, [f"{MODEL}regularization", "none"])
+                options += ["--load-dir", self._folder(data, "shared") / "nerfstudio_models"]
+            seconds += self._train(data, settings, mode, settings.steps, options)
+            evaluated = self.work / f"{data.name}-{mode}-eval.json"
+            call(["ns-eval", "--load-config", run / "config.yml", "--output-path", evaluated])
+            results = json.loads(evaluated.read_text())["results"]
+            facts = {key: results[key] for key in ("psnr", "ssim", "gaussian_count")} | {"train_s": seconds}
+            answers.write_text(json.dumps(facts))
+        return run, json.loads(answers.read_text())
+
+    def _folder(self, data: Path, name: str) -> Path:
+        return self.work / "out" / data.name / METHOD / name
+
+    def _train(self, data: Path, settings: Settings, name: str, steps: int, options: Sequence[object]) -> float:
+        """Trains up to a step unless that is done. Returns the seconds that it took."""
+        clock = self._folder(data, name) / "seconds.json"
+        if not clock.exists():
+            command = ["ns-train", METHOD, "--output-dir", self.work / "out", "--experiment-name", data.name]
+            command += ["--timestamp", name, "--vis", "tensorboard", "--max-num-iterations", steps]
+            command += ["--schedule-steps", settings.steps, f"{MODEL}num-random", settings.begin]
+            command += ["--pipeline.datamanager.camera-res-scale-factor", settings.scale]
+            command += [f"{MODEL}densify.max-gaussians", settings.most, *options]
+            command += ["blender-data"] * (data / "transforms_train.json").exists()
+            began = time.perf_counter()
+            call([*command, "--data", data.resolve()])
+            clock.write_text(json.dumps(time.perf_counter() - began))
+        return json.loads(clock.read_text())
+
+    def _true_depth(self, data: Path, settings: Settings) -> dict[str, Any]:
+        outputs = CaptureDataParserConfig(data=data).setup().get_dataparser_outputs("train")
+        views, frame = true_views(outputs, data, self.every)
         began = time.perf_counter()
         mesh = extract_mesh(SurfaceScene(views, None, frame, {}), ExtractionOptions()).mesh
         mesh.vertices = frame.to_capture(np.asarray(mesh.vertices))
-        out = self.work / f"{self.data.name}-true-depth.ply"
+        out = self.work / f"{data.name}-true-depth.ply"
         write_mesh(out, mesh, {"made_by": "f3rm-ext export mesh", "seconds": time.perf_counter() - began})
-        return {"run": "true depth", "method": "tsdf", **self._score(out)}
+        return {"run": "true depth", "method": "tsdf", **self._score(data, settings, out)}
 
-    def _score(self, mesh: Path) -> dict[str, Any]:
-        truth = self.data / "gt_mesh.npz"
-        scores = mesh.with_suffix(".json")
-        command = ["f3rm-ext", "eval-mesh", mesh, "--out", scores, "--points", 300_000]
-        if truth.exists():
-            command += ["--truth", truth, "--seen-from", self.data]
-        else:
-            command += ["--truth", self.data / "gt_points.npz"]
-        for option, values in (
-            ("--thresholds", self.thresholds),
-            ("--crop-min", self.crop_min),
-            ("--crop-max", self.crop_max),
-        ):
-            command += [option, *values] if values else []
-        call(command)
+    def _score(self, data: Path, settings: Settings, mesh: Path) -> dict[str, Any]:
+        truth, scores = data / "gt_mesh.npz", mesh.with_suffix(".json")
+        low, high = settings.crop or (None, None)
+        EvalMesh(
+            mesh=mesh,
+            truth=truth if truth.exists() else data / "gt_points.npz",
+            seen_from=data if truth.exists() else None,
+            thresholds=settings.thresholds,
+            crop_min=low,
+            crop_max=high,
+            points=300_000,
+            out=scores,
+        ).main()
         found, said = json.loads(scores.read_text()), read_provenance(mesh)
         kept = ("accuracy", "completeness", "chamfer", "normal_consistency", "scores")
         cost = {key: float(said[key]) for key in ("seconds", "peak_mib") if key in said}
         return {**{key: found[key] for key in kept}, **cost}
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _captures(self) -> dict[str, Any]:
+        return json.loads(self.out.read_text())["captures"] if self.out.exists() else {}
+
+    def _has(self, data: Path, run: str, method: str) -> bool:
+        rows = self._captures().get(data.name, {}).get("rows", ())
+        return any((row["run"], row["method"]) == (run, method) for row in rows)
+
+    def _write(self, data: Path, settings: Settings, row: dict[str, Any]) -> None:
         print(row, flush=True)
-        captures = json.loads(self.out.read_text())["captures"] if self.out.exists() else {}
-        rows = {(old["run"], old["method"]): old for old in captures.get(self.data.name, ())}
-        rows[row["run"], row["method"]] = row
-        captures[self.data.name] = list(rows.values())
+        captures = self._captures()
+        rows = captures.get(data.name, {}).get("rows", [])
+        order = ["true depth", *MODES]
+        rows = sorted([*rows, row], key=lambda one: (order.index(one["run"]), list(EXTRACTORS).index(one["method"])))
+        captures[data.name] = {**asdict(settings), "rows": rows}
         report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "captures": captures}
         self.out.write_text(json.dumps(report, indent=1) + "\n")
 

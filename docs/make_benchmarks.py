@@ -124,8 +124,9 @@ def _splat_precision(report: Report) -> str:
 
 def _meshes(report: Report) -> str:
     tables = []
-    for capture, rows in report["captures"].items():
-        head = [capture, "extractor", "accuracy", "completeness", "chamfer"]
+    for name, capture in report["captures"].items():
+        rows = capture["rows"]
+        head = [name, "extractor", "accuracy", "completeness", "chamfer"]
         head += [f"F at {score['threshold']:g}" for score in rows[0]["scores"]]
         body = [
             [
@@ -139,6 +140,14 @@ def _meshes(report: Report) -> str:
             for row in rows
         ]
         tables.append(_table([*head, "normals", "s", "peak MiB"], body))
+        runs = {row["run"]: row for row in rows if "psnr" in row}
+        body = [
+            [run, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['gaussian_count']:,.0f}", f"{row['train_s']:.0f}"]
+            for run, row in runs.items()
+        ]
+        if body:
+            title = f"{name}, {capture['steps']:,} steps"
+            tables.append(_table([title, "PSNR", "SSIM", "Gaussians", "training s"], body))
     return "\n\n".join(tables)
 
 

@@ -71,7 +71,7 @@ def splat_presets() -> str:
         add("Gaussians at first, where the capture has no points", f"{model.num_random:,}")
         add("Gaussians at most", f"{model.densify.max_gaussians:,}" if model.densify.max_gaussians else "no limit")
         add("SH degree", model.sh_degree)
-        add("regularisation", f"{model.regularization}, {model.surface.samples:,} points a step")
+        add("regularisation", f"{model.regularization}, {model.surface.patches:,} patches a step")
         add("learning rate of the means", f"{config.optimizers['means']['optimizer'].lr:.1e}")
     return table(PRESETS, rows)
 

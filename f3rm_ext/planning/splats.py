@@ -20,6 +20,7 @@ from f3rm_ext.planning.tracker import AllocationTracker, Bytes
 from f3rm_ext.planning.windows import feature_sizes, feature_specs, stays_on_device, window_of
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Scorer
+from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.memory.accounting import CHUNKS_BYTES, FLOAT, PACKED_BYTES, Layout, account, total
 from f3rm_ext.splat.model import SplatModel
@@ -73,8 +74,10 @@ class _TracedSplats:
         options.num_random, options.start_from, options.start_stage = FEW, None, "vanilla"
         options.densify.max_gaussians = 0
         self.regularized = options.regularization != "none"
+        self.at_points = options.regularization not in ("none", "planar")
         capture = request.capture
         self.view, self.queried = cameras(capture.width_px, capture.height_px), cameras(*QUERY_PX)
+        self.view.metadata = {"cam_idx": 0}
         self.trained = cameras(capture.width_px, capture.height_px, capture.train_images)
         box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
         self.model: SplatModel = options.setup(
@@ -111,10 +114,14 @@ class _TracedSplats:
         assert model.regularizer is not None and model.densifier is not None
         # What it needs at points is in the account; its kernels do not run without values.
         model.regularizer._at_points = lambda *_: {}  # type: ignore[method-assign]
+        if model.nearby is not None:
+            # The cameras of a plan are all alike, so none is a neighbour of another.
+            beside = PinholeCameras.to_render(self.view, model.device)
+            model.nearby.draw = lambda *_: beside  # type: ignore[method-assign]
         surface, growing = model.regularizer.options, model.densifier.options
-        model.step = surface.start + 1 if self.regularized else growing.start + growing.every + 1
+        model.step = surface.first_surface_loss + 1 if self.regularized else growing.start + growing.every + 1
         self.neighbours: Tensor | None = None
-        if self.regularized:
+        if self.at_points:
             with tracker.allocating("buffers"):
                 self.neighbours = torch.empty(self.count, surface.neighbours, dtype=torch.int32)
 
@@ -132,7 +139,7 @@ class _TracedSplats:
         """Returns the peak of a step."""
         found, before_backward = self.run.train(self._batch, self._after)
         moments = [found]
-        if self.regularized:
+        if self.at_points:
             # Neither numba's kernels nor Triton's compute points in chunks.
             points = total(account(layout_of(self.request, self.count)), "regularization") - CHUNKS_BYTES
             if self.arrays:
@@ -204,6 +211,9 @@ def layout_of(request: PlanRequest, count: int) -> Layout:
     if model.regularization == "none":
         layout = Layout.of(model.memory, count, model.sh_degree)
         return Layout(**{**vars(layout), "neighbours": 0})
+    if model.regularization == "planar":
+        layout = Layout.of(model.memory, count, model.sh_degree)
+        return Layout(**{**vars(layout), "neighbours": 0, "statistics": 0, "planes": True})
     surface = schedule_of(request).surface(model.surface)
     layout = Layout.of(model.memory, count, model.sh_degree, surface.samples)
     return Layout(**{**vars(layout), "neighbours": surface.neighbours, "statistics": 0})

@@ -23,8 +23,8 @@ class Mesh:
 
     tsdf renders depth from the training cameras, keeps the pixels on which several views agree, and fuses them; it
     works for fields and splats. level-set is SuGaR's method: points where the density of the Gaussians rises to a
-    level, joined by Poisson reconstruction; for splats trained with --pipeline.model.regularization. poisson-centres
-    joins the centres of the Gaussians, as a baseline.
+    level, joined by Poisson reconstruction; for splats, slower. poisson-centres joins the centres of the Gaussians, as
+    a baseline.
 
     The name of the file chooses its format: .ply, .obj or .glb. An existing file is replaced only if this command wrote
     it. The file says in which frame it is and which axis points up.
@@ -55,9 +55,9 @@ class Mesh:
     up: Literal["auto", "z", "y"] = "auto"
     """Axis of the file that takes the frame's z axis. auto is y for .glb, whose readers expect it, else z, which leaves
     the coordinates as they are."""
-    depth: Literal["median", "mean", "planes"] = "median"
+    depth: Literal["auto", "median", "mean", "planes"] = "auto"
     """Where the surface is along a ray, tsdf and level-set: where half of the weight is reached, at the mean of all
-    weights, or on the planes of the Gaussians, for splats that were trained to be flat."""
+    weights, or on the planes of the Gaussians. auto takes planes for runs of planar, else median."""
     resolution_scale: float = 1.0
     """Factor on the width and height of the rendered views, above 0; tsdf and level-set."""
     voxel: float = 0.0
@@ -157,11 +157,12 @@ class Mesh:
         from f3rm_ext.compat import default_device_type
         from f3rm_ext.surface.scenes import open_run_scene, open_splat_scene
 
+        depth = None if self.depth == "auto" else self.depth
         if self.load_config is not None:
-            return open_run_scene(self.load_config, self.resolution_scale, self.depth)
+            return open_run_scene(self.load_config, self.resolution_scale, depth)
         assert self.splats is not None and self.data is not None
         return open_splat_scene(
-            self.splats, self.data, self.splats_frame, self.resolution_scale, self.depth, default_device_type()
+            self.splats, self.data, self.splats_frame, self.resolution_scale, depth, default_device_type()
         )
 
     def _options(self, scene: "SurfaceScene") -> "ExtractionOptions":

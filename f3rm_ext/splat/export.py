@@ -79,7 +79,8 @@ class SplatRun:
         # Every format can store float32.
         gaussians = Gaussians.of({name: value.detach().float() for name, value in model.gaussians.tensors().items()})
         gaussians = gaussians.with_sh_degree(model.current_sh_degree)
-        return fuse(gaussians, model.filter_3d) if fused and model.config.mip.filter_3d else gaussians
+        mip = model.mip
+        return fuse(gaussians, model.filter_3d, mip.area) if fused and mip.filter_3d else gaussians
 
 
 def load_splat_run(load_config: Path) -> SplatRun:

@@ -6,6 +6,7 @@ dilation by 0.3 px². With it, views from farther away do not make thin things f
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +31,9 @@ class MipOptions:
     """Apply Mip-Splatting's 2D filter instead of 3DGS's dilation."""
     variance_3d: float = 0.2
     """Variance of the 3D filter, in squared sampling intervals (depth / focal length), > 0."""
+    compensation: Literal["auto", "volume", "area"] = "auto"
+    """How the 3D filter lowers opacities. volume keeps the integral over space, as Mip-Splatting does; thin discs turn
+    transparent. area ignores the thinnest side. auto is area for planar, else volume."""
     near: float = 0.2
     """Depth from which a camera sees a Gaussian, scene units, > 0."""
     margin: float = 0.15
@@ -53,6 +57,21 @@ class MipOptions:
                 f"The mip filter's every is {self.every}, freeze {self.freeze} and margin {self.margin}: "
                 "use at least 1, 0 and 0."
             )
+
+    def resolved(self, flat: bool) -> "MipOptions":
+        """Returns the options with ``auto`` decided.
+
+        Args:
+            flat: whether the Gaussians are trained to be discs.
+        """
+        if self.compensation != "auto":
+            return self
+        return replace(self, compensation="area" if flat else "volume")
+
+    @property
+    def area(self) -> bool:
+        """Whether the 3D filter leaves the thinnest side out of its compensation."""
+        return self.compensation == "area"
 
     @property
     def eps2d(self) -> float:
@@ -154,26 +173,40 @@ def smooth(
     sizes: Float[Tensor, "gaussians 3"],
     alphas: Float[Tensor, " gaussians"],
     filter_3d: Float[Tensor, " gaussians"],
+    area: bool = False,
 ) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, " gaussians"]]:
-    """Applies the 3D filter: s' = √(s² + σ²), α' = α Π s / s', which preserves the integral; differentiable.
+    """Applies the 3D filter: s' = √(s² + σ²), α' = α Π s / s'; differentiable.
+
+    The product over all three sides preserves the integral over space, as in Mip-Splatting. A disc of thickness 0 is
+    then transparent, although a view that faces it sees it as before. The product over the two longer sides preserves
+    the integral over the disc.
 
     Args:
         sizes: standard deviations, scene units.
         alphas: opacities, 0 to 1.
         filter_3d: σ of :func:`smoothing_filter`.
+        area: leave the shortest side out of the product.
     """
     wide = torch.hypot(sizes, filter_3d[:, None].expand_as(sizes))
-    return wide, alphas * (sizes / wide).prod(dim=1)
+    return wide, alphas * _shares(sizes / wide, area)
 
 
-def fuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"]) -> Gaussians:
-    """Bakes the 3D filter into the Gaussians, for export. Readers must not apply it again."""
+def _shares(ratios: Float[Tensor, "gaussians 3"], area: bool) -> Float[Tensor, " gaussians"]:
+    """Returns the product of s / s' over all sides or over the two longer ones, which have the larger ratios."""
+    if not area:
+        return ratios.prod(dim=1)
+    x, y, z = ratios.unbind(dim=1)
+    return torch.maximum(torch.maximum(x * y, y * z), z * x)
+
+
+def fuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"], area: bool = False) -> Gaussians:
+    """Bakes the 3D filter into the Gaussians, for export; see :func:`smooth`. Readers must not apply it again."""
     sizes, filters = gaussians.sizes().double(), filter_3d.double()
-    wide, alphas = smooth(sizes, gaussians.opacities.double().sigmoid().squeeze(-1), filters)
+    wide, alphas = smooth(sizes, gaussians.opacities.double().sigmoid().squeeze(-1), filters, area)
     return _with(gaussians, wide.log(), alphas)
 
 
-def unfuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"]) -> Gaussians:
+def unfuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"], area: bool = False) -> Gaussians:
     """Reverses :func:`fuse`, up to rounding.
 
     Raises:
@@ -187,7 +220,7 @@ def unfuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"]) -> Gaus
             "so it cannot have been fused into them: open the splats as unfused ones."
         )
     sizes = left.sqrt()
-    alphas = gaussians.opacities.double().sigmoid().squeeze(-1) * (wide / sizes).prod(dim=1)
+    alphas = gaussians.opacities.double().sigmoid().squeeze(-1) / _shares(sizes / wide, area)
     return _with(gaussians, sizes.log(), alphas)
 
 

@@ -41,7 +41,7 @@ from f3rm_ext.splat.memory.allocator import CacheClearing
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.rasterize import Backend, Rasterization
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_outputs, render_plane_depth
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_nearby, render_outputs
 from f3rm_ext.splat.resources import fit_trainer, levers
 from f3rm_ext.splat.schedule import Schedule, Stage
 from f3rm_ext.splat.sharding import check_sharding, own_slice, require_one_size
@@ -59,11 +59,11 @@ class SplatModelConfig(OwnModelConfig):
     regularization: Annotated[
         Literal["none", "density", "sdf", "dn-consistency", "dn_consistency", "planar"],
         tyro.conf.arg(aliases=["--regularization"]),
-    ] = "dn-consistency"
-    """Loss that pulls Gaussians to surfaces in the later part of the run. density is quick and suits objects. sdf
-    suits unbounded scenes. dn-consistency (or dn_consistency) adds agreement of normals with depth to density;
-    it is the slowest and smoothest. planar (experimental) flattens Gaussians and makes the depth of their planes agree
-    with rendered normals and between nearby views. none turns the regularisation off."""
+    ] = "planar"
+    """Loss that pulls Gaussians to surfaces in the later part of the run. planar flattens Gaussians and makes their
+    planes agree with normals, nearby views and photos. The others are SuGaR's: density is quick and suits objects; sdf
+    suits unbounded scenes; dn-consistency (or dn_consistency) adds agreement of normals with depth to density. none
+    turns the regularisation off."""
     surface: RegularizationOptions = field(default_factory=RegularizationOptions)
     """Constants of the regularisation. Steps are for a run of 15 000 steps and scale with its length."""
     densify: DensifyOptions = field(default_factory=DensifyOptions)
@@ -310,7 +310,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         if self.sharded:
             start = replace(start, gaussians=start.gaussians[own_slice()])
         start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
-        loss = self.set_gaussians(start.seen_by(views, config.mip))
+        loss = self.set_gaussians(start.seen_by(views, self.mip))
         return (
             f"Starting from {self.count_gaussians()} Gaussians of {start.source}, which lie in the frame of the "
             f"{start.frame}: {loss}."
@@ -366,17 +366,20 @@ class SplatModel(QueryableSplats, GaussianModel):
         )
         self.densifier.before_backward(self.schedule.at(self.step), rendered.rasterization)
         self._rasterization = rendered.rasterization
-        other = self._nearby_depth(camera, view) if needs.neighbour else None
-        return {**rendered.outputs(), "rendered": rendered, "background": background, "view": view, "other": other}
+        other, picture = self._nearby(camera, view, background) if needs.neighbour else (None, None)
+        kept = {"rendered": rendered, "background": background, "view": view, "other": other, "picture": picture}
+        return {**rendered.outputs(), **kept}
 
-    def _nearby_depth(self, camera: Cameras, view: PinholeCameras) -> DepthView | None:
-        """Renders the depth of planes of a training view near another; None if there is none."""
+    def _nearby(
+        self, camera: Cameras, view: PinholeCameras, background: Float[Tensor, "3"]
+    ) -> tuple[DepthView | None, Float[Tensor, "h w 3"] | None]:
+        """Renders depth of planes and colours of a training view near another; None if there is none."""
         assert self.nearby is not None and camera.metadata is not None
         chosen = self.nearby.draw(camera.metadata["cam_idx"], int(view.widths[0]), (self.config.seed << 32) + self.step)
         if chosen is None:
-            return None
-        depth = render_plane_depth(self._scene(), chosen, self._settings)
-        return DepthView(depth, chosen.viewmats[0], chosen.Ks[0])
+            return None, None
+        depth, colors = render_nearby(self._scene(), chosen, self.current_sh_degree, background, self._settings)
+        return DepthView(depth, chosen.viewmats[0], chosen.Ks[0]), colors
 
     def _render(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
         view = PinholeCameras.to_render(camera, self.device)
@@ -384,8 +387,13 @@ class SplatModel(QueryableSplats, GaussianModel):
             self._scene(), view, self.current_sh_degree, self.background, self._settings, self.guard, obb_box
         )
 
+    @property
+    def mip(self) -> MipOptions:
+        """The anti-aliasing filters, with the compensation that suits the regularisation."""
+        return self.config.mip.resolved(flat=self.config.regularization == "planar")
+
     def _scene(self) -> SplatScene:
-        return SplatScene(self.gaussians, self.filter_3d, self.config.mip)
+        return SplatScene(self.gaussians, self.filter_3d, self.mip)
 
     @property
     def _settings(self) -> RenderSettings:
@@ -422,7 +430,8 @@ class SplatModel(QueryableSplats, GaussianModel):
             plane_depth=rendered.plane_depth,
             photo=truth,
             other=outputs["other"],
-            filter_3d=self.filter_3d if self.config.mip.filter_3d else None,
+            picture=outputs["picture"],
+            filter_3d=self.filter_3d if self.mip.filter_3d and not self.mip.area else None,
             mask=None if mask is None else mask[..., 0],
             generator=generator,
         )

@@ -37,7 +37,7 @@ class SplatScene:
     def filtered(self) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, " gaussians"]]:
         """Returns standard deviations (scene units) and opacities, with the 3D filter if it is on."""
         sizes, alphas = self.gaussians.sizes(), self.gaussians.alphas()
-        return smooth(sizes, alphas, self.filter_3d) if self.mip.filter_3d else (sizes, alphas)
+        return smooth(sizes, alphas, self.filter_3d, self.mip.area) if self.mip.filter_3d else (sizes, alphas)
 
     def inside(self, box: OrientedBox) -> "SplatScene":
         """Returns the Gaussians whose centres lie in a box."""
@@ -208,20 +208,25 @@ def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettin
 
 
 @torch.no_grad()
-def render_plane_depth(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Float[Tensor, "h w"]:
-    """Renders the depth of the planes alone, without gradient; 0 where the accumulation is at most about ½.
+def render_nearby(
+    scene: SplatScene, view: PinholeCameras, sh_degree: int, background: Float[Tensor, "3"], settings: RenderSettings
+) -> tuple[Float[Tensor, "h w"], Float[Tensor, "h w 3"]]:
+    """Renders what another view is compared with, without gradient: depth of planes and colours.
 
     Args:
         scene: the Gaussians.
         view: one camera.
+        sh_degree: SH degree of the colours.
+        background: colour behind the Gaussians.
         settings: of the rasteriser.
+
+    Returns:
+        The depth, 0 where the accumulation is at most ½, and the colours.
     """
-    gaussians, viewmat = scene.gaussians, view.viewmats[0]
-    facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
-    distances = plane_distances(facing, gaussians.means, viewmat)
-    found = composite(scene, view, torch.cat([facing, distances[:, None]], dim=1), settings)
-    depth = plane_depth(found[..., :3], found[..., 3], view.Ks[0])
-    return torch.where(found[..., :3].norm(dim=-1) > SOLID, depth, 0)
+    rendered = render(scene, view, sh_degree, background, settings, planes=True)
+    assert rendered.plane_depth is not None
+    solid = rendered.rasterization.alpha > SOLID
+    return torch.where(solid, rendered.plane_depth, 0), rendered.rasterization.colors[..., :3]
 
 
 def render_outputs(

@@ -91,7 +91,7 @@ class Start:
         if not (self.fused and options.filter_3d):
             return gaussians
         try:
-            return unfuse(gaussians, smoothing_filter(gaussians.means, *views, options=options))
+            return unfuse(gaussians, smoothing_filter(gaussians.means, *views, options=options), options.area)
         except ConfigError:
             CONSOLE.log(
                 "The splats include a 3D filter made for other cameras. It is now applied a second time, so they start "

@@ -35,13 +35,14 @@ class SurfaceScene:
     """Where it comes from, as JSON."""
 
 
-def open_run_scene(load_config: Path, scale: float = 1.0, depth: Depth = "median") -> SurfaceScene:
+def open_run_scene(load_config: Path, scale: float = 1.0, depth: Depth | None = None) -> SurfaceScene:
     """Opens a run of f3rm-ext or sugar-ext.
 
     Args:
         load_config: its config.yml.
         scale: factor on the size of the rendered views.
-        depth: where the surface is along a ray.
+        depth: where the surface is along a ray; None takes ``planes`` for splats trained to be flat (regularisation
+            planar), else ``median``.
 
     Raises:
         UserError: the run cannot be opened.
@@ -54,11 +55,14 @@ def open_run_scene(load_config: Path, scale: float = 1.0, depth: Depth = "median
     cameras = run.cameras("train")
     frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
     if not isinstance(run.model, SplatModel):
-        return SurfaceScene(SceneViews.of_field(run.model, cameras, scale, depth), None, frame, run.describe())
+        depth = depth or "median"
+        origin = {**run.describe(), "depth": depth}
+        return SurfaceScene(SceneViews.of_field(run.model, cameras, scale, depth), None, frame, origin)
     splats = SplatRun(run.model, run.manager, run.config, run.checkpoint, run.step)  # type: ignore[arg-type]
     mip = replace(run.model.config.mip, filter_3d=False)  # it is in the Gaussians
+    depth = depth or ("planes" if run.model.config.regularization == "planar" else "median")
     views = splat_views(splats.splats(fused=True), mip, pinhole(cameras, scale), depth)
-    return SurfaceScene(views, splats.splats(fused=False).to("cpu"), frame, run.describe())
+    return SurfaceScene(views, splats.splats(fused=False).to("cpu"), frame, {**run.describe(), "depth": depth})
 
 
 def open_splat_scene(
@@ -66,7 +70,7 @@ def open_splat_scene(
     data: Path,
     frame: SplatsFrame = "auto",
     scale: float = 1.0,
-    depth: Depth = "median",
+    depth: Depth | None = None,
     device: torch.device | str = "cpu",
 ) -> SurfaceScene:
     """Opens splats of a file, seen from the training cameras of a capture.
@@ -76,7 +80,7 @@ def open_splat_scene(
         data: the capture, with transforms.json.
         frame: frame of the splats; auto is the usual one of such files.
         scale: factor on the size of the rendered views.
-        depth: where the surface is along a ray.
+        depth: where the surface is along a ray; None takes ``median``.
         device: where to render.
 
     Raises:
@@ -96,7 +100,8 @@ def open_splat_scene(
             f"No camera of {data} sees any of the {len(gaussians)} Gaussians of {splats}, taken to be in the frame of "
             f"the {taken}, so they are of another capture or in another frame: try --splats-frame {other}."
         )
-    origin: dict[str, object] = {"splats": str(splats.resolve()), "capture": str(data.resolve())}
+    depth = depth or "median"
+    origin: dict[str, object] = {"splats": str(splats.resolve()), "capture": str(data.resolve()), "depth": depth}
     frames = CaptureFrame.of_outputs(outputs, data)
     mip = MipOptions(filter_3d=False, filter_2d=False)
     return SurfaceScene(splat_views(gaussians.to(device), mip, cameras, depth), gaussians, frames, origin)

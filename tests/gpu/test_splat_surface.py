@@ -8,7 +8,7 @@ import torch
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_plane_depth
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_nearby
 from f3rm_ext.splat.surface import make_regularizer
 from f3rm_ext.splat.surface.field import TRITON_KERNELS, neighbour_field
 from f3rm_ext.splat.surface.multiview import DepthView
@@ -160,7 +160,7 @@ def test_planar_and_the_depth_of_planes(cuda: torch.device) -> None:
             normals=drawn.normals,
             plane_depth=drawn.plane_depth,
             photo=torch.full((48, 64, 3), 0.5, device=device),
-            other=DepthView(render_plane_depth(scene, other, settings), viewmats[1], K),
+            other=DepthView(render_nearby(scene, other, 0, black, settings)[0], viewmats[1], K),
         )
         torch.stack(list(losses.values())).sum().backward()
         grads = [getattr(gaussians, name).grad.cpu() for name in ("means", "scales", "quats", "opacities")]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,20 @@ def test_every_method_finds_the_room(
     assert said["made_by"] == "f3rm-ext export mesh" and said["method"] == method and said["frame"] == "capture"
     assert said["up"] == "z" and "scene_units_per_capture_unit" in said and "checkpoint" in said
     assert "vertices and" in done.out and "z up" in done.out
+
+
+@pytest.mark.parametrize(("regularization", "depth"), [("planar", "planes"), ("dn-consistency", "median")])
+def test_flat_gaussians_are_fused_at_their_planes(
+    f3rm_ext: Typed, splat_run: Path, tmp_path: Path, regularization: str, depth: str
+) -> None:
+    text = re.sub("regularization: .*", f"regularization: {regularization}", splat_run.read_text())
+    copied = tmp_path / "e" / "sugar-ext-lite" / "t"
+    shutil.copytree(splat_run.parent, copied)
+    (copied / "config.yml").write_text(text.replace(str(splat_run.parents[3]), str(tmp_path)))
+    out = tmp_path / "room.ply"
+    done = f3rm_ext("export", "mesh", "--load-config", copied / "config.yml", "--out", out, "--voxel", 0.1)
+    assert done.code == 0, done.err
+    assert read_provenance(out)["depth"] == depth
 
 
 def test_a_field_is_fused_and_has_no_gaussians(f3rm_ext: Typed, untrained: Any, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_run_starts_from_the_splats_of_another(
         *("--pipeline.model.start-from", checkpoint, "--pipeline.model.start-stage", "regularized"),
         *("--pipeline.model.sh-degree", 1, "--max-num-iterations", 1),
         *("--optimizers.means.optimizer.lr", 1e-9, "--pipeline.model.densify.strategy", "none"),
-        *("--pipeline.model.surface.prune-opacity", 0),
+        *("--pipeline.model.surface.planar-prune-opacity", 0),
     )
     before = final(splats)["_model.gauss_params.means"]
     path = folder / "nerfstudio_models" / "step-000000000.ckpt"

@@ -138,11 +138,11 @@ def reprojection_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor
     return errors.reshape(h, w), known.reshape(h, w)
 
 
-def multiview_consistency(seen: DepthView, other: DepthView) -> Float[Tensor, ""]:
-    """Computes the mean over all pixels of w φ, where φ is the reprojection error in pixels.
+def trusted_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor, "h w"], Float[Tensor, "h w"]]:
+    """Computes reprojection errors in pixels, and how far each pixel is to be trusted.
 
-    w = exp(−φ), without gradient, trusts pixels that agree already; those off by :data:`MOST_ERROR_PX` or more do not
-    count.
+    The trust exp(−φ) of an error φ, without gradient, is largest where views agree already. It is 0 where the error is
+    :data:`MOST_ERROR_PX` or more, or where there is none.
 
     Args:
         seen: view to learn from.
@@ -151,4 +151,9 @@ def multiview_consistency(seen: DepthView, other: DepthView) -> Float[Tensor, ""
     errors, known = reprojection_errors(seen, other._replace(depth=other.depth.detach()))
     with torch.no_grad():
         trust = torch.where(known & (errors < MOST_ERROR_PX), (-errors).exp(), 0)
+    return errors, trust
+
+
+def multiview_consistency(errors: Float[Tensor, "h w"], trust: Float[Tensor, "h w"]) -> Float[Tensor, ""]:
+    """Computes the mean over all pixels of the trusted reprojection errors; see :func:`trusted_errors`."""
     return (trust * errors).sum() / max(1, errors.numel())

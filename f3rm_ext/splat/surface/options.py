@@ -27,6 +27,7 @@ WEIGHTS = (
     "flat_factor",
     "plane_factor",
     "multiview_factor",
+    "patch_factor",
 )
 """Fields that are weights of losses."""
 
@@ -39,8 +40,9 @@ class RegularizationOptions:
     """density compares the density near Gaussians with that of flat, opaque ones (quick, for objects). sdf
     compares the distance implied by the density with the rendered depth (for unbounded scenes). dn-consistency
     is density plus a comparison of rendered normals with those of the rendered depth (slowest, smoothest). planar
-    flattens Gaussians, compares rendered normals with those of the depth of their planes, and this depth between
-    nearby views; it has no entropy loss. none turns off the regularisation, the entropy loss and its pruning."""
+    flattens Gaussians, compares rendered normals with those of the depth of their planes, and this depth and patches
+    of photos between nearby views; it has no entropy loss. none turns off the regularisation, the entropy loss and
+    its pruning."""
     schedule_steps: int = 15_000
     """Length of the run for which the following steps are given, ≥ 1; they scale with the length of the actual
     run."""
@@ -105,9 +107,13 @@ class RegularizationOptions:
     multiview_factor: float = 0.03
     """planar: weight of the distance, in pixels, by which a pixel misses itself after a round trip through the depth
     of a nearby training view, ≥ 0."""
+    patch_factor: float = 0.15
+    """planar: weight of 1 − NCC, the disagreement between patches of the photo and of a nearby view, ≥ 0."""
+    patches: int = 2048
+    """planar: patches per step, ≥ 1."""
 
     def __post_init__(self) -> None:
-        for name in ("neighbours", "neighbours_every", "samples", "schedule_steps"):
+        for name in ("neighbours", "neighbours_every", "samples", "patches", "schedule_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"The regularisation's {name} is {getattr(self, name)}: use a number of at least 1.")
         if self.chunk_points < 0:

@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.surface.multiview import DepthView, multiview_consistency
+from f3rm_ext.splat.surface.multiview import DepthView, multiview_consistency, trusted_errors
 from f3rm_ext.splat.surface.normals import dn_consistency
+from f3rm_ext.splat.surface.patches import grey, patch_disagreement
 from f3rm_ext.splat.surface.regularizer import Needs, Regularizer
 
 
@@ -65,7 +66,7 @@ class PlanarRegularizer(Regularizer):
     def needs(self, step: int) -> Needs:
         """Returns what must be rendered for :meth:`losses`."""
         options, active = self.options, self.active(step)
-        consistent = options.multiview_factor > 0
+        consistent = options.multiview_factor > 0 or options.patch_factor > 0
         return Needs(
             depth=False,
             normals=False,
@@ -87,8 +88,10 @@ class PlanarRegularizer(Regularizer):
         plane_depth: Float[Tensor, "h w"] | None = None,
         photo: Float[Tensor, "h w 3"] | None = None,
         other: DepthView | None = None,
+        picture: Float[Tensor, "h2 w2 3"] | None = None,
         filter_3d: Float[Tensor, " gaussians"] | None = None,
         mask: Bool[Tensor, "h w"] | None = None,
+        generator: torch.Generator | None = None,
         **_: Any,
     ) -> dict[str, Tensor]:
         """Computes the weighted losses of a step, by name; see :meth:`Regularizer.losses`.
@@ -105,8 +108,10 @@ class PlanarRegularizer(Regularizer):
             plane_depth: depth of planes, 0 where there is none.
             photo: the photo that the view is compared with.
             other: depth of planes of a nearby view; None if there is none.
+            picture: colours rendered in that view.
             filter_3d: standard deviations of the 3D filter, scene units; None for no filter.
             mask: True for pixels of the scene, at the resolution of K.
+            generator: random number generator of the patches.
             _: what only the other regularisations need.
         """
         options, losses = self.options, {}
@@ -136,7 +141,14 @@ class PlanarRegularizer(Regularizer):
             )
         if other is not None and needs.neighbour:
             seen = DepthView(torch.where(counted, plane_depth, 0), viewmat, K)
-            losses["multiview"] = options.multiview_factor * multiview_consistency(seen, other)
+            errors, trust = trusted_errors(seen, other)
+            if options.multiview_factor > 0:
+                losses["multiview"] = options.multiview_factor * multiview_consistency(errors, trust)
+            if options.patch_factor > 0 and picture is not None:
+                pixels = torch.rand(options.patches, device=errors.device, generator=generator)
+                losses["patches"] = options.patch_factor * patch_disagreement(
+                    seen, normals, grey(photo), other, grey(picture), trust, pixels
+                )
         return losses
 
     def pruning(self) -> tuple[int, float]:

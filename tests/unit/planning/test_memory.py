@@ -87,6 +87,19 @@ def test_a_refinement_counts_its_mesh(device: str) -> None:
     assert found["activations"] > 20 * faces * 4 and found["parameters"] < free["parameters"]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_planar_keeps_no_neighbours(device: str) -> None:
+    trains = {}
+    for mode in ("none", "planar", "dn-consistency"):
+        request = request_of("sugar-ext", device, gaussians=COUNT)
+        request.config.pipeline.model.regularization = mode  # type: ignore[attr-defined]
+        trains[mode] = estimate_memory(request).device["train"]
+    neighbours = COUNT * 16 * 4
+    assert trains["dn-consistency"]["buffers"] - trains["planar"]["buffers"] == neighbours
+    # Patches and the other view are held beside the picture; a million points take more.
+    assert trains["none"]["activations"] < trains["planar"]["activations"] < trains["dn-consistency"]["activations"]
+
+
 def test_processes_share_the_rays(plans: dict[tuple[str, str], MemoryEstimate]) -> None:
     one = plans["f3rm-ext-lite", "cuda"].device["train"]
     two = estimate_memory(request_of("f3rm-ext-lite", "cuda", processes=2, pictures=False)).device["train"]

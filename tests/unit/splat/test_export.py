@@ -57,7 +57,7 @@ def test_a_file_with_the_filter_in_it_shows_what_the_run_shows(
     mip = MipOptions(filter_2d=filter_2d)
     torch.testing.assert_close(drawn(gaussians, run, mip), truth, atol=1e-4, rtol=0)
     other = drawn(gaussians, run, MipOptions(filter_2d=not filter_2d))
-    assert (other - truth).abs().max() > 0.01, "the way of drawing makes no difference here, so this tests nothing"
+    assert (other - truth).abs().max() > 5e-3, "the way of drawing makes no difference here, so this tests nothing"
     assert (info.render_mode, info.filters_fused, info.count) == (mode, True, 300)
     told = {"made_by: f3rm-ext export splats", "step: 7", "method: sugar-ext-lite", f"dilation_px2: {dilation}"}
     assert told <= set(info.comments) and f"checkpoint: {run.checkpoint.resolve()}" in info.comments
@@ -68,7 +68,7 @@ def test_without_the_filter_the_file_has_the_parameters(run: SplatRun, tmp_path:
     gaussians, info = read_splats(tmp_path / "out.ply")
     torch.testing.assert_close(gaussians.scales, run.model.gauss_params["scales"].data, atol=1e-6, rtol=0)
     assert info.filters_fused is False and info.render_mode == "mip"
-    assert (drawn(gaussians, run, MipOptions()) - own_picture(run)).abs().max() > 0.01
+    assert (drawn(gaussians, run, MipOptions()) - own_picture(run)).abs().max() > 5e-3
 
 
 def test_a_run_without_the_filter_has_none_to_put_in(make_splat_run: Callable[..., Path], tmp_path: Path) -> None:
@@ -161,11 +161,11 @@ def test_filters_are_switched(make_splat_run: Callable[..., Path], tmp_path: Pat
     assert torch.equal(own_picture(run), with_filter)
     run.set_filters(None, False)
     without = own_picture(run)
-    assert (without - with_filter).abs().max() > 0.01
+    assert (without - with_filter).abs().max() > 5e-3
     run.set_filters(None, True)
     torch.testing.assert_close(own_picture(run), with_filter)
     run.set_filters(False, None)
-    assert run.model.config.mip.eps2d == 0.3 and (own_picture(run) - with_filter).abs().max() > 0.01
+    assert run.model.config.mip.eps2d == 0.3 and (own_picture(run) - with_filter).abs().max() > 5e-3
     # A run that has no filter yet gets the one of its training cameras.
     bare = load_splat_run(make_splat_run(tmp_path, filter_3d=False))
     assert not bare.model.filter_3d.any()

@@ -134,29 +134,52 @@ def test_smoothing_adds_variances_and_keeps_the_integral() -> None:
     assert torch.equal(wide[0], sizes[0]) and torch.equal(faint[0], alphas[0])
 
 
-def test_smoothing_has_the_gradients_of_its_values() -> None:
+@pytest.mark.parametrize("area", [False, True])
+def test_smoothing_has_the_gradients_of_its_values(area: bool) -> None:
     gaussians = some(4)
     inputs = (gaussians.sizes().requires_grad_(), gaussians.alphas().requires_grad_())
-    assert torch.autograd.gradcheck(lambda s, a: smooth(s, a, torch.full_like(a, 0.05)), inputs)
+    assert torch.autograd.gradcheck(lambda s, a: smooth(s, a, torch.full_like(a, 0.05), area), inputs)
 
 
+def test_a_thin_disc_stays_opaque_where_the_area_counts() -> None:
+    gaussians = some()
+    sizes, alphas = gaussians.sizes(), gaussians.alphas()
+    sigma = torch.linspace(0, 0.3, 20, dtype=torch.float64)
+    wide, faint = smooth(sizes, alphas, sigma, area=True)
+    torch.testing.assert_close(wide, smooth(sizes, alphas, sigma)[0])
+    longer, longer_wide = (values.sort(dim=1).values[:, 1:].prod(dim=1) for values in (sizes, wide))
+    torch.testing.assert_close(faint * longer_wide, alphas * longer)
+    disc, opaque = torch.tensor([[1.0, 1e-9, 1.0]]), torch.ones(1)
+    assert float(smooth(disc, opaque, torch.tensor([0.1]))[1]) < 1e-7
+    assert float(smooth(disc, opaque, torch.tensor([0.1]), area=True)[1]) == pytest.approx(1 / 1.01)
+
+
+@pytest.mark.parametrize(("chosen", "flat", "area"), [("auto", True, True), ("auto", False, False)])
+@pytest.mark.parametrize("fixed", ["volume", "area"])
+def test_which_compensation(chosen: Any, flat: bool, area: bool, fixed: Any) -> None:
+    assert MipOptions(compensation=chosen).resolved(flat).area == area
+    assert MipOptions(compensation=fixed).resolved(flat).area == (fixed == "area")
+
+
+@pytest.mark.parametrize("area", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_fused_gaussians_are_the_smoothed_ones(dtype: torch.dtype) -> None:
+def test_fused_gaussians_are_the_smoothed_ones(dtype: torch.dtype, area: bool) -> None:
     gaussians = some(dtype=dtype)
     sigma = torch.linspace(0, 0.1, 20, dtype=dtype)
-    fused = fuse(gaussians, sigma)
-    wide, faint = smooth(gaussians.sizes(), gaussians.alphas(), sigma)
+    fused = fuse(gaussians, sigma, area)
+    wide, faint = smooth(gaussians.sizes(), gaussians.alphas(), sigma, area)
     assert torch.allclose(fused.sizes(), wide, rtol=1e-5) and torch.allclose(fused.alphas(), faint, rtol=1e-4)
     assert fused.scales.dtype == fused.opacities.dtype == dtype
     for name in ("means", "quats", "features_dc", "features_rest"):
         assert getattr(fused, name) is getattr(gaussians, name)
 
 
+@pytest.mark.parametrize("area", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.float64, 1e-7)])
-def test_unfusing_gives_back_what_was_fused(dtype: torch.dtype, tolerance: float) -> None:
+def test_unfusing_gives_back_what_was_fused(dtype: torch.dtype, tolerance: float, area: bool) -> None:
     gaussians = some(dtype=dtype)
     sigma = gaussians.sizes().amax(1) * 0.7
-    back = unfuse(fuse(gaussians, sigma), sigma)
+    back = unfuse(fuse(gaussians, sigma, area), sigma, area)
     assert torch.allclose(back.scales, gaussians.scales, atol=tolerance)
     assert torch.allclose(back.opacities, gaussians.opacities, atol=5 * tolerance)
 

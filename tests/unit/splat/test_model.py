@@ -267,7 +267,7 @@ def test_metrics_of_an_image(make_splat_model: Callable[..., SplatModel], camera
         ("density", {"surface_density", "surface_normal"}),
         ("sdf", {"surface_sdf", "surface_normal"}),
         ("dn-consistency", {"surface_density", "surface_normal", "dn_consistency"}),
-        ("planar", {"thickness", "plane_normals", "multiview"}),
+        ("planar", {"thickness", "plane_normals", "multiview", "patches"}),
     ],
 )
 def test_a_step_of_every_mode(

@@ -37,6 +37,7 @@ def losses_of(camera: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., dic
             "plane_depth": torch.full((30, 40), 10.0),
             "photo": torch.full((30, 40, 3), 0.5),
             "other": DepthView(torch.full((30, 40), 10.0), moved, K),
+            "picture": torch.rand(30, 40, 3, generator=torch.Generator().manual_seed(0)),
         }
         everyone = torch.ones(len(gaussians), dtype=torch.bool)
         return reg.losses(step, gaussians, everyone, viewmat, K, extent=2.0, **{**pictures, **given})
@@ -53,7 +54,7 @@ def test_one_place_makes_regularisers() -> None:
 
 
 def test_which_losses_when(wall: Make, losses_of: Losses) -> None:
-    names = {"thickness", "plane_normals", "multiview"}
+    names = {"thickness", "plane_normals", "multiview", "patches"}
     for step, expected in [(0, set()), (START, set()), (START + 1, names), (14_999, names)]:
         assert set(losses_of(planar(), wall(), step)) == expected, step
     assert planar().needs(START) == Needs(False, False)
@@ -64,10 +65,12 @@ def test_which_losses_when(wall: Make, losses_of: Losses) -> None:
 @pytest.mark.parametrize(
     ("off", "needs", "left"),
     [
-        ({"multiview_factor": 0.0}, Needs(False, False, planes=True), {"thickness", "plane_normals"}),
-        ({"plane_factor": 0.0}, Needs(False, False, True, True), {"thickness", "multiview"}),
-        ({"plane_factor": 0.0, "multiview_factor": 0.0}, Needs(False, False), {"thickness"}),
-        ({"flat_factor": 0.0}, Needs(False, False, True, True), {"plane_normals", "multiview"}),
+        ({"multiview_factor": 0.0}, Needs(False, False, True, True), {"thickness", "plane_normals", "patches"}),
+        ({"patch_factor": 0.0}, Needs(False, False, True, True), {"thickness", "plane_normals", "multiview"}),
+        ({"multiview_factor": 0.0, "patch_factor": 0.0}, Needs(False, False, True), {"thickness", "plane_normals"}),
+        ({"plane_factor": 0.0}, Needs(False, False, True, True), {"thickness", "multiview", "patches"}),
+        ({"plane_factor": 0.0, "multiview_factor": 0.0, "patch_factor": 0.0}, Needs(False, False), {"thickness"}),
+        ({"flat_factor": 0.0}, Needs(False, False, True, True), {"plane_normals", "multiview", "patches"}),
     ],
 )
 def test_parts_can_be_off(off: dict[str, float], needs: Needs, left: set[str], wall: Make, losses_of: Losses) -> None:
@@ -93,7 +96,7 @@ def test_each_part_answers_to_its_own_error(wall: Make, losses_of: Losses) -> No
     for given in ({"alpha": nobody}, {"plane_depth": nobody}, {"mask": nobody.bool()}):
         found = losses_of(reg, wall(), normals=turned, **given)
         assert float(found["plane_normals"]) == 0 and float(found["multiview"]) == 0, given
-    assert "multiview" not in losses_of(reg, wall(), other=None)
+    assert not {"multiview", "patches"} & set(losses_of(reg, wall(), other=None))
 
 
 def test_edges_of_the_photo_weigh_less(wall: Make, losses_of: Losses) -> None:
@@ -150,7 +153,11 @@ def test_missing_renders_are_named(missing: str, wall: Make, losses_of: Losses) 
         losses_of(planar(), wall(), **{missing: None})
 
 
-@pytest.mark.parametrize("name", ["flat_factor", "plane_factor", "multiview_factor", "planar_prune_opacity"])
+@pytest.mark.parametrize(
+    "name", ["flat_factor", "plane_factor", "multiview_factor", "patch_factor", "planar_prune_opacity"]
+)
 def test_options_that_cannot_work_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         RegularizationOptions(**{name: -0.5})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="patches"):
+        RegularizationOptions(patches=0)
