@@ -183,8 +183,8 @@ def identify(data: Path) -> dict[str, Any]:
     path = data if data.is_file() else data / "transforms.json"
     if not path.is_file():
         raise CaptureError(
-            f"There is no {path}: give --data a capture in nerfstudio's format; `ns-process-data images` makes one of "
-            "photos."
+            f"There is no {path}: give --data a capture in nerfstudio's format; `f3rm-ext sfm process` makes one "
+            "of photos."
         )
     frames = read_json(path).get("frames")
     files = [

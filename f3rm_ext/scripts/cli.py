@@ -79,7 +79,11 @@ GROUPS = {
         "SceneCommand",
         "Write a synthetic capture with exact ground truth, or a picture of its room.",
     ),
-    "sfm": Group("f3rm_ext.scripts.sfm", "SfmCommand", "Find camera poses from photos or a video, measure poses, train DiffusionSfM."),
+    "sfm": Group(
+        "f3rm_ext.scripts.sfm",
+        "SfmCommand",
+        "Find camera poses from photos or a video, measure poses, train DiffusionSfM.",
+    ),
     "sugar": Group(
         "f3rm_ext.scripts.sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."
     ),
