@@ -71,7 +71,10 @@ class Refinement:
         self._row("free", lambda: self._trained("free", "sugar-ext-lite", free))
         mesh = self.work / f"{self.data.name}-mesh.ply"
         self._row("mesh", lambda: self._mesh(mesh))
-        named = dict([("refined", ""), *(tuple(variant.split("=", 1)) for variant in self.variants)])
+        named: dict[str, str] = {"refined": ""}
+        for variant in self.variants:
+            name, _, options = variant.partition("=")
+            named[name] = options
         for name, options in named.items():
             words = ["--max-num-iterations", self.steps, "--mesh", mesh, f"{MODEL}start-from", self._checkpoint("free")]
             words += shlex.split(self.options) + shlex.split(options)

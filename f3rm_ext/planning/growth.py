@@ -4,13 +4,14 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.splat.initialization import FEWEST_POINTS
 from f3rm_ext.splat.schedule import Schedule
 from f3rm_ext.surface.bound.model import BoundModelConfig
-from f3rm_ext.surface.mesh_files import read_mesh
+from f3rm_ext.surface.bound.start import read_start_mesh
 
 GROWN = 3_000_000
 """Gaussians at the end of growth without a limit, where the capture tells no more: 3DGS reports 1 to 6 million for the
@@ -48,12 +49,16 @@ def starting_gaussians(request: PlanRequest) -> int:
 
 @functools.cache
 def mesh_sizes(path: Path) -> tuple[int, int]:
-    """Returns the numbers of vertices and triangles of a mesh.
+    """Returns the numbers of vertices and triangles that a refinement takes of a mesh.
 
     Raises:
         MeshError: it cannot be read.
     """
-    mesh = read_mesh(path)
+
+    def unused() -> CaptureFrame:
+        raise AssertionError("the numbers are the same in both frames")
+
+    mesh = read_start_mesh(path, "scene", unused)
     return len(mesh.vertices), len(mesh.faces)
 
 

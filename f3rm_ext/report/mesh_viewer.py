@@ -51,7 +51,8 @@ def first_photo_view(data: Path) -> StartView | None:
     try:
         poses = np.array([frame["transform_matrix"] for frame in meta["frames"]], dtype=float)
         lens: dict[str, Any] = {**meta, **meta["frames"][0]}
-        fov_deg = float(np.degrees(2 * np.arctan2(lens["h"] / 2, lens.get("fl_y", lens.get("fl_x")))))
+        focal_px = lens["fl_y"] if "fl_y" in lens else lens["fl_x"]
+        fov_deg = float(np.degrees(2 * np.arctan2(lens["h"] / 2, focal_px)))
         up = poses[:, :3, 1].mean(axis=0)
         up /= max(float(np.linalg.norm(up)), 1e-9)
     except (KeyError, IndexError, ValueError, TypeError):
