@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trimesh
 from scipy.spatial import KDTree
 from trimesh.sample import sample_surface
-import trimesh
 
 from f3rm_ext.surface.cleaning import repaired, simplified
 from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
