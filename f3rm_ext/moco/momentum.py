@@ -9,7 +9,7 @@ from torch import nn
 def cosine_momentum(start: float, progress: float) -> float:
     """Returns v3's momentum, which rises from `start` to 1 along half a cosine (arXiv 2104.02057, section 4).
 
-    >>> [round(cosine_momentum(0.99, part), 4) for part in (0, 0.5, 1)]
+    >>> [round(cosine_momentum(0.99, part), 4) for part in (0.0, 0.5, 1.0)]
     [0.99, 0.995, 1.0]
 
     Args:
@@ -28,8 +28,9 @@ def update_momentum(key: nn.Module, query: nn.Module, momentum: float) -> None:
         query: The trained network, with the same parameters in the same order.
         momentum: m, 0 to 1.
     """
-    averaged: list[torch.Tensor] = list(key.parameters())
-    trained: list[torch.Tensor] = list(query.parameters())
+    averaged = list(key.parameters())
+    trained = list(query.parameters())
     if len(averaged) != len(trained):
         raise ValueError(f"{len(averaged)} parameters cannot follow {len(trained)}")
-    torch._foreach_lerp_(averaged, trained, 1 - momentum)
+    for average, value in zip(averaged, trained, strict=True):
+        average.lerp_(value, 1 - momentum)

@@ -96,7 +96,7 @@ class Pair:
         passes are of the query's image with probability 1/N. For long queues this is about K/N − 1/2.
 
         >>> round(Pair(96, 76_800, images=2000, processes=2).same_image_keys, 1)
-        37.9
+        38.0
         """
         seen = range(0, max(1, self.images - self.gathered_batch + 1), self.gathered_batch)
         return sum(max(0, self.queue_size - keys) for keys in seen) / (len(seen) * self.images)
@@ -149,9 +149,9 @@ def advised_queue(images: int, effective_batch: int) -> int:
     return max(1, min(65_536, images - effective_batch))
 
 
-def queues_of(gathered_batch: int, images: int) -> list[int]:
+def queues_of(batch_size: int, processes: int, images: int) -> list[int]:
     """Returns the queues that are listed for a batch: batch × 800, powers of two, and the advised one."""
-    return sorted({gathered_batch * 800, *POWERS_OF_TWO, advised_queue(images, gathered_batch)})
+    return sorted({batch_size * 800, *POWERS_OF_TWO, advised_queue(images, batch_size * processes)})
 
 
 def nearest_multiples(queue_size: int, gathered_batch: int) -> list[int]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from f3rm_ext.moco.options import TrainConfig
+
 if TYPE_CHECKING:
     from f3rm_ext.moco.pairs import Pair
 
@@ -55,7 +57,7 @@ class Pairs:
         listed = [
             pair(batch, queue, self.gradient_accumulation_steps, self.epochs)
             for batch in self.batch_size
-            for queue in self.queue_size or queues_of(batch * self.processes, self.images)
+            for queue in self.queue_size or queues_of(batch, self.processes, self.images)
         ]
         if self.json:
             presets = [{"preset": name, **item.record()} for name, item in found.items()]
@@ -100,7 +102,7 @@ def _explanation(pairs: "list[Pair]") -> str:
 
     lines = [
         "Not required: that the queue be a multiple of the gathered batch. Keys are written to a ring.",
-        "Advised: a queue of at most images − effective batch; it meets less than half a key of a query's own image.",
+        "Advised: a queue of at most images − effective batch; a query then meets about half a key of its own image.",
         "Same-image keys are masked in training; the ceiling is the best pretext accuracy without masking.",
         "Negatives per query are the queue, whatever the accumulation. Time constants: steps × (1 − momentum).",
     ]
@@ -111,4 +113,28 @@ def _explanation(pairs: "list[Pair]") -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-MocoCommand = tyro.conf.OmitSubcommandPrefixes[Annotated[Pairs, tyro.conf.subcommand("pairs")]]
+@dataclass
+class Train:
+    """Pre-train a backbone on a folder of pictures without labels.
+
+    Pictures are decoded once into the folder of the run. Ctrl-C saves after the step and prints the command that goes
+    on; the trajectory is then that of an uninterrupted training. The weights are written as safetensors with
+    torchvision's names, and a model card beside them.
+
+    Typical calls:
+      f3rm-ext moco train --data tiles --output runs/tiles
+      f3rm-ext moco train --data tiles --output runs/tiles --architecture resnet50 --image-size 224 --use-amp
+      f3rm-ext moco train --data tiles --output runs/tiles --resume
+    """
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    """Options of the training."""
+
+    def main(self) -> int:
+        """Trains. Returns the exit code."""
+        from f3rm_ext.moco.run import Run
+
+        return Run(self.config).main()
+
+
+MocoCommand = Annotated[Train, tyro.conf.subcommand("train")] | Annotated[Pairs, tyro.conf.subcommand("pairs")]
