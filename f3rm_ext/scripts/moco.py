@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.options import TrainConfig
 
 if TYPE_CHECKING:
@@ -137,4 +139,75 @@ class Train:
         return Run(self.config).main()
 
 
-MocoCommand = Annotated[Train, tyro.conf.subcommand("train")] | Annotated[Pairs, tyro.conf.subcommand("pairs")]
+@dataclass
+class Eval:
+    """Tell whether pre-training helped, on pictures in one subfolder per class.
+
+    Half of each class trains a linear probe and serves as neighbours, the other half is scored. Random weights of the
+    same network and colour histograms stand beside. Pictures that were used for pre-training may be among them, since
+    it saw no labels; say so where you quote the figures.
+
+    Typical calls:
+      f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors
+      f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors --seeds 5 --json
+    """
+
+    data: Path
+    """Folder with a subfolder of pictures for each class."""
+    weights: Path
+    """The backbone.safetensors of a training."""
+    image_size: int = 64
+    """Side to which pictures are scaled, px, 32 or more."""
+    seeds: int = 3
+    """Splits, and random networks, 1 to 10; intervals are over them."""
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print all accuracies as JSON."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seeds <= 10:
+            raise ConfigError(f"--seeds is {self.seeds}, outside 1 to 10: 3 is usual.")
+        if self.image_size < 32:
+            raise ConfigError(f"--image-size is {self.image_size}: it has to be 32 or more.")
+
+    def main(self) -> int:
+        """Prints the accuracies. Returns the exit code."""
+        from dataclasses import asdict
+
+        from rich.table import Table
+
+        from f3rm_ext.moco.evaluation import evaluate, interval, read_labelled
+        from f3rm_ext.utils.console import console, image_progress
+
+        data = read_labelled(self.data, self.image_size)
+        with image_progress("splits", disable=self.json) as progress:
+            task = progress.add_task("Evaluating", total=3 * self.seeds)
+            scores = evaluate(data, self.weights, self.seeds, lambda: progress.update(task, advance=1))
+        if self.json:
+            record = {
+                "images": len(data.images),
+                "classes": data.classes,
+                "scores": [asdict(score) for score in scores],
+            }
+            print(json.dumps(record, indent=1))
+            return 0
+        images, classes = len(data.images), len(data.classes)
+        table = Table(
+            title=f"Accuracy, % (95 % interval over {self.seeds} seeds): {images} pictures, {classes} classes, "
+            f"chance {100 / classes:.1f}",
+            title_justify="left",
+        )
+        table.add_column("features")
+        for column in ("k-NN", "linear probe"):
+            table.add_column(column, justify="right")
+        for score in scores:
+            cells = (interval(values) for values in (score.knn, score.linear))
+            table.add_row(score.name, *(f"{100 * mean:.1f} ± {100 * half:.1f}" for mean, half in cells))
+        console().print(table)
+        return 0
+
+
+MocoCommand = (
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Pairs, tyro.conf.subcommand("pairs")]
+    | Annotated[Eval, tyro.conf.subcommand("eval")]
+)

@@ -103,3 +103,27 @@ def test_bad_input_is_one_sentence(f3rm_ext: Callable[..., Any], pictures: Path,
     assert "nothing to resume" in refusal("--resume")
     assert "v3 has no queue" in refusal("--algorithm", "v3", "--queue-size", 8)
     assert "--image-size is 8" in refusal("--image-size", 8)
+
+
+@pytest.mark.timeout(240)
+def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name, low in (("dark", 0), ("light", 140)):
+        (tmp_path / "tiles" / name).mkdir(parents=True)
+        for number in range(10):
+            squares = random.integers(low, low + 110, (5, 5, 3), dtype=np.uint8)
+            Image.fromarray(squares.repeat(8, axis=0).repeat(8, axis=1)).save(
+                tmp_path / "tiles" / name / f"{number}.png"
+            )
+    out = tmp_path / "run"
+    given = ["--batch-size", 10, "--epochs", 1, "--image-size", 32, "--algorithm", "v3"]
+    typed = f3rm_ext("moco", "train", "--data", tmp_path / "tiles", "--output", out, *given)
+    assert typed.code == 0 and "v3 has no queue" in typed.out, typed.err
+    weights = out / "backbone.safetensors"
+    asked = ["--data", tmp_path / "tiles", "--weights", weights, "--image-size", 32, "--seeds", 2]
+    typed = f3rm_ext("moco", "eval", *asked, "--json")
+    scores = json.loads(typed.out)["scores"]
+    assert [score["name"] for score in scores] == ["pre-trained", "random weights", "colour histograms"]
+    assert scores[2]["knn"] == [1.0, 1.0] and all(len(score["linear"]) == 2 for score in scores)
+    assert "chance 50.0" in f3rm_ext("moco", "eval", *asked).out
+    assert "no classes" in f3rm_ext("moco", "eval", "--data", tmp_path / "tiles" / "dark", *asked[2:]).refuses()
