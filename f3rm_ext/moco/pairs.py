@@ -34,7 +34,7 @@ PRESETS = {
     "batch-80": Preset(80, 64_000, 300),
     "batch-128": Preset(128, 65_536, 300),
 }
-"""The four configurations of the guide for two GPUs of 8 GB; 16 GB is the memory of both."""
+"""The four configurations of the guide for two cards of 8 GB each; 16 GB is the memory of both."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Training:
         config = plan.config
         self.plan, self.fingerprint, self.device = plan, fingerprint, device
         if config.use_amp and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-            raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --no-use-amp.")
+            raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --use-amp False.")
         torch.manual_seed(number_from(config.seed, "weights"))
         self.query = Encoder(config.architecture, config.algorithm, config.use_grad_checkpointing).to(device)
         self.key = copy.deepcopy(self.query).requires_grad_(False)

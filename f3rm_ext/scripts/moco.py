@@ -125,7 +125,7 @@ class Train:
 
     Typical calls:
       f3rm-ext moco train --data tiles --output runs/tiles
-      f3rm-ext moco train --data tiles --output runs/tiles --architecture resnet50 --image-size 224 --use-amp
+      f3rm-ext moco train --data tiles --output runs/tiles --architecture resnet50 --image-size 224 --use-amp True
       f3rm-ext moco train --data tiles --output runs/tiles --resume
     """
 

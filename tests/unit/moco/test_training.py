@@ -120,3 +120,13 @@ def test_presets_fill_what_is_not_given() -> None:
     assert plan.config.use_amp is True
     lines = " ".join(plan.announcement())
     assert "Effective batch: 384" in lines and "AMP: True" in lines and "Queue holds 800.0 batches" in lines
+
+
+def test_amp_changes_the_loss_little() -> None:
+    found = []
+    for use_amp in (False, True):
+        training = Training(make_plan(config(use_amp=use_amp, algorithm="v3"), 20), "a", CPU)
+        found.append(training.train_step(batches()))
+    plain, reduced = found
+    assert reduced.loss.item() == pytest.approx(plain.loss.item(), rel=0.1) and reduced.key.dtype == torch.float32
+    assert not torch.equal(plain.key, reduced.key)
