@@ -65,6 +65,7 @@ GROUPS = {
     ),
     "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Write the scene for other programs."),
     "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
+    "moco": Group("f3rm_ext.scripts.moco", "MocoCommand", "Pre-train an image backbone on your own pictures."),
     "plan": Group("f3rm_ext.scripts.plan", "Plan", "Tell whether a run fits, how long it takes and what to change."),
     "profile": Group(
         "f3rm_ext.scripts.profile", "Profile", "Explain what the memory of a run is made of, and what to change."

@@ -37,6 +37,7 @@ _BUILT_IN = {
         "f3rm_ext.features.extractors.labels:LabelsExtractor",
         "One-hot labels of a capture that has them, for tests.",
     ),
+    "moco": ("f3rm_ext.features.extractors.moco:MocoExtractor", "A ResNet pre-trained on your own pictures."),
     "dense-daisy": (
         "f3rm_ext.features.extractors.daisy:DaisyExtractor",
         "Texture and colour without weights, for off-line use.",

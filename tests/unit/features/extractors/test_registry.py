@@ -16,7 +16,7 @@ from f3rm_ext.features.extractors.registry import available_extractors, build_ex
 from f3rm_ext.features.extractors.weights import WeightsStatus
 
 CPU = torch.device("cpu")
-BUILT_IN = ["clip", "dino", "dinov2", "labels", "dense-daisy"]
+BUILT_IN = ["clip", "dino", "dinov2", "labels", "moco", "dense-daisy"]
 
 
 @dataclass

@@ -1,0 +1,145 @@
+"""Dense features of a ResNet that `f3rm-ext moco train` has pre-trained, at any resolution."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from f3rm_ext.errors import ExtractorError
+from f3rm_ext.features.base import ExtractorIdentity, FeatureSize, PatchGrid
+from f3rm_ext.features.extractors import preprocess
+from f3rm_ext.features.extractors.weights import Weights, WeightsStatus, file_hash, load_state_dict, resolve, status
+
+if TYPE_CHECKING:
+    from torchvision.models.resnet import ResNet
+
+_STAGE_STRIDE_PX = {1: 4, 2: 8, 3: 16, 4: 32}
+_NETWORKS = {64: "resnet18", 256: "resnet50"}
+"""Networks by the width of their first stage."""
+
+
+@dataclass
+class MocoConfig:
+    """Options of ``moco``."""
+
+    weights: Path | None = None
+    """Needed: backbone.safetensors of a training, or a state dict of a ResNet-18 or -50 with torchvision's names."""
+    short_side_px: int = 448
+    """Length in pixels to which the short side of an image is resized, ≥ 32. Both sides are rounded to whole
+    strides."""
+    stage: Literal["2", "3", "4"] = "3"
+    """Stage whose feature map is used: 2, 3 and 4 have one feature per 8, 16 and 32 px of the resized image."""
+
+    def __post_init__(self) -> None:
+        if self.short_side_px < preprocess.MIN_SIDE_PX:
+            raise ExtractorError(
+                f"short_side_px is {self.short_side_px}, below {preprocess.MIN_SIDE_PX}: features need a larger image."
+            )
+
+
+class MocoExtractor:
+    """A stage of a ResNet pre-trained on your own pictures (f3rm-ext moco train)."""
+
+    config_class = MocoConfig
+
+    def __init__(self, config: MocoConfig, *, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self._path = resolve(_weights(config))
+        self._model, self._network = _network(self._path)
+        self.stride_px = _STAGE_STRIDE_PX[int(config.stage)]
+        self._network.to(device).eval().requires_grad_(False)
+
+    @classmethod
+    def weights_status(cls, config: MocoConfig) -> WeightsStatus:
+        """Tells whether the weights are on this machine."""
+        if config.weights is None:
+            return WeightsStatus(path=None, advice="Needs moco:weights=…/backbone.safetensors of your own training.")
+        return status(_weights(config))
+
+    @classmethod
+    def feature_size(cls, config: MocoConfig, height_px: int, width_px: int) -> FeatureSize:
+        """Tells the size of an image's features."""
+        extractor = cls(config, device=torch.device("cpu"))
+        grid = extractor.patch_grid(height_px, width_px)
+        return FeatureSize(grid.rows, grid.cols, extractor.dim)
+
+    @property
+    def identity(self) -> ExtractorIdentity:
+        """Weights, image size and stage."""
+        return ExtractorIdentity(
+            extractor="moco",
+            model=self._model,
+            weights=file_hash(self._path),
+            resolution=f"short side {self.config.short_side_px} px in whole strides of {self.stride_px}",
+            preprocessing=f"bicubic antialiased, ImageNet mean and std; output of stage {self.config.stage}",
+        )
+
+    @property
+    def dim(self) -> int:
+        """Channels of the stage."""
+        first = 64 if self._model == "resnet18" else 256
+        return first * 2 ** (int(self.config.stage) - 1)
+
+    @property
+    def batch_size(self) -> int:
+        """Small on the CPU, where larger batches bring nothing."""
+        return 2 if self.device.type == "cpu" else 16
+
+    def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
+        """Returns the centres of what features see; the network's padding puts them at the first pixel of a stride."""
+        height, width = self._input_size(height_px, width_px)
+        scale, stride = (height_px / height, width_px / width), self.stride_px
+        return PatchGrid(
+            rows=height // stride,
+            cols=width // stride,
+            origin_px=(scale[0] / 2, scale[1] / 2),
+            stride_px=(scale[0] * stride, scale[1] * stride),
+        )
+
+    def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
+        """Returns the features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
+        return preprocess.extract_in_batches(
+            images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
+        )
+
+    def _input_size(self, height_px: int, width_px: int) -> tuple[int, int]:
+        return preprocess.whole_patches(height_px, width_px, self.config.short_side_px, self.stride_px)
+
+    def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
+        network = self._network
+        found = preprocess.normalise(pixels, preprocess.IMAGENET_MEAN, preprocess.IMAGENET_STD)
+        found = network.maxpool(network.relu(network.bn1(network.conv1(found))))
+        stages = (network.layer1, network.layer2, network.layer3, network.layer4)
+        for stage in stages[: int(self.config.stage)]:
+            found = stage(found)
+        return found.permute(0, 2, 3, 1)
+
+
+def _weights(config: MocoConfig) -> Weights:
+    if config.weights is None:
+        raise ExtractorError(
+            "Extractor moco needs the weights of your own training: write moco:weights=RUN/backbone.safetensors."
+        )
+    return Weights(model="MoCo backbone", option="weights", local=config.weights)
+
+
+def _network(path: Path) -> "tuple[str, ResNet]":
+    from torchvision.models import get_model
+
+    state = {name: value for name, value in load_state_dict(path).items() if not name.startswith("fc.")}
+    last = state.get("layer1.1.bn2.weight" if "layer1.0.conv3.weight" not in state else "layer1.0.bn3.weight")
+    name = None if last is None else _NETWORKS.get(len(last))
+    if name is not None:
+        network = cast("ResNet", get_model(name, weights=None))
+        wanted = {key: value.shape for key, value in network.state_dict().items() if not key.startswith("fc.")}
+        if wanted == {key: value.shape for key, value in state.items()}:
+            network.load_state_dict(state, strict=False)
+            return name, network
+    raise ExtractorError(
+        f"{path} is not the backbone of a ResNet-18 or -50: use the backbone.safetensors of f3rm-ext moco train."
+    )

@@ -1,0 +1,194 @@
+"""Options of a training, and what they come to for a data set."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
+
+Architecture = Literal["resnet18", "resnet50"]
+Algorithm = Literal["v2", "v3"]
+PresetName = Literal["none", "low-vram", "optimized-16gb", "batch-80", "batch-128"]
+_DEFAULTS = {"batch_size": 64, "epochs": 100, "gradient_accumulation_steps": 1, "use_amp": False}
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """Options of ``f3rm-ext moco train``."""
+
+    data: Path
+    """Folder of pictures; subfolders are read too, their names are not used."""
+    output: Path
+    """Folder of the run: checkpoints, weights, TensorBoard events, decoded tiles."""
+    resume: bool = False
+    """Go on with the run in --output."""
+    preset: PresetName = "none"
+    """Values for the options below that are not given: those of the VRAM guide, by name."""
+    algorithm: Algorithm = "v2"
+    """v2: a queue of keys. v3: the other images of the batch are the negatives, and there is no queue."""
+    architecture: Architecture = "resnet18"
+    """Backbone, trained from random initialisation."""
+    batch_size: int | None = None
+    """Images per forward pass, 2 or more; 64 without a preset."""
+    queue_size: int | None = None
+    """Keys in the queue, 1 or more; by default images − effective batch, at most 65 536."""
+    gradient_accumulation_steps: int | None = None
+    """Batches per optimiser step, 1 or more; 1 without a preset. The queue and the key encoder change once per step."""
+    epochs: int | None = None
+    """Passes over the pictures, 1 or more; 100 without a preset."""
+    use_amp: bool | None = None
+    """Compute the forward pass in bfloat16; off without a preset."""
+    use_grad_checkpointing: bool = False
+    """Recompute the inside of residual blocks in the backward pass: less memory, more time."""
+    image_size: int = 64
+    """Side of the views, px, 32 or more."""
+    learning_rate: float | None = None
+    """Of SGD at the start of its cosine, above 0; by default 0.03 × effective batch / 256."""
+    weight_decay: float = 1e-4
+    """Of SGD, 0 or more."""
+    momentum: float | None = None
+    """Of the key encoder, 0 to below 1; by default 0.999, or 0.99 rising to 1 with v3."""
+    temperature: float | None = None
+    """Of the loss, above 0; by default 0.2, or 1 with v3."""
+    mask_same_image: bool = True
+    """Keys of the query's own image in the queue are no negatives."""
+    color_jitter: bool = True
+    """Change colours in the views; leave it off where colours are measurements."""
+    seed: int = 0
+    """Of weights, order and views."""
+    workers: int = 0
+    """Processes that make views, 0 or more; 0 makes them in the training process."""
+    save_every: int = 500
+    """Optimiser steps between checkpoints, 1 or more."""
+    device: str = "auto"
+    """Where to train: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
+
+    def __post_init__(self) -> None:
+        least = {"batch_size": 2, "queue_size": 1, "gradient_accumulation_steps": 1, "epochs": 1, "image_size": 32}
+        for name, low in {**least, "workers": 0, "save_every": 1, "weight_decay": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be {low} or more.")
+        for name in ("learning_rate", "temperature"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be above 0.")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise ConfigError(f"--momentum is {self.momentum}, outside 0 to below 1: 0.999 is usual.")
+        if self.algorithm == "v3" and self.queue_size is not None:
+            raise ConfigError("--queue-size is given, but v3 has no queue: leave it out, or use --algorithm v2.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every value of a training, for a number of images."""
+
+    config: TrainConfig
+    """With no value left open that a preset or a default fills."""
+    pair: Pair
+    """Batch and queue; with v3 the queue is the batch."""
+    learning_rate: float
+    """Of the first step."""
+    momentum: float
+    """Of the key encoder at the first step."""
+    temperature: float
+    """Of the loss."""
+
+    @property
+    def accumulation(self) -> int:
+        """Batches per optimiser step."""
+        return self.pair.gradient_accumulation_steps
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        return self.pair.optimizer_steps
+
+    def record(self) -> dict[str, Any]:
+        """Returns what a checkpoint has to agree with, or differences to tell: plain values."""
+        names = ("algorithm", "architecture", "use_amp", "image_size", "weight_decay", "mask_same_image")
+        given = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
+        own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "temperature": self.temperature}
+        numbers = ("batch_size", "queue_size", "gradient_accumulation_steps", "epochs", "images")
+        return {**given, **own, **{name: getattr(self.pair, name) for name in numbers}}
+
+    def announcement(self) -> list[str]:
+        """Returns what is printed before the first step."""
+        pair, config = self.pair, self.config
+        lines = [
+            f"MoCo {config.algorithm}, {config.architecture} at {config.image_size} px, {pair.images} images.",
+            f"Effective batch: {pair.effective_batch} ({pair.batch_size} × {pair.processes} process"
+            f" × {self.accumulation} accumulated). AMP: {config.use_amp}.",
+            f"Optimiser steps: {self.steps}, {self.steps * (1 - self.momentum):.1f} time constants of the momentum "
+            f"{self.momentum:g}.",
+        ]
+        if config.algorithm == "v3":
+            lines.append(f"v3 has no queue: the {pair.batch_size - 1} other images of a batch are the negatives.")
+        else:
+            handled = "masked" if config.mask_same_image else "NOT masked"
+            lines.append(
+                f"Queue holds {pair.batches_in_queue:.1f} batches ({pair.queue_size} keys); "
+                f"{pair.same_image_keys:.1f} of them ({100 * pair.same_image_share:.3f} %) are of the query's own "
+                f"image, {handled}."
+            )
+        return lines
+
+    def warnings(self) -> list[str]:
+        """Returns what is likely to disappoint."""
+        pair, found = self.pair, []
+        if self.config.algorithm == "v2" and pair.queue_size > pair.images:
+            found.append(
+                f"Warning: the queue ({pair.queue_size}) is longer than the data ({pair.images} images): "
+                f"{advised_queue(pair.images, pair.effective_batch)} or less is advised."
+            )
+        if self.config.algorithm == "v2" and self.steps * (1 - self.momentum) < 3:
+            found.append(
+                f"Warning: {self.steps} steps are few for a momentum of {self.momentum:g}, which averages over "
+                f"{1 / (1 - self.momentum):.0f}: use more epochs, a smaller batch or a smaller momentum."
+            )
+        return found
+
+
+def make_plan(config: TrainConfig, images: int) -> Plan:
+    """Fills in what presets and data decide.
+
+    Args:
+        config: The options.
+        images: Readable pictures.
+
+    Raises:
+        ConfigError: The data is smaller than a batch or too small for one optimiser step.
+    """
+    preset = PRESETS.get(config.preset)
+    filled = {
+        name: getattr(preset, name) if preset else default
+        for name, default in _DEFAULTS.items()
+        if getattr(config, name) is None
+    }
+    config = replace(config, **filled)
+    batch, accumulation, epochs = config.batch_size, config.gradient_accumulation_steps, config.epochs
+    assert batch is not None and accumulation is not None and epochs is not None
+    if images < batch:
+        raise ConfigError(f"There are {images} pictures, fewer than a batch of {batch}: use --batch-size {images}.")
+    v3 = config.algorithm == "v3"
+    queue = config.queue_size or (preset.queue_size if preset else advised_queue(images, batch * accumulation))
+    momentum = config.momentum if config.momentum is not None else (0.99 if v3 else 0.999)
+    pair = Pair(batch, batch if v3 else queue, images, 1, accumulation, epochs, momentum)
+    if pair.optimizer_steps == 0:
+        raise ConfigError(
+            f"{epochs} passes over {images} pictures are not one step of {accumulation} batches of {batch}: "
+            "use more --epochs or a smaller --gradient-accumulation-steps."
+        )
+    rate = config.learning_rate or 0.03 * pair.effective_batch / 256
+    return Plan(config, pair, rate, momentum, config.temperature or (1.0 if v3 else 0.2))
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns what has changed between a checkpoint's plan and this one, as ``name old → new``."""
+    return [
+        f"{name.replace('_', ' ')} {json.dumps(before.get(name))} → {json.dumps(value)}"
+        for name, value in now.items()
+        if before.get(name) != value
+    ]

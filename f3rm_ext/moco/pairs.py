@@ -1,0 +1,164 @@
+"""What a batch and a queue mean for a data set: which pairs are valid, and what they cost in negatives and steps.
+
+A ring buffer takes any pair. That the queue be a multiple of the gathered batch is an assertion of the original code
+alone, told here because configurations are compared by it.
+"""
+
+from dataclasses import dataclass
+
+from f3rm_ext.errors import ConfigError
+
+MOMENTUM = 0.999
+POWERS_OF_TWO = (4096, 16384, 65536)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named combination of batch, queue and epochs."""
+
+    batch_size: int
+    """Images per process and forward pass."""
+    queue_size: int
+    """Keys in the queue."""
+    epochs: int
+    """Passes over the images."""
+    gradient_accumulation_steps: int = 4
+    """Batches per optimiser step."""
+    use_amp: bool = True
+    """Whether the forward pass uses bfloat16."""
+
+
+PRESETS = {
+    "low-vram": Preset(64, 65_536, 300),
+    "optimized-16gb": Preset(96, 76_800, 600),
+    "batch-80": Preset(80, 64_000, 300),
+    "batch-128": Preset(128, 65_536, 300),
+}
+"""The four configurations of the guide for two cards of 8 GB each; 16 GB is the memory of both."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A batch and a queue, on a number of images and processes."""
+
+    batch_size: int
+    """Images per process and forward pass, 1 or more."""
+    queue_size: int
+    """Keys in the queue, 1 or more."""
+    images: int = 2000
+    """Images of the data set, 1 or more."""
+    processes: int = 1
+    """Processes, each with its own batch, whose keys are gathered; 1 or more."""
+    gradient_accumulation_steps: int = 1
+    """Batches per optimiser step, 1 or more."""
+    epochs: int = 300
+    """Passes over the images, 1 or more."""
+    momentum: float = MOMENTUM
+    """Momentum of the key encoder, 0 to below 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "queue_size", "images", "processes", "gradient_accumulation_steps", "epochs"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be 1 or more.")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"--momentum is {self.momentum}, outside 0 to below 1: 0.999 is usual.")
+
+    @property
+    def gathered_batch(self) -> int:
+        """Keys that one forward pass of all processes adds."""
+        return self.batch_size * self.processes
+
+    @property
+    def effective_batch(self) -> int:
+        """Images per optimiser step."""
+        return self.gathered_batch * self.gradient_accumulation_steps
+
+    @property
+    def batches_in_queue(self) -> float:
+        """How many gathered batches the queue holds.
+
+        >>> round(Pair(96, 65_536).batches_in_queue, 2)
+        682.67
+        """
+        return self.queue_size / self.gathered_batch
+
+    @property
+    def is_multiple(self) -> bool:
+        """Whether the queue is a multiple of the gathered batch, as the original code (only) requires."""
+        return self.queue_size % self.gathered_batch == 0
+
+    @property
+    def same_image_keys(self) -> float:
+        """Keys in a full queue that belong to the image of a query, on average: false negatives unless masked.
+
+        Every pass meets each image once, in a new order. The keys of this pass are of other images, those of earlier
+        passes are of the query's image with probability 1/N. For long queues this is about K/N − 1/2.
+
+        >>> round(Pair(96, 76_800, images=2000, processes=2).same_image_keys, 1)
+        38.0
+        """
+        seen = range(0, max(1, self.images - self.gathered_batch + 1), self.gathered_batch)
+        return sum(max(0, self.queue_size - keys) for keys in seen) / (len(seen) * self.images)
+
+    @property
+    def same_image_share(self) -> float:
+        """Share of the queue that belongs to the image of a query, 0 to 1."""
+        return self.same_image_keys / self.queue_size
+
+    @property
+    def accuracy_ceiling(self) -> float:
+        """About the best pretext accuracy without masking of an encoder that ignores augmentation: 1 / (1 + keys)."""
+        return 1 / (1 + self.same_image_keys)
+
+    @property
+    def is_advised(self) -> bool:
+        """Whether the queue is at most N − B, so that at most the end of the pass before can repeat an image."""
+        return self.queue_size <= self.images - self.effective_batch
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimiser steps of the training; batches that are not full are left out."""
+        return self.epochs * (self.images // self.gathered_batch) // self.gradient_accumulation_steps
+
+    @property
+    def time_constants(self) -> float:
+        """Optimiser steps over the 1 / (1 − m) steps that the key encoder averages."""
+        return self.optimizer_steps * (1 - self.momentum)
+
+    def record(self) -> dict[str, int | float | bool]:
+        """Returns everything by name, for JSON."""
+        names = ("batch_size", "queue_size", "images", "processes", "gradient_accumulation_steps", "epochs", "momentum")
+        derived = (
+            *("gathered_batch", "effective_batch", "batches_in_queue", "is_multiple", "same_image_keys"),
+            *("same_image_share", "accuracy_ceiling", "is_advised", "optimizer_steps", "time_constants"),
+        )
+        return {name: getattr(self, name) for name in (*names, *derived)}
+
+
+def advised_queue(images: int, effective_batch: int) -> int:
+    """Returns the longest queue, to 65 536, that is shorter than a pass: N − B.
+
+    >>> advised_queue(2800, 64), advised_queue(1_000_000, 256), advised_queue(64, 64)
+    (2736, 65536, 1)
+
+    Args:
+        images: Images of the data set, N.
+        effective_batch: Images per optimiser step, B.
+    """
+    return max(1, min(65_536, images - effective_batch))
+
+
+def queues_of(batch_size: int, processes: int, images: int) -> list[int]:
+    """Returns the queues that are listed for a batch: batch × 800, powers of two, and the advised one."""
+    return sorted({batch_size * 800, *POWERS_OF_TWO, advised_queue(images, batch_size * processes)})
+
+
+def nearest_multiples(queue_size: int, gathered_batch: int) -> list[int]:
+    """Returns the multiples of the batch just below and above a queue, for code that needs them.
+
+    >>> nearest_multiples(76_800, 88), nearest_multiples(65_536, 64)
+    ([76736, 76824], [65536])
+    """
+    below = queue_size // gathered_batch * gathered_batch
+    return [queue_size] if below == queue_size else [size for size in (below, below + gathered_batch) if size]

@@ -1,0 +1,89 @@
+"""The ring of keys of earlier steps."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+_NO_IMAGE = -1
+
+
+class KeyQueue(nn.Module):
+    """A ring of the newest keys and of the images that they belong to, any length.
+
+    Everything is in the state dict, so a run that goes on has the same negatives. The ring starts empty: keys that
+    were never written are no negatives. The length need not be a multiple of the batch.
+
+    Args:
+        size: Most keys that the ring holds, 1 or more.
+        dim: Dimension of a key.
+    """
+
+    keys: Float[Tensor, "size dim"]
+    image_ids: Int[Tensor, "size"]
+    pointer: Int[Tensor, ""]
+    filled: Int[Tensor, ""]
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        if size < 1 or dim < 1:
+            raise ValueError(f"a queue of {size} keys of dimension {dim}")
+        self.register_buffer("keys", torch.zeros(size, dim))
+        self.register_buffer("image_ids", torch.full((size,), _NO_IMAGE, dtype=torch.long))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.long))
+        self._filled = self._pointer = 0  # the same on the host, so that a step does not wait for a GPU
+
+    @property
+    def size(self) -> int:
+        """Most keys that the ring holds."""
+        return len(self.keys)
+
+    def __len__(self) -> int:
+        return self._filled
+
+    def negatives(self) -> tuple[Float[Tensor, "keys dim"], Int[Tensor, "keys"]]:
+        """Returns the keys written so far and their images; views that the next :meth:`enqueue` changes."""
+        return self.keys[: self._filled], self.image_ids[: self._filled]
+
+    @torch.no_grad()
+    def enqueue(self, keys: Float[Tensor, "batch dim"], image_ids: Int[Tensor, "batch"]) -> None:
+        """Writes keys over the oldest. Of more keys than the ring holds, the last are kept."""
+        skipped = max(0, len(keys) - self.size)
+        start = (self._pointer + skipped) % self.size
+        keys, image_ids = keys[skipped:], image_ids[skipped:]
+        places = (start + torch.arange(len(keys), device=self.keys.device)) % self.size
+        self.keys[places] = keys.detach().to(self.keys)
+        self.image_ids[places] = image_ids.to(self.image_ids)
+        self._set((start + len(keys)) % self.size, min(self.size, self._filled + len(keys)))
+
+    def resize(self, size: int) -> "KeyQueue":
+        """Returns a ring of another length with the newest of these keys, the oldest first."""
+        other = KeyQueue(size, self.keys.shape[1]).to(self.keys.device)
+        oldest = self._pointer if self._filled == self.size else 0
+        order = (oldest + torch.arange(self._filled, device=self.keys.device)) % self.size
+        order = order[max(0, len(order) - size) :]
+        other.enqueue(self.keys[order], self.image_ids[order])
+        return other
+
+    def _set(self, pointer: int, filled: int) -> None:
+        self._pointer, self._filled = pointer, filled
+        self.pointer.fill_(pointer)
+        self.filled.fill_(filled)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._pointer, self._filled = int(self.pointer), int(self.filled)
+
+
+def queue_from_state(state: dict[str, Tensor], size: int) -> KeyQueue:
+    """Returns the ring of a state dict, with another length if wanted.
+
+    Args:
+        state: From ``KeyQueue.state_dict()``.
+        size: Length of the new ring.
+    """
+    queue = KeyQueue(*state["keys"].shape)
+    queue.load_state_dict(state)
+    return queue if queue.size == size else queue.resize(size)

@@ -1,0 +1,197 @@
+"""A training from its options to its weights: tiles, checkpoints, progress, Ctrl-C."""
+
+import math
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from f3rm_ext.engine import checkpoint
+from f3rm_ext.errors import CheckpointError, ConfigError, reason_of
+from f3rm_ext.moco.options import TrainConfig, make_plan
+from f3rm_ext.moco.tiles import Tiles, prepare
+from f3rm_ext.moco.training import StepResult, Training
+from f3rm_ext.moco.views import Views, batches_of_views
+from f3rm_ext.moco.weights import export
+from f3rm_ext.utils.console import console, image_progress
+
+_STATE_KEYS = ("step", "plan", "fingerprint", "query", "key", "predictor", "queue", "optimizer")
+COLLAPSED = 0.1
+"""Spread of outputs below which they have become nearly the same."""
+_LOG_EVERY = 10
+_NAMED = 5
+
+
+@dataclass
+class _Interrupt:
+    """Whether Ctrl-C or SIGTERM has come."""
+
+    number: int = 0
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Makes the first signal stop between two steps; the second stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def remember(number: int, _frame: Any) -> None:
+            if self.number:
+                raise KeyboardInterrupt
+            self.number = number
+
+        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@dataclass
+class Run:
+    """One call of ``f3rm-ext moco train``."""
+
+    config: TrainConfig
+    """Its options."""
+    _warned: bool = field(default=False, init=False)
+
+    def main(self) -> int:
+        """Trains, or goes on, and exports the weights. Returns the exit code: 0, or 128 + the signal that stopped it.
+
+        Raises:
+            ConfigError: The options do not fit the data or the device.
+            CheckpointError: There is nothing to resume, or it is of another network.
+        """
+        config = self.config
+        folder = config.output / "checkpoints"
+        if checkpoint.newest_first(folder) and not config.resume:
+            raise ConfigError(f"{config.output} holds a run already: use --resume to go on, or another --output.")
+        device = _device(config.device)
+        saved = self._saved() if config.resume else None
+        tiles = self._tiles()
+        plan = make_plan(config, len(tiles))
+        training = Training(plan, tiles.fingerprint, device)
+        self._say(*plan.announcement(), *plan.warnings(), f"Device: {device}.")
+        if saved is not None:
+            said = training.restore(saved)
+            self._say(*said, f"Going on at step {training.step} of {plan.steps}.")
+        return self._train(training, tiles)
+
+    def _train(self, training: Training, tiles: Tiles) -> int:
+        from torch.utils.tensorboard import SummaryWriter
+
+        config, plan, interrupt = self.config, training.plan, _Interrupt()
+        batches = batches_of_views(
+            tiles,
+            Views(config.image_size, config.color_jitter),
+            batch_size=plan.pair.batch_size,
+            seed=config.seed,
+            first=training.first_batch,
+            workers=config.workers,
+        )
+        events = SummaryWriter(str(config.output), purge_step=training.step)
+        images, started, first = plan.pair.effective_batch, time.monotonic(), training.step
+        try:
+            with interrupt.caught(), image_progress() as progress:
+                done = training.step * images
+                task = progress.add_task("Training", total=plan.steps * images, completed=done)
+                while training.step < plan.steps and not interrupt.number:
+                    result = training.train_step(batches)
+                    progress.update(task, advance=images)
+                    if training.step % _LOG_EVERY == 0 or training.step == plan.steps:
+                        rate = (training.step - first) * images / (time.monotonic() - started)
+                        self._log(events, training, result, rate)
+                    if training.step % config.save_every == 0 and training.step < plan.steps:
+                        self._save(training)
+        finally:
+            events.close()
+        self._save(training)
+        if interrupt.number:
+            self._say(f"Stopped at step {training.step} of {plan.steps}. Go on with: {self._resume_command()}")
+            return 128 + interrupt.number
+        seconds = time.monotonic() - started
+        if training.step > first:
+            rate = (training.step - first) * images / seconds
+            self._say(f"Trained {training.step - first} steps in {seconds:.0f} s, {rate:.0f} images/s.")
+        facts = {**plan.record(), "step": training.step, "tiles": tiles.fingerprint}
+        self._say(f"Weights are in {export(training.query.backbone, config.output, facts)}.")
+        return 0
+
+    def _log(self, events: Any, training: Training, result: StepResult, images_per_s: float) -> None:
+        scalars = result.scalars()
+        if not math.isfinite(scalars["loss"]):
+            raise ConfigError(
+                f"The loss is {scalars['loss']} at step {training.step}, so the training was stopped: use a smaller "
+                "--learning-rate, and --resume goes on from the last checkpoint."
+            )
+        for name, value in scalars.items():
+            events.add_scalar(f"MoCo/{name}", value, training.step)
+        events.add_scalar("MoCo/learning_rate", training.learning_rate, training.step)
+        events.add_scalar("MoCo/momentum", training.momentum, training.step)
+        events.add_scalar("MoCo/images_per_s", images_per_s, training.step)
+        if scalars["output_spread"] < COLLAPSED and not self._warned:
+            self._warned = True
+            self._say(
+                f"Warning: the outputs of different images are nearly the same at step {training.step} (spread "
+                f"{scalars['output_spread']:.3f}, 1 is even): the training may have collapsed, try a smaller "
+                "--learning-rate."
+            )
+
+    def _save(self, training: Training) -> None:
+        folder = self.config.output / "checkpoints"
+        checkpoint.write(training.state(), checkpoint.path_of(folder, training.step))
+        checkpoint.prune(folder)
+
+    def _saved(self) -> dict[str, Any]:
+        folder = self.config.output / "checkpoints"
+        if not checkpoint.newest_first(folder):
+            raise CheckpointError(f"There is nothing to resume in {self.config.output}: leave out --resume to start.")
+        path, skipped = checkpoint.newest_intact(folder)
+        if skipped:
+            self._say(checkpoint.warning_about(skipped, path))
+        return checkpoint.load(path, _STATE_KEYS)
+
+    def _tiles(self) -> Tiles:
+        with image_progress() as progress:
+            task = progress.add_task("Decoding", total=None)
+            tiles = prepare(
+                self.config.data,
+                self.config.output,
+                self.config.image_size,
+                lambda done, total: progress.update(task, completed=done, total=total),
+            )
+            progress.update(task, completed=len(tiles), total=len(tiles))
+        if tiles.skipped:
+            named = "; ".join(f"{name} ({reason})" for name, reason in list(tiles.skipped.items())[:_NAMED])
+            more = f"; all are in {tiles.array.with_suffix('.json')}" if len(tiles.skipped) > _NAMED else ""
+            self._say(f"Left out {len(tiles.skipped)} files that cannot be read: {named}{more}.")
+        return tiles
+
+    def _resume_command(self) -> str:
+        """Returns the command line that goes on with this run, from the one that was typed."""
+        typed = [word for word in sys.argv[1:] if word != "--resume"]
+        return shlex.join(["f3rm-ext", *typed, "--resume"])
+
+    @staticmethod
+    def _say(*sentences: str) -> None:
+        for sentence in sentences:
+            console().print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {name} cannot be used ({reason_of(error)}): use cpu.") from error
+    return device

@@ -1,0 +1,181 @@
+"""The pictures of a folder, decoded once into a memory-mapped array of bytes."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.atomic_files import write_atomic
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp"}
+_ARRAY, _LIST = "tiles.npy", "tiles.json"
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Square tiles of one size."""
+
+    array: Path
+    """The bytes, (tiles, side, side, 3), as a .npy file."""
+    files: tuple[str, ...]
+    """File of each tile, relative to the folder."""
+    skipped: dict[str, str]
+    """Why files were left out."""
+    fingerprint: str
+    """16 hex digits of the files, their sizes and times, and the side."""
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def open(self) -> UInt8[np.ndarray, "tiles side side 3"]:
+        """Maps the bytes into memory."""
+        return np.load(self.array, mmap_mode="r", allow_pickle=False)
+
+
+def find_files(folder: Path) -> list[Path]:
+    """Returns the pictures of a folder and its subfolders, sorted.
+
+    Raises:
+        ConfigError: There is no such folder, or no picture in it.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"--data names {folder}, which is no folder: give the folder of your pictures.")
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not found:
+        raise ConfigError(f"There are no pictures in {folder}: they end in {', '.join(sorted(SUFFIXES))}.")
+    return found
+
+
+def prepare(
+    folder: Path, cache: Path, image_size: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Tiles:
+    """Decodes a folder of pictures, or opens the array if it has been done before.
+
+    Each picture is scaled to a square of its short side, cut from its middle. The side is the median short side of
+    the pictures, from `image_size` to twice that, so that crops of a part are still sharp. 16-bit values are scaled to
+    8 bits. Files that cannot be read are left out and listed.
+
+    Args:
+        folder: The pictures.
+        cache: Folder for the array and its list.
+        image_size: Side of the crops that are trained on, px.
+        progress: Called with the files done and the files to do.
+
+    Raises:
+        ConfigError: There are no readable pictures, or the cache cannot be written.
+    """
+    paths = find_files(folder)
+    stats = [(str(path.relative_to(folder)), *_size_and_time(path)) for path in paths]
+    fingerprint = hashlib.sha256(json.dumps([image_size, stats]).encode()).hexdigest()[:16]
+    known = _read_list(cache / _LIST)
+    if known.get("fingerprint") == fingerprint and (cache / _ARRAY).is_file():
+        return Tiles(cache / _ARRAY, tuple(known["files"]), dict(known["skipped"]), fingerprint)
+    temporary = cache / f".{_ARRAY}.{os.getpid()}.tmp"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        files, skipped = _decode(folder, paths, temporary, _side_of(paths, image_size), progress)
+        temporary.replace(cache / _ARRAY)
+        record = {"fingerprint": fingerprint, "files": files, "skipped": skipped}
+        write_atomic(cache / _LIST, json.dumps(record, indent=1).encode())
+    except OSError as error:
+        raise ConfigError(
+            f"The tiles cannot be written to {cache} ({error.strerror or error}): free space or use another --output."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Tiles(cache / _ARRAY, tuple(files), skipped, fingerprint)
+
+
+def _decode(
+    folder: Path, paths: Sequence[Path], out: Path, side: int, progress: Callable[[int, int], None]
+) -> tuple[list[str], dict[str, str]]:
+    """Writes the readable tiles one after the other; the header, which comes first, is written again at the end."""
+    files: list[str] = []
+    skipped: dict[str, str] = {}
+    with out.open("w+b") as stream:
+        _header(stream, len(paths), side)
+        start = stream.tell()
+        for done, path in enumerate(paths, 1):
+            name = str(path.relative_to(folder))
+            try:
+                stream.write(read_tile(path, side).tobytes())
+                files.append(name)
+            except (ValueError, SyntaxError, Image.DecompressionBombError, Image.UnidentifiedImageError) as error:
+                skipped[name] = str(error)
+            except OSError as error:
+                if error.errno is not None and error.filename is None:  # from our file, not from a damaged picture
+                    raise
+                skipped[name] = str(error)
+            progress(done, len(paths))
+        if not files:
+            raise ConfigError(
+                f"None of the {len(paths)} pictures in {folder} can be read: convert them or copy them again."
+            )
+        stream.seek(0)
+        _header(stream, len(files), side)
+        if stream.tell() != start:
+            raise RuntimeError("the header of the tiles has changed its length")
+        stream.flush()
+        os.fsync(stream.fileno())
+    return files, skipped
+
+
+def read_tile(path: Path, side: int) -> UInt8[np.ndarray, "side side 3"]:
+    """Reads one picture as a square of bytes.
+
+    Raises:
+        ValueError: Its values are floating-point or 32-bit numbers, whose range is not known.
+        OSError: It is damaged.
+    """
+    with Image.open(path) as image:
+        image.load()
+        if image.mode in ("F", "I"):
+            raise ValueError(f"mode {image.mode}: values of unknown range, convert it to 8 or 16 bits")
+        if image.mode.startswith("I;16"):
+            picture = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)).convert("RGB")
+        else:
+            picture = image.convert("RGB")
+    short = min(picture.size)
+    left, top = (picture.width - short) // 2, (picture.height - short) // 2
+    box = (left, top, left + short, top + short)
+    return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0))
+
+
+def _header(stream: BinaryIO, count: int, side: int) -> None:
+    """Writes a header whose length does not depend on the number of tiles: numpy pads it to grow."""
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": "|u1", "fortran_order": False, "shape": (count, side, side, 3)}
+    )
+
+
+def _side_of(paths: Sequence[Path], image_size: int) -> int:
+    sides = []
+    for path in paths[:: max(1, len(paths) // 200)]:
+        try:
+            with Image.open(path) as image:
+                sides.append(min(image.size))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            continue
+    median = int(np.median(sides)) if sides else image_size
+    return min(max(median, image_size), 2 * image_size)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _read_list(path: Path) -> dict:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) and {"files", "skipped"} <= record.keys() else {}

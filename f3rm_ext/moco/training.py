@@ -1,0 +1,197 @@
+"""The training: one optimiser step, checkpoints, and going on from them."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.moco import losses
+from f3rm_ext.moco.encoder import DIM, Encoder, predictor
+from f3rm_ext.moco.momentum import cosine_momentum, update_momentum
+from f3rm_ext.moco.options import Plan, differences
+from f3rm_ext.moco.queue import KeyQueue, queue_from_state
+from f3rm_ext.moco.views import Batch, number_from
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Measures of one optimiser step; tensors, so that reading them is the caller's choice."""
+
+    loss: Tensor
+    """Mean over the accumulated batches."""
+    accuracy: Tensor
+    """Share of queries that find their key, 0 to 1."""
+    query: Tensor
+    """Embeddings of the last batch."""
+    key: Tensor
+    """Keys of the last batch."""
+
+    def scalars(self) -> dict[str, float]:
+        """Returns everything as numbers."""
+        return {
+            "loss": float(self.loss),
+            "pretext_accuracy": float(self.accuracy),
+            "output_spread": float(losses.output_spread(self.query)),
+            "alignment": float(losses.alignment(self.query, self.key)),
+            "uniformity": float(losses.uniformity(self.key)),
+        }
+
+
+class Training:
+    """Networks, queue and optimiser of a training.
+
+    Args:
+        plan: What to train.
+        fingerprint: Of the tiles, to see whether image ids mean the same after a resume.
+        device: Where to compute.
+
+    Raises:
+        ConfigError: AMP is wanted on a GPU without bfloat16.
+    """
+
+    def __init__(self, plan: Plan, fingerprint: str, device: torch.device) -> None:
+        config = plan.config
+        self.plan, self.fingerprint, self.device = plan, fingerprint, device
+        if config.use_amp and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --use-amp False.")
+        torch.manual_seed(number_from(config.seed, "weights"))
+        self.query = Encoder(config.architecture, config.algorithm, config.use_grad_checkpointing).to(device)
+        self.key = copy.deepcopy(self.query).requires_grad_(False)
+        self.predictor = predictor().to(device) if config.algorithm == "v3" else None
+        self.queue = None
+        if config.algorithm == "v2":
+            self.queue = KeyQueue(plan.pair.queue_size, DIM[config.algorithm]).to(device)
+        trained = [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]
+        self.optimizer = torch.optim.SGD(trained, lr=plan.learning_rate, momentum=0.9, weight_decay=config.weight_decay)
+        self.step = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step: half a cosine from the first to 0."""
+        return self.plan.learning_rate * 0.5 * (1 + math.cos(math.pi * self.step / self.plan.steps))
+
+    @property
+    def momentum(self) -> float:
+        """Momentum of the key encoder in the next step."""
+        start = self.plan.momentum
+        return start if self.predictor is None else cosine_momentum(start, self.step / self.plan.steps)
+
+    @property
+    def first_batch(self) -> int:
+        """Number of the batch with which the next step begins."""
+        return self.step * self.plan.accumulation
+
+    def train_step(self, batches: Iterator[Batch]) -> StepResult:
+        """Takes one optimiser step.
+
+        The key encoder follows once, before the keys are computed. Keys are written to the queue after the last
+        of the accumulated batches, so all of them meet the same negatives.
+
+        Args:
+            batches: Where to take the accumulated batches from.
+        """
+        accumulation = self.plan.accumulation
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        update_momentum(self.key, self.query, self.momentum)
+        self.optimizer.zero_grad(set_to_none=True)
+        written: list[tuple[Tensor, Tensor]] = []
+        total = accuracy = torch.zeros((), device=self.device)
+        query = key = total
+        for _ in range(accumulation):
+            one, two, numbers = (part.to(self.device, non_blocking=True) for part in next(batches))
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=bool(self.plan.config.use_amp)):
+                loss, hits, query, key = self._loss(one, two, numbers)
+            (loss / accumulation).backward()
+            written.append((key, numbers))
+            total, accuracy = total + loss.detach() / accumulation, accuracy + hits / accumulation
+        self.optimizer.step()
+        if self.queue is not None:
+            for keys, numbers in written:
+                self.queue.enqueue(keys, numbers)
+        self.step += 1
+        return StepResult(total, accuracy, query.detach(), key)
+
+    def _loss(self, one: Tensor, two: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        temperature = self.plan.temperature
+        if self.queue is not None:
+            query = self.query(one)
+            with torch.no_grad():
+                key = self.key(two)
+            negatives, ids = self.queue.negatives()
+            masked = self.plan.config.mask_same_image
+            logits = losses.info_nce_logits(
+                query, key, negatives, temperature, numbers if masked else None, ids if masked else None
+            )
+            return losses.info_nce(logits), losses.pretext_accuracy(logits.detach()), query, key
+        query_1, query_2 = (self._predicted(view) for view in (one, two))
+        with torch.no_grad():
+            key_1, key_2 = self.key(one), self.key(two)
+        loss = losses.symmetric_loss(query_1, query_2, key_1, key_2, temperature)
+        hits = losses.pretext_accuracy(losses.batch_logits(query_1.detach(), key_2, temperature))
+        return loss, hits, query_1, key_2
+
+    def _predicted(self, view: Tensor) -> Tensor:
+        assert self.predictor is not None
+        return torch.nn.functional.normalize(self.predictor(self.query(view)).float(), dim=1)
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that a checkpoint holds: tensors and plain values. Order and views follow from seed and step."""
+        return {
+            "step": self.step,
+            "plan": self.plan.record(),
+            "fingerprint": self.fingerprint,
+            "query": self.query.state_dict(),
+            "key": self.key.state_dict(),
+            "predictor": self.predictor.state_dict() if self.predictor else {},
+            "queue": self.queue.state_dict() if self.queue is not None else {},
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> list[str]:
+        """Goes on from a checkpoint's state.
+
+        A queue of another length keeps its newest keys. With other pictures the queue starts empty.
+
+        Returns:
+            Sentences about what differs from the run that was saved; none means the same trajectory.
+
+        Raises:
+            CheckpointError: It is of another architecture or algorithm, or the run is finished.
+        """
+        before, now = state["plan"], self.plan.record()
+        for name in ("algorithm", "architecture"):
+            if before[name] != now[name]:
+                raise CheckpointError(
+                    f"The checkpoint is of {name} {before[name]}, but {now[name]} is asked for: use "
+                    f"--{name} {before[name]} or another --output."
+                )
+        self.query.load_state_dict(state["query"])
+        self.key.load_state_dict(state["key"])
+        if self.predictor is not None:
+            self.predictor.load_state_dict(state["predictor"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        said = []
+        same_batches = all(
+            before[name] == now[name] for name in ("batch_size", "gradient_accumulation_steps", "images", "epochs")
+        )
+        self.step = state["step"]
+        if not same_batches:  # the same part of the training is done, in other steps
+            done = state["step"] * before["batch_size"] * before["gradient_accumulation_steps"]
+            self.step = min(self.plan.steps, done // self.plan.pair.effective_batch)
+        changed = differences(before, now)
+        if changed:
+            said.append(f"Changed since the checkpoint: {', '.join(changed)}; the trajectory is another one.")
+        if self.queue is not None and state["fingerprint"] != self.fingerprint:
+            said.append("The pictures are not those of the checkpoint: the queue starts empty.")
+        elif self.queue is not None:
+            size = self.queue.size
+            if len(state["queue"]["keys"]) != size:
+                said.append(f"The queue has {size} keys now; the newest of the checkpoint are kept.")
+            self.queue = queue_from_state(state["queue"], size).to(self.device)
+        return said

@@ -1,0 +1,68 @@
+"""The trained backbone as a file: safetensors with its description, and a model card beside it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from f3rm_ext import __version__
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.moco.encoder import Backbone
+from f3rm_ext.moco.views import MEAN, STD
+from f3rm_ext.utils.atomic_files import write_atomic
+
+WEIGHTS, CARD = "backbone.safetensors", "README.md"
+
+
+def export(backbone: Backbone, folder: Path, facts: Mapping[str, Any]) -> Path:
+    """Writes the backbone, with torchvision's parameter names and without classifier.
+
+    Args:
+        backbone: The query encoder's.
+        folder: Where the weights and the model card go.
+        facts: Plain values that describe the training; ``architecture``, ``image_size`` and ``step`` are needed.
+
+    Returns:
+        The weights file.
+
+    Raises:
+        ConfigError: The folder cannot be written to.
+    """
+    from safetensors.torch import save
+
+    state: dict[str, Tensor] = {
+        name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()
+    }
+    described = {"format": "pt", "made_by": f"f3rm-ext moco {__version__}", "mean": str(MEAN), "std": str(STD)}
+    described |= {name: str(value) for name, value in facts.items()}
+    try:
+        write_atomic(folder / WEIGHTS, save(state, described))
+        write_atomic(folder / CARD, _card(facts).encode())
+    except OSError as error:
+        raise ConfigError(
+            f"The weights cannot be written to {folder} ({error.strerror or error}): free space, then use --resume."
+        ) from error
+    return folder / WEIGHTS
+
+
+def _card(facts: Mapping[str, Any]) -> str:
+    rows = "\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in facts.items())
+    return f"""# {facts["architecture"]} pre-trained without labels
+
+MoCo {facts["algorithm"]} by f3rm-ext {__version__}. The backbone is in `{WEIGHTS}`, with torchvision's parameter names
+and without classifier. Input: RGB from 0 to 1, minus {MEAN}, over {STD}. Its features were not evaluated by this
+training: compare them with those of random weights and of ImageNet weights before use.
+
+| | |
+|---|---|
+{rows}
+
+```python
+from safetensors.torch import load_file
+from torchvision.models import get_model
+
+network = get_model("{facts["architecture"]}", weights=None)
+network.load_state_dict(load_file("{WEIGHTS}"), strict=False)  # all but fc
+```
+"""

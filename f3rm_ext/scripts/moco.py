@@ -1,0 +1,213 @@
+"""``f3rm-ext moco``: pre-training of an image backbone on the pictures of a domain."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.moco.options import TrainConfig
+
+if TYPE_CHECKING:
+    from f3rm_ext.moco.pairs import Pair
+
+
+@dataclass
+class Pairs:
+    """Tell what pairs of batch and queue mean for a number of images.
+
+    Any pair is valid here: the queue is a ring. Code that asserts that the queue be a multiple of the gathered batch
+    is told apart by the column "multiple". What matters is how often a query meets an older key of its own image.
+    Training masks those keys; without masking they are false negatives.
+
+    Typical calls:
+      f3rm-ext moco pairs --images 2000 --processes 2
+      f3rm-ext moco pairs --images 2800 --batch-size 88 --queue-size 76800
+    """
+
+    images: int = 2000
+    """Images of the data set, 1 or more."""
+    processes: int = 1
+    """Processes, each with its own batch, whose keys are gathered; 1 or more."""
+    gradient_accumulation_steps: int = 1
+    """Batches per optimiser step, 1 or more. It changes the steps, not the number of negatives."""
+    epochs: int = 300
+    """Passes over the images, 1 or more. The presets have their own."""
+    momentum: float = 0.999
+    """Momentum of the key encoder, 0 to below 1."""
+    batch_size: tuple[int, ...] = (32, 64, 80, 96, 128, 256)
+    """Batches per process to list, 1 or more each."""
+    queue_size: tuple[int, ...] = ()
+    """Queues to list, 1 or more each; by default batch × 800, powers of two, and the longest advised one."""
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print the table as JSON."""
+
+    def main(self) -> int:
+        """Prints the table. Returns the exit code."""
+        from f3rm_ext.moco.pairs import PRESETS, Pair, queues_of
+        from f3rm_ext.utils.console import console
+
+        def pair(batch: int, queue: int, accumulation: int, epochs: int) -> Pair:
+            return Pair(batch, queue, self.images, self.processes, accumulation, epochs, self.momentum)
+
+        found = {
+            name: pair(preset.batch_size, preset.queue_size, preset.gradient_accumulation_steps, preset.epochs)
+            for name, preset in PRESETS.items()
+        }
+        listed = [
+            pair(batch, queue, self.gradient_accumulation_steps, self.epochs)
+            for batch in self.batch_size
+            for queue in self.queue_size or queues_of(batch, self.processes, self.images)
+        ]
+        if self.json:
+            presets = [{"preset": name, **item.record()} for name, item in found.items()]
+            print(json.dumps({"presets": presets, "pairs": [item.record() for item in listed]}, indent=1))
+            return 0
+        log = console()
+        log.print(_table("Presets", [(name, item) for name, item in found.items()]))
+        log.print(_table(f"Pairs for {self.images} images", [("", item) for item in listed]))
+        log.print(_explanation(listed), markup=False, highlight=False)
+        return 0
+
+
+def _table(title: str, rows: "list[tuple[str, Pair]]") -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    named = any(name for name, _ in rows)
+    headers = ["batch", "gathered", "effective", "queue", "batches in queue", "multiple", "same-image keys"]
+    headers += ["advised", "top-1 ceiling", "steps", "time constants"]
+    for header in [*(["preset"] if named else []), *headers]:
+        table.add_column(header, justify="left" if header == "preset" else "right")
+    for name, pair in rows:
+        cells = [
+            str(pair.batch_size),
+            str(pair.gathered_batch),
+            str(pair.effective_batch),
+            str(pair.queue_size),
+            f"{pair.batches_in_queue:.2f}",
+            "yes" if pair.is_multiple else "no",
+            f"{pair.same_image_keys:.1f}",
+            "yes" if pair.is_advised else "no",
+            f"{100 * pair.accuracy_ceiling:.1f} %",
+            str(pair.optimizer_steps),
+            f"{pair.time_constants:.1f}",
+        ]
+        table.add_row(*([name] if named else []), *cells)
+    return table
+
+
+def _explanation(pairs: "list[Pair]") -> str:
+    from f3rm_ext.moco.pairs import nearest_multiples
+
+    lines = [
+        "Not required: that the queue be a multiple of the gathered batch. Keys are written to a ring.",
+        "Advised: a queue of at most images − effective batch; a query then meets about half a key of its own image.",
+        "Same-image keys are masked in training; the ceiling is the best pretext accuracy without masking.",
+        "Negatives per query are the queue, whatever the accumulation. Time constants: steps × (1 − momentum).",
+    ]
+    for pair in pairs:
+        if not pair.is_multiple and pair.queue_size in (76_800, 65_536, 64_000):
+            sizes = " and ".join(map(str, nearest_multiples(pair.queue_size, pair.gathered_batch)))
+            lines.append(f"Multiples of {pair.gathered_batch} next to {pair.queue_size}: {sizes}.")
+    return "\n".join(dict.fromkeys(lines))
+
+
+@dataclass
+class Train:
+    """Pre-train a backbone on a folder of pictures without labels.
+
+    Pictures are decoded once into the folder of the run. Ctrl-C saves after the step and prints the command that goes
+    on; the trajectory is then that of an uninterrupted training. The weights are written as safetensors with
+    torchvision's names, and a model card beside them.
+
+    Typical calls:
+      f3rm-ext moco train --data tiles --output runs/tiles
+      f3rm-ext moco train --data tiles --output runs/tiles --architecture resnet50 --image-size 224 --use-amp True
+      f3rm-ext moco train --data tiles --output runs/tiles --resume
+    """
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    """Options of the training."""
+
+    def main(self) -> int:
+        """Trains. Returns the exit code."""
+        from f3rm_ext.moco.run import Run
+
+        return Run(self.config).main()
+
+
+@dataclass
+class Eval:
+    """Tell whether pre-training helped, on pictures in one subfolder per class.
+
+    Half of each class trains a linear probe and serves as neighbours, the other half is scored. Random weights of the
+    same network and colour histograms stand beside. Pictures that were used for pre-training may be among them, since
+    it saw no labels; say so where you quote the figures.
+
+    Typical calls:
+      f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors
+      f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors --seeds 5 --json
+    """
+
+    data: Path
+    """Folder with a subfolder of pictures for each class."""
+    weights: Path
+    """The backbone.safetensors of a training."""
+    image_size: int = 64
+    """Side to which pictures are scaled, px, 32 or more."""
+    seeds: int = 3
+    """Splits, and random networks, 1 to 10; intervals are over them."""
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print all accuracies as JSON."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seeds <= 10:
+            raise ConfigError(f"--seeds is {self.seeds}, outside 1 to 10: 3 is usual.")
+        if self.image_size < 32:
+            raise ConfigError(f"--image-size is {self.image_size}: it has to be 32 or more.")
+
+    def main(self) -> int:
+        """Prints the accuracies. Returns the exit code."""
+        from dataclasses import asdict
+
+        from rich.table import Table
+
+        from f3rm_ext.moco.evaluation import evaluate, interval, read_labelled
+        from f3rm_ext.utils.console import console, image_progress
+
+        data = read_labelled(self.data, self.image_size)
+        with image_progress("splits", disable=self.json) as progress:
+            task = progress.add_task("Evaluating", total=3 * self.seeds)
+            scores = evaluate(data, self.weights, self.seeds, lambda: progress.update(task, advance=1))
+        if self.json:
+            record = {
+                "images": len(data.images),
+                "classes": data.classes,
+                "scores": [asdict(score) for score in scores],
+            }
+            print(json.dumps(record, indent=1))
+            return 0
+        images, classes = len(data.images), len(data.classes)
+        table = Table(
+            title=f"Accuracy, % (95 % interval over {self.seeds} seeds): {images} pictures, {classes} classes, "
+            f"chance {100 / classes:.1f}",
+            title_justify="left",
+        )
+        table.add_column("features")
+        for column in ("k-NN", "linear probe"):
+            table.add_column(column, justify="right")
+        for score in scores:
+            cells = (interval(values) for values in (score.knn, score.linear))
+            table.add_row(score.name, *(f"{100 * mean:.1f} ± {100 * half:.1f}" for mean, half in cells))
+        console().print(table)
+        return 0
+
+
+MocoCommand = (
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Pairs, tyro.conf.subcommand("pairs")]
+    | Annotated[Eval, tyro.conf.subcommand("eval")]
+)

@@ -1,0 +1,129 @@
+"""``f3rm-ext moco`` as a user types it: the table, a training that is stopped and goes on, and bad input."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("moco") / "pictures"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for number in range(24):
+        squares = random.integers(0, 255, (5, 5, 3), dtype=np.uint8)
+        Image.fromarray(squares.repeat(8, axis=0).repeat(8, axis=1)).save(folder / f"{number:02}.png")
+    (folder / "damaged.jpg").write_bytes(b"no picture")
+    return folder
+
+
+def test_table_of_pairs(f3rm_ext: Callable[..., Any]) -> None:
+    typed = f3rm_ext("moco", "pairs", "--images", 2000, "--processes", 2, "--batch-size", 96, "--json")
+    found = json.loads(typed.out)
+    row = next(pair for pair in found["pairs"] if pair["queue_size"] == 76_800)
+    assert typed.code == 0 and row["batches_in_queue"] == 400 and row["is_multiple"]
+    assert [preset["preset"] for preset in found["presets"]][:2] == ["low-vram", "optimized-16gb"]
+    assert "Not required" in f3rm_ext("moco", "pairs").out
+
+
+@pytest.mark.timeout(240)
+def test_a_stopped_and_killed_training_ends_as_an_uninterrupted_one(
+    f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from f3rm_ext.moco.training import Training
+
+    def train(out: Path, *more: object) -> Any:
+        given = ["--batch-size", 8, "--queue-size", 21, "--epochs", 2, "--image-size", 32, "--save-every", 2]
+        return f3rm_ext("moco", "train", "--data", pictures, "--output", out, *given, *more)
+
+    def last(out: Path) -> dict[str, Any]:
+        newest = max((out / "checkpoints").iterdir())
+        return torch.load(newest, weights_only=True)
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    typed = train(whole)
+    assert typed.code == 0, typed.err
+    assert "damaged.jpg" in typed.out and "Queue holds 2.6 batches" in typed.out and "Effective batch: 8" in typed.out
+
+    step = Training.train_step
+    with monkeypatch.context() as patch:
+
+        def interrupted(self: Training, batches: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return step(self, batches)
+
+        patch.setattr(Training, "train_step", interrupted)
+        typed = train(broken)
+        assert typed.code == 130 and "Go on with: f3rm-ext" in typed.out and "--resume" in typed.out
+        assert last(broken)["step"] == 1
+
+        def killed(self: Training, batches: Any) -> Any:
+            if self.step == 3:
+                raise MemoryError  # nothing is saved, as after kill -9
+            return step(self, batches)
+
+        patch.setattr(Training, "train_step", killed)
+        with pytest.raises(MemoryError):
+            train(broken, "--resume")
+        assert last(broken)["step"] == 2
+    assert "--resume" in train(broken).refuses()
+    typed = train(broken, "--resume")
+    assert typed.code == 0 and "Going on at step 2 of 6" in typed.out, typed.err
+
+    one, two = last(whole), last(broken)
+    assert one["step"] == two["step"] == 6
+    for part in ("query", "key", "queue"):
+        for name, value in one[part].items():
+            assert torch.equal(value, two[part][name]), f"{part}.{name}"
+    assert torch.equal(one["optimizer"]["state"][0]["momentum_buffer"], two["optimizer"]["state"][0]["momentum_buffer"])
+
+    from safetensors.torch import load_file
+    from torchvision.models import resnet18
+
+    missing = resnet18(weights=None).load_state_dict(load_file(whole / "backbone.safetensors"), strict=False)
+    assert missing.missing_keys == ["fc.weight", "fc.bias"] and not missing.unexpected_keys
+    assert "resnet18" in (whole / "README.md").read_text() and list(whole.glob("events.*"))
+    assert "architecture resnet18" in train(broken, "--resume", "--architecture", "resnet50").refuses()
+
+
+def test_bad_input_is_one_sentence(f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
+    def refusal(*more: object, data: Path = pictures) -> str:
+        return f3rm_ext("moco", "train", "--data", data, "--output", tmp_path / "run", *more).refuses()
+
+    assert "fewer than a batch of 64: use --batch-size 24." in refusal()
+    assert "no folder" in refusal(data=tmp_path / "absent")
+    assert "nothing to resume" in refusal("--resume")
+    assert "v3 has no queue" in refusal("--algorithm", "v3", "--queue-size", 8)
+    assert "--image-size is 8" in refusal("--image-size", 8)
+
+
+@pytest.mark.timeout(240)
+def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name, low in (("dark", 0), ("light", 140)):
+        (tmp_path / "tiles" / name).mkdir(parents=True)
+        for number in range(10):
+            squares = random.integers(low, low + 110, (5, 5, 3), dtype=np.uint8)
+            Image.fromarray(squares.repeat(8, axis=0).repeat(8, axis=1)).save(
+                tmp_path / "tiles" / name / f"{number}.png"
+            )
+    out = tmp_path / "run"
+    given = ["--batch-size", 10, "--epochs", 1, "--image-size", 32, "--algorithm", "v3"]
+    typed = f3rm_ext("moco", "train", "--data", tmp_path / "tiles", "--output", out, *given)
+    assert typed.code == 0 and "v3 has no queue" in typed.out, typed.err
+    weights = out / "backbone.safetensors"
+    asked = ["--data", tmp_path / "tiles", "--weights", weights, "--image-size", 32, "--seeds", 2]
+    typed = f3rm_ext("moco", "eval", *asked, "--json")
+    scores = json.loads(typed.out)["scores"]
+    assert [score["name"] for score in scores] == ["pre-trained", "random weights", "colour histograms"]
+    assert scores[2]["knn"] == [1.0, 1.0] and all(len(score["linear"]) == 2 for score in scores)
+    assert "chance 50.0" in f3rm_ext("moco", "eval", *asked).out
+    assert "no classes" in f3rm_ext("moco", "eval", "--data", tmp_path / "tiles" / "dark", *asked[2:]).refuses()

@@ -1,0 +1,71 @@
+"""Probes against scikit-learn and by hand, histograms, halves and intervals."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.moco import evaluation
+
+
+def clusters(seed: int, classes: int = 3, each: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.eye(classes, 8) * 2
+    labels = torch.arange(classes).repeat_interleave(each)
+    return centres[labels] + torch.randn(len(labels), 8, generator=generator), labels
+
+
+def test_linear_probe_is_that_of_scikit_learn() -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    (train, labels), (test, _) = clusters(0), clusters(1)
+    found = evaluation.linear_probe(train, labels, test)
+    mean, std = train.mean(dim=0), train.std(dim=0)
+    peer = linear_model.LogisticRegression(C=1 / (2e-3 * len(train)), max_iter=1000)  # the same penalty
+    peer.fit(((train - mean) / std).numpy(), labels.numpy())
+    np.testing.assert_array_equal(found.numpy(), peer.predict(((test - mean) / std).numpy()))
+
+
+def test_nearest_neighbours_vote_by_similarity() -> None:
+    train = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
+    labels = torch.tensor([0, 1, 1])
+    found = evaluation.nearest_neighbours(train, labels, torch.tensor([[5.0, 0.1], [0.1, 3.0]]), count=3)
+    assert found.tolist() == [0, 1]
+
+
+def test_histograms_count_colours() -> None:
+    images = np.zeros((2, 4, 4, 3), np.uint8)
+    images[1, :2] = (255, 0, 40)
+    found = evaluation.color_histograms(images)
+    assert found[0, 0] == 1 and found[0].sum() == 1
+    assert found[1, 0].item() == found[1, 7 * 64 + 1].item() == pytest.approx(0.5**0.5)
+
+
+def test_halves_share_nothing_and_hold_every_class() -> None:
+    labels = torch.arange(4).repeat_interleave(7)
+    train, test = evaluation.split(labels, 0)
+    assert sorted([*train.tolist(), *test.tolist()]) == list(range(28))
+    assert labels[train].bincount().tolist() == [3] * 4
+    assert not torch.equal(train, evaluation.split(labels, 1)[0])
+
+
+def test_interval_is_student_s() -> None:
+    mean, half = evaluation.interval([0.5, 0.6, 0.7])
+    assert mean == pytest.approx(0.6) and half == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+    assert evaluation.interval([0.5]) == (0.5, 0.0)
+
+
+def test_folders_without_classes_are_refused(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no classes"):
+        evaluation.read_labelled(pictures, 32)
+    for name, count in (("a", 5), ("b", 2)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            Image.new("RGB", (40, 40)).save(tmp_path / name / f"{number}.png")
+    with pytest.raises(ConfigError, match="class b is too small"):
+        evaluation.read_labelled(tmp_path, 32)
+    (tmp_path / "no.safetensors").write_bytes(b"no")
+    with pytest.raises(ConfigError, match="not the backbone"):
+        evaluation.open_backbone(tmp_path / "no.safetensors")

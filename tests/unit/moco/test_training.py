@@ -1,0 +1,132 @@
+"""Steps of a training: what changes once per step, going on, gradient checkpointing, and what is refused."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.moco.encoder import Backbone, Encoder
+from f3rm_ext.moco.options import TrainConfig, make_plan
+from f3rm_ext.moco.training import Training
+
+CPU = torch.device("cpu")
+
+
+def config(**options: Any) -> TrainConfig:
+    given = {"batch_size": 4, "epochs": 4, "image_size": 32, **options}
+    return TrainConfig(data=Path("data"), output=Path("out"), **given)
+
+
+def batches(seed: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        one, two = (torch.randn(4, 3, 32, 32, generator=generator) for _ in range(2))
+        yield one, two, torch.randperm(20, generator=generator)[:4]
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_queue_and_key_encoder_change_once_per_step_of_two_batches() -> None:
+    training = Training(make_plan(config(gradient_accumulation_steps=2, queue_size=16, momentum=0.5), 20), "a", CPU)
+    source = batches()
+    training.train_step(source)  # the first leaves the key encoder, which is still the same network
+    before = {name: value.clone() for name, value in training.key.named_parameters()}
+    query = {name: value.detach().clone() for name, value in training.query.named_parameters()}
+    result = training.train_step(source)
+    assert training.queue is not None and len(training.queue) == 16 and training.first_batch == 4
+    for name, value in training.key.named_parameters():
+        torch.testing.assert_close(value, 0.5 * before[name] + 0.5 * query[name])
+        assert value.grad is None
+    assert set(result.scalars()) == {"loss", "pretext_accuracy", "output_spread", "alignment", "uniformity"}
+
+
+@pytest.mark.parametrize("algorithm", ["v2", "v3"])
+def test_a_restored_training_takes_the_same_step(algorithm: Any) -> None:
+    plan = make_plan(config(algorithm=algorithm), 20)
+    training, source = Training(plan, "a", CPU), batches()
+    training.train_step(source)
+    file = io.BytesIO()
+    torch.save(training.state(), file)
+    file.seek(0)
+    other = Training(plan, "a", CPU)
+    assert other.restore(torch.load(file, weights_only=True)) == []
+    third = next(source)
+    losses = [run.train_step(iter([third])).loss for run in (training, other)]
+    assert torch.equal(*losses) and training.step == other.step == 2
+    assert same(training.query.state_dict(), other.query.state_dict())
+    assert same(training.state()["queue"], other.state()["queue"])
+
+
+def test_what_differs_on_resume_is_said() -> None:
+    training = Training(make_plan(config(), 20), "a", CPU)
+    training.train_step(batches())
+    state = training.state()
+    shorter = Training(make_plan(config(queue_size=3), 20), "a", CPU)
+    said = " ".join(shorter.restore(state))
+    assert "queue size 16 → 3" in said and shorter.queue is not None and len(shorter.queue) == 3
+    elsewhere = Training(make_plan(config(), 20), "b", CPU)
+    assert "starts empty" in " ".join(elsewhere.restore(state)) and elsewhere.queue is not None
+    assert len(elsewhere.queue) == 0
+    with pytest.raises(CheckpointError, match="algorithm v2"):
+        Training(make_plan(config(algorithm="v3"), 20), "a", CPU).restore(state)
+
+
+def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> None:
+    torch.manual_seed(0)
+    plain = Encoder("resnet18", "v2")
+    saving = Encoder("resnet18", "v2", use_grad_checkpointing=True)
+    saving.load_state_dict(plain.state_dict())
+    images = torch.randn(4, 3, 32, 32)
+    for encoder in (plain, saving):
+        encoder(images)[:, 0].sum().backward()
+    for one, two in zip(plain.parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+    for (name, one), (_, two) in zip(plain.named_buffers(), saving.named_buffers(), strict=True):
+        torch.testing.assert_close(one, two, msg=name)
+
+
+def test_backbone_has_the_names_and_values_of_torchvision() -> None:
+    from torchvision.models import resnet18
+
+    network, backbone = resnet18(weights=None).eval(), Backbone("resnet18").eval()
+    missing = network.load_state_dict(backbone.state_dict(), strict=False)
+    assert missing.missing_keys == ["fc.weight", "fc.bias"] and not missing.unexpected_keys
+    network.fc = torch.nn.Identity()  # type: ignore
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(backbone(images), network(images))
+
+
+def test_options_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fewer than a batch of 64: use --batch-size 20\."):
+        make_plan(config(batch_size=None), 20)
+    with pytest.raises(ConfigError, match="not one step"):
+        make_plan(config(gradient_accumulation_steps=100), 20)
+    with pytest.raises(ConfigError, match="v3 has no queue"):
+        config(algorithm="v3", queue_size=8)
+    with pytest.raises(ConfigError, match="--learning-rate"):
+        config(learning_rate=0.0)
+    assert "longer than the data" in " ".join(make_plan(config(queue_size=50), 20).warnings())
+
+
+def test_presets_fill_what_is_not_given() -> None:
+    plan = make_plan(config(preset="optimized-16gb", batch_size=None, epochs=7), 2000)
+    assert (plan.pair.batch_size, plan.pair.queue_size, plan.pair.epochs, plan.accumulation) == (96, 76_800, 7, 4)
+    assert plan.config.use_amp is True
+    lines = " ".join(plan.announcement())
+    assert "Effective batch: 384" in lines and "AMP: True" in lines and "Queue holds 800.0 batches" in lines
+
+
+def test_amp_changes_the_loss_little() -> None:
+    found = []
+    for use_amp in (False, True):
+        training = Training(make_plan(config(use_amp=use_amp, algorithm="v3"), 20), "a", CPU)
+        found.append(training.train_step(batches()))
+    plain, reduced = found
+    assert reduced.loss.item() == pytest.approx(plain.loss.item(), rel=0.1) and reduced.key.dtype == torch.float32
+    assert not torch.equal(plain.key, reduced.key)
