@@ -105,8 +105,8 @@ def shard() -> None:
         parts = [part[:count] for part, count in zip(collectives.all_gather(padded), counts, strict=True)]
         return torch.cat(parts).reshape(-1, *rows.shape[1:])
 
-    def rasterize_sharded(*gaussians: Any, background: Any, **options: Any) -> Any:
-        means, quats, sizes, alphas, dc, rest, degree, viewmat, K, width, height = gaussians
+    def rasterize_sharded(*gaussians: Any, viewmat: torch.Tensor, **options: Any) -> Any:
+        means, quats, sizes, alphas, dc, rest, degree = gaussians
         sent = [torch.zeros(1, dtype=torch.int64) for _ in range(WORLD)]
         torch.distributed.all_gather(sent, torch.tensor([len(means)]))
         counts = [int(count) for count in sent]
@@ -114,8 +114,7 @@ def shard() -> None:
         means, quats, sizes, alphas, dc, rest = everything
         position = -viewmat[:3, :3].T @ viewmat[:3, 3]
         colors = sh_colors(degree, means.detach() - position, dc, rest)
-        drawn = rasterize(means, quats, sizes, alphas[:, 0], colors, viewmat, K, width, height,
-                          background=background, **options)  # fmt: skip
+        drawn = rasterize(means, quats, sizes, alphas[:, 0], colors, viewmat=viewmat, **options)
         drawn.rows = torch.arange(counts[RANK]).repeat(WORLD)
         drawn.radii = own_entries(drawn.radii, counts)
         drawn.means2d = Entries(drawn.means2d, counts)  # type: ignore[assignment]
