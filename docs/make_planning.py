@@ -55,7 +55,7 @@ ARGUMENTS = {
         ("`--optimize-memory`", "--optimize-memory True"),
         ("moments of 8 bits", "--pipeline.model.sh-moments int8"),
         ("degree 2", "--sh-degree 2"),
-        ("a tenth of the surface points", "--pipeline.model.surface.samples 100000"),
+        ("`--regularization dn-consistency`", "--regularization dn-consistency"),
         ("no regularisation", "--regularization none"),
         ("images in main memory", "--pipeline.datamanager.cache-images cpu"),
     ),
