@@ -206,7 +206,7 @@ def _changed(was: str | None, now: str | None) -> str:
 
 
 def _record(values: Mapping[str, Any]) -> Record:
-    known = {item.name for item in fields(Record)}
+    known = {item.name for item in fields(Record)} - {"outputs"}
     record = Record(**{name: value for name, value in values.items() if name in known})
     record.outputs = {name: Output(**output) for name, output in values["outputs"].items()}
     return record
