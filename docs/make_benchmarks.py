@@ -235,6 +235,17 @@ def _plan_memory(report: Report) -> str:
     return _table(head, rows)
 
 
+def _plan_time(report: Report) -> str:
+    """Times that plans told and that training took, median and range, and the ratio of the medians."""
+    rows = []
+    for row in report["rows"]:
+        times = {key: [one[key] for one in row["rounds"]] for key in ("told_s", "took_s", "probe_s")}
+        middle = {key: statistics.median(values) for key, values in times.items()}
+        said = [f"{middle[key]:.1f} ({min(values):.1f}–{max(values):.1f})" for key, values in times.items()]
+        rows.append([row["method"], str(row["steps"]), *said, f"{middle['told_s'] / middle['took_s']:.2f}"])
+    return _table(["method", "steps", "told, s", "took, s", "finding out, s", "told / took"], rows)
+
+
 def _codes(report: Report) -> str:
     ways = {"residual": "per patch", "constant": "their mean", "ignored": "ignored", "full": "–"}
     head = ["features, asked", "K", "energy kept", "what codes leave out", "cosine off by", "99 %", "relevancy off by"]
@@ -424,6 +435,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "masked_pixels": _masked_pixels,
     "query_memory": _memory,
     "plan_memory": _plan_memory,
+    "plan_time": _plan_time,
     "code_queries": _codes,
     "splat_memory": _splat_memory,
     "splat_regularization": _splat_regularization,
