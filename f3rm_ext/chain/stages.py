@@ -146,6 +146,10 @@ class Chain:
         options = self.options.of_stage("refine", self.options.of_trainings() | time)
         inputs = self._photos() | {"mesh": self._digest("mesh", "mesh")}
         places = (*self._data(), "--mesh", str(self.folder / MESH))
+        if not self.options.skip_coarse:  # what is far from the mesh goes on as it was
+            inputs["coarse splats"] = self._digest("coarse", "checkpoint")
+            coarse = self.folder / self.records["coarse"].outputs["checkpoint"].path
+            places = (*places, "--pipeline.model.start-from", str(coarse))
         return Stage("refine", ("ns-train", "sugar-ext-refine"), options, inputs, places)
 
     def _refined_mesh(self) -> Stage | None:
