@@ -170,7 +170,9 @@ def _refinement(report: Report) -> str:
             (0, "seconds"),
             (0, "train_peak_memory_mib", "peak_mib"),
         )
-        tables.append(_table(head, [[row["run"], *(cell(row, digits, *names) for digits, *names in cells)] for row in stages]))
+        tables.append(
+            _table(head, [[row["run"], *(cell(row, digits, *names) for digits, *names in cells)] for row in stages])
+        )
         if textured:
             head = [name, "PSNR", "PSNR where covered", "coverage", "texture", "unseen texels", "s", "peak MiB"]
             body = [
