@@ -25,8 +25,10 @@ import numpy as np
 import pycolmap
 import tyro
 from commands import call
+from scipy.spatial.transform import Rotation
 
 from f3rm_ext.capture.checks import read_transforms
+from f3rm_ext.sfm.metrics import align, relative_rotation_errors_deg
 from f3rm_ext.utils.atomic_files import write_atomic
 
 HERE = Path(__file__).parent
@@ -39,11 +41,6 @@ def poses_of(capture: Path) -> dict[str, np.ndarray]:
     return {Path(frame["file_path"]).name: np.array(frame["transform_matrix"]) for frame in meta["frames"]}
 
 
-def angle_deg(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the angle between two rotations."""
-    return float(np.degrees(np.arccos(np.clip((np.trace(a.T @ b) - 1) / 2, -1, 1))))
-
-
 def direction_deg(a: np.ndarray, b: np.ndarray) -> float:
     """Returns the angle between two directions."""
     cosine = a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12)
@@ -54,20 +51,19 @@ def compare(found: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> dict[
     """Returns errors of poses against given ones."""
     names = sorted(found.keys() & given.keys())
     a, b = (np.array([poses[name][:3, 3] for name in names]) for poses in (found, given))
-    fit = pycolmap.estimate_sim3d(a, b)
-    if fit is None:
+    if len(names) < 3:
         raise SystemExit("Fewer than three poses were found: there is nothing to compare.")
-    matrix = fit.matrix()
-    turn = matrix[:, :3] / np.cbrt(np.linalg.det(matrix[:, :3]))
+    fit = align(a, b)
     extent = np.linalg.norm(b - b.mean(axis=0), axis=1).max()
-    centres = np.linalg.norm(a @ matrix[:, :3].T + matrix[:, 3] - b, axis=1) / extent
-    rotations = [angle_deg(turn @ found[name][:3, :3], given[name][:3, :3]) for name in names]
-    rotation_hits = translation_hits = pairs = 0
+    centres = np.linalg.norm(fit(a) - b, axis=1) / extent
+    turned, true = (np.array([poses[name][:3, :3] for name in names]) for poses in (found, given))
+    rotations = np.degrees(Rotation.from_matrix((fit.rotation @ turned).transpose(0, 2, 1) @ true).magnitude())
+    rotation_hits = int((relative_rotation_errors_deg(turned, true) < _LIMIT_DEG).sum())
+    translation_hits = pairs = 0
     for i, j in itertools.combinations(sorted(given), 2):
         pairs += 1
         if i in found and j in found:
             (p, q), (r, s) = ((np.linalg.inv(poses[i]), poses[j]) for poses in (found, given))
-            rotation_hits += angle_deg((p @ q)[:3, :3], (r @ s)[:3, :3]) < _LIMIT_DEG
             translation_hits += direction_deg((p @ q)[:3, 3], (r @ s)[:3, 3]) < _LIMIT_DEG
     return {
         "rra_5": rotation_hits / pairs,
