@@ -108,4 +108,4 @@ def gaussians_at(request: PlanRequest, step: int) -> int:
 def schedule_of(request: PlanRequest) -> Schedule:
     """Returns the schedule of the run."""
     model: Any = request.config.pipeline.model
-    return Schedule.of(schedule_length(request.config), model.surface, model.start_stage)
+    return Schedule.of(schedule_length(request.config), model.regularization_options, model.start_stage)

@@ -2,14 +2,13 @@
 
 import contextlib
 import copy
-import dataclasses
 import itertools
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
@@ -22,7 +21,6 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.captures import ImageSizes
 from f3rm_ext.splat.model import SplatModelConfig
 from f3rm_ext.splat.schedule import Schedule
-from f3rm_ext.splat.surface.options import Mode
 from f3rm_ext.utils.console import messages_to_stderr
 
 PROBE_STEPS = 20
@@ -134,7 +132,7 @@ def stage_starts(config: F3rmTrainerConfig) -> list[int]:
     model, manager, total = config.pipeline.model, config.pipeline.datamanager, config.max_num_iterations
     starts = {0}
     if isinstance(model, SplatModelConfig):
-        options = dataclasses.replace(model.surface, mode=cast(Mode, model.regularization))
+        options = model.regularization_options
         schedule = Schedule.of(schedule_length(config), options, model.start_stage)
         if options.mode != "none":
             surface = schedule.surface(options)

@@ -109,6 +109,11 @@ class SplatModelConfig(OwnModelConfig):
     # Images of splats are rendered whole.
     eval_num_rays_per_chunk: tyro.conf.Suppress[int] = 4096
 
+    @property
+    def regularization_options(self) -> RegularizationOptions:
+        """The constants of the regularisation, with the regularisation they are for."""
+        return replace(self.surface, mode=cast(Mode, self.regularization))
+
     def __post_init__(self) -> None:
         if self.regularization == "dn_consistency":
             self.regularization = "dn-consistency"
@@ -247,7 +252,7 @@ class SplatModel(QueryableSplats, GaussianModel):
             held_out = [] if manager.eval_dataset is None else [PinholeCameras.of(manager.eval_dataset.cameras)]
             require_one_size(views, *held_out)
         last_step = attributes.trainer.config.max_num_iterations - 1
-        options = replace(config.surface, mode=cast(Mode, config.regularization))
+        options = config.regularization_options
         schedule = Schedule.of(schedule_length(attributes.trainer.config), options, config.start_stage)
         if not self.loaded:
             CONSOLE.log(self._start(manager, views), markup=False)

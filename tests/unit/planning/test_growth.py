@@ -10,7 +10,7 @@ import trimesh
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.planning.gaussians import growth_of
-from f3rm_ext.planning.growth import GROWN, final_gaussians, gaussians_at, starting_gaussians
+from f3rm_ext.planning.growth import GROWN, final_gaussians, gaussians_at, schedule_of, starting_gaussians
 from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
 
 
@@ -70,3 +70,12 @@ def test_a_refinement_has_the_gaussians_of_its_mesh(tmp_path: Path) -> None:
     assert starting_gaussians(request) == final_gaussians(request) == 240
     growth = growth_of(request)
     assert growth is not None and growth.begin == growth.end and growth.source == "on the triangles of the mesh"
+
+
+@pytest.mark.parametrize(("mode", "skipped"), [("planar", 7 / 15), ("dn-consistency", 9 / 15)])
+def test_a_run_that_starts_regularized_skips_the_stages_of_its_regularization(mode: str, skipped: float) -> None:
+    request = request_of()
+    model: Any = request.config.pipeline.model
+    model.regularization, model.start_stage = mode, "regularized"
+    schedule = schedule_of(request)
+    assert schedule.offset / schedule.whole == pytest.approx(skipped, abs=1e-3)
