@@ -48,7 +48,7 @@ class ChainRun:
 
         Raises:
             UserError: the folder or an option cannot be used, or a command failed.
-            Interrupted: the user pressed Ctrl-C.
+            KeyboardInterrupt: the user pressed Ctrl-C.
         """
         capture = identify(self.options.data)
         Manifest.open(self.folder, capture)

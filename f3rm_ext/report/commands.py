@@ -40,10 +40,6 @@ class CommandError(UserError):
     """A command failed."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """The user pressed Ctrl-C, and the running command has ended."""
-
-
 @dataclass
 class Command:
     """A command to run, as a user would type it."""
@@ -91,7 +87,7 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
 
     Raises:
         CommandError: the command failed. The message is its own error sentence, if it printed one.
-        Interrupted: the user pressed Ctrl-C; the command had time to save.
+        KeyboardInterrupt: the user pressed Ctrl-C; the command had time to save.
         SystemExit: this process got SIGTERM; the command had time to save.
     """
     command.log.parent.mkdir(parents=True, exist_ok=True)
@@ -104,10 +100,7 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
             process = _start(command, folder)
             try:
                 working_s, stopped, peak_mib = _follow(process, command, log, console)
-            except KeyboardInterrupt:
-                _leave(process, log)
-                raise Interrupted from None
-            except SystemExit:
+            except (KeyboardInterrupt, SystemExit):
                 _leave(process, log)
                 raise
             except BaseException:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.report.commands import Interrupted
 from f3rm_ext.report.demo import DemoOptions, DemoRun, fresh_folder
 
 EXIT_INTERRUPTED = 130
@@ -73,7 +72,7 @@ class Demo:
         console.print(f"f3rm-ext demo in [bold]{out}[/]; logs in {out / 'logs'}", highlight=False, soft_wrap=True)
         try:
             report = DemoRun(options, console).run()
-        except Interrupted:
+        except KeyboardInterrupt:
             print("\nStopped. The same command continues from here.", file=sys.stderr)
             return EXIT_INTERRUPTED
         console.print(f"Report: [bold]{report}[/]", highlight=False, soft_wrap=True)

@@ -80,7 +80,6 @@ class Run(ChainOptions):
         from rich.console import Console
 
         from f3rm_ext.chain.runner import ChainRun
-        from f3rm_ext.report.commands import Interrupted
 
         console = Console()
         console.print(
@@ -97,7 +96,7 @@ class Run(ChainOptions):
             )
         try:
             report = ChainRun(self, console).run()
-        except Interrupted:
+        except KeyboardInterrupt:
             print(f"\nStopped; what is finished is kept. To go on: {_go_on(sys.argv)}", file=sys.stderr)
             return EXIT_INTERRUPTED
         console.print(f"Report: [bold]{report}[/]", highlight=False, soft_wrap=True)

@@ -1,13 +1,15 @@
 """Options of the chain and those passed on to single stages."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from f3rm_ext.chain.options import ChainOptions, split_passed_on, words_of
+from f3rm_ext.chain.runner import ChainRun
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.scripts.sugar import Run
+from f3rm_ext.scripts.sugar import EXIT_INTERRUPTED, Run
 
 
 def parse(*words: object) -> Run:
@@ -67,3 +69,15 @@ def test_what_is_passed_on_wins() -> None:
     options = ChainOptions(data=Path("d"), output=Path("o"), sh_degree=2, passed_on={"coarse": {"sh-degree": ("1",)}})
     assert options.of_stage("coarse", options.of_trainings()) == {"sh-degree": ("1",)}
     assert options.of_stage("refine", options.of_trainings()) == {"sh-degree": ("2",)}
+
+
+def test_ctrl_c_between_two_commands_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: ChainRun) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ChainRun, "run", stop)
+    monkeypatch.setattr(sys, "argv", ["f3rm-ext", "sugar", "run", "--data", "my room", "--from-stage", "mesh"])
+    assert parse().main() == EXIT_INTERRUPTED
+    assert "To go on: f3rm-ext sugar run --data 'my room'\n" in capsys.readouterr().err

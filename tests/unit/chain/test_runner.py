@@ -9,7 +9,6 @@ import pytest
 
 from f3rm_ext.chain.manifest import NAME
 from f3rm_ext.errors import ConfigError, UserError
-from f3rm_ext.report.commands import Interrupted
 from f3rm_ext.utils.atomic_files import FolderLock
 
 RunChain = Callable[..., str]
@@ -57,12 +56,12 @@ def test_a_changed_option_does_its_stage_again_and_those_that_depend_on_it(run_c
 
 
 def test_a_training_goes_on_at_its_checkpoint(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
-    player.fails["Coarse splats"] = Interrupted()
-    with pytest.raises(Interrupted):
+    player.fails["Coarse splats"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
         run_chain()
     assert records(tmp_path)["coarse"]["state"] == "running"
-    player.fails["Refined splats"] = Interrupted()
-    with pytest.raises(Interrupted):
+    player.fails["Refined splats"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
         run_chain()
     said = run_chain()
     assert "The stage refine goes on after 50 steps, because it was interrupted." in said

@@ -117,12 +117,12 @@ def test_ctrl_c_and_sigterm_reach_the_command_once_and_wait_for_it(tmp_path: Pat
 import sys
 from pathlib import Path
 from rich.console import Console
-from f3rm_ext.report.commands import Command, Interrupted, run_command
+from f3rm_ext.report.commands import Command, run_command
 command = Command("Working", [sys.executable, "-c", {PATIENT!r}], Path({str(log)!r}),
                   on_line=lambda line: print(line, end="", flush=True))
 try:
     run_command(command, Path({str(tmp_path)!r}), Console(file=sys.stderr))
-except Interrupted:
+except KeyboardInterrupt:
     sys.exit(77)
 """
     process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.report import demo as module
-from f3rm_ext.report.commands import Command, Interrupted, Outcome
+from f3rm_ext.report.commands import Command, Outcome
 from f3rm_ext.report.content import ReportContent
 from f3rm_ext.report.demo import DemoOptions, DemoRun, fresh_folder
 from f3rm_ext.utils.atomic_files import FolderLock
@@ -64,7 +64,7 @@ class Player:
         steps = self.reach or int(value("--max-num-iterations"))
         (run / "nerfstudio_models" / f"step-{steps - 1:09d}.ckpt").touch()
         if self.reach:
-            raise Interrupted
+            raise KeyboardInterrupt
 
     def programs(self) -> list[str]:
         return [Path(words[0]).name for words in self.ran]
@@ -120,7 +120,7 @@ def test_photos_without_poses_get_them_first_and_once(tmp_path: Path, player: Pl
 
 def test_an_interrupted_training_goes_on(tmp_path: Path, player: Player) -> None:
     player.reach = 12
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "demo", steps=30)
     player.reach = None
     player.ran.clear()
@@ -174,7 +174,7 @@ def test_training_ends_at_its_time_limit_and_more_time_goes_on(
             return player(command, folder, console)
         limits.append(command.limit_s)
         player.reach = 70 * len(limits)
-        with pytest.raises(Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             player(command, folder, console)
         player.reach = None
         return Outcome(command.limit_s + 5, command.limit_s + 1, True)
