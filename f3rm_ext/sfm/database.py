@@ -33,6 +33,7 @@ def colmap() -> Any:
         import pycolmap
     except ImportError as error:
         raise CaptureError(f"pycolmap cannot be used here ({reason_of(error)}): run pip install pycolmap.") from error
+    pycolmap.logging.logtostderr = True  # otherwise it writes files to the system's folder of temporary files, too
     return pycolmap
 
 

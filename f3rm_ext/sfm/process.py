@@ -79,7 +79,8 @@ class Processing:
                 self.say(f"Starting over, because {lost}.")
             masks = self._read_photos(work, photos, masks_of)
             key = {**wanted, "photos": sorted(work.photos)}
-            if work.state.get("result", {}).get("key") == key and (config.output / capture_writer.TRANSFORMS).is_file():
+            files = (config.output / capture_writer.TRANSFORMS, config.output / capture_writer.POINTS)
+            if work.state.get("result", {}).get("key") == key and all(file.is_file() for file in files):
                 work.save(complete=True)
                 return work.state["result"]
             predicted = None
