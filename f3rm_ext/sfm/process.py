@@ -23,7 +23,7 @@ from f3rm_ext.sfm.gps import align_with_gps
 from f3rm_ext.sfm.mapping import folds, names_of, refine_predicted, solve
 from f3rm_ext.sfm.masks import find_masks, read_mask
 from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, similar_pairs
-from f3rm_ext.sfm.photos import Photo, capture_names, find_photos, read_photo
+from f3rm_ext.sfm.photos import Photo, capture_names, find_photos, large_pictures, read_photo
 from f3rm_ext.sfm.reasons import explain
 from f3rm_ext.sfm.report import write_report
 from f3rm_ext.sfm.work_folder import WorkFolder, stamp_of
@@ -141,7 +141,7 @@ class Processing:
 
         self.show(READING, len(done), len(sources))
         fresh: dict[str, dict[str, Any]] = {}
-        with ThreadPoolExecutor(threads.usable_cores()) as pool:
+        with large_pictures(), ThreadPoolExecutor(threads.usable_cores()) as pool:
             for number, (stem, found) in enumerate(zip(todo, pool.map(prepare, todo), strict=True)):
                 if isinstance(found, str):
                     unreadable[str(sources[stem])] = found
@@ -252,6 +252,8 @@ class Processing:
         reasons = explain(features, matches, groups, blurred)
         if not models or len(groups[0]) < 2:
             why = f" ({next(iter(reasons.values()))})" if len(set(reasons.values())) == 1 else ""
+            if len(same) == len(work.photos) - 1:
+                why = " (they all show the same picture)"
             raise CaptureError(
                 f"No two of the {len(work.photos)} photos fit together{why}: take photos of things with texture, "
                 "each sharing at least half of its picture with the one before."
