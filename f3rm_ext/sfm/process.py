@@ -26,11 +26,13 @@ from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pai
 from f3rm_ext.sfm.photos import Photo, capture_names, find_photos, large_pictures, read_photo
 from f3rm_ext.sfm.reasons import explain
 from f3rm_ext.sfm.report import write_report
+from f3rm_ext.sfm.second_pass import register_lost
 from f3rm_ext.sfm.work_folder import WorkFolder, stamp_of
 from f3rm_ext.utils.console import StageProgress
 
 READING, FRAMES, FEATURES = "Reading photos", "Reading the video", "Finding features"
-MATCHING, SOLVING, UNDISTORTING = "Matching photos", "Solving for cameras", "Undistorting photos"
+MATCHING, SOLVING, AGAIN = "Matching photos", "Solving for cameras", "Trying photos again"
+UNDISTORTING = "Undistorting photos"
 LOG = "log.txt"
 """COLMAP's own messages, in ``colmap/``."""
 _OF_RESULT_ONLY = ("output", "matching", "mapper", "undistort")
@@ -236,6 +238,11 @@ class Processing:
         if bent and self.config.camera_model == "auto" and mapper == "incremental":
             self.say("These photos do not determine the lens distortion: going on without it.")
             models = solve(database, folder, mapper, show, refine_distortion=False)
+        if models:
+            lost = [name for name in work.photos if name not in names_of(models[0])]
+            again = register_lost(models[0], database, lost, partial(self.show, AGAIN))
+            if again:
+                self.say(f"A second pass found poses of {name_some(again)}.")
         return models
 
     # --- results -----------------------------------------------------------------------------------------------------
@@ -249,6 +256,7 @@ class Processing:
         same = quality.duplicates({name: bytes.fromhex(values["fingerprint"]) for name, values in work.photos.items()})
         features, matches = database.num_features(), database.num_matches()
         groups = [names_of(model) for model in models]
+        groups = [*groups[:1], *(left for group in groups[1:] if (left := group - groups[0]))]
         reasons = explain(features, matches, groups, blurred)
         if not models or len(groups[0]) < 2:
             why = f" ({next(iter(reasons.values()))})" if len(set(reasons.values())) == 1 else ""

@@ -58,7 +58,14 @@ def two_places(monkeypatch: pytest.MonkeyPatch) -> None:
         with pycolmap.Database.open(self.path) as opened:
             pycolmap.synthesize_dataset(settings, opened)
         ids = self.ids()
+        rng = np.random.default_rng(0)
         with self.opened() as opened:
+            known = {name: opened.read_descriptors(number) for name, number in ids.items()}
+            opened.clear_descriptors()
+            for name, descriptors in known.items():
+                if name in NAMES[8:]:
+                    descriptors.data = rng.integers(0, 256, descriptors.data.shape).astype(np.uint8)
+                opened.write_descriptors(ids[name], descriptors)
             for first in NAMES[:8]:
                 for second in NAMES[8:]:
                     opened.delete_matches(ids[first], ids[second])
