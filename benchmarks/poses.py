@@ -6,18 +6,17 @@ takes the photos of each capture alone, finds poses, moves them onto the given o
 The given poses are not exact either: fox's are an earlier COLMAP's, from the full video. The table is printed and
 written to results/poses.json, which keeps the rows of other captures.
 
-RRA@5 and RTA@5 (PoseDiffusion's protocol) are shares of pairs of photos whose relative rotation, and direction of
-translation, is off by less than 5°. A photo without a pose fails in all its pairs.
+Metrics are those of `f3rm-ext sfm eval` (f3rm_ext.sfm.metrics), in the published protocols. A photo without a pose is a
+miss in all its pairs. Errors of centres are shares of the largest distance of a given camera from their mean.
 """
 
 import datetime
-import itertools
 import json
 import platform
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,12 @@ import numpy as np
 import pycolmap
 import tyro
 from commands import call
-from scipy.spatial.transform import Rotation
 
 from f3rm_ext.capture.checks import read_transforms
-from f3rm_ext.sfm.metrics import align, relative_rotation_errors_deg
+from f3rm_ext.sfm.metrics import align, compare_poses
 from f3rm_ext.utils.atomic_files import write_atomic
 
 HERE = Path(__file__).parent
-_LIMIT_DEG = 5.0
 
 
 def poses_of(capture: Path) -> dict[str, np.ndarray]:
@@ -41,38 +38,19 @@ def poses_of(capture: Path) -> dict[str, np.ndarray]:
     return {Path(frame["file_path"]).name: np.array(frame["transform_matrix"]) for frame in meta["frames"]}
 
 
-def direction_deg(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the angle between two directions."""
-    cosine = a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12)
-    return float(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
-
-
 def compare(found: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> dict[str, Any]:
     """Returns errors of poses against given ones."""
     names = sorted(found.keys() & given.keys())
-    a, b = (np.array([poses[name][:3, 3] for name in names]) for poses in (found, given))
     if len(names) < 3:
         raise SystemExit("Fewer than three poses were found: there is nothing to compare.")
-    fit = align(a, b)
-    extent = np.linalg.norm(b - b.mean(axis=0), axis=1).max()
-    centres = np.linalg.norm(fit(a) - b, axis=1) / extent
-    turned, true = (np.array([poses[name][:3, :3] for name in names]) for poses in (found, given))
-    rotations = np.degrees(Rotation.from_matrix((fit.rotation @ turned).transpose(0, 2, 1) @ true).magnitude())
-    rotation_hits = int((relative_rotation_errors_deg(turned, true) < _LIMIT_DEG).sum())
-    translation_hits = pairs = 0
-    for i, j in itertools.combinations(sorted(given), 2):
-        pairs += 1
-        if i in found and j in found:
-            (p, q), (r, s) = ((np.linalg.inv(poses[i]), poses[j]) for poses in (found, given))
-            translation_hits += direction_deg((p @ q)[:3, 3], (r @ s)[:3, 3]) < _LIMIT_DEG
-    return {
-        "rra_5": rotation_hits / pairs,
-        "rta_5": translation_hits / pairs,
-        "rotation_median_deg": float(np.median(rotations)),
-        "rotation_worst_deg": float(np.max(rotations)),
-        "centre_median": float(np.median(centres)),
-        "centre_worst": float(np.max(centres)),
-    }
+    ours, true = (np.array([poses[name] for name in names]) for poses in (found, given))
+    all_centers = np.array([pose[:3, 3] for pose in given.values()])
+    metrics = compare_poses(
+        (ours[:, :3, :3], ours[:, :3, 3]), (true[:, :3, :3], true[:, :3, 3]), all_centers, len(given) - len(names)
+    )
+    scene_scale = np.linalg.norm(all_centers - all_centers.mean(axis=0), axis=1).max()
+    off = np.linalg.norm(align(ours[:, :3, 3], true[:, :3, 3])(ours[:, :3, 3]) - true[:, :3, 3], axis=1)
+    return {**asdict(metrics), "center_worst": float(off.max() / scene_scale)}
 
 
 @dataclass
@@ -104,14 +82,16 @@ class Poses:
             "date": datetime.date.today().isoformat(), "machine": platform.machine(), "pycolmap": pycolmap.__version__,
         }  # fmt: skip
         write_atomic(self.out, json.dumps(report, indent=1).encode() + b"\n")
-        print("capture, mapper: registered, RRA@5, RTA@5, rotation, centre (of the extent), reprojection px, s")
+        print(
+            "| Photos | Mapper | With a pose | RRA@5 | RTA@5 | AUC@30 | Centres, median (worst) | Reprojection | Time |"
+        )
+        print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
         for name, rows in report["captures"].items():
             for row in rows:
                 print(
-                    f"{name}, {row['mapper']}: {row['registered']} of {row['photos']}, {row['rra_5']:.3f}, "
-                    f"{row['rta_5']:.3f}, {row['rotation_median_deg']:.2f}° ({row['rotation_worst_deg']:.2f}°), "
-                    f"{row['centre_median']:.4f} ({row['centre_worst']:.4f}), {row['reprojection_error_px']:.2f}, "
-                    f"{row['seconds']:.0f}"
+                    f"| {name} | {row['mapper']} | {row['registered']} of {row['photos']} | {row['rra']['5']:.3f} | "
+                    f"{row['rta']['5']:.3f} | {row['auc_30']:.3f} | {row['center_error']:.2%} "
+                    f"({row['center_worst']:.2%}) | {row['reprojection_error_px']:.2f} px | {row['seconds']:.0f} s |"
                 )
 
     def _row(self, mapper: str, photos: Path, out: Path, given: dict[str, np.ndarray]) -> dict[str, Any]:

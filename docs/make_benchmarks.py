@@ -1,4 +1,4 @@
-"""Writes the tables of benchmarks.md from benchmarks/results/*.json.
+"""Writes the tables of benchmarks.md and sfm.md from benchmarks/results/*.json.
 
 python docs/make_benchmarks.py          # rewrite
 python docs/make_benchmarks.py --check  # fail if it is out of date
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).with_name("benchmarks.md")
+PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "sfm.md")]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 GPU_DAY = RESULTS.parent / "gpu_day_report.py"
 Report = dict[str, Any]
@@ -420,6 +420,27 @@ def _step_operators(report: Report) -> str:
     return _table(["method", "stage", *head], rows)
 
 
+def _unposed(report: Report) -> str:
+    rows = [
+        [name, str(row["photos"]), str(row["width"]), f"{row['train_s'] / 60:.0f}", f"{row['train_cpu_s'] / 60:.0f}",
+         *(f"{row[k]:.{d}f}" if k in row else "–" for k, d in (("psnr", 2), ("ssim", 3), ("lpips", 3)))]
+        for name, row in report["rows"].items()
+    ]  # fmt: skip
+    return _table(["method", "photos", "width px", "training min", "CPU min", "PSNR", "SSIM", "LPIPS"], rows)
+
+
+def _poses(report: Report) -> str:
+    head = ["photos", "mapper", "with a pose", "RRA@5", "RTA@5", "AUC@30", "centres", "reprojection px", "s"]
+    rows = [
+        [name, row["mapper"], f"{row['registered']} of {row['photos']}",
+         *(f"{value:.3f}" for value in (row["rra"]["5"], row["rta"]["5"], row["auc_30"])),
+         f"{row['center_error']:.2%} ({row['center_worst']:.2%})", f"{row['reprojection_error_px']:.2f}",
+         f"{row['seconds']:.0f}" + " (matches kept)" * row["features_reused"]]
+        for name, some in report["captures"].items() for row in some
+    ]  # fmt: skip
+    return _table(head, rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -444,6 +465,8 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_precision": _splat_precision,
     "shared_cores": _shared,
     "gpu_day": _gpu_day,
+    "poses": _poses,
+    "unposed": _unposed,
 }
 MISSING = {"gpu_day": "Not measured: no GPU was at hand."}
 """What stands in place of a table whose results are missing."""
@@ -464,12 +487,13 @@ def fill(text: str) -> str:
 
 
 def main() -> None:
-    """Rewrites the page, or checks it."""
-    text = PAGE.read_text()
-    fresh = fill(text)
-    if "--check" in sys.argv:
-        sys.exit(0 if fresh == text else "docs/benchmarks.md is out of date: run python docs/make_benchmarks.py")
-    PAGE.write_text(fresh)
+    """Rewrites the pages, or checks them."""
+    for page in PAGES:
+        text = page.read_text()
+        fresh = fill(text)
+        if "--check" in sys.argv and fresh != text:
+            sys.exit(f"docs/{page.name} is out of date: run python docs/make_benchmarks.py")
+        page.write_text(fresh)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Manifest:
 
     Args:
         folder: output of the chain.
-        capture: of :func:`identify`.
+        capture: of :func:`identify` or :func:`identify_photos`.
     """
 
     def __init__(self, folder: Path, capture: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Manifest:
 
         Args:
             folder: output of the chain; created if needed.
-            capture: of :func:`identify`.
+            capture: of :func:`identify` or :func:`identify_photos`.
 
         Raises:
             ConfigError: the folder holds other files, a damaged manifest, or one of another capture.
@@ -105,7 +105,7 @@ class Manifest:
         if was["digest"] != capture["digest"]:
             changed = was["path"] == capture["path"]
             raise ConfigError(
-                f"The folder {folder} is of the capture {was['path']}"
+                f"The folder {folder} is of {was['path']}"
                 + (", which has changed since" if changed else f", not of {capture['path']}")
                 + ": choose a new folder with --output."
             )
@@ -183,8 +183,8 @@ def identify(data: Path) -> dict[str, Any]:
     path = data if data.is_file() else data / "transforms.json"
     if not path.is_file():
         raise CaptureError(
-            f"There is no {path}: give --data a capture in nerfstudio's format; `f3rm-ext sfm process` makes one "
-            "of photos."
+            f"There is no {path}: give --data a capture in nerfstudio's format, or --images a folder of photos "
+            "without poses."
         )
     frames = read_json(path).get("frames")
     files = [
@@ -197,6 +197,16 @@ def identify(data: Path) -> dict[str, Any]:
     text = json.dumps([digest_of_file(path), sizes])
     photos = len(frames) if isinstance(frames, list) else 0
     return {"path": str(data.resolve()), "photos": photos, "digest": digest_of(text.encode())}
+
+
+def identify_photos(images: Path) -> dict[str, Any]:
+    """Returns what photos without poses are known by: their folder. Photos may be added to it and removed.
+
+    Args:
+        images: folder of the photos.
+    """
+    path = str(images.resolve())
+    return {"path": path, "digest": digest_of(path.encode())}
 
 
 def _changed(was: str | None, now: str | None) -> str:

@@ -10,12 +10,23 @@ import tyro
 from f3rm_ext.errors import ConfigError
 
 StageName = Literal[
-    "coarse", "mesh", "refine", "refined-mesh", "texture", "eval-coarse", "eval-refined", "eval-mesh", "eval-texture"
+    "sfm",
+    "coarse",
+    "mesh",
+    "refine",
+    "refined-mesh",
+    "texture",
+    "eval-coarse",
+    "eval-refined",
+    "eval-mesh",
+    "eval-texture",
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 """In the order in which they run."""
-PASSED_ON = ("coarse", "mesh", "refine", "texture")
+PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture")
 """Stages with options of their own, written ``--STAGE.OPTION``."""
+CAPTURE = "capture"
+"""Folder of the capture that is made of photos, in the output."""
 Words = tuple[str, ...]
 StageOptions = dict[str, Words]
 """Options of a command: names without dashes, and the words of their values."""
@@ -25,8 +36,10 @@ StageOptions = dict[str, Words]
 class ChainOptions:
     """Options of :class:`f3rm_ext.chain.runner.Chain`."""
 
-    data: Path
+    data: Path | None = None
     """The capture: a folder with transforms.json, or such a file."""
+    images: Path | None = None
+    """Folder of photos without poses, in place of --data: `f3rm-ext sfm process` finds the poses first."""
     output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
     """Folder for everything that is made."""
     coarse_method: Literal["sugar-ext", "sugar-ext-lite"] = "sugar-ext"
@@ -73,6 +86,15 @@ class ChainOptions:
     """Options of single stages, by stage."""
 
     def __post_init__(self) -> None:
+        if (self.data is None) == (self.images is None):
+            raise ConfigError(
+                "Give either --data (a capture with poses) or --images (a folder of photos without poses), and not "
+                f"{'both' if self.images else 'neither'}."
+            )
+        if self.images is None and "sfm" in (self.from_stage, self.until_stage):
+            raise ConfigError("The stage sfm finds poses of photos: give them with --images in place of --data.")
+        if self.images is not None and self.skip_coarse:
+            raise ConfigError("--coarse-checkpoint needs the poses that the splats were trained on: give --data.")
         if self.skip_coarse != (self.coarse_checkpoint is not None):
             raise ConfigError(
                 "--skip-coarse True and --coarse-checkpoint go together: give the splats to start from, or leave both "
@@ -89,6 +111,11 @@ class ChainOptions:
             raise ConfigError(
                 f"--from-stage {first} comes after --until-stage {last}: the stages are {', '.join(STAGES)}."
             )
+
+    @property
+    def capture(self) -> Path:
+        """The capture with poses: the one given, or the one that the first stage makes of the photos."""
+        return self.data if self.data is not None else self.output / CAPTURE
 
     def of_stage(self, stage: str, own: StageOptions) -> StageOptions:
         """Returns the options of a stage's command: its own, and those passed on, which win."""

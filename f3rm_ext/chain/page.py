@@ -47,13 +47,13 @@ def write_report(
             f'<p class="lead">{escape(_lead(options, capture, records))}</p>{_keys(scores, records)}',
             shown,
             _views(folder, scores),
-            _figures(scores),
+            _figures(_poses(options), scores),
             _stages(records, done_before),
             _commands(folder, records),
             f'<h2>Made with</h2><div class="card">{fact_list(machine_facts(_device(scores)))}</div>',
         ]
     )
-    name = Path(capture["path"]).name
+    name = (options.images or Path(capture["path"])).resolve().name
     return html_page(
         f"{name}: a mesh to carry away",
         "f3rm-ext sugar run",
@@ -76,8 +76,16 @@ def _device(scores: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _lead(options: ChainOptions, capture: Mapping[str, Any], records: Mapping[str, Record]) -> str:
     done = [TITLES[name].lower() for name in records if not name.startswith("eval-")]  # type: ignore[index]
+    if options.images is not None:
+        given = _poses(options).get("photos", capture["photos"])
+        return f"From {plural(given, 'photo')} without poses in {len(done)} stages: {', '.join(done)}."
     start = f" Coarse splats came from {options.coarse_checkpoint}." if options.coarse_checkpoint else ""
     return f"From {plural(capture['photos'], 'photo')} in {len(done)} stages: {', '.join(done)}.{start}"
+
+
+def _poses(options: ChainOptions) -> dict[str, Any]:
+    """What the stage sfm found out; empty without it."""
+    return read_json(options.capture / "sfm.json").get("result", {}) if options.images is not None else {}
 
 
 def _keys(scores: Mapping[str, Mapping[str, Any]], records: Mapping[str, Record]) -> str:
@@ -101,7 +109,7 @@ def _mesh(options: ChainOptions, folder: Path, records: Mapping[str, Record]) ->
         return "", ""
     words = "Drag to turn it, scroll to zoom, drag with the right button to move."
     try:
-        viewer = mesh_viewer(page_mesh(path), first_photo_view(options.data))
+        viewer = mesh_viewer(page_mesh(path), first_photo_view(options.capture))
     except MeshError as error:
         return f"<h2>The mesh</h2><p>{escape(str(error))}</p>", ""
     return (
@@ -148,8 +156,12 @@ def _halves(folder: Path, name: str, pattern: str) -> Iterator[tuple[np.ndarray,
         yield picture[:, :middle], picture[:, middle:]
 
 
-def _figures(scores: Mapping[str, Mapping[str, Any]]) -> str:
+def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) -> str:
     rows: list[tuple[str, str, str]] = []
+    if poses:
+        rows.append(("Photos with a pose", f"{poses['registered']} of {poses['photos']}", "reasons in the table below"))
+        error = f"mean of {poses['points']:,} points"
+        rows.append(("Reprojection error", f"{poses['reprojection_error_px']:.2f} px", error))
     for name, label in _SPLATS.items():
         for key, form in (("psnr", "{:.2f} dB"), ("ssim", "{:.3f}"), ("lpips", "{:.3f}")):
             if key in scores.get(name, {}):

@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from f3rm_ext.chain.manifest import Manifest, Record, identify
-from f3rm_ext.chain.options import STAGES, ChainOptions, words_of
+from f3rm_ext.chain.manifest import Manifest, Record, identify, identify_photos
+from f3rm_ext.chain.options import STAGES, ChainOptions, Words, words_of
 from f3rm_ext.chain.page import REPORT, write_report
 from f3rm_ext.chain.stages import TITLES, Chain, Stage
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.report.commands import Command, Progress, run_command
+from f3rm_ext.report.commands import Command, Progress, progress_of, run_command
 from f3rm_ext.report.records import newest_checkpoint, steps_of
+from f3rm_ext.sfm.capture_writer import remove_folder
 from f3rm_ext.utils.atomic_files import FolderLock
 from f3rm_ext.utils.output_file import replacing
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _STEP = re.compile(r"^\s*(\d+) \(\s*([\d.]+)%\)")
 _PROGRESS = re.compile(r"^progress: (\d+)/(\d+) (.+)")
-_NOTES = re.compile(r"^(The surface has fewer vertices .*|No photo sees .*)")
+_NOTES = re.compile(r"^(The surface has fewer vertices .*|No photo sees .*|Left out: .*|Without a pose: .*)")
 _SAVE_EVERY_S = 10.0
 
 
@@ -50,24 +51,25 @@ class ChainRun:
             UserError: the folder or an option cannot be used, or a command failed.
             KeyboardInterrupt: the user pressed Ctrl-C.
         """
-        capture = identify(self.options.data)
-        Manifest.open(self.folder, capture)
+        images = self.options.images
+        source = identify_photos(images) if images is not None else identify(self.options.capture)
+        Manifest.open(self.folder, source)
         lock = FolderLock(self.folder / ".lock")
         if lock.is_held():
             raise ConfigError(
                 f"Another chain is running in {self.options.output}: wait for it, or choose another --output."
             )
         with lock.hold():
-            self.manifest = Manifest.open(self.folder, capture)
+            self.manifest = Manifest.open(self.folder, source)
             self._require_stages_before()
             self._check_trainings()
             finished: dict[str, Record] = {}
-            chain = Chain(self.options, self.folder, capture["digest"], finished)
+            chain = Chain(self.options, self.folder, finished)
             for stage in chain.stages():
                 finished[stage.name] = self._do(stage)
                 if stage.name == self.options.until_stage:
                     break
-            page = write_report(self.options, self.folder, capture, finished, self.done_before)
+            page = write_report(self.options, self.folder, identify(self.options.capture), finished, self.done_before)
             path = self.folder / REPORT
             with replacing(path, "--output") as stream:
                 stream.write(page.encode())
@@ -82,6 +84,8 @@ class ChainRun:
             self.console.print(f"  [green]kept[/] {title}: done before", highlight=False)
             self.done_before.add(stage.name)
             return self.manifest.records[stage.name]
+        if forced and stage.name == "sfm":
+            remove_folder(self.options.capture)
         record = self._begin(stage, why == "it was interrupted" and not forced)
         goes_on = stage.is_training and newest_checkpoint(stage.run_folder(self.folder, record))
         if why or forced:
@@ -136,7 +140,7 @@ class ChainRun:
                 return int(match[1]), int(match[2]), match[3]
             if match := _NOTES.match(line):
                 record.notes.append(match[1])
-            return None
+            return progress_of(line)
 
         def on_poll() -> Progress | None:
             note_time()
@@ -163,7 +167,8 @@ class ChainRun:
         first = self.options.from_stage
         if first is None:
             return
-        left_out = {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
+        left_out = {"sfm"} if self.options.images is None else set()
+        left_out |= {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
         left_out |= {"refine", "refined-mesh", "eval-refined"} if self.options.skip_refine else set()
         needed = [name for name in STAGES[: STAGES.index(first)] if not name.startswith("eval-")]
         records = self.manifest.records
@@ -174,14 +179,21 @@ class ChainRun:
                 )
 
     def _check_trainings(self) -> None:
-        """Lets a training that begins hours later say now what is wrong with its options."""
-        passed = self.options.passed_on.get("refine", {})
-        time_given = {"refinement-time": (self.options.refinement_time,)} if self.options.refinement_time else {}
-        words = words_of(self.options.of_trainings() | time_given | passed)
-        if not passed or self.options.skip_refine or self.manifest.checked == shlex.join(words):
+        """Lets trainings that do not begin at once say now what is wrong with their options."""
+        options, checks = self.options, list[Words]()
+        time_given = {"refinement-time": (options.refinement_time,)} if options.refinement_time else {}
+        if options.images is not None and "coarse" in options.passed_on and not options.skip_coarse:
+            words = words_of(options.of_stage("coarse", options.of_trainings()))
+            checks.append((options.coarse_method, *words))
+        if "refine" in options.passed_on and not options.skip_refine:
+            words = words_of(options.of_stage("refine", options.of_trainings() | time_given))
+            checks.append(("sugar-ext-refine", *words))
+        checked = "; ".join(map(shlex.join, checks))
+        if not checks or self.manifest.checked == checked:
             return
-        check = [sys.executable, "-m", "f3rm_ext.chain.check", "sugar-ext-refine", *words]
-        log = self.folder / "logs" / "check.log"
-        run_command(Command("Options of the refinement", check, log), self.folder, self.console)
-        self.manifest.checked = shlex.join(words)
+        for words in checks:
+            check = [sys.executable, "-m", "f3rm_ext.chain.check", *words]
+            log = self.folder / "logs" / "check.log"
+            run_command(Command(f"Options of {words[0]}", check, log), self.folder, self.console)
+        self.manifest.checked = checked
         self.manifest.save()

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from f3rm_ext.chain.manifest import Record
+from f3rm_ext.chain.manifest import Record, identify
 from f3rm_ext.chain.options import ChainOptions, StageName, StageOptions, Words, words_of
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.report.records import newest_checkpoint
 from f3rm_ext.utils.atomic_files import digest_of, digest_of_file
 
 TITLES: dict[StageName, str] = {
+    "sfm": "Camera poses",
     "coarse": "Coarse splats",
     "mesh": "Mesh",
     "refine": "Refined splats",
@@ -93,14 +95,13 @@ class Chain:
     options: ChainOptions
     folder: Path
     """Output of the chain, absolute."""
-    capture: str
-    """Hash of the capture."""
     records: Mapping[str, Record]
     """Of finished stages."""
 
     def stages(self) -> Iterator[Stage]:
         """Yields the stages in order; each is built after those before it have finished."""
         makers: tuple[Callable[[], Stage | None], ...] = (
+            self._sfm,
             self._coarse,
             self._mesh,
             self._refine,
@@ -117,6 +118,18 @@ class Chain:
                 yield stage
 
     # --- making ------------------------------------------------------------------------------------------------------
+
+    def _sfm(self) -> Stage | None:
+        images, out = self.options.images, self.options.capture.absolute()
+        if images is None:
+            return None
+        options = self.options.of_stage("sfm", {})
+        inputs = {"photos": digest_of_path(images)}
+        if "masks" in options:
+            inputs["masks"] = digest_of_path(Path(" ".join(options["masks"])))
+        places = ("--images", str(images.absolute()), "--output", str(out))
+        outputs = {"poses": out / "transforms.json", "points": out / "sparse_pc.ply"}
+        return Stage("sfm", ("f3rm-ext", "sfm", "process"), options, inputs, places, outputs)
 
     def _coarse(self) -> Stage | None:
         if self.options.skip_coarse:
@@ -192,7 +205,7 @@ class Chain:
         return Stage(name, ("ns-eval",), {}, inputs, places, {"scores": scores}, pictures)
 
     def _eval_mesh(self) -> Stage | None:
-        truth = self.options.truth or self.options.data / "gt_mesh.npz"
+        truth = self.options.truth or self.options.capture / "gt_mesh.npz"
         if self.options.skip_eval or (self.options.truth is None and not truth.is_file()):
             return None
         if not truth.is_file():
@@ -202,7 +215,7 @@ class Chain:
         scores = self._scores("eval-mesh")
         places: Words = (str(mesh), "--truth", str(truth.absolute()), "--out", str(scores))
         # Only parts that cameras see can be found; what hides them is known of the capture's own mesh.
-        seen = ("--seen-from", str(self.options.data.absolute())) if self.options.truth is None else ()
+        seen = ("--seen-from", str(self.options.capture.absolute())) if self.options.truth is None else ()
         return Stage("eval-mesh", ("f3rm-ext", "eval-mesh"), {}, inputs, (*places, *seen), {"scores": scores})
 
     def _eval_texture(self) -> Stage | None:
@@ -215,11 +228,16 @@ class Chain:
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _capture(self) -> str:
+        """Hash of the capture, which exists when the first training begins."""
+        return identify(self.options.capture)["digest"]
+
     def _photos(self) -> dict[str, str]:
-        return {"capture": self.capture}
+        return {"capture": self._capture}
 
     def _data(self) -> Words:
-        return ("--data", str(self.options.data.absolute()))
+        return ("--data", str(self.options.capture.absolute()))
 
     def _scores(self, name: str) -> Path:
         return self.folder / "eval" / name.removeprefix("eval-") / SCORES

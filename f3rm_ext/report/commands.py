@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Progress = tuple[int | float, int | float, str]
 """Amount done, total amount, and a note."""
 
+_COUNT = re.compile(r"^([A-Z][a-z]+ .*): (\d+) of (\d+)$")
 _POLL_S = 0.25
 _TAIL_LINES = 6
 _LIMIT_GRACE_S, _LEAVE_GRACE_S = 60.0, 30.0
@@ -75,6 +76,16 @@ class Outcome:
     """Whether the command was stopped at its time limit."""
     peak_mib: float = 0.0
     """Most resident memory of its process, MiB; 0 where the system does not tell."""
+
+
+def progress_of(line: str) -> Progress | None:
+    """Reads the progress of a command that prints lines such as the following; None for other lines.
+
+    >>> progress_of("Finding features: 3 of 16")
+    (3, 16, 'Finding features: 3 of 16')
+    """
+    match = _COUNT.match(line)
+    return (int(match[2]), int(match[3]), f"{match[1]}: {match[2]} of {match[3]}") if match else None
 
 
 def run_command(command: Command, folder: Path, console: "Console") -> Outcome:

@@ -36,7 +36,6 @@ room has 20.2 dB on held-out views with 512 rays, 19.0 dB with 1024 and 16.9 dB 
 LONG_SIDE_PX = 400
 """Images of captures are reduced to about this longest side by default."""
 _STEP = re.compile(r"^\s*(\d+) \(\s*[\d.]+%\)")
-_COUNT = re.compile(r"^([A-Z][a-z]+ .*): (\d+) of (\d+)$")
 _VIEW = re.compile(r"^View (\d+) of (\d+)")
 _LARGE_PX = 1600
 
@@ -134,11 +133,6 @@ class DemoRun:
 
     def _pose(self, images: Path) -> str:
         """Makes a capture of photos without poses; photos that were added or changed make the command run again."""
-
-        def counts(line: str) -> Progress | None:
-            match = _COUNT.match(line)
-            return (int(match[2]), int(match[3]), f"{match[1]}: {match[2]} of {match[3]}") if match else None
-
         files = sorted(path for path in images.rglob("*") if path.is_file())
         stamps = " ".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
         self._stage(
@@ -147,7 +141,7 @@ class DemoRun:
             ["f3rm-ext", "sfm", "process", "--images", str(images), "--output", POSED],
             key=digest_of(stamps.encode()),
             finished=(self.out / POSED / "transforms.json").is_file,
-            on_line=counts,
+            on_line=progress_of,
         )
         return POSED
 

@@ -17,16 +17,19 @@ EXIT_INTERRUPTED = 130
 class Run(ChainOptions):
     """Trains splats, extracts a mesh, refines both together, textures the mesh, measures all, and writes a report.
 
-    Each stage is a command of its own, which the report lists: ns-train sugar-ext, f3rm-ext export mesh, ns-train
-    sugar-ext-refine, f3rm-ext export refined-mesh, f3rm-ext export texture, ns-eval, eval-mesh and eval-texture. The
-    same command again skips the stages that are finished and goes on with a training at its last checkpoint, also
-    after a kill. A changed option does its stage again, and those that depend on it; the command says why.
+    Each stage is a command of its own, which the report lists: f3rm-ext sfm process for photos without poses, ns-train
+    sugar-ext, f3rm-ext export mesh, ns-train sugar-ext-refine, f3rm-ext export refined-mesh, f3rm-ext export texture,
+    ns-eval, eval-mesh and eval-texture. The same command again skips the stages that are finished and goes on with a
+    training at its last checkpoint, also after a kill. A changed option does its stage again, and those that depend on
+    it; the command says why.
 
-    Options of single stages begin with the stage: --coarse.OPTION and --refine.OPTION for ns-train, --mesh.OPTION and
-    --texture.OPTION for f3rm-ext export. `ns-train sugar-ext --help` and the others list them.
+    Options of single stages begin with the stage: --sfm.OPTION for f3rm-ext sfm process, --coarse.OPTION and
+    --refine.OPTION for ns-train, --mesh.OPTION and --texture.OPTION for f3rm-ext export. `f3rm-ext sfm process --help`
+    and the others list them.
 
     Typical calls:
       f3rm-ext sugar run --data room --output room-mesh
+      f3rm-ext sugar run --images photos --output room-mesh --sfm.max-size 1600
       f3rm-ext sugar run --data room --output room-mesh --refinement-time short --vertices 50000
       f3rm-ext sugar run --data room --output room-mesh --coarse.max-num-iterations 7000 --mesh.min-views 3
       f3rm-ext sugar run --data room --output room-mesh --from-stage texture --texture-size 4096
@@ -53,11 +56,11 @@ class Run(ChainOptions):
         own, passed_on = split_passed_on(arguments[1:])
         run = tyro.cli(cls, prog=f"{prog} run", args=own)
         run.passed_on = passed_on
-        run.check_exports()
+        run.check_stages()
         return run
 
-    def check_exports(self) -> None:
-        """Lets the exports say before the training what is wrong with their options.
+    def check_stages(self) -> None:
+        """Lets stages other than trainings say now what is wrong with their options.
 
         Raises:
             ConfigError: an option of theirs cannot work.
@@ -65,7 +68,17 @@ class Run(ChainOptions):
         """
         from f3rm_ext.scripts.export_mesh import Mesh
         from f3rm_ext.scripts.export_texture import Texture
+        from f3rm_ext.scripts.sfm_process import Process
+        from f3rm_ext.sfm.estimators import build_estimator
 
+        if self.images is None and "sfm" in self.passed_on:
+            raise ConfigError("--sfm.OPTION is for photos without poses: give them with --images in place of --data.")
+        if self.images is not None:
+            words = ("--images", str(self.images), "--output", str(self.capture))
+            options = words_of(self.of_stage("sfm", {}))
+            config = tyro.cli(Process, prog="f3rm-ext sfm process", args=[*words, *options]).config
+            config.check()
+            build_estimator(config.method)
         size = {"texture-size": (str(self.texture_size),)} if self.texture_size is not None else {}
         mesh = ("--load-config", "config.yml", "--out", "mesh.ply")
         texture = ("--data", "data", "--mesh", "mesh.ply", "--out", "mesh.glb")

@@ -97,7 +97,7 @@ def write_sparse(model: Any, out: Path) -> None:
     fresh = target.with_name(".0.tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    with explained("writing its model"):
+    with explained("writing its model", out):
         model.write(fresh)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(fresh, target)
@@ -148,7 +148,7 @@ def undistort(model: Any, out: Path, source: str, target: str, masks: Mapping[st
     work = out / "colmap" / ".undistorted.tmp"
     shutil.rmtree(work, ignore_errors=True)
     names = sorted(model.image(number).name for number in model.reg_image_ids())
-    with explained("undistorting photos"):
+    with explained("undistorting photos", out):
         pycolmap.undistort_images(work, out / SPARSE, out / source, names, jpeg_quality=95)
         plain = pycolmap.Reconstruction(work / "sparse")
     shutil.rmtree(out / target, ignore_errors=True)

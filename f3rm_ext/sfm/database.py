@@ -19,6 +19,8 @@ Count = Callable[[int, int], None]
 """Called with the units done and the units to do."""
 Pair = tuple[str, str]
 _PAIRS_AT_ONCE = 64
+_LEAST_FREE_MIB = 256
+"""Disk space without which COLMAP is not called; a batch of features or matches takes some MiB for each core."""
 _LEAST_CAMERA_PHOTOS = 20
 """Photos of one camera from which the eight parameters of the model opencv are estimated rather than four."""
 
@@ -33,6 +35,7 @@ def colmap() -> Any:
         import pycolmap
     except ImportError as error:
         raise CaptureError(f"pycolmap cannot be used here ({reason_of(error)}): run pip install pycolmap.") from error
+    pycolmap.logging.logtostderr = True  # otherwise it writes files to the system's folder of temporary files, too
     return pycolmap
 
 
@@ -53,8 +56,20 @@ def messages_to(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turns an error of COLMAP into one sentence."""
+def explained(what: str, writes_to: Path | None = None) -> Iterator[None]:
+    """Turns an error of COLMAP into one sentence.
+
+    Args:
+        what: what it does, as a gerund.
+        writes_to: folder where it writes. A full disk makes it abort the whole process, so room is looked for before.
+    """
+    if writes_to is not None:
+        free_mib = shutil.disk_usage(writes_to).free >> 20
+        if free_mib < _LEAST_FREE_MIB:
+            raise CaptureError(
+                f"Only {free_mib} MiB are free on the disk of {writes_to}, and {what} needs {_LEAST_FREE_MIB} MiB: "
+                "free some space; the same command goes on from here."
+            )
     try:
         yield
     except (RuntimeError, ValueError, OSError) as error:
@@ -114,7 +129,7 @@ class FeatureDatabase:
             return
         fresh = self.path.with_name(f".{self.path.name}.tmp")
         fresh.unlink(missing_ok=True)
-        with explained("adding photos to its database"):
+        with explained("adding photos to its database", self.path.parent):
             if known:
                 shutil.copyfile(self.path, fresh)
             pycolmap.Database.open(fresh).close()
@@ -155,7 +170,7 @@ class FeatureDatabase:
         count(done, len(names))
         for start in range(0, len(todo), cores):
             some = todo[start : start + cores]
-            with explained("finding features"):
+            with explained("finding features", self.path.parent):
                 pycolmap.extract_features(
                     self.path, self.images, some, reader_options=reader, extraction_options=options
                 )
@@ -173,7 +188,7 @@ class FeatureDatabase:
         count(done, len(pairs))
         for start in range(0, len(todo), _PAIRS_AT_ONCE):
             some = todo[start : start + _PAIRS_AT_ONCE]
-            with tempfile.TemporaryDirectory() as folder, explained("matching photos"):
+            with tempfile.TemporaryDirectory() as folder, explained("matching photos", self.path.parent):
                 listed = Path(folder, "pairs.txt")
                 listed.write_text("".join(f"{a} {b}\n" for a, b in some), encoding="utf-8")
                 pairing = pycolmap.ImportedPairingOptions(match_list_path=listed)

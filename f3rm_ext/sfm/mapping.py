@@ -59,7 +59,7 @@ def solve(
     folder.mkdir(parents=True)
     total = len(database.ids())
     cores = threads.usable_cores()
-    with explained("solving for the cameras"):
+    with explained("solving for the cameras", folder):
         if mapper == "global":
             options = pycolmap.GlobalPipelineOptions(num_threads=cores, random_seed=0, min_model_size=_SMALLEST_MODEL)
             models = pycolmap.global_mapping(database.path, database.images, folder, options)
@@ -114,7 +114,7 @@ def refine_predicted(
                 plain = pycolmap.Image(name=image.name, camera_id=image.camera_id, image_id=image.image_id)
                 pose = pycolmap.Rigid3d(np.asarray(viewmats[image.name], dtype=np.float64)[:3])
                 model.add_image_with_trivial_frame(plain, pose)
-    with explained("refining predicted poses"):
+    with explained("refining predicted poses", folder):
         for number, angle_deg in enumerate(_ROUNDS_DEG):
             is_last = number == len(_ROUNDS_DEG) - 1
             focal_px = float(np.median([camera.mean_focal_length() for camera in model.cameras.values()]))

@@ -1,9 +1,10 @@
 """Photos as people have them: found in a folder, turned upright, in forms that every trainer reads."""
 
+import contextlib
 import importlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
 _ORIENTATION, _MAKE, _MODEL, _EXIF, _FOCAL_MM, _FOCAL_35_MM = 274, 271, 272, 0x8769, 37386, 41989
+MOST_PIXELS = 1_000_000_000
 THUMBNAIL_PX = 640
 """Longest side of the grey copy on which sharpness is judged."""
 
@@ -99,6 +101,16 @@ def read_photo(path: Path, max_size: int = 0) -> Photo:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = reason_of(error).replace(f" {str(path)!r}", "")
         raise CaptureError(f"The photo {path} cannot be read ({reason}): export it again, or leave it out.") from error
+
+
+@contextlib.contextmanager
+def large_pictures() -> Iterator[None]:
+    """Lets Pillow read pictures of up to :data:`MOST_PIXELS`, such as the 200 megapixels of some phones."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MOST_PIXELS // 2  # it refuses twice this number
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
 
 
 def _prepare_heif(path: Path) -> None:

@@ -23,14 +23,16 @@ from f3rm_ext.sfm.gps import align_with_gps
 from f3rm_ext.sfm.mapping import folds, names_of, refine_predicted, solve
 from f3rm_ext.sfm.masks import find_masks, read_mask
 from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, similar_pairs
-from f3rm_ext.sfm.photos import Photo, capture_names, find_photos, read_photo
+from f3rm_ext.sfm.photos import Photo, capture_names, find_photos, large_pictures, read_photo
 from f3rm_ext.sfm.reasons import explain
 from f3rm_ext.sfm.report import write_report
+from f3rm_ext.sfm.second_pass import register_lost
 from f3rm_ext.sfm.work_folder import WorkFolder, stamp_of
 from f3rm_ext.utils.console import StageProgress
 
 READING, FRAMES, FEATURES = "Reading photos", "Reading the video", "Finding features"
-MATCHING, SOLVING, UNDISTORTING = "Matching photos", "Solving for cameras", "Undistorting photos"
+MATCHING, SOLVING, AGAIN = "Matching photos", "Solving for cameras", "Trying photos again"
+UNDISTORTING = "Undistorting photos"
 LOG = "log.txt"
 """COLMAP's own messages, in ``colmap/``."""
 _OF_RESULT_ONLY = ("output", "matching", "mapper", "undistort")
@@ -79,7 +81,8 @@ class Processing:
                 self.say(f"Starting over, because {lost}.")
             masks = self._read_photos(work, photos, masks_of)
             key = {**wanted, "photos": sorted(work.photos)}
-            if work.state.get("result", {}).get("key") == key and (config.output / capture_writer.TRANSFORMS).is_file():
+            files = (config.output / capture_writer.TRANSFORMS, config.output / capture_writer.POINTS)
+            if work.state.get("result", {}).get("key") == key and all(file.is_file() for file in files):
                 work.save(complete=True)
                 return work.state["result"]
             predicted = None
@@ -140,7 +143,7 @@ class Processing:
 
         self.show(READING, len(done), len(sources))
         fresh: dict[str, dict[str, Any]] = {}
-        with ThreadPoolExecutor(threads.usable_cores()) as pool:
+        with large_pictures(), ThreadPoolExecutor(threads.usable_cores()) as pool:
             for number, (stem, found) in enumerate(zip(todo, pool.map(prepare, todo), strict=True)):
                 if isinstance(found, str):
                     unreadable[str(sources[stem])] = found
@@ -235,6 +238,11 @@ class Processing:
         if bent and self.config.camera_model == "auto" and mapper == "incremental":
             self.say("These photos do not determine the lens distortion: going on without it.")
             models = solve(database, folder, mapper, show, refine_distortion=False)
+        if models:
+            lost = [name for name in work.photos if name not in names_of(models[0])]
+            again = register_lost(models[0], database, lost, partial(self.show, AGAIN))
+            if again:
+                self.say(f"A second pass found poses of {name_some(again)}.")
         return models
 
     # --- results -----------------------------------------------------------------------------------------------------
@@ -248,9 +256,12 @@ class Processing:
         same = quality.duplicates({name: bytes.fromhex(values["fingerprint"]) for name, values in work.photos.items()})
         features, matches = database.num_features(), database.num_matches()
         groups = [names_of(model) for model in models]
+        groups = [*groups[:1], *(left for group in groups[1:] if (left := group - groups[0]))]
         reasons = explain(features, matches, groups, blurred)
         if not models or len(groups[0]) < 2:
             why = f" ({next(iter(reasons.values()))})" if len(set(reasons.values())) == 1 else ""
+            if len(same) == len(work.photos) - 1:
+                why = " (they all show the same picture)"
             raise CaptureError(
                 f"No two of the {len(work.photos)} photos fit together{why}: take photos of things with texture, "
                 "each sharing at least half of its picture with the one before."

@@ -1,6 +1,7 @@
 """Frames of a video: at even distances, and the sharpest of each stretch."""
 
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ def sharpness_of(grey: UInt8[np.ndarray, "h w"]) -> float:
 def sharpest_frames(
     path: Path, num_frames: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Iterator[Image.Image]:
-    """Yields the sharpest frame of each of ``num_frames`` stretches of equal length; all frames of a short video.
+    """Yields the sharpest frame of each of ``num_frames`` stretches of equal time; all frames of a short video.
+
+    Phones write frames at a varying rate, so stretches go by the frames' time stamps, where the file has them.
 
     Args:
         path: the video, in any format of FFmpeg's libraries.
@@ -43,14 +46,17 @@ def sharpest_frames(
                 raise CaptureError(f"{path} has no video stream: give a video file with --video.")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
-            total = _frame_count(container, stream)
-            best_sharpness, stretch, number = -1.0, 0, 0
+            total, duration = _frame_count(container, stream), _duration(container, stream)
+            best_sharpness, stretch = -1.0, 0
             for number, frame in enumerate(container.decode(stream)):
-                if best is not None and number * num_frames // max(total, num_frames) > stretch:
+                part = Fraction(number, max(total, num_frames))
+                if duration and frame.pts is not None:
+                    part = (frame.pts - (stream.start_time or 0)) * stream.time_base / duration
+                now = min(int(part * num_frames), num_frames - 1)
+                if best is not None and now > stretch:
                     yield _upright(best)
-                    best, best_sharpness, stretch = None, -1.0, number * num_frames // max(total, num_frames)
-                if stretch >= num_frames:
-                    break  # the container promised fewer frames than it has
+                    best, best_sharpness = None, -1.0
+                stretch = max(now, stretch)
                 scale = max(1.0, max(frame.width, frame.height) / _SHARPNESS_PX)
                 small = frame.reformat(int(frame.width / scale), int(frame.height / scale), format="gray")
                 sharpness = sharpness_of(small.to_ndarray())
@@ -65,6 +71,13 @@ def sharpest_frames(
             raise CaptureError(f"The video {path} cannot be read ({reason}): convert it to MP4 (H.264).") from error
     if best is not None:
         yield _upright(best)
+
+
+def _duration(container: Any, stream: Any) -> Fraction | None:
+    """The length of the video, s; None where the file does not tell."""
+    if stream.duration and stream.time_base:
+        return stream.duration * stream.time_base
+    return Fraction(container.duration, 1_000_000) if container.duration else None
 
 
 def _frame_count(container: Any, stream: Any) -> int:

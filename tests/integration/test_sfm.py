@@ -223,6 +223,22 @@ def test_a_look_in_the_browser(processed: tuple[Path, Any]) -> None:
         process.kill()
 
 
+def test_the_chain_to_a_mesh_begins_with_the_poses(run_command: Run, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mesh"
+    some = tmp_path / "photos"
+    some.mkdir()
+    for path in sorted(photos.glob("frame_*.png"))[:6]:
+        shutil.copy(path, some)
+    words = ("--images", some, "--output", out, "--sfm.max-features", 1000, "--until-stage", "sfm")
+    done = run_command("f3rm-ext", "sugar", "run", *words)
+    assert done.code == 0, done.text[-3000:]
+    stage = json.loads((out / "manifest.json").read_text())["stages"]["sfm"]
+    assert stage["state"] == "finished" and stage["options"] == {"--max-features": "1000"}
+    assert len(json.loads((out / "capture" / "transforms.json").read_text())["frames"]) == 6
+    page = (out / "report.html").read_text()
+    assert "Photos with a pose" in page and "6 of 6" in page and "f3rm-ext sfm process" in page
+
+
 def test_a_killed_run_goes_on(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ["--images", str(photos), "--output", str(out)]

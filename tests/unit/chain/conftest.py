@@ -16,6 +16,16 @@ from f3rm_ext.report.commands import Command, CommandError, Outcome
 _NAMED = {"ns-train": (0, 2), "ns-eval": (0, 1)}
 
 
+def make_capture(folder: Path, photos: Path) -> None:
+    """Writes what `f3rm-ext sfm process` would, as far as the chain looks at it."""
+    folder.mkdir(exist_ok=True)
+    names = sorted(path.name for path in photos.iterdir())
+    for name in names:
+        (folder / name).write_bytes((photos / name).read_bytes())
+    (folder / "transforms.json").write_text(json.dumps({"frames": [{"file_path": name} for name in names]}))
+    (folder / "sparse_pc.ply").write_bytes(b"points")
+
+
 class Player:
     """Stands in for run_command: writes what the commands would write, and remembers them."""
 
@@ -36,6 +46,8 @@ class Player:
             self._train(words, whole=failure is None)
         if failure is not None:
             raise failure
+        if words[1:3] == ["sfm", "process"]:
+            make_capture(Path(words[words.index("--output") + 1]), Path(words[words.index("--images") + 1]))
         for option in ("--out", "--output-path"):
             if option in words:
                 path = Path(words[words.index(option) + 1])
@@ -81,6 +93,16 @@ def capture(tmp_path: Path) -> Path:
         frames.append({"file_path": f"{number}.png"})
     (folder / "transforms.json").write_text(json.dumps({"frames": frames}))
     (folder / "gt_mesh.npz").write_bytes(b"truth")
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of three photos without poses."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.jpg").write_bytes(b"photo" * (number + 1))
     return folder
 
 

@@ -46,12 +46,32 @@ def test_the_spellings_of_the_guides() -> None:
         (("--from-stage", "texture", "--until-stage", "mesh"), "--from-stage texture comes after --until-stage mesh"),
         (("--vertices", 3), "--vertices is 3"),
         (("--texture-size", 9), "--texture-size is 9"),
+        (("--images", "photos"), "and not both"),
+        (("--from-stage", "sfm"), "The stage sfm finds poses of photos"),
+        (("--sfm.max-size", 100), "--sfm.OPTION is for photos without poses"),
         (("--mesh.min-views", 0), "--min-views is 0"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(words: tuple[Any, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "and not neither"),
+        (("--images", "NONE"), "There is nothing at"),
+        (("--images", "HERE", "--sfm.feature-size", 1), "--feature-size is 1"),
+        (("--images", "HERE", "--sfm.method", "magic"), "choose from auto, colmap"),
+        (("--images", "HERE", "--sfm.video", "clip.mp4"), "and not both"),
+        (("--images", "HERE", "--skip-coarse", "True", "--coarse-checkpoint", "a.ply"), "give --data"),
+    ],
+)
+def test_mistakes_with_photos_are_told_before_anything_runs(words: tuple[Any, ...], says: str, tmp_path: Path) -> None:
+    typed = [str(tmp_path) if word == "HERE" else str(word) for word in words]
+    with pytest.raises(ConfigError, match=says):
+        Run.parse(["run", "--output", "o", *typed], "f3rm-ext sugar")
 
 
 def test_an_unknown_option_of_an_export_ends_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,3 +171,82 @@ def test_a_truth_that_is_not_there(run_chain: RunChain, tmp_path: Path, capture:
     (capture / "gt_mesh.npz").unlink()
     run_chain()
     assert "eval-mesh" not in records(tmp_path)
+
+
+# --- photos without poses --------------------------------------------------------------------------------------------
+
+
+def test_poses_of_photos_come_first_and_the_rest_is_made_of_that_capture(
+    run_chain: RunChain, player: Any, photos: Path, tmp_path: Path
+) -> None:
+    player.says["Camera poses"] = ["Matching photos: 3 of 3", "Without a pose: 2.jpg: no matches."]
+    given = {"data": None, "images": photos, "passed_on": {"sfm": {"max-size": ("1600",)}}}
+    said = run_chain(**given)
+    assert player.names() == ["sfm", *(name for name in ALL if name != "eval-mesh")]
+    capture = str(tmp_path / "out" / "capture")
+    assert player.ran[0][1:] == [
+        *("sfm", "process", "--images", str(photos), "--output", capture, "--max-size", "1600")
+    ]  # fmt: skip
+    assert player.ran[1][2:4] == ["--data", capture]
+    assert "Without a pose: 2.jpg: no matches." in said
+    found = records(tmp_path)["sfm"]
+    assert found["notes"] == ["Without a pose: 2.jpg: no matches."] and set(found["outputs"]) == {"poses", "points"}
+    player.forget()
+    assert run_chain(**given).count("done before") == len(ALL) and player.ran == []
+
+
+def test_a_photo_that_is_added_finds_poses_again_in_the_same_folder(
+    run_chain: RunChain, player: Any, photos: Path
+) -> None:
+    run_chain(data=None, images=photos, until_stage="mesh")
+    (photos / "3.jpg").write_bytes(b"a new photo")
+    player.forget()
+    said = run_chain(data=None, images=photos, until_stage="mesh")
+    assert player.names() == ["sfm", *ALL[:2]]
+    assert "The stage sfm is done again, because its input (photos) has changed." in said
+    assert "The stage coarse is done again, because its input (capture) has changed." in said
+
+
+def test_poses_found_again_that_are_the_same_train_nothing(
+    run_chain: RunChain, player: Any, photos: Path, tmp_path: Path
+) -> None:
+    run_chain(data=None, images=photos, until_stage="coarse")
+    (tmp_path / "out" / "capture" / "old.txt").write_text("of an older run")
+    player.forget()
+    run_chain(data=None, images=photos, from_stage="sfm", until_stage="sfm")
+    assert not (tmp_path / "out" / "capture" / "old.txt").exists()
+    run_chain(data=None, images=photos, until_stage="coarse")
+    assert player.names() == ["sfm"]
+
+
+def test_a_pose_stage_that_was_killed_goes_on(run_chain: RunChain, player: Any, photos: Path, tmp_path: Path) -> None:
+    player.fails["Camera poses"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_chain(data=None, images=photos)
+    kept = tmp_path / "out" / "capture" / "database.db"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_bytes(b"features")
+    run_chain(data=None, images=photos, until_stage="sfm")
+    assert kept.exists() and records(tmp_path)["sfm"]["runs"] == 2
+
+
+def test_a_folder_of_other_photos_is_refused(run_chain: RunChain, photos: Path, tmp_path: Path) -> None:
+    run_chain(data=None, images=photos, until_stage="sfm")
+    other = photos.rename(tmp_path / "others")
+    with pytest.raises(ConfigError, match=r"is of .*photos, not of .*others: choose a new folder"):
+        run_chain(data=None, images=other)
+    with pytest.raises(ConfigError, match=r"is of .*photos, not of .*room: choose a new folder"):
+        run_chain()
+
+
+def test_options_of_both_trainings_are_checked_before_poses_are_found(
+    run_chain: RunChain, player: Any, photos: Path
+) -> None:
+    steps = {"steps-per-save": ("9",)}
+    given = {"data": None, "images": photos, "until_stage": "sfm", "passed_on": {"coarse": steps, "refine": steps}}
+    run_chain(**given)
+    assert [words[3] for words in player.ran[:2]] == ["sugar-ext", "sugar-ext-refine"]
+    assert player.names()[2:] == ["sfm"]
+    player.forget()
+    run_chain(**given)
+    assert player.ran == []

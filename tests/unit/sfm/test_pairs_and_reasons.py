@@ -1,8 +1,12 @@
 """Pairs to compare; and every photo without a pose has a reason."""
 
-import numpy as np
+from pathlib import Path
 
-from f3rm_ext.sfm.pairs import exhaustive_pairs, sequential_pairs, signatures_of
+import numpy as np
+import pytest
+
+from f3rm_ext.sfm.database import FeatureDatabase
+from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, signatures_of, similar_pairs
 from f3rm_ext.sfm.reasons import explain
 
 
@@ -54,3 +58,29 @@ def test_photos_of_the_same_things_have_similar_signatures() -> None:
     nearest = np.argsort(-scores, axis=1)[:, :2]
     assert (nearest // 3 == np.arange(12)[:, None] // 3).all()
     assert np.isfinite(signatures).all() and not signatures[12].any()
+
+
+def test_more_than_200_photos_are_compared_with_the_most_similar_ones(tmp_path: Path) -> None:
+    """210 photos of 21 places: all pairs of a place are there, and far fewer than all pairs."""
+    pycolmap = pytest.importorskip("pycolmap")
+    settings = pycolmap.SyntheticDatasetOptions(
+        num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=210, num_points3D=5, num_points2D_without_point3D=0,
+        match_config=pycolmap.SyntheticDatasetMatchConfig.CHAINED,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    places = rng.integers(0, 200, (21, 60, 128))
+    path = tmp_path / "database.db"
+    with pycolmap.Database.open(path) as opened, pycolmap.DatabaseTransaction(opened):
+        pycolmap.synthesize_dataset(settings, opened)
+        opened.clear_descriptors()
+        images = sorted(opened.read_all_images(), key=lambda image: image.name)
+        for number, image in enumerate(images):
+            seen = places[number % 21][rng.permutation(60)[:40]] + rng.integers(0, 40, (40, 128))
+            type_ = pycolmap.FeatureExtractorType.SIFT
+            opened.write_descriptors(image.image_id, pycolmap.FeatureDescriptors(type_, seen.astype(np.uint8)))
+    names = [image.name for image in images]
+    assert choose_matching(len(names), is_video=False) == "vocabulary"
+    pairs = similar_pairs(FeatureDatabase(path, tmp_path, tmp_path / "none", 500, 500), names, similar=12)
+    number_of = {name: number for number, name in enumerate(names)}
+    same = sum((number_of[a] - number_of[b]) % 21 == 0 for a, b in pairs)
+    assert same == 21 * 10 * 9 / 2 and len(pairs) < 210 * 12 and len(set(pairs)) == len(pairs)

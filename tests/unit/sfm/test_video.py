@@ -1,5 +1,7 @@
 """Frames of a video: as many as wanted, evenly spread, the sharpest of each stretch."""
 
+import struct
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -52,3 +54,42 @@ def test_what_is_no_video_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"no video")
     with pytest.raises(CaptureError, match="convert it to MP4"):
         list(sharpest_frames(tmp_path / "a.mp4", 5))
+
+
+def turned(path: Path) -> None:
+    """Writes into an MP4 file that it is to be shown a quarter turn to the right, as phones do."""
+    data = bytearray(path.read_bytes())
+    matrix = data.index(b"tkhd") + 44
+    quarter = (0, 1 << 16, 0, -(1 << 16), 0, 0, 120 << 16, 0, 1 << 30)
+    data[matrix : matrix + 36] = struct.pack(">9i", *quarter)
+    path.write_bytes(data)
+
+
+def test_a_video_of_a_phone_that_was_held_upright(movie: Path, tmp_path: Path) -> None:
+    path = tmp_path / "phone.mp4"
+    path.write_bytes(movie.read_bytes())
+    turned(path)
+    (frame,) = sharpest_frames(path, 1)
+    assert frame.size == (120, 160)
+    bar = int(np.asarray(frame).mean(axis=(1, 2)).argmax()) // 4  # as far from the top as it was from the left
+    assert bar % 5 == SHARP
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+def test_frames_at_a_varying_rate_are_spread_over_time(tmp_path: Path, suffix: str) -> None:
+    """Half of the frames are in the first of eight seconds, as in a video that a phone takes in the dark."""
+    path = tmp_path / f"clip{suffix}"
+    times_ms = [*range(0, 1000, 50), *range(1000, 8000, 350)]
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=20)
+        stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        for number, time_ms in enumerate(times_ms):
+            levels = np.zeros((120, 160, 3), np.uint8)
+            levels[:, 4 * number : 4 * number + 4] = 255
+            frame = av.VideoFrame.from_ndarray(levels, format="rgb24")
+            frame.pts, frame.time_base = time_ms, Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    found = [times_ms[shown(image)] for image in sharpest_frames(path, 8)]
+    assert len(found) == 8 and max(np.diff(found)) < 2000 and sum(time_ms < 1000 for time_ms in found) <= 2

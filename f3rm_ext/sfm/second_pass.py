@@ -1,0 +1,195 @@
+"""A second try for photos without a pose: their features are compared with the points of the model.
+
+Matching compares two photos at a time, with a strict ratio test, so a photo from an unusual place may share too few
+matches with each single one. All of them together have more. Here its features are compared with those of
+every point, with a weaker ratio test; the many wrong matches do not agree on a pose, and the right ones do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+
+from f3rm_ext import threads
+from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, explained
+from f3rm_ext.sfm.reasons import FEW_FEATURES
+
+MOST_RATIO = 0.9
+"""A match may be this much nearer than the second best; between photos COLMAP takes 0.8."""
+LEAST_INLIERS = 30
+"""As COLMAP demands of a photo that it registers."""
+_POSE_ERROR_PX, _LAST_ERROR_PX, _LEAST_ANGLE_DEG = 12.0, 4.0, 1.5
+_LEAST_INLIER_SHARE, _MOST_TRIALS = 0.02, 100_000
+_SAME_DESCRIPTOR = 0.8
+"""Smallest cosine between a feature and a point that is seen where the feature is."""
+_ROWS, _MOST_VIEWS = 512, 4
+"""Features that are compared at once, and descriptors that are kept of a point."""
+
+
+class PointCloud:
+    """Points of a model with how photos see them.
+
+    Args:
+        model: a ``pycolmap.Reconstruction`` with points.
+        descriptors: of each photo, by id; uint8, 128 columns.
+    """
+
+    def __init__(self, model: Any, descriptors: Callable[[int], np.ndarray]) -> None:
+        points = model.points3D
+        self.ids = np.array(list(points), dtype=np.int64)
+        self.xyz = np.array([point.xyz for point in points.values()], dtype=np.float64).reshape(-1, 3)
+        views = [point.track.elements[:_MOST_VIEWS] for point in points.values()]
+        self.starts = np.cumsum([0, *map(len, views)])
+        """Index of the first descriptor of each point, and of the end."""
+        self.descriptors = np.empty((sum(map(len, views)), 128), np.float32)
+        all_views = [element for some in views for element in some]
+        images = np.array([element.image_id for element in all_views])
+        rows = np.array([element.point2D_idx for element in all_views])
+        for number in np.unique(images):
+            here = images == number
+            self.descriptors[here] = unit(descriptors(int(number)))[rows[here]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def likeness(self, features: Float32[np.ndarray, "features 128"]) -> Float32[np.ndarray, "features points"]:
+        """Returns the largest cosine between each feature and the descriptors of each point."""
+        return np.maximum.reduceat(features @ self.descriptors.T, self.starts[:-1], axis=1)
+
+
+def unit(rows: np.ndarray) -> Float32[np.ndarray, "rows 128"]:
+    """Returns descriptors as vectors of length 1."""
+    rows = rows.astype(np.float32)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+
+
+def register_lost(model: Any, database: FeatureDatabase, names: Sequence[str], count: Count) -> list[str]:
+    """Finds poses of photos that the mapper left out, and adjusts all cameras and points if there are any.
+
+    Only photos that share a camera with the model are tried: their intrinsics are known.
+
+    Args:
+        model: a ``pycolmap.Reconstruction``, changed in place.
+        database: has the features of all photos.
+        names: the photos to try.
+        count: called with the photos tried.
+
+    Returns:
+        The photos that have a pose now.
+    """
+    found: list[str] = []
+    if not names or not model.points3D:
+        return found
+    pycolmap, ids = colmap(), database.ids()
+    with database.opened() as opened, explained("registering photos that were left out"):
+        cloud = PointCloud(model, lambda number: opened.read_descriptors(number).data)
+        for number, name in enumerate(names):
+            count(number, len(names))
+            image = opened.read_image(ids[name])
+            if not model.exists_camera(image.camera_id) or opened.num_keypoints_for_image(ids[name]) < FEW_FEATURES:
+                continue
+            pixels = opened.read_keypoints(ids[name])[:, :2].astype(np.float64)
+            features = unit(opened.read_descriptors(ids[name]).data)
+            camera = model.camera(image.camera_id)
+            rows, points = matches_of(features, cloud)
+            pose = _pose(pixels[rows], cloud.xyz[points], camera) if len(rows) >= LEAST_INLIERS else None
+            if pose is not None:
+                seen = seen_points(pixels, features, cloud, camera, pose)
+                _add(model, image, pixels, pose, [(row, int(cloud.ids[point])) for row, point in seen])
+                found.append(name)
+        count(len(names), len(names))
+        if found:
+            pycolmap.bundle_adjustment(model, pycolmap.BundleAdjustmentOptions(print_summary=False))
+            pycolmap.ObservationManager(model).filter_all_points3D(_LAST_ERROR_PX, _LEAST_ANGLE_DEG)
+    return found
+
+
+def matches_of(
+    features: Float32[np.ndarray, "features 128"], cloud: PointCloud
+) -> tuple[Int64[np.ndarray, " matches"], Int64[np.ndarray, " matches"]]:
+    """Returns rows of features and points that are each other's nearest, and by :data:`MOST_RATIO` nearer than others.
+
+    Args:
+        features: unit vectors.
+        cloud: at least two points.
+    """
+    best = np.empty(len(features), np.int64)
+    passes = np.empty(len(features), bool)
+    back = np.full(len(cloud), -np.inf, np.float32)
+    back_row = np.zeros(len(cloud), np.int64)
+    for start in range(0, len(features), _ROWS):
+        cosines = cloud.likeness(features[start : start + _ROWS])
+        part = slice(start, start + len(cosines))
+        best[part] = cosines.argmax(axis=1)
+        top = cosines.argmax(axis=0)
+        values = cosines[top, np.arange(len(cloud))]
+        back_row[values > back] = top[values > back] + start
+        back = np.maximum(back, values)
+        first = cosines.max(axis=1)
+        np.put_along_axis(cosines, best[part, None], -1.0, axis=1)
+        angles, others = (np.arccos(np.clip(values, -1, 1)) for values in (first, cosines.max(axis=1)))
+        passes[part] = angles < MOST_RATIO * others
+    rows = np.nonzero(passes & (back_row[best] == np.arange(len(features))))[0]
+    return rows, best[rows]
+
+
+def _pose(pixels: Float64[np.ndarray, "matches 2"], points: Float64[np.ndarray, "matches 3"], camera: Any) -> Any:
+    """The ``pycolmap.Rigid3d`` on which enough matches agree; None otherwise."""
+    options = colmap().AbsolutePoseEstimationOptions()
+    options.ransac.max_error, options.ransac.random_seed = _POSE_ERROR_PX, 0
+    options.ransac.min_inlier_ratio, options.ransac.max_num_trials = _LEAST_INLIER_SHARE, _MOST_TRIALS
+    options.ransac.num_threads = threads.usable_cores()
+    found = colmap().estimate_and_refine_absolute_pose(pixels, points, camera, options)
+    return found["cam_from_world"] if found is not None and found["num_inliers"] >= LEAST_INLIERS else None
+
+
+def seen_points(
+    pixels: Float64[np.ndarray, "features 2"],
+    features: Float32[np.ndarray, "features 128"],
+    cloud: PointCloud,
+    camera: Any,
+    pose: Any,
+) -> list[tuple[int, int]]:
+    """Returns features and points (rows) that fit each other with a pose: near in the image, and alike.
+
+    Args:
+        pixels: positions of the features.
+        features: their descriptors.
+        cloud: the points.
+        camera: a ``pycolmap.Camera``.
+        pose: world to camera, a ``pycolmap.Rigid3d``.
+    """
+    from scipy.spatial import KDTree
+
+    local = pose * cloud.xyz
+    front = np.nonzero(local[:, 2] > 0)[0]
+    places = np.asarray(camera.img_from_cam(local[front]), dtype=np.float64).reshape(-1, 2)
+    inside = np.isfinite(places).all(axis=1)
+    near = KDTree(pixels).query_ball_point(places[inside], _LAST_ERROR_PX)
+    chosen: dict[int, tuple[float, int]] = {}
+    for point, rows in zip(front[inside].tolist(), near, strict=True):
+        seen_by = cloud.descriptors[cloud.starts[point] : cloud.starts[point + 1]]
+        for row in rows:
+            likeness = float((seen_by @ features[row]).max())
+            if likeness > max(_SAME_DESCRIPTOR, chosen.get(row, (0.0, 0))[0]):
+                chosen[row] = (likeness, point)
+    of_point: dict[int, tuple[float, int]] = {}
+    for row, (likeness, point) in chosen.items():
+        of_point[point] = max(of_point.get(point, (0.0, 0)), (likeness, row))
+    return sorted((row, point) for point, (_, row) in of_point.items())
+
+
+def _add(model: Any, image: Any, pixels: np.ndarray, pose: Any, seen: Sequence[tuple[int, int]]) -> None:
+    """Adds a photo with its pose and the points that it sees."""
+    pycolmap = colmap()
+    if not model.exists_image(image.image_id):
+        plain = pycolmap.Image(name=image.name, camera_id=image.camera_id, image_id=image.image_id)
+        plain.points2D = [pycolmap.Point2D(pixel) for pixel in pixels]
+        model.add_image_with_trivial_frame(plain, pose)
+    else:
+        there = model.image(image.image_id)
+        model.frame(there.frame_id).set_cam_from_world(there.camera_id, pose)
+        model.register_frame(there.frame_id)
+    for row, point in seen:
+        model.add_observation(point, pycolmap.TrackElement(image.image_id, row))

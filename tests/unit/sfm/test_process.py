@@ -1,0 +1,127 @@
+"""Photos as people bring them, from the folder to the capture: several groups, copies, huge photos, and a full disk."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from f3rm_ext.errors import CaptureError
+from f3rm_ext.sfm import database, process
+from f3rm_ext.sfm.config import ProcessConfig
+from f3rm_ext.sfm.database import FeatureDatabase
+
+pycolmap = pytest.importorskip("pycolmap")
+Make = Callable[..., dict[str, Any]]
+NAMES = [f"camera000001_frame{number:06d}.png" for number in range(12)]
+"""As COLMAP names the photos of a made-up scene."""
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve photos of noise, all different."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name in NAMES:
+        Image.fromarray(rng.integers(0, 256, (48, 64, 3), np.uint8)).save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Makes a capture."""
+
+    def run(images: Path, **options: Any) -> dict[str, Any]:
+        config = ProcessConfig(output=tmp_path / "out", images=images, **options)
+        return process.Processing(config, lambda *_: None, lambda _: None).run()
+
+    return run
+
+
+@pytest.fixture
+def two_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features and matches of a made-up scene, without those between the first eight photos and the last four."""
+
+    def add_photos(self: FeatureDatabase, *_: object) -> None:
+        pycolmap.set_random_seed(0)
+        settings = pycolmap.SyntheticDatasetOptions(
+            num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=len(NAMES), num_points3D=200
+        )
+        with pycolmap.Database.open(self.path) as opened:
+            pycolmap.synthesize_dataset(settings, opened)
+        ids = self.ids()
+        rng = np.random.default_rng(0)
+        with self.opened() as opened:
+            known = {name: opened.read_descriptors(number) for name, number in ids.items()}
+            opened.clear_descriptors()
+            for name, descriptors in known.items():
+                if name in NAMES[8:]:
+                    descriptors.data = rng.integers(0, 256, descriptors.data.shape).astype(np.uint8)
+                opened.write_descriptors(ids[name], descriptors)
+            for first in NAMES[:8]:
+                for second in NAMES[8:]:
+                    opened.delete_matches(ids[first], ids[second])
+                    opened.delete_two_view_geometry(ids[first], ids[second])
+
+    monkeypatch.setattr(FeatureDatabase, "add_photos", add_photos)
+    monkeypatch.setattr(FeatureDatabase, "match", lambda *_: None)
+
+
+@pytest.mark.usefixtures("two_places")
+def test_two_places_give_the_larger_one_and_name_the_photos_of_the_other(photos: Path, make: Make) -> None:
+    result = make(photos)
+    assert result["groups"] == [8, 4] and result["registered"] == 8
+    assert list(result["without_pose"]) == NAMES[8:]
+    assert all("overlap too little with the largest group" in reason for reason in result["without_pose"].values())
+    assert all(NAMES[8] in reason for reason in result["without_pose"].values())
+
+
+def test_copies_of_one_photo_are_no_scene(photos: Path, make: Make) -> None:
+    for name in NAMES[1:]:
+        shutil.copy(photos / NAMES[0], photos / name)
+    with pytest.raises(CaptureError, match=r"No two of the 12 photos fit together \(they all show the same picture\)"):
+        make(photos)
+
+
+def test_one_camera_for_photos_of_several_sizes(photos: Path, make: Make) -> None:
+    Image.new("RGB", (48, 64)).save(photos / NAMES[3])
+    with pytest.raises(CaptureError, match="--cameras one needs photos of one size, but there are 2 sizes"):
+        make(photos, cameras="one")
+
+
+def test_huge_photos_are_reduced(photos: Path, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow warns of the 200 megapixels of some phones, and refuses more."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 48 // 4)
+    with pytest.raises(CaptureError, match="fit together"):
+        make(photos, max_size=32)
+    assert Image.MAX_IMAGE_PIXELS == 64 * 48 // 4
+    monkeypatch.undo()
+    with Image.open(tmp_path / "out" / "images" / NAMES[0]) as image:
+        assert image.size == (32, 24)
+
+
+def test_a_disk_that_is_nearly_full_is_one_sentence_before_colmap_aborts(
+    photos: Path, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Usage = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(database.shutil, "disk_usage", lambda _: Usage(9 << 30, 9 << 30, 7 << 20))
+    with pytest.raises(CaptureError, match=r"Only 7 MiB are free .* needs 256 MiB: free some space; the same command"):
+        make(photos)
+    assert len(list((tmp_path / "out" / "images").iterdir())) == len(NAMES)
+
+
+def test_colmap_writes_no_messages_to_the_folder_of_temporary_files(tmp_path: Path) -> None:
+    program = "from f3rm_ext.sfm.database import colmap; colmap().logging.warning('said')"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )  # fmt: skip
+    assert "said" in done.stderr and list(tmp_path.iterdir()) == []
