@@ -1,6 +1,7 @@
 """``f3rm-ext sfm prepare`` and ``sfm train`` as a user types them, on a small model."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from f3rm_ext.sfm.diffusion.plan import encoder_state
 pytest.importorskip("accelerate")
 pytest.importorskip("diffusers")
 Typed = Callable[..., Any]
+BIN = Path(sys.executable).parent
 PASTED = """accelerate launch --multi_gpu --gpu_ids 0,1,2,3,4,5,6,7 --num_processes 8 train.py training.batch_size=8
 training.max_iterations=400000 model.num_images=8 dataset.name=co3d debug.project_name=diffusionsfm_co3d
 debug.run_name=co3d_diffusionsfm_sparse""".split()
@@ -136,3 +138,30 @@ def test_accelerate_starts_a_pasted_command(run_command: Typed, debug_settings: 
     assert "2 scenes on each of 1 processes, 2 in total" in done.stdout
     assert "accelerate's mixed precision (bf16) is not used" in done.stdout
     assert len((tmp_path / "run" / "losses.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_two_processes_train_as_one_with_both_batches(
+    launcher: str, f3rm_ext: Typed, run_command: Typed, debug_settings: list[str], tmp_path: Path
+) -> None:
+    settings = [*debug_settings, "training.max_iterations=3", "training.mixed_precision=False"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    done = f3rm_ext("sfm", "train", *settings, "training.batch_size=4", f"hydra.run.dir={one}")
+    assert done.code == 0, done.err
+    of_two = [*settings, "training.batch_size=2", f"hydra.run.dir={two}"]
+    if launcher == "torchrun":
+        program = ("torchrun", "--nproc-per-node", 2, "--no-python", BIN / "f3rm-ext", "sfm", "train")
+    else:
+        script = ("accelerate", "launch", "--cpu", "--num_processes", 2, "--num_cpu_threads_per_process", 1, "train.py")
+        program = ("f3rm-ext", "sfm", "train", "--", *script)
+    done = run_command(*program, *of_two, fresh=True, OMP_NUM_THREADS="1")
+    assert done.code == 0, done.text
+    assert done.stdout.count("2 scenes on each of 2 processes, 4 in total") == 1
+    losses = [
+        [json.loads(line)["loss"] for line in (run / "losses.jsonl").read_text().splitlines()] for run in (one, two)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[1]) == 3
+    whole, halves = newest(one)["state_dict"], newest(two)["state_dict"]
+    for name, value in whole.items():
+        torch.testing.assert_close(halves[name], value, atol=1e-5, rtol=1e-4, msg=name)

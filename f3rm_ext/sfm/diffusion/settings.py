@@ -32,7 +32,7 @@ class TrainingSettings:
     lr: float = 1e-4
     """Learning rate. The encoder and the transformer of a dense model get a tenth of it."""
     mixed_precision: bool = True
-    """Compute in 16 bits where that is safe; off on the CPU."""
+    """Compute in 16 bits where that is safe. On a CPU only with `bfloat`, if it multiplies bfloat16 matrices (AMX)."""
     bfloat: bool = True
     """Which 16 bits: bfloat16, else float16 with scaled gradients."""
     gradient_clipping: bool = False
@@ -88,7 +88,8 @@ class DatasetSettings:
     path: str = "co3d_data"
     """Folder of the data set: co3d/ with the images, co3d_annotations/ with the lists."""
     apply_augmentation: bool = True
-    """Cut crops of .8 to 1.1 times the short side."""
+    """Cut crops of .8 to 1.1 times the short side. Without it, a frozen DINOv2 sees each image once: its features are
+    kept, up to 1 GiB."""
     image_size: int = 224
     """Side of the images in pixels, a multiple of 14."""
 
