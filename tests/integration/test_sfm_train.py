@@ -57,10 +57,37 @@ def test_the_published_commands_print_their_plan(f3rm_ext: Typed) -> None:
     done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED)
     assert done.code == 0, done.err
     assert "8 scenes on each of 8 processes, 64 in total" in done.out and "400,000" in done.out
+    assert "GPU memory at the peak of a step" in done.out and "activations" in done.out
     done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED_DENSE)
     assert done.code == 0, done.err
     assert "4 scenes on each of 8 processes, 32 in total" in done.out and "429.6 M" in done.out
-    assert "After 50,000 steps" in done.out
+    assert "After 50,000 steps" in done.out and "GPU memory after 50,000 steps" in done.out
+
+
+def test_the_published_commands_train_ten_steps_with_debug_settings(
+    f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path
+) -> None:
+    """Of each command the settings stay; the debug ones make model, data and steps small."""
+    sparse, dense = tmp_path / "sparse", tmp_path / "dense"
+    more = (*debug_settings, "training.max_iterations=10")
+    first = PASTED.index("train.py") + 1
+    done = f3rm_ext("sfm", "train", *PASTED[first:], *more, f"hydra.run.dir={sparse}")
+    assert done.code == 0, done.err
+    weights = sparse / "checkpoints" / "ckpt_00000010.pth"
+    patches = ("training.full_num_patches_x=32", "training.full_num_patches_y=32")
+    done = f3rm_ext(
+        *("sfm", "train", *PASTED_DENSE[first:], *more, *patches),
+        *(f"training.pretrain_path={weights}", f"hydra.run.dir={dense}"),
+    )
+    assert done.code == 0, done.err
+    for run in (sparse, dense):
+        assert len((run / "losses.jsonl").read_text().splitlines()) == 10
+    changed = {
+        name.partition(".")[0]
+        for name, value in newest(dense)["state_dict"].items()
+        if name in newest(sparse)["state_dict"] and not torch.equal(value, newest(sparse)["state_dict"][name])
+    }
+    assert changed == {"rays"}, "encoder and transformer are frozen at first"
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
