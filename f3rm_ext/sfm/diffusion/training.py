@@ -43,6 +43,7 @@ EVALUATED_SETS = 8
 _KEPT = 2
 _MAX_NORM = 1.0
 _MOST_FEATURES_BYTES = 1 << 30
+_BETA1 = 0.9
 _SLOWER = 0.1
 """Factor on the learning rate of encoder and transformer in the dense stage."""
 Report = Callable[[int, float], None]
@@ -197,7 +198,9 @@ class Training:
                 is_slow = training.dpt_head and name.startswith(("encoder.", "transformer."))
                 (slow if is_slow else fast).append(parameter)
         groups = [{"params": fast, "lr": training.lr}, {"params": slow, "lr": _SLOWER * training.lr}]
-        self.optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+        self.optimizer = torch.optim.Adam(
+            [group for group in groups if group["params"]], betas=(_BETA1, training.beta2)
+        )
         self.features = self._feature_cache()
         self.model = self.accelerator.prepare_model(EncodeAndPredict(self.network))
         self.model.train()
