@@ -215,7 +215,7 @@ class Co3dScenes(Dataset[SceneSample]):
             *(cameras.focals_px, cameras.principals_px, local.rotations, local.centers),
         )
         numbers = torch.tensor([frame["number"] for frame in frames])
-        return SceneSample(*(value.float() for value in values), numbers)
+        return SceneSample(*(value.float() for value in values), numbers=numbers)
 
     def _cut(self, frame: dict[str, Any], rng: np.random.Generator) -> _Cut:
         """Reads an image and its depth, unless it is in memory."""

@@ -46,7 +46,7 @@ def test_poses_are_those_of_the_model(
     monkeypatch.setenv(estimator.WEIGHTS, str(tmp_path / "weights.pth"))
     registered = build_estimator("diffusionsfm")
     assert registered is estimator.predict
-    found = predict_poses("diffusionsfm", registered, photos)
+    found = predict_poses("diffusionsfm", estimator.predict, photos)
     wanted = predict_photos(model, [np.asarray(Image.open(path).convert("RGB")) for path in photos], side_px=42)
     for path, rotation, center, focal in zip(photos, wanted.rotations, wanted.centers, wanted.focals_px, strict=True):
         viewmat = np.linalg.inv(found.viewmats[path.name])
