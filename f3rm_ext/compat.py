@@ -168,6 +168,15 @@ def autocast_dtype(device_type: str) -> "torch.dtype":
     return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else torch.float32
 
 
+def has_bfloat16_matrix_units() -> bool:
+    """Returns whether this CPU multiplies bfloat16 matrices in hardware (AMX), so that they are faster than float32."""
+    import torch
+
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return False  # older torch cannot tell
+    return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
+
+
 def set_cuda_allocator(settings: str) -> bool:
     """Changes settings of CUDA's allocator while CUDA is already running.
 

@@ -59,9 +59,10 @@ class Train:
         return _train(settings)
 
     def _show_plan(self, settings: Settings, processes: int) -> int:
+        from f3rm_ext.planning.ray_diffusion import plan_lines
         from f3rm_ext.sfm.diffusion.plan import make_plan
 
-        _say(*make_plan(settings, processes).lines(settings))
+        _say(*make_plan(settings, processes).lines(settings), *plan_lines(settings, processes))
         return 0
 
 
@@ -90,6 +91,7 @@ class Prepare:
         from f3rm_ext.sfm.diffusion.co3d_lists import convert_captures, list_co3d
         from f3rm_ext.utils.console import image_progress
 
+        missing: dict[str, Path] = {}
         with image_progress("images") as progress:
             task = progress.add_task("Images", total=None)
 
@@ -99,7 +101,13 @@ class Prepare:
             if self.captures:
                 counts = convert_captures(self.captures, self.output, self.category, show)
             else:
-                counts = list_co3d(self.output, self.category, show)
+                counts, missing = list_co3d(self.output, self.category, show)
+        if missing:
+            names = ", ".join(list(missing)[:3]) + (" …" if len(missing) > 3 else "")
+            _say(
+                f"Files of {len(missing)} sequences are missing ({names}; {next(iter(missing.values()))} for one): "
+                "frames without them are left out. Download these sequences to use them."
+            )
         _say(
             f"{counts['train']} images to train with and {counts['test']} to test with are in {self.output}.",
             f"To train: f3rm-ext sfm train dataset.path={self.output} dataset.category={self.category}",

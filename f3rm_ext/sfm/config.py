@@ -28,8 +28,8 @@ class ProcessConfig:
     masks: Path | None = None
     """Folder of masks named like the photos. What is black is ignored, here and in training."""
     method: str = "auto"
-    """Where poses come from: colmap, or a front end of another package, whose poses COLMAP then refines.
-    By default colmap."""
+    """Where poses come from: colmap, or a front end whose poses COLMAP then refines: diffusionsfm (weights in the
+    environment variable F3RM_EXT_DIFFUSIONSFM), or one of another package. By default colmap."""
     matching: Literal["auto", "exhaustive", "sequential", "vocabulary"] = "auto"
     """Pairs of photos to compare. By default sequential for a video, all pairs of up to 200 photos, and beyond that the
     most similar ones by a vocabulary of their own features."""

@@ -1,6 +1,7 @@
 """``f3rm-ext sfm prepare`` and ``sfm train`` as a user types them, on a small model."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from f3rm_ext.sfm.diffusion.plan import encoder_state
 pytest.importorskip("accelerate")
 pytest.importorskip("diffusers")
 Typed = Callable[..., Any]
+BIN = Path(sys.executable).parent
 PASTED = """accelerate launch --multi_gpu --gpu_ids 0,1,2,3,4,5,6,7 --num_processes 8 train.py training.batch_size=8
 training.max_iterations=400000 model.num_images=8 dataset.name=co3d debug.project_name=diffusionsfm_co3d
 debug.run_name=co3d_diffusionsfm_sparse""".split()
@@ -55,10 +57,37 @@ def test_the_published_commands_print_their_plan(f3rm_ext: Typed) -> None:
     done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED)
     assert done.code == 0, done.err
     assert "8 scenes on each of 8 processes, 64 in total" in done.out and "400,000" in done.out
+    assert "GPU memory at the peak of a step" in done.out and "activations" in done.out
     done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED_DENSE)
     assert done.code == 0, done.err
     assert "4 scenes on each of 8 processes, 32 in total" in done.out and "429.6 M" in done.out
-    assert "After 50,000 steps" in done.out
+    assert "After 50,000 steps" in done.out and "GPU memory after 50,000 steps" in done.out
+
+
+def test_the_published_commands_train_ten_steps_with_debug_settings(
+    f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path
+) -> None:
+    """Of each command the settings stay; the debug ones make model, data and steps small."""
+    sparse, dense = tmp_path / "sparse", tmp_path / "dense"
+    more = (*debug_settings, "training.max_iterations=10")
+    first = PASTED.index("train.py") + 1
+    done = f3rm_ext("sfm", "train", *PASTED[first:], *more, f"hydra.run.dir={sparse}")
+    assert done.code == 0, done.err
+    weights = sparse / "checkpoints" / "ckpt_00000010.pth"
+    patches = ("training.full_num_patches_x=32", "training.full_num_patches_y=32")
+    done = f3rm_ext(
+        *("sfm", "train", *PASTED_DENSE[first:], *more, *patches),
+        *(f"training.pretrain_path={weights}", f"hydra.run.dir={dense}"),
+    )
+    assert done.code == 0, done.err
+    for run in (sparse, dense):
+        assert len((run / "losses.jsonl").read_text().splitlines()) == 10
+    changed = {
+        name.partition(".")[0]
+        for name, value in newest(dense)["state_dict"].items()
+        if name in newest(sparse)["state_dict"] and not torch.equal(value, newest(sparse)["state_dict"][name])
+    }
+    assert changed == {"rays"}, "encoder and transformer are frozen at first"
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
@@ -136,3 +165,30 @@ def test_accelerate_starts_a_pasted_command(run_command: Typed, debug_settings: 
     assert "2 scenes on each of 1 processes, 2 in total" in done.stdout
     assert "accelerate's mixed precision (bf16) is not used" in done.stdout
     assert len((tmp_path / "run" / "losses.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_two_processes_train_as_one_with_both_batches(
+    launcher: str, f3rm_ext: Typed, run_command: Typed, debug_settings: list[str], tmp_path: Path
+) -> None:
+    settings = [*debug_settings, "training.max_iterations=3", "training.mixed_precision=False"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    done = f3rm_ext("sfm", "train", *settings, "training.batch_size=4", f"hydra.run.dir={one}")
+    assert done.code == 0, done.err
+    of_two = [*settings, "training.batch_size=2", f"hydra.run.dir={two}"]
+    if launcher == "torchrun":
+        program = ("torchrun", "--nproc-per-node", 2, "--no-python", BIN / "f3rm-ext", "sfm", "train")
+    else:
+        script = ("accelerate", "launch", "--cpu", "--num_processes", 2, "--num_cpu_threads_per_process", 1, "train.py")
+        program = ("f3rm-ext", "sfm", "train", "--", *script)
+    done = run_command(*program, *of_two, fresh=True, OMP_NUM_THREADS="1")
+    assert done.code == 0, done.text
+    assert done.stdout.count("2 scenes on each of 2 processes, 4 in total") == 1
+    losses = [
+        [json.loads(line)["loss"] for line in (run / "losses.jsonl").read_text().splitlines()] for run in (one, two)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[1]) == 3
+    whole, halves = newest(one)["state_dict"], newest(two)["state_dict"]
+    for name, value in whole.items():
+        torch.testing.assert_close(halves[name], value, atol=1e-5, rtol=1e-4, msg=name)

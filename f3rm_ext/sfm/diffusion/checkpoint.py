@@ -11,7 +11,7 @@ from f3rm_ext.errors import CheckpointError, ExtractorError
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import load_state_dict
 from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING
-from f3rm_ext.sfm.diffusion.model import ModelSize, RayDiffuser, Stage
+from f3rm_ext.sfm.diffusion.model import IMAGE_SIDE_PX, ModelSize, RayDiffuser, Stage
 
 HEAD_CHANNELS = 72
 """Channels of an attention head in the published model; our sizes have 64."""
@@ -94,6 +94,19 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return to_our_names(load_state_dict(path))
     except ExtractorError as error:
         raise CheckpointError(str(error)) from error
+
+
+def image_side_px(path: Path) -> int:
+    """Returns the side of the images that a checkpoint was trained on; released ones do not tell it.
+
+    Args:
+        path: of a checkpoint that :func:`read_weights` reads.
+    """
+    if path.suffix == ".safetensors":
+        return IMAGE_SIDE_PX
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    settings = content.get("settings", {}) if isinstance(content, Mapping) else {}
+    return int(settings.get("dataset.image_size", IMAGE_SIDE_PX))
 
 
 def build_model(state: Mapping[str, Tensor], vit: VisionTransformer | None = None) -> RayDiffuser:

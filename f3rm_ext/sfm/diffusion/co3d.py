@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -38,6 +38,8 @@ BAD_DEPTH = frozenset(
 ANNOTATIONS, IMAGES = "co3d_annotations", "co3d"
 Split = Literal["train", "test"]
 _FARTHEST = 1e5
+_KEPT_IMAGES = 1000
+"""Images that are always cut alike stay in memory up to this number, in each process that reads them."""
 _CROP_SCALES = (0.8, 1.1)
 
 
@@ -60,6 +62,8 @@ class SceneSample(NamedTuple):
     """Camera to world, OpenCV axes, in the frame of the maps."""
     centers: Float[Tensor, "images 3"]
     """Positions in the frame of the maps."""
+    numbers: Int64[Tensor, " images"]
+    """Number of each image in the data set."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,26 @@ class _Sequence:
     category: str
     name: str
     frames: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A square of an image."""
+
+    pixels: UInt8[np.ndarray, "h w 3"]
+    depth: Float[np.ndarray, "cells cells"]
+    known: Bool[np.ndarray, "cells cells"]
+    size: tuple[int, int]
+    """Width and height of the whole image, pixels."""
+    corner: tuple[int, int]
+    """Left and upper edge of the square in it."""
+    side: int
+    """Side of the square in it."""
+
+
+def depth_path(image: Path) -> Path:
+    """Returns where the depth map of an image is."""
+    return image.parent.parent / "depths" / f"{image.name}.geometric.png"
 
 
 def read_depth(path: Path) -> Float[np.ndarray, "h w"]:
@@ -122,6 +146,7 @@ class Co3dScenes(Dataset[SceneSample]):
         self.root, self.split = root, split
         self.num_images, self.cells, self.patches = num_images, cells, patches
         self.image_size_px, self.augment, self.seed = image_size_px, augment, seed
+        self._kept: dict[int, _Cut] = {}
         self.sequences = [
             sequence for category in find_categories(root, categories, split) for sequence in self._read(category)
         ]
@@ -130,6 +155,10 @@ class Co3dScenes(Dataset[SceneSample]):
                 f"No sequence in {root / ANNOTATIONS} ({split}) has {num_images} images with usable cameras: download "
                 "more of CO3D, or lower model.num_images."
             )
+        frames = [frame for sequence in self.sequences for frame in sequence.frames]
+        for number, frame in enumerate(frames):
+            frame["number"] = number
+        self.num_frames = len(frames)
 
     def _read(self, category: str) -> list[_Sequence]:
         path = self.root / ANNOTATIONS / f"{category}_{self.split}.jgz"
@@ -162,35 +191,9 @@ class Co3dScenes(Dataset[SceneSample]):
         Raises:
             CaptureError: a file is missing or damaged.
         """
-        images, depths, known, ndc = [], [], [], []
-        sizes, corners, sides = [], [], []
-        for frame in frames:
-            path = self.root / IMAGES / frame["filepath"]
-            try:
-                with Image.open(path) as image:
-                    photo = image.convert("RGB")
-            except (OSError, ValueError) as error:
-                raise CaptureError(f"The image {path} cannot be read ({error}): download it again.") from error
-            left, upper, side = self._crop(photo.size, rng)
-            box = (left, upper, left + side, upper + side)
-            size = (self.image_size_px, self.image_size_px)
-            pixels = np.asarray(photo.crop(box).resize(size, Image.Resampling.BILINEAR), np.float32) / 255
-            images.append(torch.from_numpy(pixels).permute(2, 0, 1))
-            depth = read_depth(path.parent.parent / "depths" / f"{path.name}.geometric.png")
-            filled, there = fill_holes(_cut(depth, box, photo.size, self.cells))
-            depths.append(torch.from_numpy(filled))
-            known.append(torch.from_numpy(there))
-            sizes.append(photo.size)
-            corners.append((left, upper))
-            sides.append(side)
-            # Cells of the crop in the NDC of the whole image, whose short side spans -1 to 1.
-            share = side / min(photo.size)
-            middle = [
-                (size - 2 * corner - side) / min(photo.size)
-                for size, corner in zip(photo.size, (left, upper), strict=True)
-            ]
-            grid = cell_ndc(self.patches, self.patches, depths[0])
-            ndc.append(grid * share + grid.new_tensor(middle)[:, None, None])
+        cuts = [self._cut(frame, rng) for frame in frames]
+        sizes, corners, sides = ([getattr(cut, name) for cut in cuts] for name in ("size", "corner", "side"))
+        depth = torch.from_numpy(np.stack([cut.depth for cut in cuts])).double()
         annotated = PyTorch3DCameras(
             *(
                 torch.tensor(np.array([frame[key] for frame in frames], dtype=np.float64))
@@ -201,17 +204,38 @@ class Co3dScenes(Dataset[SceneSample]):
         cameras = whole.cropped(
             torch.tensor(corners, dtype=torch.float64), torch.tensor(sides, dtype=torch.float64), self.image_size_px
         )
-        depth = torch.stack(depths).double()
         scale = scene_scale(cameras, depth)
         local = cameras.from_first(scale)
+        pixels = torch.from_numpy(np.stack([cut.pixels for cut in cuts])).permute(0, 3, 1, 2)
         values = (
-            torch.stack(images),
+            pixels.float() / 255,
             render_maps(cameras, depth, scale),
-            torch.stack(known),
-            torch.stack(ndc),
+            torch.from_numpy(np.stack([cut.known for cut in cuts])),
+            torch.stack([_ndc(cut, self.patches) for cut in cuts]),
             *(cameras.focals_px, cameras.principals_px, local.rotations, local.centers),
         )
-        return SceneSample(*(value.float() for value in values))
+        numbers = torch.tensor([frame["number"] for frame in frames])
+        return SceneSample(*(value.float() for value in values), numbers=numbers)
+
+    def _cut(self, frame: dict[str, Any], rng: np.random.Generator) -> _Cut:
+        """Reads an image and its depth, unless it is in memory."""
+        if frame["number"] in self._kept:
+            return self._kept[frame["number"]]
+        path = self.root / IMAGES / frame["filepath"]
+        try:
+            with Image.open(path) as image:
+                photo = image.convert("RGB")
+        except (OSError, ValueError) as error:
+            raise CaptureError(f"The image {path} cannot be read ({error}): download it again.") from error
+        left, upper, side = self._crop(photo.size, rng)
+        box = (left, upper, left + side, upper + side)
+        pixels = photo.crop(box).resize((self.image_size_px, self.image_size_px), Image.Resampling.BILINEAR)
+        depth = read_depth(depth_path(path))
+        filled, known = fill_holes(_at_cells(depth, box, photo.size, self.cells))
+        cut = _Cut(np.asarray(pixels), filled, known, photo.size, (left, upper), side)
+        if not self.augment and len(self._kept) < _KEPT_IMAGES:
+            self._kept[frame["number"]] = cut
+        return cut
 
     def _crop(self, size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, int]:
         """Left, upper edge and side of a square in the middle, pixels; it may reach over the edge."""
@@ -247,7 +271,15 @@ def _has_sane_cameras(frames: Sequence[dict[str, Any]]) -> bool:
     return bool((np.abs(translations) <= _FARTHEST).all() and (np.abs(determinants - 1) <= 0.01).all())
 
 
-def _cut(
+def _ndc(cut: _Cut, patches: int) -> Float[Tensor, "2 patches patches"]:
+    """Patches of a square in the NDC of the whole image, whose short side spans -1 to 1."""
+    short = min(cut.size)
+    middle = [(size - 2 * corner - cut.side) / short for size, corner in zip(cut.size, cut.corner, strict=True)]
+    grid = cell_ndc(patches, patches, torch.empty(0, dtype=torch.float64))
+    return grid * (cut.side / short) + grid.new_tensor(middle)[:, None, None]
+
+
+def _at_cells(
     depth: Float[np.ndarray, "h w"], box: tuple[int, int, int, int], size: tuple[int, int], cells: int
 ) -> Float[np.ndarray, "cells cells"]:
     """The depth at the cells of a crop, nearest neighbour; 0 outside of the image. Depth may have another size."""

@@ -4,7 +4,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -12,7 +12,7 @@ from PIL import Image
 from f3rm_ext.capture.checks import DISTORTION
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.sfm.capture_cameras import CaptureCameras, read_capture_cameras
-from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, IMAGES, Split, write_depth
+from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, IMAGES, Split, depth_path, write_depth
 from f3rm_ext.sfm.endpoints import has_depth, read_depth
 from f3rm_ext.utils.atomic_files import write_atomic
 
@@ -21,6 +21,7 @@ MIN_QUALITY = 0.5
 MASK_THRESHOLD = 0.4
 """Share of full opacity above which a pixel of a mask belongs to the object."""
 _SET_LIST = "set_lists/set_lists_fewview_dev.json"
+_INTRINSICS = "ndc_isotropic"
 _SPLITS: tuple[Split, Split] = ("train", "test")
 Frames = dict[str, list[dict[str, Any]]]
 
@@ -69,7 +70,7 @@ def convert_captures(
             file = f"frame{index:06d}.jpg"
             with Image.open(capture.folder / frame["file_path"]) as image:
                 image.convert("RGB").save(folder / "images" / file, quality=95)
-            write_depth(folder / "depths" / f"{file}.geometric.png", read_depth(frame, capture.folder))
+            write_depth(depth_path(folder / "images" / file), read_depth(frame, capture.folder))
             split: Split = "test" if frame["file_path"] in held_out else "train"
             lists[split].setdefault(name, []).append(
                 {
@@ -100,22 +101,28 @@ def _require_depth_and_pinholes(capture: CaptureCameras, data: Path) -> None:
 # --- from CO3D -------------------------------------------------------------------------------------------------------
 
 
-def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambda done: None) -> dict[Split, int]:
+class Listed(NamedTuple):
+    """What came of a category."""
+
+    counts: dict[Split, int]
+    """Number of images in each list."""
+    missing: dict[str, Path]
+    """The first missing file of each sequence that lacks some; its frames with missing files are left out."""
+
+
+def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambda done: None) -> Listed:
     """Writes the lists of a category of CO3D v2 as RayDiffusion's preparation does.
 
     Frames are those of the few-view development set, of sequences whose viewpoint quality is above 0.5. Boxes hold the
     pixels of the masks above 0.4; frames with an empty mask are left out.
 
     Args:
-        root: folder that holds ``co3d`` with the category as downloaded.
+        root: folder that holds ``co3d`` with the category as downloaded, or some of its sequences.
         category: its name.
         on_frame: called with the number of frames done.
 
-    Returns:
-        Number of images in each list.
-
     Raises:
-        ConfigError: files of the category are missing.
+        ConfigError: a list of the category is missing, all images are, or its cameras are those of CO3D v1.
     """
     folder = root / IMAGES / category
     frames = _read(folder / "frame_annotations.jgz")
@@ -123,7 +130,7 @@ def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambd
     sets: Mapping[str, Iterable[Sequence[Any]]] = _read(folder / _SET_LIST)
     good = {name for name, entry in sequences.items() if (entry.get("viewpoint_quality_score") or 0) > MIN_QUALITY}
     by_path = {entry["image"]["path"]: entry for entry in frames}
-    counts: dict[Split, int] = {}
+    listed = Listed({}, {})
     done = 0
     for split in _SPLITS:
         lists: Frames = {}
@@ -132,14 +139,28 @@ def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambd
             on_frame(done)
             if name not in good or path not in by_path:
                 continue
-            box = _box_of_mask(root / IMAGES / by_path[path]["mask"]["path"])
-            viewpoint = by_path[path]["viewpoint"]
+            mask, viewpoint = root / IMAGES / by_path[path]["mask"]["path"], by_path[path]["viewpoint"]
+            if viewpoint.get("intrinsics_format", _INTRINSICS) != _INTRINSICS:
+                raise ConfigError(
+                    f"The cameras of {folder} are in {viewpoint['intrinsics_format']}, as in CO3D v1: download v2."
+                )
+            image = root / IMAGES / path
+            absent = [file for file in (image, depth_path(image), mask) if not file.is_file()]
+            if absent:
+                listed.missing.setdefault(name, absent[0])
+                continue
+            box = _box_of_mask(mask)
             if box is not None:
                 entry = {key: viewpoint[key] for key in ("R", "T", "focal_length", "principal_point")}
                 lists.setdefault(name, []).append({"filepath": path, "bbox": box, **entry})
         write_list(root, category, split, lists)
-        counts[split] = sum(map(len, lists.values()))
-    return counts
+        listed.counts[split] = sum(map(len, lists.values()))
+    if listed.missing and not any(listed.counts.values()):
+        raise ConfigError(
+            f"No sequence of {category} is complete: {next(iter(listed.missing.values()))} is missing, for one. "
+            "Download images, depths and masks of the sequences you want."
+        )
+    return listed
 
 
 def _read(path: Path) -> Any:

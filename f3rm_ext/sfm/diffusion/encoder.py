@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,6 +13,8 @@ from f3rm_ext.features.extractors.vit import VisionTransformer
 
 _POSITION_OFFSET = 0.1
 """DINOv2's own code stretches its position embedding by (n + 0.1) / n when it interpolates it."""
+
+_PARTS = ("patches", "middle", "last")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class Encoded:
     def of(self, images: list[int]) -> "Encoded":
         """Returns some of the images."""
         return Encoded(self.patches[:, images], self.middle[:, images], self.last[:, images])
+
+    def patches_only(self) -> "Encoded":
+        """Returns what a sparse model sees: no tokens of the middle and the last block."""
+        return Encoded(self.patches, self.middle[:, :, :0], self.last[:, :, :0])
 
 
 class ImageEncoder(nn.Module):
@@ -73,3 +79,37 @@ class ImageEncoder(nn.Module):
         final = self.vit.norm(x)[:, 1:].mT.unflatten(2, (rows, cols))
         made = (tensor.unflatten(0, (batch, count)) for tensor in (final, middle, x))
         return Encoded(*made)
+
+
+class FeatureCache:
+    """Features of images that are always cut alike, by a frozen encoder: each image is encoded once.
+
+    Images are encoded one by one, so that their features do not depend on the others in a batch.
+
+    Args:
+        encoder: of the images; it must not change.
+        dense: keep the tokens of the middle and the last block, too.
+    """
+
+    def __init__(self, encoder: ImageEncoder, dense: bool) -> None:
+        self.encoder, self.dense = encoder, dense
+        self._known: dict[int, Encoded] = {}
+
+    @staticmethod
+    def bytes_per_image(width: int, patches: int, dense: bool) -> int:
+        """Returns the memory of an image's features in float32."""
+        tokens = patches**2 + (2 * (patches**2 + 1) if dense else 0)
+        return 4 * width * tokens
+
+    @torch.no_grad()
+    def encode(self, images: Float[Tensor, "batch images 3 h w"], numbers: Int64[Tensor, "batch images"]) -> Encoded:
+        """Returns the features of images; those of a number that was seen before come from memory."""
+        scenes = []
+        for scene, of_scene in zip(images, numbers.tolist(), strict=True):
+            for image, number in zip(scene, of_scene, strict=True):
+                if number not in self._known:
+                    encoded = self.encoder(image[None, None])
+                    self._known[number] = encoded if self.dense else encoded.patches_only()
+            parts = [self._known[number] for number in of_scene]
+            scenes.append([torch.cat([getattr(part, name) for part in parts], dim=1) for name in _PARTS])
+        return Encoded(*(torch.cat(part) for part in zip(*scenes, strict=True)))

@@ -51,6 +51,7 @@ def predict_photos(
     photos: Sequence[UInt8[np.ndarray, "_ _ 3"]],
     focals_px: Sequence[float] | None = None,
     seed: int = 0,
+    side_px: int = IMAGE_SIDE_PX,
 ) -> CameraSet:
     """Predicts the cameras of photos of one scene, in the frame of the first; its median point has distance 1.
 
@@ -61,6 +62,7 @@ def predict_photos(
         photos: two or more.
         focals_px: focal lengths in pixels; None predicts them, too. Principal points are in the middle.
         seed: of the noise.
+        side_px: side of the images that the model was trained on.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -70,18 +72,18 @@ def predict_photos(
     images = []
     for photo, (left, upper), side in zip(photos, corners.int().tolist(), sides.int().tolist(), strict=True):
         crop = Image.fromarray(photo).crop((left, upper, left + side, upper + side))
-        pixels = np.asarray(crop.resize((IMAGE_SIDE_PX, IMAGE_SIDE_PX), Image.Resampling.BILINEAR), np.float32) / 255
+        pixels = np.asarray(crop.resize((side_px, side_px), Image.Resampling.BILINEAR), np.float32) / 255
         images.append(torch.from_numpy(pixels).permute(2, 0, 1))
-    patches = IMAGE_SIDE_PX // model.encoder.vit.patch_px
+    patches = side_px // model.encoder.vit.patch_px
     ndc = cell_ndc(patches, patches, images[0]).expand(len(images), -1, -1, -1)
     generator = torch.Generator(device).manual_seed(seed)
     maps = predict_maps(model, torch.stack(images).to(device), ndc.to(device), generator).cpu()
-    scale = (sides / IMAGE_SIDE_PX)[:, None]
+    scale = (sides / side_px)[:, None]
     intrinsics: tuple[Tensor, Tensor] | Unknown = "focal"
     if focals_px is not None:
         focals = torch.tensor(focals_px, dtype=torch.float64)[:, None].expand(-1, 2) / scale
         intrinsics = (focals, (sizes / 2 - corners) / scale)
-    found = recover_cameras(maps, torch.full_like(sizes, IMAGE_SIDE_PX), intrinsics)
+    found = recover_cameras(maps, torch.full_like(sizes, side_px), intrinsics)
     return replace(
         found, focals_px=found.focals_px * scale, principals_px=found.principals_px * scale + corners, sizes_px=sizes
     )

@@ -1,6 +1,7 @@
 """Training of both stages, on one process or several (``accelerate launch``).
 
-Everything random is a function of the seed, the step and the process, so that a resumed run continues exactly.
+Everything random is a function of the seed, the step and the number of the sample: a resumed run continues exactly, and
+several processes do what one with all of their scenes would.
 """
 
 import dataclasses
@@ -18,12 +19,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, default_collate
 
+from f3rm_ext import compat
 from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError
 from f3rm_ext.features.extractors.dino import Dinov2Config, Dinov2Extractor
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import load_state_dict, resolve
 from f3rm_ext.sfm.diffusion import checkpoint as files
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes, SceneSample
+from f3rm_ext.sfm.diffusion.encoder import Encoded, FeatureCache
 from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, masked_loss
 from f3rm_ext.sfm.diffusion.plan import set_trained
 from f3rm_ext.sfm.diffusion.prediction import evaluate
@@ -39,6 +42,8 @@ EVALUATED_SETS = 8
 """Image sets of an evaluation."""
 _KEPT = 2
 _MAX_NORM = 1.0
+_MOST_FEATURES_BYTES = 1 << 30
+_BETA1 = 0.9
 _SLOWER = 0.1
 """Factor on the learning rate of encoder and transformer in the dense stage."""
 Report = Callable[[int, float], None]
@@ -72,13 +77,14 @@ class EncodeAndPredict(nn.Module):
 
     def forward(
         self,
-        images: Float[Tensor, "batch images 3 h w"],
+        images: Float[Tensor, "batch images 3 h w"] | Encoded,
         noisy: Float[Tensor, "batch images 8 cells cells"],
         steps: Int64[Tensor, " batch"],
         ndc: Float[Tensor, "batch images 2 patches patches"],
         known: Float[Tensor, "batch images cells cells"],
     ) -> Float[Tensor, "batch images 8 cells cells"]:
-        return self.model(noisy, steps, self.model.encoder(images), ndc, known)
+        encoded = images if isinstance(images, Encoded) else self.model.encoder(images)
+        return self.model(noisy, steps, encoded, ndc, known)
 
 
 def make_accelerator() -> "tuple[Accelerator, str | None]":
@@ -143,7 +149,9 @@ class Training:
             self.iteration = int(saved["iteration"])
         self.alphas_bar = make_scheduler().alphas_cumprod.to(self.device)
         training = settings.training
-        self.amp = training.mixed_precision and self.device.type != "cpu"
+        self.amp = training.mixed_precision and (
+            self.device.type != "cpu" or (training.bfloat and compat.has_bfloat16_matrix_units())
+        )
         self.dtype = torch.bfloat16 if training.bfloat else torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp and not training.bfloat)
         self._prepare()
@@ -190,9 +198,21 @@ class Training:
                 is_slow = training.dpt_head and name.startswith(("encoder.", "transformer."))
                 (slow if is_slow else fast).append(parameter)
         groups = [{"params": fast, "lr": training.lr}, {"params": slow, "lr": _SLOWER * training.lr}]
-        self.optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+        self.optimizer = torch.optim.Adam(
+            [group for group in groups if group["params"]], betas=(_BETA1, training.beta2)
+        )
+        self.features = self._feature_cache()
         self.model = self.accelerator.prepare_model(EncodeAndPredict(self.network))
         self.model.train()
+
+    def _feature_cache(self) -> FeatureCache | None:
+        """Keeps the features of images that are always cut alike, if their encoder is frozen and they fit."""
+        encoder, dense = self.network.encoder, self.network.stage == "dense"
+        is_frozen = not any(parameter.requires_grad for parameter in encoder.parameters())
+        size = FeatureCache.bytes_per_image(encoder.width, self.settings.patches, dense) * self.dataset.num_frames
+        if not is_frozen or self.dataset.augment or size > _MOST_FEATURES_BYTES:
+            return None
+        return FeatureCache(encoder, dense)
 
     def run(
         self,
@@ -252,14 +272,16 @@ class Training:
         count = model.num_images
         if model.random_num_images:
             count = int(torch.randint(2, count + 1, (1,), generator=shared))
-        own = torch.Generator(self.device)
-        own.manual_seed(seed_of(training.seed, 1, self.iteration, self.accelerator.process_index))
         clean, known = sample.maps[:, :count], sample.known[:, :count]
-        steps = torch.randint(STEPS, (batch,), generator=own, device=self.device)
-        noise = torch.randn(clean.shape, generator=own, device=self.device)
+        first = (self.iteration * self.accelerator.num_processes + self.accelerator.process_index) * batch
+        drawn = [self._draw(first + place, clean.shape[1:]) for place in range(batch)]
+        steps, noise = (torch.stack(values) for values in zip(*drawn, strict=True))
         noisy = add_noise(clean, noise, steps, known, self.alphas_bar)
+        images: Tensor | Encoded = sample.images[:, :count]
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.amp):
-            predicted = self.model(sample.images[:, :count], noisy, steps, sample.ndc[:, :count], known)
+            if self.features is not None:
+                images = self.features.encode(sample.images[:, :count], sample.numbers[:, :count])
+            predicted = self.model(images, noisy, steps, sample.ndc[:, :count], known)
         loss = masked_loss(predicted.float(), clean, known, training.l1_loss)
         value = float(self.accelerator.reduce(loss.detach(), "mean"))  # type: ignore[arg-type]
         if not math.isfinite(value):
@@ -277,6 +299,13 @@ class Training:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value
+
+    def _draw(self, number: int, shape: torch.Size) -> tuple[Int64[Tensor, ""], Float[Tensor, "images 8 cells cells"]]:
+        """The step of the schedule and the noise of a sample."""
+        generator = torch.Generator(self.device)
+        generator.manual_seed(seed_of(self.settings.training.seed, 1, number))
+        step = torch.randint(STEPS, (), generator=generator, device=self.device)
+        return step, torch.randn(shape, generator=generator, device=self.device)
 
     def evaluate(self, held_out: Co3dScenes) -> dict[str, float]:
         """Returns means over image sets: RRA@15, RTA@15, AUC@30 and the accuracy of camera centres."""

@@ -106,28 +106,89 @@ def test_bad_data_is_told(room: Path, tmp_path: Path, tiny_capture: Path) -> Non
         co3d_lists.convert_captures([distorted], tmp_path / "out", "room")
 
 
-def test_lists_of_co3d_are_made_from_its_annotations(tmp_path: Path) -> None:
-    folder = tmp_path / "co3d" / "apple"
+def make_co3d(root: Path, names: tuple[str, ...] = ("110_1_1", "110_1_2", "110_1_3"), frames: int = 4) -> Path:
+    """Writes an apple of CO3D v2 with all files that a download has; the last sequence is of bad quality."""
+    folder = root / "co3d" / "apple"
     (folder / "set_lists").mkdir(parents=True)
-    viewpoint = {"R": np.eye(3).tolist(), "T": [0, 0, 1], "focal_length": [2, 2], "principal_point": [0, 0]}
-    frames = []
-    for name, mask in (("a", 255), ("b", 255), ("bad", 255), ("a_empty", 90)):
-        pixels = np.zeros((20, 30), np.uint8)
-        pixels[5:9, 10:25] = mask
-        (folder / "masks").mkdir(exist_ok=True)
-        Image.fromarray(pixels).save(folder / "masks" / f"{name}.png")
-        image, masked = {"path": f"apple/{name}.jpg"}, {"path": f"apple/masks/{name}.png"}
-        frames.append({"image": image, "mask": masked, "viewpoint": viewpoint})
-    sequences = [{"sequence_name": n, "viewpoint_quality_score": q} for n, q in (("s", 0.9), ("t", 0.2))]
-    for file, content in (("frame_annotations.jgz", frames), ("sequence_annotations.jgz", sequences)):
+    annotations, sets = [], {"train": [], "val": [], "test": []}
+    for name in names:
+        for part in ("images", "depths", "masks", "depth_masks"):
+            (folder / name / part).mkdir(parents=True)
+        for number in range(frames):
+            image, mask = f"apple/{name}/images/frame{number:06d}.jpg", f"apple/{name}/masks/frame{number:06d}.png"
+            pixels = np.zeros((40, 30), np.uint8)
+            pixels[5:9, 10:25] = 90 if number == 3 else 255  # too faint for a mask
+            Image.fromarray(np.full((40, 30, 3), 40 * number, np.uint8)).save(root / "co3d" / image)
+            Image.fromarray(pixels).save(root / "co3d" / mask)
+            Image.fromarray(pixels).save(folder / name / "depth_masks" / f"frame{number:06d}.png")
+            co3d.write_depth(co3d.depth_path(root / "co3d" / image), np.full((40, 30), 2.0 + number))
+            turned = [[np.cos(number), 0, -np.sin(number)], [0, 1, 0], [np.sin(number), 0, np.cos(number)]]
+            annotations.append(
+                {
+                    **{"sequence_name": name, "frame_number": number, "frame_timestamp": 0.1 * number},
+                    "image": {"path": image, "size": [40, 30]},
+                    "depth": {
+                        "path": f"apple/{name}/depths/frame{number:06d}.jpg.geometric.png",
+                        "scale_adjustment": 1.0,
+                        "mask_path": f"apple/{name}/depth_masks/frame{number:06d}.png",
+                    },
+                    "mask": {"path": mask, "mass": 60.0},
+                    "viewpoint": {
+                        **{"R": np.array(turned).tolist(), "T": [0.0, 0.0, 3.0]},
+                        **{"focal_length": [2.0, 2.0], "principal_point": [0.0, 0.0]},
+                        "intrinsics_format": "ndc_isotropic",
+                    },
+                }
+            )
+            sets["test" if number == 1 else "train"].append([name, number, image])
+    sequences = [
+        {"sequence_name": name, "category": "apple", "viewpoint_quality_score": 0.2 if name == names[-1] else 0.9}
+        for name in names
+    ]
+    for file, content in (("frame_annotations.jgz", annotations), ("sequence_annotations.jgz", sequences)):
         (folder / file).write_bytes(gzip.compress(json.dumps(content).encode()))
-    sets = {
-        "train": [["s", 1, "apple/a.jpg"], ["t", 1, "apple/bad.jpg"], ["s", 2, "apple/a_empty.jpg"]],
-        "test": [["s", 3, "apple/b.jpg"]],
-    }
     (folder / co3d_lists._SET_LIST).write_text(json.dumps(sets))
-    assert co3d_lists.list_co3d(tmp_path, "apple") == {"train": 1, "test": 1}
+    return folder
+
+
+def test_co3d_as_downloaded_is_read(tmp_path: Path) -> None:
+    make_co3d(tmp_path)
+    assert co3d_lists.list_co3d(tmp_path, "apple") == ({"train": 4, "test": 2}, {})
     with gzip.open(tmp_path / "co3d_annotations" / "apple_train.jgz") as stream:
-        assert json.load(stream) == {"s": [{"filepath": "apple/a.jpg", "bbox": [10, 5, 25, 9], **viewpoint}]}
+        listed = json.load(stream)
+    assert sorted(listed) == ["110_1_1", "110_1_2"]
+    first = listed["110_1_1"][0]
+    assert first["filepath"] == "apple/110_1_1/images/frame000000.jpg" and first["bbox"] == [10, 5, 25, 9]
+    data = scenes(tmp_path, categories=["apple"], num_images=2)
+    assert data.num_frames == 4
+    scene = data[0]
+    brightness, depth = (255 * scene.images[:, 0, 0, 0]).round(), (2 + torch.tensor([0, 2.0]))
+    order = (brightness / 80).long()  # frames 0 and 2
+    _, endpoints = map_points(scene.maps)
+    local = (endpoints - scene.centers[:, None, None]) @ scene.rotations[:, None]
+    ratio = local[0, 0, 0, 2] / local[1, 0, 0, 2]
+    torch.testing.assert_close(ratio, depth[order[0]] / depth[order[1]], atol=1e-3, rtol=0)
     with pytest.raises(ConfigError, match="download the category again"):
         co3d_lists.list_co3d(tmp_path, "cup")
+
+
+def test_a_subset_of_co3d_says_what_is_missing(tmp_path: Path) -> None:
+    folder = make_co3d(tmp_path)
+    gone = folder / "110_1_2" / "depths" / "frame000002.jpg.geometric.png"
+    gone.unlink()
+    counts, missing = co3d_lists.list_co3d(tmp_path, "apple")
+    assert counts == {"train": 3, "test": 2} and missing == {"110_1_2": gone}
+    for name in ("110_1_1", "110_1_2"):
+        for path in (folder / name / "masks").iterdir():
+            path.unlink()
+    with pytest.raises(ConfigError, match="No sequence of apple is complete"):
+        co3d_lists.list_co3d(tmp_path, "apple")
+
+
+def test_cameras_of_co3d_1_are_refused(tmp_path: Path) -> None:
+    folder = make_co3d(tmp_path)
+    path = folder / "frame_annotations.jgz"
+    old = gzip.decompress(path.read_bytes()).replace(b"ndc_isotropic", b"ndc_norm_image_bounds")
+    path.write_bytes(gzip.compress(old))
+    with pytest.raises(ConfigError, match="as in CO3D v1"):
+        co3d_lists.list_co3d(tmp_path, "apple")

@@ -1,0 +1,52 @@
+"""DiffusionSfM as a front end of ``f3rm-ext sfm process``: ``--method diffusionsfm``."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.sfm.diffusion.checkpoint import build_model, image_side_px, read_weights
+from f3rm_ext.sfm.diffusion.prediction import predict_photos
+from f3rm_ext.sfm.estimators import PredictedPoses
+
+WEIGHTS = "F3RM_EXT_DIFFUSIONSFM"
+"""Environment variable with the path of a checkpoint."""
+_EXIF, _FOCAL_MM = 0x8769, 37386
+
+
+def predict(images: Sequence[Path], /) -> PredictedPoses:
+    """Predicts the cameras of photos; the first is the frame, and its median point has distance 1.
+
+    Focal lengths are those of the model where EXIF has none.
+
+    Raises:
+        ConfigError: no weights are given.
+        CheckpointError: the weights cannot be used.
+    """
+    path = os.environ.get(WEIGHTS)
+    if not path:
+        raise ConfigError(
+            f"--method diffusionsfm needs weights: set {WEIGHTS} to a checkpoint that `f3rm-ext sfm train` wrote or "
+            "that github.com/QitaoZhao/DiffusionSfM links to."
+        )
+    model = build_model(read_weights(Path(path)))
+    read = [_read(image) for image in images]
+    cameras = predict_photos(model, [pixels for pixels, _ in read], side_px=image_side_px(Path(path)))
+    viewmats = np.tile(np.eye(4), (len(images), 1, 1))
+    viewmats[:, :3, :3] = cameras.rotations.numpy().transpose(0, 2, 1)
+    viewmats[:, :3, 3] = -(viewmats[:, :3, :3] @ cameras.centers.numpy()[:, :, None])[:, :, 0]
+    focals_px = cameras.focals_px.mean(dim=1).tolist()
+    return PredictedPoses(
+        {image.name: viewmat for image, viewmat in zip(images, viewmats, strict=True)},
+        {image.name: focal for image, (_, told), focal in zip(images, read, focals_px, strict=True) if not told},
+    )
+
+
+def _read(path: Path) -> tuple[UInt8[np.ndarray, "_ _ 3"], bool]:
+    """Pixels, and whether EXIF tells the focal length."""
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB")), _FOCAL_MM in image.getexif().get_ifd(_EXIF)
