@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
 
 Architecture = Literal["resnet18", "resnet50"]
 Algorithm = Literal["v2", "v3"]
-PresetName = Literal["none", "low-vram", "optimized-16gb", "batch-80", "batch-128"]
+PresetName = Literal["none", "auto", "low-vram", "optimized-16gb", "batch-80", "batch-128"]
 _DEFAULTS = {"batch_size": 64, "epochs": 100, "gradient_accumulation_steps": 1, "use_amp": False}
 
 
@@ -25,7 +26,10 @@ class TrainConfig:
     resume: bool = False
     """Go on with the run in --output."""
     preset: PresetName = "none"
-    """Values for the options below that are not given: those of the VRAM guide, by name."""
+    """Values for the options below that are not given: those of the VRAM guide, by name. auto: the largest batch that
+    fits, with the queue that suits it and the data."""
+    memory_gib: float | None = None
+    """Memory to plan for, GiB, above 0; by default the device's. A training that would take more is refused."""
     algorithm: Algorithm = "v2"
     """v2: a queue of keys. v3: the other images of the batch are the negatives, and there is no queue."""
     architecture: Architecture = "resnet18"
@@ -62,6 +66,14 @@ class TrainConfig:
     """Processes that make views, 0 or more; 0 makes them in the training process."""
     save_every: int = 500
     """Optimiser steps between checkpoints, 1 or more."""
+    multiprocessing_distributed: bool = False
+    """Start one process per GPU of this machine, as the original MoCo does. torchrun and accelerate do it too."""
+    world_size: int = 1
+    """Machines, with --multiprocessing-distributed."""
+    rank: int = 0
+    """This machine, from 0, with --multiprocessing-distributed."""
+    dist_url: str = "tcp://127.0.0.1:29400"
+    """Address and free port of the first machine, with --multiprocessing-distributed."""
     device: str = "auto"
     """Where to train: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
 
@@ -71,7 +83,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be {low} or more.")
-        for name in ("learning_rate", "temperature"):
+        for name in ("learning_rate", "temperature", "memory_gib"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be above 0.")
@@ -111,7 +123,7 @@ class Plan:
         names = ("algorithm", "architecture", "use_amp", "image_size", "weight_decay", "mask_same_image")
         given = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "temperature": self.temperature}
-        numbers = ("batch_size", "queue_size", "gradient_accumulation_steps", "epochs", "images")
+        numbers = ("batch_size", "queue_size", "gradient_accumulation_steps", "epochs", "images", "processes")
         return {**given, **own, **{name: getattr(self.pair, name) for name in numbers}}
 
     def announcement(self) -> list[str]:
@@ -119,13 +131,13 @@ class Plan:
         pair, config = self.pair, self.config
         lines = [
             f"MoCo {config.algorithm}, {config.architecture} at {config.image_size} px, {pair.images} images.",
-            f"Effective batch: {pair.effective_batch} ({pair.batch_size} × {pair.processes} process"
-            f" × {self.accumulation} accumulated). AMP: {config.use_amp}.",
+            f"Effective batch: {pair.effective_batch} ({pair.batch_size} × {pair.processes} "
+            f"process{'es' if pair.processes > 1 else ''} × {self.accumulation} accumulated). AMP: {config.use_amp}.",
             f"Optimiser steps: {self.steps}, {self.steps * (1 - self.momentum):.1f} time constants of the momentum "
             f"{self.momentum:g}.",
         ]
         if config.algorithm == "v3":
-            lines.append(f"v3 has no queue: the {pair.batch_size - 1} other images of a batch are the negatives.")
+            lines.append(f"v3 has no queue: the {pair.gathered_batch - 1} other images of a batch are the negatives.")
         else:
             handled = "masked" if config.mask_same_image else "NOT masked"
             lines.append(
@@ -170,12 +182,19 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
     config = replace(config, **filled)
     batch, accumulation, epochs = config.batch_size, config.gradient_accumulation_steps, config.epochs
     assert batch is not None and accumulation is not None and epochs is not None
-    if images < batch:
-        raise ConfigError(f"There are {images} pictures, fewer than a batch of {batch}: use --batch-size {images}.")
+    processes = world_size()
+    if images < batch * processes:
+        each = f" of {processes} processes" if processes > 1 else ""
+        raise ConfigError(
+            f"There are {images} pictures, fewer than a batch of {batch * processes}{each}: use --batch-size "
+            f"{images // processes}."
+        )
     v3 = config.algorithm == "v3"
-    queue = config.queue_size or (preset.queue_size if preset else advised_queue(images, batch * accumulation))
+    queue = config.queue_size or (
+        preset.queue_size if preset else advised_queue(images, batch * processes * accumulation)
+    )
     momentum = config.momentum if config.momentum is not None else (0.99 if v3 else 0.999)
-    pair = Pair(batch, batch if v3 else queue, images, 1, accumulation, epochs, momentum)
+    pair = Pair(batch, batch * processes if v3 else queue, images, processes, accumulation, epochs, momentum)
     if pair.optimizer_steps == 0:
         raise ConfigError(
             f"{epochs} passes over {images} pictures are not one step of {accumulation} batches of {batch}: "

@@ -1,6 +1,5 @@
 """The training: one optimiser step, checkpoints, and going on from them."""
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from f3rm_ext.engine.ranks import Ranks, rank, world_size
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.moco import losses
 from f3rm_ext.moco.encoder import DIM, Encoder, predictor
-from f3rm_ext.moco.momentum import cosine_momentum, update_momentum
+from f3rm_ext.moco.momentum import cosine_momentum, update_momentum, update_statistics
 from f3rm_ext.moco.options import Plan, differences
+from f3rm_ext.moco.processes import gathered, mean_over_ranks, sync_batch_norms
 from f3rm_ext.moco.queue import KeyQueue, queue_from_state
 from f3rm_ext.moco.views import Batch, number_from
 
@@ -45,6 +46,10 @@ class StepResult:
 class Training:
     """Networks, queue and optimiser of a training.
 
+    In v2 the key encoder normalises by running statistics, which follow the query encoder's like its parameters
+    (EMAN, arXiv 2101.08482). With statistics of its batch it would tell the positive key from those of the queue by
+    them; the original shuffles batches over GPUs for that reason. The negatives of v3 are of the same batch.
+
     Args:
         plan: What to train.
         fingerprint: Of the tiles, to see whether image ids mean the same after a resume.
@@ -60,14 +65,29 @@ class Training:
         if config.use_amp and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --use-amp False.")
         torch.manual_seed(number_from(config.seed, "weights"))
-        self.query = Encoder(config.architecture, config.algorithm, config.use_grad_checkpointing).to(device)
-        self.key = copy.deepcopy(self.query).requires_grad_(False)
-        self.predictor = predictor().to(device) if config.algorithm == "v3" else None
+        self.query, self.key = (
+            Encoder(config.architecture, config.algorithm, config.use_grad_checkpointing) for _ in range(2)
+        )
+        self.key.load_state_dict(self.query.state_dict())
+        self.key.requires_grad_(False)
+        self.predictor = predictor() if config.algorithm == "v3" else None
+        if device.type != "cpu":  # tensors without values cannot be moved
+            self.query.to(device)
+            self.key.to(device)
+            if self.predictor is not None:
+                self.predictor.to(device)
+        self._ranks = Ranks() if world_size() > 1 else None
+        if self._ranks is not None:
+            for network in (self.query, self.key, self.predictor):
+                if network is not None:
+                    sync_batch_norms(network)
         self.queue = None
         if config.algorithm == "v2":
+            self.key.eval()
             self.queue = KeyQueue(plan.pair.queue_size, DIM[config.algorithm]).to(device)
-        trained = [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]
-        self.optimizer = torch.optim.SGD(trained, lr=plan.learning_rate, momentum=0.9, weight_decay=config.weight_decay)
+        self.optimizer = torch.optim.SGD(
+            self._trained(), lr=plan.learning_rate, momentum=0.9, weight_decay=config.weight_decay
+        )
         self.step = 0
 
     @property
@@ -99,6 +119,8 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         update_momentum(self.key, self.query, self.momentum)
+        if self.queue is not None:  # from the first step on these are means, not remains of the start
+            update_statistics(self.key, self.query, min(self.momentum, self.step / (self.step + 1)))
         self.optimizer.zero_grad(set_to_none=True)
         written: list[tuple[Tensor, Tensor]] = []
         total = accuracy = torch.zeros((), device=self.device)
@@ -107,14 +129,17 @@ class Training:
             one, two, numbers = (part.to(self.device, non_blocking=True) for part in next(batches))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bool(self.plan.config.use_amp)):
                 loss, hits, query, key = self._loss(one, two, numbers)
-            (loss / accumulation).backward()
-            written.append((key, numbers))
+            (loss / (accumulation * world_size())).backward()
+            written.append((gathered(key), gathered(numbers)))
             total, accuracy = total + loss.detach() / accumulation, accuracy + hits / accumulation
+        if self._ranks is not None:
+            self._ranks.sum_gradients(self._trained())
         self.optimizer.step()
         if self.queue is not None:
             for keys, numbers in written:
                 self.queue.enqueue(keys, numbers)
         self.step += 1
+        total, accuracy = mean_over_ranks(torch.stack([total, accuracy])).unbind()
         return StepResult(total, accuracy, query.detach(), key)
 
     def _loss(self, one: Tensor, two: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -132,9 +157,26 @@ class Training:
         query_1, query_2 = (self._predicted(view) for view in (one, two))
         with torch.no_grad():
             key_1, key_2 = self.key(one), self.key(two)
-        loss = losses.symmetric_loss(query_1, query_2, key_1, key_2, temperature)
-        hits = losses.pretext_accuracy(losses.batch_logits(query_1.detach(), key_2, temperature))
-        return loss, hits, query_1, key_2
+        key_1, key_2, first = gathered(key_1), gathered(key_2), rank() * len(one)
+        loss = losses.symmetric_loss(query_1, query_2, key_1, key_2, temperature, first)
+        hits = losses.pretext_accuracy(losses.batch_logits(query_1.detach(), key_2, temperature, first))
+        return loss, hits, query_1, key_2[first : first + len(one)]
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]
+
+    def require_same(self) -> None:
+        """Checks that all processes hold the same parameters.
+
+        Raises:
+            RankError: They do not.
+        """
+        if self._ranks is not None:
+            self._ranks.require_same(self.query.named_parameters(), f"after step {self.step}")
+
+    def agreed(self, number: int) -> int:
+        """Returns the largest of the numbers of all processes."""
+        return number if self._ranks is None else max(value for (value,) in self._ranks.share([number]))
 
     def _predicted(self, view: Tensor) -> Tensor:
         assert self.predictor is not None
@@ -177,12 +219,12 @@ class Training:
             self.predictor.load_state_dict(state["predictor"])
         self.optimizer.load_state_dict(state["optimizer"])
         said = []
-        same_batches = all(
-            before[name] == now[name] for name in ("batch_size", "gradient_accumulation_steps", "images", "epochs")
-        )
+        batches = ("batch_size", "gradient_accumulation_steps", "processes")
+        before = {"processes": 1, **before}  # of versions that knew one
+        same_batches = all(before[name] == now[name] for name in (*batches, "images", "epochs"))
         self.step = state["step"]
         if not same_batches:  # the same part of the training is done, in other steps
-            done = state["step"] * before["batch_size"] * before["gradient_accumulation_steps"]
+            done = state["step"] * math.prod(before[name] for name in batches)
             self.step = min(self.plan.steps, done // self.plan.pair.effective_batch)
         changed = differences(before, now)
         if changed:
