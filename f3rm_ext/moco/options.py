@@ -11,7 +11,10 @@ from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
 
 Architecture = Literal["resnet18", "resnet50"]
 Algorithm = Literal["v2", "v3"]
+OptimizerName = Literal["sgd", "lars", "adamw"]
 PresetName = Literal["none", "auto", "low-vram", "optimized-16gb", "batch-80", "batch-128"]
+_RATES: dict[OptimizerName, tuple[float, float]] = {"sgd": (0.03, 1e-4), "lars": (0.3, 1e-6), "adamw": (1.5e-4, 0.1)}
+"""Learning rates for a batch of 256, and weight decays, of the papers."""
 _DEFAULTS = {"batch_size": 64, "epochs": 100, "gradient_accumulation_steps": 1, "use_amp": False}
 
 
@@ -48,10 +51,15 @@ class TrainConfig:
     """Recompute the inside of residual blocks in the backward pass: less memory, more time."""
     image_size: int = 64
     """Side of the views, px, 32 or more."""
+    optimizer: OptimizerName | None = None
+    """By default sgd, or lars with v3."""
     learning_rate: float | None = None
-    """Of SGD at the start of its cosine, above 0; by default 0.03 × effective batch / 256."""
-    weight_decay: float = 1e-4
-    """Of SGD, 0 or more."""
+    """At the start of its cosine, above 0; by default effective batch / 256 times 0.03 (sgd), 0.3 (lars) or 1.5e-4
+    (adamw)."""
+    warmup_epochs: int | None = None
+    """Passes in which the learning rate rises from 0, 0 or more; by default none, or a tenth of all with v3."""
+    weight_decay: float | None = None
+    """0 or more; by default 1e-4 (sgd), 1e-6 (lars) or 0.1 (adamw)."""
     momentum: float | None = None
     """Of the key encoder, 0 to below 1; by default 0.999, or 0.99 rising to 1 with v3."""
     temperature: float | None = None
@@ -79,7 +87,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         least = {"batch_size": 2, "queue_size": 1, "gradient_accumulation_steps": 1, "epochs": 1, "image_size": 32}
-        for name, low in {**least, "workers": 0, "save_every": 1, "weight_decay": 0}.items():
+        for name, low in {**least, "workers": 0, "save_every": 1, "weight_decay": 0, "warmup_epochs": 0}.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be {low} or more.")
@@ -107,6 +115,12 @@ class Plan:
     """Of the key encoder at the first step."""
     temperature: float
     """Of the loss."""
+    optimizer: OptimizerName
+    """Which."""
+    weight_decay: float
+    """Of the optimiser."""
+    warmup_steps: int
+    """Optimiser steps in which the learning rate rises."""
 
     @property
     def accumulation(self) -> int:
@@ -120,9 +134,10 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Returns what a checkpoint has to agree with, or differences to tell: plain values."""
-        names = ("algorithm", "architecture", "use_amp", "image_size", "weight_decay", "mask_same_image")
+        names = ("algorithm", "architecture", "use_amp", "image_size", "mask_same_image")
         given = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "temperature": self.temperature}
+        own |= {"optimizer": self.optimizer, "weight_decay": self.weight_decay, "warmup_steps": self.warmup_steps}
         numbers = ("batch_size", "queue_size", "gradient_accumulation_steps", "epochs", "images", "processes")
         return {**given, **own, **{name: getattr(self.pair, name) for name in numbers}}
 
@@ -200,8 +215,19 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
             f"{epochs} passes over {images} pictures are not one step of {accumulation} batches of {batch}: "
             "use more --epochs or a smaller --gradient-accumulation-steps."
         )
-    rate = config.learning_rate or 0.03 * pair.effective_batch / 256
-    return Plan(config, pair, rate, momentum, config.temperature or (1.0 if v3 else 0.2))
+    optimizer = config.optimizer or ("lars" if v3 else "sgd")
+    base_rate, decay = _RATES[optimizer]
+    warmup = config.warmup_epochs if config.warmup_epochs is not None else (epochs // 10 if v3 else 0)
+    return Plan(
+        config,
+        pair,
+        learning_rate=config.learning_rate or base_rate * pair.effective_batch / 256,
+        momentum=momentum,
+        temperature=config.temperature or (1.0 if v3 else 0.2),
+        optimizer=optimizer,
+        weight_decay=decay if config.weight_decay is None else config.weight_decay,
+        warmup_steps=warmup * pair.optimizer_steps // epochs,
+    )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.moco import losses
 from f3rm_ext.moco.encoder import DIM, Encoder, predictor
 from f3rm_ext.moco.momentum import cosine_momentum, update_momentum, update_statistics
+from f3rm_ext.moco.optimizers import make_optimizer
 from f3rm_ext.moco.options import Plan, differences
 from f3rm_ext.moco.processes import gathered, mean_over_ranks, sync_batch_norms
 from f3rm_ext.moco.queue import KeyQueue, queue_from_state
@@ -85,15 +86,17 @@ class Training:
         if config.algorithm == "v2":
             self.key.eval()
             self.queue = KeyQueue(plan.pair.queue_size, DIM[config.algorithm]).to(device)
-        self.optimizer = torch.optim.SGD(
-            self._trained(), lr=plan.learning_rate, momentum=0.9, weight_decay=config.weight_decay
-        )
+        self.optimizer = make_optimizer(plan.optimizer, self._trained(), plan.learning_rate, plan.weight_decay)
         self.step = 0
 
     @property
     def learning_rate(self) -> float:
-        """Rate of the next step: half a cosine from the first to 0."""
-        return self.plan.learning_rate * 0.5 * (1 + math.cos(math.pi * self.step / self.plan.steps))
+        """Rate of the next step: it rises along a line in the warm-up, then falls to 0 along half a cosine."""
+        warmup = self.plan.warmup_steps
+        if self.step < warmup:
+            return self.plan.learning_rate * (self.step + 1) / warmup
+        progress = (self.step - warmup) / max(1, self.plan.steps - warmup)
+        return self.plan.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
     @property
     def momentum(self) -> float:
@@ -127,6 +130,8 @@ class Training:
         query = key = total
         for _ in range(accumulation):
             one, two, numbers = (part.to(self.device, non_blocking=True) for part in next(batches))
+            if self.plan.config.use_amp:  # the layout for which reduced precision is fast
+                one, two = (view.contiguous(memory_format=torch.channels_last) for view in (one, two))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bool(self.plan.config.use_amp)):
                 loss, hits, query, key = self._loss(one, two, numbers)
             (loss / (accumulation * world_size())).backward()
@@ -204,10 +209,10 @@ class Training:
             Sentences about what differs from the run that was saved; none means the same trajectory.
 
         Raises:
-            CheckpointError: It is of another architecture or algorithm, or the run is finished.
+            CheckpointError: It is of another architecture, algorithm or optimiser, or the run is finished.
         """
-        before, now = state["plan"], self.plan.record()
-        for name in ("algorithm", "architecture"):
+        before, now = {"optimizer": "sgd", "processes": 1, **state["plan"]}, self.plan.record()
+        for name in ("algorithm", "architecture", "optimizer"):
             if before[name] != now[name]:
                 raise CheckpointError(
                     f"The checkpoint is of {name} {before[name]}, but {now[name]} is asked for: use "
@@ -220,7 +225,6 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         said = []
         batches = ("batch_size", "gradient_accumulation_steps", "processes")
-        before = {"processes": 1, **before}  # of versions that knew one
         same_batches = all(before[name] == now[name] for name in (*batches, "images", "epochs"))
         self.step = state["step"]
         if not same_batches:  # the same part of the training is done, in other steps
