@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 
 import numpy as np
 import torch
@@ -14,10 +15,13 @@ from torch.nn import functional
 from f3rm_ext.errors import ConfigError, reason_of
 from f3rm_ext.features.extractors.daisy import DaisyConfig, DaisyExtractor
 from f3rm_ext.features.extractors.weights import load_state_dict
-from f3rm_ext.moco.encoder import Backbone
+from f3rm_ext.moco.encoder import Backbone, make_backbone
 from f3rm_ext.moco.options import Architecture
 from f3rm_ext.moco.tiles import find_files, read_tile
 from f3rm_ext.moco.views import MEAN, STD, number_from
+from f3rm_ext.moco.vit import VitBackbone
+
+Network = Backbone | VitBackbone
 
 NEIGHBOURS = 20
 _BINS = 8
@@ -65,7 +69,7 @@ def read_labelled(folder: Path, side: int) -> Labelled:
     return Labelled(np.stack([image for images in found.values() for image in images]), torch.tensor(labels), (*found,))
 
 
-def open_backbone(path: Path) -> tuple[Backbone, Architecture]:
+def open_backbone(path: Path) -> tuple[Network, Architecture]:
     """Reads the weights of a training.
 
     Raises:
@@ -76,21 +80,23 @@ def open_backbone(path: Path) -> tuple[Backbone, Architecture]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            architecture = (file.metadata() or {}).get("architecture")
+            facts = file.metadata() or {}
+            architecture = facts.get("architecture")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} is not the backbone.safetensors of a training ({error}): give --weights.") from error
-    if architecture != "resnet18" and architecture != "resnet50":
+    if architecture not in get_args(Architecture):
         raise ConfigError(f"{path} does not say which network it is of: give the backbone.safetensors of a training.")
-    backbone = Backbone(architecture)
+    architecture = cast(Architecture, architecture)
+    backbone = make_backbone(architecture, int(facts["image_size"]))
     backbone.load_state_dict(load_state_dict(path))
     return backbone, architecture
 
 
 @torch.inference_mode()
 def network_features(
-    backbone: Backbone, images: UInt8[np.ndarray, "images side side 3"]
+    backbone: Network, images: UInt8[np.ndarray, "images side side 3"]
 ) -> Float[Tensor, "images feat"]:
-    """Returns the mean of the last feature map of each picture."""
+    """Returns the mean of the last feature map of each picture; of a ViT the class token."""
     backbone.eval()
     found = [backbone(_pixels(images[start : start + _BATCH])) for start in range(0, len(images), _BATCH)]
     return torch.cat(found).clone()
@@ -256,9 +262,9 @@ def evaluate(
     """
     backbone, architecture = open_backbone(weights)
 
-    def random_backbone(seed: int) -> Backbone:
+    def random_backbone(seed: int) -> Network:
         torch.manual_seed(number_from(seed, "random backbone"))
-        return Backbone(architecture)
+        return make_backbone(architecture, data.images.shape[1])
 
     fixed = {
         "pre-trained": network_features(backbone, data.images),
@@ -286,7 +292,7 @@ def evaluate(
 
 
 def fine_tuned(
-    network: Backbone,
+    network: Network,
     data: Labelled,
     train: Int[Tensor, "train"],
     test: Int[Tensor, "test"],

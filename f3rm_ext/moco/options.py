@@ -9,7 +9,7 @@ from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
 
-Architecture = Literal["resnet18", "resnet50"]
+Architecture = Literal["resnet18", "resnet50", "vit_small", "vit_base"]
 Algorithm = Literal["v2", "v3"]
 OptimizerName = Literal["sgd", "lars", "adamw"]
 PresetName = Literal["none", "auto", "low-vram", "optimized-16gb", "batch-80", "batch-128"]
@@ -36,7 +36,7 @@ class TrainConfig:
     algorithm: Algorithm = "v2"
     """v2: a queue of keys. v3: the other images of the batch are the negatives, and there is no queue."""
     architecture: Architecture = "resnet18"
-    """Backbone, trained from random initialisation."""
+    """Backbone, trained from random initialisation; ViTs have patches of 16 px."""
     batch_size: int | None = None
     """Images per forward pass, 2 or more; 64 without a preset."""
     queue_size: int | None = None
@@ -52,7 +52,7 @@ class TrainConfig:
     image_size: int = 64
     """Side of the views, px, 32 or more."""
     optimizer: OptimizerName | None = None
-    """By default sgd, or lars with v3."""
+    """By default adamw with ViTs, else lars with v3 and sgd with v2."""
     learning_rate: float | None = None
     """At the start of its cosine, above 0; by default effective batch / 256 times 0.03 (sgd), 0.3 (lars) or 1.5e-4
     (adamw)."""
@@ -63,7 +63,7 @@ class TrainConfig:
     momentum: float | None = None
     """Of the key encoder, 0 to below 1; by default 0.999, or 0.99 rising to 1 with v3."""
     temperature: float | None = None
-    """Of the loss, above 0; by default 0.2, or 1 with v3."""
+    """Of the loss, above 0; by default 0.2, or 1 with v3 and a ResNet."""
     mask_same_image: bool = True
     """Keys of the query's own image in the queue are no negatives."""
     color_jitter: bool = True
@@ -97,6 +97,10 @@ class TrainConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be above 0.")
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ConfigError(f"--momentum is {self.momentum}, outside 0 to below 1: 0.999 is usual.")
+        if self.architecture.startswith("vit") and self.image_size % 16:
+            raise ConfigError(
+                f"--image-size is {self.image_size}, but a ViT has patches of 16 px: use {self.image_size // 16 * 16}."
+            )
         if self.algorithm == "v3" and self.queue_size is not None:
             raise ConfigError("--queue-size is given, but v3 has no queue: leave it out, or use --algorithm v2.")
 
@@ -204,7 +208,7 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
             f"There are {images} pictures, fewer than a batch of {batch * processes}{each}: use --batch-size "
             f"{images // processes}."
         )
-    v3 = config.algorithm == "v3"
+    v3, vit = config.algorithm == "v3", config.architecture.startswith("vit")
     queue = config.queue_size or (
         preset.queue_size if preset else advised_queue(images, batch * processes * accumulation)
     )
@@ -215,7 +219,7 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
             f"{epochs} passes over {images} pictures are not one step of {accumulation} batches of {batch}: "
             "use more --epochs or a smaller --gradient-accumulation-steps."
         )
-    optimizer = config.optimizer or ("lars" if v3 else "sgd")
+    optimizer = config.optimizer or ("adamw" if vit else "lars" if v3 else "sgd")
     base_rate, decay = _RATES[optimizer]
     warmup = config.warmup_epochs if config.warmup_epochs is not None else (epochs // 10 if v3 else 0)
     return Plan(
@@ -223,7 +227,7 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
         pair,
         learning_rate=config.learning_rate or base_rate * pair.effective_batch / 256,
         momentum=momentum,
-        temperature=config.temperature or (1.0 if v3 else 0.2),
+        temperature=config.temperature or (1.0 if v3 and not vit else 0.2),
         optimizer=optimizer,
         weight_decay=decay if config.weight_decay is None else config.weight_decay,
         warmup_steps=warmup * pair.optimizer_steps // epochs,

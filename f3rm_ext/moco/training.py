@@ -67,11 +67,12 @@ class Training:
             raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --use-amp False.")
         torch.manual_seed(number_from(config.seed, "weights"))
         self.query, self.key = (
-            Encoder(config.architecture, config.algorithm, config.use_grad_checkpointing) for _ in range(2)
+            Encoder(config.architecture, config.algorithm, config.image_size, config.use_grad_checkpointing)
+            for _ in range(2)
         )
         self.key.load_state_dict(self.query.state_dict())
         self.key.requires_grad_(False)
-        self.predictor = predictor() if config.algorithm == "v3" else None
+        self.predictor = predictor(config.architecture) if config.algorithm == "v3" else None
         if device.type != "cpu":  # tensors without values cannot be moved
             self.query.to(device)
             self.key.to(device)
