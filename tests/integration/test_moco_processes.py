@@ -81,6 +81,29 @@ def test_one_interrupted_process_stops_all_and_they_go_on(
 
 
 @pytest.mark.timeout(240)
+def test_a_killed_training_goes_on_as_if_it_had_not_been(
+    train: Callable[..., list[Any]], tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    options = ("--batch-size", 8, "--queue-size", 13, "--epochs", 8, "--save-every", 2)
+    folder = tmp_path / "killed" / "checkpoints"
+
+    def kill(processes: list[int]) -> None:
+        wait_until((folder / "step-000000004.ckpt").is_file, 60, "a checkpoint")
+        os.kill(processes[0], signal.SIGKILL)
+
+    (killed,) = train(1, "killed", *options, disturb=kill)
+    assert killed.code == -signal.SIGKILL
+    for options_now, output in ((("--resume",), "killed"), ((), "whole")):
+        (done,) = train(1, output, *options, *options_now)
+        assert done.code == 0, done.text[-3000:]
+    one, two = last(tmp_path / "killed"), last(tmp_path / "whole")
+    assert one["step"] == two["step"] == 24
+    for part in ("query", "key", "queue"):
+        for name, value in one[part].items():
+            assert torch.equal(value, two[part][name]), f"{part}.{name}"
+
+
+@pytest.mark.timeout(240)
 def test_options_of_the_original_start_torchrun(
     run_command: Callable[..., Any], pictures: Path, tmp_path: Path
 ) -> None:
