@@ -1,20 +1,25 @@
 """The memory of a pre-training: a + b·batch, measured on tensors without values, and the largest batch that fits."""
 
-from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
+from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.options import Plan, TrainConfig, make_plan
+from f3rm_ext.moco.pairs import advised_queue
 from f3rm_ext.moco.training import Training
 from f3rm_ext.planning.allowances import CONTEXT_BYTES, CPU_FRAGMENTATION, FRAGMENTATION, PROCESS_BYTES
+from f3rm_ext.planning.convolutions import BlockedConvolutions
 from f3rm_ext.planning.devices import GIB, this_device
 from f3rm_ext.planning.request import Device
-from f3rm_ext.planning.steps import tracing
+from f3rm_ext.planning.shapes import shapes_only
+from f3rm_ext.planning.tracker import AllocationTracker
 
 BATCHES = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 4, 2)
 """What `auto` chooses from. Those above 256 would leave few steps on small data."""
+_MEASURED = (16, 48)
 _LEAST_STEPS = 20
 """Steps per pass that `auto` keeps, so that small data is not spent in few large steps."""
 
@@ -42,41 +47,51 @@ class MemoryPlan:
 
     config: TrainConfig
     """Its options; of the preset auto, with the batch that was chosen."""
+    plan: Plan
+    """What they come to."""
     peak_bytes: int
     """What a device holds at the peak of a step, with an allowance."""
     limit_bytes: int
     """Memory of the device."""
-    line: MemoryLine
-    """The same by batch, without allowances."""
-    fits: str
-    """A pair of batch and queue that fits, in words."""
+    line: MemoryLine | None
+    """Tensors by batch, where the preset is auto."""
 
     def sentences(self) -> list[str]:
         """Returns what is printed before the first step."""
         share = 100 * self.peak_bytes / self.limit_bytes
         left = (self.limit_bytes - self.peak_bytes) / GIB
-        return [
+        lines = [
             f"Memory planned: {self.peak_bytes / GIB:.2f} of {self.limit_bytes / GIB:.1f} GiB ({share:.0f} %), "
-            f"{left:.2f} GiB left; tensors take {self.line}."
+            f"{left:.2f} GiB left."
         ]
+        if self.line is not None:
+            queue = "" if self.config.algorithm == "v3" else f" and queue {self.plan.pair.queue_size}"
+            lines.append(f"Tensors take {self.line}: auto takes batch {self.plan.pair.batch_size}{queue}.")
+        return lines
 
     def after_first_pass(self, live_bytes: int) -> list[str]:
         """Returns what the memory that was really taken says about the plan."""
         lines = [f"Memory of the first pass: {live_bytes / GIB:.2f} GiB, planned {self.peak_bytes / GIB:.2f} GiB."]
         if live_bytes > self.limit_bytes:
-            lines.append(f"Warning: that is above {self.limit_bytes / GIB:.1f} GiB: use {self.fits}.")
+            room = int(self.plan.pair.batch_size * self.limit_bytes / live_bytes)
+            lines.append(f"Warning: that is above {self.limit_bytes / GIB:.1f} GiB: use {smaller(self.plan, room)}.")
         return lines
 
 
-def step_bytes(plan: Plan) -> int:
+def step_bytes(plan: Plan, device_type: str = "cpu") -> int:
     """Returns the bytes of tensors at the peak of a training step, of one process and with a full queue.
 
     The second of two steps of the real training runs on tensors without values: the optimiser has its moments then.
+
+    Args:
+        plan: The training.
+        device_type: Of its device; convolutions on CPUs take more.
     """
     few = min(2, plan.accumulation)  # from the second batch on, gradients are there beside activations
     plan = replace(plan, pair=replace(plan.pair, gradient_accumulation_steps=few))
     batch, size = plan.pair.batch_size, plan.config.image_size
-    with tracing("cpu") as tracker:
+    blocked = BlockedConvolutions() if device_type == "cpu" else nullcontext()
+    with shapes_only(), AllocationTracker() as tracker, blocked:
         training = Training(plan, "", torch.device("cpu"))
         if training.queue is not None:
             training.queue._filled = training.queue.size
@@ -92,19 +107,20 @@ def step_bytes(plan: Plan) -> int:
         return sum(tracker.peak.values())
 
 
-def memory_line(config: TrainConfig, images: int, batches: Sequence[int] = (16, 48)) -> MemoryLine:
+def memory_line(config: TrainConfig, images: int, device_type: str = "cpu") -> MemoryLine:
     """Returns the line through the memory of two batches.
 
     Args:
         config: The options.
         images: Pictures; the queue's length may depend on them.
-        batches: The two batches.
+        device_type: Of its device.
     """
-    small, large = batches
-    queue = make_plan(_with_batch(config, 2), max(2, images)).pair.queue_size if config.algorithm == "v2" else None
+    small, large = _MEASURED
+    images = max(images, 2 * large * world_size() * (config.gradient_accumulation_steps or 1))
+    queue = None if config.algorithm == "v3" else make_plan(replace(config, batch_size=small), images).pair.queue_size
     one, two = (
-        step_bytes(make_plan(replace(_with_batch(config, batch), queue_size=queue), max(images, large)))
-        for batch in batches
+        step_bytes(make_plan(replace(config, batch_size=batch, queue_size=queue), images), device_type)
+        for batch in _MEASURED
     )
     image = (two - one) / (large - small)
     return MemoryLine(one - image * small, image)
@@ -125,52 +141,48 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
     Raises:
         ConfigError: It does not fit.
     """
-    limit = _limit(device, limit_gib)
-    line = memory_line(config, images)
-    room = line.largest_batch(_without_allowance(limit))
-    batch, accumulation = config.batch_size, config.gradient_accumulation_steps or 1
-    if config.preset == "auto" and batch is None:
-        allowed = min(room, max(2, images // (_LEAST_STEPS * accumulation)))
-        batch = next((number for number in BATCHES if number <= allowed), 2)
-        config = _with_batch(config, batch)
+    limit = this_device(device.type) if limit_gib is None else Device(device.type, int(limit_gib * GIB))
+    line = None
+    if config.preset == "auto" and config.batch_size is None:
+        line = memory_line(config, images, limit.type)
+        per_pass = _LEAST_STEPS * (config.gradient_accumulation_steps or 1) * world_size()
+        allowed = min(_room(line, limit), max(2, images // per_pass))
+        config = replace(config, batch_size=next((number for number in BATCHES if number <= allowed), 2))
     plan = make_plan(config, images)
-    peak = _with_allowance(step_bytes(plan), limit.type)
-    smaller = next((number for number in BATCHES if number <= room and number < plan.pair.batch_size), None)
-    words = _advice(config, images, smaller)
+    peak = _with_allowance(step_bytes(plan, limit.type), limit.type)
     if peak > limit.memory_bytes:
+        line = line or memory_line(config, images, limit.type)
         raise ConfigError(
             f"A batch of {plan.pair.batch_size} needs {peak / GIB:.2f} GiB, and there are "
-            f"{limit.memory_bytes / GIB:.1f} ({line}): use {words}."
+            f"{limit.memory_bytes / GIB:.2f} (tensors take {line}): use {smaller(plan, _room(line, limit))}."
         )
-    return MemoryPlan(config, peak, limit.memory_bytes, line, words)
+    return MemoryPlan(config, plan, peak, limit.memory_bytes, line)
 
 
-def _with_batch(config: TrainConfig, batch: int) -> TrainConfig:
-    return replace(config, batch_size=batch)
+def smaller(plan: Plan, room: int) -> str:
+    """Returns options that fit, in words: batch and queue.
 
-
-def _advice(config: TrainConfig, images: int, batch: int | None) -> str:
+    Args:
+        plan: That does not fit.
+        room: Images per batch that do.
+    """
+    batch = next((number for number in BATCHES if number <= min(room, plan.pair.batch_size - 1)), None)
     if batch is None:
         return "a smaller --image-size, or --use-grad-checkpointing"
-    if config.algorithm == "v3":
+    if plan.config.algorithm == "v3":
         return f"--batch-size {batch}"
-    queue = make_plan(replace(config, batch_size=batch, preset="none"), max(images, batch)).pair.queue_size
-    return f"--batch-size {batch} --queue-size {queue}"
+    queue = advised_queue(plan.pair.images, batch * plan.pair.processes * plan.accumulation)
+    return f"--batch-size {batch} --queue-size {min(queue, plan.pair.queue_size)}"
 
 
-def _limit(device: torch.device, limit_gib: float | None) -> Device:
-    if limit_gib is not None:
-        return Device(device.type, int(limit_gib * GIB))
-    return this_device(device.type)
+def _room(line: MemoryLine, device: Device) -> int:
+    """Returns the largest batch for a device."""
+    fixed = _with_allowance(0, device.type)
+    gaps = FRAGMENTATION if device.type == "cuda" else CPU_FRAGMENTATION
+    return line.largest_batch((device.memory_bytes - fixed) / (1 + gaps))
 
 
 def _with_allowance(tensors: int, device_type: str) -> int:
     cuda = device_type == "cuda"
     gaps = FRAGMENTATION if cuda else CPU_FRAGMENTATION
     return round(tensors * (1 + gaps)) + (CONTEXT_BYTES if cuda else PROCESS_BYTES)
-
-
-def _without_allowance(device: Device) -> float:
-    """Returns the bytes of tensors that fill a device: the inverse of :func:`_with_allowance`."""
-    fixed = _with_allowance(0, device.type)
-    return (device.memory_bytes - fixed) / (1 + (FRAGMENTATION if device.type == "cuda" else CPU_FRAGMENTATION))
