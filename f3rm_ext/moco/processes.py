@@ -5,17 +5,33 @@ Each process computes its own part of every batch. Two processes so take the ste
 
 import os
 import sys
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor, nn
-from torch.distributed.nn import functional as collectives
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from f3rm_ext.engine.launch import by_torchrun
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over all processes; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(_ctx: Any, values: Tensor) -> Tensor:
+        values = values.clone()
+        dist.all_reduce(values)
+        return values
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        gradient = gradients[0].clone()
+        dist.all_reduce(gradient)
+        return gradient
 
 
 class SyncedBatchNorm(_BatchNorm):
@@ -35,7 +51,7 @@ class SyncedBatchNorm(_BatchNorm):
         over = [axis for axis in range(values.dim()) if axis != 1]
         sums = torch.stack([values.sum(dim=over), values.square().sum(dim=over)])
         count = values.numel() // values.shape[1] * world_size()
-        mean, square = (collectives.all_reduce(sums) / count).unbind()
+        mean, square = (cast(Tensor, _SumOverRanks.apply(sums)) / count).unbind()
         variance = (square - mean.square()).clamp_min(0)
         self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
         scale = torch.rsqrt(variance + self.eps)
