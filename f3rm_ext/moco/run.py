@@ -15,8 +15,9 @@ import torch
 from nerfstudio.configs.base_config import MachineConfig
 
 from f3rm_ext.engine import checkpoint, launch
-from f3rm_ext.engine.ranks import is_first, world_size
-from f3rm_ext.errors import EXIT_CODE, CheckpointError, ConfigError, reason_of
+from f3rm_ext.engine.lifeline import Lifeline
+from f3rm_ext.engine.ranks import is_first, rank, world_size
+from f3rm_ext.errors import CheckpointError, ConfigError, reason_of
 from f3rm_ext.moco.options import TrainConfig, make_plan
 from f3rm_ext.moco.processes import start_processes
 from f3rm_ext.moco.tiles import Tiles, prepare
@@ -103,11 +104,13 @@ class Run:
         cuda = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
         launch.join(MachineConfig(device_type="cuda" if cuda else "cpu"))
         try:
-            return self._run()
-        except (ConfigError, CheckpointError):
-            if is_first():
-                raise
-            raise SystemExit(EXIT_CODE) from None  # the first process says it
+            if world_size() == 1:
+                return self._run()
+            lifeline = Lifeline(rank(), world_size(), lambda: f"go on with {self._resume_command()}")
+            with lifeline.held():
+                code = self._run()
+                lifeline.close()
+            return code
         finally:
             launch.leave()
 

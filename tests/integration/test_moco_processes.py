@@ -104,6 +104,21 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.timeout(240)
+def test_where_one_dies_the_other_ends_with_a_sentence(
+    train: Callable[..., list[Any]], tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    def kill(processes: list[int]) -> None:
+        wait_until((tmp_path / "dead" / "checkpoints" / "step-000000002.ckpt").is_file, 60, "a checkpoint")
+        os.kill(processes[1], signal.SIGKILL)
+
+    left, killed = train(2, "dead", "--batch-size", 4, "--save-every", 2, "--epochs", 400, disturb=kill)
+    assert killed.code == -signal.SIGKILL and left.code == 2
+    (line,) = [line for line in left.stderr.splitlines() if line.startswith("Error: ")]
+    assert "Another of the 2 processes of this run has ended" in line and "--resume" in line
+    assert "Traceback" not in left.text
+
+
+@pytest.mark.timeout(240)
 def test_options_of_the_original_start_torchrun(
     run_command: Callable[..., Any], pictures: Path, tmp_path: Path
 ) -> None:
