@@ -87,8 +87,6 @@ def sync_batch_norms(network: nn.Module) -> None:
 
 def gathered(rows: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "all_rows *rest"]:
     """Returns the rows of all processes in the order of their ranks, without gradient."""
-    if world_size() == 1:
-        return rows.detach()
     everyone = [torch.empty_like(rows) for _ in range(world_size())]
     dist.all_gather(everyone, rows.detach().contiguous())
     return torch.cat(everyone)
@@ -96,8 +94,6 @@ def gathered(rows: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "all_rows *re
 
 def mean_over_ranks(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     """Returns the mean over all processes."""
-    if world_size() == 1:
-        return values
     values = values.clone()
     dist.all_reduce(values)
     return values / world_size()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -124,7 +124,7 @@ class Run:
         launch.first_only(lambda: self._said_about(self._tiles()))
         tiles = self._tiles()
         memory = self.plan_memory(config, len(tiles), device, config.memory_gib)
-        self.config = config = memory.config
+        self.config = config = replace(memory.config, batch_size=launch.of_first(memory.config.batch_size))
         plan = make_plan(config, len(tiles))
         training = Training(plan, tiles.fingerprint, device)
         self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")

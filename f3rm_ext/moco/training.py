@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from f3rm_ext.engine.ranks import Ranks, rank, world_size
+from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.moco import losses
 from f3rm_ext.moco.encoder import DIM, Encoder, predictor
@@ -55,12 +55,13 @@ class Training:
         plan: What to train.
         fingerprint: Of the tiles, to see whether image ids mean the same after a resume.
         device: Where to compute.
+        alone: Take no part in a run of several processes; for plans.
 
     Raises:
         ConfigError: AMP is wanted on a GPU without bfloat16.
     """
 
-    def __init__(self, plan: Plan, fingerprint: str, device: torch.device) -> None:
+    def __init__(self, plan: Plan, fingerprint: str, device: torch.device, *, alone: bool = False) -> None:
         config = plan.config
         self.plan, self.fingerprint, self.device = plan, fingerprint, device
         if config.use_amp and device.type == "cuda" and not torch.cuda.is_bf16_supported():
@@ -78,7 +79,7 @@ class Training:
             self.key.to(device)
             if self.predictor is not None:
                 self.predictor.to(device)
-        self._ranks = Ranks() if world_size() > 1 else None
+        self._ranks = Ranks() if world_size() > 1 and not alone else None
         if self._ranks is not None:
             for network in (self.query, self.key, self.predictor):
                 if network is not None:
@@ -120,6 +121,7 @@ class Training:
             batches: Where to take the accumulated batches from.
         """
         accumulation = self.plan.accumulation
+        processes = 1 if self._ranks is None else self._ranks.size
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         update_momentum(self.key, self.query, self.momentum)
@@ -135,8 +137,8 @@ class Training:
                 one, two = (view.contiguous(memory_format=torch.channels_last) for view in (one, two))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bool(self.plan.config.use_amp)):
                 loss, hits, query, key = self._loss(one, two, numbers)
-            (loss / (accumulation * world_size())).backward()
-            written.append((gathered(key), gathered(numbers)))
+            (loss / (accumulation * processes)).backward()
+            written.append((self._gathered(key), self._gathered(numbers)))
             total, accuracy = total + loss.detach() / accumulation, accuracy + hits / accumulation
         if self._ranks is not None:
             self._ranks.sum_gradients(self._trained())
@@ -145,7 +147,8 @@ class Training:
             for keys, numbers in written:
                 self.queue.enqueue(keys, numbers)
         self.step += 1
-        total, accuracy = mean_over_ranks(torch.stack([total, accuracy])).unbind()
+        if self._ranks is not None:
+            total, accuracy = mean_over_ranks(torch.stack([total, accuracy])).unbind()
         return StepResult(total, accuracy, query.detach(), key)
 
     def _loss(self, one: Tensor, two: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -163,10 +166,14 @@ class Training:
         query_1, query_2 = (self._predicted(view) for view in (one, two))
         with torch.no_grad():
             key_1, key_2 = self.key(one), self.key(two)
-        key_1, key_2, first = gathered(key_1), gathered(key_2), rank() * len(one)
+        key_1, key_2 = self._gathered(key_1), self._gathered(key_2)
+        first = 0 if self._ranks is None else self._ranks.rank * len(one)
         loss = losses.symmetric_loss(query_1, query_2, key_1, key_2, temperature, first)
         hits = losses.pretext_accuracy(losses.batch_logits(query_1.detach(), key_2, temperature, first))
         return loss, hits, query_1, key_2[first : first + len(one)]
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        return rows.detach() if self._ranks is None else gathered(rows)
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]

@@ -92,7 +92,7 @@ def step_bytes(plan: Plan, device_type: str = "cpu") -> int:
     batch, size = plan.pair.batch_size, plan.config.image_size
     blocked = BlockedConvolutions() if device_type == "cpu" else nullcontext()
     with shapes_only(), AllocationTracker() as tracker, blocked:
-        training = Training(plan, "", torch.device("cpu"))
+        training = Training(plan, "", torch.device("cpu"), alone=True)
         if training.queue is not None:
             training.queue._filled = training.queue.size
         tracker.label([*training.query.parameters(), *training.key.parameters()], "parameters")
