@@ -1,7 +1,8 @@
-"""The networks: ResNet backbones of torchvision with the heads of MoCo v2 and v3."""
+"""The networks: backbones with the heads of MoCo v2 and v3."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from f3rm_ext.moco.options import Algorithm, Architecture
+from f3rm_ext.moco.vit import VitBackbone
 
 if TYPE_CHECKING:
     from torchvision.models.resnet import ResNet
@@ -82,37 +84,67 @@ def _kept_statistics(block: nn.Module) -> Iterator[None]:
 class Encoder(nn.Module):
     """A backbone and a projector to unit embeddings; the query encoder of v3 also has a predictor.
 
-    The v2 projector has two layers; those of v3 (and its predictor) have no biases and batch norm between layers.
+    The v2 projector has two layers. In v3 it has two with ResNets and three with ViTs, without biases, with batch norm
+    after each; so does the predictor, which with ResNets has none after the last.
 
     Args:
         architecture: Name of the backbone.
         algorithm: Which heads.
+        image_size: Side of the views, px.
         use_grad_checkpointing: See :class:`Backbone`.
     """
 
-    def __init__(self, architecture: Architecture, algorithm: Algorithm, use_grad_checkpointing: bool = False) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        algorithm: Algorithm,
+        image_size: int = 224,
+        use_grad_checkpointing: bool = False,
+    ) -> None:
         super().__init__()
-        self.backbone = Backbone(architecture, use_grad_checkpointing)
+        self.backbone = make_backbone(architecture, image_size, use_grad_checkpointing)
         width, hidden, dim = self.backbone.dim, _HIDDEN[algorithm], DIM[algorithm]
         if algorithm == "v2":
             self.projector = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, dim))
             return
-        self.projector = nn.Sequential(
-            nn.Linear(width, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, dim, bias=False),
-            nn.BatchNorm1d(dim, affine=False),
-        )
+        layers = 3 if is_vit(architecture) else 2
+        self.projector = _v3_head([width, *[hidden] * (layers - 1), dim], last_norm=True)
 
     def forward(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch dim"]:
         """Returns unit embeddings, float32."""
         return functional.normalize(self.projector(self.backbone(images)).float(), dim=1)
 
 
-def predictor() -> nn.Sequential:
+def predictor(architecture: Architecture) -> nn.Sequential:
     """Returns v3's predictor, which the query encoder has and the key encoder lacks."""
-    hidden, dim = _HIDDEN["v3"], DIM["v3"]
-    return nn.Sequential(
-        nn.Linear(dim, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, dim, bias=False)
-    )
+    return _v3_head([DIM["v3"], _HIDDEN["v3"], DIM["v3"]], last_norm=is_vit(architecture))
+
+
+def _v3_head(widths: list[int], last_norm: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths[:-1]):
+        layers += [nn.Linear(before, after, bias=False), nn.BatchNorm1d(after), nn.ReLU()]
+    layers.append(nn.Linear(widths[-2], widths[-1], bias=False))
+    if last_norm:
+        layers.append(nn.BatchNorm1d(widths[-1], affine=False))
+    return nn.Sequential(*layers)
+
+
+def is_vit(architecture: str) -> bool:
+    """Returns whether an architecture is a Vision Transformer."""
+    return architecture.startswith("vit")
+
+
+def make_backbone(
+    architecture: Architecture, image_size: int, use_grad_checkpointing: bool = False
+) -> Backbone | VitBackbone:
+    """Returns a backbone with random weights.
+
+    Args:
+        architecture: Its name.
+        image_size: Side of the views, px; with ViTs, it decides how many positions there are.
+        use_grad_checkpointing: See :class:`Backbone`.
+    """
+    if is_vit(architecture):
+        return VitBackbone(architecture, image_size, use_grad_checkpointing)
+    return Backbone(architecture, use_grad_checkpointing)

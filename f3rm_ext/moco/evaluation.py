@@ -1,9 +1,10 @@
-"""Whether pre-training helped: k-NN and a linear probe on labelled pictures, beside features that cost nothing."""
+"""Whether pre-training helped: k-NN, a linear probe and fine-tuning on labelled pictures, beside other features."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 
 import numpy as np
 import torch
@@ -11,16 +12,21 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, reason_of
+from f3rm_ext.features.extractors.daisy import DaisyConfig, DaisyExtractor
 from f3rm_ext.features.extractors.weights import load_state_dict
-from f3rm_ext.moco.encoder import Backbone
+from f3rm_ext.moco.encoder import Backbone, make_backbone
 from f3rm_ext.moco.options import Architecture
 from f3rm_ext.moco.tiles import find_files, read_tile
 from f3rm_ext.moco.views import MEAN, STD, number_from
+from f3rm_ext.moco.vit import VitBackbone
+
+Network = Backbone | VitBackbone
 
 NEIGHBOURS = 20
 _BINS = 8
-_PENALTY = 1e-3
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
+"""Weights of the probe's squared coefficients that are tried."""
 _T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Quantiles of Student's t for 95 % intervals, by the number of values."""
 _BATCH = 128
@@ -63,7 +69,7 @@ def read_labelled(folder: Path, side: int) -> Labelled:
     return Labelled(np.stack([image for images in found.values() for image in images]), torch.tensor(labels), (*found,))
 
 
-def open_backbone(path: Path) -> tuple[Backbone, Architecture]:
+def open_backbone(path: Path) -> tuple[Network, Architecture]:
     """Reads the weights of a training.
 
     Raises:
@@ -74,27 +80,25 @@ def open_backbone(path: Path) -> tuple[Backbone, Architecture]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            architecture = (file.metadata() or {}).get("architecture")
+            facts = file.metadata() or {}
+            architecture = facts.get("architecture")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} is not the backbone.safetensors of a training ({error}): give --weights.") from error
-    if architecture != "resnet18" and architecture != "resnet50":
+    if architecture not in get_args(Architecture):
         raise ConfigError(f"{path} does not say which network it is of: give the backbone.safetensors of a training.")
-    backbone = Backbone(architecture)
+    architecture = cast(Architecture, architecture)
+    backbone = make_backbone(architecture, int(facts["image_size"]))
     backbone.load_state_dict(load_state_dict(path))
     return backbone, architecture
 
 
 @torch.inference_mode()
 def network_features(
-    backbone: Backbone, images: UInt8[np.ndarray, "images side side 3"]
+    backbone: Network, images: UInt8[np.ndarray, "images side side 3"]
 ) -> Float[Tensor, "images feat"]:
-    """Returns the mean of the last feature map of each picture."""
+    """Returns the mean of the last feature map of each picture; of a ViT the class token."""
     backbone.eval()
-    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
-    found = []
-    for start in range(0, len(images), _BATCH):
-        pixels = torch.from_numpy(images[start : start + _BATCH].copy()).permute(0, 3, 1, 2).float() / 255
-        found.append(backbone((pixels - mean) / std))
+    found = [backbone(_pixels(images[start : start + _BATCH])) for start in range(0, len(images), _BATCH)]
     return torch.cat(found).clone()
 
 
@@ -106,15 +110,24 @@ def color_histograms(images: UInt8[np.ndarray, "images side side 3"]) -> Float[T
     return torch.from_numpy(np.sqrt(counts / counts.sum(axis=1, keepdims=True))).float()
 
 
-def split(labels: Int[Tensor, "images"], seed: int) -> tuple[Int[Tensor, "train"], Int[Tensor, "test"]]:
-    """Returns the indices of two halves of every class."""
+def split(
+    labels: Int[Tensor, "images"], seed: int, share: float = 0.5
+) -> tuple[Int[Tensor, "train"], Int[Tensor, "test"]]:
+    """Returns the indices of two parts of every class.
+
+    Args:
+        labels: Class of each picture.
+        seed: Of the choice.
+        share: Of each class that comes first.
+    """
     generator = torch.Generator().manual_seed(number_from(seed, "split"))
     train, test = [], []
     for name in labels.unique().tolist():
         members = (labels == name).nonzero().flatten()
         members = members[torch.randperm(len(members), generator=generator)]
-        train.append(members[: len(members) // 2])
-        test.append(members[len(members) // 2 :])
+        first = int(len(members) * share)
+        train.append(members[:first])
+        test.append(members[first:])
     return torch.cat(train), torch.cat(test)
 
 
@@ -132,9 +145,27 @@ def nearest_neighbours(
 
 
 def linear_probe(
-    train: Float[Tensor, "train feat"], labels: Int[Tensor, "train"], test: Float[Tensor, "test feat"]
+    train: Float[Tensor, "train feat"],
+    labels: Int[Tensor, "train"],
+    test: Float[Tensor, "test feat"],
+    penalty: float | None = None,
 ) -> Int[Tensor, "test"]:
-    """Returns the classes by logistic regression on standardised features, fitted by L-BFGS."""
+    """Returns the classes by logistic regression on standardised features, fitted by L-BFGS.
+
+    Args:
+        train: Features that it is fitted to.
+        labels: Their classes.
+        test: Features to be classified.
+        penalty: Weight of the squared coefficients; by default that of :data:`PENALTIES` which is best on a quarter of
+            `train` when fitted to the rest.
+    """
+    if penalty is None:
+        fitted, held = split(labels, 0, 0.75)
+        scores = [
+            (linear_probe(train[fitted], labels[fitted], train[held], each) == labels[held]).float().mean().item()
+            for each in PENALTIES
+        ]
+        penalty = PENALTIES[scores.index(max(scores))]
     mean, std = train.mean(dim=0), train.std(dim=0).clamp_min(1e-6)
     train, test = (train - mean) / std, (test - mean) / std
     weight = torch.zeros(train.shape[1], int(labels.max()) + 1, requires_grad=True)
@@ -143,7 +174,7 @@ def linear_probe(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = functional.cross_entropy(train @ weight + bias, labels) + _PENALTY * weight.square().sum()
+        loss = functional.cross_entropy(train @ weight + bias, labels) + penalty * weight.square().sum()
         loss.backward()
         return loss
 
@@ -161,6 +192,8 @@ class Score:
     """By nearest neighbours."""
     linear: tuple[float, ...]
     """By the linear probe."""
+    fine_tuned: tuple[float, ...] = ()
+    """After training the whole network with labels; only for networks, and where it was wanted."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -172,35 +205,135 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, _T_95[len(values)] * math.sqrt(variance / len(values))
 
 
-def evaluate(data: Labelled, weights: Path, seeds: int, done: Callable[[], None] = lambda: None) -> list[Score]:
-    """Scores pre-trained weights beside random ones and colour histograms, on the same halves.
+def daisy_features(images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images feat"]:
+    """Returns mean and standard deviation of the features of ``dense-daisy`` over each picture."""
+    extractor = DaisyExtractor(DaisyConfig(), device=torch.device("cpu"))
+    found = (extractor.extract([image])[0].flatten(0, 1) for image in images)
+    return torch.stack([torch.cat([rows.mean(dim=0), rows.std(dim=0)]) for rows in found])
+
+
+@torch.inference_mode()
+def imagenet_features(path: Path, images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images feat"]:
+    """Returns the mean of the last feature map of EfficientNet-lite0 with ImageNet weights.
+
+    Args:
+        path: Its state dict with timm's names.
+        images: Pictures.
+
+    Raises:
+        ConfigError: The file is of another network.
+    """
+    import timm
+
+    network = timm.create_model("tf_efficientnet_lite0")
+    state = {name: value.float() for name, value in load_state_dict(path).items()}
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{path} is not EfficientNet-lite0 with timm's names ({reason_of(error)}): give --imagenet its state dict."
+        ) from error
+    network.eval()
+    found = []
+    for start in range(0, len(images), _BATCH):
+        pixels = torch.from_numpy(images[start : start + _BATCH].copy()).permute(0, 3, 1, 2).float()
+        found.append(network.forward_features((pixels - 127) / 128).mean(dim=(2, 3)))
+    return torch.cat(found).clone()
+
+
+def evaluate(
+    data: Labelled,
+    weights: Path,
+    seeds: int,
+    *,
+    imagenet: Path | None = None,
+    fine_tune_passes: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> list[Score]:
+    """Scores pre-trained weights beside random ones, colour histograms and DAISY, on the same halves.
 
     Args:
         data: Labelled pictures.
         weights: Of a training.
         seeds: Number of splits, and of random networks, 1 to 10.
+        imagenet: Weights of EfficientNet-lite0, which are then scored, too.
+        fine_tune_passes: Passes over the first half with labels, from pre-trained and from random weights; 0 for none.
         done: Called after each split of each kind of feature.
     """
     backbone, architecture = open_backbone(weights)
-    trained, histograms = network_features(backbone, data.images), color_histograms(data.images)
 
-    def random_features(seed: int) -> Tensor:
+    def random_backbone(seed: int) -> Network:
         torch.manual_seed(number_from(seed, "random backbone"))
-        return network_features(Backbone(architecture), data.images)
+        return make_backbone(architecture, data.images.shape[1])
 
-    kinds: dict[str, Callable[[int], Tensor]] = {
-        "pre-trained": lambda _: trained,
-        "random weights": random_features,
-        "colour histograms": lambda _: histograms,
+    fixed = {
+        "pre-trained": network_features(backbone, data.images),
+        "colour histograms": color_histograms(data.images),
+        "DAISY": daisy_features(data.images),
     }
+    if imagenet is not None:
+        fixed["ImageNet (EfficientNet-lite0)"] = imagenet_features(imagenet, data.images)
     scores = []
-    for name, features_of in kinds.items():
-        knn, linear = [], []
+    for name in ("pre-trained", "random weights", *list(fixed)[1:]):
+        found: dict[str, list[float]] = {"knn": [], "linear": [], "fine_tuned": []}
         for seed in range(seeds):
-            features, (train, test) = features_of(seed), split(data.labels, seed)
-            for method, found in ((nearest_neighbours, knn), (linear_probe, linear)):
+            train, test = split(data.labels, seed)
+            features = fixed[name] if name in fixed else network_features(random_backbone(seed), data.images)
+            for method, values in ((nearest_neighbours, found["knn"]), (linear_probe, found["linear"])):
                 predicted = method(features[train], data.labels[train], features[test])
-                found.append(float((predicted == data.labels[test]).float().mean()))
+                values.append(_accuracy(predicted, data.labels[test]))
+            if fine_tune_passes and name in ("pre-trained", "random weights"):
+                network = open_backbone(weights)[0] if name in fixed else random_backbone(seed)
+                predicted = fine_tuned(network, data, train, test, fine_tune_passes, seed)
+                found["fine_tuned"].append(_accuracy(predicted, data.labels[test]))
             done()
-        scores.append(Score(name, tuple(knn), tuple(linear)))
+        scores.append(Score(name, **{kind: tuple(values) for kind, values in found.items()}))
     return scores
+
+
+def fine_tuned(
+    network: Network,
+    data: Labelled,
+    train: Int[Tensor, "train"],
+    test: Int[Tensor, "test"],
+    passes: int,
+    seed: int,
+) -> Int[Tensor, "test"]:
+    """Returns the classes of `test` by a network that is trained as a whole on `train`.
+
+    AdamW, rate 1e-3 falling to 0 along half a cosine, batches of 32, flips both ways.
+
+    Args:
+        network: What the training starts from; it is changed.
+        data: Labelled pictures.
+        train: Pictures to train on.
+        test: Pictures to classify.
+        passes: Over `train`.
+        seed: Of classifier, order and flips.
+    """
+    torch.manual_seed(number_from(seed, "fine-tuning"))
+    model = torch.nn.Sequential(network, torch.nn.Linear(network.dim, len(data.classes)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
+    batches = [torch.randperm(len(train)).split(32) for _ in range(passes)]
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, sum(map(len, batches)))
+    model.train()
+    for chosen in (part for order in batches for part in order if len(part) > 1):
+        pixels = _pixels(data.images[train[chosen].numpy()])
+        flips = [axis for axis in (2, 3) if torch.rand(()) < 0.5]
+        optimizer.zero_grad()
+        functional.cross_entropy(model(pixels.flip(flips)), data.labels[train[chosen]]).backward()
+        optimizer.step()
+        schedule.step()
+    model.eval()
+    with torch.inference_mode():
+        parts = [model(_pixels(data.images[part.numpy()])).argmax(dim=1) for part in test.split(_BATCH)]
+    return torch.cat(parts).clone()
+
+
+def _pixels(images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images 3 side side"]:
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    return (torch.from_numpy(images.copy()).permute(0, 3, 1, 2).float() / 255 - mean) / std
+
+
+def _accuracy(predicted: Int[Tensor, "images"], labels: Int[Tensor, "images"]) -> float:
+    return float((predicted == labels).float().mean())

@@ -77,13 +77,14 @@ def batch_logits(
 def symmetric_loss(
     query_1: Float[Tensor, "batch dim"],
     query_2: Float[Tensor, "batch dim"],
-    key_1: Float[Tensor, "batch dim"],
-    key_2: Float[Tensor, "batch dim"],
+    key_1: Float[Tensor, "keys dim"],
+    key_2: Float[Tensor, "keys dim"],
     temperature: float,
+    first: int = 0,
 ) -> Float[Tensor, ""]:
-    """Returns v3's loss, 2T·[CE(q₁, k₂) + CE(q₂, k₁)] (arXiv 2104.02057, algorithm 1)."""
-    one = info_nce(batch_logits(query_1, key_2, temperature))
-    two = info_nce(batch_logits(query_2, key_1, temperature))
+    """Returns v3's loss, 2T·[CE(q₁, k₂) + CE(q₂, k₁)] (arXiv 2104.02057, algorithm 1); see :func:`batch_logits`."""
+    one = info_nce(batch_logits(query_1, key_2, temperature, first))
+    two = info_nce(batch_logits(query_2, key_1, temperature, first))
     return 2 * temperature * (one + two)
 
 

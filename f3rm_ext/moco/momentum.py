@@ -21,7 +21,7 @@ def cosine_momentum(start: float, progress: float) -> float:
 
 @torch.no_grad()
 def update_momentum(key: nn.Module, query: nn.Module, momentum: float) -> None:
-    """Sets each parameter of the key encoder to m·θ_key + (1 − m)·θ_query. Buffers stay: it has its own statistics.
+    """Sets each parameter of the key encoder to m·θ_key + (1 − m)·θ_query. Buffers stay; see :func:`update_statistics`.
 
     Args:
         key: The averaged network.
@@ -34,3 +34,19 @@ def update_momentum(key: nn.Module, query: nn.Module, momentum: float) -> None:
         raise ValueError(f"{len(averaged)} parameters cannot follow {len(trained)}")
     for average, value in zip(averaged, trained, strict=True):
         average.lerp_(value, 1 - momentum)
+
+
+@torch.no_grad()
+def update_statistics(key: nn.Module, query: nn.Module, momentum: float) -> None:
+    """Lets the running statistics of batch norms follow like parameters (EMAN, arXiv 2101.08482).
+
+    Args:
+        key: The averaged network, which is in evaluation mode.
+        query: The trained network.
+        momentum: m, 0 to 1.
+    """
+    for average, value in zip(key.buffers(), query.buffers(), strict=True):
+        if average.is_floating_point():
+            average.lerp_(value, 1 - momentum)
+        else:
+            average.copy_(value)

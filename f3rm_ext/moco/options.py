@@ -5,12 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
 
-Architecture = Literal["resnet18", "resnet50"]
+Architecture = Literal["resnet18", "resnet50", "vit_small", "vit_base"]
 Algorithm = Literal["v2", "v3"]
-PresetName = Literal["none", "low-vram", "optimized-16gb", "batch-80", "batch-128"]
+OptimizerName = Literal["sgd", "lars", "adamw"]
+PresetName = Literal["none", "auto", "low-vram", "optimized-16gb", "batch-80", "batch-128"]
+_RATES: dict[OptimizerName, tuple[float, float]] = {"sgd": (0.03, 1e-4), "lars": (0.3, 1e-6), "adamw": (1.5e-4, 0.1)}
+"""Learning rates for a batch of 256, and weight decays, of the papers."""
 _DEFAULTS = {"batch_size": 64, "epochs": 100, "gradient_accumulation_steps": 1, "use_amp": False}
 
 
@@ -25,11 +29,14 @@ class TrainConfig:
     resume: bool = False
     """Go on with the run in --output."""
     preset: PresetName = "none"
-    """Values for the options below that are not given: those of the VRAM guide, by name."""
+    """Values for the options below that are not given: those of the VRAM guide, by name. auto: the largest batch that
+    fits, with the queue that suits it and the data."""
+    memory_gib: float | None = None
+    """Memory to plan for, GiB, above 0; by default the device's. A training that would take more is refused."""
     algorithm: Algorithm = "v2"
     """v2: a queue of keys. v3: the other images of the batch are the negatives, and there is no queue."""
     architecture: Architecture = "resnet18"
-    """Backbone, trained from random initialisation."""
+    """Backbone, trained from random initialisation; ViTs have patches of 16 px."""
     batch_size: int | None = None
     """Images per forward pass, 2 or more; 64 without a preset."""
     queue_size: int | None = None
@@ -44,14 +51,19 @@ class TrainConfig:
     """Recompute the inside of residual blocks in the backward pass: less memory, more time."""
     image_size: int = 64
     """Side of the views, px, 32 or more."""
+    optimizer: OptimizerName | None = None
+    """By default adamw with ViTs, else lars with v3 and sgd with v2."""
     learning_rate: float | None = None
-    """Of SGD at the start of its cosine, above 0; by default 0.03 × effective batch / 256."""
-    weight_decay: float = 1e-4
-    """Of SGD, 0 or more."""
+    """At the start of its cosine, above 0; by default effective batch / 256 times 0.03 (sgd), 0.3 (lars) or 1.5e-4
+    (adamw)."""
+    warmup_epochs: int | None = None
+    """Passes in which the learning rate rises from 0, 0 or more; by default none, or a tenth of all with v3."""
+    weight_decay: float | None = None
+    """0 or more; by default 1e-4 (sgd), 1e-6 (lars) or 0.1 (adamw)."""
     momentum: float | None = None
     """Of the key encoder, 0 to below 1; by default 0.999, or 0.99 rising to 1 with v3."""
     temperature: float | None = None
-    """Of the loss, above 0; by default 0.2, or 1 with v3."""
+    """Of the loss, above 0; by default 0.2, or 1 with v3 and a ResNet."""
     mask_same_image: bool = True
     """Keys of the query's own image in the queue are no negatives."""
     color_jitter: bool = True
@@ -62,21 +74,33 @@ class TrainConfig:
     """Processes that make views, 0 or more; 0 makes them in the training process."""
     save_every: int = 500
     """Optimiser steps between checkpoints, 1 or more."""
+    multiprocessing_distributed: bool = False
+    """Start one process per GPU of this machine, as the original MoCo does. torchrun and accelerate do it too."""
+    world_size: int = 1
+    """Machines, with --multiprocessing-distributed."""
+    rank: int = 0
+    """This machine, from 0, with --multiprocessing-distributed."""
+    dist_url: str = "tcp://127.0.0.1:29400"
+    """Address and free port of the first machine, with --multiprocessing-distributed."""
     device: str = "auto"
     """Where to train: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
 
     def __post_init__(self) -> None:
         least = {"batch_size": 2, "queue_size": 1, "gradient_accumulation_steps": 1, "epochs": 1, "image_size": 32}
-        for name, low in {**least, "workers": 0, "save_every": 1, "weight_decay": 0}.items():
+        for name, low in {**least, "workers": 0, "save_every": 1, "weight_decay": 0, "warmup_epochs": 0}.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be {low} or more.")
-        for name in ("learning_rate", "temperature"):
+        for name in ("learning_rate", "temperature", "memory_gib"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be above 0.")
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ConfigError(f"--momentum is {self.momentum}, outside 0 to below 1: 0.999 is usual.")
+        if self.architecture.startswith("vit") and self.image_size % 16:
+            raise ConfigError(
+                f"--image-size is {self.image_size}, but a ViT has patches of 16 px: use {self.image_size // 16 * 16}."
+            )
         if self.algorithm == "v3" and self.queue_size is not None:
             raise ConfigError("--queue-size is given, but v3 has no queue: leave it out, or use --algorithm v2.")
 
@@ -95,6 +119,12 @@ class Plan:
     """Of the key encoder at the first step."""
     temperature: float
     """Of the loss."""
+    optimizer: OptimizerName
+    """Which."""
+    weight_decay: float
+    """Of the optimiser."""
+    warmup_steps: int
+    """Optimiser steps in which the learning rate rises."""
 
     @property
     def accumulation(self) -> int:
@@ -108,10 +138,11 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Returns what a checkpoint has to agree with, or differences to tell: plain values."""
-        names = ("algorithm", "architecture", "use_amp", "image_size", "weight_decay", "mask_same_image")
+        names = ("algorithm", "architecture", "use_amp", "image_size", "mask_same_image")
         given = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "temperature": self.temperature}
-        numbers = ("batch_size", "queue_size", "gradient_accumulation_steps", "epochs", "images")
+        own |= {"optimizer": self.optimizer, "weight_decay": self.weight_decay, "warmup_steps": self.warmup_steps}
+        numbers = ("batch_size", "queue_size", "gradient_accumulation_steps", "epochs", "images", "processes")
         return {**given, **own, **{name: getattr(self.pair, name) for name in numbers}}
 
     def announcement(self) -> list[str]:
@@ -119,13 +150,13 @@ class Plan:
         pair, config = self.pair, self.config
         lines = [
             f"MoCo {config.algorithm}, {config.architecture} at {config.image_size} px, {pair.images} images.",
-            f"Effective batch: {pair.effective_batch} ({pair.batch_size} × {pair.processes} process"
-            f" × {self.accumulation} accumulated). AMP: {config.use_amp}.",
+            f"Effective batch: {pair.effective_batch} ({pair.batch_size} × {pair.processes} "
+            f"process{'es' if pair.processes > 1 else ''} × {self.accumulation} accumulated). AMP: {config.use_amp}.",
             f"Optimiser steps: {self.steps}, {self.steps * (1 - self.momentum):.1f} time constants of the momentum "
             f"{self.momentum:g}.",
         ]
         if config.algorithm == "v3":
-            lines.append(f"v3 has no queue: the {pair.batch_size - 1} other images of a batch are the negatives.")
+            lines.append(f"v3 has no queue: the {pair.gathered_batch - 1} other images of a batch are the negatives.")
         else:
             handled = "masked" if config.mask_same_image else "NOT masked"
             lines.append(
@@ -170,19 +201,37 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
     config = replace(config, **filled)
     batch, accumulation, epochs = config.batch_size, config.gradient_accumulation_steps, config.epochs
     assert batch is not None and accumulation is not None and epochs is not None
-    if images < batch:
-        raise ConfigError(f"There are {images} pictures, fewer than a batch of {batch}: use --batch-size {images}.")
-    v3 = config.algorithm == "v3"
-    queue = config.queue_size or (preset.queue_size if preset else advised_queue(images, batch * accumulation))
+    processes = world_size()
+    if images < batch * processes:
+        each = f" of {processes} processes" if processes > 1 else ""
+        raise ConfigError(
+            f"There are {images} pictures, fewer than a batch of {batch * processes}{each}: use --batch-size "
+            f"{images // processes}."
+        )
+    v3, vit = config.algorithm == "v3", config.architecture.startswith("vit")
+    queue = config.queue_size or (
+        preset.queue_size if preset else advised_queue(images, batch * processes * accumulation)
+    )
     momentum = config.momentum if config.momentum is not None else (0.99 if v3 else 0.999)
-    pair = Pair(batch, batch if v3 else queue, images, 1, accumulation, epochs, momentum)
+    pair = Pair(batch, batch * processes if v3 else queue, images, processes, accumulation, epochs, momentum)
     if pair.optimizer_steps == 0:
         raise ConfigError(
             f"{epochs} passes over {images} pictures are not one step of {accumulation} batches of {batch}: "
             "use more --epochs or a smaller --gradient-accumulation-steps."
         )
-    rate = config.learning_rate or 0.03 * pair.effective_batch / 256
-    return Plan(config, pair, rate, momentum, config.temperature or (1.0 if v3 else 0.2))
+    optimizer = config.optimizer or ("adamw" if vit else "lars" if v3 else "sgd")
+    base_rate, decay = _RATES[optimizer]
+    warmup = config.warmup_epochs if config.warmup_epochs is not None else (epochs // 10 if v3 else 0)
+    return Plan(
+        config,
+        pair,
+        learning_rate=config.learning_rate or base_rate * pair.effective_batch / 256,
+        momentum=momentum,
+        temperature=config.temperature or (1.0 if v3 and not vit else 0.2),
+        optimizer=optimizer,
+        weight_decay=decay if config.weight_decay is None else config.weight_decay,
+        warmup_steps=warmup * pair.optimizer_steps // epochs,
+    )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

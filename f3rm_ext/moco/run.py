@@ -6,20 +6,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
+from nerfstudio.configs.base_config import MachineConfig
 
-from f3rm_ext.engine import checkpoint
+from f3rm_ext.engine import checkpoint, launch
+from f3rm_ext.engine.lifeline import Lifeline
+from f3rm_ext.engine.ranks import is_first, rank, world_size
 from f3rm_ext.errors import CheckpointError, ConfigError, reason_of
 from f3rm_ext.moco.options import TrainConfig, make_plan
+from f3rm_ext.moco.processes import start_processes
 from f3rm_ext.moco.tiles import Tiles, prepare
 from f3rm_ext.moco.training import StepResult, Training
-from f3rm_ext.moco.views import Views, batches_of_views
+from f3rm_ext.moco.views import batches_of_views, both_views
 from f3rm_ext.moco.weights import export
+from f3rm_ext.profiling.memory import peak_bytes, reset_peak, resident_bytes
 from f3rm_ext.utils.console import console, image_progress
 
 _STATE_KEYS = ("step", "plan", "fingerprint", "query", "key", "predictor", "queue", "optimizer")
@@ -43,7 +48,7 @@ class _Interrupt:
             return
 
         def remember(number: int, _frame: Any) -> None:
-            if self.number:
+            if self.number and world_size() == 1:  # others would wait for this process
                 raise KeyboardInterrupt
             self.number = number
 
@@ -55,12 +60,35 @@ class _Interrupt:
                 signal.signal(number, handler)
 
 
+class Planned(Protocol):
+    """A training with its memory; see ``f3rm_ext.planning.pretraining``."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """Its options."""
+        ...
+
+    def sentences(self) -> list[str]:
+        """Returns what is printed before the first step."""
+        ...
+
+    def after_first_pass(self, live_bytes: int) -> list[str]:
+        """Returns what the memory that was really taken says about the plan."""
+        ...
+
+
+MemoryPlanner = Callable[[TrainConfig, int, torch.device, float | None], Planned]
+"""Plans a training of so many pictures on a device, within so many GiB."""
+
+
 @dataclass
 class Run:
     """One call of ``f3rm-ext moco train``."""
 
     config: TrainConfig
     """Its options."""
+    plan_memory: MemoryPlanner
+    """Tells what fits."""
     _warned: bool = field(default=False, init=False)
 
     def main(self) -> int:
@@ -71,58 +99,86 @@ class Run:
             CheckpointError: There is nothing to resume, or it is of another network.
         """
         config = self.config
+        if config.multiprocessing_distributed:
+            start_processes(config.world_size, config.rank, config.dist_url)
+        cuda = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
+        launch.join(MachineConfig(device_type="cuda" if cuda else "cpu"))
+        try:
+            if world_size() == 1:
+                return self._run()
+            lifeline = Lifeline(rank(), world_size(), lambda: f"go on with {self._resume_command()}")
+            with lifeline.held():
+                code = self._run()
+                lifeline.close()
+            return code
+        finally:
+            launch.leave()
+
+    def _run(self) -> int:
+        config = self.config
         folder = config.output / "checkpoints"
         if checkpoint.newest_first(folder) and not config.resume:
             raise ConfigError(f"{config.output} holds a run already: use --resume to go on, or another --output.")
         device = _device(config.device)
         saved = self._saved() if config.resume else None
+        launch.first_only(lambda: self._said_about(self._tiles()))
         tiles = self._tiles()
+        memory = self.plan_memory(config, len(tiles), device, config.memory_gib)
+        self.config = config = replace(memory.config, batch_size=launch.of_first(memory.config.batch_size))
         plan = make_plan(config, len(tiles))
         training = Training(plan, tiles.fingerprint, device)
-        self._say(*plan.announcement(), *plan.warnings(), f"Device: {device}.")
+        self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
         if saved is not None:
             said = training.restore(saved)
             self._say(*said, f"Going on at step {training.step} of {plan.steps}.")
-        return self._train(training, tiles)
+        return self._train(training, tiles, memory)
 
-    def _train(self, training: Training, tiles: Tiles) -> int:
+    def _train(self, training: Training, tiles: Tiles, memory: Planned) -> int:
         from torch.utils.tensorboard import SummaryWriter
 
         config, plan, interrupt = self.config, training.plan, _Interrupt()
         batches = batches_of_views(
             tiles,
-            Views(config.image_size, config.color_jitter),
+            both_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2"),
             batch_size=plan.pair.batch_size,
             seed=config.seed,
             first=training.first_batch,
             workers=config.workers,
         )
-        events = SummaryWriter(str(config.output), purge_step=training.step)
+        events = SummaryWriter(str(config.output), purge_step=training.step) if is_first() else None
+        reset_peak(training.device)
+        before = resident_bytes() if training.device.type == "cpu" else 0
         images, started, first = plan.pair.effective_batch, time.monotonic(), training.step
         try:
-            with interrupt.caught(), image_progress() as progress:
+            with interrupt.caught(), image_progress(disable=not is_first()) as progress:
                 done = training.step * images
                 task = progress.add_task("Training", total=plan.steps * images, completed=done)
-                while training.step < plan.steps and not interrupt.number:
+                stop = training.agreed(interrupt.number)
+                while training.step < plan.steps and not stop:
                     result = training.train_step(batches)
                     progress.update(task, advance=images)
+                    if training.step == first + max(1, plan.pair.images // images):
+                        self._say(*memory.after_first_pass(peak_bytes(training.device) - before))
                     if training.step % _LOG_EVERY == 0 or training.step == plan.steps:
                         rate = (training.step - first) * images / (time.monotonic() - started)
                         self._log(events, training, result, rate)
                     if training.step % config.save_every == 0 and training.step < plan.steps:
                         self._save(training)
+                    stop = training.agreed(interrupt.number)
         finally:
-            events.close()
+            if events is not None:
+                events.close()
         self._save(training)
-        if interrupt.number:
+        if stop:
             self._say(f"Stopped at step {training.step} of {plan.steps}. Go on with: {self._resume_command()}")
-            return 128 + interrupt.number
+            return 128 + stop
         seconds = time.monotonic() - started
         if training.step > first:
             rate = (training.step - first) * images / seconds
             self._say(f"Trained {training.step - first} steps in {seconds:.0f} s, {rate:.0f} images/s.")
         facts = {**plan.record(), "step": training.step, "tiles": tiles.fingerprint}
-        self._say(f"Weights are in {export(training.query.backbone, config.output, facts)}.")
+        if is_first():
+            self._say(f"Weights are in {export(training.query.backbone, config.output, facts)}.")
         return 0
 
     def _log(self, events: Any, training: Training, result: StepResult, images_per_s: float) -> None:
@@ -132,6 +188,8 @@ class Run:
                 f"The loss is {scalars['loss']} at step {training.step}, so the training was stopped: use a smaller "
                 "--learning-rate, and --resume goes on from the last checkpoint."
             )
+        if events is None:
+            return
         for name, value in scalars.items():
             events.add_scalar(f"MoCo/{name}", value, training.step)
         events.add_scalar("MoCo/learning_rate", training.learning_rate, training.step)
@@ -146,6 +204,9 @@ class Run:
             )
 
     def _save(self, training: Training) -> None:
+        training.require_same()
+        if not is_first():
+            return
         folder = self.config.output / "checkpoints"
         checkpoint.write(training.state(), checkpoint.path_of(folder, training.step))
         checkpoint.prune(folder)
@@ -169,26 +230,30 @@ class Run:
                 lambda done, total: progress.update(task, completed=done, total=total),
             )
             progress.update(task, completed=len(tiles), total=len(tiles))
+        return tiles
+
+    def _said_about(self, tiles: Tiles) -> None:
         if tiles.skipped:
             named = "; ".join(f"{name} ({reason})" for name, reason in list(tiles.skipped.items())[:_NAMED])
             more = f"; all are in {tiles.array.with_suffix('.json')}" if len(tiles.skipped) > _NAMED else ""
             self._say(f"Left out {len(tiles.skipped)} files that cannot be read: {named}{more}.")
-        return tiles
 
     def _resume_command(self) -> str:
         """Returns the command line that goes on with this run, from the one that was typed."""
         typed = [word for word in sys.argv[1:] if word != "--resume"]
-        return shlex.join(["f3rm-ext", *typed, "--resume"])
+        return launch.command_prefix() + shlex.join(["f3rm-ext", *typed, "--resume"])
 
     @staticmethod
     def _say(*sentences: str) -> None:
-        for sentence in sentences:
+        for sentence in sentences if is_first() else ():
             console().print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and (place := launch.place()) is not None:
+        name = f"cuda:{place[0]}"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

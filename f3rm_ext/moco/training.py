@@ -1,6 +1,5 @@
 """The training: one optimiser step, checkpoints, and going on from them."""
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.moco import losses
 from f3rm_ext.moco.encoder import DIM, Encoder, predictor
-from f3rm_ext.moco.momentum import cosine_momentum, update_momentum
+from f3rm_ext.moco.momentum import cosine_momentum, update_momentum, update_statistics
+from f3rm_ext.moco.optimizers import make_optimizer
 from f3rm_ext.moco.options import Plan, differences
+from f3rm_ext.moco.processes import gathered, mean_over_ranks, sync_batch_norms
 from f3rm_ext.moco.queue import KeyQueue, queue_from_state
 from f3rm_ext.moco.views import Batch, number_from
 
@@ -45,35 +47,58 @@ class StepResult:
 class Training:
     """Networks, queue and optimiser of a training.
 
+    In v2 the key encoder normalises by running statistics, which follow the query encoder's like its parameters
+    (EMAN, arXiv 2101.08482). With statistics of its batch it would tell the positive key from those of the queue by
+    them; the original shuffles batches over GPUs for that reason. The negatives of v3 are of the same batch.
+
     Args:
         plan: What to train.
         fingerprint: Of the tiles, to see whether image ids mean the same after a resume.
         device: Where to compute.
+        alone: Take no part in a run of several processes; for plans.
 
     Raises:
         ConfigError: AMP is wanted on a GPU without bfloat16.
     """
 
-    def __init__(self, plan: Plan, fingerprint: str, device: torch.device) -> None:
+    def __init__(self, plan: Plan, fingerprint: str, device: torch.device, *, alone: bool = False) -> None:
         config = plan.config
         self.plan, self.fingerprint, self.device = plan, fingerprint, device
         if config.use_amp and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --use-amp False.")
         torch.manual_seed(number_from(config.seed, "weights"))
-        self.query = Encoder(config.architecture, config.algorithm, config.use_grad_checkpointing).to(device)
-        self.key = copy.deepcopy(self.query).requires_grad_(False)
-        self.predictor = predictor().to(device) if config.algorithm == "v3" else None
+        self.query, self.key = (
+            Encoder(config.architecture, config.algorithm, config.image_size, config.use_grad_checkpointing)
+            for _ in range(2)
+        )
+        self.key.load_state_dict(self.query.state_dict())
+        self.key.requires_grad_(False)
+        self.predictor = predictor(config.architecture) if config.algorithm == "v3" else None
+        if device.type != "cpu":  # tensors without values cannot be moved
+            self.query.to(device)
+            self.key.to(device)
+            if self.predictor is not None:
+                self.predictor.to(device)
+        self._ranks = Ranks() if world_size() > 1 and not alone else None
+        if self._ranks is not None:
+            for network in (self.query, self.key, self.predictor):
+                if network is not None:
+                    sync_batch_norms(network)
         self.queue = None
         if config.algorithm == "v2":
+            self.key.eval()
             self.queue = KeyQueue(plan.pair.queue_size, DIM[config.algorithm]).to(device)
-        trained = [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]
-        self.optimizer = torch.optim.SGD(trained, lr=plan.learning_rate, momentum=0.9, weight_decay=config.weight_decay)
+        self.optimizer = make_optimizer(plan.optimizer, self._trained(), plan.learning_rate, plan.weight_decay)
         self.step = 0
 
     @property
     def learning_rate(self) -> float:
-        """Rate of the next step: half a cosine from the first to 0."""
-        return self.plan.learning_rate * 0.5 * (1 + math.cos(math.pi * self.step / self.plan.steps))
+        """Rate of the next step: it rises along a line in the warm-up, then falls to 0 along half a cosine."""
+        warmup = self.plan.warmup_steps
+        if self.step < warmup:
+            return self.plan.learning_rate * (self.step + 1) / warmup
+        progress = (self.step - warmup) / max(1, self.plan.steps - warmup)
+        return self.plan.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
     @property
     def momentum(self) -> float:
@@ -96,25 +121,34 @@ class Training:
             batches: Where to take the accumulated batches from.
         """
         accumulation = self.plan.accumulation
+        processes = 1 if self._ranks is None else self._ranks.size
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         update_momentum(self.key, self.query, self.momentum)
+        if self.queue is not None:  # from the first step on these are means, not remains of the start
+            update_statistics(self.key, self.query, min(self.momentum, self.step / (self.step + 1)))
         self.optimizer.zero_grad(set_to_none=True)
         written: list[tuple[Tensor, Tensor]] = []
         total = accuracy = torch.zeros((), device=self.device)
         query = key = total
         for _ in range(accumulation):
             one, two, numbers = (part.to(self.device, non_blocking=True) for part in next(batches))
+            if self.plan.config.use_amp:  # the layout for which reduced precision is fast
+                one, two = (view.contiguous(memory_format=torch.channels_last) for view in (one, two))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bool(self.plan.config.use_amp)):
                 loss, hits, query, key = self._loss(one, two, numbers)
-            (loss / accumulation).backward()
-            written.append((key, numbers))
+            (loss / (accumulation * processes)).backward()
+            written.append((self._gathered(key), self._gathered(numbers)))
             total, accuracy = total + loss.detach() / accumulation, accuracy + hits / accumulation
+        if self._ranks is not None:
+            self._ranks.sum_gradients(self._trained())
         self.optimizer.step()
         if self.queue is not None:
             for keys, numbers in written:
                 self.queue.enqueue(keys, numbers)
         self.step += 1
+        if self._ranks is not None:
+            total, accuracy = mean_over_ranks(torch.stack([total, accuracy])).unbind()
         return StepResult(total, accuracy, query.detach(), key)
 
     def _loss(self, one: Tensor, two: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -132,9 +166,30 @@ class Training:
         query_1, query_2 = (self._predicted(view) for view in (one, two))
         with torch.no_grad():
             key_1, key_2 = self.key(one), self.key(two)
-        loss = losses.symmetric_loss(query_1, query_2, key_1, key_2, temperature)
-        hits = losses.pretext_accuracy(losses.batch_logits(query_1.detach(), key_2, temperature))
-        return loss, hits, query_1, key_2
+        key_1, key_2 = self._gathered(key_1), self._gathered(key_2)
+        first = 0 if self._ranks is None else self._ranks.rank * len(one)
+        loss = losses.symmetric_loss(query_1, query_2, key_1, key_2, temperature, first)
+        hits = losses.pretext_accuracy(losses.batch_logits(query_1.detach(), key_2, temperature, first))
+        return loss, hits, query_1, key_2[first : first + len(one)]
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        return rows.detach() if self._ranks is None else gathered(rows)
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]
+
+    def require_same(self) -> None:
+        """Checks that all processes hold the same parameters.
+
+        Raises:
+            RankError: They do not.
+        """
+        if self._ranks is not None:
+            self._ranks.require_same(self.query.named_parameters(), f"after step {self.step}")
+
+    def agreed(self, number: int) -> int:
+        """Returns the largest of the numbers of all processes."""
+        return number if self._ranks is None else max(value for (value,) in self._ranks.share([number]))
 
     def _predicted(self, view: Tensor) -> Tensor:
         assert self.predictor is not None
@@ -162,10 +217,10 @@ class Training:
             Sentences about what differs from the run that was saved; none means the same trajectory.
 
         Raises:
-            CheckpointError: It is of another architecture or algorithm, or the run is finished.
+            CheckpointError: It is of another architecture, algorithm or optimiser, or the run is finished.
         """
-        before, now = state["plan"], self.plan.record()
-        for name in ("algorithm", "architecture"):
+        before, now = {"optimizer": "sgd", "processes": 1, **state["plan"]}, self.plan.record()
+        for name in ("algorithm", "architecture", "optimizer"):
             if before[name] != now[name]:
                 raise CheckpointError(
                     f"The checkpoint is of {name} {before[name]}, but {now[name]} is asked for: use "
@@ -177,12 +232,11 @@ class Training:
             self.predictor.load_state_dict(state["predictor"])
         self.optimizer.load_state_dict(state["optimizer"])
         said = []
-        same_batches = all(
-            before[name] == now[name] for name in ("batch_size", "gradient_accumulation_steps", "images", "epochs")
-        )
+        batches = ("batch_size", "gradient_accumulation_steps", "processes")
+        same_batches = all(before[name] == now[name] for name in (*batches, "images", "epochs"))
         self.step = state["step"]
         if not same_batches:  # the same part of the training is done, in other steps
-            done = state["step"] * before["batch_size"] * before["gradient_accumulation_steps"]
+            done = state["step"] * math.prod(before[name] for name in batches)
             self.step = min(self.plan.steps, done // self.plan.pair.effective_batch)
         changed = differences(before, now)
         if changed:

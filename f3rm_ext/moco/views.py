@@ -4,17 +4,28 @@ So a run that goes on sees what an uninterrupted one would have seen, whatever t
 """
 
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from f3rm_ext.engine.ranks import rank, world_size
 from f3rm_ext.moco.tiles import Tiles
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, with which the backbone has to be used."""
+CROP = 0.2
+"""Smallest part of a tile's area that a view shows."""
+_ASPECT = 4 / 3
+_JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _GREY = 0.8, 0.4, 0.4, 0.2, 0.0, 0.1
+_NOISY, _NOISE = 0.5, 0.05
+_YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
+_DRAWS = 18
 
 
 def number_from(*parts: object) -> int:
@@ -22,73 +33,136 @@ def number_from(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
+Batch = tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size size"], Int[Tensor, "batch"]]
+
+
 class Views:
     """MoCo v2's augmentations, with those for views from above: both flips, quarter turns and noise.
+
+    A batch of tiles is worked on at once: one sampling for crop, flips and turns, one matrix for colours. What happens
+    to a tile is drawn from its own generator, so it does not depend on the rest of the batch.
 
     Args:
         image_size: Side of the views, px.
         color_jitter: Whether colours change; leave it out where colours are measurements.
+        blurred: Share of views that are blurred, 0 to 1.
+        solarized: Share of views whose bright values are inverted, 0 to 1.
     """
 
-    def __init__(self, image_size: int, color_jitter: bool = True) -> None:
-        from torchvision.transforms import v2
+    def __init__(
+        self, image_size: int, color_jitter: bool = True, *, blurred: float = 0.5, solarized: float = 0.0
+    ) -> None:
+        self._size, self._color_jitter = image_size, color_jitter
+        self._blurred, self._solarized = blurred, solarized
 
-        steps: list = [
-            v2.RandomResizedCrop(image_size, scale=(0.2, 1.0), antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.RandomVerticalFlip(),
-            _quarter_turn,
-            v2.ToDtype(torch.float32, scale=True),
-        ]
-        if color_jitter:
-            steps += [v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8), v2.RandomGrayscale(0.2)]
-        blur = max(3, image_size // 20 * 2 + 1)
-        steps += [
-            v2.RandomApply([v2.GaussianBlur(blur, sigma=(0.1, 2.0))], p=0.5),
-            _noise,
-            v2.Normalize(MEAN, STD),
-        ]
-        self._steps = v2.Compose(steps)
+    def __call__(
+        self, tiles: UInt8[Tensor, "batch 3 side side"], generators: Sequence[torch.Generator]
+    ) -> Float[Tensor, "batch 3 size size"]:
+        """Returns one view of each tile, normalised."""
+        draws = torch.stack([torch.rand(_DRAWS, generator=generator) for generator in generators])
+        place, color, rest = draws.split([7, 6, 5], dim=1)
+        views = self._cut(tiles.float() / 255, place)
+        if self._color_jitter:
+            views = _colored(views, color)
+        views = self._blur(views, rest[:, 0], rest[:, 1])
+        if self._solarized:
+            bright = (rest[:, 2] < self._solarized)[:, None, None, None] & (views > 0.5)
+            views = torch.where(bright, 1 - views, views)
+        for index in (rest[:, 3] < _NOISY).nonzero().flatten().tolist():
+            noise = torch.randn(views.shape[1:], generator=generators[index])
+            views[index] = (views[index] + noise * (_NOISE * rest[index, 4])).clamp(0, 1)
+        return (views - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
-    def __call__(self, tile: Tensor) -> Float[Tensor, "3 size size"]:
-        """Returns one view of a tile of bytes (3, side, side)."""
-        return self._steps(tile)
+    def _cut(
+        self, tiles: Float[Tensor, "batch 3 side side"], draws: Float[Tensor, "batch 7"]
+    ) -> Float[Tensor, "batch 3 size size"]:
+        """Cuts a part of each tile and turns it, by one affine sampling."""
+        area, shape = CROP + (1 - CROP) * draws[:, 0], (_ASPECT ** (2 * draws[:, 1] - 1)).sqrt()
+        width, height = (area.sqrt() * shape).clamp(max=1), (area.sqrt() / shape).clamp(max=1)
+        flip_x, flip_y = 1 - 2 * (draws[:, 2] < 0.5).float(), 1 - 2 * (draws[:, 3] < 0.5).float()
+        zero = torch.zeros_like(area)
+        upright = torch.stack([width * flip_x, zero, zero, height * flip_y], dim=1).view(-1, 2, 2)
+        aside = torch.stack([zero, width * flip_x, height * flip_y, zero], dim=1).view(-1, 2, 2)
+        matrix = torch.where(draws[:, 6, None, None] < 0.5, aside, upright)  # all symmetries of a square
+        centre = (1 - torch.stack([width, height], dim=1)) * (2 * draws[:, 4:6] - 1)
+        grid = functional.affine_grid(
+            torch.cat([matrix, centre[:, :, None]], dim=2),
+            [len(tiles), tiles.shape[1], self._size, self._size],
+            align_corners=False,
+        )
+        return functional.grid_sample(tiles, grid, padding_mode="reflection", align_corners=False)
+
+    def _blur(
+        self, views: Float[Tensor, "batch 3 size size"], chosen: Float[Tensor, "batch"], width: Float[Tensor, "batch"]
+    ) -> Float[Tensor, "batch 3 size size"]:
+        """Blurs some of the views by Gaussians of 0.1 to 2 px."""
+        index = (chosen < self._blurred).nonzero().flatten()
+        if not len(index):
+            return views
+        radius = max(1, self._size // 20)
+        sigma, steps = 0.1 + 1.9 * width[index, None], torch.arange(-radius, radius + 1)
+        kernel = (-0.5 * (steps / sigma).square()).exp()
+        kernel = kernel / kernel.sum(dim=1, keepdim=True)
+        found = functional.pad(views[index].transpose(0, 1), (radius,) * 4, mode="reflect")
+        found = functional.conv2d(found, kernel[:, None, None, :], groups=len(index))
+        found = functional.conv2d(found, kernel[:, None, :, None], groups=len(index))
+        views[index] = found.transpose(0, 1)
+        return views
 
 
-def _quarter_turn(image: Tensor) -> Tensor:
-    return torch.rot90(image, int(torch.randint(4, ())), dims=(-2, -1))
-
-
-def _noise(image: Tensor) -> Tensor:
-    """Adds noise of a random strength to half of the views."""
-    if torch.rand(()) < 0.5:
-        return image
-    return (image + torch.randn_like(image) * (0.05 * torch.rand(()))).clamp(0, 1)
+def _colored(views: Float[Tensor, "batch 3 h w"], draws: Float[Tensor, "batch 6"]) -> Float[Tensor, "batch 3 h w"]:
+    """Changes brightness, contrast, saturation and hue; all but the mean that contrast needs is one matrix in YIQ."""
+    chosen = draws[:, 0] < _JITTERED
+    brightness, contrast, saturation = (
+        torch.where(chosen, 1 + strength * (2 * draws[:, 1 + number] - 1), 1.0)
+        for number, strength in enumerate((_BRIGHTNESS, _CONTRAST, _SATURATION))
+    )
+    angle = torch.where(chosen, 2 * math.pi * _HUE * (2 * draws[:, 4] - 1), 0.0)
+    saturation = torch.where(draws[:, 5] < _GREY, 0.0, saturation)
+    matrix = torch.zeros(len(views), 3, 3)
+    matrix[:, 0, 0] = 1
+    matrix[:, 1, 1] = matrix[:, 2, 2] = saturation * angle.cos()
+    matrix[:, 2, 1] = saturation * angle.sin()
+    matrix[:, 1, 2] = -matrix[:, 2, 1]
+    yiq = torch.tensor(_YIQ)
+    matrix = torch.linalg.inv(yiq) @ matrix @ yiq * (brightness * contrast)[:, None, None]
+    mean = (views.mean(dim=(2, 3)) * yiq[0]).sum(dim=1)
+    offset = (1 - contrast) * brightness * mean
+    return torch.baddbmm(offset[:, None, None], matrix, views.flatten(2)).view_as(views).clamp_(0, 1)
 
 
 class PairsOfViews(Dataset):
     """Two views of each tile; the index is (pass, tile)."""
 
-    def __init__(self, tiles: Tiles, views: Views, seed: int) -> None:
+    def __init__(self, tiles: Tiles, views: tuple[Views, Views], seed: int) -> None:
         self._tiles, self._views, self._seed = tiles, views, seed
         self._bytes = None
 
-    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
-        """Returns both views and the number of the tile."""
-        epoch, number = index
+    def __getitems__(self, indices: list[tuple[int, int]]) -> Batch:
+        """Returns both views of a batch, and the numbers of the tiles."""
         if self._bytes is None:  # in the process that reads
             self._bytes = self._tiles.open()
-        tile = torch.from_numpy(self._bytes[number].copy()).permute(2, 0, 1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number_from(self._seed, "views", epoch, number))
-            return self._views(tile), self._views(tile), number
+        numbers = [number for _, number in indices]
+        tiles = torch.from_numpy(np.stack([self._bytes[number] for number in numbers])).permute(0, 3, 1, 2)
+        one, two = (
+            views(tiles, [self._generator(which, epoch, number) for epoch, number in indices])
+            for which, views in enumerate(self._views)
+        )
+        return one, two, torch.tensor(numbers)
+
+    def _generator(self, *parts: object) -> torch.Generator:
+        return torch.Generator().manual_seed(number_from(self._seed, "views", *parts))
 
 
 class Batches(Sampler):
-    """Batches of (pass, tile) from a given batch on, without end; batches that are not full are left out."""
+    """Batches of (pass, tile) from a given batch on, without end; batches that are not full are left out.
+
+    Of each gathered batch, a process yields its own part.
+    """
 
     def __init__(self, images: int, batch_size: int, seed: int, first: int) -> None:
-        self._images, self._batch, self._seed, self._first = images, batch_size, seed, first
+        self._images, self._own, self._seed, self._first = images, batch_size, seed, first
+        self._batch = batch_size * world_size()
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         per_pass = self._images // self._batch
@@ -97,7 +171,8 @@ class Batches(Sampler):
             epoch = batch // per_pass
             order = self.order(epoch)
             for position in range(batch % per_pass, per_pass):
-                yield [(epoch, number) for number in order[position * self._batch : (position + 1) * self._batch]]
+                start = position * self._batch + rank() * self._own
+                yield [(epoch, number) for number in order[start : start + self._own]]
             batch = (epoch + 1) * per_pass
 
     def order(self, epoch: int) -> list[int]:
@@ -106,18 +181,15 @@ class Batches(Sampler):
         return torch.randperm(self._images, generator=generator).tolist()
 
 
-Batch = tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size size"], Int[Tensor, "batch"]]
-
-
 def batches_of_views(
-    tiles: Tiles, views: Views, *, batch_size: int, seed: int, first: int, workers: int
+    tiles: Tiles, views: tuple[Views, Views], *, batch_size: int, seed: int, first: int, workers: int
 ) -> Iterator[Batch]:
     """Yields batches of both views and the numbers of their tiles, without end.
 
     Args:
         tiles: The pictures.
-        views: Makes a view.
-        batch_size: Images per batch, at most the number of tiles.
+        views: Make the first view and the second.
+        batch_size: Images per batch of this process.
         seed: Of order and views.
         first: Number of the first batch.
         workers: Processes that make views; 0 for this one.
@@ -127,6 +199,28 @@ def batches_of_views(
             PairsOfViews(tiles, views, seed),
             batch_sampler=Batches(len(tiles), batch_size, seed, first),
             num_workers=workers,
+            collate_fn=_as_it_is,
             pin_memory=torch.cuda.is_available(),
         )
+    )
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def both_views(image_size: int, color_jitter: bool, symmetric: bool) -> tuple[Views, Views]:
+    """Returns what makes the two views of a tile.
+
+    Args:
+        image_size: Side of the views, px.
+        color_jitter: Whether colours change.
+        symmetric: The same for both, as in v2. In v3 the first is always blurred, the second seldom, and a fifth of
+            the second is solarised (arXiv 2104.02057, appendix).
+    """
+    if symmetric:
+        return (views := Views(image_size, color_jitter)), views
+    return (
+        Views(image_size, color_jitter, blurred=1.0),
+        Views(image_size, color_jitter, blurred=0.1, solarized=0.2 if color_jitter else 0.0),
     )

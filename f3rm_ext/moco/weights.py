@@ -8,15 +8,16 @@ from torch import Tensor
 
 from f3rm_ext import __version__
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.moco.encoder import Backbone
+from f3rm_ext.moco.encoder import Backbone, is_vit
 from f3rm_ext.moco.views import MEAN, STD
+from f3rm_ext.moco.vit import WIDTHS, VitBackbone
 from f3rm_ext.utils.atomic_files import write_atomic
 
 WEIGHTS, CARD = "backbone.safetensors", "README.md"
 
 
-def export(backbone: Backbone, folder: Path, facts: Mapping[str, Any]) -> Path:
-    """Writes the backbone, with torchvision's parameter names and without classifier.
+def export(backbone: Backbone | VitBackbone, folder: Path, facts: Mapping[str, Any]) -> Path:
+    """Writes the backbone without classifier, with the parameter names of torchvision, or of timm for ViTs.
 
     Args:
         backbone: The query encoder's.
@@ -48,11 +49,24 @@ def export(backbone: Backbone, folder: Path, facts: Mapping[str, Any]) -> Path:
 
 def _card(facts: Mapping[str, Any]) -> str:
     rows = "\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in facts.items())
+    vit = is_vit(facts["architecture"])
+    if vit:
+        heads, size = WIDTHS[facts["architecture"]] // 64, facts["image_size"]
+        code = f"""from timm import create_model
+
+network = create_model("{facts["architecture"]}_patch16_224", img_size={size}, num_heads={heads}, num_classes=0)
+network.load_state_dict(load_file("{WEIGHTS}"))"""
+    else:
+        code = f"""from torchvision.models import get_model
+
+network = get_model("{facts["architecture"]}", weights=None)
+network.load_state_dict(load_file("{WEIGHTS}"), strict=False)  # all but fc"""
     return f"""# {facts["architecture"]} pre-trained without labels
 
-MoCo {facts["algorithm"]} by f3rm-ext {__version__}. The backbone is in `{WEIGHTS}`, with torchvision's parameter names
-and without classifier. Input: RGB from 0 to 1, minus {MEAN}, over {STD}. Its features were not evaluated by this
-training: compare them with those of random weights and of ImageNet weights before use.
+MoCo {facts["algorithm"]} by f3rm-ext {__version__}. The backbone is in `{WEIGHTS}`, without classifier, with the
+parameter names of {"timm" if vit else "torchvision"}. Input: RGB from 0 to 1, minus {MEAN}, over {STD}.
+Its features were not evaluated by this training: compare them with those of random weights and of ImageNet weights
+before use.
 
 | | |
 |---|---|
@@ -60,9 +74,6 @@ training: compare them with those of random weights and of ImageNet weights befo
 
 ```python
 from safetensors.torch import load_file
-from torchvision.models import get_model
-
-network = get_model("{facts["architecture"]}", weights=None)
-network.load_state_dict(load_file("{WEIGHTS}"), strict=False)  # all but fc
+{code}
 ```
 """

@@ -135,8 +135,9 @@ class Train:
     def main(self) -> int:
         """Trains. Returns the exit code."""
         from f3rm_ext.moco.run import Run
+        from f3rm_ext.planning.pretraining import plan_memory
 
-        return Run(self.config).main()
+        return Run(self.config, plan_memory).main()
 
 
 @dataclass
@@ -144,12 +145,12 @@ class Eval:
     """Tell whether pre-training helped, on pictures in one subfolder per class.
 
     Half of each class trains a linear probe and serves as neighbours, the other half is scored. Random weights of the
-    same network and colour histograms stand beside. Pictures that were used for pre-training may be among them, since
-    it saw no labels; say so where you quote the figures.
+    same network, colour histograms and DAISY stand beside. Pictures that were used for pre-training may be among them,
+    since it saw no labels; say so where you quote the figures.
 
     Typical calls:
       f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors
-      f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors --seeds 5 --json
+      f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors --seeds 5 --table tiles.md
     """
 
     data: Path
@@ -160,6 +161,12 @@ class Eval:
     """Side to which pictures are scaled, px, 32 or more."""
     seeds: int = 3
     """Splits, and random networks, 1 to 10; intervals are over them."""
+    imagenet: Path | None = None
+    """State dict of EfficientNet-lite0 with timm's names: its ImageNet features are scored, too."""
+    fine_tune_passes: int = 0
+    """Passes of training the whole network with labels, from pre-trained and from random weights; 0 for none."""
+    table: Path | None = None
+    """File for the table: .md or .html."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print all accuracies as JSON."""
 
@@ -168,20 +175,30 @@ class Eval:
             raise ConfigError(f"--seeds is {self.seeds}, outside 1 to 10: 3 is usual.")
         if self.image_size < 32:
             raise ConfigError(f"--image-size is {self.image_size}: it has to be 32 or more.")
+        if self.fine_tune_passes < 0:
+            raise ConfigError(f"--fine-tune-passes is {self.fine_tune_passes}: it has to be 0 or more.")
+        if self.table is not None and self.table.suffix not in (".md", ".html"):
+            raise ConfigError(f"--table is {self.table}: a table is written as .md or .html.")
 
     def main(self) -> int:
         """Prints the accuracies. Returns the exit code."""
         from dataclasses import asdict
 
-        from rich.table import Table
-
-        from f3rm_ext.moco.evaluation import evaluate, interval, read_labelled
+        from f3rm_ext.moco.comparison import rows_of, write_table
+        from f3rm_ext.moco.evaluation import evaluate, read_labelled
         from f3rm_ext.utils.console import console, image_progress
 
         data = read_labelled(self.data, self.image_size)
         with image_progress("splits", disable=self.json) as progress:
-            task = progress.add_task("Evaluating", total=3 * self.seeds)
-            scores = evaluate(data, self.weights, self.seeds, lambda: progress.update(task, advance=1))
+            task = progress.add_task("Evaluating", total=(4 + (self.imagenet is not None)) * self.seeds)
+            scores = evaluate(
+                data,
+                self.weights,
+                self.seeds,
+                imagenet=self.imagenet,
+                fine_tune_passes=self.fine_tune_passes,
+                done=lambda: progress.update(task, advance=1),
+            )
         if self.json:
             record = {
                 "images": len(data.images),
@@ -191,17 +208,18 @@ class Eval:
             print(json.dumps(record, indent=1))
             return 0
         images, classes = len(data.images), len(data.classes)
-        table = Table(
-            title=f"Accuracy, % (95 % interval over {self.seeds} seeds): {images} pictures, {classes} classes, "
-            f"chance {100 / classes:.1f}",
-            title_justify="left",
+        title = (
+            f"Accuracy, % (95 % interval over {self.seeds} seeds): {images} pictures, {classes} classes, "
+            f"chance {100 / classes:.1f}"
         )
-        table.add_column("features")
-        for column in ("k-NN", "linear probe"):
-            table.add_column(column, justify="right")
-        for score in scores:
-            cells = (interval(values) for values in (score.knn, score.linear))
-            table.add_row(score.name, *(f"{100 * mean:.1f} ± {100 * half:.1f}" for mean, half in cells))
+        header, rows = rows_of(scores)
+        if self.table is not None:
+            write_table(self.table, title, header, rows)
+        table = Table(title=title, title_justify="left")
+        for column in header:
+            table.add_column(column, justify="left" if column == header[0] else "right")
+        for row in rows:
+            table.add_row(*row)
         console().print(table)
         return 0
 

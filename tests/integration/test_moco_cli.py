@@ -52,6 +52,7 @@ def test_a_stopped_and_killed_training_ends_as_an_uninterrupted_one(
     typed = train(whole)
     assert typed.code == 0, typed.err
     assert "damaged.jpg" in typed.out and "Queue holds 2.6 batches" in typed.out and "Effective batch: 8" in typed.out
+    assert "Memory planned: " in typed.out and "Memory of the first pass: " in typed.out
 
     step = Training.train_step
     with monkeypatch.context() as patch:
@@ -103,6 +104,8 @@ def test_bad_input_is_one_sentence(f3rm_ext: Callable[..., Any], pictures: Path,
     assert "nothing to resume" in refusal("--resume")
     assert "v3 has no queue" in refusal("--algorithm", "v3", "--queue-size", 8)
     assert "--image-size is 8" in refusal("--image-size", 8)
+    small = ("--batch-size", 8, "--memory-gib", 0.01)
+    assert "A batch of 8 needs" in refusal(*small) and "smaller --image-size" in refusal(*small)
 
 
 @pytest.mark.timeout(240)
@@ -123,7 +126,12 @@ def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: P
     asked = ["--data", tmp_path / "tiles", "--weights", weights, "--image-size", 32, "--seeds", 2]
     typed = f3rm_ext("moco", "eval", *asked, "--json")
     scores = json.loads(typed.out)["scores"]
-    assert [score["name"] for score in scores] == ["pre-trained", "random weights", "colour histograms"]
+    names = ["pre-trained", "random weights", "colour histograms", "DAISY"]
+    assert [score["name"] for score in scores] == names
     assert scores[2]["knn"] == [1.0, 1.0] and all(len(score["linear"]) == 2 for score in scores)
-    assert "chance 50.0" in f3rm_ext("moco", "eval", *asked).out
+    table = tmp_path / "table.html"
+    typed = f3rm_ext("moco", "eval", *asked, "--fine-tune-passes", 1, "--table", table)
+    assert "chance 50.0" in typed.out and "fine-tuned" in typed.out
+    assert "<td>DAISY</td>" in table.read_text() and "<th>fine-tuned</th>" in table.read_text()
+    assert "as .md or .html" in f3rm_ext("moco", "eval", *asked, "--table", tmp_path / "table.pdf").refuses()
     assert "no classes" in f3rm_ext("moco", "eval", "--data", tmp_path / "tiles" / "dark", *asked[2:]).refuses()

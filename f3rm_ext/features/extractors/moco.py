@@ -1,4 +1,4 @@
-"""Dense features of a ResNet that `f3rm-ext moco train` has pre-trained, at any resolution."""
+"""Dense features of a network that `f3rm-ext moco train` has pre-trained, at any resolution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from torch import Tensor
 from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import ExtractorIdentity, FeatureSize, PatchGrid
 from f3rm_ext.features.extractors import preprocess
+from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import Weights, WeightsStatus, file_hash, load_state_dict, resolve, status
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ class MocoConfig:
     """Options of ``moco``."""
 
     weights: Path | None = None
-    """Needed: backbone.safetensors of a training, or a state dict of a ResNet-18 or -50 with torchvision's names."""
+    """Needed: backbone.safetensors of a training, or a state dict of a ResNet-18 or -50 with torchvision's names or of
+    a ViT with timm's."""
     short_side_px: int = 448
     """Length in pixels to which the short side of an image is resized, ≥ 32. Both sides are rounded to whole
     strides."""
     stage: Literal["2", "3", "4"] = "3"
-    """Stage whose feature map is used: 2, 3 and 4 have one feature per 8, 16 and 32 px of the resized image."""
+    """Stage of a ResNet whose feature map is used: 2, 3 and 4 have one feature per 8, 16 and 32 px of the resized
+    image. A ViT has one per patch, of its last block."""
 
     def __post_init__(self) -> None:
         if self.short_side_px < preprocess.MIN_SIDE_PX:
@@ -43,7 +46,7 @@ class MocoConfig:
 
 
 class MocoExtractor:
-    """A stage of a ResNet pre-trained on your own pictures (f3rm-ext moco train)."""
+    """A stage of a ResNet, or the patches of a ViT, pre-trained on your own pictures (f3rm-ext moco train)."""
 
     config_class = MocoConfig
 
@@ -51,7 +54,8 @@ class MocoExtractor:
         self.config, self.device = config, device
         self._path = resolve(_weights(config))
         self._model, self._network = _network(self._path)
-        self.stride_px = _STAGE_STRIDE_PX[int(config.stage)]
+        vit = isinstance(self._network, VisionTransformer)
+        self.stride_px = self._network.patch_px if vit else _STAGE_STRIDE_PX[int(config.stage)]
         self._network.to(device).eval().requires_grad_(False)
 
     @classmethod
@@ -76,14 +80,20 @@ class MocoExtractor:
             model=self._model,
             weights=file_hash(self._path),
             resolution=f"short side {self.config.short_side_px} px in whole strides of {self.stride_px}",
-            preprocessing=f"bicubic antialiased, ImageNet mean and std; output of stage {self.config.stage}",
+            preprocessing=f"bicubic antialiased, ImageNet mean and std; output of {self._source}",
         )
 
     @property
     def dim(self) -> int:
-        """Channels of the stage."""
+        """Channels of the features."""
+        if isinstance(self._network, VisionTransformer):
+            return self._network.width
         first = 64 if self._model == "resnet18" else 256
         return first * 2 ** (int(self.config.stage) - 1)
+
+    @property
+    def _source(self) -> str:
+        return "the last block" if isinstance(self._network, VisionTransformer) else f"stage {self.config.stage}"
 
     @property
     def batch_size(self) -> int:
@@ -91,13 +101,14 @@ class MocoExtractor:
         return 2 if self.device.type == "cpu" else 16
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
-        """Returns the centres of what features see; the network's padding puts them at the first pixel of a stride."""
+        """Returns the centres of what features see: of patches; of a ResNet, whose padding decides, of first pixels."""
+        middle = self.stride_px / 2 if isinstance(self._network, VisionTransformer) else 0.5
         height, width = self._input_size(height_px, width_px)
         scale, stride = (height_px / height, width_px / width), self.stride_px
         return PatchGrid(
             rows=height // stride,
             cols=width // stride,
-            origin_px=(scale[0] / 2, scale[1] / 2),
+            origin_px=(scale[0] * middle, scale[1] * middle),
             stride_px=(scale[0] * stride, scale[1] * stride),
         )
 
@@ -113,6 +124,8 @@ class MocoExtractor:
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         network = self._network
         found = preprocess.normalise(pixels, preprocess.IMAGENET_MEAN, preprocess.IMAGENET_STD)
+        if isinstance(network, VisionTransformer):
+            return network(found)[0]
         found = network.maxpool(network.relu(network.bn1(network.conv1(found))))
         stages = (network.layer1, network.layer2, network.layer3, network.layer4)
         for stage in stages[: int(self.config.stage)]:
@@ -128,10 +141,13 @@ def _weights(config: MocoConfig) -> Weights:
     return Weights(model="MoCo backbone", option="weights", local=config.weights)
 
 
-def _network(path: Path) -> "tuple[str, ResNet]":
+def _network(path: Path) -> "tuple[str, ResNet | VisionTransformer]":
     from torchvision.models import get_model
 
     state = {name: value for name, value in load_state_dict(path).items() if not name.startswith("fc.")}
+    if "cls_token" in state:
+        vit = VisionTransformer.from_state_dict(state)
+        return f"ViT of width {vit.width}, depth {vit.depth}", vit
     last = state.get("layer1.1.bn2.weight" if "layer1.0.conv3.weight" not in state else "layer1.0.bn3.weight")
     name = None if last is None else _NETWORKS.get(len(last))
     if name is not None:
@@ -141,5 +157,6 @@ def _network(path: Path) -> "tuple[str, ResNet]":
             network.load_state_dict(state, strict=False)
             return name, network
     raise ExtractorError(
-        f"{path} is not the backbone of a ResNet-18 or -50: use the backbone.safetensors of f3rm-ext moco train."
+        f"{path} is not the backbone of a ResNet-18 or -50, or of a ViT: use the backbone.safetensors of "
+        "f3rm-ext moco train."
     )

@@ -21,7 +21,7 @@ def clusters(seed: int, classes: int = 3, each: int = 30) -> tuple[torch.Tensor,
 def test_linear_probe_is_that_of_scikit_learn() -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     (train, labels), (test, _) = clusters(0), clusters(1)
-    found = evaluation.linear_probe(train, labels, test)
+    found = evaluation.linear_probe(train, labels, test, 1e-3)
     mean, std = train.mean(dim=0), train.std(dim=0)
     peer = linear_model.LogisticRegression(C=1 / (2e-3 * len(train)), max_iter=1000)  # the same penalty
     peer.fit(((train - mean) / std).numpy(), labels.numpy())

@@ -9,7 +9,7 @@ from PIL import Image
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.tiles import prepare, read_tile
-from f3rm_ext.moco.views import Batches, PairsOfViews, Views, batches_of_views
+from f3rm_ext.moco.views import MEAN, STD, Batches, PairsOfViews, Views, batches_of_views, both_views
 
 
 def test_tiles_are_decoded_once(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,15 +50,58 @@ def test_folders_without_pictures_are_refused(tmp_path: Path) -> None:
 
 def test_views_depend_on_seed_pass_and_picture_alone(pictures: Path, tmp_path: Path) -> None:
     tiles = prepare(pictures, tmp_path, 32)
-    one, two = (PairsOfViews(tiles, Views(32), seed=0) for _ in range(2))
-    two[(0, 5)]
+    one, two = (PairsOfViews(tiles, (Views(32), Views(32)), seed=0) for _ in range(2))
+    two.__getitems__([(0, 5)])
     torch.rand(7)
-    first, second, number = one[(1, 3)]
-    again = two[(1, 3)]
-    assert torch.equal(first, again[0]) and torch.equal(second, again[1]) and number == 3
-    assert first.shape == (3, 32, 32) and not torch.equal(first, second)
-    assert not torch.equal(first, one[(2, 3)][0])
-    assert not torch.equal(first, PairsOfViews(tiles, Views(32), seed=1)[(1, 3)][0])
+    first, second, numbers = one.__getitems__([(1, 3), (1, 7)])
+    again = two.__getitems__([(1, 2), (1, 3)])
+    assert numbers.tolist() == [3, 7] and first.shape == (2, 3, 32, 32)
+    torch.testing.assert_close(first[0], again[0][1])
+    torch.testing.assert_close(second[0], again[1][1])
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], one.__getitems__([(2, 3)])[0][0])
+    other = PairsOfViews(tiles, (Views(32), Views(32)), seed=1)
+    assert not torch.equal(first[0], other.__getitems__([(1, 3)])[0][0])
+
+
+def generators(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(number) for number in range(count)]
+
+
+def test_without_colours_a_view_has_the_colours_of_its_tile() -> None:
+    tiles = torch.tensor([[200, 100, 50]] * 300, dtype=torch.uint8)[:, :, None, None].expand(-1, -1, 40, 40)
+    plain, colored = (
+        Views(32, color_jitter)(tiles, generators(300)).mean(dim=(2, 3)) for color_jitter in (False, True)
+    )
+    wanted = (torch.tensor([200, 100, 50]) / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
+    torch.testing.assert_close(plain, wanted.expand(300, 3), atol=2e-2, rtol=0)
+    assert colored.std(dim=0).min() > 0.2
+    pixels = colored * torch.tensor(STD) + torch.tensor(MEAN)
+    grey = ((pixels.max(dim=1).values - pixels.min(dim=1).values) < 0.02).float().mean()
+    assert 0.04 < grey < 0.2
+
+
+def test_crops_show_parts_in_all_symmetries_of_a_square() -> None:
+    size = 32
+    ramp = torch.arange(64, dtype=torch.uint8) * 3
+    tile = torch.stack([ramp.expand(64, 64), ramp[:, None].expand(64, 64), torch.full((64, 64), 90).byte()])
+    views = Views(size, color_jitter=False, blurred=0.0)(tile.expand(400, -1, -1, -1), generators(400))
+    pixels = (views * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None])[:, :2]
+    across = (pixels[..., -4:].mean(dim=(2, 3)) - pixels[..., :4].mean(dim=(2, 3))).round(decimals=1)
+    assert (across[:, 0].abs() > 0.1).float().mean() == pytest.approx(0.5, abs=0.1)  # the rest are turned aside
+    for channel in range(2):
+        assert (across[:, channel] > 0).float().mean() == pytest.approx(0.25, abs=0.08)
+    spans = across.abs().max(dim=1).values / (28 / 32 * 63 * 3 / 255)
+    assert 0.3 < spans.min() < 0.55 and spans.max() <= 1.15
+
+
+def test_views_of_v3_differ_in_blur_and_solarization() -> None:
+    random = torch.randint(256, (64, 3, 40, 40), dtype=torch.uint8, generator=generators(1)[0])
+    one, two = (views(random, generators(64)) for views in both_views(32, False, symmetric=False))
+    rough = [views.diff(dim=3).abs().mean(dim=(1, 2, 3)).median().item() for views in (one, two)]
+    assert rough[0] < 0.7 * rough[1]
+    same = both_views(32, True, symmetric=True)
+    assert same[0] is same[1]
 
 
 def test_every_pass_has_each_picture_once_and_can_begin_anywhere() -> None:
@@ -74,6 +117,7 @@ def test_every_pass_has_each_picture_once_and_can_begin_anywhere() -> None:
 def test_loader_processes_change_nothing(pictures: Path, tmp_path: Path) -> None:
     tiles = prepare(pictures, tmp_path, 32)
     here, there = (
-        next(batches_of_views(tiles, Views(32), batch_size=4, seed=0, first=1, workers=workers)) for workers in (0, 1)
+        next(batches_of_views(tiles, both_views(32, True, True), batch_size=4, seed=0, first=1, workers=workers))
+        for workers in (0, 1)
     )
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))

@@ -130,3 +130,22 @@ def test_amp_changes_the_loss_little() -> None:
     plain, reduced = found
     assert reduced.loss.item() == pytest.approx(plain.loss.item(), rel=0.1) and reduced.key.dtype == torch.float32
     assert not torch.equal(plain.key, reduced.key)
+
+
+def test_rate_rises_in_the_warm_up_and_falls_along_a_cosine() -> None:
+    training = Training(make_plan(config(algorithm="v3", epochs=10, warmup_epochs=2, learning_rate=1.0), 20), "a", CPU)
+    rates = []
+    for step in range(training.plan.steps):  # 5 steps per pass
+        training.step = step
+        rates.append(training.learning_rate)
+    assert rates[:3] == pytest.approx([0.1, 0.2, 0.3]) and rates[9] == rates[10] == 1
+    assert rates[30] == pytest.approx(0.5) and rates[49] < 0.01
+    defaults = make_plan(config(algorithm="v3", epochs=10), 20)
+    assert (defaults.optimizer, defaults.weight_decay, defaults.warmup_steps) == ("lars", 1e-6, 5)
+    assert make_plan(config(), 20).warmup_steps == 0
+
+
+def test_a_checkpoint_of_another_optimiser_is_refused() -> None:
+    state = Training(make_plan(config(), 20), "a", CPU).state()
+    with pytest.raises(CheckpointError, match="--optimizer sgd"):
+        Training(make_plan(config(optimizer="adamw"), 20), "a", CPU).restore(state)

@@ -1,0 +1,68 @@
+"""Accuracies as a table: Markdown or HTML."""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.moco.evaluation import Score, interval
+from f3rm_ext.utils.atomic_files import write_atomic
+
+
+def rows_of(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
+    """Returns the header and the rows of a table, in %, with half of the 95 % interval.
+
+    >>> rows_of([Score("histograms", (0.5,), (0.6,))])
+    (['features', 'k-NN', 'linear probe'], [['histograms', '50.0 ± 0.0', '60.0 ± 0.0']])
+    """
+
+    def cell(values: tuple[float, ...]) -> str:
+        if not values:
+            return "–"
+        mean, half = interval(values)
+        return f"{100 * mean:.1f} ± {100 * half:.1f}"
+
+    header, columns = ["features", "k-NN", "linear probe"], 2
+    if any(score.fine_tuned for score in scores):
+        header, columns = [*header, "fine-tuned"], 3
+    rows = [[score.name, *map(cell, (score.knn, score.linear, score.fine_tuned)[:columns])] for score in scores]
+    return header, rows
+
+
+def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown.
+
+    >>> print(markdown("Accuracy", ["features", "k-NN"], [["DAISY", "50.0"]]), end="")
+    Accuracy
+    <BLANKLINE>
+    | features | k-NN |
+    |---|--:|
+    | DAISY | 50.0 |
+    """
+    lines = [title, "", f"| {' | '.join(header)} |", "|---|" + "--:|" * (len(header) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def write_table(path: Path, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Writes a table as HTML where the file ends in .html, else as Markdown.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    text = _html(title, header, rows) if path.suffix == ".html" else markdown(title, header, rows)
+    try:
+        write_atomic(path, text.encode())
+    except OSError as error:
+        raise ConfigError(f"The table {path} cannot be written ({error.strerror or error}): use another.") from error
+
+
+def _html(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    style = "body{font:16px sans-serif}td,th{padding:.2em .8em;text-align:right}tr>:first-child{text-align:left}"
+    body = "\n".join([line(header, "th"), *(line(row, "td") for row in rows)])
+    return (
+        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{style}</style>\n"
+        f"<table><caption>{html.escape(title)}</caption>\n{body}\n</table>\n"
+    )

@@ -1,0 +1,129 @@
+"""Training on several processes: batch statistics over all of them, keys gathered, gradients averaged.
+
+Each process computes its own part of every batch. Two processes so take the step of one with the double batch.
+"""
+
+import os
+import sys
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from f3rm_ext.engine.launch import by_torchrun
+from f3rm_ext.engine.ranks import world_size
+from f3rm_ext.errors import ConfigError
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over all processes; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(_ctx: Any, values: Tensor) -> Tensor:
+        values = values.clone()
+        dist.all_reduce(values)
+        return values
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        gradient = gradients[0].clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class SyncedBatchNorm(_BatchNorm):
+    """Batch norm whose statistics are those of all processes, also on CPUs, where torch's SyncBatchNorm does not run.
+
+    Processes have batches of one size.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Takes what BatchNorm1d and BatchNorm2d take."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns normalised inputs; in evaluation by the running statistics."""
+        if not self.training:
+            return super().forward(input)
+        values = input.float()
+        over = [axis for axis in range(values.dim()) if axis != 1]
+        sums = torch.stack([values.sum(dim=over), values.square().sum(dim=over)])
+        count = values.numel() // values.shape[1] * world_size()
+        mean, square = (cast(Tensor, _SumOverRanks.apply(sums)) / count).unbind()
+        variance = (square - mean.square()).clamp_min(0)
+        self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
+        scale = torch.rsqrt(variance + self.eps)
+        if self.affine:
+            scale = scale * self.weight
+        shift = (self.bias if self.affine else 0) - mean * scale
+        shape = [1, -1, *[1] * (values.dim() - 2)]
+        return (values * scale.view(shape) + shift.view(shape)).to(input.dtype)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None:
+            return
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        assert self.momentum is not None
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(variance, self.momentum)
+
+
+def sync_batch_norms(network: nn.Module) -> None:
+    """Makes all batch norms of a network count the batches of all processes. Parameters and buffers stay the same."""
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, (nn.BatchNorm1d, nn.BatchNorm2d)):
+                continue
+            synced = SyncedBatchNorm(child.num_features, child.eps, child.momentum, child.affine)
+            synced.weight, synced.bias = child.weight, child.bias
+            for buffer, value in child.named_buffers():
+                setattr(synced, buffer, value)
+            setattr(parent, name, synced)
+
+
+def gathered(rows: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "all_rows *rest"]:
+    """Returns the rows of all processes in the order of their ranks, without gradient."""
+    everyone = [torch.empty_like(rows) for _ in range(world_size())]
+    dist.all_gather(everyone, rows.detach().contiguous())
+    return torch.cat(everyone)
+
+
+def mean_over_ranks(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+    """Returns the mean over all processes."""
+    values = values.clone()
+    dist.all_reduce(values)
+    return values / world_size()
+
+
+def start_processes(world_size: int, rank: int, dist_url: str) -> None:
+    """Replaces this process by torchrun, which starts one process per GPU of this machine, or one on the CPU.
+
+    These are the options of the original MoCo, which counts machines, not processes. Returns where nothing has to be
+    started: one process in all, or torchrun has started this one.
+
+    Args:
+        world_size: Machines.
+        rank: This machine, from 0.
+        dist_url: tcp://HOST:PORT of the first machine.
+
+    Raises:
+        ConfigError: The numbers contradict each other.
+    """
+    if by_torchrun():
+        return
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"--rank is {rank}, but --world-size {world_size} machines have ranks 0 to {world_size - 1}.")
+    host, _, port = dist_url.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--dist-url is {dist_url}: write tcp://HOST:PORT with a free port of the first machine.")
+    here = max(1, torch.cuda.device_count())
+    if world_size * here == 1:
+        return
+    words = ["--nnodes", str(world_size), "--node-rank", str(rank), "--nproc-per-node", str(here)]
+    words += ["--master-addr", host, "--master-port", port, "--no-python", *sys.argv]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *words])
