@@ -176,6 +176,7 @@ def test_mistakes(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_pa
             (*splats, *out, "--method", "level-set", "--level", 50, "--min-views", 1, "--points", 500),
             "level 50 nowhere",
         ),
+        ((*splats, *out, "--method", "level-set", "--unbounded", True), "--unbounded is of --method tsdf"),
         ((*splats, *out, "--method", "poisson-centres", "--poisson-depth", 5, "--crop-min", 99, 99, 99), "crop box"),
         (("--splats", far, "--data", tiny_capture, *out), "try --splats-frame capture"),
     ):
@@ -183,13 +184,15 @@ def test_mistakes(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["far.ply", "theirs.ply"]
 
 
+@pytest.mark.parametrize("unbounded", [False, True])
 def test_eval_mesh_reads_what_export_writes(
-    f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path
+    f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path, unbounded: bool
 ) -> None:
     out = tmp_path / "room.glb"
     done = f3rm_ext(
         *("export", "mesh", "--splats", room_splats, "--data", tiny_capture, "--splats-frame", "capture"),
         *("--out", out, "--voxel", 0.06, "--min-views", 2, "--tolerance", 0.03),
+        *("--unbounded", unbounded),
     )
     assert done.code == 0, done.err
     done = f3rm_ext(
