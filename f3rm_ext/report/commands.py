@@ -255,7 +255,8 @@ def _failure(command: Command, code: int, output: str) -> CommandError:
     """Quotes the command's own error sentence, or else the end of its output, and names the log."""
     sentences = re.findall(r"^Error: (.+)$", output, re.MULTILINE)
     if sentences:
-        return CommandError(f"{sentences[-1].strip()} (from `{command.arguments[0]}`, log in {command.log})")
+        sentence = sentences[-1].strip().removesuffix(".")
+        return CommandError(f"{sentence} (from `{command.arguments[0]}`, log in {command.log}).")
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:]) or "  | (no output)"
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
