@@ -50,7 +50,7 @@ def divided(
         edges = (values["uv"][faces] - np.roll(values["uv"][faces], 1, axis=1)) * size
         if np.quantile(np.linalg.norm(edges, axis=2), _SHARE) <= EDGE_TEXELS:
             break
-        vertices, faces, values = trimesh.remesh.subdivide(vertices, faces, vertex_attributes=values)
+        vertices, faces, values = trimesh.remesh.subdivide(vertices, faces, vertex_attributes=values)  # type: ignore[misc]
     made = trimesh.Trimesh(vertices, faces, process=False)
     made.visual = TextureVisuals(uv=values["uv"], material=visual.material)
     entries = code_map.look_up(values["uv"])

@@ -96,7 +96,7 @@ def test_parts_are_cut_along_texels(two_triangles: trimesh.Trimesh, make_spec: C
     part = cut_above(mesh, scores, 0.5)
     # The border is at x = 2 · 40 / 64 - 1; edges are two texels long.
     assert part.bounds[0, 0] == pytest.approx(0.25, abs=2 * 2 / 64) and part.bounds[1, 0] == pytest.approx(1.0)
-    np.testing.assert_allclose(part.visual.uv, part.vertices[:, :2] / 2 + 0.5, atol=1e-9)
+    np.testing.assert_allclose(part.visual.uv, part.vertices[:, :2] / 2 + 0.5, atol=1e-9)  # type: ignore[union-attr]
     bare, same = QueryableMesh(two_triangles, heads, {}).scored(EAST)
     assert bare is two_triangles and same.tolist() == pytest.approx([0.5] * 4, abs=1e-3)
 
