@@ -152,7 +152,9 @@ class ChainRun:
         for path in (*stage.outputs.values(), *([stage.pictures] if stage.pictures else [])):
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            outcome = run_command(Command(TITLES[stage.name], words, log, on_line, on_poll), self.folder, self.console)
+            outcome = run_command(
+                Command(TITLES[stage.name], words, log, on_line, on_poll, is_forked=True), self.folder, self.console
+            )
         finally:
             record.seconds = before_s + time.monotonic() - began_s
             self.manifest.save()
@@ -194,6 +196,6 @@ class ChainRun:
         for words in checks:
             check = [sys.executable, "-m", "f3rm_ext.chain.check", *words]
             log = self.folder / "logs" / "check.log"
-            run_command(Command(f"Options of {words[0]}", check, log), self.folder, self.console)
+            run_command(Command(f"Options of {words[0]}", check, log, is_forked=True), self.folder, self.console)
         self.manifest.checked = checked
         self.manifest.save()

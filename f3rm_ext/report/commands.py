@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from f3rm_ext.errors import UserError
+from f3rm_ext.report.forks import Fork, start_fork
 from f3rm_ext.report.records import plain_text
 from f3rm_ext.utils.console import PROGRESS_LINES
 
@@ -55,6 +56,8 @@ class Command:
     """Reads progress from a line of output."""
     on_poll: Callable[[], Progress | None] = lambda: None
     """Reads progress from elsewhere; called a few times a second."""
+    is_forked: bool = False
+    """Start it in a fork of a process that has imported what commands share (:mod:`f3rm_ext.report.forks`)."""
     limit_s: float = float("inf")
     """Time after the first progress at which the command is stopped with SIGINT, which does not count as a failure."""
 
@@ -131,9 +134,11 @@ def program(name: str) -> str:
     return str(beside) if beside.is_file() else name
 
 
-def _start(command: Command, folder: Path) -> "subprocess.Popen[str]":
+def _start(command: Command, folder: Path) -> "subprocess.Popen[str] | Fork":
     first, *rest = command.arguments
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "160", "TQDM_DISABLE": "1", PROGRESS_LINES: "1"}
+    if command.is_forked and (fork := start_fork(command.arguments, folder, environment)) is not None:
+        return fork
     words = [first if Path(first).is_absolute() else program(first), *rest]
     if sys.platform == "linux":
         words = [sys.executable, "-I", "-S", "-c", _DIES_WITH_US, str(os.getpid()), *words]
@@ -153,7 +158,7 @@ def _start(command: Command, folder: Path) -> "subprocess.Popen[str]":
 
 
 def _follow(
-    process: "subprocess.Popen[str]", command: Command, log: TextIOBase, console: "Console"
+    process: "subprocess.Popen[str] | Fork", command: Command, log: TextIOBase, console: "Console"
 ) -> tuple[float, bool, float]:
     """Shows progress until the process ends.
 
@@ -239,7 +244,7 @@ def _leaves_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _leave(process: "subprocess.Popen[str]", log: TextIOBase) -> None:
+def _leave(process: "subprocess.Popen[str] | Fork", log: TextIOBase) -> None:
     """Passes Ctrl-C on and waits. A second Ctrl-C, SIGTERM or a long wait kills the process."""
     log.write("^C\n")
     with contextlib.suppress(ProcessLookupError):
@@ -261,7 +266,8 @@ def _failure(command: Command, code: int, output: str) -> CommandError:
     """Quotes the command's own error sentence, or else the end of its output, and names the log."""
     sentences = re.findall(r"^Error: (.+)$", output, re.MULTILINE)
     if sentences:
-        return CommandError(f"{sentences[-1].strip()} (from `{command.arguments[0]}`, log in {command.log})")
+        sentence = sentences[-1].strip().removesuffix(".")
+        return CommandError(f"{sentence} (from `{command.arguments[0]}`, log in {command.log}).")
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:]) or "  | (no output)"
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import tyro
+
 from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class Mesh:
     """Factor on the width and height of the rendered views, above 0; tsdf and level-set."""
     voxel: float = 0.0
     """Side of the voxels in units of --frame; tsdf. 0 takes the width of a pixel on the surface."""
+    unbounded: tyro.conf.FlagConversionOff[bool] = False
+    """For scenes without walls around them: from a box around the cameras outwards, voxels double in width each time
+    that the distance doubles; tsdf."""
     min_views: int = 2
     """Number of views that must agree on a pixel's depth, itself included, 1 or more; tsdf and level-set."""
     tolerance: float = 0.02
@@ -92,6 +97,10 @@ class Mesh:
             raise ConfigError("Splats in a file come without cameras: add their capture with --data.")
         if self.splats is None and self.data is not None:
             raise ConfigError("--data belongs to --splats: a run knows its capture, so leave it out.")
+        if self.unbounded and self.method != "tsdf":
+            raise ConfigError(
+                f"--unbounded is of --method tsdf, and --method is {self.method}: leave one of the two out."
+            )
         for name, valid, needs in (
             ("resolution_scale", self.resolution_scale > 0, "a number above 0"),
             ("voxel", self.voxel >= 0, "0 or more"),
@@ -172,6 +181,7 @@ class Mesh:
         return ExtractionOptions(
             method=self.method,
             voxel=self.voxel * unit,
+            unbounded=self.unbounded,
             min_views=self.min_views,
             tolerance=self.tolerance,
             level=self.level,

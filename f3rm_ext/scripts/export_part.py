@@ -18,8 +18,9 @@ class Part(QueryInputs):
     """Cuts out the part of a mesh that a query finds, and writes it as a mesh of its own.
 
     The mesh has features (`f3rm-ext features lift-mesh`). It is cut where the score is --threshold; triangles there are
-    split. Texture and colours stay, and so do coordinates. The name of the file chooses its format: .ply, .obj or
-    .glb; .ply has vertex colours instead of a texture. An existing file is replaced only if this program wrote it.
+    split. With a code map (--code-map there), the cut is as fine as the texture. Texture and colours stay, and so do
+    coordinates. The name of the file chooses its format: .ply, .obj or .glb; .ply has vertex colours instead of a
+    texture. An existing file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export part --mesh room.glb --text "blue mug" --out mug.glb
@@ -68,11 +69,11 @@ class Part(QueryInputs):
             raise MeshError(f"--out is the mesh itself, {self.mesh}: choose another name, so that both stay.")
         require_output(self.out)
         mesh, features = read_featured_mesh(self.mesh)
-        model = QueryableMesh(mesh, features.heads, {})
+        model = QueryableMesh(mesh, features.heads, features.maps)
         # Texts and vectors need no photos, so the capture may be gone.
         photos = open_mesh_run(self.mesh, self.data) if self.exemplar else Photos(model, None)  # type: ignore[arg-type]
         (query,) = encode_queries(parse_queries(self), photos)
-        part = cut_above(mesh, model.score_vertices([query])[:, 0], self.threshold)
+        part = cut_above(*model.scored(query), self.threshold)
         part = cleaned_part(part, self.min_part, self.close_holes)
         share = part.area / mesh.area
         if self.out.suffix.lower() == ".ply":

@@ -13,6 +13,7 @@ from f3rm_ext.surface.fusion import fuse_depth
 from f3rm_ext.surface.level_set import SurfaceCloud, center_points, level_points
 from f3rm_ext.surface.poisson import FEWEST_POINTS, poisson_mesh
 from f3rm_ext.surface.scenes import SurfaceScene, require_gaussians
+from f3rm_ext.surface.shells import Contraction, fuse_shells, simplified_evenly
 from f3rm_ext.surface.views import StoredViews, agreeing_depth, pixel_size, stored_views
 from f3rm_ext.utils.console import StageProgress
 
@@ -29,6 +30,8 @@ class ExtractionOptions:
     """tsdf fuses rendered depth, level-set and poisson-centres reconstruct points by Poisson."""
     voxel: float = 0.0
     """Side of the voxels (tsdf); 0 takes the median width of a pixel on the surface."""
+    unbounded: bool = False
+    """Wider voxels, farther from the cameras (tsdf)."""
     min_views: int = 2
     """Views that must agree on a pixel (tsdf, level-set)."""
     tolerance: float = 0.02
@@ -84,10 +87,12 @@ def extract_mesh(
         total = len(scene.views)
         with stored_views(scene.views, lambda done: on_progress("Rendering", done, total)) as stored:
             _keep_agreeing(stored, options, on_progress)
-            if gaussians is None:
-                found = _fused(stored, options, on_progress)
-            else:
+            if gaussians is not None:
                 found = _level(stored, gaussians, options, on_progress)
+            elif options.unbounded:
+                return _fused_shells(stored, options, on_progress)
+            else:
+                found = _fused(stored, options, on_progress)
     return Extraction(_finished(found.mesh, options), found.facts)
 
 
@@ -111,6 +116,20 @@ def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: StagePr
         stored, voxel, float(min(options.min_views, 3)), lambda done, total: on_progress("Fusion", done, total)
     )
     return Extraction(mesh, {"voxel_scene": voxel})
+
+
+def _fused_shells(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Extraction:
+    """Each shell is cleaned by itself: the foreground is a small share of all the area."""
+    voxel, space = options.voxel or pixel_size(stored), Contraction.of_views(stored)
+    weight = float(min(options.min_views, 3))
+    shells = fuse_shells(stored, voxel, space, weight, lambda done, total: on_progress("Fusion", done, total))
+    shells = [_cleaned(shell, options) for shell in shells]
+    mesh = trimesh.util.concatenate(shells)
+    assert isinstance(mesh, trimesh.Trimesh)
+    if options.vertices:
+        mesh = simplified_evenly(mesh, space, lambda part: cleaning.simplified(part, options.vertices))
+    facts: dict[str, object] = {"voxel_scene": voxel, "shells": len(shells), "radius_scene": space.radius}
+    return Extraction(mesh, facts)
 
 
 def _level(
@@ -146,11 +165,13 @@ def _level(
     return Extraction(joined, facts)
 
 
-def _finished(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:
-    """Repairs, drops small parts, closes holes and simplifies, in this order."""
+def _cleaned(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:
+    """Repairs, drops small parts and closes holes, in this order."""
     mesh = cleaning.without_small_parts(cleaning.repaired(mesh), options.min_part)
-    if options.close_holes > 0:
-        mesh = cleaning.with_holes_closed(mesh, options.close_holes)
-    if options.vertices:
-        mesh = cleaning.simplified(mesh, options.vertices)
-    return mesh
+    return cleaning.with_holes_closed(mesh, options.close_holes) if options.close_holes > 0 else mesh
+
+
+def _finished(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:
+    """Cleans and simplifies."""
+    mesh = _cleaned(mesh, options)
+    return cleaning.simplified(mesh, options.vertices) if options.vertices else mesh

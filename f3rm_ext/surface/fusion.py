@@ -29,6 +29,7 @@ def fuse_depth(
     min_weight: float = 1.0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     most_blocks: int = MOST_BLOCKS,
+    wanted: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> trimesh.Trimesh:
     """Fuses the depth and colours of all views into a mesh.
 
@@ -38,11 +39,14 @@ def fuse_depth(
         min_weight: number of views that must have filled a voxel.
         on_progress: called with the number of views done and to do; slabs multiply them.
         most_blocks: blocks in memory at once.
+        wanted: tells which blocks are filled from their middles, (blocks, 3); by default all.
 
     Raises:
         MeshError: no view has depth.
     """
     blocks = _all_blocks(stored, voxel, on_progress)
+    if wanted is not None:
+        blocks = blocks[wanted((blocks + 0.5) * (voxel * BLOCK))]
     if not len(blocks):
         raise MeshError(
             "No depth is left to fuse: the views show no surface on which enough of them agree, so lower --min-views, "
@@ -90,13 +94,23 @@ def _frame(stored: StoredViews, index: int) -> tuple[Any, Any, Any]:
     return depth, o3d.core.Tensor(np.ascontiguousarray(K)), o3d.core.Tensor(np.ascontiguousarray(pose))
 
 
+def _touched(grid: Any, depth: Any, K: Any, pose: Any) -> np.ndarray:
+    """Coordinates of the blocks that a view touches, (blocks, 3) int32. Open3D looks at every fourth pixel."""
+    try:
+        touched = grid.compute_unique_block_coordinates(depth, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
+    except RuntimeError as error:
+        if "No block is touched" not in str(error):
+            raise
+        return np.zeros((0, 3), np.int32)
+    return touched.numpy().astype(np.int32)
+
+
 def _all_blocks(stored: StoredViews, voxel: float, on_progress: Callable[[int, int], None]) -> np.ndarray:
     """Coordinates of all blocks that some view touches, (blocks, 3) int32."""
     grid, found = _grid(voxel, 1), np.zeros((0, 3), np.int32)
     for index in range(len(stored)):
         if (np.asarray(stored.depth(index)) > 0).any():
-            touched = grid.compute_unique_block_coordinates(*_frame(stored, index), 1.0, _FAR, TRUNCATION_VOXELS)
-            found = np.unique(np.concatenate([found, touched.numpy().astype(np.int32)]), axis=0)
+            found = np.unique(np.concatenate([found, _touched(grid, *_frame(stored, index))]), axis=0)
         on_progress(index + 1, 2 * len(stored))
     return found
 
@@ -134,7 +148,7 @@ def _fuse_slab(
     for index in range(len(stored)):
         if (np.asarray(stored.depth(index)) > 0).any():
             depth, K, pose = _frame(stored, index)
-            touched = grid.compute_unique_block_coordinates(depth, K, pose, 1.0, _FAR, TRUNCATION_VOXELS).numpy()
+            touched = _touched(grid, depth, K, pose)
             mine = np.array([block for block in touched.tolist() if tuple(block) in keys], np.int32).reshape(-1, 3)
             if len(mine):
                 color = o3d.t.geometry.Image(o3d.core.Tensor(stored.color(index).astype(np.float32) / 255.0))

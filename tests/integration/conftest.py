@@ -145,3 +145,36 @@ def weightless(
     weights = tiny_capture.parent / "vit_b_16.pt"
     change = rename_extractor(f"clip:model=ViT-B-16,pretrained={weights}")
     return make_run((f"labels:data={tiny_capture}",), change=change), weights
+
+
+@pytest.fixture(scope="session")
+def room_splats(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Flat, opaque Gaussians on the true surface, in the frame of the capture."""
+    import numpy as np
+    import torch
+    import trimesh
+    from scipy.spatial.transform import Rotation
+
+    from f3rm_ext.splat.files import SplatInfo, export_splats
+    from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
+
+    count = 12_000
+    arrays = np.load(tiny_capture / "gt_mesh.npz")
+    mesh = trimesh.Trimesh(arrays["vertices"], arrays["faces"], process=False)
+    points, faces = trimesh.sample.sample_surface(mesh, count, seed=0)[:2]
+    normals = mesh.face_normals[faces]
+    side = np.cross(normals, [0.3, 0.5, 0.81])
+    side /= np.linalg.norm(side, axis=1, keepdims=True)
+    turns = np.stack([side, np.cross(normals, side), normals], axis=2)
+    x, y, z, w = Rotation.from_matrix(turns).as_quat().T
+    splats = Gaussians(
+        means=torch.tensor(np.asarray(points)).float(),
+        scales=torch.tensor(np.tile(np.log([0.06, 0.06, 0.005]), (count, 1))).float(),
+        quats=torch.tensor(np.stack([w, x, y, z], axis=1)).float(),
+        opacities=torch.full((count, 1), 4.0),
+        features_dc=rgb_to_sh(torch.tensor(np.abs(normals)).float()),
+        features_rest=torch.zeros(count, 0, 3),
+    )
+    path = tmp_path_factory.mktemp("splats") / "room.ply"
+    export_splats(splats, path, SplatInfo(), {"made_by": "a test"})
+    return path

@@ -12,40 +12,13 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from scipy.spatial.transform import Rotation
 
 from f3rm_ext.splat.files import SplatInfo, export_splats, read_splats
-from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
 from f3rm_ext.splat.start_from import read_start
 from f3rm_ext.surface.mesh_files import read_mesh, read_provenance
 
 Typed = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("open3d")
-COUNT = 12_000
-
-
-@pytest.fixture(scope="module")
-def room_splats(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Flat, opaque Gaussians on the true surface, in the frame of the capture."""
-    arrays = np.load(tiny_capture / "gt_mesh.npz")
-    mesh = trimesh.Trimesh(arrays["vertices"], arrays["faces"], process=False)
-    points, faces = trimesh.sample.sample_surface(mesh, COUNT, seed=0)[:2]
-    normals = mesh.face_normals[faces]
-    side = np.cross(normals, [0.3, 0.5, 0.81])
-    side /= np.linalg.norm(side, axis=1, keepdims=True)
-    turns = np.stack([side, np.cross(normals, side), normals], axis=2)
-    x, y, z, w = Rotation.from_matrix(turns).as_quat().T
-    splats = Gaussians(
-        means=torch.tensor(np.asarray(points)).float(),
-        scales=torch.tensor(np.tile(np.log([0.06, 0.06, 0.005]), (COUNT, 1))).float(),
-        quats=torch.tensor(np.stack([w, x, y, z], axis=1)).float(),
-        opacities=torch.full((COUNT, 1), 4.0),
-        features_dc=rgb_to_sh(torch.tensor(np.abs(normals)).float()),
-        features_rest=torch.zeros(COUNT, 0, 3),
-    )
-    path = tmp_path_factory.mktemp("splats") / "room.ply"
-    export_splats(splats, path, SplatInfo(), {"made_by": "a test"})
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +149,7 @@ def test_mistakes(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_pa
             (*splats, *out, "--method", "level-set", "--level", 50, "--min-views", 1, "--points", 500),
             "level 50 nowhere",
         ),
+        ((*splats, *out, "--method", "level-set", "--unbounded", True), "--unbounded is of --method tsdf"),
         ((*splats, *out, "--method", "poisson-centres", "--poisson-depth", 5, "--crop-min", 99, 99, 99), "crop box"),
         (("--splats", far, "--data", tiny_capture, *out), "try --splats-frame capture"),
     ):
@@ -183,13 +157,15 @@ def test_mistakes(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["far.ply", "theirs.ply"]
 
 
+@pytest.mark.parametrize("unbounded", [False, True])
 def test_eval_mesh_reads_what_export_writes(
-    f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path
+    f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path, unbounded: bool
 ) -> None:
     out = tmp_path / "room.glb"
     done = f3rm_ext(
         *("export", "mesh", "--splats", room_splats, "--data", tiny_capture, "--splats-frame", "capture"),
         *("--out", out, "--voxel", 0.06, "--min-views", 2, "--tolerance", 0.03),
+        *("--unbounded", unbounded),
     )
     assert done.code == 0, done.err
     done = f3rm_ext(

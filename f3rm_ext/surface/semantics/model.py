@@ -21,6 +21,7 @@ from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 from f3rm_ext.surface.cleaning import with_faces
 from f3rm_ext.surface.mesh_files import vertex_colors
 from f3rm_ext.surface.semantics.code_map import CodeMap
+from f3rm_ext.surface.semantics.division import ScoredMesh, divided
 from f3rm_ext.surface.texture.atlas import vertex_texels
 from f3rm_ext.surface.texture.rendering import SurfaceColors, interpolated, texture_of
 from f3rm_ext.surface.texture.visibility import Occluder
@@ -158,6 +159,20 @@ class QueryableMesh:
         for start in range(0, len(self.mesh.vertices), CHUNK):
             parts.append(scorer(lambda name, start=start: heads[name].codes[start : start + CHUNK].float()))
         return torch.cat(parts).numpy()
+
+    @torch.no_grad()
+    def scored(self, query: Query) -> ScoredMesh:
+        """Returns the mesh with the scores of its vertices; with a code map, as fine as that.
+
+        Raises:
+            ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.of_model`.
+        """
+        scores, scorer = self.score_vertices([query])[:, 0], Scorer.of_model(self, [query])
+        code_map = self._maps.get(scorer.heads[0])
+        if code_map is None:
+            return ScoredMesh(self.mesh, scores)
+        codes = torch.from_numpy(code_map.dictionary).float()
+        return divided(self.mesh, scores, code_map, scorer(lambda _: codes)[:, 0].numpy())
 
     def vertex_colors(self) -> Float[np.ndarray, "verts 3"]:
         """Returns the colours of the vertices, 0 to 1; grey for a mesh without colours."""

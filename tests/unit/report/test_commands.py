@@ -68,7 +68,7 @@ def test_a_user_error_of_the_command_is_passed_on(tmp_path: Path, console: Conso
     with pytest.raises(CommandError) as caught:
         run_command(python(code, tmp_path), tmp_path, console)
     message = str(caught.value)
-    assert message.startswith("The photo a.png is missing: copy it back.")
+    assert message.startswith("The photo a.png is missing: copy it back (from")
     assert str(tmp_path / "logs" / "work.log") in message and "noise" not in message
 
 

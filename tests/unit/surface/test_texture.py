@@ -217,6 +217,40 @@ def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
         MeshRenderer(box)
 
 
+def test_a_mesh_that_is_no_surface_is_textured_too(box: trimesh.Trimesh) -> None:
+    fin = [[0.5, 0.5, -0.5], [0.5, 0.5, 0.5], [0.9, 0.9, 0.0]]  # a third triangle at an edge
+    broken = trimesh.Trimesh(
+        np.concatenate([box.vertices, fin, box.vertices[box.faces[0]]]),
+        np.concatenate([box.faces, np.arange(6).reshape(2, 3) + len(box.vertices), box.faces[:1]]),  # doubled faces
+        process=False,
+    )
+    made = bake_texture(broken, around(broken), TextureOptions(size_px=128))
+    texture = texture_of(made.mesh)
+    assert texture is not None and made.unseen < 0.1 * made.places and len(made.mesh.faces) == len(broken.faces)
+    points, faces = trimesh.sample.sample_surface(made.mesh, 2000, seed=0)[:2]
+    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 128, 0)
+    assert np.abs(colors_on(atlas, texture, points, faces) - smooth(points)).mean() < 4
+
+
+def test_a_camera_inside_of_the_mesh(box: trimesh.Trimesh) -> None:
+    shell = box.copy().apply_scale(0.2).apply_translation([0, 0, 2.5])  # a floater around the camera
+    both = trimesh.util.concatenate([box, shell])
+    assert isinstance(both, trimesh.Trimesh)
+    photos = around(box)
+    black = Photo(np.zeros((SIDE_PX, SIDE_PX, 3), np.uint8), None)
+    inside = Photos(
+        [*photos.cameras, camera_at(np.array([0, 0, 2.5]))], lambda at: photos.read(at) if at < 20 else black
+    )
+    made = bake_texture(both, inside, TextureOptions(size_px=256, balance=False))
+    texture = texture_of(made.mesh)
+    assert texture is not None
+    points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
+    below = (points[:, 2] < 0.6) & (np.abs(points).max(axis=1) < 0.6)
+    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 256, 0)
+    error = np.abs(colors_on(atlas, texture, points[below], faces[below]) - smooth(points[below]))
+    assert below.sum() > 2000 and error.mean() < 3  # its black photo says nothing about what its blob hides from it
+
+
 def test_tiny_triangles_have_their_place_too(box: trimesh.Trimesh) -> None:
     atlas = unwrap(box.copy().apply_scale(1e-5), 128, 4)
     a, b, c = (atlas.pixels[atlas.mesh.faces[:, corner]] for corner in range(3))

@@ -45,6 +45,17 @@ def test_a_floater_in_one_view_is_dropped(ball_views: SceneViews) -> None:
         np.testing.assert_array_equal(agreeing_depth(stored, 2, 1, 0.02), stored.depth(2))
 
 
+def test_a_camera_inside_of_a_floater_adds_nothing(ball_views: SceneViews) -> None:
+    ring = ball_views.cameras
+    inside = PinholeCameras(*(torch.cat([part, part[:1]]) for part in ring))
+    blob = RenderedView(np.zeros((48, 48, 3), np.uint8), np.full((48, 48), 0.05, np.float32))
+    with stored_views(SceneViews(inside, lambda index: ball_views.render(index) if index < 20 else blob)) as stored:
+        assert (agreeing_depth(stored, 20, 2, 0.02) == 0).all()
+        # Nor does it object to what the others see.
+        with stored_views(ball_views) as without:
+            np.testing.assert_array_equal(agreeing_depth(stored, 3, 2, 0.02), agreeing_depth(without, 3, 2, 0.02))
+
+
 def test_nothing_seen_is_nothing(ring: PinholeCameras) -> None:
     empty = SceneViews(
         ring, lambda index: RenderedView(np.zeros((48, 48, 3), np.uint8), np.zeros((48, 48), np.float32))

@@ -12,7 +12,9 @@ from nerfstudio.data.scene_box import OrientedBox
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Queryable, score_image, score_points
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
+from f3rm_ext.surface.semantics import division
 from f3rm_ext.surface.semantics.code_map import CodeMap
+from f3rm_ext.surface.semantics.cutting import cut_above
 from f3rm_ext.surface.semantics.model import QueryableMesh
 
 pytestmark = pytest.mark.usefixtures("open3d")
@@ -81,6 +83,32 @@ def test_texels_are_finer_than_vertices(two_triangles: trimesh.Trimesh, make_spe
     points = torch.tensor([[-0.1, 0.3, 0], [0.1, 0.3, 0], [20.5 / 16 - 1, 0.3, 0]]).float()
     # Where a texel has none, vertices say what they can.
     assert score_points(model, points, [EAST])[:, 0].tolist() == pytest.approx([0, 1, 0.5], abs=1e-3)
+
+
+def test_parts_are_cut_along_texels(two_triangles: trimesh.Trimesh, make_spec: Callable) -> None:
+    heads = LiftedHeads()
+    heads.put(LiftedHead(make_spec("side", 3), torch.full((4, 3), 0.5).half()))
+    texels = np.repeat((np.arange(64) >= 40).astype(np.uint16)[None], 64, axis=0)
+    mapped = QueryableMesh(two_triangles, heads, {"side": CodeMap(np.eye(2, 3, dtype=np.float16), texels)})
+    mesh, scores = mapped.scored(EAST)
+    assert len(mesh.faces) == 2 * 4**5 and mesh.is_watertight == two_triangles.is_watertight
+    assert mesh.area == pytest.approx(two_triangles.area)
+    part = cut_above(mesh, scores, 0.5)
+    # The border is at x = 2 · 40 / 64 - 1; edges are two texels long.
+    assert part.bounds[0, 0] == pytest.approx(0.25, abs=2 * 2 / 64) and part.bounds[1, 0] == pytest.approx(1.0)
+    np.testing.assert_allclose(part.visual.uv, part.vertices[:, :2] / 2 + 0.5, atol=1e-9)  # type: ignore[union-attr]
+    bare, same = QueryableMesh(two_triangles, heads, {}).scored(EAST)
+    assert bare is two_triangles and same.tolist() == pytest.approx([0.5] * 4, abs=1e-3)
+
+
+def test_division_ends(two_triangles: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(division, "MOST_FACES", 40)
+    texels = np.zeros((64, 64), np.uint16)
+    texels[:, :32] = 65535
+    code_map = CodeMap(np.eye(2, 3, dtype=np.float16), texels)
+    mesh, scores = division.divided(two_triangles, np.full(4, 0.2), code_map, np.array([0.7, 0.9]))
+    assert len(mesh.faces) == 32
+    np.testing.assert_allclose(scores, np.where(mesh.vertices[:, 0] < 0, 0.2, 0.7))
 
 
 def test_a_bare_mesh_is_shaded(floor: trimesh.Trimesh, heads: LiftedHeads) -> None:
