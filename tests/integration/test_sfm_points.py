@@ -17,7 +17,7 @@ def test_points_lie_on_the_surfaces_of_a_capture(
 ) -> None:
     out = tmp_path / "dense"
     done = run_command("f3rm-ext", "sfm", "points", tiny_capture, "--out", out, "--points", 3000)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     meta = json.loads((out / "transforms.json").read_text())
     assert meta["ply_file_path"] == "stereo_points.ply" and (out / "images").is_dir()
     points, colors = read_point_cloud(out / "stereo_points.ply")
@@ -32,4 +32,4 @@ def test_a_folder_that_is_there_is_left_alone(
     run_command: Callable[..., Any], tiny_capture: Path, tmp_path: Path
 ) -> None:
     done = run_command("f3rm-ext", "sfm", "points", tiny_capture, "--out", tmp_path)
-    assert done.returncode == 2 and "exists already" in done.stderr and not list(tmp_path.iterdir())
+    assert done.code == 2 and "exists already" in done.stderr and not list(tmp_path.iterdir())
