@@ -107,14 +107,14 @@ def points_on_rays(views: PinholeCameras, count: int, generator: torch.Generator
     sizes = torch.stack([views.widths, views.heights], dim=1)[chosen]
     pixels = torch.rand(count, 2, generator=generator) * sizes
     low, high = math.log(NEAREST), math.log(FARTHEST)
-    depths = (low + (high - low) * torch.rand(count, generator=generator)).exp() * _radius(views)
+    depths = (low + (high - low) * torch.rand(count, generator=generator)).exp() * camera_radius(views)
     pixels = torch.cat([pixels, torch.ones(count, 1)], dim=1)
     local = (torch.linalg.inv(views.Ks)[chosen] @ pixels[..., None])[..., 0] * depths[:, None]
     viewmats = views.viewmats[chosen]
     return (viewmats[:, :3, :3].transpose(1, 2) @ (local - viewmats[:, :3, 3])[..., None])[..., 0]
 
 
-def _radius(views: PinholeCameras) -> float:
+def camera_radius(views: PinholeCameras) -> float:
     """Returns the distance of the farthest camera from the point nearest to all optical axes, scene units."""
     return float((views.positions - _nearest_to_axes(views)).norm(dim=1).max().clamp_min(1e-3))
 
@@ -136,7 +136,7 @@ def points_seen_by_many(
         Scene frame, on the CPU.
     """
     views = views.to("cpu")
-    centre, radius = _nearest_to_axes(views), _radius(views)
+    centre, radius = _nearest_to_axes(views), camera_radius(views)
     kept, seen_most = [], 1.0
     for attempt in range(_ROUNDS):
         cube = (torch.rand(4 * count, 3, generator=generator) * 2 - 1) * radius

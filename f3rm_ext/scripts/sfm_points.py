@@ -1,0 +1,122 @@
+"""``f3rm-ext sfm points``: dense points for a capture, to begin a run of splats at."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from f3rm_ext.errors import CaptureError, ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+POINTS = "stereo_points.ply"
+
+
+@dataclass
+class Points:
+    """Find dense points of a capture by stereo, and write a copy of the capture that begins with them.
+
+    The photos are compared with their neighbours at a small size. Depth on which they agree is fused to a surface, and
+    points are spread over it evenly; the capture's own points stay. Splats that begin at these points find walls and
+    other surfaces without strong texture, which short runs otherwise place too near to the cameras.
+
+    Only the training photos are used. The copy links the files of the capture. Exit codes: 0 done, 2 bad input.
+
+    Typical call:
+      f3rm-ext sfm points room --out room_dense
+    """
+
+    data: tyro.conf.Positional[Path]
+    """Folder of a capture with transforms.json."""
+    out: Path
+    """Folder of the copy; must not be there yet."""
+    points: int = 20_000
+    """Points on the surface, 1 or more."""
+    width: int = 160
+    """Width of the photos that are compared, pixels, 32 or more. Twice as wide takes four times as long and as much
+    memory."""
+    seed: int = 0
+    """Seed of the places of the points."""
+
+    def main(self) -> None:
+        """Finds the points and writes the copy."""
+        from f3rm_ext.capture.checks import read_transforms
+        from f3rm_ext.scripts.sfm_process import StageBars
+
+        if self.points < 1 or self.width < 32:
+            raise ConfigError(f"--points is {self.points} and --width {self.width}: use at least 1 and 32.")
+        if self.out.exists():
+            raise CaptureError(f"{self.out} exists already: give another --out, or remove it.")
+        meta, folder = read_transforms(self.data)
+        bars = StageBars()
+        try:
+            positions, colors = self._find(bars)
+        finally:
+            bars.close()
+        self._write(meta, folder, positions, colors)
+        print(f"{len(positions)} points: {self.out}")
+
+    def _find(self, bars: Any) -> "tuple[np.ndarray, np.ndarray]":
+        """Returns positions in the frame of the capture, and colours, 0 to 255; the capture's own points are first."""
+        import cv2
+        import numpy as np
+        from nerfstudio.cameras.cameras import CameraType
+        from trimesh.sample import sample_surface
+
+        from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+        from f3rm_ext.capture.frame import CaptureFrame
+        from f3rm_ext.capture.points import RGB, XYZ
+        from f3rm_ext.splat.cameras import PinholeCameras
+        from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh
+        from f3rm_ext.surface.scenes import SurfaceScene
+        from f3rm_ext.surface.stereo import StereoOptions, stereo_views
+        from f3rm_ext.surface.views import pinhole
+
+        parser = CaptureDataParserConfig(data=self.data, load_3D_points=True)
+        outputs = parser.setup().get_dataparser_outputs("train")
+        if bool((outputs.cameras.camera_type != CameraType.PERSPECTIVE.value).any()):
+            raise ConfigError(f"{self.data} has cameras that are no pinhole cameras: undistort its photos first.")
+        full = pinhole(outputs.cameras, 1.0)
+        cameras = pinhole(full, min(1.0, self.width / int(full.width.max())))
+        views, large = PinholeCameras.of(cameras), PinholeCameras.of(full)
+        bent = outputs.cameras.distortion_params
+
+        def photo(index: int) -> np.ndarray:
+            image = cv2.imread(str(outputs.image_filenames[index]), cv2.IMREAD_COLOR)
+            if image is None:
+                raise CaptureError(f"{outputs.image_filenames[index]} cannot be read as a photo.")
+            if bent is not None and bool(bent[index].any()):
+                k1, k2, k3, k4, p1, p2 = (float(value) for value in bent[index])
+                # OpenCV's pixel centres lie at whole numbers.
+                K = large.Ks[index].double().numpy() - np.array([[0, 0, 0.5], [0, 0, 0.5], [0, 0, 0]])
+                image = cv2.undistort(image, K, np.array([k1, k2, p1, p2, k3, k4, 0, 0]))
+            size = int(views.widths[index]), int(views.heights[index])
+            return np.ascontiguousarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA)[..., ::-1])
+
+        frame = CaptureFrame.of_outputs(outputs, self.data)
+        scene = SurfaceScene(stereo_views(photo, views, StereoOptions()), None, frame, {})
+        mesh = extract_mesh(scene, ExtractionOptions(tolerance=0.03), bars.show).mesh
+        places, faces = sample_surface(mesh, self.points, seed=self.seed)[:2]
+        colors = np.asarray(mesh.visual.vertex_colors)[mesh.faces[faces]][..., :3].mean(axis=1)  # type: ignore[union-attr]
+        if XYZ in outputs.metadata:
+            places = np.concatenate([outputs.metadata[XYZ].numpy(), places])
+            colors = np.concatenate([outputs.metadata[RGB].numpy(), colors])
+        return frame.to_capture(np.asarray(places)), colors
+
+    def _write(self, meta: dict[str, Any], folder: Path, positions: "np.ndarray", colors: "np.ndarray") -> None:
+        import numpy as np
+
+        from f3rm_ext.utils.ply import write_ply
+
+        self.out.mkdir(parents=True)
+        for entry in sorted(folder.iterdir()):
+            if entry.name not in ("transforms.json", POINTS):
+                (self.out / entry.name).symlink_to(entry.resolve())
+        columns = {name: positions[:, i].astype(np.float32) for i, name in enumerate("xyz")}
+        columns |= {name: colors[:, i].round().astype(np.uint8) for i, name in enumerate(("red", "green", "blue"))}
+        with (self.out / POINTS).open("wb") as stream:
+            write_ply(stream, columns)
+        (self.out / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": POINTS}, indent=1))
