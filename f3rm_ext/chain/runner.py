@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 _STEP = re.compile(r"^\s*(\d+) \(\s*([\d.]+)%\)")
 _PROGRESS = re.compile(r"^progress: (\d+)/(\d+) (.+)")
-_NOTES = re.compile(r"^(The surface has fewer vertices .*|No photo sees .*|Left out: .*|Without a pose: .*)")
+_NOTES = re.compile(
+    r"^(The surface has fewer vertices .*|No photo sees .*|Left out: .*|Without a pose: .*|A second pass .*)"
+)
 _SAVE_EVERY_S = 10.0
 
 

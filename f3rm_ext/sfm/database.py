@@ -35,7 +35,10 @@ def colmap() -> Any:
         import pycolmap
     except ImportError as error:
         raise CaptureError(f"pycolmap cannot be used here ({reason_of(error)}): run pip install pycolmap.") from error
-    pycolmap.logging.logtostderr = True  # otherwise it writes files to the system's folder of temporary files, too
+    level = pycolmap.logging.Level
+    for severity in (level.INFO, level.WARNING, level.ERROR, level.FATAL):
+        # Otherwise it writes files to the system's folder of temporary files. bundle_adjustment undoes logtostderr.
+        pycolmap.logging.set_log_destination(severity, "")
     return pycolmap
 
 

@@ -23,8 +23,8 @@ _POSE_ERROR_PX, _LAST_ERROR_PX, _LEAST_ANGLE_DEG = 12.0, 4.0, 1.5
 _LEAST_INLIER_SHARE, _MOST_TRIALS = 0.02, 100_000
 _SAME_DESCRIPTOR = 0.8
 """Smallest cosine between a feature and a point that is seen where the feature is."""
-_ROWS, _MOST_VIEWS = 512, 4
-"""Features that are compared at once, and descriptors that are kept of a point."""
+_ROWS, _MOST_VIEWS, _MOST_POINTS = 512, 4, 25_000
+"""Features that are compared at once, descriptors that are kept of a point, and points: those that most photos see."""
 
 
 class PointCloud:
@@ -36,10 +36,10 @@ class PointCloud:
     """
 
     def __init__(self, model: Any, descriptors: Callable[[int], np.ndarray]) -> None:
-        points = model.points3D
-        self.ids = np.array(list(points), dtype=np.int64)
-        self.xyz = np.array([point.xyz for point in points.values()], dtype=np.float64).reshape(-1, 3)
-        views = [point.track.elements[:_MOST_VIEWS] for point in points.values()]
+        longest = sorted(model.points3D.items(), key=lambda item: -item[1].track.length())[:_MOST_POINTS]
+        self.ids = np.array([number for number, _ in longest], dtype=np.int64)
+        self.xyz = np.array([point.xyz for _, point in longest], dtype=np.float64).reshape(-1, 3)
+        views = [point.track.elements[:_MOST_VIEWS] for _, point in longest]
         self.starts = np.cumsum([0, *map(len, views)])
         """Index of the first descriptor of each point, and of the end."""
         self.descriptors = np.empty((sum(map(len, views)), 128), np.float32)

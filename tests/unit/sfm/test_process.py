@@ -119,7 +119,12 @@ def test_a_disk_that_is_nearly_full_is_one_sentence_before_colmap_aborts(
 
 
 def test_colmap_writes_no_messages_to_the_folder_of_temporary_files(tmp_path: Path) -> None:
-    program = "from f3rm_ext.sfm.database import colmap; colmap().logging.warning('said')"
+    program = (
+        "from f3rm_ext.sfm.database import colmap; pycolmap = colmap(); options = pycolmap.SyntheticDatasetOptions("
+        "num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=4, num_points3D=30); "
+        "pycolmap.bundle_adjustment(pycolmap.synthesize_dataset(options), pycolmap.BundleAdjustmentOptions()); "
+        "pycolmap.logging.warning('said')"
+    )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
