@@ -106,7 +106,9 @@ def make_accelerator() -> "tuple[Accelerator, str | None]":
             f"accelerate's mixed precision ({asked}) is not used, because training has its own "
             "(training.mixed_precision): answer no in `accelerate config`."
         )
-    return Accelerator(mixed_precision="no"), warning
+    # Without GPUs accelerate takes processes of torchrun for runs of their own, unless it is told to use the CPU.
+    on_cpu = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not compat.has_cuda()
+    return Accelerator(mixed_precision="no", cpu=on_cpu), warning
 
 
 def seed_of(*numbers: int) -> int:
