@@ -149,3 +149,19 @@ def test_a_checkpoint_of_another_optimiser_is_refused() -> None:
     state = Training(make_plan(config(), 20), "a", CPU).state()
     with pytest.raises(CheckpointError, match="--optimizer sgd"):
         Training(make_plan(config(optimizer="adamw"), 20), "a", CPU).restore(state)
+
+
+def test_statistics_of_the_key_encoder_follow_like_its_parameters() -> None:
+    training = Training(make_plan(config(momentum=0.5), 20), "a", CPU)
+    source = batches()
+    training.train_step(source)
+    name = "backbone.bn1.running_mean"
+    for weight in (0.5, 0.5):  # after the first step: mean of all, then the momentum
+        before, query = (encoder.state_dict()[name].clone() for encoder in (training.key, training.query))
+        training.train_step(source)
+        torch.testing.assert_close(training.key.state_dict()[name], weight * before + (1 - weight) * query)
+    images = next(source)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(training.key(images)[:2], training.key(images[:2]))  # whatever else is in the batch
+    assert not Training(make_plan(config(), 20), "a", CPU).key.training
+    assert Training(make_plan(config(algorithm="v3"), 20), "a", CPU).key.training
