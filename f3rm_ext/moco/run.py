@@ -227,6 +227,7 @@ class Run:
                 self.config.data,
                 self.config.output,
                 self.config.image_size,
+                self.config.reading,
                 lambda done, total: progress.update(task, completed=done, total=total),
             )
             progress.update(task, completed=len(tiles), total=len(tiles))
