@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from nerfstudio.configs.base_config import MachineConfig
@@ -60,6 +60,7 @@ class _Interrupt:
                 signal.signal(number, handler)
 
 
+@runtime_checkable
 class Planned(Protocol):
     """A training with its memory; see ``f3rm_ext.planning.pretraining``."""
 
