@@ -73,6 +73,8 @@ class TrainConfig:
     """Of the loss, above 0; by default 0.2, or 1 with v3 and a ResNet."""
     mask_same_image: bool = True
     """Keys of the query's own image in the queue are no negatives."""
+    batch_negatives: bool = True
+    """With v2, the keys of the other images of the batch are negatives, too; leave it off for the original's loss."""
     color_jitter: bool = True
     """Change colours in the views; leave it off where colours are measurements."""
     seed: int = 0
@@ -151,7 +153,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Returns what a checkpoint has to agree with, or differences to tell: plain values."""
-        names = ("algorithm", "architecture", "use_amp", "image_size", "mask_same_image")
+        names = ("algorithm", "architecture", "use_amp", "image_size", "mask_same_image", "batch_negatives")
         given = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "temperature": self.temperature}
         own |= {"optimizer": self.optimizer, "weight_decay": self.weight_decay, "warmup_steps": self.warmup_steps}
