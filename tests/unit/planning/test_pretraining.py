@@ -68,7 +68,7 @@ def test_memory_is_a_line_over_the_batch() -> None:
 
 def test_auto_takes_the_largest_batch_that_fits_with_an_advised_queue() -> None:
     given = config(preset="auto", image_size=96)
-    roomy = plan_memory(given, 2800, CPU, 8)
+    roomy = plan_memory(given, 2800, CPU, 8.0)
     assert roomy.config.batch_size == 128  # 20 steps per pass at least
     assert make_plan(roomy.config, 2800).pair.queue_size == 2800 - 128
     narrow = plan_memory(given, 2800, CPU, 0.75)
