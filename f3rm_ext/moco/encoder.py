@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from f3rm_ext.moco.options import Algorithm, Architecture
@@ -69,7 +70,7 @@ class Backbone(nn.Module):
 @contextmanager
 def _kept_statistics(block: nn.Module) -> Iterator[None]:
     """Keeps running statistics as they are while a block is computed for the second time."""
-    norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

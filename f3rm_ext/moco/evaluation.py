@@ -17,7 +17,8 @@ from f3rm_ext.features.extractors.daisy import DaisyConfig, DaisyExtractor
 from f3rm_ext.features.extractors.weights import load_state_dict
 from f3rm_ext.moco.encoder import Backbone, make_backbone
 from f3rm_ext.moco.options import Architecture
-from f3rm_ext.moco.tiles import find_files, read_tile
+from f3rm_ext.moco.pictures import PLAIN, read_tiles
+from f3rm_ext.moco.tiles import find_files
 from f3rm_ext.moco.views import MEAN, STD, number_from
 from f3rm_ext.moco.vit import VitBackbone
 
@@ -56,7 +57,7 @@ def read_labelled(folder: Path, side: int) -> Labelled:
         if path.parent == folder:
             continue
         try:
-            found.setdefault(name, []).append(read_tile(path, side))
+            found.setdefault(name, []).extend(read_tiles(path, side, PLAIN).values())
         except (OSError, ValueError, SyntaxError):
             continue
     small = [name for name, images in found.items() if len(images) < 4]

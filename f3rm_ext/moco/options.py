@@ -8,6 +8,7 @@ from typing import Any, Literal
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
+from f3rm_ext.moco.pictures import Reading
 
 Architecture = Literal["resnet18", "resnet50", "vit_small", "vit_base"]
 Algorithm = Literal["v2", "v3"]
@@ -49,6 +50,12 @@ class TrainConfig:
     """Compute the forward pass in bfloat16; off without a preset."""
     use_grad_checkpointing: bool = False
     """Recompute the inside of residual blocks in the backward pass: less memory, more time."""
+    bands: tuple[int, int, int] | None = None
+    """Bands of TIFF files that become red, green and blue, from 1, such as 4 3 2 for Sentinel-2."""
+    white: int | None = None
+    """Value of 16-bit pictures that becomes white, 1 or more, such as 3000 for Sentinel-2; 65535 by default."""
+    tile_px: int | None = None
+    """Cut pictures into tiles of this side, px, 32 or more; by default the square in the middle of each is used."""
     image_size: int = 64
     """Side of the views, px, 32 or more."""
     optimizer: OptimizerName | None = None
@@ -66,6 +73,8 @@ class TrainConfig:
     """Of the loss, above 0; by default 0.2, or 1 with v3 and a ResNet."""
     mask_same_image: bool = True
     """Keys of the query's own image in the queue are no negatives."""
+    batch_negatives: bool = True
+    """With v2, the keys of the other images of the batch are negatives, too; leave it off for the original's loss."""
     color_jitter: bool = True
     """Change colours in the views; leave it off where colours are measurements."""
     seed: int = 0
@@ -85,7 +94,13 @@ class TrainConfig:
     device: str = "auto"
     """Where to train: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
 
+    @property
+    def reading(self) -> Reading:
+        """How pictures become tiles."""
+        return Reading(self.bands, self.white, self.tile_px)
+
     def __post_init__(self) -> None:
+        _ = self.reading  # which checks its values
         least = {"batch_size": 2, "queue_size": 1, "gradient_accumulation_steps": 1, "epochs": 1, "image_size": 32}
         for name, low in {**least, "workers": 0, "save_every": 1, "weight_decay": 0, "warmup_epochs": 0}.items():
             value = getattr(self, name)
@@ -138,7 +153,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Returns what a checkpoint has to agree with, or differences to tell: plain values."""
-        names = ("algorithm", "architecture", "use_amp", "image_size", "mask_same_image")
+        names = ("algorithm", "architecture", "use_amp", "image_size", "mask_same_image", "batch_negatives")
         given = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "temperature": self.temperature}
         own |= {"optimizer": self.optimizer, "weight_decay": self.weight_decay, "warmup_steps": self.warmup_steps}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from nerfstudio.configs.base_config import MachineConfig
@@ -60,6 +60,7 @@ class _Interrupt:
                 signal.signal(number, handler)
 
 
+@runtime_checkable
 class Planned(Protocol):
     """A training with its memory; see ``f3rm_ext.planning.pretraining``."""
 
@@ -121,8 +122,8 @@ class Run:
             raise ConfigError(f"{config.output} holds a run already: use --resume to go on, or another --output.")
         device = _device(config.device)
         saved = self._saved() if config.resume else None
-        launch.first_only(lambda: self._said_about(self._tiles()))
-        tiles = self._tiles()
+        launch.first_only(self._decode)
+        tiles = prepare(config.data, config.output, config.image_size, config.reading)
         memory = self.plan_memory(config, len(tiles), device, config.memory_gib)
         self.config = config = replace(memory.config, batch_size=launch.of_first(memory.config.batch_size))
         plan = make_plan(config, len(tiles))
@@ -220,19 +221,19 @@ class Run:
             self._say(checkpoint.warning_about(skipped, path))
         return checkpoint.load(path, _STATE_KEYS)
 
-    def _tiles(self) -> Tiles:
+    def _decode(self) -> None:
+        """Decodes the pictures, with a progress bar, and tells which cannot be read."""
+        config = self.config
         with image_progress() as progress:
             task = progress.add_task("Decoding", total=None)
             tiles = prepare(
-                self.config.data,
-                self.config.output,
-                self.config.image_size,
+                config.data,
+                config.output,
+                config.image_size,
+                config.reading,
                 lambda done, total: progress.update(task, completed=done, total=total),
             )
             progress.update(task, completed=len(tiles), total=len(tiles))
-        return tiles
-
-    def _said_about(self, tiles: Tiles) -> None:
         if tiles.skipped:
             named = "; ".join(f"{name} ({reason})" for name, reason in list(tiles.skipped.items())[:_NAMED])
             more = f"; all are in {tiles.array.with_suffix('.json')}" if len(tiles.skipped) > _NAMED else ""

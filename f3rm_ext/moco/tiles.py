@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,9 +13,9 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.moco.pictures import PLAIN, SUFFIXES, Reading, read_tiles
 from f3rm_ext.utils.atomic_files import write_atomic
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp"}
 _ARRAY, _LIST = "tiles.npy", "tiles.json"
 
 
@@ -26,11 +26,11 @@ class Tiles:
     array: Path
     """The bytes, (tiles, side, side, 3), as a .npy file."""
     files: tuple[str, ...]
-    """File of each tile, relative to the folder."""
+    """File of each tile, relative to the folder; with its row and column where a picture is several tiles."""
     skipped: dict[str, str]
     """Why files were left out."""
     fingerprint: str
-    """16 hex digits of the files, their sizes and times, and the side."""
+    """16 hex digits of the files, their sizes and times, the side, and how they are read."""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -55,18 +55,23 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def prepare(
-    folder: Path, cache: Path, image_size: int, progress: Callable[[int, int], None] = lambda done, total: None
+    folder: Path,
+    cache: Path,
+    image_size: int,
+    reading: Reading = PLAIN,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tiles:
     """Decodes a folder of pictures, or opens the array if it has been done before.
 
-    Each picture is scaled to a square of its short side, cut from its middle. The side is the median short side of
-    the pictures, from `image_size` to twice that, so that crops of a part are still sharp. 16-bit values are scaled to
-    8 bits. Files that cannot be read are left out and listed.
+    The side of all tiles is the median short side of the pictures (or of the tiles that they are cut into), from
+    `image_size` to twice that, so that crops of a part are still sharp. Files that cannot be read are left out and
+    listed.
 
     Args:
         folder: The pictures.
         cache: Folder for the array and its list.
         image_size: Side of the crops that are trained on, px.
+        reading: How pictures become tiles.
         progress: Called with the files done and the files to do.
 
     Raises:
@@ -74,14 +79,15 @@ def prepare(
     """
     paths = find_files(folder)
     stats = [(str(path.relative_to(folder)), *_size_and_time(path)) for path in paths]
-    fingerprint = hashlib.sha256(json.dumps([image_size, stats]).encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(json.dumps([image_size, asdict(reading), stats]).encode()).hexdigest()[:16]
     known = _read_list(cache / _LIST)
     if known.get("fingerprint") == fingerprint and (cache / _ARRAY).is_file():
         return Tiles(cache / _ARRAY, tuple(known["files"]), dict(known["skipped"]), fingerprint)
     temporary = cache / f".{_ARRAY}.{os.getpid()}.tmp"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        files, skipped = _decode(folder, paths, temporary, _side_of(paths, image_size), progress)
+        side = _side_of(paths, image_size, reading)
+        files, skipped = _decode(folder, paths, temporary, side, reading, progress)
         temporary.replace(cache / _ARRAY)
         record = {"fingerprint": fingerprint, "files": files, "skipped": skipped}
         write_atomic(cache / _LIST, json.dumps(record, indent=1).encode())
@@ -95,7 +101,7 @@ def prepare(
 
 
 def _decode(
-    folder: Path, paths: Sequence[Path], out: Path, side: int, progress: Callable[[int, int], None]
+    folder: Path, paths: Sequence[Path], out: Path, side: int, reading: Reading, progress: Callable[[int, int], None]
 ) -> tuple[list[str], dict[str, str]]:
     """Writes the readable tiles one after the other; the header, which comes first, is written again at the end."""
     files: list[str] = []
@@ -106,8 +112,10 @@ def _decode(
         for done, path in enumerate(paths, 1):
             name = str(path.relative_to(folder))
             try:
-                stream.write(read_tile(path, side).tobytes())
-                files.append(name)
+                tiles = read_tiles(path, side, reading)
+                for place, tile in tiles.items():
+                    stream.write(tile.tobytes())
+                    files.append(name + (place if len(tiles) > 1 else ""))
             except (ValueError, SyntaxError, Image.DecompressionBombError, Image.UnidentifiedImageError) as error:
                 skipped[name] = str(error)
             except OSError as error:
@@ -128,27 +136,6 @@ def _decode(
     return files, skipped
 
 
-def read_tile(path: Path, side: int) -> UInt8[np.ndarray, "side side 3"]:
-    """Reads one picture as a square of bytes.
-
-    Raises:
-        ValueError: Its values are floating-point or 32-bit numbers, whose range is not known.
-        OSError: It is damaged.
-    """
-    with Image.open(path) as image:
-        image.load()
-        if image.mode in ("F", "I"):
-            raise ValueError(f"mode {image.mode}: values of unknown range, convert it to 8 or 16 bits")
-        if image.mode.startswith("I;16"):
-            picture = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)).convert("RGB")
-        else:
-            picture = image.convert("RGB")
-    short = min(picture.size)
-    left, top = (picture.width - short) // 2, (picture.height - short) // 2
-    box = (left, top, left + short, top + short)
-    return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0))
-
-
 def _header(stream: BinaryIO, count: int, side: int) -> None:
     """Writes a header whose length does not depend on the number of tiles: numpy pads it to grow."""
     np.lib.format.write_array_header_1_0(
@@ -156,7 +143,9 @@ def _header(stream: BinaryIO, count: int, side: int) -> None:
     )
 
 
-def _side_of(paths: Sequence[Path], image_size: int) -> int:
+def _side_of(paths: Sequence[Path], image_size: int, reading: Reading) -> int:
+    if reading.tile_px is not None:
+        return min(max(reading.tile_px, image_size), 2 * image_size)
     sides = []
     for path in paths[:: max(1, len(paths) // 200)]:
         try:

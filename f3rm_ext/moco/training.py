@@ -49,7 +49,9 @@ class Training:
 
     In v2 the key encoder normalises by running statistics, which follow the query encoder's like its parameters
     (EMAN, arXiv 2101.08482). With statistics of its batch it would tell the positive key from those of the queue by
-    them; the original shuffles batches over GPUs for that reason. The negatives of v3 are of the same batch.
+    them; the original shuffles batches over GPUs for that reason. The other keys of the batch are negatives beside the
+    queue's: against old keys alone, outputs that drift with time and are the same for all images suffice. The negatives
+    of v3 are of the same batch.
 
     Args:
         plan: What to train.
@@ -158,10 +160,12 @@ class Training:
             with torch.no_grad():
                 key = self.key(two)
             negatives, ids = self.queue.negatives()
-            masked = self.plan.config.mask_same_image
-            logits = losses.info_nce_logits(
-                query, key, negatives, temperature, numbers if masked else None, ids if masked else None
-            )
+            if not self.plan.config.mask_same_image:
+                ids = torch.full_like(ids, -1)  # no image's
+            if self.plan.config.batch_negatives:
+                negatives = torch.cat([negatives, self._gathered(key.float())])
+                ids = torch.cat([ids, self._gathered(numbers)])
+            logits = losses.info_nce_logits(query, key, negatives, temperature, numbers, ids)
             return losses.info_nce(logits), losses.pretext_accuracy(logits.detach()), query, key
         query_1, query_2 = (self._predicted(view) for view in (one, two))
         with torch.no_grad():

@@ -19,7 +19,7 @@ from f3rm_ext.planning.tracker import AllocationTracker
 
 BATCHES = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 4, 2)
 """What `auto` chooses from. Those above 256 would leave few steps on small data."""
-_MEASURED = (16, 48)
+_MEASURED = (64, 128)
 _LEAST_STEPS = 20
 """Steps per pass that `auto` keeps, so that small data is not spent in few large steps."""
 

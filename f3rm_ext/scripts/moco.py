@@ -184,6 +184,8 @@ class Eval:
         """Prints the accuracies. Returns the exit code."""
         from dataclasses import asdict
 
+        from rich.table import Table
+
         from f3rm_ext.moco.comparison import rows_of, write_table
         from f3rm_ext.moco.evaluation import evaluate, read_labelled
         from f3rm_ext.utils.console import console, image_progress

@@ -54,8 +54,9 @@ class MocoExtractor:
         self.config, self.device = config, device
         self._path = resolve(_weights(config))
         self._model, self._network = _network(self._path)
-        vit = isinstance(self._network, VisionTransformer)
-        self.stride_px = self._network.patch_px if vit else _STAGE_STRIDE_PX[int(config.stage)]
+        self.stride_px = _STAGE_STRIDE_PX[int(config.stage)]
+        if isinstance(self._network, VisionTransformer):
+            self.stride_px = self._network.patch_px
         self._network.to(device).eval().requires_grad_(False)
 
     @classmethod

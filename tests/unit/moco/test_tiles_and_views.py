@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.moco.tiles import prepare, read_tile
+from f3rm_ext.moco.pictures import Reading, read_tiles
+from f3rm_ext.moco.tiles import prepare
 from f3rm_ext.moco.views import MEAN, STD, Batches, PairsOfViews, Views, batches_of_views, both_views
 
 
@@ -37,8 +38,34 @@ def test_unreadable_files_are_left_out_and_listed(pictures: Path, tmp_path: Path
 def test_grey_and_16_bit_pictures_are_read(tmp_path: Path) -> None:
     Image.fromarray(np.full((40, 60), 51_400, np.uint16)).save(tmp_path / "deep.png")
     Image.fromarray(np.full((40, 60), 100, np.uint8)).save(tmp_path / "grey.png")
-    assert np.unique(read_tile(tmp_path / "deep.png", 32)).tolist() == [200]
-    assert np.unique(read_tile(tmp_path / "grey.png", 32)).tolist() == [100]
+    assert np.unique(read_tiles(tmp_path / "deep.png", 32, Reading())[""]).tolist() == [200]
+    assert np.unique(read_tiles(tmp_path / "grey.png", 32, Reading())[""]).tolist() == [100]
+
+
+@pytest.mark.parametrize("planar", [False, True])
+def test_three_bands_of_many_are_read(planar: bool, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    values = np.stack([np.full((40, 40), 1000 * band, np.uint16) for band in range(1, 6)], axis=0 if planar else -1)
+    path = tmp_path / "many.tif"
+    tifffile.imwrite(path, values, photometric="minisblack", planarconfig="separate" if planar else "contig")
+    (tile,) = read_tiles(path, 32, Reading(bands=(4, 3, 1), white=5000)).values()
+    assert tile[0, 0].tolist() == [204, 153, 51]
+    with pytest.raises(ValueError, match="5 bands, but --bands asks for band 6"):
+        read_tiles(path, 32, Reading(bands=(6, 1, 2)))
+
+
+def test_large_pictures_are_cut_into_tiles(tmp_path: Path) -> None:
+    picture = np.zeros((90, 130, 3), np.uint8)
+    picture[40:80, 80:120] = 200
+    Image.fromarray(picture).save(tmp_path / "large.png")
+    Image.new("RGB", (20, 20)).save(tmp_path / "small.png")
+    tiles = prepare(tmp_path, tmp_path / "cache", 32, Reading(tile_px=40))
+    assert len(tiles) == 6 and tiles.files[5] == "large.png [row 1, column 2]"
+    assert [int(tile.max()) for tile in tiles.open()] == [0, 0, 0, 0, 0, 200]
+    assert "smaller than a tile" in tiles.skipped["small.png"]
+    assert prepare(tmp_path, tmp_path / "cache", 32).fingerprint != tiles.fingerprint
+    with pytest.raises(ConfigError, match="--tile-px is 8"):
+        Reading(tile_px=8)
 
 
 def test_folders_without_pictures_are_refused(tmp_path: Path) -> None:

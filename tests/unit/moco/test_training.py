@@ -149,3 +149,34 @@ def test_a_checkpoint_of_another_optimiser_is_refused() -> None:
     state = Training(make_plan(config(), 20), "a", CPU).state()
     with pytest.raises(CheckpointError, match="--optimizer sgd"):
         Training(make_plan(config(optimizer="adamw"), 20), "a", CPU).restore(state)
+
+
+def test_statistics_of_the_key_encoder_follow_like_its_parameters() -> None:
+    training = Training(make_plan(config(momentum=0.5), 20), "a", CPU)
+    source = batches()
+    training.train_step(source)
+    name = "backbone.bn1.running_mean"
+    for weight in (0.5, 0.5):  # after the first step: mean of all, then the momentum
+        before, query = (encoder.state_dict()[name].clone() for encoder in (training.key, training.query))
+        training.train_step(source)
+        torch.testing.assert_close(training.key.state_dict()[name], weight * before + (1 - weight) * query)
+    images = next(source)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(training.key(images)[:2], training.key(images[:2]))  # whatever else is in the batch
+    assert not Training(make_plan(config(), 20), "a", CPU).key.training
+    assert Training(make_plan(config(algorithm="v3"), 20), "a", CPU).key.training
+
+
+@pytest.mark.parametrize("batch_negatives", [True, False])
+def test_keys_of_the_batch_are_negatives_unless_they_are_of_the_same_image(batch_negatives: bool) -> None:
+    plan = make_plan(config(batch_negatives=batch_negatives, mask_same_image=False), 20)
+    training = Training(plan, "a", CPU)
+    one, two, numbers = next(batches())
+    with torch.no_grad():  # the key encoder is still the query encoder, and the queue is empty
+        query = training.query(one)
+        training.key.load_state_dict(training.query.state_dict())
+        key = training.key(two)
+    loss = training.train_step(iter([(one, two, numbers)])).loss
+    scores = query @ key.T / plan.temperature
+    wanted = torch.nn.functional.cross_entropy(scores, torch.arange(4)) if batch_negatives else torch.zeros(())
+    torch.testing.assert_close(loss, wanted, atol=1e-3, rtol=1e-3)

@@ -63,12 +63,12 @@ def test_memory_is_a_line_over_the_batch() -> None:
     line = memory_line(config(queue_size=500), 1000)
     planned = step_bytes(make_plan(config(batch_size=96, queue_size=500), 1000))
     assert line.fixed_bytes + 96 * line.image_bytes == pytest.approx(planned, rel=0.02)
-    assert line.largest_batch(line.fixed_bytes + 33.5 * line.image_bytes) == 33 and line.largest_batch(0) == 0
+    assert line.largest_batch(line.fixed_bytes + 33.5 * line.image_bytes) == 33 and line.largest_batch(0.0) == 0
 
 
 def test_auto_takes_the_largest_batch_that_fits_with_an_advised_queue() -> None:
     given = config(preset="auto", image_size=96)
-    roomy = plan_memory(given, 2800, CPU, 8)
+    roomy = plan_memory(given, 2800, CPU, 8.0)
     assert roomy.config.batch_size == 128  # 20 steps per pass at least
     assert make_plan(roomy.config, 2800).pair.queue_size == 2800 - 128
     narrow = plan_memory(given, 2800, CPU, 0.75)

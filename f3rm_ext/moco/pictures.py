@@ -1,0 +1,108 @@
+"""Pictures of any kind as tiles of three bytes per pixel: 16 bits, grey, many bands, large rasters."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Shaped, UInt8
+from PIL import Image
+
+from f3rm_ext.errors import ConfigError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp"}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How pictures become tiles."""
+
+    bands: tuple[int, int, int] | None = None
+    """Bands of a TIFF file that become red, green and blue, from 1."""
+    white: int | None = None
+    """Value of 16-bit pictures that becomes white, 1 or more; None for 65 535."""
+    tile_px: int | None = None
+    """Side of the tiles that pictures are cut into, px; None for the square in the middle of each."""
+
+    def __post_init__(self) -> None:
+        if self.bands is not None and min(self.bands) < 1:
+            raise ConfigError(f"--bands is {' '.join(map(str, self.bands))}: bands count from 1.")
+        if self.white is not None and self.white < 1:
+            raise ConfigError(f"--white is {self.white}: it has to be 1 or more, such as 3000 for Sentinel-2.")
+        if self.tile_px is not None and self.tile_px < 32:
+            raise ConfigError(f"--tile-px is {self.tile_px}: it has to be 32 or more.")
+
+
+PLAIN = Reading()
+"""One tile per picture."""
+
+
+def read_tiles(path: Path, side: int, reading: Reading) -> dict[str, UInt8[np.ndarray, "side side 3"]]:
+    """Reads one picture as squares of bytes, by their place in it, such as ``[row 2, column 0]``.
+
+    Without `tile_px` it is one: the square of its short side in the middle. Parts at the right and at the bottom that
+    are no whole tiles are left out.
+
+    Raises:
+        ValueError: Its values are floating-point or 32-bit numbers, whose range is not known; it lacks a band; or it is
+            smaller than a tile.
+        OSError: It is damaged.
+    """
+    picture = _read(path, reading)
+    if reading.tile_px is None:
+        short = min(picture.size)
+        left, top = (picture.width - short) // 2, (picture.height - short) // 2
+        return {"": _square(picture, left, top, short, side)}
+    length = reading.tile_px
+    rows, columns = picture.height // length, picture.width // length
+    if not rows * columns:
+        raise ValueError(f"{picture.width} x {picture.height} px, smaller than a tile of {length} px")
+    return {
+        f" [row {row}, column {column}]": _square(picture, column * length, row * length, length, side)
+        for row in range(rows)
+        for column in range(columns)
+    }
+
+
+def _square(picture: Image.Image, left: int, top: int, length: int, side: int) -> UInt8[np.ndarray, "side side 3"]:
+    box = (left, top, left + length, top + length)
+    return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0))
+
+
+def _read(path: Path, reading: Reading) -> Image.Image:
+    if reading.bands is not None and path.suffix.lower() in (".tif", ".tiff"):
+        return Image.fromarray(_bytes(_bands(path, reading.bands), reading.white))
+    with Image.open(path) as image:
+        image.load()
+        if image.mode in ("F", "I"):
+            raise ValueError(f"mode {image.mode}: values of unknown range, convert it to 8 or 16 bits")
+        if image.mode.startswith("I;16"):
+            return Image.fromarray(_bytes(np.asarray(image).astype(np.uint16), reading.white)).convert("RGB")
+        return image.convert("RGB")
+
+
+def _bands(path: Path, bands: tuple[int, int, int]) -> Shaped[np.ndarray, "h w 3"]:
+    """Reads three bands of the first image of a TIFF file, which may lie side by side or one after the other."""
+    import tifffile
+
+    try:
+        with tifffile.TiffFile(path) as file:
+            values, axes = file.series[0].asarray(), file.series[0].axes
+    except (tifffile.TiffFileError, IndexError, RuntimeError) as error:
+        raise ValueError(str(error)) from error
+    if values.ndim != 3:
+        raise ValueError(f"axes {axes}: bands need three axes")
+    if not axes.endswith("YX"):
+        values = np.moveaxis(values, -1, 0)
+    if max(bands) > len(values):
+        raise ValueError(f"{len(values)} bands, but --bands asks for band {max(bands)}")
+    return np.stack([values[band - 1] for band in bands], axis=-1)
+
+
+def _bytes(values: Shaped[np.ndarray, "h w *bands"], white: int | None) -> UInt8[np.ndarray, "h w *bands"]:
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype != np.uint16:
+        raise ValueError(f"values of type {values.dtype}: of unknown range, convert them to 8 or 16 bits")
+    if white is None:
+        return (values >> 8).astype(np.uint8)
+    return (values.astype(np.float32) * (255 / white)).clip(0, 255).astype(np.uint8)
