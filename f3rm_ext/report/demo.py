@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.report.commands import Command, Outcome, Progress, run_command
+from f3rm_ext.report.commands import Command, Outcome, Progress, progress_of, run_command
 from f3rm_ext.report.content import ReportContent, Stage, machine_facts
 from f3rm_ext.report.page import build_page
 from f3rm_ext.report.records import lpips_reason, newest_checkpoint, read_json, read_scalars, steps_of
