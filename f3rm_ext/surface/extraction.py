@@ -13,7 +13,7 @@ from f3rm_ext.surface.fusion import fuse_depth
 from f3rm_ext.surface.level_set import SurfaceCloud, center_points, level_points
 from f3rm_ext.surface.poisson import FEWEST_POINTS, poisson_mesh
 from f3rm_ext.surface.scenes import SurfaceScene, require_gaussians
-from f3rm_ext.surface.shells import Contraction, fuse_shells, simplified_evenly
+from f3rm_ext.surface.shells import contraction_of, fuse_shells, simplified_evenly
 from f3rm_ext.surface.views import StoredViews, agreeing_depth, pixel_size, stored_views
 from f3rm_ext.utils.console import StageProgress
 
@@ -120,7 +120,7 @@ def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: StagePr
 
 def _fused_shells(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Extraction:
     """Each shell is cleaned by itself: the foreground is a small share of all the area."""
-    voxel, space = options.voxel or pixel_size(stored), Contraction.of_views(stored)
+    voxel, space = options.voxel or pixel_size(stored), contraction_of(stored)
     weight = float(min(options.min_views, 3))
     shells = fuse_shells(stored, voxel, space, weight, lambda done, total: on_progress("Fusion", done, total))
     shells = [_cleaned(shell, options) for shell in shells]

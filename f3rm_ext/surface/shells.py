@@ -5,14 +5,14 @@ surface, and so may a voxel: time and memory grow with the logarithm of the dist
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import trimesh
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.surface.cleaning import with_faces
+from f3rm_ext.surface.contraction import Contraction
 from f3rm_ext.surface.fusion import BLOCK, fuse_depth
 from f3rm_ext.surface.views import StoredViews
 
@@ -23,40 +23,11 @@ OVERLAP_VOXELS = 1.0
 _PARTS = 100
 
 
-@dataclass(frozen=True)
-class Contraction:
-    """Pulls unbounded space into a cube (mip-NeRF 360, Barron et al. 2022, with the largest coordinate as the norm).
-
-    The innermost box becomes the cube from -1 to 1 and is only scaled; infinity becomes the surface of the cube from -2
-    to 2.
-    """
-
-    center: Float64[np.ndarray, "3"]
-    """Mean of the cameras' positions, scene frame."""
-    radius: float
-    """Half the side of the innermost box, scene units."""
-
-    @classmethod
-    def of_views(cls, stored: StoredViews) -> "Contraction":
-        """Returns that of a capture: the radius is the extent of the cameras and the median depth together."""
-        depths = (np.asarray(stored.depth(index)) for index in range(len(stored)))
-        medians = [float(np.median(depth[depth > 0])) for depth in depths if (depth > 0).any()]
-        reach = float(np.median(medians)) if medians else 0.0
-        return cls(stored.cameras.positions.double().mean(dim=0).numpy(), stored.cameras.extent() + reach)
-
-    def distances(self, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, " n"]:
-        """Returns the largest coordinate of points, in radii."""
-        return np.abs(points - self.center).max(axis=1, initial=0.0) / self.radius
-
-    def contract(self, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
-        """Returns points in the cube from -2 to 2."""
-        norm = np.maximum(self.distances(points), 1.0)[:, None]
-        return (points - self.center) / self.radius * (2 - 1 / norm) / norm
-
-    def expand(self, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
-        """Undoes :meth:`contract`."""
-        norm = np.maximum(np.abs(points).max(axis=1, initial=0.0), 1.0)[:, None]
-        return points / (norm * (2 - norm)) * self.radius + self.center
+def contraction_of(stored: StoredViews) -> Contraction:
+    """Returns the contraction of a capture, from the depth of its views."""
+    depths = (np.asarray(stored.depth(index)) for index in range(len(stored)))
+    positions = stored.cameras.positions.double().numpy()
+    return Contraction.of_cameras(positions, [depth[depth > 0] for depth in depths])
 
 
 def fuse_shells(

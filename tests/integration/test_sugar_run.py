@@ -133,7 +133,8 @@ def test_ctrl_c_says_how_to_go_on(
     capture: Path, command_environment: dict[str, str], wait_until: Callable[..., None], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    words = [Path(sys.executable).parent / "f3rm-ext", "sugar", "run", "--data", capture, "--output", out, *SMALL]
+    words = [Path(sys.executable).parent / "f3rm-ext", "sugar", "run", "--data", capture, "--output", out]
+    words += ["--coarse-method", "sugar-ext-lite"]
     with subprocess.Popen(
         list(map(str, words)), env=command_environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as process:

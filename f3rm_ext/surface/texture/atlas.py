@@ -10,6 +10,7 @@ from scipy.ndimage import binary_dilation
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import ConfigError, MeshError, reason_of
+from f3rm_ext.surface.contraction import Contraction
 from f3rm_ext.surface.open3d_library import open3d
 
 SMALLEST_PX, LARGEST_PX = 64, 8192
@@ -62,7 +63,13 @@ def to_pixels(uv: Float[np.ndarray, "n 2"], width: int, height: int) -> Float[np
     return np.stack([uv[:, 0] * width, (1 - uv[:, 1]) * height], axis=1)
 
 
-def unwrap(mesh: trimesh.Trimesh, size_px: int, padding_px: int, grow: bool = False) -> Atlas:
+def unwrap(
+    mesh: trimesh.Trimesh,
+    size_px: int,
+    padding_px: int,
+    grow: bool = False,
+    space: Contraction | None = None,
+) -> Atlas:
     """Cuts a mesh into charts and lays them out in a square texture.
 
     Args:
@@ -70,6 +77,7 @@ def unwrap(mesh: trimesh.Trimesh, size_px: int, padding_px: int, grow: bool = Fa
         size_px: side of the texture.
         padding_px: free texels between charts.
         grow: double the side until the charts fit, up to :data:`LARGEST_PX`.
+        space: give charts the sizes that they have in contracted space; by default those in the scene.
 
     Raises:
         MeshError: the charts do not fit.
@@ -78,7 +86,8 @@ def unwrap(mesh: trimesh.Trimesh, size_px: int, padding_px: int, grow: bool = Fa
     mesh = welded(mesh)
     packed = _xatlas().Atlas()
     # xatlas leaves out triangles with an area below 1e-7, whatever the units.
-    enlarged = (mesh.vertices - mesh.bounds[0]) / np.sqrt(np.median(mesh.area_faces))
+    sized = mesh if space is None else contracted(mesh, space)
+    enlarged = (sized.vertices - sized.bounds[0]) / np.sqrt(np.median(sized.area_faces))
     packed.add_mesh(np.asarray(enlarged, np.float32), np.asarray(mesh.faces, np.uint32))
     _pack(packed, size_px, padding_px)
     source, faces, uv = packed[0]
@@ -104,6 +113,11 @@ def unwrap(mesh: trimesh.Trimesh, size_px: int, padding_px: int, grow: bool = Fa
     cut = trimesh.Trimesh(mesh.vertices[source], faces.astype(np.int64), process=False)
     cut.visual = TextureVisuals(uv=np.stack([uv[:, 0], 1 - uv[:, 1]], axis=1))
     return Atlas(cut, source.astype(np.int64), size_px, int(charts))
+
+
+def contracted(mesh: trimesh.Trimesh, space: Contraction) -> trimesh.Trimesh:
+    """Returns the triangles in contracted space, where the innermost box has the size that it has in the scene."""
+    return trimesh.Trimesh(space.contract(np.asarray(mesh.vertices)) * space.radius, mesh.faces, process=False)
 
 
 def welded(mesh: trimesh.Trimesh) -> trimesh.Trimesh:

@@ -11,7 +11,16 @@ from trimesh.visual.material import PBRMaterial
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
-from f3rm_ext.surface.texture.atlas import LARGEST_PX, Atlas, texture_texels, unwrap, vertex_texels, welded
+from f3rm_ext.surface.contraction import Contraction
+from f3rm_ext.surface.texture.atlas import (
+    LARGEST_PX,
+    Atlas,
+    contracted,
+    texture_texels,
+    unwrap,
+    vertex_texels,
+    welded,
+)
 from f3rm_ext.surface.texture.blending import blend_photos
 from f3rm_ext.surface.texture.photos import Photos
 from f3rm_ext.surface.texture.seams import fill_outward, level_seams
@@ -22,6 +31,8 @@ _USED = 0.6
 """Share of a texture that charts cover, about."""
 _PROBES = 4096
 """Rays of each photo from which the size of the texture is chosen."""
+_DISTANT = 8.0
+"""How far a mesh reaches, in radii of a contraction, whose background gets smaller charts."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,9 @@ def bake_texture(
         MeshError: the charts do not fit, or no photo sees the mesh.
     """
     on_progress("Charts", 0, 1)
-    atlas = unwrap(mesh, options.size_px or choose_size(mesh, photos), options.padding_px, grow=not options.size_px)
+    space = distant_background(mesh, photos)
+    size_px = options.size_px or choose_size(mesh, photos, space)
+    atlas = unwrap(mesh, size_px, options.padding_px, not options.size_px, space)
     on_progress("Charts", 1, 1)
     texels = texture_texels(atlas)
     blend = blend_photos(atlas.mesh, texels, texel_areas(atlas), photos, options.balance, on_progress)
@@ -98,28 +111,51 @@ def bake_vertices(
     return BakedMesh(made, len(made.vertices), int((~blend.seen).sum()), blend.gains, {})
 
 
-def choose_size(mesh: trimesh.Trimesh, photos: Photos) -> int:
+def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: Contraction | None = None) -> int:
     """Returns the power of two that has about one texel per pixel of the photos that are near the surface.
+
+    Args:
+        mesh: in the frame of the photos.
+        photos: of the capture.
+        space: see :func:`~f3rm_ext.surface.texture.atlas.unwrap`.
 
     Raises:
         MeshError: no photo sees the mesh.
     """
-    occluder = Occluder(mesh)
-    footprints = []
-    for camera in photos.cameras:
-        step = max(1.0, float(np.sqrt(camera.width * camera.height / _PROBES)))
-        columns, rows = np.arange(step / 2, camera.width, step), np.arange(step / 2, camera.height, step)
-        hit = occluder.cast(camera.rays(np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)))
-        depth = hit["t_hit"][np.isfinite(hit["t_hit"])]
-        footprints.append(depth / np.sqrt(camera.focal.prod()))
-    widths = np.concatenate(footprints)
+    depths = _probed_depths(mesh, photos)
+    widths = np.concatenate(
+        [depth / np.sqrt(camera.focal.prod()) for depth, camera in zip(depths, photos.cameras, strict=True)]
+    )
     if not len(widths):
         raise MeshError(
             "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
             "--frame capture."
         )
-    side = np.sqrt(mesh.area / _USED) / max(float(np.quantile(widths, 0.25)), 1e-12)
+    area = (mesh if space is None else contracted(mesh, space)).area
+    side = np.sqrt(area / _USED) / max(float(np.quantile(widths, 0.25)), 1e-12)
     return int(np.clip(2 ** np.round(np.log2(side)), 256, LARGEST_PX))
+
+
+def distant_background(mesh: trimesh.Trimesh, photos: Photos) -> Contraction | None:
+    """Returns the contraction that keeps a distant background from filling the texture; None without such a one."""
+    positions = np.array([camera.center for camera in photos.cameras])
+    space = Contraction.of_cameras(positions, [])  # smaller than with depths, which take longer
+    if space.distances(np.asarray(mesh.vertices)).max() <= _DISTANT:
+        return None
+    space = Contraction.of_cameras(positions, _probed_depths(mesh, photos))
+    return space if space.distances(np.asarray(mesh.vertices)).max() > _DISTANT else None
+
+
+def _probed_depths(mesh: trimesh.Trimesh, photos: Photos) -> list[Float[np.ndarray, " rays"]]:
+    """Depth of the mesh along some rays of each photo."""
+    occluder = Occluder(mesh)
+    depths = []
+    for camera in photos.cameras:
+        step = max(1.0, float(np.sqrt(camera.width * camera.height / _PROBES)))
+        columns, rows = np.arange(step / 2, camera.width, step), np.arange(step / 2, camera.height, step)
+        hit = occluder.cast(camera.rays(np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)))
+        depths.append(hit["t_hit"][np.isfinite(hit["t_hit"])])
+    return depths
 
 
 def texel_areas(atlas: Atlas) -> Float[np.ndarray, " faces"]:

@@ -11,10 +11,11 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.errors import MeshError
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.surface import fusion
+from f3rm_ext.surface.contraction import Contraction
 from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh
 from f3rm_ext.surface.fusion import fuse_depth
 from f3rm_ext.surface.scenes import SurfaceScene
-from f3rm_ext.surface.shells import Contraction, fuse_shells
+from f3rm_ext.surface.shells import contraction_of, fuse_shells
 from f3rm_ext.surface.views import RenderedView, SceneViews, stored_views, unproject
 
 SIZE_PX, FOCAL_PX = 64, 60.0
@@ -104,7 +105,7 @@ def test_there_are_no_gaps_between_shells(views: SceneViews, open3d: ModuleType)
 
 def test_a_bounded_scene_gives_the_same_mesh(ball_views: SceneViews, open3d: ModuleType) -> None:
     with stored_views(ball_views) as stored:
-        space = Contraction.of_views(stored)
+        space = contraction_of(stored)
         one = fuse_depth(stored, 0.02)
         (two,) = fuse_shells(stored, 0.02, space)
     assert space.radius == pytest.approx(1.65 + 1.05, abs=0.1) and len(one.faces) == len(two.faces)
@@ -136,4 +137,4 @@ def test_no_depth(cameras: PinholeCameras, open3d: ModuleType) -> None:
     nothing = RenderedView(np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64), np.float32))
     with stored_views(SceneViews(cameras, lambda index: nothing)) as stored:
         with pytest.raises(MeshError, match="No depth is left"):
-            fuse_shells(stored, VOXEL, Contraction.of_views(stored))
+            fuse_shells(stored, VOXEL, contraction_of(stored))

@@ -13,7 +13,13 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
 from f3rm_ext.surface.texture import seams
 from f3rm_ext.surface.texture.atlas import Atlas, texture_texels, unwrap
-from f3rm_ext.surface.texture.baking import TextureOptions, bake_texture, bake_vertices, choose_size
+from f3rm_ext.surface.texture.baking import (
+    TextureOptions,
+    bake_texture,
+    bake_vertices,
+    choose_size,
+    distant_background,
+)
 from f3rm_ext.surface.texture.exposure import find_gains
 from f3rm_ext.surface.texture.photos import Camera, Photo, Photos
 from f3rm_ext.surface.texture.rendering import MeshRenderer, score_photo, texture_of
@@ -261,6 +267,22 @@ def test_the_size_fits_the_photos(box: trimesh.Trimesh) -> None:
     photos = around(box)
     finer = Photos([camera._replace(focal=4 * camera.focal) for camera in photos.cameras], photos.read)
     assert choose_size(box, photos) == 256 and choose_size(box, finer) == 512
+
+
+def test_a_distant_background_does_not_fill_the_texture(box: trimesh.Trimesh) -> None:
+    photos, hall = around(box), trimesh.creation.box((200.0, 200.0, 200.0)).subdivide().subdivide()
+    photos = Photos([camera._replace(focal=2.2 * camera.focal) for camera in photos.cameras], photos.read)
+    assert distant_background(box, photos) is None
+    both = trimesh.util.concatenate([box, hall])
+    assert isinstance(both, trimesh.Trimesh)
+    space = distant_background(both, photos)
+    assert space is not None and 2.5 < space.radius < 6
+    atlas = unwrap(both, 512, 2, space=space)
+    a, b, c = (atlas.pixels[atlas.mesh.faces[:, corner]] for corner in range(3))
+    pixels = np.abs(np.cross(b - a, c - a))
+    near = np.abs(atlas.mesh.triangles_center).max(axis=1) < 1
+    # By area alone, the box would have 6 of 240 006 parts.
+    assert pixels[near].sum() > 0.002 * pixels.sum() and (pixels[~near] > 0.5).all()
 
 
 @pytest.mark.parametrize("suffix", [".glb", ".obj"])
