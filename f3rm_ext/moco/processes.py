@@ -49,17 +49,17 @@ class SyncedBatchNorm(_BatchNorm):
             return super().forward(input)
         values = input.float()
         over = [axis for axis in range(values.dim()) if axis != 1]
-        sums = torch.stack([values.sum(dim=over), values.square().sum(dim=over)])
+        shape = [1, -1, *[1] * (values.dim() - 2)]
         count = values.numel() // values.shape[1] * world_size()
-        mean, square = (cast(Tensor, _SumOverRanks.apply(sums)) / count).unbind()
-        variance = (square - mean.square()).clamp_min(0)
+        mean = cast(Tensor, _SumOverRanks.apply(values.sum(dim=over))) / count
+        centred = values - mean.view(shape)  # squares of what is not centred would cancel
+        variance = cast(Tensor, _SumOverRanks.apply(centred.square().sum(dim=over))) / count
         self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
         scale = torch.rsqrt(variance + self.eps)
         if self.affine:
             scale = scale * self.weight
-        shift = (self.bias if self.affine else 0) - mean * scale
-        shape = [1, -1, *[1] * (values.dim() - 2)]
-        return (values * scale.view(shape) + shift.view(shape)).to(input.dtype)
+        found = centred * scale.view(shape)
+        return (found + self.bias.view(shape) if self.affine else found).to(input.dtype)
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
