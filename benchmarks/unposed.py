@@ -72,21 +72,11 @@ class Unposed:
         meta, _ = read_transforms(capture)
         row: dict[str, Any] = {"width": self.width, "photos": len(meta["frames"])}
         if not (run / "trained.txt").exists():
-            command = [
-                "ns-train",
-                method,
-                "--data",
-                capture,
-                "--output-dir",
-                self.work / "runs",
-                "--vis",
-                "tensorboard",
-            ]
-            command += ["--experiment-name", "unposed", "--timestamp", "t", "--logging.local-writer.max-log-size", 0]
+            command: list[object] = ["ns-train", method, "--data", capture, "--output-dir", self.work / "runs"]
+            command += ["--vis", "tensorboard", "--experiment-name", "unposed", "--timestamp", "t", "--logging.local-writer.max-log-size", 0]
             command += [SCALE[method], f"{self.width / meta['w']:.4f}"]
-            command += ["--pipeline.datamanager.dataparser.eval-mode", "interval"]
-            command += ["--pipeline.datamanager.dataparser.eval-interval", 8]
             command += ["--max-num-iterations", self.steps] if self.steps else []
+            command += ["f3rm-ext-data", "--eval-mode", "interval", "--eval-interval", 8]
             began, used = time.perf_counter(), os.times()
             call(command)
             row["train_s"] = time.perf_counter() - began

@@ -32,8 +32,8 @@ class TrainingSettings:
     lr: float = 1e-4
     """Learning rate. The encoder and the transformer of a dense model get a tenth of it."""
     beta2: float = 0.999
-    """Decay of Adam's mean of squared gradients, above 0 and below 1. Short runs learn sooner with 0.95, which forgets
-    the large gradients of the first steps."""
+    """Decay of Adam's mean of squared gradients, above 0 and below 1. Short runs may want less, such as 0.95, which
+    forgets the gradients of the first steps sooner."""
     mixed_precision: bool = True
     """Compute in 16 bits where that is safe. On a CPU only with `bfloat`, if it multiplies bfloat16 matrices (AMX)."""
     bfloat: bool = True
