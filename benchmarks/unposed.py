@@ -73,7 +73,8 @@ class Unposed:
         row: dict[str, Any] = {"width": self.width, "photos": len(meta["frames"])}
         if not (run / "trained.txt").exists():
             command: list[object] = ["ns-train", method, "--data", capture, "--output-dir", self.work / "runs"]
-            command += ["--vis", "tensorboard", "--experiment-name", "unposed", "--timestamp", "t", "--logging.local-writer.max-log-size", 0]
+            command += ["--vis", "tensorboard", "--experiment-name", "unposed", "--timestamp", "t"]
+            command += ["--logging.local-writer.max-log-size", 0]
             command += [SCALE[method], f"{self.width / meta['w']:.4f}"]
             command += ["--max-num-iterations", self.steps] if self.steps else []
             command += ["f3rm-ext-data", "--eval-mode", "interval", "--eval-interval", 8]
