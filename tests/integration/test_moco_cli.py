@@ -54,24 +54,24 @@ def test_a_stopped_and_killed_training_ends_as_an_uninterrupted_one(
     assert "damaged.jpg" in typed.out and "Queue holds 2.6 batches" in typed.out and "Effective batch: 8" in typed.out
     assert "Memory planned: " in typed.out and "Memory of the first pass: " in typed.out
 
-    step = Training.train_step
-    with monkeypatch.context() as patch:
-
-        def interrupted(self: Training, batches: Any) -> Any:
+    # Only the training's own steps: the plan of the memory takes steps of Training, too.
+    class Interrupted(Training):
+        def train_step(self, batches: Any) -> Any:
             os.kill(os.getpid(), signal.SIGINT)
-            return step(self, batches)
+            return super().train_step(batches)
 
-        patch.setattr(Training, "train_step", interrupted)
+    class Killed(Training):
+        def train_step(self, batches: Any) -> Any:
+            if self.step == 3:
+                raise MemoryError  # nothing is saved, as after kill -9
+            return super().train_step(batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("f3rm_ext.moco.run.Training", Interrupted)
         typed = train(broken)
         assert typed.code == 130 and "Go on with: f3rm-ext" in typed.out and "--resume" in typed.out
         assert last(broken)["step"] == 1
-
-        def killed(self: Training, batches: Any) -> Any:
-            if self.step == 3:
-                raise MemoryError  # nothing is saved, as after kill -9
-            return step(self, batches)
-
-        patch.setattr(Training, "train_step", killed)
+        patch.setattr("f3rm_ext.moco.run.Training", Killed)
         with pytest.raises(MemoryError):
             train(broken, "--resume")
         assert last(broken)["step"] == 2
