@@ -19,6 +19,7 @@ import tyro
 from commands import call
 
 from f3rm_ext.capture.checks import read_transforms
+from f3rm_ext.report.records import newest_checkpoint, steps_of
 from f3rm_ext.utils.atomic_files import write_atomic
 
 HERE = Path(__file__).parent
@@ -83,6 +84,9 @@ class Unposed:
             row["train_s"] = time.perf_counter() - began
             row["train_cpu_s"] = sum(os.times()[2:4]) - sum(used[2:4])
             (run / "trained.txt").write_text("finished\n")
+        checkpoint = newest_checkpoint(run)
+        assert checkpoint is not None
+        row["steps"] = steps_of(checkpoint)
         answers = self.work / f"{method}.json"
         call(["ns-eval", "--load-config", run / "config.yml", "--output-path", answers])
         results = json.loads(answers.read_text())["results"]

@@ -422,11 +422,11 @@ def _step_operators(report: Report) -> str:
 
 def _unposed(report: Report) -> str:
     rows = [
-        [name, str(row["photos"]), str(row["width"]), f"{row['train_s'] / 60:.0f}", f"{row['train_cpu_s'] / 60:.0f}",
+        [name, str(row["photos"]), str(row["width"]), f"{row['steps']:,}", f"{row['train_s'] / 60:.1f}",
          *(f"{row[k]:.{d}f}" if k in row else "–" for k, d in (("psnr", 2), ("ssim", 3), ("lpips", 3)))]
         for name, row in report["rows"].items()
     ]  # fmt: skip
-    return _table(["method", "photos", "width px", "training min", "CPU min", "PSNR", "SSIM", "LPIPS"], rows)
+    return _table(["method", "photos", "width px", "steps", "training min", "PSNR", "SSIM", "LPIPS"], rows)
 
 
 def _poses(report: Report) -> str:
