@@ -14,7 +14,7 @@ from f3rm_ext.splat.surface.multiview import DepthView
 
 RADIUS_PX = 3
 """A patch has 2 · 3 + 1 pixels on each side."""
-LEAST_CONTRAST = 0.01
+LEAST_CONTRAST = 0.002
 """Patches whose grey levels have a smaller standard deviation show nothing to compare."""
 MOST_DISAGREEMENT = 0.9
 """Patches whose 1 − NCC is larger show different things."""
