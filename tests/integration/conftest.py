@@ -1,7 +1,8 @@
 """``f3rm-ext`` as a user types it, in this process to import everything only once; and runs that cannot be asked."""
 
 import json
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,3 +179,24 @@ def room_splats(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) ->
     path = tmp_path_factory.mktemp("splats") / "room.ply"
     export_splats(splats, path, SplatInfo(), {"made_by": "a test"})
     return path
+
+
+@pytest.fixture
+def mount_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a small file system of a size such as 48k; skips the test where that is not allowed."""
+    folder = tmp_path / "small"
+
+    def mount(size: str) -> Path:
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        try:
+            mounted = subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
+        except FileNotFoundError:
+            mounted = False
+        if not mounted:
+            pytest.skip("a small tmpfs cannot be mounted here (needs root)")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", str(folder)], check=True, timeout=60)

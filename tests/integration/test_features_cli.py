@@ -2,8 +2,7 @@
 
 import json
 import re
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,19 +141,9 @@ def test_help_shows_how_to_call_it(run: Run, command: str) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(mount_disk: Callable[[str], Path]) -> Path:
     """A file system with room for about two of the six shards."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=48k", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("a small tmpfs cannot be mounted here (needs root)")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True, timeout=60)
+    return mount_disk("48k")
 
 
 def test_too_small_a_disk_is_refused_at_once(run: Run, capture: Path, small_disk: Path) -> None:

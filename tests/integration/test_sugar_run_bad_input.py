@@ -2,8 +2,7 @@
 
 import json
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,19 +101,9 @@ def test_charts_that_overflow_and_a_level_that_is_nowhere(chain: Typed, room_spl
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(mount_disk: Callable[[str], Path]) -> Path:
     """A file system of 3 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("a small tmpfs cannot be mounted here (needs root)")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True, timeout=60)
+    return mount_disk("3m")
 
 
 def test_a_full_disk_costs_nothing_that_was_there(chain: Typed, room_splats: Path, small_disk: Path) -> None:
