@@ -216,6 +216,14 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         self.train_count += 1
         return self.train_stream.next(self.config.halvings(step))
 
+    def train_photo(self, image_idx: int) -> dict[str, Any] | None:
+        """Returns the batch of a training image at the resolution of the last one; None unless it is in memory.
+
+        Args:
+            image_idx: index of the image.
+        """
+        return None if self.train_stream is None else self.train_stream.photo(image_idx)
+
     def next_eval(self, step: int) -> tuple[Cameras, dict[str, Any]]:
         """Returns a random evaluation image, see :meth:`next_eval_image`."""
         return self.next_eval_image(step)

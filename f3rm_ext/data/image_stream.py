@@ -44,10 +44,11 @@ class PictureWindow:
             self._halvings, self._small = halvings, {}
         if halvings == 0:
             return picture
-        if image_idx not in self._small:
+        small = self._small.get(image_idx)  # Two threads may ask at once.
+        if small is None:
             height, width = picture.pixels.shape[:2]
-            self._small[image_idx] = shrunk(picture, *shrunk_size(height, width, 0.5**halvings))
-        return self._small[image_idx]
+            small = self._small[image_idx] = shrunk(picture, *shrunk_size(height, width, 0.5**halvings))
+        return small
 
 
 def load_pictures(
@@ -127,6 +128,7 @@ class ImageStream:
         self._feed: WindowFeed[PictureWindow] = WindowFeed(cycle, self._load, leave=self._flush, place=self._placed)
         self._uploads = None if placement is None else PictureUploads(self.device, placement, self._small)
         self._steps = 0
+        self._halvings = 0
         self._round: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -167,6 +169,7 @@ class ImageStream:
             picture = window.picture(image_idx, halvings)
         else:
             picture = self._uploads.take(image_idx, halvings, following=self._following(window))
+        self._halvings = halvings
         height, width = picture.pixels.shape[:2]
         self.pixels_per_batch = height * width
         self._coverage.add_rays((image_idx,), np.array([height * width]))
@@ -178,6 +181,20 @@ class ImageStream:
         if self.masked == "background" and "alpha" in batch:
             batch["kept"] = batch["alpha"] > 0
         return camera, batch
+
+    def photo(self, image_idx: int) -> dict[str, Any] | None:
+        """Returns the batch of an image of the present window, at the resolution of the last step; None for others.
+
+        This does not count as a use of the image.
+
+        Args:
+            image_idx: index of the image.
+        """
+        window = self._feed.window
+        if window is None or image_idx not in window.pictures:
+            return None
+        source = window.picture if self._uploads is None else self._uploads.present
+        return picture_batch(source(image_idx, self._halvings), image_idx, self.device)
 
     def state(self) -> dict[str, Any]:
         """Returns what :meth:`load_state` needs to continue with the same images."""

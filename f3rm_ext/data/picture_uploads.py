@@ -66,6 +66,16 @@ class PictureUploads:
             self._arriving.request((following, halvings))
         return picture
 
+    def present(self, image_idx: int, halvings: int) -> ImagePixels:
+        """Returns an image beside that of the step: the copy on the device, or one that is made now and not kept.
+
+        Args:
+            image_idx: index of the image.
+            halvings: number of times that its sides are halved, as at the last :meth:`take`.
+        """
+        kept = self._kept.get(image_idx)
+        return _received(self._send((image_idx, halvings), lambda: False)) if kept is None else kept
+
     def close(self) -> None:
         """Stops copying and drops the copies. Another :meth:`take` would start it again."""
         self._arriving.close()
@@ -80,8 +90,7 @@ class PictureUploads:
             self._placement.give_up()
             self._kept = {}
             upload = self._arriving.take((image_idx, halvings))
-        parts = upload.receive()
-        return ImagePixels(parts["pixels"], parts.get("valid"))
+        return _received(upload)
 
     def _send(self, key: tuple[int, ...], stopped: Callable[[], bool]) -> Upload:
         picture = self._read(*key)
@@ -89,3 +98,8 @@ class PictureUploads:
         if picture.valid is not None:
             parts["valid"] = picture.valid
         return self._uploader.send(parts)
+
+
+def _received(upload: Upload) -> ImagePixels:
+    parts = upload.receive()
+    return ImagePixels(parts["pixels"], parts.get("valid"))

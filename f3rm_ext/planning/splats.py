@@ -117,7 +117,8 @@ class _TracedSplats:
         if model.nearby is not None:
             # The cameras of a plan are all alike, so none is a neighbour of another.
             beside = PinholeCameras.to_render(self.view, model.device)
-            model.nearby.draw = lambda *_: beside  # type: ignore[method-assign]
+            model.nearby.draw = lambda *_: 0  # type: ignore[method-assign]
+            model.nearby.camera = lambda *_: beside  # type: ignore[method-assign]
         surface, growing = model.regularizer.options, model.densifier.options
         model.step = surface.first_surface_loss + 1 if self.regularized else growing.start + growing.every + 1
         self.neighbours: Tensor | None = None

@@ -212,6 +212,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         self.current_sh_degree = config.sh_degree
         self.regularizer: Regularizer | None = None
         self.nearby: NeighbourViews | None = None
+        self.train_photo: Callable[[int], dict[str, Any] | None] | None = None
         self.densifier: Densifier | None = None
         self._saved_training: dict[str, Any] = {}
         self._rasterization: Rasterization | None = None
@@ -258,6 +259,7 @@ class SplatModel(QueryableSplats, GaussianModel):
             CONSOLE.log(self._start(manager, views), markup=False)
         self.regularizer = make_regularizer(schedule.surface(options))
         self.nearby = NeighbourViews(cameras, self.extent, self.device) if options.mode == "planar" else None
+        self.train_photo = getattr(manager, "train_photo", None)
         self.densifier = make_densifier(
             schedule.densify(config.densify), self.extent, schedule.last_growth(), self.sharded
         )
@@ -378,13 +380,21 @@ class SplatModel(QueryableSplats, GaussianModel):
     def _nearby(
         self, camera: Cameras, view: PinholeCameras, background: Float[Tensor, "3"]
     ) -> tuple[DepthView | None, Float[Tensor, "h w 3"] | None]:
-        """Renders depth of planes and colours of a training view near another; None if there is none."""
+        """Renders depth of planes of a training view near another; also returns its photo, or colours rendered there
+        while the photo is not in memory or masked. None if there is none."""
         assert self.nearby is not None and camera.metadata is not None
-        chosen = self.nearby.draw(camera.metadata["cam_idx"], int(view.widths[0]), (self.config.seed << 32) + self.step)
+        index = camera.metadata["cam_idx"]
+        chosen = self.nearby.draw(index, (self.config.seed << 32) + self.step)
         if chosen is None:
             return None, None
-        depth, colors = render_nearby(self._scene(), chosen, self.current_sh_degree, background, self._settings)
-        return DepthView(depth, chosen.viewmats[0], chosen.Ks[0]), colors
+        photo = None if self.train_photo is None else self.train_photo(chosen)
+        size = self.nearby.size_like(chosen, index, int(view.widths[0]))
+        beside = self.nearby.camera(chosen, size if photo is None else tuple(photo["image"].shape[:2]))
+        depth, colors = render_nearby(self._scene(), beside, self.current_sh_degree, background, self._settings)
+        if photo is not None:
+            truth = self._truth(photo, background)
+            colors = torch.where(photo["mask"], truth, colors) if "mask" in photo else truth
+        return DepthView(depth, beside.viewmats[0], beside.Ks[0]), colors
 
     def _render(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
         view = PinholeCameras.to_render(camera, self.device)

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.surface.frames import pixel_rays, rotate, to_camera
 
@@ -58,29 +59,43 @@ class NeighbourViews:
 
     def __init__(self, cameras: PinholeCameras, extent: float, device: torch.device) -> None:
         self.nearest = neighbour_views(cameras, extent, NEIGHBOURS)
-        # Sizes stay on the host, which reads them.
-        self._sizes = [(int(w), int(h)) for w, h in zip(cameras.widths, cameras.heights, strict=True)]
+        self._sizes = [(int(h), int(w)) for h, w in zip(cameras.heights, cameras.widths, strict=True)]
         self._cameras = cameras.to(device)
 
-    def draw(self, index: int, width: int, seed: int) -> PinholeCameras | None:
-        """Returns a random neighbour of a training camera, scaled like the image of that; None if it has none.
+    def draw(self, index: int, seed: int) -> int | None:
+        """Returns a random neighbour of a training camera, the same for the same seed; None if it has none.
 
         Args:
             index: of the camera.
-            width: of its image, pixels.
             seed: of the choice.
         """
         candidates = self.nearest[index]
         if not candidates:
             return None
-        drawn = int(torch.randint(len(candidates), (1,), generator=torch.Generator().manual_seed(seed)))
-        chosen = candidates[drawn]
-        (w, h), factor = self._sizes[chosen], width / self._sizes[index][0]
-        size = [max(1, round(w * factor)), max(1, round(h * factor))]
-        x, y, last = self._cameras.Ks[chosen].unbind(0)
-        K = torch.stack([x * (size[0] / w), y * (size[1] / h), last])
-        viewmat = self._cameras.viewmats[chosen]
-        return PinholeCameras(viewmat[None], K[None], torch.tensor(size[:1]), torch.tensor(size[1:]))
+        return candidates[int(torch.randint(len(candidates), (1,), generator=torch.Generator().manual_seed(seed)))]
+
+    def camera(self, index: int, size: tuple[int, int]) -> PinholeCameras:
+        """Returns a training camera, scaled to another size.
+
+        Args:
+            index: of the camera.
+            size: height and width of its image, pixels.
+        """
+        h, w = self._sizes[index]
+        x, y, last = self._cameras.Ks[index].unbind(0)
+        K = torch.stack([x * (size[1] / w), y * (size[0] / h), last])
+        viewmat = self._cameras.viewmats[index]
+        return PinholeCameras(viewmat[None], K[None], torch.tensor(size[1:]), torch.tensor(size[:1]))
+
+    def size_like(self, index: int, other: int, width: int) -> tuple[int, int]:
+        """Returns height and width of an image that is shrunk as much as another one is.
+
+        Args:
+            index: of its camera.
+            other: camera of the other image.
+            width: of the other image, pixels.
+        """
+        return shrunk_size(*self._sizes[index], width / self._sizes[other][1])
 
 
 def sample_depth(

@@ -1,7 +1,8 @@
 """Agreement of small patches of photos between views, as in PGSR (Chen et al. 2024).
 
 Depth that is the same in two views can be wrong in both. Photos can tell: a patch of one photo, carried by the plane
-at its middle into another view, must look the same there. What the Gaussians render there stands for the other photo.
+at its middle into another view, must look the same there. Where the other photo is not at hand, what the Gaussians
+render there stands for it; that hardly shows faint texture.
 """
 
 import torch
@@ -45,7 +46,7 @@ def patch_disagreement(
         normals: Σ w n of that view, in its camera's frame.
         photo: grey levels of its photo.
         other: camera of the other view; its depth is not used.
-        picture: grey levels of the other view, without gradient.
+        picture: grey levels of the other view's photo, or of what is rendered there, without gradient.
         trust: w of each pixel, from 0 to 1.
         pixels: middles of the patches, as positions from 0 to below 1 in the flattened view.
     """

@@ -108,7 +108,7 @@ class PlanarRegularizer(Regularizer):
             plane_depth: depth of planes, 0 where there is none.
             photo: the photo that the view is compared with.
             other: depth of planes of a nearby view; None if there is none.
-            picture: colours rendered in that view.
+            picture: photo of that view, or colours rendered there, without gradient.
             filter_3d: standard deviations of the 3D filter, scene units; None for no filter.
             mask: True for pixels of the scene, at the resolution of K.
             generator: random number generator of the patches.

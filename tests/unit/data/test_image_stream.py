@@ -180,6 +180,24 @@ def test_smaller_copies_are_made_once_and_of_one_resolution_at_a_time(make_strea
     assert not window._small
 
 
+def test_photos_of_the_window_are_at_hand_beside_that_of_the_step(make_stream, dataset):
+    stream = make_stream(window=3, repeat=6)
+    assert stream.photo(0) is None, "nothing is loaded before the first step"
+    _, batch = stream.next(halvings=1)
+    present = sorted(stream._feed.window.images)
+    for image_idx in range(len(dataset)):
+        photo = stream.photo(image_idx)
+        assert (photo is not None) == (image_idx in present)
+        if photo is not None:
+            full = dataset.cameras[image_idx]
+            half = tuple(int(int(side) / 2 + 0.5) for side in (full.height, full.width))
+            assert photo["image_idx"] == image_idx and photo["image"].shape[:2] == half
+    again = stream.photo(batch["image_idx"])
+    assert torch.equal(again["image"], batch["image"])
+    assert stream.uses.sum() == 1, "looking is not using"
+    stream.close()
+
+
 @pytest.mark.usefixtures("quick_collection")
 def test_only_the_pictures_of_the_window_are_in_memory(make_stream, dataset, monkeypatch):
     """Of all pictures ever read, at most those of the present window and of the next are alive."""

@@ -249,6 +249,18 @@ class TestAhead:
             "device": small | {"places": torch.int64, "patches/where": torch.int64},
         }
 
+    @pytest.mark.parametrize("where", PLACES)
+    def test_photos_beside_that_of_the_step_are_the_same(self, make_pictures, where):
+        today, other = make_pictures(4, 6), make_pictures(4, 6, where)
+        for step in range(20):
+            halvings = int(step < 9)
+            today.next(halvings), other.next(halvings)
+            for image_idx in range(8):
+                one, two = today.photo(image_idx), other.photo(image_idx)
+                assert (one is None) == (two is None)
+                if one is not None and two is not None:
+                    assert one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+
     @pytest.mark.parametrize(("where", "times"), [("device", {8}), ("main memory", {24, 25})])
     def test_pictures_that_stay_are_sent_once(self, make_pictures, monkeypatch, where, times):
         sent: list[int] = []

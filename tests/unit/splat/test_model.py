@@ -325,6 +325,34 @@ def test_planar_compares_with_a_nearby_view_of_the_same_size(
     assert model(camera)["other"].depth.shape == (HEIGHT // 2, WIDTH // 2)
 
 
+def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_masked(
+    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any], camera: Any
+) -> None:
+    model = make_splat_model(regularization="planar", surface=small(), background_color="white")
+    begin_training(model, STEPS).before(SURFACE_STEP)
+    rendered = model(camera)["picture"]
+    asked: list[int] = []
+    # As of a photo that rounding made a row taller.
+    photo = torch.linspace(0, 1, (HEIGHT + 1) * WIDTH * 3).view(HEIGHT + 1, WIDTH, 3)
+    batch = {"image": photo}
+
+    def train_photo(image_idx: int) -> dict[str, Any]:
+        asked.append(image_idx)
+        return batch
+
+    model.train_photo = train_photo
+    outputs = model(camera)
+    assert torch.equal(outputs["picture"], photo) and outputs["other"].depth.shape == photo.shape[:2]
+    assert model.nearby is not None and asked[0] in model.nearby.nearest[camera.metadata["cam_idx"]]
+    batch["alpha"] = torch.full((HEIGHT + 1, WIDTH, 1), 0.25)
+    torch.testing.assert_close(model(camera)["picture"], 0.25 * photo + 0.75)
+    batch = {"image": photo[:HEIGHT], "mask": torch.arange(HEIGHT)[:, None, None].expand(-1, WIDTH, 1) < 3}
+    picture = model(camera)["picture"]
+    assert torch.equal(picture[:3], photo[:3]) and torch.equal(picture[3:], rendered[3:])
+    model.train_photo = lambda _: None
+    assert torch.equal(model(camera)["picture"], rendered)
+
+
 def test_the_peak_of_training_outlives_the_viewers_pictures(
     make_splat_model: Callable[..., SplatModel],
     begin_training: Callable[..., Any],
