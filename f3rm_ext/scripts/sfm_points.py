@@ -1,6 +1,8 @@
 """``f3rm-ext sfm points``: dense points for a capture, to begin a run of splats at."""
 
 import json
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,43 +63,23 @@ class Points:
 
     def _find(self, bars: Any) -> "tuple[np.ndarray, np.ndarray]":
         """Returns positions in the frame of the capture, and colours, 0 to 255; the capture's own points are first."""
-        import cv2
         import numpy as np
-        from nerfstudio.cameras.cameras import CameraType
         from trimesh.sample import sample_surface
 
         from f3rm_ext.capture.dataparser import CaptureDataParserConfig
         from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.capture.points import RGB, XYZ
+        from f3rm_ext.data.pinhole_dataset import PinholeDataset
         from f3rm_ext.splat.cameras import PinholeCameras
         from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh
         from f3rm_ext.surface.scenes import SurfaceScene
         from f3rm_ext.surface.stereo import StereoOptions, stereo_views
-        from f3rm_ext.surface.views import pinhole
 
-        parser = CaptureDataParserConfig(data=self.data, load_3D_points=True)
-        outputs = parser.setup().get_dataparser_outputs("train")
-        if bool((outputs.cameras.camera_type != CameraType.PERSPECTIVE.value).any()):
-            raise ConfigError(f"{self.data} has cameras that are no pinhole cameras: undistort its photos first.")
-        full = pinhole(outputs.cameras, 1.0)
-        cameras = pinhole(full, min(1.0, self.width / int(full.width.max())))
-        views, large = PinholeCameras.of(cameras), PinholeCameras.of(full)
-        bent = outputs.cameras.distortion_params
-
-        def photo(index: int) -> np.ndarray:
-            image = cv2.imread(str(outputs.image_filenames[index]), cv2.IMREAD_COLOR)
-            if image is None:
-                raise CaptureError(f"{outputs.image_filenames[index]} cannot be read as a photo.")
-            if bent is not None and bool(bent[index].any()):
-                k1, k2, k3, k4, p1, p2 = (float(value) for value in bent[index])
-                # OpenCV's pixel centres lie at whole numbers.
-                K = large.Ks[index].double().numpy() - np.array([[0, 0, 0.5], [0, 0, 0.5], [0, 0, 0]])
-                image = cv2.undistort(image, K, np.array([k1, k2, p1, p2, k3, k4, 0, 0]))
-            size = int(views.widths[index]), int(views.heights[index])
-            return np.ascontiguousarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA)[..., ::-1])
-
+        outputs = CaptureDataParserConfig(data=self.data, load_3D_points=True).setup().get_dataparser_outputs("train")
+        dataset = PinholeDataset(outputs, min(1.0, self.width / int(outputs.cameras.width.max())))
+        views = PinholeCameras.of(dataset.cameras)
         frame = CaptureFrame.of_outputs(outputs, self.data)
-        scene = SurfaceScene(stereo_views(photo, views, StereoOptions()), None, frame, {})
+        scene = SurfaceScene(stereo_views(dataset.picture, views, StereoOptions()), None, frame, {})
         mesh = extract_mesh(scene, ExtractionOptions(tolerance=0.03), bars.show).mesh
         places, faces = sample_surface(mesh, self.points, seed=self.seed)[:2]
         colors = np.asarray(mesh.visual.vertex_colors)[mesh.faces[faces]][..., :3].mean(axis=1)  # type: ignore[union-attr]
@@ -111,12 +93,21 @@ class Points:
 
         from f3rm_ext.utils.ply import write_ply
 
-        self.out.mkdir(parents=True)
-        for entry in sorted(folder.iterdir()):
-            if entry.name not in ("transforms.json", POINTS):
-                (self.out / entry.name).symlink_to(entry.resolve())
         columns = {name: positions[:, i].astype(np.float32) for i, name in enumerate("xyz")}
         columns |= {name: colors[:, i].round().astype(np.uint8) for i, name in enumerate(("red", "green", "blue"))}
-        with (self.out / POINTS).open("wb") as stream:
-            write_ply(stream, columns)
-        (self.out / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": POINTS}, indent=1))
+        fresh = self.out.with_name(f".{self.out.name}.{os.getpid()}.tmp")
+        try:
+            fresh.mkdir(parents=True)
+            for entry in sorted(folder.iterdir()):
+                if entry.name not in ("transforms.json", POINTS):
+                    (fresh / entry.name).symlink_to(entry.resolve())
+            with (fresh / POINTS).open("wb") as stream:
+                write_ply(stream, columns)
+            (fresh / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": POINTS}, indent=1))
+            os.rename(fresh, self.out)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.out} cannot be written ({error.strerror or error}): free some space or choose another --out."
+            ) from error
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float, Float32, Int, UInt8
 
+from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.initialization import camera_radius
 from f3rm_ext.surface.views import RenderedView, SceneViews
@@ -41,10 +42,9 @@ class StereoOptions:
     """Pixels with a smaller correlation have no depth."""
 
 
-def stereo_views(
-    photo: Callable[[int], UInt8[np.ndarray, "h w 3"]], cameras: PinholeCameras, options: StereoOptions
-) -> SceneViews:
-    """Returns the views of photos with the depth that stereo finds, 0 where it finds none.
+def stereo_views(photo: Callable[[int], ImagePixels], cameras: PinholeCameras, options: StereoOptions) -> SceneViews:
+    """Returns the views of photos with the depth that stereo finds: 0 where it finds none, and where photos are masked
+    or transparent.
 
     A view takes 4 bytes × pixels × planes × neighbours (44 MiB at 160 × 120).
 
@@ -58,9 +58,12 @@ def stereo_views(
     inverse = np.linspace(1 / (FARTHEST * radius), 1 / (NEAREST * radius), options.depths)
     grey: dict[int, Float32[np.ndarray, "h w"]] = {}
 
+    def colors(picture: ImagePixels) -> UInt8[np.ndarray, "h w 3"]:
+        return np.ascontiguousarray(picture.pixels[..., :3].numpy())
+
     def shades(index: int) -> Float32[np.ndarray, "h w"]:
         if index not in grey:
-            grey[index] = cv2.cvtColor(photo(index), cv2.COLOR_RGB2GRAY).astype(np.float32)
+            grey[index] = cv2.cvtColor(colors(photo(index)), cv2.COLOR_RGB2GRAY).astype(np.float32)
         return grey[index]
 
     def render(index: int) -> RenderedView:
@@ -73,7 +76,12 @@ def stereo_views(
         scores = np.sort(volume, axis=0)[-better:].mean(axis=0)
         found, score = _peak(scores)
         depth = 1 / (inverse[0] + found * (inverse[1] - inverse[0]))
-        return RenderedView(photo(index), np.where(score > options.least_score, depth, 0).astype(np.float32))
+        picture, usable = photo(index), score > options.least_score
+        if picture.valid is not None:
+            usable &= picture.valid.numpy()
+        if picture.pixels.shape[-1] == 4:
+            usable &= picture.pixels[..., 3].numpy() > 127
+        return RenderedView(colors(picture), np.where(usable, depth, 0).astype(np.float32))
 
     return SceneViews(cameras, render)
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.ndimage import gaussian_filter, map_coordinates
+from torch import Tensor
 
+from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.surface.stereo import StereoOptions, stereo_views
 from f3rm_ext.surface.views import SceneViews
@@ -41,15 +43,15 @@ def true_depth(cameras: PinholeCameras, index: int) -> tuple[np.ndarray, np.ndar
     return depth, center + depth[..., None] * ahead
 
 
-def wall_views(cameras: PinholeCameras, contrast: float) -> SceneViews:
+def wall_views(cameras: PinholeCameras, contrast: float, valid: Tensor | None = None) -> SceneViews:
     noise = gaussian_filter(np.random.default_rng(0).standard_normal((TEXELS, TEXELS)), 3)
     noise /= noise.std()
 
-    def photo(index: int) -> np.ndarray:
+    def photo(index: int) -> ImagePixels:
         _, points = true_depth(cameras, index)
         places = [(points[..., axis] / 5 + 0.5) * TEXELS for axis in (1, 0)]
         shade = 128 + contrast * map_coordinates(noise, places, order=1, mode="wrap")
-        return np.repeat(shade.round().astype(np.uint8)[..., None], 3, axis=-1)
+        return ImagePixels(torch.from_numpy(np.repeat(shade.round().astype(np.uint8)[..., None], 3, axis=-1)), valid)
 
     return stereo_views(photo, cameras, StereoOptions(neighbours=4))
 
@@ -61,6 +63,13 @@ def test_finds_a_wall_whatever_its_contrast(cameras: PinholeCameras, contrast: f
     inner = np.s_[6:-6, 6:-6]
     error = np.abs(found / truth - 1)[inner]
     assert np.median(error) < 0.004 and (error < 0.01).mean() > 0.95
+
+
+def test_masked_pixels_have_no_depth(cameras: PinholeCameras) -> None:
+    valid = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
+    valid[:, : WIDTH // 2] = False
+    found = wall_views(cameras, 40.0, valid).render(2).depth
+    assert (found[:, : WIDTH // 2] == 0).all() and (found[6:-6, WIDTH // 2 + 6 : -6] > 0).all()
 
 
 def test_a_blank_wall_has_no_depth(cameras: PinholeCameras) -> None:
