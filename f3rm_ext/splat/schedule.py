@@ -46,7 +46,10 @@ class Schedule:
             surface: first steps of the stages, for a run of ``surface.schedule_steps``.
             begin: stage of the first step.
         """
-        first = {"vanilla": 0, "entropy": surface.first_loss, "regularized": surface.first_surface_loss}[begin]
+        # Splats that are given have grown already, also where planar begins while others still grow.
+        grown = surface.entropy_start
+        later = {"entropy": surface.first_loss, "regularized": surface.first_surface_loss}
+        first = 0 if begin == "vanilla" else max(grown, later[begin])
         share = min(first / surface.schedule_steps, 0.99)
         whole = total / (1 - share)
         return cls(total, round(share * whole), whole / FULL_STEPS)

@@ -95,8 +95,8 @@ class RegularizationOptions:
     dn_min_alpha: float = 0.5
     """dn-consistency: pixels count only if their accumulation exceeds this, 0 to below 1."""
 
-    planar_start: int = 7_000
-    """planar: step after which its losses are active."""
+    planar_start: int = 2_500
+    """planar: step after which its losses are active. Means move little later, as their learning rate falls."""
     planar_prune_opacity: float = 0.02
     """planar: opacity below which Gaussians are removed at prune-step, 0 to below 1; 0 removes none."""
     flat_factor: float = 100.0
@@ -107,8 +107,8 @@ class RegularizationOptions:
     multiview_factor: float = 0.03
     """planar: weight of the distance, in pixels, by which a pixel misses itself after a round trip through the depth
     of a nearby training view, ≥ 0."""
-    patch_factor: float = 0.15
-    """planar: weight of 1 − NCC, the disagreement between patches of the photo and of a nearby view, ≥ 0."""
+    patch_factor: float = 0.5
+    """planar: weight of 1 − NCC, the disagreement between patches of the photo and of a nearby one, ≥ 0."""
     patches: int = 2048
     """planar: patches per step, ≥ 1."""
 

@@ -80,7 +80,7 @@ def test_several_devices_are_unknown(asked: list[dict[str, Any]]) -> None:
         ("sugar-ext", ("--regularization", "none"), [0, 3000, 6000]),
         ("sugar-ext", ("--regularization", "none", "--max-num-iterations", "5000"), [0, 3000]),
         ("sugar-ext", ("--regularization", "sdf", "--max-num-iterations", "15000"), [0, 3000, 6000, 7000, 9000]),
-        ("sugar-ext", ("--regularization", "planar", "--max-num-iterations", "15000"), [0, 3000, 6000, 7000]),
+        ("sugar-ext", ("--regularization", "planar", "--max-num-iterations", "15000"), [0, 2500, 3000, 6000]),
     ],
 )
 def test_steps_change_with_stages_and_image_sizes(method: str, options: tuple[str, ...], expected: list[int]) -> None:

@@ -15,7 +15,7 @@ from f3rm_ext.splat.surface.options import RegularizationOptions
 from f3rm_ext.splat.surface.planar import PlanarRegularizer, edge_weights, thickness
 from f3rm_ext.splat.surface.regularizer import Needs, Regularizer
 
-START = 7000
+START = 2500
 Make = Callable[..., Gaussians]
 
 
@@ -59,7 +59,7 @@ def test_which_losses_when(wall: Make, losses_of: Losses) -> None:
         assert set(losses_of(planar(), wall(), step)) == expected, step
     assert planar().needs(START) == Needs(False, False)
     assert planar().needs(START + 1) == Needs(False, False, planes=True, neighbour=True)
-    assert RegularizationOptions(mode="planar").scaled(3000).planar_start == 1400
+    assert RegularizationOptions(mode="planar").scaled(3000).planar_start == 500
 
 
 @pytest.mark.parametrize(
