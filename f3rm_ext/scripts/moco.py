@@ -249,11 +249,12 @@ class Eval:
 
         if self.table is not None:
             write_table(self.table, title, header, rows)
-        table = Table(title=title, title_justify="left")
+        table = Table()
         for column in header:
             table.add_column(column, justify="left" if column == header[0] else "right")
         for row in rows:
             table.add_row(*row)
+        console().print(f"{title}.", highlight=False, soft_wrap=True)
         console().print(table)
 
 
