@@ -66,7 +66,7 @@ class MocoDistilled:
         }
         config = self._train(work, list(extractors.values()))
         rows = []
-        for label, head in zip(extractors, ("moco", "moco_2", "dense_daisy", "dinov2"), strict=True):
+        for label, head in zip(extractors, ("moco", "moco_2", "dense-daisy", "dinov2"), strict=True):
             answers = work / f"{head}.json"
             command = ["f3rm-ext", "eval-query", "--load-config", str(config), "--out", str(answers)]
             command += ["--feature", head, "--by", "example", *(["--skip", *self.skip] if self.skip else [])]

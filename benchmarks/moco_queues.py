@@ -24,9 +24,9 @@ from f3rm_ext.moco.views import batches_of_views, both_views
 HERE = Path(__file__).parent
 VARIANTS = (
     (2048, True, True),
+    (65_536, False, True),
     (2048, False, True),
     (65_536, True, True),
-    (65_536, False, True),
     (512, True, True),
     (2048, True, False),
 )
@@ -43,7 +43,7 @@ class MocoQueues:
     """Pictures in one subfolder per class."""
     work: Path = Path("moco_queues")
     """Folder for the decoded pictures."""
-    epochs: int = 12
+    epochs: int = 6
     """Passes of each training."""
     splits: int = 3
     """Halves over which accuracies are averaged."""
