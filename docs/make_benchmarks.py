@@ -1,4 +1,4 @@
-"""Writes the tables of benchmarks.md and sfm.md from benchmarks/results/*.json.
+"""Writes the tables of benchmarks.md, sfm.md and moco.md from benchmarks/results/*.json.
 
 python docs/make_benchmarks.py          # rewrite
 python docs/make_benchmarks.py --check  # fail if it is out of date
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "sfm.md")]
+PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "sfm.md", "moco.md")]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 GPU_DAY = RESULTS.parent / "gpu_day_report.py"
 Report = dict[str, Any]
@@ -441,6 +441,52 @@ def _poses(report: Report) -> str:
     return _table(head, rows)
 
 
+def _over_seeds(values: list[float]) -> str:
+    """Mean and half of the 95 % interval of Student's t, %, of three values; fewer as they are."""
+    if len(values) < 3:
+        return ", ".join(f"{100 * value:.1f}" for value in values)
+    assert len(values) == 3
+    half = 4.30 * statistics.stdev(values) / len(values) ** 0.5
+    return f"{100 * statistics.mean(values):.1f} ± {100 * half:.1f}"
+
+
+def _moco_seeds(report: Report) -> str:
+    rows = [[row["name"], *(_over_seeds(row[key]) for key in ("knn", "linear"))] for row in report["rows"]]
+    return _table(["features, 64 px", "k-NN, %", "linear probe, %"], rows)
+
+
+def _moco_queues(report: Report) -> str:
+    head = ["queue", "keys held at the end", "own image's keys", "negatives of the batch", "pretext accuracy, %"]
+    rows = [
+        [
+            f"{row['queue']:,}",
+            f"{row['keys_held']:,.0f}",
+            "masked" if row["masked"] else "negatives",
+            "yes" if row["batch_negatives"] else "no",
+            *(f"{100 * row[key]:.1f}" for key in ("pretext_accuracy",)),
+            f"{row['output_spread']:.2f}",
+            *(f"{100 * row[key]:.1f}" for key in ("knn", "linear", "linear, all stages")),
+        ]
+        for row in report["rows"]
+    ]
+    return _table([*head, "spread", "k-NN, %", "linear probe, %", "all stages, %"], rows)
+
+
+def _moco_distilled(report: Report) -> str:
+    where = {"rendered": "rendered views", "image-features": "2D features", "direct-3d": "points in 3D"}
+    rows = [
+        [
+            row["features"],
+            where[row["protocol"]],
+            str(row["pairs"]),
+            *(f"{row[key]:.3f}" for key in ("localisation", "miou", "macc", "best_threshold", "best_miou")),
+        ]
+        for row in report["rows"]
+    ]
+    head = ["features, asked by one pixel", "protocol", "pairs", "localisation", "mIoU", "mAcc", "best threshold"]
+    return _table([*head, "mIoU there"], rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -467,6 +513,9 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "gpu_day": _gpu_day,
     "poses": _poses,
     "unposed": _unposed,
+    "moco_seeds": _moco_seeds,
+    "moco_queues": _moco_queues,
+    "moco_distilled": _moco_distilled,
 }
 MISSING = {"gpu_day": "Not measured: no GPU was at hand."}
 """What stands in place of a table whose results are missing."""

@@ -101,7 +101,7 @@ def write(state: dict[str, Any], path: Path) -> None:
             raise
         raise CheckpointError(
             f"The checkpoint {path} could not be written ({_first_line(error)}): earlier checkpoints are untouched, "
-            "make room or choose another --output-dir and resume."
+            "make room, then resume."
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

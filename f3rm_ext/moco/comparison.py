@@ -9,6 +9,18 @@ from f3rm_ext.moco.evaluation import Score, interval
 from f3rm_ext.utils.atomic_files import write_atomic
 
 
+def percent(values: Sequence[float]) -> str:
+    """Returns the mean in % with half of the 95 % interval.
+
+    >>> percent([0.5])
+    '50.0 ± 0.0'
+    """
+    if not values:
+        return "–"
+    mean, half = interval(values)
+    return f"{100 * mean:.1f} ± {100 * half:.1f}"
+
+
 def rows_of(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
     """Returns the header and the rows of a table, in %, with half of the 95 % interval.
 
@@ -16,16 +28,10 @@ def rows_of(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
     (['features', 'k-NN', 'linear probe'], [['histograms', '50.0 ± 0.0', '60.0 ± 0.0']])
     """
 
-    def cell(values: tuple[float, ...]) -> str:
-        if not values:
-            return "–"
-        mean, half = interval(values)
-        return f"{100 * mean:.1f} ± {100 * half:.1f}"
-
     header, columns = ["features", "k-NN", "linear probe"], 2
     if any(score.fine_tuned for score in scores):
         header, columns = [*header, "fine-tuned"], 3
-    rows = [[score.name, *map(cell, (score.knn, score.linear, score.fine_tuned)[:columns])] for score in scores]
+    rows = [[score.name, *map(percent, (score.knn, score.linear, score.fine_tuned)[:columns])] for score in scores]
     return header, rows
 
 

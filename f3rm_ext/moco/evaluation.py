@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -95,12 +95,33 @@ def open_backbone(path: Path) -> tuple[Network, Architecture]:
 
 @torch.inference_mode()
 def network_features(
-    backbone: Network, images: UInt8[np.ndarray, "images side side 3"]
+    backbone: Network, images: UInt8[np.ndarray, "images side side 3"], all_stages: bool = False
 ) -> Float[Tensor, "images feat"]:
-    """Returns the mean of the last feature map of each picture; of a ViT the class token."""
+    """Returns the mean of the last feature map of each picture; of a ViT the class token.
+
+    Args:
+        backbone: The network; it is left in evaluation mode.
+        images: Pictures.
+        all_stages: Of a ResNet, the means of the maps of all four stages, the last one last.
+    """
     backbone.eval()
-    found = [backbone(_pixels(images[start : start + _BATCH])) for start in range(0, len(images), _BATCH)]
+    found = []
+    for start in range(0, len(images), _BATCH):
+        batch = pixels(images[start : start + _BATCH])
+        if all_stages and isinstance(backbone, Backbone):
+            found.append(torch.cat([each.mean(dim=(2, 3)) for each in backbone.maps(batch)], dim=1))
+        else:
+            found.append(backbone(batch))
     return torch.cat(found).clone()
+
+
+def by_stages(
+    backbone: Network, images: UInt8[np.ndarray, "images side side 3"]
+) -> dict[str, Float[Tensor, "images _"]]:
+    """Returns features by what a table adds to their name: those of the last stage and, of a ResNet, of all."""
+    found = network_features(backbone, images, all_stages=True)
+    last = {"": found[:, -backbone.dim :]}
+    return {**last, ", all stages": found} if isinstance(backbone, Backbone) else last
 
 
 def color_histograms(images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images bins"]:
@@ -196,6 +217,11 @@ class Score:
     fine_tuned: tuple[float, ...] = ()
     """After training the whole network with labels; only for networks, and where it was wanted."""
 
+    def followed_by(self, other: "Score") -> "Score":
+        """Returns the accuracies of both."""
+        knn, linear = self.knn + other.knn, self.linear + other.linear
+        return Score(self.name, knn, linear, self.fine_tuned + other.fine_tuned)
+
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Returns the mean of 1 to 10 values and half of its 95 % confidence interval (Student's t; 0 for one value)."""
@@ -237,8 +263,8 @@ def imagenet_features(path: Path, images: UInt8[np.ndarray, "images side side 3"
     network.eval()
     found = []
     for start in range(0, len(images), _BATCH):
-        pixels = torch.from_numpy(images[start : start + _BATCH].copy()).permute(0, 3, 1, 2).float()
-        found.append(network.forward_features((pixels - 127) / 128).mean(dim=(2, 3)))
+        batch = torch.from_numpy(images[start : start + _BATCH].copy()).permute(0, 3, 1, 2).float()
+        found.append(network.forward_features((batch - 127) / 128).mean(dim=(2, 3)))
     return torch.cat(found).clone()
 
 
@@ -252,6 +278,8 @@ def evaluate(
     done: Callable[[], None] = lambda: None,
 ) -> list[Score]:
     """Scores pre-trained weights beside random ones, colour histograms and DAISY, on the same halves.
+
+    Of ResNets, features of the last stage and of all stages are scored.
 
     Args:
         data: Labelled pictures.
@@ -268,28 +296,41 @@ def evaluate(
         return make_backbone(architecture, data.images.shape[1])
 
     fixed = {
-        "pre-trained": network_features(backbone, data.images),
-        "colour histograms": color_histograms(data.images),
-        "DAISY": daisy_features(data.images),
+        "pre-trained": by_stages(backbone, data.images),
+        "colour histograms": {"": color_histograms(data.images)},
+        "DAISY": {"": daisy_features(data.images)},
     }
     if imagenet is not None:
-        fixed["ImageNet (EfficientNet-lite0)"] = imagenet_features(imagenet, data.images)
-    scores = []
+        fixed["ImageNet (EfficientNet-lite0)"] = {"": imagenet_features(imagenet, data.images)}
+    found: dict[str, Score] = {}
     for name in ("pre-trained", "random weights", *list(fixed)[1:]):
-        found: dict[str, list[float]] = {"knn": [], "linear": [], "fine_tuned": []}
         for seed in range(seeds):
             train, test = split(data.labels, seed)
-            features = fixed[name] if name in fixed else network_features(random_backbone(seed), data.images)
-            for method, values in ((nearest_neighbours, found["knn"]), (linear_probe, found["linear"])):
-                predicted = method(features[train], data.labels[train], features[test])
-                values.append(_accuracy(predicted, data.labels[test]))
-            if fine_tune_passes and name in ("pre-trained", "random weights"):
-                network = open_backbone(weights)[0] if name in fixed else random_backbone(seed)
-                predicted = fine_tuned(network, data, train, test, fine_tune_passes, seed)
-                found["fine_tuned"].append(_accuracy(predicted, data.labels[test]))
+            features = fixed[name] if name in fixed else by_stages(random_backbone(seed), data.images)
+            for stages, rows in features.items():
+                now = scored(name + stages, rows, data.labels, train, test)
+                if fine_tune_passes and not stages and name in ("pre-trained", "random weights"):
+                    network = open_backbone(weights)[0] if name in fixed else random_backbone(seed)
+                    predicted = fine_tuned(network, data, train, test, fine_tune_passes, seed)
+                    now = replace(now, fine_tuned=(accuracy(predicted, data.labels[test]),))
+                found[now.name] = found[now.name].followed_by(now) if now.name in found else now
             done()
-        scores.append(Score(name, **{kind: tuple(values) for kind, values in found.items()}))
-    return scores
+    return list(found.values())
+
+
+def scored(
+    name: str,
+    features: Float[Tensor, "images feat"],
+    labels: Int[Tensor, "images"],
+    train: Int[Tensor, "train"],
+    test: Int[Tensor, "test"],
+) -> Score:
+    """Returns the accuracies of features on one split."""
+    knn, linear = (
+        accuracy(method(features[train], labels[train], features[test]), labels[test])
+        for method in (nearest_neighbours, linear_probe)
+    )
+    return Score(name, (knn,), (linear,))
 
 
 def fine_tuned(
@@ -319,22 +360,24 @@ def fine_tuned(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, sum(map(len, batches)))
     model.train()
     for chosen in (part for order in batches for part in order if len(part) > 1):
-        pixels = _pixels(data.images[train[chosen].numpy()])
+        batch = pixels(data.images[train[chosen].numpy()])
         flips = [axis for axis in (2, 3) if torch.rand(()) < 0.5]
         optimizer.zero_grad()
-        functional.cross_entropy(model(pixels.flip(flips)), data.labels[train[chosen]]).backward()
+        functional.cross_entropy(model(batch.flip(flips)), data.labels[train[chosen]]).backward()
         optimizer.step()
         schedule.step()
     model.eval()
     with torch.inference_mode():
-        parts = [model(_pixels(data.images[part.numpy()])).argmax(dim=1) for part in test.split(_BATCH)]
+        parts = [model(pixels(data.images[part.numpy()])).argmax(dim=1) for part in test.split(_BATCH)]
     return torch.cat(parts).clone()
 
 
-def _pixels(images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images 3 side side"]:
+def pixels(images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images 3 side side"]:
+    """Returns what a backbone takes: normalised by ImageNet's mean and standard deviation."""
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
     return (torch.from_numpy(images.copy()).permute(0, 3, 1, 2).float() / 255 - mean) / std
 
 
-def _accuracy(predicted: Int[Tensor, "images"], labels: Int[Tensor, "images"]) -> float:
+def accuracy(predicted: Int[Tensor, "images"], labels: Int[Tensor, "images"]) -> float:
+    """Returns the share of labels that are right."""
     return float((predicted == labels).float().mean())

@@ -43,8 +43,8 @@ def read_tiles(path: Path, side: int, reading: Reading) -> dict[str, UInt8[np.nd
     are no whole tiles are left out.
 
     Raises:
-        ValueError: Its values are floating-point or 32-bit numbers, whose range is not known; it lacks a band; or it is
-            smaller than a tile.
+        ValueError: Its values are floating-point or 32-bit numbers, whose range is not known; it lacks a band; it has
+            more than four bands, and none are named; or it is smaller than a tile.
         OSError: It is damaged.
     """
     picture = _read(path, reading)
@@ -69,8 +69,11 @@ def _square(picture: Image.Image, left: int, top: int, length: int, side: int) -
 
 
 def _read(path: Path, reading: Reading) -> Image.Image:
-    if reading.bands is not None and path.suffix.lower() in (".tif", ".tiff"):
-        return Image.fromarray(_bytes(_bands(path, reading.bands), reading.white))
+    if path.suffix.lower() in (".tif", ".tiff"):
+        if reading.bands is not None:
+            return Image.fromarray(_bytes(_bands(path, reading.bands), reading.white))
+        if (count := _band_count(path)) > 4:  # four are colour and transparency
+            raise ValueError(f"{count} bands: name three of them, such as --bands 4 3 2")
     with Image.open(path) as image:
         image.load()
         if image.mode in ("F", "I"):
@@ -78,6 +81,17 @@ def _read(path: Path, reading: Reading) -> Image.Image:
         if image.mode.startswith("I;16"):
             return Image.fromarray(_bytes(np.asarray(image).astype(np.uint16), reading.white)).convert("RGB")
         return image.convert("RGB")
+
+
+def _band_count(path: Path) -> int:
+    """Returns how many bands the first page of a TIFF file has; 1 where the file is damaged."""
+    import tifffile
+
+    try:
+        with tifffile.TiffFile(path) as file:
+            return getattr(file.pages.first, "samplesperpixel", 1)
+    except (tifffile.TiffFileError, IndexError, RuntimeError, ValueError):
+        return 1
 
 
 def _bands(path: Path, bands: tuple[int, int, int]) -> Shaped[np.ndarray, "h w 3"]:

@@ -124,8 +124,10 @@ def _decode(
                 skipped[name] = str(error)
             progress(done, len(paths))
         if not files:
+            name, reason = next(iter(skipped.items()))
             raise ConfigError(
-                f"None of the {len(paths)} pictures in {folder} can be read: convert them or copy them again."
+                f"None of the {len(paths)} pictures in {folder} can be read, {name} for this reason: {reason}. Convert "
+                "them or copy them again."
             )
         stream.seek(0)
         _header(stream, len(files), side)

@@ -1,7 +1,8 @@
 """``f3rm-ext moco``: pre-training of an image backbone on the pictures of a domain."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,19 +143,22 @@ class Train:
 
 @dataclass
 class Eval:
-    """Tell whether pre-training helped, on pictures in one subfolder per class.
+    """Tell whether pre-training helped, on pictures in one subfolder per class, or with masks.
 
     Half of each class trains a linear probe and serves as neighbours, the other half is scored. Random weights of the
-    same network, colour histograms and DAISY stand beside. Pictures that were used for pre-training may be among them,
-    since it saw no labels; say so where you quote the figures.
+    same network, colour histograms and DAISY stand beside; of ResNets, features of the last stage and of all stages.
+    With --masks, a small decoder learns the classes of pixels from features of half of the pictures, and the others are
+    scored. Pictures that were used for pre-training may be among them, since it saw no labels; say so where you quote
+    the figures.
 
     Typical calls:
       f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors
       f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors --seeds 5 --table tiles.md
+      f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors --masks masks --image-size 224
     """
 
     data: Path
-    """Folder with a subfolder of pictures for each class."""
+    """Folder with a subfolder of pictures for each class; with --masks, of any pictures."""
     weights: Path
     """The backbone.safetensors of a training."""
     image_size: int = 64
@@ -165,6 +169,9 @@ class Eval:
     """State dict of EfficientNet-lite0 with timm's names: its ImageNet features are scored, too."""
     fine_tune_passes: int = 0
     """Passes of training the whole network with labels, from pre-trained and from random weights; 0 for none."""
+    masks: Path | None = None
+    """Folder of masks, .png files with the names of the pictures, whose values are classes (255 does not count): the
+    mean IoU is scored instead."""
     table: Path | None = None
     """File for the table: .md or .html."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -179,53 +186,80 @@ class Eval:
             raise ConfigError(f"--fine-tune-passes is {self.fine_tune_passes}: it has to be 0 or more.")
         if self.table is not None and self.table.suffix not in (".md", ".html"):
             raise ConfigError(f"--table is {self.table}: a table is written as .md or .html.")
+        if self.masks is not None and (self.imagenet is not None or self.fine_tune_passes):
+            raise ConfigError("--masks is given, and --imagenet and --fine-tune-passes need classes: leave them out.")
 
     def main(self) -> int:
         """Prints the accuracies. Returns the exit code."""
-        from dataclasses import asdict
+        from f3rm_ext.utils.console import image_progress
 
-        from rich.table import Table
+        with image_progress("splits", disable=self.json) as progress:
+            task = progress.add_task("Evaluating", total=None)
 
-        from f3rm_ext.moco.comparison import rows_of, write_table
+            def done(total: int) -> None:
+                progress.update(task, advance=1, total=total)
+
+            title, header, rows, record = self._scores(done) if self.masks is None else self._masked_scores(done)
+        if self.json:
+            print(json.dumps(record, indent=1))
+        else:
+            self._print(title, header, rows)
+        return 0
+
+    def _scores(self, done: Callable[[int], None]) -> "Found":
+        from f3rm_ext.moco.comparison import rows_of
         from f3rm_ext.moco.evaluation import evaluate, read_labelled
-        from f3rm_ext.utils.console import console, image_progress
 
         data = read_labelled(self.data, self.image_size)
-        with image_progress("splits", disable=self.json) as progress:
-            task = progress.add_task("Evaluating", total=(4 + (self.imagenet is not None)) * self.seeds)
-            scores = evaluate(
-                data,
-                self.weights,
-                self.seeds,
-                imagenet=self.imagenet,
-                fine_tune_passes=self.fine_tune_passes,
-                done=lambda: progress.update(task, advance=1),
-            )
-        if self.json:
-            record = {
-                "images": len(data.images),
-                "classes": data.classes,
-                "scores": [asdict(score) for score in scores],
-            }
-            print(json.dumps(record, indent=1))
-            return 0
+        total = (4 + (self.imagenet is not None)) * self.seeds
+        scores = evaluate(
+            data,
+            self.weights,
+            self.seeds,
+            imagenet=self.imagenet,
+            fine_tune_passes=self.fine_tune_passes,
+            done=lambda: done(total),
+        )
         images, classes = len(data.images), len(data.classes)
         title = (
             f"Accuracy, % (95 % interval over {self.seeds} seeds): {images} pictures, {classes} classes, "
             f"chance {100 / classes:.1f}"
         )
-        header, rows = rows_of(scores)
+        record = {"images": images, "classes": data.classes, "scores": [asdict(score) for score in scores]}
+        return title, *rows_of(scores), record
+
+    def _masked_scores(self, done: Callable[[int], None]) -> "Found":
+        from f3rm_ext.moco.comparison import percent
+        from f3rm_ext.moco.segmentation import evaluate_masks, read_masked
+
+        assert self.masks is not None
+        data = read_masked(self.data, self.masks, self.image_size)
+        scores = evaluate_masks(data, self.weights, self.seeds, done=lambda: done(2 * self.seeds))
+        images, classes = len(data.images), data.classes
+        title = f"Mean IoU, % (95 % interval over {self.seeds} seeds): {images} pictures, {len(classes)} classes"
+        rows = [[score.name, percent(score.mean_iou)] for score in scores]
+        record = {"images": images, "classes": classes, "scores": [asdict(score) for score in scores]}
+        return title, ["features", "mIoU"], rows, record
+
+    def _print(self, title: str, header: list[str], rows: list[list[str]]) -> None:
+        from rich.table import Table
+
+        from f3rm_ext.moco.comparison import write_table
+        from f3rm_ext.utils.console import console
+
         if self.table is not None:
             write_table(self.table, title, header, rows)
-        table = Table(title=title, title_justify="left")
+        table = Table()
         for column in header:
             table.add_column(column, justify="left" if column == header[0] else "right")
         for row in rows:
             table.add_row(*row)
+        console().print(f"{title}.", highlight=False, soft_wrap=True)
         console().print(table)
-        return 0
 
 
+Found = tuple[str, list[str], list[list[str]], dict[str, Any]]
+"""Title, header and rows of a table, and the same for JSON."""
 MocoCommand = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Pairs, tyro.conf.subcommand("pairs")]

@@ -109,6 +109,42 @@ def test_bad_input_is_one_sentence(f3rm_ext: Callable[..., Any], pictures: Path,
 
 
 @pytest.mark.timeout(240)
+def test_a_full_disk_costs_nothing_that_was_there(
+    f3rm_ext: Callable[..., Any], pictures: Path, mount_disk: Callable[[str], Path]
+) -> None:
+    def train(*more: object) -> Any:
+        given = ["--batch-size", 8, "--epochs", 1, "--image-size", 32, "--save-every", 1]
+        return f3rm_ext("moco", "train", "--data", pictures, "--output", out, *given, *more)
+
+    disk = mount_disk("600m")  # a checkpoint has 140 MiB
+    out, filler = disk / "run", disk / "filler"
+    filler.write_bytes(bytes(360 << 20))  # leaves room for one checkpoint
+    message = train().refuses()
+    assert "step-000000002.ckpt could not be written" in message and "earlier checkpoints are untouched" in message
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000000001.ckpt"]
+    assert not list(out.glob(".*.tmp"))
+    filler.unlink()
+    typed = train("--resume")
+    assert typed.code == 0 and "Going on at step 1 of 3" in typed.out, typed.err
+    assert (out / "backbone.safetensors").is_file()
+
+
+def test_tiles_and_weights_that_do_not_fit_leave_nothing(pictures: Path, mount_disk: Callable[[str], Path]) -> None:
+    from f3rm_ext.errors import ConfigError
+    from f3rm_ext.moco.encoder import make_backbone
+    from f3rm_ext.moco.tiles import prepare
+    from f3rm_ext.moco.weights import export
+
+    disk = mount_disk("48k")
+    with pytest.raises(ConfigError, match=r"tiles cannot be written .*No space left on device"):
+        prepare(pictures, disk, 32)
+    facts = {"algorithm": "v2", "architecture": "resnet18", "image_size": 32, "step": 0}
+    with pytest.raises(ConfigError, match=r"weights cannot be written .*No space left on device"):
+        export(make_backbone("resnet18", 32), disk, facts)
+    assert not list(disk.iterdir())
+
+
+@pytest.mark.timeout(240)
 def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for name, low in (("dark", 0), ("light", 140)):
@@ -126,12 +162,20 @@ def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: P
     asked = ["--data", tmp_path / "tiles", "--weights", weights, "--image-size", 32, "--seeds", 2]
     typed = f3rm_ext("moco", "eval", *asked, "--json")
     scores = json.loads(typed.out)["scores"]
-    names = ["pre-trained", "random weights", "colour histograms", "DAISY"]
-    assert [score["name"] for score in scores] == names
-    assert scores[2]["knn"] == [1.0, 1.0] and all(len(score["linear"]) == 2 for score in scores)
+    networks = ["pre-trained", "pre-trained, all stages", "random weights", "random weights, all stages"]
+    assert [score["name"] for score in scores] == [*networks, "colour histograms", "DAISY"]
+    assert scores[4]["knn"] == [1.0, 1.0] and all(len(score["linear"]) == 2 for score in scores)
     table = tmp_path / "table.html"
     typed = f3rm_ext("moco", "eval", *asked, "--fine-tune-passes", 1, "--table", table)
     assert "chance 50.0" in typed.out and "fine-tuned" in typed.out
     assert "<td>DAISY</td>" in table.read_text() and "<th>fine-tuned</th>" in table.read_text()
     assert "as .md or .html" in f3rm_ext("moco", "eval", *asked, "--table", tmp_path / "table.pdf").refuses()
     assert "no classes" in f3rm_ext("moco", "eval", "--data", tmp_path / "tiles" / "dark", *asked[2:]).refuses()
+    for picture in (tmp_path / "tiles").glob("*/*.png"):
+        mask = tmp_path / "masks" / picture.relative_to(tmp_path / "tiles")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.uint8(np.asarray(Image.open(picture).convert("L")) > 128)).save(mask)
+    masked = (*asked, "--masks", tmp_path / "masks")
+    typed = f3rm_ext("moco", "eval", *masked)
+    assert typed.code == 0 and "mIoU" in typed.out and "20 pictures, 2 classes" in typed.out, typed.err
+    assert "leave them out" in f3rm_ext("moco", "eval", *masked, "--fine-tune-passes", 1).refuses()

@@ -81,7 +81,7 @@ def test_one_interrupted_process_stops_all_and_they_go_on(
 
 
 @pytest.mark.timeout(240)
-def test_a_killed_training_goes_on_as_if_it_had_not_been(
+def test_a_training_killed_while_it_saves_goes_on_as_if_it_had_not_been(
     train: Callable[..., list[Any]], tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
     options = ("--batch-size", 8, "--queue-size", 13, "--epochs", 6, "--save-every", 2)
@@ -89,13 +89,25 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
 
     def kill(processes: list[int]) -> None:
         wait_until((folder / "step-000000004.ckpt").is_file, 60, "a checkpoint")
+        wait_until(lambda: halted_while_it_saves(processes[0]), 60, "a checkpoint that is being written")
         os.kill(processes[0], signal.SIGKILL)
 
+    def halted_while_it_saves(process: int) -> bool:
+        os.kill(process, signal.SIGSTOP)
+        if unfinished():
+            return True
+        os.kill(process, signal.SIGCONT)
+        return False
+
+    def unfinished() -> list[Path]:
+        return list((tmp_path / "killed").glob(".step-*.tmp"))
+
     (killed,) = train(1, "killed", *options, disturb=kill)
-    assert killed.code == -signal.SIGKILL
+    assert killed.code == -signal.SIGKILL and len(unfinished()) == 1
     for options_now, output in ((("--resume",), "killed"), ((), "whole")):
         (done,) = train(1, output, *options, *options_now)
         assert done.code == 0, done.text[-3000:]
+    assert not unfinished()
     one, two = last(tmp_path / "killed"), last(tmp_path / "whole")
     assert one["step"] == two["step"] == 18
     for part in ("query", "key", "queue"):

@@ -52,6 +52,10 @@ def test_three_bands_of_many_are_read(planar: bool, tmp_path: Path) -> None:
     assert tile[0, 0].tolist() == [204, 153, 51]
     with pytest.raises(ValueError, match="5 bands, but --bands asks for band 6"):
         read_tiles(path, 32, Reading(bands=(6, 1, 2)))
+    with pytest.raises(
+        ConfigError, match=r"many\.tif for this reason: 5 bands: name three of them, such as --bands 4 3"
+    ):
+        prepare(tmp_path, tmp_path / "cache", 32)
 
 
 def test_large_pictures_are_cut_into_tiles(tmp_path: Path) -> None:
@@ -66,6 +70,13 @@ def test_large_pictures_are_cut_into_tiles(tmp_path: Path) -> None:
     assert prepare(tmp_path, tmp_path / "cache", 32).fingerprint != tiles.fingerprint
     with pytest.raises(ConfigError, match="--tile-px is 8"):
         Reading(tile_px=8)
+
+
+def test_tiff_files_of_colours_and_damaged_ones_need_no_bands(tmp_path: Path) -> None:
+    Image.new("RGBA", (40, 40), (10, 20, 30, 255)).save(tmp_path / "four.tif")
+    (tmp_path / "damaged.tif").write_bytes(b"no picture")
+    tiles = prepare(tmp_path, tmp_path / "cache", 32)
+    assert tiles.open()[0, 0, 0].tolist() == [10, 20, 30] and set(tiles.skipped) == {"damaged.tif"}
 
 
 def test_folders_without_pictures_are_refused(tmp_path: Path) -> None:

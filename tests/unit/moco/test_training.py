@@ -114,6 +114,15 @@ def test_options_that_cannot_work_are_refused() -> None:
     assert "longer than the data" in " ".join(make_plan(config(queue_size=50), 20).warnings())
 
 
+@pytest.mark.parametrize(
+    ("options", "images", "said"),
+    [({}, 2800, True), ({}, 10_000, False), ({"algorithm": "v3"}, 2800, False), ({"resume": True}, 2800, False)],
+)
+def test_v3_is_advised_where_pictures_are_few(options: dict[str, Any], images: int, said: bool) -> None:
+    found = " ".join(make_plan(config(**options), images).warnings())
+    assert ("--algorithm v3 --optimizer sgd" in found) == said
+
+
 def test_presets_fill_what_is_not_given() -> None:
     plan = make_plan(config(preset="optimized-16gb", batch_size=None, epochs=7), 2000)
     assert (plan.pair.batch_size, plan.pair.queue_size, plan.pair.epochs, plan.accumulation) == (96, 76_800, 7, 4)
