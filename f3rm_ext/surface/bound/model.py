@@ -68,7 +68,7 @@ class BoundModelConfig(SplatModelConfig):
     """Splats that the mesh was made of: a checkpoint (.ckpt, .pt) or a file. Those far from the mesh, where it has
     holes or ends, go on as free Gaussians; triangles are divided where splats are denser than they are. By default all
     Gaussians are on the mesh as it is."""
-    free_beyond: float = 0.05
+    free_beyond: float = 0.02
     """Distance from the mesh beyond which splats of --pipeline.model.start-from are free, as a share of their distance
     from the nearest camera, above 0."""
     initial_opacity: float = 0.1
