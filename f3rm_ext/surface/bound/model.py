@@ -9,6 +9,7 @@ import torch
 import tyro
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes
 from nerfstudio.engine.trainer import TrainerConfig
+from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext.capture.frame import CaptureFrame
@@ -242,6 +243,7 @@ class BoundModel(SplatModel):
             )
         dataset = getattr(manager, "train_dataset", None)
         if isinstance(dataset, PinholeDataset):
+            CONSOLE.log(f"Taking the first colours of {len(bound.scales)} Gaussians from {len(dataset)} photos.")
             bound = replace(bound, features_dc=rgb_to_sh(photo_colors(bound, photos_of(dataset, None))))
         self.set_bound(bound if free is None else bound.with_free(free))
         parts = "" if len(start.faces) == given else f", divided into {len(start.faces)} where splats are dense"
