@@ -9,19 +9,23 @@ import torch
 import tyro
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes
 from nerfstudio.engine.trainer import TrainerConfig
+from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import CheckpointError, ConfigError, MeshError
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.gaussian_model import PREFIX
-from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
+from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count
 from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
 from f3rm_ext.splat.start_from import read_start
 from f3rm_ext.splat.surface.options import RegularizationOptions
+from f3rm_ext.surface.bound.colors import photo_colors
+from f3rm_ext.surface.bound.division import divided
 from f3rm_ext.surface.bound.gaussians import THICKNESS, BoundGaussians, bind
 from f3rm_ext.surface.bound.layout import PerTriangle
 from f3rm_ext.surface.bound.smoothness import (
@@ -31,7 +35,8 @@ from f3rm_ext.surface.bound.smoothness import (
     roughness,
     triangle_pairs,
 )
-from f3rm_ext.surface.bound.start import StartMesh, far_from_mesh, read_start_mesh
+from f3rm_ext.surface.bound.start import far_from_mesh, read_start_mesh
+from f3rm_ext.surface.texture.photos import photos_of
 
 RefinementTime = Literal["short", "medium", "long"]
 STEPS: dict[str, int] = {"short": 2_000, "medium": 7_000, "long": 15_000}
@@ -40,6 +45,9 @@ FREE = ("free_means", "free_scales", "free_quats")
 """Parameters of the Gaussians that belong to no triangle."""
 PARAMETERS = ("vertices", "scales", "turns", "opacities", "features_dc", "features_rest", *FREE)
 """What is optimised, by its name in :class:`~f3rm_ext.surface.bound.gaussians.BoundGaussians`."""
+SPLATS_PER_GAUSSIAN = 2
+"""Splats of --pipeline.model.start-from that are nearest to a triangle, for each Gaussian on it, above which it is
+divided."""
 _FACES = "faces"
 
 
@@ -49,8 +57,7 @@ class BoundModelConfig(SplatModelConfig):
 
     _target: type = field(default_factory=lambda: BoundModel)
     mesh: Annotated[Path | None, tyro.conf.arg(aliases=["--mesh"])] = None
-    """The mesh to refine: .ply, .obj or .glb, best with colours at its vertices. Checkpoints hold it, so later commands
-    do not need the file."""
+    """The mesh to refine: .ply, .obj or .glb. Checkpoints hold it, so later commands do not need the file."""
     mesh_frame: Literal["auto", "capture", "scene"] = "auto"
     """Coordinate frame of the mesh. capture is that of the capture's original poses, scene is nerfstudio's. auto takes
     what the file says, as those of `f3rm-ext export mesh` do, else capture."""
@@ -60,8 +67,9 @@ class BoundModelConfig(SplatModelConfig):
     """Flat Gaussians on each triangle: 1 for fine meshes, 3, 4 or 6 for coarse ones."""
     start_from: Path | None = None
     """Splats that the mesh was made of: a checkpoint (.ckpt, .pt) or a file. Those far from the mesh, where it has
-    holes or ends, go on as free Gaussians. By default all Gaussians are on the mesh."""
-    free_beyond: float = 0.05
+    holes or ends, go on as free Gaussians; triangles are divided where splats are denser than they are. By default all
+    Gaussians are on the mesh as it is."""
+    free_beyond: float = 0.02
     """Distance from the mesh beyond which splats of --pipeline.model.start-from are free, as a share of their distance
     from the nearest camera, above 0."""
     initial_opacity: float = 0.1
@@ -218,14 +226,14 @@ class BoundModel(SplatModel):
         start = read_start_mesh(config.mesh, config.mesh_frame, capture_frame)
         thickness = THICKNESS * self.extent
         per_triangle, alpha = config.gaussians_per_triangle, config.initial_opacity
-        bound = bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
-        kept = ""
+        free, given = None, len(start.faces)
         if config.start_from is not None:
-            free = self._free_splats(start, manager, views)
-            bound, kept = bound.with_free(free), f" and {len(free)} free ones of {config.start_from}"
-        self.set_bound(bound)
-        with torch.no_grad():
-            seen = sampling_intervals(self.gaussians.means, *views, near=config.near_plane)[1]
+            splats = self._splats(manager, views)
+            far = far_from_mesh(splats.means, start, views.positions.cpu(), config.free_beyond)
+            free = splats[far]
+            start = divided(start, splats.means[~far], SPLATS_PER_GAUSSIAN * per_triangle)
+        bound = bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
+        seen = sampling_intervals(bound.gaussians().means.to(self.device), *views, near=config.near_plane)[1]
         if not bool(seen.any()):
             other = "capture" if start.frame == "scene" else "scene"
             raise MeshError(
@@ -233,22 +241,27 @@ class BoundModel(SplatModel):
                 f"frame of the {start.frame}, so it is of another capture or in another frame: try "
                 f"--pipeline.model.mesh-frame {other}."
             )
-        plain = "; it has no vertex colours, so it starts grey" if start.corner_colors is None else ""
+        dataset = getattr(manager, "train_dataset", None)
+        if isinstance(dataset, PinholeDataset):
+            CONSOLE.log(f"Taking the first colours of {len(bound.scales)} Gaussians from {len(dataset)} photos.")
+            bound = replace(bound, features_dc=rgb_to_sh(photo_colors(bound, photos_of(dataset, None))))
+        self.set_bound(bound if free is None else bound.with_free(free))
+        parts = "" if len(start.faces) == given else f", divided into {len(start.faces)} where splats are dense"
+        kept = "" if free is None else f" and {len(free)} free ones of {config.start_from}"
         return (
-            f"Refining {len(start.faces)} triangles of {config.mesh}, in the frame of the {start.frame}, with "
-            f"{len(bound.scales)} Gaussians on them{kept}{plain}."
+            f"Refining {given} triangles of {config.mesh}{parts}, in the frame of the {start.frame}, with "
+            f"{len(bound.scales)} Gaussians on them{kept}."
         )
 
-    def _free_splats(self, mesh: StartMesh, manager: Any, views: PinholeCameras) -> Gaussians:
-        """Returns the splats to start from that are far from the mesh, float32 and of the model's SH degree."""
+    def _splats(self, manager: Any, views: PinholeCameras) -> Gaussians:
+        """Returns the splats to start from, on the CPU, float32 and of the model's SH degree."""
         config = self.config
         assert config.start_from is not None
         start = read_start(config.start_from, config.start_iteration)
         start = replace(start, gaussians=start.drawn, filter_3d=None)
         start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
         gaussians = start.seen_by(views, config.mip).to("cpu")
-        far = far_from_mesh(gaussians.means, mesh, views.positions.cpu(), config.free_beyond)
-        found = Gaussians.of({name: value.float() for name, value in gaussians[far].tensors().items()})
+        found = Gaussians.of({name: value.float() for name, value in gaussians.tensors().items()})
         return found.with_sh_degree(config.sh_degree)
 
     # --- training ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -79,13 +79,18 @@ def far_from_mesh(
     """
     from scipy.spatial import KDTree
 
+    away = raycasting_scene(mesh).compute_distance(points.contiguous().numpy()).numpy()
+    return torch.from_numpy(away > share * KDTree(cameras.numpy()).query(points.numpy())[0])
+
+
+def raycasting_scene(mesh: StartMesh) -> Any:
+    """Returns the mesh, CPU, for Open3D's queries."""
     from f3rm_ext.surface.open3d_library import open3d
 
     o3d = open3d()
     scene = o3d.t.geometry.RaycastingScene()
     scene.add_triangles(o3d.core.Tensor(mesh.vertices.numpy()), o3d.core.Tensor(mesh.faces.numpy().astype(np.uint32)))
-    away = scene.compute_distance(o3d.core.Tensor(points.contiguous().numpy())).numpy()
-    return torch.from_numpy(away > share * KDTree(cameras.numpy()).query(points.numpy())[0])
+    return scene
 
 
 def _have_area(corners: Float[np.ndarray, "faces 3 3"]) -> np.ndarray:
