@@ -1,7 +1,7 @@
 """Gaussian splats with surface regularisation and mip filters, on nerfstudio's trainer."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
