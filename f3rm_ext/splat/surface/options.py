@@ -107,7 +107,7 @@ class RegularizationOptions:
     multiview_factor: float = 0.03
     """planar: weight of the distance, in pixels, by which a pixel misses itself after a round trip through the depth
     of a nearby training view, ≥ 0."""
-    patch_factor: float = 0.5
+    patch_factor: float = 0.25
     """planar: weight of 1 − NCC, the disagreement between patches of the photo and of a nearby one, ≥ 0."""
     patches: int = 2048
     """planar: patches per step, ≥ 1."""
