@@ -108,7 +108,8 @@ class RegularizationOptions:
     """planar: weight of the distance, in pixels, by which a pixel misses itself after a round trip through the depth
     of a nearby training view, ≥ 0."""
     patch_factor: float = 0.25
-    """planar: weight of 1 − NCC, the disagreement between patches of the photo and of a nearby one, ≥ 0."""
+    """planar: weight of 1 − NCC, the disagreement between patches of the photo and of a nearby one, ≥ 0. 0.5
+    makes better meshes of plain walls, and pictures that are up to 0.7 dB worse."""
     patches: int = 2048
     """planar: patches per step, ≥ 1."""
 
