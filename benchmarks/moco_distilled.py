@@ -11,23 +11,20 @@ is only asked again.
 
 import datetime
 import json
-import os
 import platform
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
+from commands import call
 
 from f3rm_ext.moco.encoder import make_backbone
 from f3rm_ext.moco.evaluation import open_backbone
 from f3rm_ext.moco.weights import export
 
 HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
 
 
 @dataclass
@@ -70,7 +67,7 @@ class MocoDistilled:
             answers = work / f"{head}.json"
             command = ["f3rm-ext", "eval-query", "--load-config", str(config), "--out", str(answers)]
             command += ["--feature", head, "--by", "example", *(["--skip", *self.skip] if self.skip else [])]
-            self._call(command)
+            call(command)
             record = json.loads(answers.read_text())
             for protocol, figures in record["protocols"].items():
                 figures.pop("classes")
@@ -104,11 +101,8 @@ class MocoDistilled:
             command += [f"{manager}train-num-rays-per-batch", self.rays]
             command += [f"{manager}camera-res-scale-factor", self.scale]
             command += [f"{manager}features.extractors", *extractors]
-            self._call([str(part) for part in command])
+            call(command)
         return config
-
-    def _call(self, command: list[str]) -> None:
-        subprocess.run([str(BIN / command[0]), *command[1:]], check=True, env=dict(os.environ), stdout=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -388,8 +388,11 @@ class SplatModel(QueryableSplats, GaussianModel):
         if chosen is None:
             return None, None
         photo = None if self.train_photo is None else self.train_photo(chosen)
-        size = self.nearby.size_like(chosen, index, int(view.widths[0]))
-        beside = self.nearby.camera(chosen, size if photo is None else tuple(photo["image"].shape[:2]))
+        if photo is None:
+            h, w = self.nearby.size_like(chosen, index, int(view.widths[0]))
+        else:
+            h, w = photo["image"].shape[:2]
+        beside = self.nearby.camera(chosen, (h, w))
         depth, colors = render_nearby(self._scene(), beside, self.current_sh_degree, background, self._settings)
         if photo is not None:
             truth = self._truth(photo, background)

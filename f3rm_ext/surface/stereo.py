@@ -6,6 +6,7 @@ sees a wall whose texture is 1 % deep. The normalised cross-correlation of patch
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import cv2
 import numpy as np
@@ -56,15 +57,14 @@ def stereo_views(photo: Callable[[int], ImagePixels], cameras: PinholeCameras, o
     nearby = [_compared(cameras, index, options.neighbours) for index in range(len(cameras.widths))]
     radius = camera_radius(cameras)
     inverse = np.linspace(1 / (FARTHEST * radius), 1 / (NEAREST * radius), options.depths)
-    grey: dict[int, Float32[np.ndarray, "h w"]] = {}
+    picture_of = cache(photo)  # Small, and each is compared with several.
 
     def colors(picture: ImagePixels) -> UInt8[np.ndarray, "h w 3"]:
         return np.ascontiguousarray(picture.pixels[..., :3].numpy())
 
+    @cache
     def shades(index: int) -> Float32[np.ndarray, "h w"]:
-        if index not in grey:
-            grey[index] = cv2.cvtColor(colors(photo(index)), cv2.COLOR_RGB2GRAY).astype(np.float32)
-        return grey[index]
+        return cv2.cvtColor(colors(picture_of(index)), cv2.COLOR_RGB2GRAY).astype(np.float32)
 
     def render(index: int) -> RenderedView:
         own = shades(index)
@@ -76,7 +76,7 @@ def stereo_views(photo: Callable[[int], ImagePixels], cameras: PinholeCameras, o
         scores = np.sort(volume, axis=0)[-better:].mean(axis=0)
         found, score = _peak(scores)
         depth = 1 / (inverse[0] + found * (inverse[1] - inverse[0]))
-        picture, usable = photo(index), score > options.least_score
+        picture, usable = picture_of(index), score > options.least_score
         if picture.valid is not None:
             usable &= picture.valid.numpy()
         if picture.pixels.shape[-1] == 4:
