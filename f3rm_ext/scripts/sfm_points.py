@@ -69,17 +69,13 @@ class Points:
         from f3rm_ext.capture.dataparser import CaptureDataParserConfig
         from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.capture.points import RGB, XYZ
-        from f3rm_ext.data.pinhole_dataset import PinholeDataset
-        from f3rm_ext.splat.cameras import PinholeCameras
         from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh
         from f3rm_ext.surface.scenes import SurfaceScene
-        from f3rm_ext.surface.stereo import StereoOptions, stereo_views
+        from f3rm_ext.surface.stereo import views_of_photos
 
         outputs = CaptureDataParserConfig(data=self.data, load_3D_points=True).setup().get_dataparser_outputs("train")
-        dataset = PinholeDataset(outputs, min(1.0, self.width / int(outputs.cameras.width.max())))
-        views = PinholeCameras.of(dataset.cameras)
         frame = CaptureFrame.of_outputs(outputs, self.data)
-        scene = SurfaceScene(stereo_views(dataset.picture, views, StereoOptions()), None, frame, {})
+        scene = SurfaceScene(views_of_photos(outputs, self.width), None, frame, {})
         mesh = extract_mesh(scene, ExtractionOptions(tolerance=0.03), bars.show).mesh
         places, faces = sample_surface(mesh, self.points, seed=self.seed)[:2]
         colors = np.asarray(mesh.visual.vertex_colors)[mesh.faces[faces]][..., :3].mean(axis=1)  # type: ignore[union-attr]

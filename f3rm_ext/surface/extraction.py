@@ -14,6 +14,7 @@ from f3rm_ext.surface.level_set import SurfaceCloud, center_points, level_points
 from f3rm_ext.surface.poisson import FEWEST_POINTS, poisson_mesh
 from f3rm_ext.surface.scenes import SurfaceScene, require_gaussians
 from f3rm_ext.surface.shells import contraction_of, fuse_shells, simplified_evenly
+from f3rm_ext.surface.stereo_depth import take_stereo
 from f3rm_ext.surface.views import StoredViews, agreeing_depth, pixel_size, stored_views
 from f3rm_ext.utils.console import StageProgress
 
@@ -75,6 +76,7 @@ def extract_mesh(
     Raises:
         MeshError: no surface was found.
         ConfigError: the method needs Gaussians and the scene is a field.
+        CaptureError: a photo for stereo cannot be read.
     """
     if options.method == "poisson-centres":
         gaussians = require_gaussians(scene, options.method)
@@ -86,13 +88,19 @@ def extract_mesh(
         gaussians = require_gaussians(scene, options.method) if options.method == "level-set" else None
         total = len(scene.views)
         with stored_views(scene.views, lambda done: on_progress("Rendering", done, total)) as stored:
+            facts: dict[str, object] = {}
+            if scene.stereo is not None and gaussians is None:
+                share = take_stereo(stored, scene.stereo, lambda done: on_progress("Stereo", done, total))
+                facts["stereo_share"] = round(share, 3)
             _keep_agreeing(stored, options, on_progress)
             if gaussians is not None:
                 found = _level(stored, gaussians, options, on_progress)
             elif options.unbounded:
-                return _fused_shells(stored, options, on_progress)
+                found = _fused_shells(stored, options, on_progress)
+                return Extraction(found.mesh, found.facts | facts)
             else:
                 found = _fused(stored, options, on_progress)
+                found = Extraction(found.mesh, found.facts | facts)
     return Extraction(_finished(found.mesh, options), found.facts)
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.errors import ConfigError, MeshError
@@ -16,6 +17,7 @@ from f3rm_ext.splat.mip import MipOptions, sampling_intervals
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render_outputs
 from f3rm_ext.splat.start_from import read_start
 from f3rm_ext.surface.median_depth import median_depth
+from f3rm_ext.surface.stereo import views_of_photos
 from f3rm_ext.surface.views import Depth, RenderedView, SceneViews, pinhole, rendered_view
 
 SplatsFrame = Literal["auto", "scene", "capture"]
@@ -33,9 +35,13 @@ class SurfaceScene:
     """The map to the frame of the capture."""
     origin: dict[str, object]
     """Where it comes from, as JSON."""
+    stereo: SceneViews | None = None
+    """The views with the depth of stereo, which tsdf takes where it is sure; None leaves rendered depth."""
 
 
-def open_run_scene(load_config: Path, scale: float = 1.0, depth: Depth | None = None) -> SurfaceScene:
+def open_run_scene(
+    load_config: Path, scale: float = 1.0, depth: Depth | None = None, stereo_width: int = 0
+) -> SurfaceScene:
     """Opens a run of f3rm-ext or sugar-ext.
 
     Args:
@@ -43,6 +49,7 @@ def open_run_scene(load_config: Path, scale: float = 1.0, depth: Depth | None = 
         scale: factor on the size of the rendered views.
         depth: where the surface is along a ray; None takes ``planes`` for splats trained to be flat (regularisation
             planar), else ``median``.
+        stereo_width: width of the photos for stereo, px; 0 does without.
 
     Raises:
         UserError: the run cannot be opened.
@@ -53,16 +60,18 @@ def open_run_scene(load_config: Path, scale: float = 1.0, depth: Depth | None = 
 
     run = load_run(load_config)
     cameras = run.cameras("train")
-    frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
+    outputs = run.manager.train_dataparser_outputs
+    frame, stereo = CaptureFrame.of_outputs(outputs, run.data), _stereo(outputs, stereo_width)
     if not isinstance(run.model, SplatModel):
         depth = depth or "median"
         origin = {**run.describe(), "depth": depth}
-        return SurfaceScene(SceneViews.of_field(run.model, cameras, scale, depth), None, frame, origin)
+        return SurfaceScene(SceneViews.of_field(run.model, cameras, scale, depth), None, frame, origin, stereo)
     splats = SplatRun(run.model, run.manager, run.config, run.checkpoint, run.step)  # type: ignore[arg-type]
     mip = replace(run.model.config.mip, filter_3d=False)  # it is in the Gaussians
     depth = depth or ("planes" if run.model.config.regularization == "planar" else "median")
     views = splat_views(splats.splats(fused=True), mip, pinhole(cameras, scale), depth)
-    return SurfaceScene(views, splats.splats(fused=False).to("cpu"), frame, {**run.describe(), "depth": depth})
+    origin = {**run.describe(), "depth": depth}
+    return SurfaceScene(views, splats.splats(fused=False).to("cpu"), frame, origin, stereo)
 
 
 def open_splat_scene(
@@ -72,6 +81,7 @@ def open_splat_scene(
     scale: float = 1.0,
     depth: Depth | None = None,
     device: torch.device | str = "cpu",
+    stereo_width: int = 0,
 ) -> SurfaceScene:
     """Opens splats of a file, seen from the training cameras of a capture.
 
@@ -82,6 +92,7 @@ def open_splat_scene(
         scale: factor on the size of the rendered views.
         depth: where the surface is along a ray; None takes ``median``.
         device: where to render.
+        stereo_width: width of the photos for stereo, px; 0 does without.
 
     Raises:
         UserError: one of them cannot be read, or no camera sees the splats.
@@ -92,8 +103,7 @@ def open_splat_scene(
     start = read_start(splats)
     gaussians = start.in_scene(outputs, frame).gaussians
     cameras = pinhole(outputs.cameras, scale)
-    views = PinholeCameras.of(cameras)
-    if not bool(sampling_intervals(gaussians.means, *views)[1].any()):
+    if not bool(sampling_intervals(gaussians.means, *PinholeCameras.of(cameras))[1].any()):
         taken = start.frame if frame == "auto" else frame
         other = "capture" if taken == "scene" else "scene"
         raise MeshError(
@@ -104,7 +114,12 @@ def open_splat_scene(
     origin: dict[str, object] = {"splats": str(splats.resolve()), "capture": str(data.resolve()), "depth": depth}
     frames = CaptureFrame.of_outputs(outputs, data)
     mip = MipOptions(filter_3d=False, filter_2d=False)
-    return SurfaceScene(splat_views(gaussians.to(device), mip, cameras, depth), gaussians, frames, origin)
+    views = splat_views(gaussians.to(device), mip, cameras, depth)
+    return SurfaceScene(views, gaussians, frames, origin, _stereo(outputs, stereo_width))
+
+
+def _stereo(outputs: DataparserOutputs, width_px: int) -> SceneViews | None:
+    return views_of_photos(outputs, width_px) if width_px else None
 
 
 def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: Depth = "median") -> SceneViews:
