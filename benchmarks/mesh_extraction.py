@@ -77,6 +77,7 @@ SETTINGS = {
 EXTRACTORS: dict[str, dict[str, Any]] = {
     "tsdf": {"method": "tsdf", "depth": "median"},
     "tsdf, planes": {"method": "tsdf", "depth": "planes"},
+    "tsdf, planes and stereo": {"method": "tsdf", "depth": "planes", "stereo_width": 320},
     "level-set": {"method": "level-set", "depth": "median", "points": 300_000, "poisson_depth": 9},
     "poisson-centres": {"method": "poisson-centres", "poisson_depth": 9},
 }
