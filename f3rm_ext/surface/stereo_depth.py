@@ -17,6 +17,8 @@ MIN_VIEWS = 2
 """Views whose stereo must agree on a pixel, itself included."""
 TOLERANCE = 0.03
 """Largest difference of stereo depths that agree, as a share of the depth."""
+FAR_OFF = 0.01
+"""Difference beyond which stereo replaces rendered depth, as a share of it: within that, rendered depth is smoother."""
 SMOOTHED_PX = 5
 """Side of the square of pixels whose median is taken, odd: stereo is as noisy as it is unbiased."""
 
@@ -24,7 +26,7 @@ SMOOTHED_PX = 5
 def take_stereo(
     stored: StoredViews, stereo: SceneViews, on_progress: Callable[[int], None] = lambda done: None
 ) -> float:
-    """Replaces the depth of views by that of stereo where the stereo of several views agrees.
+    """Replaces the depth of views by that of stereo where the stereo of several views agrees, and differs from it.
 
     Args:
         stored: the rendered views.
@@ -45,8 +47,9 @@ def take_stereo(
                 for axis in (1, 0)
             )
             there = sure[rows[:, None], columns]
-            stored.set_depth(index, np.where(there > 0, there, own))
-            taken, pixels = taken + int((there > 0).sum()), pixels + there.size
+            replaced = (there > 0) & (np.abs(there - own) > FAR_OFF * own)
+            stored.set_depth(index, np.where(replaced, there, own))
+            taken, pixels = taken + int(replaced.sum()), pixels + there.size
     return taken / max(pixels, 1)
 
 

@@ -68,6 +68,14 @@ def test_noise_of_stereo_is_smoothed(ball_views: SceneViews) -> None:
     assert np.abs(error).mean() < 0.0025 < np.abs(0.005 * np.random.default_rng(3).standard_normal((48, 48))).mean()
 
 
+def test_rendered_depth_that_is_right_stays(ball_views: SceneViews) -> None:
+    with stored_views(wrong(ball_views, 1.005)) as stored:
+        before = np.array(stored.depth(3))
+        inner = np.s_[16:32, 16:32]
+        take_stereo(stored, ball_views)
+        np.testing.assert_array_equal(stored.depth(3)[inner], before[inner])
+
+
 @pytest.mark.parametrize("factor", [0.5, 2])
 def test_pixels_of_other_sizes_show_the_same_rays(ball_views: SceneViews, factor: float) -> None:
     cameras = resized(ball_views.cameras, factor, shift_px=3.0)
