@@ -27,6 +27,7 @@ def test_points_lie_on_the_surfaces_of_a_capture(
     far = KDTree(surface).query(points[-3000:])[0]
     assert np.median(far) < 0.1
     assert [path.name for path in tmp_path.iterdir()] == ["dense"], "a temporary folder is left"
+    assert "Dense points: 3,000" in done.text
 
 
 def test_a_folder_that_is_there_is_left_alone(
