@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from f3rm_ext.capture.points import STEREO_POINTS
-from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.errors import CaptureError, ConfigError, MeshError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,13 @@ class Points:
         views = PinholeCameras.of(dataset.cameras)
         frame = CaptureFrame.of_outputs(outputs, self.data)
         scene = SurfaceScene(stereo_views(dataset.picture, views, StereoOptions()), None, frame, {})
-        mesh = extract_mesh(scene, ExtractionOptions(tolerance=0.03), bars.show).mesh
+        try:
+            mesh = extract_mesh(scene, ExtractionOptions(tolerance=0.03), bars.show).mesh
+        except MeshError as error:
+            raise CaptureError(
+                f"The photos of {self.data} do not agree on any surface, so there are no dense points: raise --width, "
+                "check the poses, or train without dense points."
+            ) from error
         places, faces = sample_surface(mesh, self.points, seed=self.seed)[:2]
         colors = np.asarray(mesh.visual.vertex_colors)[mesh.faces[faces]][..., :3].mean(axis=1)  # type: ignore[union-attr]
         if XYZ in outputs.metadata:
