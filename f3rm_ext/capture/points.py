@@ -15,6 +15,8 @@ from f3rm_ext.errors import CaptureError, UserError
 
 XYZ, RGB, SOURCE = "points3D_xyz", "points3D_rgb", "points3D_source"
 """Metadata keys of a dataparser's outputs: positions (N, 3; scene frame), colours (N, 3; uint8), and their file."""
+STEREO_POINTS = "stereo_points.ply"
+"""File of the points that `f3rm-ext sfm points` finds, in its copy of a capture."""
 GREY = 128
 """Level of all channels for points without colour."""
 _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from f3rm_ext import __version__
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.report.records import read_json
-from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, remove_temporaries, write_atomic
+from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, write_atomic
 
 NAME, MADE_BY, FORMAT = "manifest.json", "f3rm-ext sugar run", 1
 _KNOWN = {".lock", "logs"}
@@ -128,7 +128,6 @@ class Manifest:
             "stages": {name: asdict(record) for name, record in self.records.items()},
         }
         try:
-            remove_temporaries(self.folder)
             write_atomic(self.folder / NAME, (json.dumps(content, indent=1) + "\n").encode())
         except OSError as error:
             raise ConfigError(

@@ -11,6 +11,7 @@ from f3rm_ext.errors import ConfigError
 
 StageName = Literal[
     "sfm",
+    "points",
     "coarse",
     "mesh",
     "refine",
@@ -23,10 +24,12 @@ StageName = Literal[
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 """In the order in which they run."""
-PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture")
+PASSED_ON = ("sfm", "points", "coarse", "mesh", "refine", "texture")
 """Stages with options of their own, written ``--STAGE.OPTION``."""
 CAPTURE = "capture"
 """Folder of the capture that is made of photos, in the output."""
+DENSE_CAPTURE = "dense-capture"
+"""Folder of the copy of the capture that has dense points, in the output."""
 Words = tuple[str, ...]
 StageOptions = dict[str, Words]
 """Options of a command: names without dashes, and the words of their values."""
@@ -42,6 +45,9 @@ class ChainOptions:
     """Folder of photos without poses, in place of --data: `f3rm-ext sfm process` finds the poses first."""
     output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
     """Folder for everything that is made."""
+    dense_points: tyro.conf.FlagConversionOff[bool] = False
+    """Let the coarse splats begin at dense points as well, which `f3rm-ext sfm points` finds by stereo between the
+    photos. For rooms and other scenes with plain surfaces."""
     coarse_method: Literal["sugar-ext", "sugar-ext-lite"] = "sugar-ext"
     """Method of the coarse splats; sugar-ext-lite is for the CPU and for small GPUs."""
     regularization: Annotated[str | None, tyro.conf.arg(aliases=["-r"])] = None
@@ -95,6 +101,12 @@ class ChainOptions:
             raise ConfigError("The stage sfm finds poses of photos: give them with --images in place of --data.")
         if self.images is not None and self.skip_coarse:
             raise ConfigError("--coarse-checkpoint needs the poses that the splats were trained on: give --data.")
+        if not self.dense_points and "points" in (self.from_stage, self.until_stage):
+            raise ConfigError("The stage points finds dense points: add --dense-points True.")
+        if self.dense_points and self.skip_coarse:
+            raise ConfigError(
+                "--dense-points are where coarse splats begin, and --skip-coarse leaves these out: drop one of the two."
+            )
         if self.skip_coarse != (self.coarse_checkpoint is not None):
             raise ConfigError(
                 "--skip-coarse True and --coarse-checkpoint go together: give the splats to start from, or leave both "
@@ -116,6 +128,11 @@ class ChainOptions:
     def capture(self) -> Path:
         """The capture with poses: the one given, or the one that the first stage makes of the photos."""
         return self.data if self.data is not None else self.output / CAPTURE
+
+    @property
+    def coarse_capture(self) -> Path:
+        """The capture that the coarse splats are trained on: with --dense-points the copy that has them."""
+        return self.output / DENSE_CAPTURE if self.dense_points else self.capture
 
     def of_stage(self, stage: str, own: StageOptions) -> StageOptions:
         """Returns the options of a stage's command: its own, and those passed on, which win."""

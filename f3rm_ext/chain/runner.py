@@ -15,7 +15,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.report.commands import Command, Progress, progress_of, run_command
 from f3rm_ext.report.records import newest_checkpoint, steps_of
 from f3rm_ext.sfm.capture_writer import remove_folder
-from f3rm_ext.utils.atomic_files import FolderLock
+from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
 from f3rm_ext.utils.output_file import replacing
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _STEP = re.compile(r"^\s*(\d+) \(\s*([\d.]+)%\)")
 _PROGRESS = re.compile(r"^progress: (\d+)/(\d+) (.+)")
 _NOTES = re.compile(
-    r"^(The surface has fewer vertices .*|No photo sees .*|Left out: .*|Without a pose: .*|A second pass .*)"
+    r"^(The surface has fewer vertices .*|No photo sees .*|Left out: .*|Without a pose: .*|A second pass .*"
+    r"|Dense points: .*)"
 )
 _SAVE_EVERY_S = 10.0
 
@@ -62,6 +63,7 @@ class ChainRun:
                 f"Another chain is running in {self.options.output}: wait for it, or choose another --output."
             )
         with lock.hold():
+            remove_temporaries(self.folder)  # of stages that were killed; none runs now
             self.manifest = Manifest.open(self.folder, source)
             self._require_stages_before()
             self._check_trainings()
@@ -88,6 +90,8 @@ class ChainRun:
             return self.manifest.records[stage.name]
         if forced and stage.name == "sfm":
             remove_folder(self.options.capture)
+        if stage.fresh is not None:
+            remove_folder(stage.fresh)
         record = self._begin(stage, why == "it was interrupted" and not forced)
         goes_on = stage.is_training and newest_checkpoint(stage.run_folder(self.folder, record))
         if why or forced:
@@ -151,7 +155,8 @@ class ChainRun:
 
         log = self.folder / "logs" / f"{stage.name}.log"
         words = stage.command(self.folder, record)
-        for path in (*stage.outputs.values(), *([stage.pictures] if stage.pictures else [])):
+        written = stage.outputs.values() if stage.fresh is None else [stage.fresh]
+        for path in (*written, *([stage.pictures] if stage.pictures else [])):
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
             outcome = run_command(
@@ -172,6 +177,7 @@ class ChainRun:
         if first is None:
             return
         left_out = {"sfm"} if self.options.images is None else set()
+        left_out |= set() if self.options.dense_points else {"points"}
         left_out |= {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
         left_out |= {"refine", "refined-mesh", "eval-refined"} if self.options.skip_refine else set()
         needed = [name for name in STAGES[: STAGES.index(first)] if not name.startswith("eval-")]

@@ -1,11 +1,13 @@
 """Sizes of a capture's images, without their pixels."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.engine.trainer import TrainerConfig
 
 from f3rm_ext.data.undistort import shrunk_size
@@ -31,6 +33,8 @@ class ImageSizes:
     """Number of points that splats start from; 0 if the capture has none."""
     source: str = ""
     """Where the sizes are from, for people."""
+    parsed: tuple[Path, DataparserOutputs] | None = field(default=None, repr=False, compare=False)
+    """The capture, and what its dataparser says of the training images; None where only numbers are known."""
 
     @classmethod
     def of_numbers(
@@ -86,6 +90,7 @@ class ImageSizes:
             0 if manager.eval_dataset is None else len(manager.eval_dataset),
             0 if points is None else len(points),
             f"{len(heights)} training images of {_size(heights, widths)} in {manager.config.dataparser.data}",
+            (Path(manager.config.dataparser.data), manager.train_dataparser_outputs),
         )
 
     @classmethod

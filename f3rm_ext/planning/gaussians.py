@@ -39,7 +39,7 @@ def growth_of(request: PlanRequest) -> Growth | None:
     begin = max(0, options.start - schedule.offset)
     end = max(begin, min(request.config.max_num_iterations, schedule.last_growth() - schedule.offset))
     if isinstance(model, BoundModelConfig):
-        source, end = "as given by --gaussians" if request.gaussians else "on the triangles of the mesh", begin
+        source, end = _of_mesh(request), begin
     elif options.strategy == "none":
         source, end = "growth is off", begin
     elif options.cap is not None and last == options.cap:
@@ -51,6 +51,15 @@ def growth_of(request: PlanRequest) -> Growth | None:
     else:
         source = "assumed, as there is no limit: give --gaussians"
     return Growth(first, last, source, begin, end, options.every)
+
+
+def _of_mesh(request: PlanRequest) -> str:
+    if request.gaussians is not None:
+        return "as given by --gaussians"
+    if request.start is not None:
+        return f"{request.start.triangles:,} triangles, divided where splats are dense; {request.start.free:,} are free"
+    given = request.config.pipeline.model.start_from is not None  # type: ignore[attr-defined]
+    return "on the triangles of the mesh" + (" as it is: give --data to count what splats add" if given else "")
 
 
 def limited(gaussians: int | None, model: object) -> int | None:

@@ -1,17 +1,15 @@
 """How many Gaussians there are at each step, by the schedule of a run."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
-from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.planning.refinements import RefinementStart, plain_start
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.splat.initialization import FEWEST_POINTS
 from f3rm_ext.splat.schedule import Schedule
 from f3rm_ext.surface.bound.model import BoundModelConfig
-from f3rm_ext.surface.bound.start import read_start_mesh
 
 GROWN = 3_000_000
 """Gaussians at the end of growth without a limit, where the capture tells no more: 3DGS reports 1 to 6 million for the
@@ -19,7 +17,7 @@ captures of Mip-NeRF 360 (Kerbl et al. 2023, and the sizes of its published mode
 
 
 def starting_gaussians(request: PlanRequest) -> int:
-    """Returns how many Gaussians a run starts with. Those of a refinement that are free do not count.
+    """Returns how many Gaussians a run starts with.
 
     Raises:
         ConfigError: it starts from a file, and the request does not tell their number.
@@ -29,11 +27,12 @@ def starting_gaussians(request: PlanRequest) -> int:
     if isinstance(model, BoundModelConfig):
         if request.gaussians is not None:
             return request.gaussians
-        if model.mesh is None:
+        if model.mesh is None and request.start is None:
             raise ConfigError(
                 "The plan of a refinement needs the number of Gaussians: give the mesh by --mesh, or --gaussians."
             )
-        return mesh_sizes(model.mesh)[1] * model.gaussians_per_triangle
+        start = refinement_start(request)
+        return start.triangles * model.gaussians_per_triangle + start.free
     if model.start_from is not None:
         if request.gaussians is None:
             raise ConfigError(
@@ -47,19 +46,14 @@ def starting_gaussians(request: PlanRequest) -> int:
     return min(count, cap) if cap else count
 
 
-@functools.cache
-def mesh_sizes(path: Path) -> tuple[int, int]:
-    """Returns the numbers of vertices and triangles that a refinement takes of a mesh.
+def refinement_start(request: PlanRequest) -> RefinementStart:
+    """Returns what a refinement begins with; without a mesh the proportions of a closed one.
 
     Raises:
-        MeshError: it cannot be read.
+        MeshError: the mesh cannot be read.
     """
-
-    def unused() -> CaptureFrame:
-        raise AssertionError("the numbers are the same in both frames")
-
-    mesh = read_start_mesh(path, "scene", unused)
-    return len(mesh.vertices), len(mesh.faces)
+    mesh: Path | None = request.config.pipeline.model.mesh  # type: ignore[attr-defined]
+    return request.start or (RefinementStart(1, 2) if mesh is None else plain_start(mesh))
 
 
 def final_gaussians(request: PlanRequest) -> int:

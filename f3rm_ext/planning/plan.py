@@ -16,8 +16,10 @@ from f3rm_ext.planning.devices import CARDS, choose_device
 from f3rm_ext.planning.estimate import MemoryEstimate
 from f3rm_ext.planning.gaussians import Growth, growth_of, limited
 from f3rm_ext.planning.growth import final_gaussians
+from f3rm_ext.planning.refinements import RefinementStart
 from f3rm_ext.planning.request import Device, PlanRequest
 from f3rm_ext.planning.throughput import Throughput
+from f3rm_ext.surface.bound.model import BoundModelConfig
 from f3rm_ext.utils.console import silence
 
 RAYS_OPTION = "pipeline.datamanager.train-num-rays-per-batch"
@@ -47,6 +49,8 @@ class Question:
     points: int = 0
     """That splats start from."""
     _read: dict[str, ImageSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    _starts: dict[str, RefinementStart] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         by_hand = (self.images, self.width_px, self.height_px)
@@ -91,13 +95,27 @@ class Question:
     def request(self, options: Options = ()) -> PlanRequest:
         """Returns what is to be estimated, with other values for some options."""
         config = self.config(options)
+        sizes = self.sizes(config)
         return PlanRequest(
             config=config,
-            capture=self.sizes(config).summary(),
+            capture=sizes.summary(),
             device=self.device(config),
             processes=config.machine.num_devices * config.machine.num_machines,
             gaussians=limited(self.gaussians, config.pipeline.model),
+            start=None if self.gaussians is not None else self._start(config, sizes),
         )
+
+    def _start(self, config: F3rmTrainerConfig, sizes: ImageSizes) -> RefinementStart | None:
+        """Returns what a refinement begins with, if splats to start from and the capture are given."""
+        model: Any = config.pipeline.model
+        if not isinstance(model, BoundModelConfig) or None in (model.mesh, model.start_from, sizes.parsed):
+            return None
+        files = (model.mesh, model.mesh_frame, model.start_from, model.start_iteration, model.start_frame)
+        key = repr((*files, model.free_beyond, model.gaussians_per_triangle))
+        if key not in self._starts:
+            assert sizes.parsed is not None
+            self._starts[key] = RefinementStart.of_options(model, *sizes.parsed)
+        return self._starts[key]
 
     def command(self, options: Options = ()) -> list[str]:
         """Returns the words of the command, with other values for some options."""

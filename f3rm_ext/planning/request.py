@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
+from f3rm_ext.planning.refinements import RefinementStart
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,5 @@ class PlanRequest:
     """Gaussians at the end of training, for splats; None: what the options and the capture suggest."""
     pictures: bool = True
     """Whether evaluation pictures and queries are planned too, not training steps only."""
+    start: RefinementStart | None = None
+    """What a refinement begins with, where its mesh, splats and capture are given; None: what the mesh alone tells."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from f3rm_ext.planning.allowances import QUERY_PX, on_the_device
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
-from f3rm_ext.planning.growth import final_gaussians, mesh_sizes, schedule_of
+from f3rm_ext.planning.growth import final_gaussians, refinement_start, schedule_of
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.splat_stand_in import splat_stand_in
 from f3rm_ext.planning.steps import TracedRun, cameras, lpips_stand_in, tracing
@@ -128,13 +128,16 @@ class _TracedSplats:
 
     def _mesh(self, tracker: AllocationTracker) -> dict[str, int]:
         """Gives the model triangles. Returns the rows of parameters that do not have one for each Gaussian."""
-        options = self.config.pipeline.model
-        faces = self.count // options.gaussians_per_triangle
-        of_mesh = (1, 2) if options.mesh is None else mesh_sizes(options.mesh)
-        vertices = round(faces * of_mesh[0] / of_mesh[1])
+        start, each = refinement_start(self.request), int(self.config.pipeline.model.gaussians_per_triangle)
+        # Of another number of Gaussians than the mesh has, the shares are the same.
+        share = start.triangles / (start.triangles * each + start.free)
+        faces = int(self.count * share + 1e-6)
+        free = self.count - faces * each if start.free else 0
+        vertices = round(faces * start.vertices / start.triangles)
         with tracker.allocating("buffers"):
             self.model.faces = torch.empty(faces, 3, dtype=torch.int64)
-        return {"vertices": vertices, **dict.fromkeys(FREE, 0)}
+        bound = dict.fromkeys(("scales", "turns"), self.count - free)
+        return {"vertices": vertices, **bound, **dict.fromkeys(FREE, free)}
 
     def train(self) -> Bytes:
         """Returns the peak of a step."""

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.capture.points import STEREO_POINTS
+from f3rm_ext.errors import CaptureError, ConfigError, MeshError
 
 if TYPE_CHECKING:
     import numpy as np
-
-POINTS = "stereo_points.ply"
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Points:
     """Folder of the copy; must not be there yet."""
     points: int = 20_000
     """Points on the surface, 1 or more."""
-    width: int = 160
+    width: int = 320
     """Width of the photos that are compared, pixels, 32 or more. Twice as wide takes four times as long and as much
     memory."""
     seed: int = 0
@@ -48,8 +47,7 @@ class Points:
         from f3rm_ext.capture.checks import read_transforms
         from f3rm_ext.scripts.sfm_process import StageBars
 
-        if self.points < 1 or self.width < 32:
-            raise ConfigError(f"--points is {self.points} and --width {self.width}: use at least 1 and 32.")
+        self.check()
         if self.out.exists():
             raise CaptureError(f"{self.out} exists already: give another --out, or remove it.")
         meta, folder = read_transforms(self.data)
@@ -59,7 +57,14 @@ class Points:
         finally:
             bars.close()
         self._write(meta, folder, positions, colors)
-        print(f"{len(positions)} points: {self.out}")
+        own = len(positions) - self.points
+        print(f"Dense points: {self.points:,}{f', and {own:,} of the capture' if own else ''}.")
+        print(f"Train: ns-train sugar-ext --data {self.out}")
+
+    def check(self) -> None:
+        """Raises ConfigError if an option is out of its range."""
+        if self.points < 1 or self.width < 32:
+            raise ConfigError(f"--points is {self.points} and --width {self.width}: use at least 1 and 32.")
 
     def _find(self, bars: Any) -> "tuple[np.ndarray, np.ndarray]":
         """Returns positions in the frame of the capture, and colours, 0 to 255; the capture's own points are first."""
@@ -76,7 +81,13 @@ class Points:
         outputs = CaptureDataParserConfig(data=self.data, load_3D_points=True).setup().get_dataparser_outputs("train")
         frame = CaptureFrame.of_outputs(outputs, self.data)
         scene = SurfaceScene(views_of_photos(outputs, self.width), None, frame, {})
-        mesh = extract_mesh(scene, ExtractionOptions(tolerance=0.03), bars.show).mesh
+        try:
+            mesh = extract_mesh(scene, ExtractionOptions(tolerance=0.03), bars.show).mesh
+        except MeshError as error:
+            raise CaptureError(
+                f"The photos of {self.data} do not agree on any surface, so there are no dense points: raise --width, "
+                "check the poses, or train without dense points."
+            ) from error
         places, faces = sample_surface(mesh, self.points, seed=self.seed)[:2]
         colors = np.asarray(mesh.visual.vertex_colors)[mesh.faces[faces]][..., :3].mean(axis=1)  # type: ignore[union-attr]
         if XYZ in outputs.metadata:
@@ -95,11 +106,12 @@ class Points:
         try:
             fresh.mkdir(parents=True)
             for entry in sorted(folder.iterdir()):
-                if entry.name not in ("transforms.json", POINTS):
+                if entry.name not in ("transforms.json", STEREO_POINTS):
                     (fresh / entry.name).symlink_to(entry.resolve())
-            with (fresh / POINTS).open("wb") as stream:
+            with (fresh / STEREO_POINTS).open("wb") as stream:
                 write_ply(stream, columns)
-            (fresh / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": POINTS}, indent=1))
+            meta = {**_with_places(meta, folder), "ply_file_path": STEREO_POINTS}
+            (fresh / "transforms.json").write_text(json.dumps(meta, indent=1))
             os.rename(fresh, self.out)
         except OSError as error:
             raise ConfigError(
@@ -107,3 +119,13 @@ class Points:
             ) from error
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _with_places(value: Any, folder: Path) -> Any:
+    """JSON whose paths out of a folder are absolute, so that they hold in a copy elsewhere."""
+    if isinstance(value, dict):
+        return {name: _with_places(item, folder) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_places(item, folder) for item in value]
+    leads_out = isinstance(value, str) and value.startswith("../")
+    return str((folder / value).resolve()) if leads_out else value

@@ -9,7 +9,7 @@ import trimesh
 from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.surface import cleaning
-from f3rm_ext.surface.fusion import fuse_depth
+from f3rm_ext.surface.fusion import NO_DEPTH, fuse_depth
 from f3rm_ext.surface.level_set import SurfaceCloud, center_points, level_points
 from f3rm_ext.surface.poisson import FEWEST_POINTS, poisson_mesh
 from f3rm_ext.surface.scenes import SurfaceScene, require_gaussians
@@ -119,16 +119,24 @@ def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress:
 
 
 def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Extraction:
-    voxel = options.voxel or pixel_size(stored)
+    voxel = _voxel(stored, options)
     mesh = fuse_depth(
         stored, voxel, float(min(options.min_views, 3)), lambda done, total: on_progress("Fusion", done, total)
     )
     return Extraction(mesh, {"voxel_scene": voxel})
 
 
+def _voxel(stored: StoredViews, options: ExtractionOptions) -> float:
+    """Returns the side of the voxels; raises MeshError where no view has depth, which leaves them without a size."""
+    voxel = options.voxel or pixel_size(stored)
+    if voxel == 0:
+        raise MeshError(NO_DEPTH)
+    return voxel
+
+
 def _fused_shells(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Extraction:
     """Each shell is cleaned by itself: the foreground is a small share of all the area."""
-    voxel, space = options.voxel or pixel_size(stored), contraction_of(stored)
+    voxel, space = _voxel(stored, options), contraction_of(stored)
     weight = float(min(options.min_views, 3))
     shells = fuse_shells(stored, voxel, space, weight, lambda done, total: on_progress("Fusion", done, total))
     shells = [_cleaned(shell, options) for shell in shells]

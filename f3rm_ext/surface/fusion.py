@@ -20,6 +20,11 @@ BLOCK = 16
 """Voxels along each side of a block."""
 MOST_BLOCKS = 8192
 """Blocks that are in memory at once: 20 bytes per voxel, 640 MiB."""
+NO_DEPTH = (
+    "No depth is left to fuse: the views show no surface on which enough of them agree, so lower --min-views, raise "
+    "--tolerance, or train longer."
+)
+"""What is said where no view has depth."""
 _FAR = 1e6
 
 
@@ -48,10 +53,7 @@ def fuse_depth(
     if wanted is not None:
         blocks = blocks[wanted((blocks + 0.5) * (voxel * BLOCK))]
     if not len(blocks):
-        raise MeshError(
-            "No depth is left to fuse: the views show no surface on which enough of them agree, so lower --min-views, "
-            "raise --tolerance, or train longer."
-        )
+        raise MeshError(NO_DEPTH)
     slabs = _slabs(blocks, most_blocks)
     total = len(stored) * (1 + len(slabs))
     parts = []

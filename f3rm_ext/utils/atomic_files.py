@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,14 +55,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> int:
-    """Deletes the temporary files that killed writers left in a folder. The caller must hold its lock.
+    """Deletes the temporary files and folders that killed writers left in a folder. The caller must hold its lock.
 
     Returns:
-        Number of files deleted.
+        Number of files and folders deleted.
     """
     leftovers = list(folder.glob(f".*{TEMP_SUFFIX}"))
     for path in leftovers:
-        path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     return len(leftovers)
 
 

@@ -1,32 +1,52 @@
 """``f3rm-ext sfm points``: dense points of a capture."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
+import pytest
 import trimesh
 from scipy.spatial import KDTree
 
 from f3rm_ext.capture.points import read_point_cloud
 
 
+@pytest.fixture
+def beside_photos(tiny_capture: Path, tmp_path: Path) -> Path:
+    """The tiny capture with its photos outside of its folder."""
+    folder = tmp_path / "captures" / "room"
+    folder.mkdir(parents=True)
+    shutil.copytree(tiny_capture / "images", tmp_path / "captures" / "photos")
+    for item in tiny_capture.iterdir():
+        if item.name not in ("images", "transforms.json"):
+            (folder / item.name).symlink_to(item)
+    text = (tiny_capture / "transforms.json").read_text()
+    (folder / "transforms.json").write_text(text.replace('"images/', '"../photos/'))
+    return folder
+
+
 def test_points_lie_on_the_surfaces_of_a_capture(
-    run_command: Callable[..., Any], tiny_capture: Path, tmp_path: Path
+    run_command: Callable[..., Any], beside_photos: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "dense"
-    done = run_command("f3rm-ext", "sfm", "points", tiny_capture, "--out", out, "--points", 3000)
+    out = tmp_path / "copies" / "of" / "dense"
+    done = run_command("f3rm-ext", "sfm", "points", beside_photos, "--out", out, "--points", 3000)
     assert done.code == 0, done.stderr
     meta = json.loads((out / "transforms.json").read_text())
-    assert meta["ply_file_path"] == "stereo_points.ply" and (out / "images").is_dir()
+    assert meta["ply_file_path"] == "stereo_points.ply"
+    assert all((out / frame["file_path"]).is_file() for frame in meta["frames"])
+    assert {*meta["train_filenames"]} <= {frame["file_path"] for frame in meta["frames"]}
     points, colors = read_point_cloud(out / "stereo_points.ply")
     assert len(points) == len(colors) and colors[-3000:].std() > 5
     truth = trimesh.load_mesh(out / "gt_mesh.ply", process=False)
     surface, _ = trimesh.sample.sample_surface(truth, 200_000, seed=0)[:2]
     far = KDTree(surface).query(points[-3000:])[0]
     assert np.median(far) < 0.1
-    assert [path.name for path in tmp_path.iterdir()] == ["dense"], "a temporary folder is left"
+    assert [path.name for path in out.parent.iterdir()] == ["dense"], "a temporary folder is left"
+    assert "Dense points: 3,000" in done.text
 
 
 def test_a_folder_that_is_there_is_left_alone(
@@ -34,3 +54,11 @@ def test_a_folder_that_is_there_is_left_alone(
 ) -> None:
     done = run_command("f3rm-ext", "sfm", "points", tiny_capture, "--out", tmp_path)
     assert done.code == 2 and "exists already" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_photos_that_show_nothing(run_command: Callable[..., Any], beside_photos: Path, tmp_path: Path) -> None:
+    for photo in beside_photos.parent.glob("photos/*"):
+        cv2.imwrite(str(photo), np.full_like(cv2.imread(str(photo)), 90))
+    done = run_command("f3rm-ext", "sfm", "points", beside_photos, "--out", tmp_path / "dense")
+    assert done.code == 2 and "do not agree on any surface" in done.stderr, done.text[-3000:]
+    assert not (tmp_path / "dense").exists()

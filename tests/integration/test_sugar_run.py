@@ -103,6 +103,21 @@ def test_the_result_is_that_of_commands_that_were_not_disturbed(
         assert np.quantile(apart, 0.95) < 0.001, name
 
 
+def test_the_plan_of_the_refinement_counts_what_its_log_says(chain: tuple[Path, str], run_command: Run) -> None:
+    out, _ = chain
+    words = shlex.split(json.loads((out / "manifest.json").read_text())["stages"]["refine"]["command"])[1:]
+    words = words[: words.index("--load-dir")] if "--load-dir" in words else words
+    planned = run_command("f3rm-ext", "plan", *words, "--json")
+    assert planned.code == 0, planned.text[-3000:]
+    log = " ".join(re.sub(r"\S+\.py:\d+", " ", (out / "logs" / "refine.log").read_text()).split())
+    said = re.search(r"divided into (\d+) where splats are dense.* with (\d+) Gaussians on them and (\d+) free", log)
+    assert said, log[-3000:]
+    triangles, bound, free = map(int, said.groups())
+    found = json.loads(planned.stdout)["gaussians"]
+    assert found["first"] == found["last"] == bound + free and free > 0
+    assert found["source"].startswith(f"{triangles:,} triangles, divided")
+
+
 def test_the_mesh_and_the_report(chain: tuple[Path, str]) -> None:
     out, _ = chain
     assert 300 < len(read_mesh(out / "mesh.ply").vertices) <= 700

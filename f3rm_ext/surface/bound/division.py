@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from f3rm_ext.surface.bound.start import StartMesh, raycasting_scene
+from f3rm_ext.surface.bound.start import StartMesh, far_from_mesh, raycasting_scene
 
+SPLATS_PER_GAUSSIAN = 2
+"""Splats that are nearest to a triangle, for each Gaussian on it, above which it is divided."""
 _ROUNDS = 8
 """Times that a triangle may be divided."""
 _LONG = 0.5
@@ -21,6 +23,29 @@ _CHILDREN = (
 )
 """What becomes of a triangle: of none of its edges, of 01, of 01 and 12 with 01 the longest, of the same with 12 the
 longest, and of all three; 3, 4 and 5 are the middles of the edges 01, 12 and 20."""
+
+
+def with_detail(
+    mesh: StartMesh,
+    centres: Float[Tensor, "splats 3"],
+    cameras: Float[Tensor, "cams 3"],
+    free_beyond: float,
+    per_triangle: int,
+) -> tuple[StartMesh, Bool[Tensor, " splats"]]:
+    """Divides triangles where the splats that a mesh was made of are dense.
+
+    Args:
+        mesh: the mesh, CPU.
+        centres: of the splats, scene frame, CPU.
+        cameras: positions, scene frame, CPU.
+        free_beyond: share of the distance from the nearest camera, above 0, beyond which splats are far from the mesh.
+        per_triangle: Gaussians on each triangle.
+
+    Returns:
+        The mesh with divided triangles, and which splats are far from it; these divide nothing.
+    """
+    far = far_from_mesh(centres, mesh, cameras, free_beyond)
+    return divided(mesh, centres[~far], SPLATS_PER_GAUSSIAN * per_triangle), far
 
 
 def divided(mesh: StartMesh, points: Float[Tensor, "points 3"], most: int) -> StartMesh:

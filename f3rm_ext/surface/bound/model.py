@@ -25,7 +25,7 @@ from f3rm_ext.splat.model import SplatModel, SplatModelConfig
 from f3rm_ext.splat.start_from import read_start
 from f3rm_ext.splat.surface.options import RegularizationOptions
 from f3rm_ext.surface.bound.colors import photo_colors
-from f3rm_ext.surface.bound.division import divided
+from f3rm_ext.surface.bound.division import with_detail
 from f3rm_ext.surface.bound.gaussians import THICKNESS, BoundGaussians, bind
 from f3rm_ext.surface.bound.layout import PerTriangle
 from f3rm_ext.surface.bound.smoothness import (
@@ -35,7 +35,7 @@ from f3rm_ext.surface.bound.smoothness import (
     roughness,
     triangle_pairs,
 )
-from f3rm_ext.surface.bound.start import far_from_mesh, read_start_mesh
+from f3rm_ext.surface.bound.start import read_start_mesh
 from f3rm_ext.surface.texture.photos import photos_of
 
 RefinementTime = Literal["short", "medium", "long"]
@@ -45,9 +45,6 @@ FREE = ("free_means", "free_scales", "free_quats")
 """Parameters of the Gaussians that belong to no triangle."""
 PARAMETERS = ("vertices", "scales", "turns", "opacities", "features_dc", "features_rest", *FREE)
 """What is optimised, by its name in :class:`~f3rm_ext.surface.bound.gaussians.BoundGaussians`."""
-SPLATS_PER_GAUSSIAN = 2
-"""Splats of --pipeline.model.start-from that are nearest to a triangle, for each Gaussian on it, above which it is
-divided."""
 _FACES = "faces"
 
 
@@ -229,9 +226,8 @@ class BoundModel(SplatModel):
         free, given = None, len(start.faces)
         if config.start_from is not None:
             splats = self._splats(manager, views)
-            far = far_from_mesh(splats.means, start, views.positions.cpu(), config.free_beyond)
+            start, far = with_detail(start, splats.means, views.positions.cpu(), config.free_beyond, per_triangle)
             free = splats[far]
-            start = divided(start, splats.means[~far], SPLATS_PER_GAUSSIAN * per_triangle)
         bound = bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
         seen = sampling_intervals(bound.gaussians().means.to(self.device), *views, near=config.near_plane)[1]
         if not bool(seen.any()):

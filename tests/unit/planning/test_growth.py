@@ -4,14 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import trimesh
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.planning.gaussians import growth_of
 from f3rm_ext.planning.growth import GROWN, final_gaussians, gaussians_at, schedule_of, starting_gaussians
+from f3rm_ext.planning.refinements import RefinementStart
 from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
+from f3rm_ext.splat.files import SplatInfo, export_splats
+from f3rm_ext.splat.gaussians import Gaussians
 
 
 def request_of(points: int = 10_000, gaussians: int | None = None, **densify: Any) -> PlanRequest:
@@ -70,6 +77,32 @@ def test_a_refinement_has_the_gaussians_of_its_mesh(tmp_path: Path) -> None:
     assert starting_gaussians(request) == final_gaussians(request) == 240
     growth = growth_of(request)
     assert growth is not None and growth.begin == growth.end and growth.source == "on the triangles of the mesh"
+
+
+def test_a_refinement_counts_divided_triangles_and_free_splats(tmp_path: Path) -> None:
+    config: Any = make_splat_config("sugar-ext-refine")
+    ball = trimesh.creation.icosphere(subdivisions=1)
+    ball.export(tmp_path / "ball.ply")
+    dense = np.repeat(ball.triangles_center[:1], 40, axis=0) + np.random.default_rng(0).normal(0, 0.01, (40, 3))
+    means = torch.from_numpy(np.concatenate([dense, [[0, 0, 9.0]]])).float()  # and one that is far from the mesh
+    sizes, grey = torch.full((41, 3), -4.0), torch.zeros(41, 3)
+    turns = torch.tensor([[1.0, 0, 0, 0]]).expand(41, 4)
+    splats = Gaussians(means, sizes, turns, torch.zeros(41, 1), grey, torch.zeros(41, 0, 3))
+    export_splats(splats, tmp_path / "splats.ply", SplatInfo(), {"made_by": "a test"})
+    model = config.pipeline.model
+    model.mesh, model.mesh_frame, model.start_from = tmp_path / "ball.ply", "scene", tmp_path / "splats.ply"
+    place = torch.eye(4)[None, :3].clone()
+    place[:, 2, 3] = 3.0
+    outputs = DataparserOutputs([tmp_path / "0.png"], Cameras(place, 50.0, 50.0, 32.0, 24.0, 64, 48))
+    start = RefinementStart.of_options(model, tmp_path, outputs)
+    assert start.free == 1 and start.triangles > 80 and start.vertices == start.triangles // 2 + 2
+    capture = CaptureSizes(train_images=20, eval_images=2, width_px=64, height_px=48)
+    request = PlanRequest(config, capture, Device("cpu", 1 << 33), start=start)
+    assert final_gaussians(request) == start.triangles + 1
+    growth, alone = growth_of(request), growth_of(replace(request, start=None))
+    assert growth is not None and alone is not None
+    assert growth.source == f"{start.triangles} triangles, divided where splats are dense; 1 are free"
+    assert alone.last == 80 and "give --data" in alone.source
 
 
 @pytest.mark.parametrize(("mode", "skipped"), [("planar", 7 / 15), ("dn-consistency", 9 / 15)])

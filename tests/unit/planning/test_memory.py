@@ -13,6 +13,7 @@ from f3rm_ext.planning import memory
 from f3rm_ext.planning.allowances import CONTEXT_BYTES, PROCESS_BYTES
 from f3rm_ext.planning.estimate import MemoryEstimate
 from f3rm_ext.planning.memory import estimate_memory, register_planner
+from f3rm_ext.planning.refinements import RefinementStart
 from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
 from f3rm_ext.surface.bound.layout import barycentric_weights
 
@@ -85,6 +86,14 @@ def test_a_refinement_counts_its_mesh(device: str) -> None:
     barycentric_weights(4, "cpu").sum().item()
     free = estimate_memory(request_of("sugar-ext", device, gaussians=COUNT)).device["train"]
     assert found["activations"] > 20 * faces * 4 and found["parameters"] < free["parameters"]
+
+
+def test_free_gaussians_of_a_refinement_have_means_and_a_third_axis() -> None:
+    start = RefinementStart(vertices=300, triangles=COUNT // 4, free=COUNT // 2)
+    request = replace(request_of("sugar-ext-refine", "cuda"), start=start)
+    found = estimate_memory(request).device["train"]["parameters"]
+    bound, free, of_all = COUNT // 4, COUNT // 2, 1 + 3 + 45
+    assert found == 4 * (300 * 3 + bound * (4 + of_all) + free * (3 + 3 + 4 + of_all))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
