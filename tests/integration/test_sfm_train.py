@@ -134,6 +134,8 @@ def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_setti
     assert "Resuming at step 3" in done.out
     resumed = newest(dense)["state_dict"]
     assert all(torch.equal(value, resumed[name]) for name, value in after.items())
+    other = f3rm_ext("sfm", "train", *settings, "training.resume=True", "model.residual=False").refuses()
+    assert "cannot go on with model.residual=False, because its model has True" in other
     again = [word for word in settings if not word.startswith("training.pretrain_path")]
     wrong = f"training.pretrain_path={dense / 'checkpoints' / 'ckpt_00000004.pth'}"
     assert "that of a dense model" in f3rm_ext("sfm", "train", *again, wrong).refuses()

@@ -95,6 +95,13 @@ class DenseHead(nn.Module):
             nn.Conv2d(_LAST_WIDTH, outputs, 1),
         )
 
+    def begin_at_zero(self) -> None:
+        """Sets the last layer to 0, and so every prediction, until training moves it."""
+        last = self.output[-1]
+        assert isinstance(last, nn.Conv2d) and last.bias is not None
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
     def forward(
         self,
         encoded: Encoded,

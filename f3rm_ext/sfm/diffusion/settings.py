@@ -14,6 +14,7 @@ from f3rm_ext.errors import ConfigError
 
 Size = Literal["published", "tiny"]
 Preset = Literal["none", "sparse", "dense"]
+Residual = Literal["auto", "True", "False"]
 
 
 @dataclass
@@ -76,6 +77,10 @@ class ModelSettings:
     """Keep the weights of the transformer."""
     size: Size = "published"
     """Widths and depths: those of the paper, or tiny ones for a CPU."""
+    residual: Residual = "auto"
+    """Dense model: the head predicts what is added to the upsampled prediction of the transformer, so that training
+    begins with the errors of the sparse model. auto: True, but False at the published size, whose models predict with
+    the head alone. A resumed run keeps what its checkpoint has."""
     encoder_weights: str = ""
     """State dict of DINOv2 ViT-S/14; by default the published one, which is downloaded."""
 
@@ -124,6 +129,13 @@ class Settings:
     def folder(self) -> Path:
         """Folder of the run."""
         return Path(self.run_dir) if self.run_dir else Path("outputs") / self.debug.run_name
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether a new model adds the dense head's prediction to that of the transformer."""
+        if not self.training.dpt_head:
+            return False
+        return self.model.size != "published" if self.model.residual == "auto" else self.model.residual == "True"
 
     @property
     def patches(self) -> int:
@@ -275,3 +287,5 @@ def check_settings(settings: Settings) -> None:
         )
     if training.reinit and not training.dpt_head:
         raise ConfigError("training.reinit belongs to the dense stage: add training.dpt_head=True.")
+    if model.residual == "True" and not training.dpt_head:
+        raise ConfigError("model.residual belongs to the dense stage: add training.dpt_head=True.")
