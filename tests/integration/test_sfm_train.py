@@ -127,6 +127,9 @@ def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_setti
     # Unfrozen after three of four steps.
     assert not torch.equal(before["transformer.input.weight"], after["transformer.input.weight"])
     assert not torch.equal(before["encoder.vit.cls_token"], after["encoder.vit.cls_token"])
+    assert [group["lr"] for group in newest(dense)["optimizer"]["param_groups"]] == pytest.approx(
+        [1e-4, 1e-5, 1e-5 / 256]
+    ), "the head, what was pre-trained, and the convolution of the rays, which has 256 cells"
     # A checkpoint was saved in the step that unfroze them: a run that goes on from there is the same.
     (dense / "checkpoints" / "ckpt_00000004.pth").unlink()
     done = f3rm_ext("sfm", "train", *settings, "training.resume=True")

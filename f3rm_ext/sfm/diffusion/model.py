@@ -67,10 +67,8 @@ class RayDiffuser(nn.Module):
             self.register_buffer("residual", None)
         else:
             self.rays = nn.Conv2d(CHANNELS + 1, feat, UPSAMPLING, stride=UPSAMPLING)
-            self.head = DenseHead(feat, size.width, size.head_width, CHANNELS)
+            self.head = DenseHead(feat, size.width, size.head_width, CHANNELS, residual)
             self.register_buffer("residual", torch.ones(()) if residual else None)
-            if residual:
-                self.head.begin_at_zero()
         self.transformer = RayTransformer(2 * feat + 2, CHANNELS, size.width, size.depth, size.heads)
 
     @property
