@@ -8,9 +8,9 @@
 
 `encoder` takes the first ten blocks of a ViT-S/14 and fits the final norm to the images: every channel has mean 0 and
 variance 1 over all patches. `train` runs `f3rm-ext sfm train` for each row of `RUNS`; those that are there already are
-left as they are. `measure` draws image sets from the held-out images, prints the table and writes
-results/tiny_diffusion.json. The peer of a dense model is the sparse one that it began with, its prediction upsampled,
-and a dense model whose head predicts alone, after as many steps.
+left as they are. `measure` draws image sets from the held-out images and writes results/tiny_diffusion.json after every
+model; rows that the file has already are kept, so delete it to measure anew. The peers of a dense model are the sparse
+one that it began with, its prediction interpolated, and a dense model whose head predicts alone, after as many steps.
 """
 
 import datetime
@@ -29,6 +29,7 @@ import torch
 import tyro
 from torch import Tensor
 
+from f3rm_ext import compat
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import load_state_dict
 from f3rm_ext.sfm.diffusion.checkpoint import build_model, dense_from_sparse, read_weights
@@ -65,8 +66,8 @@ _DENSE = (*_SPARSE[1:], "training.batch_size=2", "training.lr=3e-4", "training.d
 RUNS = (
     Run("sparse_a", "", 1500, (*_SPARSE, "training.lr=1e-3")),
     Run("sparse_b", "sparse_a", 400, (*_SPARSE, "training.lr=3e-4", "training.seed=1")),
-    Run("dense", "sparse_b", 400, _DENSE),
-    Run("dense_head_alone", "sparse_b", 400, (*_DENSE, "model.residual=False")),
+    Run("dense", "sparse_b", 300, _DENSE),
+    Run("dense_head_alone", "sparse_b", 300, (*_DENSE, "model.residual=False")),
 )
 SPARSE = RUNS[1]
 """The sparse model that is measured, and that the dense ones begin with."""
@@ -161,28 +162,32 @@ class Measure:
     """Folder that `f3rm-ext sfm prepare` wrote."""
     runs: Path = Path("runs")
     """Folder of the runs."""
-    sets: int = 16
+    sets: int = 8
     """Image sets."""
     split: str = "test"
     """Images to draw from: test for held-out ones, or train."""
-    out: Path | None = HERE / "results" / "tiny_diffusion.json"
+    out: Path = HERE / "results" / "tiny_diffusion.json"
     """Where the figures are written."""
 
     def main(self) -> None:
         """Prints and writes the rows."""
         torch.set_num_threads(1)
         truth = scenes(self.data, self.split, IMAGES, PATCHES * DENSE)
-        rows = []
+        training_images = scenes(self.data, "train", IMAGES, PATCHES).num_frames
+        options = {"sets": self.sets, "images": IMAGES, "split": self.split, "training_images": training_images}
+        report: dict[str, Any] = {"rows": []}
+        if self.out.is_file():
+            report = json.loads(self.out.read_text())
+            assert report["options"] == options, f"{self.out} has other options: delete it"
+        report |= {"date": datetime.date.today().isoformat(), "torch": torch.__version__}
+        report |= {"cores": os.cpu_count(), "bfloat16": compat.has_bfloat16_matrix_units(), "options": options}
         for row, model in self._models():
-            start = time.perf_counter()
+            if any(row.items() <= known.items() for known in report["rows"]):
+                continue
+            start = time.process_time()
             found = measure(model.eval(), truth, self.sets)
-            rows.append({**row, **found, "seconds_per_set": (time.perf_counter() - start) / self.sets})
-            print(json.dumps(rows[-1]), flush=True)
-        if self.out is not None:
-            report: dict[str, Any] = {"date": datetime.date.today().isoformat(), "torch": torch.__version__}
-            options = {"sets": self.sets, "images": IMAGES, "split": self.split, "training_images": 0}
-            options["training_images"] = scenes(self.data, "train", IMAGES, PATCHES).num_frames
-            report |= {"cores": os.cpu_count(), "options": options, "rows": rows}
+            report["rows"].append({**row, **found, "cpu_s_per_set": (time.process_time() - start) / self.sets})
+            print(json.dumps(report["rows"][-1]), flush=True)
             self.out.write_text(json.dumps(report, indent=1) + "\n")
 
     def _models(self) -> Iterator[tuple[dict[str, Any], RayDiffuser]]:
@@ -220,7 +225,9 @@ def measure(model: RayDiffuser, truth: Co3dScenes, count: int) -> Mapping[str, f
     sizes = torch.full((IMAGES, 2), float(SIDE_PX))
     for number in range(count):
         scene = truth[number]
-        maps = predict_maps(model, scene.images, scene.ndc, torch.Generator().manual_seed(number))
+        # In the precision of training, which is several times as fast where the CPU has units for it.
+        with torch.autocast("cpu", torch.bfloat16, enabled=compat.has_bfloat16_matrix_units()):
+            maps = predict_maps(model, scene.images, scene.ndc, torch.Generator().manual_seed(number))
         cameras = recover_cameras(maps, sizes, (scene.focals_px, scene.principals_px))
         true = (scene.rotations.double().numpy(), scene.centers.double().numpy())
         found.append(compare_poses((cameras.rotations.numpy(), cameras.centers.numpy()), true))

@@ -31,7 +31,8 @@ class TrainingSettings:
     max_iterations: int = 100_000
     """Steps."""
     lr: float = 1e-4
-    """Learning rate. The encoder and the transformer of a dense model get a tenth of it."""
+    """Learning rate. The encoder and the transformer of a dense model get a tenth of it; with `model.residual` the
+    convolution of its rays gets a 2560th."""
     beta2: float = 0.999
     """Decay of Adam's mean of squared gradients, above 0 and below 1. Short runs may want less, such as 0.95, which
     forgets the gradients of the first steps sooner."""
@@ -79,8 +80,8 @@ class ModelSettings:
     """Widths and depths: those of the paper, or tiny ones for a CPU."""
     residual: Residual = "auto"
     """Dense model: the head predicts what is added to the upsampled prediction of the transformer, so that training
-    begins with the errors of the sparse model. auto: True, but False at the published size, whose models predict with
-    the head alone. A resumed run keeps what its checkpoint has."""
+    begins with the errors of the sparse model. auto: True for tiny models, False at the published size, whose models
+    predict with the head alone. A resumed run keeps what its checkpoint has."""
     encoder_weights: str = ""
     """State dict of DINOv2 ViT-S/14; by default the published one, which is downloaded."""
 
