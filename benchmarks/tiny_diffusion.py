@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,11 +33,11 @@ from f3rm_ext import compat
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import load_state_dict
 from f3rm_ext.sfm.diffusion.checkpoint import build_model, dense_from_sparse, read_weights
-from f3rm_ext.sfm.diffusion.co3d import Co3dScenes
+from f3rm_ext.sfm.diffusion.co3d import Co3dScenes, SceneSample
 from f3rm_ext.sfm.diffusion.encoder import ImageEncoder
 from f3rm_ext.sfm.diffusion.model import RayDiffuser, upsampled
 from f3rm_ext.sfm.diffusion.prediction import predict_maps
-from f3rm_ext.sfm.metrics import PoseMetrics, compare_poses
+from f3rm_ext.sfm.metrics import compare_poses
 from f3rm_ext.sfm.rays import map_points
 from f3rm_ext.sfm.recovery import recover_cameras
 
@@ -181,6 +181,11 @@ class Measure:
             assert report["options"] == options, f"{self.out} has other options: delete it"
         report |= {"date": datetime.date.today().isoformat(), "torch": torch.__version__}
         report |= {"cores": os.cpu_count(), "bfloat16": compat.has_bfloat16_matrix_units(), "options": options}
+        if "true_rays" not in report:
+            rays = scenes(self.data, self.split, IMAGES, PATCHES)
+            errors = [endpoint_errors(rays[number].maps, truth[number]) for number in range(self.sets)]
+            report["true_rays"] = means(errors)
+            self.out.write_text(json.dumps(report, indent=1) + "\n")
         for row, model in self._models():
             if any(row.items() <= known.items() for known in report["rows"]):
                 continue
@@ -210,18 +215,29 @@ class Measure:
         return run.steps + (Measure._steps(before) if before else 0)
 
 
-def endpoint_error(maps: Tensor, true: Tensor, known: Tensor) -> float:
-    """Mean distance of endpoints in the frame of the first camera, whose median point is at distance 1."""
-    return float((map_points(maps)[1] - map_points(true)[1]).norm(dim=-1)[known > 0].mean())
+def endpoint_errors(maps: Tensor, true: SceneSample) -> dict[str, float]:
+    """Mean distance of endpoints in the frame of the first camera, whose median point is at distance 1.
 
-
-def measure(model: RayDiffuser, truth: Co3dScenes, count: int) -> Mapping[str, float]:
-    """Means over image sets: poses with known intrinsics, and endpoints at 16 × 16 cells per patch.
-
-    The cells of a sparse model's map are repeated, and for another figure interpolated.
+    The truth has 16 × 16 cells per patch. If the maps have one, it is repeated, and for another figure interpolated.
     """
-    found: list[PoseMetrics] = []
-    errors: dict[str, list[float]] = {"endpoints": [], "endpoints_interpolated": []}
+
+    def error(maps: Tensor) -> float:
+        return float((map_points(maps)[1] - map_points(true.maps)[1]).norm(dim=-1)[true.known > 0].mean())
+
+    if maps.shape == true.maps.shape:
+        return {"endpoints": error(maps)}
+    repeated = maps.repeat_interleave(DENSE, dim=-1).repeat_interleave(DENSE, dim=-2)
+    return {"endpoints": error(repeated), "endpoints_interpolated": error(upsampled(maps[None])[0])}
+
+
+def means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means of all figures."""
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def measure(model: RayDiffuser, truth: Co3dScenes, count: int) -> dict[str, float]:
+    """Means over image sets: poses with known intrinsics, and endpoints."""
+    rows = []
     sizes = torch.full((IMAGES, 2), float(SIDE_PX))
     for number in range(count):
         scene = truth[number]
@@ -230,18 +246,10 @@ def measure(model: RayDiffuser, truth: Co3dScenes, count: int) -> Mapping[str, f
             maps = predict_maps(model, scene.images, scene.ndc, torch.Generator().manual_seed(number))
         cameras = recover_cameras(maps, sizes, (scene.focals_px, scene.principals_px))
         true = (scene.rotations.double().numpy(), scene.centers.double().numpy())
-        found.append(compare_poses((cameras.rotations.numpy(), cameras.centers.numpy()), true))
-        if model.cells == 1:
-            errors["endpoints_interpolated"].append(endpoint_error(upsampled(maps[None])[0], scene.maps, scene.known))
-            maps = maps.repeat_interleave(DENSE, dim=-1).repeat_interleave(DENSE, dim=-2)
-        errors["endpoints"].append(endpoint_error(maps, scene.maps, scene.known))
-    return {
-        "rra_15": float(np.mean([one.rra["15"] for one in found])),
-        "rta_15": float(np.mean([one.rta["15"] for one in found])),
-        "auc_30": float(np.mean([one.auc_30 for one in found])),
-        "centers": float(np.mean([one.center_accuracy for one in found])),
-        **{name: float(np.mean(values)) for name, values in errors.items() if values},
-    }
+        found = compare_poses((cameras.rotations.numpy(), cameras.centers.numpy()), true)
+        poses = {"rra_15": found.rra["15"], "rta_15": found.rta["15"], "auc_30": found.auc_30}
+        rows.append({**poses, "centers": found.center_accuracy, **endpoint_errors(maps, scene)})
+    return means(rows)
 
 
 if __name__ == "__main__":

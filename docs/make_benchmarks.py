@@ -497,7 +497,11 @@ def _tiny_diffusion(report: Report) -> str:
         poses = [f"{row[key]:.3f}" for key in ("rra_15", "rta_15", "auc_30", "centers")]
         rows.append([name, f"{row['steps']:,}", *poses, f"{row['endpoints']:.3f}"])
         if "endpoints_interpolated" in row:
-            rows.append([f"{name}, interpolated", f"{row['steps']:,}", *poses, f"{row['endpoints_interpolated']:.3f}"])
+            steps, error = f"{row['steps']:,}", f"{row['endpoints_interpolated']:.3f}"
+            rows.append([f"{name}, interpolated", steps, *poses, error])
+    true = report["true_rays"]
+    for name, key in (("true rays of the patches", "endpoints"), ("the same, interpolated", "endpoints_interpolated")):
+        rows.append([name, *"–" * 5, f"{true[key]:.3f}"])
     return _table(head, rows)
 
 
