@@ -1,4 +1,4 @@
-"""Writes the tables of benchmarks.md, sfm.md and moco.md from benchmarks/results/*.json.
+"""Writes the tables of benchmarks.md, sfm.md, sfm-diffusion.md and moco.md from benchmarks/results/*.json.
 
 python docs/make_benchmarks.py          # rewrite
 python docs/make_benchmarks.py --check  # fail if it is out of date
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "sfm.md", "moco.md")]
+PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "sfm.md", "sfm-diffusion.md", "moco.md")]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 GPU_DAY = RESULTS.parent / "gpu_day_report.py"
 Report = dict[str, Any]
@@ -487,6 +487,24 @@ def _moco_distilled(report: Report) -> str:
     return _table([*head, "mIoU there"], rows)
 
 
+def _tiny_diffusion(report: Report) -> str:
+    head = ["model", "steps", "RRA@15", "RTA@15", "AUC@30", "centres", "endpoint error"]
+    rows = []
+    for row in report["rows"]:
+        name = row["model"]
+        if name == "dense":
+            name += ", begins as the sparse model" if row["residual"] else ", head alone"
+        poses = [f"{row[key]:.3f}" for key in ("rra_15", "rta_15", "auc_30", "centers")]
+        rows.append([name, f"{row['steps']:,}", *poses, f"{row['endpoints']:.3f}"])
+        if "endpoints_interpolated" in row:
+            steps, error = f"{row['steps']:,}", f"{row['endpoints_interpolated']:.3f}"
+            rows.append([f"{name}, interpolated", steps, *poses, error])
+    true = report["true_rays"]
+    for name, key in (("true rays of the patches", "endpoints"), ("the same, interpolated", "endpoints_interpolated")):
+        rows.append([name, *"–" * 5, f"{true[key]:.3f}"])
+    return _table(head, rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "lite_choices": _training,
@@ -513,6 +531,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "gpu_day": _gpu_day,
     "poses": _poses,
     "unposed": _unposed,
+    "tiny_diffusion": _tiny_diffusion,
     "moco_seeds": _moco_seeds,
     "moco_queues": _moco_queues,
     "moco_distilled": _moco_distilled,

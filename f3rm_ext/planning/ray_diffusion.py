@@ -47,7 +47,7 @@ def step_memory(settings: Settings, processes: int, unfrozen: bool = False) -> d
 def _trace(settings: Settings, processes: int, unfrozen: bool, tracker: AllocationTracker) -> Bytes:
     training, model, data = settings.training, settings.model, settings.dataset
     vit = VisionTransformer(encoder_state(ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE))
-    network = RayDiffuser(vit, SIZES[model.size], "dense" if training.dpt_head else "sparse")
+    network = RayDiffuser(vit, SIZES[model.size], "dense" if training.dpt_head else "sparse", settings.has_residual)
     set_trained(network, training.freeze_encoder and not unfrozen, model.freeze_transformer and not unfrozen)
     tracker.label(network.parameters(), "parameters")
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]

@@ -127,6 +127,9 @@ def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_setti
     # Unfrozen after three of four steps.
     assert not torch.equal(before["transformer.input.weight"], after["transformer.input.weight"])
     assert not torch.equal(before["encoder.vit.cls_token"], after["encoder.vit.cls_token"])
+    assert [group["lr"] for group in newest(dense)["optimizer"]["param_groups"]] == pytest.approx(
+        [1e-4, 1e-5, 1e-5 / 256]
+    ), "the head, what was pre-trained, and the convolution of the rays, which has 256 cells"
     # A checkpoint was saved in the step that unfroze them: a run that goes on from there is the same.
     (dense / "checkpoints" / "ckpt_00000004.pth").unlink()
     done = f3rm_ext("sfm", "train", *settings, "training.resume=True")
@@ -134,6 +137,8 @@ def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_setti
     assert "Resuming at step 3" in done.out
     resumed = newest(dense)["state_dict"]
     assert all(torch.equal(value, resumed[name]) for name, value in after.items())
+    other = f3rm_ext("sfm", "train", *settings, "training.resume=True", "model.residual=False").refuses()
+    assert "cannot go on with model.residual=False, because its model has True" in other
     again = [word for word in settings if not word.startswith("training.pretrain_path")]
     wrong = f"training.pretrain_path={dense / 'checkpoints' / 'ckpt_00000004.pth'}"
     assert "that of a dense model" in f3rm_ext("sfm", "train", *again, wrong).refuses()

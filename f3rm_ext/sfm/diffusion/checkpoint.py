@@ -129,7 +129,7 @@ def build_model(state: Mapping[str, Tensor], vit: VisionTransformer | None = Non
     if vit is None:
         raise CheckpointError("The checkpoint has no image encoder: give the weights of DINOv2 ViT-S/14, too.")
     with torch.device("meta"):
-        model = RayDiffuser(vit, size, stage)
+        model = RayDiffuser(vit, size, stage, residual="residual" in state)
     model.encoder.vit = vit
     rest = {name: tensor for name, tensor in state.items() if not name.startswith(_ENCODER)}
     load_exactly(model, {**{_ENCODER + name: tensor for name, tensor in vit.state_dict().items()}, **rest})
@@ -157,7 +157,9 @@ def load_exactly(model: RayDiffuser, state: Mapping[str, Tensor]) -> None:
 def dense_from_sparse(dense: RayDiffuser, sparse: Mapping[str, Tensor]) -> None:
     """Gives a dense model the encoder and the transformer of a sparse one.
 
-    The linear layer of the rays becomes the convolution that applies it to the mean of a patch's cells. The head keeps
+    The linear layer of the rays becomes a convolution. That of a model with a residual head applies it to one cell in
+    the middle of each patch, whose noise is as strong as the sparse model knows it: the model begins with the upsampled
+    prediction of the sparse one. Otherwise it applies it to the mean of a patch's cells, as published. The head keeps
     its initial weights.
 
     Args:
@@ -178,6 +180,11 @@ def dense_from_sparse(dense: RayDiffuser, sparse: Mapping[str, Tensor]) -> None:
             f"The checkpoint has {size.depth} blocks of width {size.width}, but the model {dense.size.depth} of width "
             f"{dense.size.width}: choose the same size."
         )
-    weight = sparse["rays.weight"].expand(-1, -1, UPSAMPLING, UPSAMPLING) / UPSAMPLING**2
-    head = {name: tensor for name, tensor in dense.state_dict().items() if name.startswith("head.")}
-    load_exactly(dense, {**head, **sparse, "rays.weight": weight.clone()})
+    linear = sparse["rays.weight"]
+    if dense.residual is None:
+        weight = linear.repeat(1, 1, UPSAMPLING, UPSAMPLING) / UPSAMPLING**2
+    else:
+        weight = linear.new_zeros(*linear.shape[:2], UPSAMPLING, UPSAMPLING)
+        weight[:, :, UPSAMPLING // 2, UPSAMPLING // 2] = linear[:, :, 0, 0]
+    own = {name: tensor for name, tensor in dense.state_dict().items() if name.startswith(("head.", "residual"))}
+    load_exactly(dense, {**own, **sparse, "rays.weight": weight})

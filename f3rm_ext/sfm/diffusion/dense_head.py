@@ -79,10 +79,16 @@ class DenseHead(nn.Module):
         transformer_width: width of the transformer's.
         width: channels of the head.
         outputs: channels of the prediction.
+        residual: what it predicts is added to something. The last layer begins at 0, and tokens are normalised: those
+            of the transformer may be a thousand times as large as the encoder's, and steps of the last layer are
+            as large as what it sees. The published head does neither.
     """
 
-    def __init__(self, encoder_width: int, transformer_width: int, width: int, outputs: int) -> None:
+    def __init__(
+        self, encoder_width: int, transformer_width: int, width: int, outputs: int, residual: bool = False
+    ) -> None:
         super().__init__()
+        self.normed = residual
         self.readouts = nn.ModuleList(Readout(encoder_width) for _ in range(2))
         inputs = (encoder_width, encoder_width, transformer_width, transformer_width)
         self.inputs = nn.ModuleList(nn.Conv2d(channels, width, 3, padding=1, bias=False) for channels in inputs)
@@ -92,8 +98,11 @@ class DenseHead(nn.Module):
             nn.LeakyReLU(),
             nn.Conv2d(width // 2, _LAST_WIDTH, 3, padding=1),
             nn.LeakyReLU(),
-            nn.Conv2d(_LAST_WIDTH, outputs, 1),
+            last := nn.Conv2d(_LAST_WIDTH, outputs, 1),
         )
+        if residual:
+            for parameter in last.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(
         self,
@@ -104,9 +113,13 @@ class DenseHead(nn.Module):
         """Predicts from the encoder's tokens after its middle and last block and from two taps of the transformer."""
         batch, images, _, rows, cols = taps[0].shape
         steps = steps.repeat_interleave(images)
+        middle, last = encoded.middle, encoded.last
+        if self.normed:
+            middle, last = (functional.layer_norm(tokens, tokens.shape[-1:]) for tokens in (middle, last))
+            taps = [functional.layer_norm(tap.movedim(2, -1), tap.shape[2:3]).movedim(-1, 2) for tap in taps]
         maps = [
             readout(tokens.flatten(0, 1)).mT.unflatten(2, (rows, cols))
-            for readout, tokens in zip(self.readouts, (encoded.middle, encoded.last), strict=True)
+            for readout, tokens in zip(self.readouts, (middle, last), strict=True)
         ]
         maps += [tap.flatten(0, 1) for tap in taps]
         path = None

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional
 
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING, DenseHead
@@ -46,9 +47,15 @@ class RayDiffuser(nn.Module):
         vit: the image encoder.
         size: widths and depths.
         stage: sparse predicts one ray per patch; dense 16 × 16, with the dense head.
+        residual: the dense head predicts what is added to the sparse prediction, see :func:`upsampled`, and its last
+            layer begins at 0. The published models have no such sum.
     """
 
-    def __init__(self, vit: VisionTransformer, size: ModelSize, stage: Stage) -> None:
+    residual: Tensor | None
+    """Weight of the sparse prediction in the dense one; None where the head predicts alone. It is kept with the
+    weights, so that a checkpoint tells what its head predicts."""
+
+    def __init__(self, vit: VisionTransformer, size: ModelSize, stage: Stage, residual: bool = False) -> None:
         super().__init__()
         self.size, self.stage = size, stage
         self.encoder = ImageEncoder(vit)
@@ -57,9 +64,11 @@ class RayDiffuser(nn.Module):
         if stage == "sparse":
             self.rays: nn.Module = nn.Conv2d(CHANNELS + 1, feat, 1)
             self.head = None
+            self.register_buffer("residual", None)
         else:
             self.rays = nn.Conv2d(CHANNELS + 1, feat, UPSAMPLING, stride=UPSAMPLING)
-            self.head = DenseHead(feat, size.width, size.head_width, CHANNELS)
+            self.head = DenseHead(feat, size.width, size.head_width, CHANNELS, residual)
+            self.register_buffer("residual", torch.ones(()) if residual else None)
         self.transformer = RayTransformer(2 * feat + 2, CHANNELS, size.width, size.depth, size.heads)
 
     @property
@@ -90,7 +99,22 @@ class RayDiffuser(nn.Module):
         rays = self.rays(torch.cat([noisy, known[:, :, None]], dim=2).flatten(0, 1)).unflatten(0, (batch, images))
         patches = torch.cat([encoded.patches, rays, ndc], dim=2)
         sparse, taps = self.transformer(patches, steps)
-        return sparse if self.head is None else self.head(encoded, taps, steps)
+        if self.head is None:
+            return sparse
+        dense = self.head(encoded, taps, steps)
+        return dense if self.residual is None else dense + self.residual * upsampled(sparse.float())
+
+
+def upsampled(
+    maps: Float[Tensor, "batch images 8 rows cols"],
+) -> Float[Tensor, "batch images 8 h w"]:
+    """Returns maps with 16 × 16 cells for each one, interpolated linearly; beyond the outer ones' centres they are
+    constant.
+
+    Homogeneous vectors between two points lie on the segment between them, so planes stay planes.
+    """
+    larger = functional.interpolate(maps.flatten(0, 1), scale_factor=UPSAMPLING, mode="bilinear", align_corners=False)
+    return larger.unflatten(0, maps.shape[:2])
 
 
 def masked_loss(

@@ -84,6 +84,11 @@ class TrainingPlan:
             f"Memory of weights, gradients and Adam: {self.state_mib():,.0f} MiB per process (calculated; activations "
             "come on top and grow with the batch).",
         ]
+        if settings.has_residual:
+            said.append(
+                "The dense head adds to the upsampled sparse prediction, and begins with 0 (model.residual); the "
+                "published models have no such sum."
+            )
         if self.trained_later != self.trained:
             said.append(
                 f"After {settings.training.reinit_after:,} steps encoder and transformer are unfrozen: "
@@ -98,7 +103,7 @@ def make_plan(settings: Settings, processes: int) -> TrainingPlan:
     with torch.device("meta"):
         vit = VisionTransformer(encoder_state(ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE))
         stage: Stage = "dense" if settings.training.dpt_head else "sparse"
-        model = RayDiffuser(vit, SIZES[settings.model.size], stage)
+        model = RayDiffuser(vit, SIZES[settings.model.size], stage, settings.has_residual)
     everything = sum(parameter.numel() for parameter in model.parameters())
     later = settings.training.reinit
     now = set_trained(model, settings.training.freeze_encoder, settings.model.freeze_transformer)
@@ -124,7 +129,8 @@ def set_trained(model: RayDiffuser, freeze_encoder: bool, freeze_transformer: bo
     model.encoder.requires_grad_(not freeze_encoder)
     model.transformer.requires_grad_(not freeze_transformer)
     if model.head is not None:
-        model.transformer.output.requires_grad_(False)  # the head replaces it
+        if model.residual is None:
+            model.transformer.output.requires_grad_(False)  # the head replaces it
         first = model.head.fusions[3]
         assert isinstance(first, Fusion)
         first.lateral.requires_grad_(False)  # it has nothing to add to

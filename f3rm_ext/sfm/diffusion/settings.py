@@ -14,6 +14,7 @@ from f3rm_ext.errors import ConfigError
 
 Size = Literal["published", "tiny"]
 Preset = Literal["none", "sparse", "dense"]
+Residual = Literal["auto", "True", "False"]
 
 
 @dataclass
@@ -30,7 +31,8 @@ class TrainingSettings:
     max_iterations: int = 100_000
     """Steps."""
     lr: float = 1e-4
-    """Learning rate. The encoder and the transformer of a dense model get a tenth of it."""
+    """Learning rate. The encoder and the transformer of a dense model get a tenth of it; with `model.residual` the
+    convolution of its rays gets a 2560th."""
     beta2: float = 0.999
     """Decay of Adam's mean of squared gradients, above 0 and below 1. Short runs may want less, such as 0.95, which
     forgets the gradients of the first steps sooner."""
@@ -76,6 +78,10 @@ class ModelSettings:
     """Keep the weights of the transformer."""
     size: Size = "published"
     """Widths and depths: those of the paper, or tiny ones for a CPU."""
+    residual: Residual = "auto"
+    """Dense model: the head predicts what is added to the upsampled prediction of the transformer, so that training
+    begins with the errors of the sparse model. auto: True for tiny models, False at the published size, whose models
+    predict with the head alone. A resumed run keeps what its checkpoint has."""
     encoder_weights: str = ""
     """State dict of DINOv2 ViT-S/14; by default the published one, which is downloaded."""
 
@@ -124,6 +130,13 @@ class Settings:
     def folder(self) -> Path:
         """Folder of the run."""
         return Path(self.run_dir) if self.run_dir else Path("outputs") / self.debug.run_name
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether a new model adds the dense head's prediction to that of the transformer."""
+        if not self.training.dpt_head:
+            return False
+        return self.model.size != "published" if self.model.residual == "auto" else self.model.residual == "True"
 
     @property
     def patches(self) -> int:
@@ -275,3 +288,5 @@ def check_settings(settings: Settings) -> None:
         )
     if training.reinit and not training.dpt_head:
         raise ConfigError("training.reinit belongs to the dense stage: add training.dpt_head=True.")
+    if model.residual == "True" and not training.dpt_head:
+        raise ConfigError("model.residual belongs to the dense stage: add training.dpt_head=True.")

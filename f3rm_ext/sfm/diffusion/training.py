@@ -26,6 +26,7 @@ from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import load_state_dict, resolve
 from f3rm_ext.sfm.diffusion import checkpoint as files
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes, SceneSample
+from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING
 from f3rm_ext.sfm.diffusion.encoder import Encoded, FeatureCache
 from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, masked_loss
 from f3rm_ext.sfm.diffusion.plan import set_trained
@@ -46,6 +47,9 @@ _MOST_FEATURES_BYTES = 1 << 30
 _BETA1 = 0.9
 _SLOWER = 0.1
 """Factor on the learning rate of encoder and transformer in the dense stage."""
+_SLOWEST = _SLOWER / UPSAMPLING**2
+"""Factor on that of the rays' convolution, if the model begins as the sparse one: the cells of a patch see about the
+same ray, so that Adam moves all their weights alike, and their steps add up."""
 Report = Callable[[int, float], None]
 """Called after each step with the number of steps done and the loss."""
 ReportMetrics = Callable[[int, dict[str, float]], None]
@@ -194,18 +198,24 @@ class Training:
         freeze = not self._unfrozen
         set_trained(self.network, training.freeze_encoder and freeze, model.freeze_transformer and freeze)
         self.network.to(self.device)
-        slow, fast = [], []
+        groups: dict[float, list[nn.Parameter]] = {factor: [] for factor in (1.0, _SLOWER, _SLOWEST)}
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad:
-                is_slow = training.dpt_head and name.startswith(("encoder.", "transformer."))
-                (slow if is_slow else fast).append(parameter)
-        groups = [{"params": fast, "lr": training.lr}, {"params": slow, "lr": _SLOWER * training.lr}]
+                groups[self._rate_factor(name)].append(parameter)
         self.optimizer = torch.optim.Adam(
-            [group for group in groups if group["params"]], betas=(_BETA1, training.beta2)
+            [{"params": some, "lr": factor * training.lr} for factor, some in groups.items() if some],
+            betas=(_BETA1, training.beta2),
         )
         self.features = self._feature_cache()
         self.model = self.accelerator.prepare_model(EncodeAndPredict(self.network))
         self.model.train()
+
+    def _rate_factor(self, name: str) -> float:
+        """Factor on the learning rate of a parameter."""
+        if self.network.residual is not None and name.startswith("rays."):
+            return _SLOWEST
+        is_slow = self.network.stage == "dense" and name.startswith(("encoder.", "transformer."))
+        return _SLOWER if is_slow else 1.0
 
     def _feature_cache(self) -> FeatureCache | None:
         """Keeps the features of images that are always cut alike, if their encoder is frozen and they fit."""
@@ -370,13 +380,18 @@ def _make_model(settings: Settings, saved: dict[str, Any] | None) -> RayDiffuser
         model = files.build_model(saved["state_dict"])
         if (model.size, model.stage) != (dataclasses.replace(size, head_width=model.size.head_width), stage):
             raise CheckpointError("The checkpoint is of another size or stage than its settings say: it is damaged.")
+        if settings.model.residual not in ("auto", str(model.residual is not None)):
+            raise CheckpointError(
+                f"The run in {settings.folder} cannot go on with model.residual={settings.model.residual}, because its "
+                f"model has {model.residual is not None}: leave it out, or begin a new run with training.pretrain_path."
+            )
         return model
     if not settings.training.pretrain_path:
-        return RayDiffuser(_load_encoder(settings), size, stage)
+        return RayDiffuser(_load_encoder(settings), size, stage, settings.has_residual)
     state = files.read_weights(Path(settings.training.pretrain_path))
     encoder = {name.removeprefix("encoder.vit."): value for name, value in state.items() if name.startswith("encoder.")}
     vit = VisionTransformer.from_state_dict(encoder) if encoder else _load_encoder(settings)
-    model = RayDiffuser(vit, size, stage)
+    model = RayDiffuser(vit, size, stage, settings.has_residual)
     if stage == "sparse":
         files.load_exactly(model, state)
     else:

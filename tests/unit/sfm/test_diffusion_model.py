@@ -13,7 +13,7 @@ from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD,
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion import checkpoint
 from f3rm_ext.sfm.diffusion.encoder import ImageEncoder
-from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, masked_loss
+from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, Stage, masked_loss, upsampled
 from f3rm_ext.sfm.diffusion.plan import ENCODER_DEPTH, ENCODER_SIDE, ENCODER_WIDTH, encoder_state, set_trained
 from f3rm_ext.sfm.diffusion.transformer import Block, number_codes
 
@@ -136,14 +136,23 @@ def inputs(model: RayDiffuser, batch: int = 2, images: int = 3, patches: int = 2
     return photos, noisy, torch.tensor([3, 80]), ndc
 
 
-@pytest.mark.parametrize("stage", ["sparse", "dense"])
-def test_predictions_depend_on_everything(small_vit: VisionTransformer, stage: str) -> None:
-    torch.manual_seed(0)
-    model = RayDiffuser(small_vit, SMALL, stage).eval()  # type: ignore[arg-type]
+MODELS: list[tuple[Stage, bool]] = [("sparse", False), ("dense", False), ("dense", True)]
+"""Stage, and whether the head's prediction is added to the sparse one."""
+
+
+def awake(model: RayDiffuser) -> RayDiffuser:
+    """The model with blocks that are not the identity any more."""
     for block in model.transformer.blocks:
         assert isinstance(block, Block)
         torch.nn.init.normal_(block.modulation.weight, std=0.1)
         torch.nn.init.normal_(block.modulation.bias, std=0.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize(("stage", "residual"), MODELS)
+def test_predictions_depend_on_everything(small_vit: VisionTransformer, stage: Stage, residual: bool) -> None:
+    torch.manual_seed(0)
+    model = awake(RayDiffuser(small_vit, SMALL, stage, residual))
     photos, noisy, steps, ndc = inputs(model)
     with torch.no_grad():
         encoded = model.encoder(photos)
@@ -180,6 +189,48 @@ def test_images_see_each_other(small_vit: VisionTransformer) -> None:
         assert not torch.equal(model(other, steps, encoded, ndc)[:, :2], model(noisy, steps, encoded, ndc)[:, :2])
 
 
+def test_a_dense_model_with_a_residual_head_predicts_at_first_what_the_sparse_one_does(
+    small_vit: VisionTransformer,
+) -> None:
+    torch.manual_seed(0)
+    sparse, dense = awake(RayDiffuser(small_vit, SMALL, "sparse")), RayDiffuser(small_vit, SMALL, "dense", True).eval()
+    checkpoint.dense_from_sparse(dense, sparse.state_dict())
+    photos, noisy, steps, ndc = inputs(dense)
+    known = (torch.rand(noisy[:, :, 0].shape, generator=torch.Generator().manual_seed(1)) < 0.5).float()
+    middle = (..., slice(8, None, 16), slice(8, None, 16))
+    with torch.no_grad():
+        encoded = dense.encoder(photos)
+        wanted = sparse(noisy[middle], steps, encoded, ndc, known[middle])
+        made = dense(noisy, steps, encoded, ndc, known)
+        torch.testing.assert_close(made, upsampled(wanted), atol=1e-6, rtol=1e-5)
+        assert dense.head is not None
+        torch.nn.init.normal_(dense.head.output[-1].weight)  # type: ignore[arg-type]
+        assert (dense(noisy, steps, encoded, ndc, known) - made).abs().max() > 1e-3, "the head adds to it"
+
+
+def test_maps_are_upsampled_about_the_centres_of_their_cells() -> None:
+    ramp = torch.arange(3.0).expand(1, 1, 8, 3, 3)
+    larger = upsampled(ramp)[0, 0, 0]
+    assert larger.shape == (48, 48)
+    # Cell i of 16 per patch lies at (i + 1/2) / 16 - 1/2, in units of patches from the centre of the first one.
+    wanted = ((torch.arange(48) + 0.5) / 16 - 0.5).clamp(0, 2)
+    torch.testing.assert_close(larger, wanted.expand(48, 48))
+
+
+def test_checkpoints_tell_whether_the_head_predicts_a_residual(small_vit: VisionTransformer) -> None:
+    for residual in (False, True):
+        torch.manual_seed(0)
+        model = awake(RayDiffuser(small_vit, SMALL, "dense", residual))
+        assert model.head is not None
+        torch.nn.init.normal_(model.head.output[-1].weight)  # type: ignore[arg-type]
+        again = checkpoint.build_model(model.state_dict()).eval()
+        assert (again.residual is not None) == residual
+        photos, noisy, steps, ndc = inputs(model)
+        with torch.no_grad():
+            encoded = model.encoder(photos)
+            assert torch.equal(again(noisy, steps, encoded, ndc), model(noisy, steps, encoded, ndc))
+
+
 def test_a_dense_model_begins_as_a_sparse_one(small_vit: VisionTransformer) -> None:
     torch.manual_seed(0)
     sparse, dense = (RayDiffuser(small_vit, SMALL, stage) for stage in ("sparse", "dense"))
@@ -196,12 +247,14 @@ def test_a_dense_model_begins_as_a_sparse_one(small_vit: VisionTransformer) -> N
         checkpoint.dense_from_sparse(RayDiffuser(small_vit, ModelSize(128, 4, 2, 16), "dense"), sparse.state_dict())
 
 
-@pytest.mark.parametrize("stage", ["sparse", "dense"])
+@pytest.mark.parametrize(("stage", "residual"), MODELS)
 @pytest.mark.parametrize("frozen", [False, True])
-def test_exactly_what_is_trained_gets_a_gradient(small_vit: VisionTransformer, stage: str, frozen: bool) -> None:
+def test_exactly_what_is_trained_gets_a_gradient(
+    small_vit: VisionTransformer, stage: Stage, residual: bool, frozen: bool
+) -> None:
     """Processes that average gradients wait for every trained parameter."""
     torch.manual_seed(0)
-    model = RayDiffuser(small_vit, SMALL, stage)  # type: ignore[arg-type]
+    model = RayDiffuser(small_vit, SMALL, stage, residual)
     set_trained(model, frozen, frozen)
     photos, noisy, steps, ndc = inputs(model)
     model(noisy, steps, model.encoder(photos), ndc).square().mean().backward()

@@ -52,6 +52,8 @@ def test_later_words_count() -> None:
         (["training.dpt_head=True"], "set both to 256"),
         (["training.full_num_patches_x=256", "training.full_num_patches_y=256"], "set both to 16"),
         (["training.reinit=True"], "dense stage"),
+        (["model.residual=True"], "model.residual belongs to the dense stage"),
+        (["model.residual=maybe"], "auto, True, False"),
         (["model.colour=red"], "choose from model.num_images"),
         (["dataset.image_size=225"], "multiple of 14"),
     ],
@@ -59,6 +61,23 @@ def test_later_words_count() -> None:
 def test_mistakes_are_told_in_one_sentence(words: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_settings(words)
+
+
+def test_published_dense_models_have_no_residual_head_and_tiny_ones_do() -> None:
+    tiny = ("model.size=tiny",)
+    assert not parse_settings([], "dense").has_residual and not parse_settings(tiny, "sparse").has_residual
+    assert parse_settings(tiny, "dense").has_residual
+    assert parse_settings(["model.residual=True"], "dense").has_residual
+    assert not parse_settings([*tiny, "model.residual=False"], "dense").has_residual
+
+
+def test_plans_tell_a_residual_head() -> None:
+    small = ("model.size=tiny",)
+    plans = {}
+    for residual in ("True", "False"):
+        settings = parse_settings((*small, f"model.residual={residual}"), "dense")
+        plans[residual] = " ".join(make_plan(settings, 1).lines(settings))
+    assert "(model.residual)" in plans["True"] and "(model.residual)" not in plans["False"]
 
 
 def test_settings_of_the_published_code_that_are_built_in_are_taken() -> None:
