@@ -12,7 +12,8 @@ from f3rm_ext.errors import CheckpointError
 from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD, normalise
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion import checkpoint
-from f3rm_ext.sfm.diffusion.encoder import ImageEncoder
+from f3rm_ext.sfm.diffusion.dense_head import DenseHead
+from f3rm_ext.sfm.diffusion.encoder import Encoded, ImageEncoder
 from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, Stage, masked_loss, upsampled
 from f3rm_ext.sfm.diffusion.plan import ENCODER_DEPTH, ENCODER_SIDE, ENCODER_WIDTH, encoder_state, set_trained
 from f3rm_ext.sfm.diffusion.transformer import Block, number_codes
@@ -206,6 +207,19 @@ def test_a_dense_model_with_a_residual_head_predicts_at_first_what_the_sparse_on
         assert dense.head is not None
         torch.nn.init.normal_(dense.head.output[-1].weight)  # type: ignore[arg-type]
         assert (dense(noisy, steps, encoded, ndc, known) - made).abs().max() > 1e-3, "the head adds to it"
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_residual_heads_see_tokens_of_any_size_alike(residual: bool) -> None:
+    torch.manual_seed(0)
+    head = DenseHead(6, 6, 8, 8, residual)
+    for parameter in head.output[-1].parameters():
+        torch.nn.init.normal_(parameter)
+    taps = [torch.randn(1, 2, 6, 2, 2) for _ in range(2)]
+    encoded = Encoded(torch.randn(1, 2, 6, 2, 2), torch.randn(1, 2, 5, 6), torch.randn(1, 2, 5, 6))
+    with torch.no_grad():
+        made, large = (head(encoded, [size * tap for tap in taps], torch.tensor([3])) for size in (1, 1000))
+    assert torch.allclose(made, large, atol=1e-2) == residual
 
 
 def test_maps_are_upsampled_about_the_centres_of_their_cells() -> None:
