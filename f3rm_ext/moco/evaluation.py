@@ -244,7 +244,7 @@ def imagenet_features(path: Path, images: UInt8[np.ndarray, "images side side 3"
     """Returns the mean of the last feature map of EfficientNet-lite0 with ImageNet weights.
 
     Args:
-        path: Its state dict with timm's names.
+        path: Its state dict with timm's names, or with others in timm's order.
         images: Pictures.
 
     Raises:
@@ -253,12 +253,14 @@ def imagenet_features(path: Path, images: UInt8[np.ndarray, "images side side 3"
     import timm
 
     network = timm.create_model("tf_efficientnet_lite0")
-    state = {name: value.float() for name, value in load_state_dict(path).items()}
+    state, own = {name: value.float() for name, value in load_state_dict(path).items()}, network.state_dict()
+    if [value.shape for value in state.values()] == [value.shape for value in own.values()]:
+        state = dict(zip(own, state.values(), strict=True))
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigError(
-            f"{path} is not EfficientNet-lite0 with timm's names ({reason_of(error)}): give --imagenet its state dict."
+            f"{path} is not EfficientNet-lite0 ({reason_of(error)}): give --imagenet its state dict, as of timm."
         ) from error
     network.eval()
     found = []
