@@ -69,3 +69,18 @@ def test_folders_without_classes_are_refused(pictures: Path, tmp_path: Path) -> 
     (tmp_path / "no.safetensors").write_bytes(b"no")
     with pytest.raises(ConfigError, match="not the backbone"):
         evaluation.open_backbone(tmp_path / "no.safetensors")
+
+
+def test_imagenet_weights_with_other_names_are_read_in_order(tmp_path: Path) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    state = timm.create_model("tf_efficientnet_lite0").state_dict()
+    torch.save(state, tmp_path / "timm.pth")
+    torch.save({f"_{name}": value for name, value in state.items()}, tmp_path / "other.pth")
+    torch.save(dict(list(state.items())[:-1]), tmp_path / "part.pth")
+    images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    found = [evaluation.imagenet_features(tmp_path / name, images) for name in ("timm.pth", "other.pth")]
+    assert torch.equal(*found) and found[0].std() > 0
+    with pytest.raises(ConfigError, match="part.pth is not EfficientNet-lite0"):
+        evaluation.imagenet_features(tmp_path / "part.pth", images)
