@@ -82,5 +82,5 @@ def test_imagenet_weights_with_other_names_are_read_in_order(tmp_path: Path) -> 
     images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     found = [evaluation.imagenet_features(tmp_path / name, images) for name in ("timm.pth", "other.pth")]
     assert torch.equal(*found) and found[0].std() > 0
-    with pytest.raises(ConfigError, match="part.pth is not EfficientNet-lite0"):
+    with pytest.raises(ConfigError, match="is not EfficientNet-lite0"):
         evaluation.imagenet_features(tmp_path / "part.pth", images)
