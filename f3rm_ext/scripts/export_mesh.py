@@ -100,14 +100,12 @@ class Mesh:
             raise ConfigError("Splats in a file come without cameras: add their capture with --data.")
         if self.splats is None and self.data is not None:
             raise ConfigError("--data belongs to --splats: a run knows its capture, so leave it out.")
-        if self.unbounded and self.method != "tsdf":
-            raise ConfigError(
-                f"--unbounded is of --method tsdf, and --method is {self.method}: leave one of the two out."
-            )
-        if self.stereo_width and self.method != "tsdf":
-            raise ConfigError(
-                f"--stereo-width is of --method tsdf, and --method is {self.method}: leave one of the two out."
-            )
+        for name in ("unbounded", "stereo_width"):
+            if getattr(self, name) and self.method != "tsdf":
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is of --method tsdf, and --method is {self.method}: leave one of the "
+                    "two out."
+                )
         for name, valid, needs in (
             ("stereo_width", self.stereo_width == 0 or self.stereo_width >= 32, "0, or 32 or more"),
             ("resolution_scale", self.resolution_scale > 0, "a number above 0"),

@@ -76,13 +76,13 @@ class Points:
         from f3rm_ext.capture.points import RGB, XYZ
         from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh
         from f3rm_ext.surface.scenes import SurfaceScene
-        from f3rm_ext.surface.stereo import views_of_photos
+        from f3rm_ext.surface.stereo import AGREEING, views_of_photos
 
         outputs = CaptureDataParserConfig(data=self.data, load_3D_points=True).setup().get_dataparser_outputs("train")
         frame = CaptureFrame.of_outputs(outputs, self.data)
         scene = SurfaceScene(views_of_photos(outputs, self.width), None, frame, {})
         try:
-            mesh = extract_mesh(scene, ExtractionOptions(tolerance=0.03), bars.show).mesh
+            mesh = extract_mesh(scene, ExtractionOptions(tolerance=AGREEING), bars.show).mesh
         except MeshError as error:
             raise CaptureError(
                 f"The photos of {self.data} do not agree on any surface, so there are no dense points: raise --width, "

@@ -78,6 +78,7 @@ def extract_mesh(
         ConfigError: the method needs Gaussians and the scene is a field.
         CaptureError: a photo for stereo cannot be read.
     """
+    facts: dict[str, object] = {}
     if options.method == "poisson-centres":
         gaussians = require_gaussians(scene, options.method)
         on_progress("Poisson", 0, 1)
@@ -88,7 +89,6 @@ def extract_mesh(
         gaussians = require_gaussians(scene, options.method) if options.method == "level-set" else None
         total = len(scene.views)
         with stored_views(scene.views, lambda done: on_progress("Rendering", done, total)) as stored:
-            facts: dict[str, object] = {}
             if scene.stereo is not None and gaussians is None:
                 share = take_stereo(stored, scene.stereo, lambda done: on_progress("Stereo", done, total))
                 facts["stereo_share"] = round(share, 3)
@@ -100,8 +100,7 @@ def extract_mesh(
                 return Extraction(found.mesh, found.facts | facts)
             else:
                 found = _fused(stored, options, on_progress)
-                found = Extraction(found.mesh, found.facts | facts)
-    return Extraction(_finished(found.mesh, options), found.facts)
+    return Extraction(_finished(found.mesh, options), found.facts | facts)
 
 
 def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> None:

@@ -34,6 +34,8 @@ LEAST_BASELINE = 0.05
 """Views nearer than this, in the same unit, are not compared."""
 MOST_TURN_DEG = 60.0
 """Nor are views whose axes differ by more."""
+AGREEING = 0.03
+"""Largest difference of stereo depths that agree, as a share of the depth."""
 NOISE = 1.0
 """Variance of grey levels (0 to 255) below which a patch counts as flat."""
 OUTSIDE = -1e4
@@ -174,13 +176,13 @@ def _correlations(
 ) -> Float32[np.ndarray, "planes rows w"]:
     """Normalised cross-correlation of patches with those that each plane shows of another photo; −1 outside of it.
     Only the rows that see the planes."""
-    one, two = pair
+    (one, two), rows = pair, sweep.rows
     # OpenCV's pixel centres lie at whole numbers.
     half = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
     K, K2 = (half @ cameras.Ks[index].double().numpy() for index in pair)
     move = cameras.viewmats[two].double().numpy() @ np.linalg.inv(cameras.viewmats[one].double().numpy())
-    back = np.linalg.inv(K) @ np.array([[1, 0, 0], [0, 1, sweep.rows.start], [0, 0, 1]])
-    own = own[sweep.rows]
+    back = np.linalg.inv(K) @ np.array([[1, 0, 0], [0, 1, rows.start], [0, 0, 1]])
+    own = own[rows]
 
     def mean(values: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
         return cv2.blur(values, (options.window_px, options.window_px))

@@ -11,12 +11,11 @@ from jaxtyping import Float32, Int
 from numpy.lib.stride_tricks import sliding_window_view
 
 from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.surface.stereo import AGREEING
 from f3rm_ext.surface.views import SceneViews, StoredViews, agreeing_depth, stored_views
 
 MIN_VIEWS = 2
 """Views whose stereo must agree on a pixel, itself included."""
-TOLERANCE = 0.03
-"""Largest difference of stereo depths that agree, as a share of the depth."""
 FAR_OFF = 0.01
 """Difference beyond which stereo replaces rendered depth, as a share of it: within that, rendered depth is smoother."""
 SMOOTHED_PX = 5
@@ -40,7 +39,7 @@ def take_stereo(
     taken = pixels = 0
     with stored_views(stereo, on_progress) as found:
         for index in range(len(stored)):
-            sure = _smoothed(agreeing_depth(found, index, MIN_VIEWS, TOLERANCE))
+            sure = _smoothed(agreeing_depth(found, index, MIN_VIEWS, AGREEING))
             own = np.asarray(stored.depth(index))
             rows, columns = (
                 _nearest(stored.cameras, found.cameras, index, axis, own.shape[1 - axis], sure.shape[1 - axis])
