@@ -70,6 +70,9 @@ class Mesh:
     unbounded: tyro.conf.FlagConversionOff[bool] = False
     """For scenes without walls around them: from a box around the cameras outwards, voxels double in width each time
     that the distance doubles; tsdf."""
+    fill_holes: tyro.conf.FlagConversionOff[bool] = False
+    """Where photos look through a hole of the mesh, fuse the rendered depth although too few views agree on it; tsdf.
+    A guess in place of nothing."""
     min_views: int = 2
     """Number of views that must agree on a pixel's depth, itself included, 1 or more; tsdf and level-set."""
     tolerance: float = 0.02
@@ -100,7 +103,7 @@ class Mesh:
             raise ConfigError("Splats in a file come without cameras: add their capture with --data.")
         if self.splats is None and self.data is not None:
             raise ConfigError("--data belongs to --splats: a run knows its capture, so leave it out.")
-        for name in ("unbounded", "stereo_width"):
+        for name in ("unbounded", "fill_holes", "stereo_width"):
             if getattr(self, name) and self.method != "tsdf":
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is of --method tsdf, and --method is {self.method}: leave one of the "
@@ -194,6 +197,7 @@ class Mesh:
             method=self.method,
             voxel=self.voxel * unit,
             unbounded=self.unbounded,
+            fill_holes=self.fill_holes,
             min_views=self.min_views,
             tolerance=self.tolerance,
             level=self.level,

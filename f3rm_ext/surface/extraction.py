@@ -1,6 +1,6 @@
 """Extraction of a mesh from a trained scene: one interface for all methods."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.surface import cleaning
 from f3rm_ext.surface.fusion import NO_DEPTH, fuse_depth
+from f3rm_ext.surface.holes import fill_holes
 from f3rm_ext.surface.level_set import SurfaceCloud, center_points, level_points
 from f3rm_ext.surface.poisson import FEWEST_POINTS, poisson_mesh
 from f3rm_ext.surface.scenes import SurfaceScene, require_gaussians
@@ -33,6 +34,8 @@ class ExtractionOptions:
     """Side of the voxels (tsdf); 0 takes the median width of a pixel on the surface."""
     unbounded: bool = False
     """Wider voxels, farther from the cameras (tsdf)."""
+    fill_holes: bool = False
+    """Fuse depth that too few views agree on where photos look through holes (tsdf)."""
     min_views: int = 2
     """Views that must agree on a pixel (tsdf, level-set)."""
     tolerance: float = 0.02
@@ -83,7 +86,8 @@ def extract_mesh(
         gaussians = require_gaussians(scene, options.method)
         on_progress("Poisson", 0, 1)
         cloud = center_points(gaussians, scene.views.cameras.positions)
-        found = Extraction(poisson_mesh(*cloud, options.poisson_depth, options.trim), {"points": len(cloud.positions)})
+        mesh = poisson_mesh(*cloud, options.poisson_depth, options.trim)
+        found = Extraction(_finished(mesh, options), {"points": len(cloud.positions)})
         on_progress("Poisson", 1, 1)
     else:
         gaussians = require_gaussians(scene, options.method) if options.method == "level-set" else None
@@ -95,12 +99,14 @@ def extract_mesh(
             _keep_agreeing(stored, options, on_progress)
             if gaussians is not None:
                 found = _level(stored, gaussians, options, on_progress)
-            elif options.unbounded:
-                found = _fused_shells(stored, options, on_progress)
-                return Extraction(found.mesh, found.facts | facts)
             else:
-                found = _fused(stored, options, on_progress)
-    return Extraction(_finished(found.mesh, options), found.facts | facts)
+                fuse = _fused_shells if options.unbounded else _fused
+                if options.fill_holes:
+                    rough = fuse(stored, replace(options, vertices=0), on_progress).mesh
+                    share = fill_holes(stored, rough, lambda done: on_progress("Holes", done, total))
+                    facts["filled_share"] = round(share, 3)
+                found = fuse(stored, options, on_progress)
+    return Extraction(found.mesh, found.facts | facts)
 
 
 def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> None:
@@ -122,7 +128,7 @@ def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: StagePr
     mesh = fuse_depth(
         stored, voxel, float(min(options.min_views, 3)), lambda done, total: on_progress("Fusion", done, total)
     )
-    return Extraction(mesh, {"voxel_scene": voxel})
+    return Extraction(_finished(mesh, options), {"voxel_scene": voxel})
 
 
 def _voxel(stored: StoredViews, options: ExtractionOptions) -> float:
@@ -177,7 +183,7 @@ def _level(
     on_progress("Poisson", len(boxes), len(boxes))
     joined = trimesh.util.concatenate(parts)
     assert isinstance(joined, trimesh.Trimesh)
-    return Extraction(joined, facts)
+    return Extraction(_finished(joined, options), facts)
 
 
 def _cleaned(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:

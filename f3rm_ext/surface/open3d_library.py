@@ -50,6 +50,16 @@ def to_open3d(mesh: trimesh.Trimesh) -> Any:
     return made
 
 
+def raycasting_scene(vertices: np.ndarray, faces: np.ndarray) -> Any:
+    """Returns Open3D's scene for casting rays at triangles: vertices (vertices, 3) and their indices (faces, 3)."""
+    o3d = open3d()
+    scene = o3d.t.geometry.RaycastingScene()
+    scene.add_triangles(
+        o3d.core.Tensor(np.asarray(vertices, np.float32)), o3d.core.Tensor(np.asarray(faces, np.uint32))
+    )
+    return scene
+
+
 def from_open3d(mesh: Any) -> trimesh.Trimesh:
     """Returns the mesh of Open3D's triangle mesh, with its vertex colours if it has any."""
     colors = None

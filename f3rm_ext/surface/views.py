@@ -107,18 +107,23 @@ class StoredViews:
         return np.load(self._folder / f"color{index}.npy", mmap_mode="r")
 
     def depth(self, index: int) -> Float32[np.ndarray, "h w"]:
-        """Returns the depth of a view; 0 where there is none."""
-        return np.load(self._folder / f"depth{index}.npy", mmap_mode="r")
+        """Returns the depth of a view as it was set last; 0 where there is none."""
+        path = self._folder / f"depth{index}.npy"
+        return np.load(path, mmap_mode="r") if path.exists() else self.rendered_depth(index)
+
+    def rendered_depth(self, index: int) -> Float32[np.ndarray, "h w"]:
+        """Returns the depth of a view as it was rendered; 0 where there is none."""
+        return np.load(self._folder / f"rendered{index}.npy", mmap_mode="r")
 
     def put(self, index: int, view: RenderedView) -> None:
         """Stores a view."""
         np.save(self._folder / f"color{index}.npy", view.color)
-        np.save(self._folder / f"depth{index}.npy", view.depth)
+        np.save(self._folder / f"rendered{index}.npy", view.depth)
 
     def set_depth(self, index: int, depth: Float32[np.ndarray, "h w"]) -> None:
         """Replaces the depth of a view; those that have read the old one keep it."""
         path = self._folder / f"depth{index}.npy"
-        path.unlink()
+        path.unlink(missing_ok=True)
         np.save(path, depth)
 
     def points(self, index: int) -> tuple[Float[Tensor, "points 3"], Int[Tensor, " points"]]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.splat.cameras import PinholeCameras
-from f3rm_ext.surface.open3d_library import open3d
+from f3rm_ext.surface.open3d_library import open3d, raycasting_scene
 
 NEEDED_VIEWS = 2
 """Cameras that must see a point: one alone cannot tell how far away it is."""
@@ -35,12 +35,9 @@ def seen_points(
     Raises:
         CaptureError: the capture cannot be read.
     """
-    o3d = open3d()
+    tensor = open3d().core.Tensor
     views, frame = capture_views(capture)
-    scene = o3d.t.geometry.RaycastingScene()
-    scene.add_triangles(
-        o3d.core.Tensor(np.asarray(truth.vertices, np.float32)), o3d.core.Tensor(np.asarray(truth.faces, np.uint32))
-    )
+    scene = raycasting_scene(truth.vertices, truth.faces)
     in_scene = torch.from_numpy(frame.to_scene(points))
     centers = frame.to_capture(views.positions.double().numpy())
     count = np.zeros(len(points), np.int8)
@@ -53,7 +50,7 @@ def seen_points(
         left = left[inside.numpy()]
         away = points[left] - center
         rays = np.concatenate([np.broadcast_to(center, away.shape), away], axis=1).astype(np.float32)
-        hidden = scene.test_occlusions(o3d.core.Tensor(rays), tnear=0.0, tfar=1.0 - _NEAR).numpy()
+        hidden = scene.test_occlusions(tensor(rays), tnear=0.0, tfar=1.0 - _NEAR).numpy()
         count[left[~hidden]] += 1
         on_progress(index + 1)
     return count >= NEEDED_VIEWS

@@ -150,6 +150,7 @@ def test_mistakes(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_pa
             "level 50 nowhere",
         ),
         ((*splats, *out, "--method", "level-set", "--unbounded", True), "--unbounded is of --method tsdf"),
+        ((*splats, *out, "--method", "level-set", "--fill-holes", True), "--fill-holes is of --method tsdf"),
         ((*splats, *out, "--method", "poisson-centres", "--poisson-depth", 5, "--crop-min", 99, 99, 99), "crop box"),
         (("--splats", far, "--data", tiny_capture, *out), "try --splats-frame capture"),
     ):

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from f3rm_ext.surface.bound.start import StartMesh, far_from_mesh, raycasting_scene
+from f3rm_ext.surface.bound.start import StartMesh, far_from_mesh, queryable
 
 SPLATS_PER_GAUSSIAN = 2
 """Splats that are nearest to a triangle, for each Gaussian on it, above which it is divided."""
@@ -61,7 +61,7 @@ def divided(mesh: StartMesh, points: Float[Tensor, "points 3"], most: int) -> St
     """
     points = points.contiguous()
     for _ in range(_ROUNDS):
-        near = raycasting_scene(mesh).compute_closest_points(points.numpy())["primitive_ids"].numpy()
+        near = queryable(mesh).compute_closest_points(points.numpy())["primitive_ids"].numpy()
         full = torch.bincount(torch.from_numpy(near.astype("int64")), minlength=len(mesh.faces)) > most
         if not full.any():
             break

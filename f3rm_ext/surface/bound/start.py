@@ -79,18 +79,15 @@ def far_from_mesh(
     """
     from scipy.spatial import KDTree
 
-    away = raycasting_scene(mesh).compute_distance(points.contiguous().numpy()).numpy()
+    away = queryable(mesh).compute_distance(points.contiguous().numpy()).numpy()
     return torch.from_numpy(away > share * KDTree(cameras.numpy()).query(points.numpy())[0])
 
 
-def raycasting_scene(mesh: StartMesh) -> Any:
+def queryable(mesh: StartMesh) -> Any:
     """Returns the mesh, CPU, for Open3D's queries."""
-    from f3rm_ext.surface.open3d_library import open3d
+    from f3rm_ext.surface.open3d_library import raycasting_scene
 
-    o3d = open3d()
-    scene = o3d.t.geometry.RaycastingScene()
-    scene.add_triangles(o3d.core.Tensor(mesh.vertices.numpy()), o3d.core.Tensor(mesh.faces.numpy().astype(np.uint32)))
-    return scene
+    return raycasting_scene(mesh.vertices.numpy(), mesh.faces.numpy())
 
 
 def _have_area(corners: Float[np.ndarray, "faces 3 3"]) -> np.ndarray:

@@ -11,7 +11,7 @@ from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import ConfigError, MeshError, reason_of
 from f3rm_ext.surface.contraction import Contraction
-from f3rm_ext.surface.open3d_library import open3d
+from f3rm_ext.surface.open3d_library import open3d, raycasting_scene
 
 SMALLEST_PX, LARGEST_PX = 64, 8192
 """Sides of textures."""
@@ -146,11 +146,10 @@ def texture_texels(atlas: Atlas) -> Texels:
 
     A texel beside a chart has the place on the chart that is nearest to it.
     """
-    o3d = open3d()
+    tensor = open3d().core.Tensor
     size, pixels = atlas.size_px, atlas.pixels
     flat = np.concatenate([pixels, np.zeros((len(pixels), 1))], axis=1).astype(np.float32)
-    scene = o3d.t.geometry.RaycastingScene()
-    scene.add_triangles(o3d.core.Tensor(flat), o3d.core.Tensor(np.asarray(atlas.mesh.faces, np.uint32)))
+    scene = raycasting_scene(flat, atlas.mesh.faces)
     face = np.full((size, size), -1, np.int32)
     weights = np.zeros((size, size, 2), np.float32)
     columns = np.arange(size, dtype=np.float32) + 0.5
@@ -158,7 +157,7 @@ def texture_texels(atlas: Atlas) -> Texels:
         rows = np.arange(first, min(first + _ROWS_AT_ONCE, size), dtype=np.float32) + 0.5
         rays = np.zeros((len(rows), size, 6), np.float32)
         rays[..., 0], rays[..., 1], rays[..., 2], rays[..., 5] = columns, rows[:, None], 1, -1
-        hit = scene.cast_rays(o3d.core.Tensor(rays))
+        hit = scene.cast_rays(tensor(rays))
         ids = hit["primitive_ids"].numpy()
         found = ids != scene.INVALID_ID
         block = slice(first, first + len(rows))
@@ -168,7 +167,7 @@ def texture_texels(atlas: Atlas) -> Texels:
     rows, columns = np.nonzero(beside)
     for part in np.array_split(np.arange(len(rows)), max(1, len(rows) // 500_000)):
         at = np.stack([columns[part] + 0.5, rows[part] + 0.5, np.zeros(len(part))], axis=1).astype(np.float32)
-        near = scene.compute_closest_points(o3d.core.Tensor(at))
+        near = scene.compute_closest_points(tensor(at))
         face[rows[part], columns[part]] = near["primitive_ids"].numpy()
         weights[rows[part], columns[part]] = near["primitive_uvs"].numpy()
     places = np.flatnonzero(face.reshape(-1) >= 0)

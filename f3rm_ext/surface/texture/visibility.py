@@ -8,7 +8,7 @@ import trimesh
 from jaxtyping import Bool, Float, Int
 from scipy.ndimage import distance_transform_edt, maximum_filter, minimum_filter
 
-from f3rm_ext.surface.open3d_library import open3d
+from f3rm_ext.surface.open3d_library import open3d, raycasting_scene
 from f3rm_ext.surface.texture.photos import Camera, Photo
 
 _NEAR = 2e-3
@@ -57,12 +57,8 @@ class Occluder:
 
     def __init__(self, mesh: trimesh.Trimesh) -> None:
         """Builds the tree for ray casting."""
-        o3d = open3d()
-        self._tensor: Any = o3d.core.Tensor
-        self.scene = o3d.t.geometry.RaycastingScene()
-        self.scene.add_triangles(
-            self._tensor(np.asarray(mesh.vertices, np.float32)), self._tensor(np.asarray(mesh.faces, np.uint32))
-        )
+        self._tensor: Any = open3d().core.Tensor
+        self.scene = raycasting_scene(mesh.vertices, mesh.faces)
 
     def cast(self, rays: Float[np.ndarray, "*shape 6"]) -> dict[str, np.ndarray]:
         """Returns ``t_hit``, ``primitive_ids`` and ``primitive_uvs`` of rays; t_hit is infinite where they miss."""

@@ -5,7 +5,7 @@ import torch
 import trimesh
 
 from f3rm_ext.surface.bound.division import divided
-from f3rm_ext.surface.bound.start import StartMesh, raycasting_scene
+from f3rm_ext.surface.bound.start import StartMesh, queryable
 
 
 def a_ball() -> StartMesh:
@@ -31,7 +31,7 @@ def test_triangles_are_divided_where_points_are() -> None:
     torch.testing.assert_close(fine.corner_colors, (fine.vertices[fine.faces] + 1) / 2)
     # The other side has the triangles that it had.
     assert (after.triangles_center[:, 0] < -0.5).sum() == (before.triangles_center[:, 0] < -0.5).sum()
-    near = raycasting_scene(fine).compute_closest_points(points.numpy())["primitive_ids"].numpy()
+    near = queryable(fine).compute_closest_points(points.numpy())["primitive_ids"].numpy()
     assert np.bincount(near).max() <= 2
     # No triangle is much thinner than those of the ball.
     edges = np.linalg.norm(after.triangles - np.roll(after.triangles, 1, axis=1), axis=2)
