@@ -11,7 +11,7 @@ from f3rm_ext.chain.manifest import Record
 from f3rm_ext.chain.options import ChainOptions
 from f3rm_ext.chain.stages import MESH, PICTURES, REFINED_MESH, SCORES, TEXTURED, TITLES
 from f3rm_ext.errors import MeshError
-from f3rm_ext.report.content import duration, machine_facts, plural
+from f3rm_ext.report.content import capture_name, duration, machine_facts, plural
 from f3rm_ext.report.mesh_viewer import STYLE, first_photo_view, mesh_viewer, page_mesh, viewer_script
 from f3rm_ext.report.page import html_page
 from f3rm_ext.report.records import read_json
@@ -53,7 +53,7 @@ def write_report(
             f'<h2>Made with</h2><div class="card">{fact_list(machine_facts(_device(scores)))}</div>',
         ]
     )
-    name = (options.images or Path(capture["path"])).resolve().name
+    name = capture_name(options.images or Path(capture["path"]))
     return html_page(
         f"{name}: a mesh to carry away",
         "f3rm-ext sugar run",
@@ -159,7 +159,9 @@ def _halves(folder: Path, name: str, pattern: str) -> Iterator[tuple[np.ndarray,
 def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) -> str:
     rows: list[tuple[str, str, str]] = []
     if poses:
-        rows.append(("Photos with a pose", f"{poses['registered']} of {poses['photos']}", "reasons in the table below"))
+        posed, given = poses["registered"], poses["photos"]
+        note = "reasons in the table below" if posed < given else "all of them"
+        rows.append(("Photos with a pose", f"{posed} of {given}", note))
         error = f"mean of {poses['points']:,} points"
         rows.append(("Reprojection error", f"{poses['reprojection_error_px']:.2f} px", error))
     for name, label in _SPLATS.items():

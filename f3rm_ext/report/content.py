@@ -8,7 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_PHOTO_FOLDERS = ("images", "photos", "input")
+"""Names of folders that say nothing of what the photos show."""
 _PACKAGES = ("f3rm-ext", "nerfstudio", "torch", "numpy", "numba")
+
+
+def capture_name(folder: Path) -> str:
+    """Returns what people call a capture or a folder of photos.
+
+    >>> capture_name(Path("/data/fox/images")), capture_name(Path("/data/fox"))
+    ('fox', 'fox')
+    """
+    folder = folder.resolve()
+    named = folder.parent.name if folder.name.lower() in _PHOTO_FOLDERS else ""
+    return named or folder.name
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.report.commands import Command, Outcome, Progress, progress_of, run_command
-from f3rm_ext.report.content import ReportContent, Stage, machine_facts
+from f3rm_ext.report.content import ReportContent, Stage, capture_name, machine_facts
 from f3rm_ext.report.page import build_page
 from f3rm_ext.report.records import lpips_reason, newest_checkpoint, read_json, read_scalars, steps_of
 from f3rm_ext.scene import SynthConfig
@@ -259,7 +259,7 @@ class DemoRun:
         return read_json(self.out / target / "measure.json")
 
     def _report(self, data: str, run: Path, metrics: dict[str, float], measured: dict[str, Any]) -> Path:
-        name = "the room" if self.synthetic else (self.options.images or Path(data)).name
+        name = "the room" if self.synthetic else capture_name(self.options.images or Path(data))
         content = ReportContent(
             title="A room that answers" if self.synthetic else f"{name}: a scene that answers",
             data_name=name,

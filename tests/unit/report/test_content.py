@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from f3rm_ext.report.content import duration, machine_facts, plural
+from f3rm_ext.report.content import capture_name, duration, machine_facts, plural
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,13 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_plurals() -> None:
     assert (plural(1, "photo"), plural(0, "photo"), plural(3, "photo")) == ("1 photo", "0 photos", "3 photos")
+
+
+def test_a_folder_named_images_is_called_by_what_it_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "fox" / "images").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "fox")
+    assert {capture_name(Path(name)) for name in ("images", "../fox/images", ".", "../fox")} == {"fox"}
+    assert capture_name(Path("/photos")) == "photos"
 
 
 def test_facts_name_versions_and_no_folders() -> None:
