@@ -1,4 +1,4 @@
-"""Writes the tables of benchmarks.md, sfm.md, sfm-diffusion.md and moco.md from benchmarks/results/*.json.
+"""Writes the tables of the pages in `PAGES` from benchmarks/results/*.json.
 
 python docs/make_benchmarks.py          # rewrite
 python docs/make_benchmarks.py --check  # fail if it is out of date
@@ -11,17 +11,16 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "sfm.md", "sfm-diffusion.md", "moco.md")]
+import learning_tables
+import mesh_tables
+from markdown_table import Report, table
+
+PAGES = [
+    Path(__file__).with_name(name) for name in ("benchmarks.md", "texture.md", "sfm.md", "sfm-diffusion.md", "moco.md")
+]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 GPU_DAY = RESULTS.parent / "gpu_day_report.py"
-Report = dict[str, Any]
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _training(report: Report) -> str:
@@ -46,7 +45,7 @@ def _training(report: Report) -> str:
                 str(row["peak_rss_mib"]),
             ]
         )
-    return _table(head, body)
+    return table(head, body)
 
 
 def _grids(report: Report) -> str:
@@ -61,11 +60,11 @@ def _grids(report: Report) -> str:
         for row in report["rows"]
     ]
     head = ["grid", "backend", "forward ms (quartiles)", "forward + backward ms (quartiles)"]
-    return _table([*head, "kept, bytes per point", "operators"], rows)
+    return table([*head, "kept, bytes per point", "operators"], rows)
 
 
 def _adam(report: Report) -> str:
-    return _table(["table", "Adam", "ms/step"], [[r["table"], r["adam"], f"{r['ms']:.1f}"] for r in report["rows"]])
+    return table(["table", "Adam", "ms/step"], [[r["table"], r["adam"], f"{r['ms']:.1f}"] for r in report["rows"]])
 
 
 def _starts(report: Report) -> str:
@@ -73,7 +72,7 @@ def _starts(report: Report) -> str:
         [name, *(f"{m:.2f} ({a:.2f}–{b:.2f})" for a, m, b in (clocks["wall_s"], clocks["cpu_s"]))]
         for name, clocks in report["quartiles"].items()
     ]
-    return _table(["", "wall s (quartiles)", "CPU s (quartiles)"], rows)
+    return table(["", "wall s (quartiles)", "CPU s (quartiles)"], rows)
 
 
 def _answers(report: Report) -> str:
@@ -89,7 +88,7 @@ def _answers(report: Report) -> str:
         ]
         for row in report["rows"]
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _splat_memory(report: Report) -> str:
@@ -100,13 +99,13 @@ def _splat_memory(report: Report) -> str:
     naive, ours = report["rows"][0], next(row for row in report["rows"] if "optimize-memory" in row["layout"])
     items = [[name, f"{size:,}", f"{ours['items'][name]:,}"] for name, size in naive["items"].items()]
     items.append(["peak", *(f"{row['peak']:,}" for row in (naive, ours))])
-    return _table(head, rows) + "\n\n" + _table(["bytes", "naive", "optimize-memory"], items)
+    return table(head, rows) + "\n\n" + table(["bytes", "naive", "optimize-memory"], items)
 
 
 def _splat_regularization(report: Report) -> str:
     keys = ("gaussians", "points", "measured_mib", "account_mib")
     rows = [[f"{row[key]:,.0f}" for key in keys] for row in report["rows"]]
-    return _table(["Gaussians", "points", "measured, MiB", "account, MiB"], rows)
+    return table(["Gaussians", "points", "measured, MiB", "account, MiB"], rows)
 
 
 def _splat_precision(report: Report) -> str:
@@ -119,98 +118,7 @@ def _splat_precision(report: Report) -> str:
         [row["variant"], *(number(row[key]) for key in keys), "{1:.0f} ({0:.0f}–{2:.0f})".format(*row["ms"])]
         for row in report["rows"]
     ]
-    return _table(head, rows)
-
-
-def _meshes(report: Report) -> str:
-    tables = []
-    for name, capture in report["captures"].items():
-        rows = capture["rows"]
-        head = [name, "extractor", "accuracy", "completeness", "chamfer"]
-        head += [f"F at {score['threshold']:g}" for score in rows[0]["scores"]]
-        body = [
-            [
-                row["run"],
-                row["method"],
-                *(f"{row[key]:.4f}" for key in ("accuracy", "completeness", "chamfer")),
-                *(f"{score['f_score']:.3f}" for score in row["scores"]),
-                "–" if row["normal_consistency"] is None else f"{row['normal_consistency']:.3f}",
-                *(f"{row[key]:,.0f}" if key in row else "–" for key in ("seconds", "peak_mib")),
-            ]
-            for row in rows
-        ]
-        tables.append(_table([*head, "normals", "s", "peak MiB"], body))
-        runs = {row["run"]: row for row in rows if "psnr" in row}
-        body = [
-            [run, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['gaussian_count']:,.0f}", f"{row['train_s']:.0f}"]
-            for run, row in runs.items()
-        ]
-        if body:
-            title = f"{name}, {capture['steps']:,} steps"
-            tables.append(_table([title, "PSNR", "SSIM", "Gaussians", "training s"], body))
-    return "\n\n".join(tables)
-
-
-def _refinement(report: Report) -> str:
-    """Runs and stages of each capture, then its textured meshes."""
-    tables = []
-
-    def cell(row: Report, digits: int, *names: str) -> str:
-        return next((f"{row[name]:,.{digits}f}" for name in names if name in row), "–")
-
-    for name, capture in report["captures"].items():
-        textured = [row for row in capture["rows"] if "coverage" in row]
-        stages = [row for row in capture["rows"] if "coverage" not in row]
-        head = [f"{name}, {capture['steps']} steps", "PSNR", "SSIM", "Gaussians", "steps/s", "s", "peak MiB"]
-        cells = (
-            (2, "psnr"),
-            (3, "ssim"),
-            (0, "gaussian_count"),
-            (1, "train_it_per_s"),
-            (0, "seconds"),
-            (0, "train_peak_memory_mib", "peak_mib"),
-        )
-        tables.append(
-            _table(head, [[row["run"], *(cell(row, digits, *names) for digits, *names in cells)] for row in stages])
-        )
-        if textured:
-            head = [name, "PSNR", "PSNR where covered", "coverage", "texture", "unseen texels", "s", "peak MiB"]
-            body = [
-                [
-                    row["run"],
-                    cell(row, 2, "psnr"),
-                    cell(row, 2, "psnr_covered"),
-                    f"{row['coverage']:.1%}",
-                    f"{row['texture_px']} px, {row['charts']:,} charts",
-                    f"{row['unseen'] / row['places']:.1%}",
-                    cell(row, 0, "seconds"),
-                    cell(row, 0, "peak_mib"),
-                ]
-                for row in textured
-            ]
-            tables.append(_table(head, body))
-    return "\n\n".join(tables)
-
-
-def _mesh_queries(report: Report) -> str:
-    """Direct-3D, rendered and 2D mean IoU of label features on meshes."""
-    tables = []
-    for capture, rows in report["captures"].items():
-        head = [capture, "features on", "points in 3D", "rendered", "2D features", "all vertices"]
-        body = [
-            [
-                row["mesh"],
-                f"{row['vertices']:,} vertices" if row["features"] == "vertices" else "texels",
-                *(f"{row[protocol]['miou']:.3f}" for protocol in ("direct-3d", "rendered", "image-features")),
-                f"{row['surface']['miou']:.3f}" if "surface" in row else "–",
-                f"{row['lift_s']:.0f}",
-                f"{row['lift_peak_mib']:,}",
-                f"{row['features_mib']:.1f}",
-            ]
-            for row in rows
-        ]
-        tables.append(_table([*head, "lifting, s", "peak MiB", "file, MiB"], body))
-    return "\n\n".join(tables)
+    return table(head, rows)
 
 
 def _memory(report: Report) -> str:
@@ -219,7 +127,7 @@ def _memory(report: Report) -> str:
         [ways[r["way"]], str(r["dim"]), f"{report['width']} × {r['rows']}", f"{r['peak_mib']:,.0f}", f"{r['s']:.0f}"]
         for r in report["rows"]
     ]
-    return _table(["", "dimensions", "pixels", "peak MiB", "s"], rows)
+    return table(["", "dimensions", "pixels", "peak MiB", "s"], rows)
 
 
 def _plan_memory(report: Report) -> str:
@@ -234,7 +142,7 @@ def _plan_memory(report: Report) -> str:
                 one, other = row[planned][phase], row[measured][phase]
                 cells += [f"{one / 2**20:,.0f}", f"{other / 2**20:,.0f}", f"{one / other:.2f}"]
             rows.append([row["run"], said, *cells, f"{row['plan_cpu_s']:.1f}"])
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _plan_time(report: Report) -> str:
@@ -245,7 +153,7 @@ def _plan_time(report: Report) -> str:
         middle = {key: statistics.median(values) for key, values in times.items()}
         said = [f"{middle[key]:.1f} ({min(values):.1f}–{max(values):.1f})" for key, values in times.items()]
         rows.append([row["method"], str(row["steps"]), *said, f"{middle['told_s'] / middle['took_s']:.2f}"])
-    return _table(["method", "steps", "told, s", "took, s", "finding out, s", "told / took"], rows)
+    return table(["method", "steps", "told, s", "took, s", "finding out, s", "told / took"], rows)
 
 
 def _codes(report: Report) -> str:
@@ -263,7 +171,7 @@ def _codes(report: Report) -> str:
         ]
         for r in report["rows"]
     ]
-    return _table([*head, "best patch kept", "ms"], rows)
+    return table([*head, "best patch kept", "ms"], rows)
 
 
 def _splats(report: Report) -> str:
@@ -285,45 +193,8 @@ def _splats(report: Report) -> str:
         [str(row["channels"]), "{1:.0f} ({0:.0f}–{2:.0f})".format(*row["ms"]), f"{row['ms'][1] / row['channels']:.1f}"]
         for row in report["lifting"]
     ]
-    lifting = _table(["channels lifted, one thread", "ms (quartiles)", "ms per channel"], lifted)
-    return f"{_table(head, rows)}\n\n{lifting}"
-
-
-def _surfaces(report: Report) -> str:
-    return "\n\n".join(_surface(name, capture) for name, capture in report["captures"].items())
-
-
-def _surface(name: str, report: Report) -> str:
-    """Quality and distances, PSNR over seeds, and PSNR at other sizes, of one capture."""
-    seeds = max(len(row["psnrs"]) for row in report["rows"])
-    head = [name, "PSNR", "SSIM", "LPIPS", "Gaussians", "centres → surface", "median", "surface → centres", "sum"]
-    rows = [
-        [
-            row["run"],
-            f"{row['psnr']:.2f}",
-            f"{row['ssim']:.3f}",
-            f"{row['lpips']:.3f}" if "lpips" in row else "–",
-            f"{row['gaussian_count']:,.0f}",
-            *(f"{row[key]:.4f}" for key in ("accuracy", "median", "completeness", "chamfer")),
-        ]
-        for row in report["rows"]
-    ]
-    tables = [_table(head, rows)]
-    if seeds > 1:
-        several = [row for row in report["rows"] if len(row["psnrs"]) == seeds]
-        means = [f"{sum(row['psnrs']) / seeds:.3f}" for row in several]
-        found = [
-            [row["run"], *(f"{psnr:.3f}" for psnr in row["psnrs"]), mean]
-            for row, mean in zip(several, means, strict=True)
-        ]
-        tables.append(_table(["PSNR by seed", *(str(seed) for seed in range(seeds)), "mean"], found))
-    at = {row["run"]: row["scales"] for row in report["rows"] if "scales" in row}
-    sizes = sorted({entry["scale"] for entries in at.values() for entry in entries})
-    psnr = {name: {entry["scale"]: entry["psnr"] for entry in entries} for name, entries in at.items()}
-    scaled = [[name, *(f"{psnr[name][size]:.2f}" if size in psnr[name] else "–" for size in sizes)] for name in psnr]
-    if scaled:
-        tables.append(_table(["PSNR at × size", *(f"{size:g}" for size in sizes)], scaled))
-    return "\n\n".join(tables)
+    lifting = table(["channels lifted, one thread", "ms (quartiles)", "ms per channel"], lifted)
+    return f"{table(head, rows)}\n\n{lifting}"
 
 
 def _captures(report: Report) -> str:
@@ -351,7 +222,7 @@ def _captures(report: Report) -> str:
         ]
         for row in report["rows"]
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _masked_pixels(report: Report) -> str:
@@ -366,7 +237,7 @@ def _masked_pixels(report: Report) -> str:
         ]
         for row in report["rows"]
     ]
-    return _table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
+    return table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
 
 
 def _shared(report: Report) -> str:
@@ -385,7 +256,7 @@ def _shared(report: Report) -> str:
             cpu = [cell(method, kind, company, "cpu_ms_per_step", 0)[1] for kind in kinds]
             ratio = f"{speeds[0][0] / speeds[1][0]:.1f}"
             body.append([method, company, *(text for _, text in speeds), ratio, *cpu])
-    return _table([*head, *(f"{kind}, CPU ms/step" for kind in kinds)], body)
+    return table([*head, *(f"{kind}, CPU ms/step" for kind in kinds)], body)
 
 
 def _gpu_day(report: Report) -> str:
@@ -417,92 +288,7 @@ def _step_operators(report: Report) -> str:
     keys = dict.fromkeys(key for column in columns for key in found[column])
     rows = [[*key, *(cell(found[column].get(key)) for cell in (kernels, waits) for column in columns)] for key in keys]
     head = [f"{what}, {column}" for what in ("kernels", "host waits") for column in columns]
-    return _table(["method", "stage", *head], rows)
-
-
-def _unposed(report: Report) -> str:
-    rows = [
-        [name, str(row["photos"]), str(row["width"]), f"{row['steps']:,}", f"{row['train_s'] / 60:.1f}",
-         *(f"{row[k]:.{d}f}" if k in row else "–" for k, d in (("psnr", 2), ("ssim", 3), ("lpips", 3)))]
-        for name, row in report["rows"].items()
-    ]  # fmt: skip
-    return _table(["method", "photos", "width px", "steps", "training min", "PSNR", "SSIM", "LPIPS"], rows)
-
-
-def _poses(report: Report) -> str:
-    head = ["photos", "mapper", "with a pose", "RRA@5", "RTA@5", "AUC@30", "centres", "reprojection px", "s"]
-    rows = [
-        [name, row["mapper"], f"{row['registered']} of {row['photos']}",
-         *(f"{value:.3f}" for value in (row["rra"]["5"], row["rta"]["5"], row["auc_30"])),
-         f"{row['center_error']:.2%} ({row['center_worst']:.2%})", f"{row['reprojection_error_px']:.2f}",
-         f"{row['seconds']:.0f}" + " (matches kept)" * row["features_reused"]]
-        for name, some in report["captures"].items() for row in some
-    ]  # fmt: skip
-    return _table(head, rows)
-
-
-def _over_seeds(values: list[float]) -> str:
-    """Mean and half of the 95 % interval of Student's t, %, of three values; fewer as they are."""
-    if len(values) < 3:
-        return ", ".join(f"{100 * value:.1f}" for value in values)
-    assert len(values) == 3
-    half = 4.30 * statistics.stdev(values) / len(values) ** 0.5
-    return f"{100 * statistics.mean(values):.1f} ± {100 * half:.1f}"
-
-
-def _moco_seeds(report: Report) -> str:
-    rows = [[row["name"], *(_over_seeds(row[key]) for key in ("knn", "linear"))] for row in report["rows"]]
-    return _table(["features, 64 px", "k-NN, %", "linear probe, %"], rows)
-
-
-def _moco_queues(report: Report) -> str:
-    head = ["queue", "keys held at the end", "own image's keys", "negatives of the batch", "pretext accuracy, %"]
-    rows = [
-        [
-            f"{row['queue']:,}",
-            f"{row['keys_held']:,.0f}",
-            "masked" if row["masked"] else "negatives",
-            "yes" if row["batch_negatives"] else "no",
-            f"{100 * row['pretext_accuracy']:.1f}",
-            f"{row['output_spread']:.2f}",
-            *(f"{100 * row[key]:.1f}" for key in ("knn", "linear", "linear, all stages")),
-        ]
-        for row in report["rows"]
-    ]
-    return _table([*head, "spread", "k-NN, %", "linear probe, %", "all stages, %"], rows)
-
-
-def _moco_distilled(report: Report) -> str:
-    where = {"rendered": "rendered views", "image-features": "2D features", "direct-3d": "points in 3D"}
-    rows = [
-        [
-            row["features"],
-            where[row["protocol"]],
-            str(row["pairs"]),
-            *(f"{row[key]:.3f}" for key in ("localisation", "miou", "macc", "best_threshold", "best_miou")),
-        ]
-        for row in report["rows"]
-    ]
-    head = ["features, asked by one pixel", "protocol", "pairs", "localisation", "mIoU", "mAcc", "best threshold"]
-    return _table([*head, "mIoU there"], rows)
-
-
-def _tiny_diffusion(report: Report) -> str:
-    head = ["model", "steps", "RRA@15", "RTA@15", "AUC@30", "centres", "endpoint error"]
-    rows = []
-    for row in report["rows"]:
-        name = row["model"]
-        if name == "dense":
-            name += ", begins as the sparse model" if row["residual"] else ", head alone"
-        poses = [f"{row[key]:.3f}" for key in ("rra_15", "rta_15", "auc_30", "centers")]
-        rows.append([name, f"{row['steps']:,}", *poses, f"{row['endpoints']:.3f}"])
-        if "endpoints_interpolated" in row:
-            steps, error = f"{row['steps']:,}", f"{row['endpoints_interpolated']:.3f}"
-            rows.append([f"{name}, interpolated", steps, *poses, error])
-    true = report["true_rays"]
-    for name, key in (("true rays of the patches", "endpoints"), ("the same, interpolated", "endpoints_interpolated")):
-        rows.append([name, *"–" * 5, f"{true[key]:.3f}"])
-    return _table(head, rows)
+    return table(["method", "stage", *head], rows)
 
 
 TABLES: dict[str, Callable[[Report], str]] = {
@@ -514,10 +300,11 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "import_time": _starts,
     "query_quality": _answers,
     "rasterize_cpu": _splats,
-    "splat_surfaces": _surfaces,
-    "mesh_extraction": _meshes,
-    "refinement": _refinement,
-    "mesh_queries": _mesh_queries,
+    "splat_surfaces": mesh_tables.surfaces,
+    "mesh_extraction": mesh_tables.meshes,
+    "refinement": mesh_tables.refinement,
+    "texture_choices": mesh_tables.texture_choices,
+    "mesh_queries": mesh_tables.mesh_queries,
     "splat_captures": _captures,
     "masked_pixels": _masked_pixels,
     "query_memory": _memory,
@@ -529,12 +316,12 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_precision": _splat_precision,
     "shared_cores": _shared,
     "gpu_day": _gpu_day,
-    "poses": _poses,
-    "unposed": _unposed,
-    "tiny_diffusion": _tiny_diffusion,
-    "moco_seeds": _moco_seeds,
-    "moco_queues": _moco_queues,
-    "moco_distilled": _moco_distilled,
+    "poses": learning_tables.poses,
+    "unposed": learning_tables.unposed,
+    "tiny_diffusion": learning_tables.tiny_diffusion,
+    "moco_seeds": learning_tables.moco_seeds,
+    "moco_queues": learning_tables.moco_queues,
+    "moco_distilled": learning_tables.moco_distilled,
 }
 MISSING = {"gpu_day": "Not measured: no GPU was at hand."}
 """What stands in place of a table whose results are missing."""

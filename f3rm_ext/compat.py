@@ -240,6 +240,23 @@ def release_viewer_locks() -> None:
     WebsockMessageHandler.atomic = atomic
 
 
+def end_viewer_threads(viewer: Any, patience_s: float = 10.0) -> None:
+    """Ends the threads that render for a viewer. Call it without the training lock, for which they may wait.
+
+    They are daemons. Python would stop them amid torch's C++ code when the process ends, which aborts it.
+
+    Args:
+        viewer: nerfstudio's; other viewers, or None, have no such threads.
+        patience_s: how long each thread is given to drop the picture at which it is.
+    """
+    threads = list(getattr(viewer, "render_statemachines", {}).values())
+    for thread in threads:
+        thread.running = False
+        thread.interrupt_render_flag = True
+    for thread in threads:
+        thread.join(patience_s)
+
+
 def _viewer_of(control: "ViewerControl") -> "Viewer | None":
     """Returns the viewer to which a control belongs, if any: nerfstudio 1.1.5 keeps it as an attribute."""
     return getattr(control, "viewer", None)

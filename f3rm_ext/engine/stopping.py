@@ -21,8 +21,6 @@ from f3rm_ext.engine.synchronization import SynchronizedOptimizers
 
 _ONE_CTRL_C_S = 2.0
 """With several processes, one Ctrl-C comes several times: from the terminal and from the program that started them."""
-_PICTURE_S = 10.0
-"""How long the viewer's threads are given to drop the picture at which they are."""
 
 
 class Stopping:
@@ -33,7 +31,6 @@ class Stopping:
     checkpoint_dir: Path
     optimizers: Optimizers
     training_state: Literal["training", "paused", "completed"]
-    viewer_state: Any
     _completed_step: int | None
     ranks: Ranks | None = None
     """The other processes of the run, if there are any."""
@@ -82,18 +79,6 @@ class Stopping:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _end_viewer_threads(self) -> None:
-        """Ends the threads that render for the viewer, without the training lock in hand.
-
-        They are daemons. Python would stop them amid torch's C++ code when the process ends, which aborts it.
-        """
-        threads = list(getattr(self.viewer_state, "render_statemachines", {}).values())
-        for thread in threads:
-            thread.running = False
-            thread.interrupt_render_flag = True
-        for thread in threads:
-            thread.join(_PICTURE_S)
 
     def _on_signal(self, number: int, _frame: Any) -> None:
         if self.training_state == "completed":  # saved; only the viewer is still running
