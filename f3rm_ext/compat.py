@@ -4,6 +4,7 @@ Sections: torch and numpy (checkpoints, devices, CUDA's allocator), nerfstudio (
 nerfstudio's viewer on viser, and gsplat. Importing this module imports only the standard library.
 """
 
+import atexit
 import contextlib
 import importlib.metadata
 import inspect
@@ -240,21 +241,25 @@ def release_viewer_locks() -> None:
     WebsockMessageHandler.atomic = atomic
 
 
-def end_viewer_threads(viewer: Any, patience_s: float = 10.0) -> None:
-    """Ends the threads that render for a viewer. Call it without the training lock, for which they may wait.
+def end_viewer_threads_at_exit(viewer: "Viewer", patience_s: float = 10.0) -> None:
+    """Ends the threads that render for a viewer when the process is about to end.
 
-    They are daemons. Python would stop them amid torch's C++ code when the process ends, which aborts it.
+    They are daemons. Python would stop them amid torch's C++ code, which aborts the process.
 
     Args:
-        viewer: nerfstudio's; other viewers, or None, have no such threads.
+        viewer: the viewer.
         patience_s: how long each thread is given to drop the picture at which it is.
     """
-    threads = list(getattr(viewer, "render_statemachines", {}).values())
-    for thread in threads:
-        thread.running = False
-        thread.interrupt_render_flag = True
-    for thread in threads:
-        thread.join(patience_s)
+
+    def end() -> None:
+        threads = list(viewer.render_statemachines.values())
+        for thread in threads:
+            thread.running = False
+            thread.interrupt_render_flag = True
+        for thread in threads:
+            thread.join(patience_s)
+
+    atexit.register(end)
 
 
 def _viewer_of(control: "ViewerControl") -> "Viewer | None":

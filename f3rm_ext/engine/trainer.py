@@ -370,7 +370,6 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
                 raise self._shortage(self._step_at_work) from error
             finally:
                 self.config.max_num_iterations = end
-                compat.end_viewer_threads(self.viewer_state)
 
     def _before_step(self, step: int) -> None:
         """Runs before all other callbacks of a step: the safe point between two steps."""

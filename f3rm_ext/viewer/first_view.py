@@ -78,11 +78,13 @@ def _meeting_point(
 
 
 class FirstViewControl(ViewerControl):
-    """Makes the pages of a viewer open on a training view, and lets one close without freezing the others."""
+    """Makes the pages of a viewer open on a training view, lets one close without freezing the others, and lets the
+    process end while pages are open."""
 
     def _setup(self, viewer: "Viewer") -> None:
         super()._setup(viewer)
         compat.release_viewer_locks()
+        compat.end_viewer_threads_at_exit(viewer)
         cameras = compat.viewer_cameras(viewer)
         if cameras is not None:
             view = first_view(cameras)

@@ -192,6 +192,32 @@ class TestViewer:
         result = in_process("from f3rm_ext import compat; print(compat.is_viewer_thread(), compat.viewer_interrupts())")
         assert result.stdout.strip() == "False ()"
 
+    def test_a_process_ends_while_a_page_is_rendered(self) -> None:
+        """Threads that are in torch when Python ends abort the process."""
+        code = """
+import sys, threading
+from types import SimpleNamespace
+import torch
+from f3rm_ext import compat
+
+class Machine(threading.Thread):
+    running, began = True, threading.Event()
+
+    def run(self):
+        while self.running:
+            torch.relu(torch.ones(64, 64)) @ torch.ones(64, 64)
+            self.began.set()
+
+machines = {number: Machine(daemon=True) for number in range(2)}
+compat.end_viewer_threads_at_exit(SimpleNamespace(render_statemachines=machines))
+for machine in machines.values():
+    machine.start()
+Machine.began.wait()
+sys.exit(130)
+"""
+        result = in_process(code)
+        assert result.returncode == 130, result.stderr
+
     def test_a_page_that_closes_while_its_camera_moves_leaves_no_lock_behind(self, monkeypatch) -> None:
         from viser.infra._infra import WebsockMessageHandler
 

@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -368,21 +366,6 @@ class TestCuda:
         assert events.index("toy") < events.index("device 0") < events.index("pipeline")
 
 
-class RenderThread(threading.Thread):
-    """Renders one picture after the other, each with the training lock in hand, as nerfstudio's thread does."""
-
-    def __init__(self, train_lock: Any) -> None:
-        super().__init__(daemon=True)
-        self.train_lock = train_lock
-        self.running = True
-
-    def run(self) -> None:
-        while self.running:
-            with self.train_lock:
-                torch.ones(8).sum()
-            time.sleep(1e-4)  # a lock that is let go only for an instant is never another thread's
-
-
 class TestSignals:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_stop_saves_says_how_to_go_on_and_loses_nothing(
@@ -437,23 +420,6 @@ class TestSignals:
         with pytest.raises(SystemExit) as leaving:
             trainer._on_signal(signal.SIGINT, None)
         assert leaving.value.code == 0
-
-    def test_no_thread_of_the_viewer_outlives_training(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """When the process ends, a thread that is in torch aborts it."""
-        config = toy.make_config(tmp_path, LAST + 1)
-        monkeypatch.setattr(
-            toy.ToyPipelineConfig, "on_step", lambda _, step: os.kill(os.getpid(), signal.SIGINT) if step == 1 else None
-        )
-        trainer = config.setup(local_rank=0, world_size=1)
-        trainer.setup()
-        viewer = RenderThread(trainer.train_lock)
-        trainer.viewer_state = SimpleNamespace(render_statemachines={0: viewer}, update_scene=lambda *_: None)
-        viewer.start()
-        with pytest.raises(SystemExit):
-            trainer.train()
-        assert not viewer.is_alive()
 
     def test_handlers_are_put_back(self, toy: ModuleType, tmp_path: Path) -> None:
         before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
