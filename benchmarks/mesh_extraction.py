@@ -2,6 +2,7 @@ r"""Meshes of splats beside the true surface: every regularisation with every ex
 
     python benchmarks/mesh_extraction.py --captures chair tabletop room
     python benchmarks/mesh_extraction.py --captures room --modes --true-depth
+    python benchmarks/mesh_extraction.py --captures room --modes "planar, full size"
 
 The room and the tabletop of docs/benchmarks.md are copies: benchmarks/sparse_points.py gives them points of structure
 from motion, and `f3rm-ext sfm points` dense ones.
@@ -19,7 +20,7 @@ import json
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ HERE = Path(__file__).parent
 METHOD = "sugar-ext-lite"
 MODEL = "--pipeline.model."
 MODES = ("none", "dn-consistency", "planar", "density", "sdf")
+FULL_SIZE = "planar, full size"
+"""Goes on with planar for half as many steps more, on photos of full size."""
 Vector = tuple[float, float, float]
 
 
@@ -148,10 +151,17 @@ class MeshExtraction:
             shared = round(RegularizationOptions().entropy_start / FULL_STEPS * settings.steps)
             seconds: float = 0.0
             options: list[object] = [f"{MODEL}regularization", mode]
-            if mode != "planar":
+            steps = settings.steps
+            if mode == FULL_SIZE:
+                planar, facts = self._trained(data, settings, "planar")
+                seconds = facts["train_s"]
+                options = [f"{MODEL}regularization", "planar", "--load-dir", planar / "nerfstudio_models"]
+                settings = replace(settings, scale=1.0, steps=2 * steps, most=2 * settings.most)
+                steps += steps // 2
+            elif mode != "planar":
                 seconds = self._train(data, settings, "shared", shared, [f"{MODEL}regularization", "none"])
                 options += ["--load-dir", self._folder(data, "shared") / "nerfstudio_models"]
-            seconds += self._train(data, settings, mode, settings.steps, options)
+            seconds += self._train(data, settings, mode, steps, options)
             evaluated = self.work / f"{data.name}-{mode}-eval.json"
             call(["ns-eval", "--load-config", run / "config.yml", "--output-path", evaluated])
             results = json.loads(evaluated.read_text())["results"]
@@ -216,7 +226,7 @@ class MeshExtraction:
         print(row, flush=True)
         captures = self._captures()
         rows = captures.get(data.name, {}).get("rows", [])
-        order = ["true depth", *MODES]
+        order = ["true depth", *MODES, FULL_SIZE]
         rows = sorted([*rows, row], key=lambda one: (order.index(one["run"]), list(EXTRACTORS).index(one["method"])))
         captures[data.name] = {**asdict(settings), "rows": rows}
         report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "captures": captures}
