@@ -1,6 +1,6 @@
 """Tables of camera poses and of pre-training."""
 
-from markdown_table import Report, table
+from markdown_table import Report, quality, table
 
 from f3rm_ext.moco.comparison import percent
 
@@ -9,7 +9,7 @@ def unposed(report: Report) -> str:
     """Trainings on photos whose poses were found."""
     rows = [
         [name, str(row["photos"]), str(row["width"]), f"{row['steps']:,}", f"{row['train_s'] / 60:.1f}",
-         *(f"{row[k]:.{d}f}" if k in row else "–" for k, d in (("psnr", 2), ("ssim", 3), ("lpips", 3)))]
+         *quality(row)]
         for name, row in report["rows"].items()
     ]  # fmt: skip
     return table(["method", "photos", "width px", "steps", "training min", "PSNR", "SSIM", "LPIPS"], rows)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import learning_tables
 import mesh_tables
-from markdown_table import Report, table
+from markdown_table import Report, quality, table
 
 PAGES = [
     Path(__file__).with_name(name) for name in ("benchmarks.md", "texture.md", "sfm.md", "sfm-diffusion.md", "moco.md")
@@ -40,7 +40,7 @@ def _training(report: Report) -> str:
                 f"{row['step_ms_median']:.0f} ({row['step_ms_q1']:.0f}–{row['step_ms_q3']:.0f})",
                 f"{row['rays_per_s']:,.0f}",
                 f"{row['rays_per_s'] / base['rays_per_s']:.1f}",
-                *(f"{metrics[k]:.{d}f}" if k in metrics else "–" for k, d in (("psnr", 2), ("ssim", 3), ("lpips", 3))),
+                *quality(metrics),
                 cosine,
                 str(row["peak_rss_mib"]),
             ]
@@ -214,9 +214,7 @@ def _captures(report: Report) -> str:
             row["capture"],
             f"{row['scale']:g}",
             f"{row['train_s']:.0f}" if "train_s" in row else "–",
-            f"{row['psnr']:.2f}",
-            f"{row['ssim']:.3f}",
-            f"{row['lpips']:.3f}" if "lpips" in row else "–",
+            *quality(row),
             f"{row['gaussian_count']:,.0f}",
             *(f"{row[key]:,.0f}" for key in ("train_peak_memory_mib", "eval_peak_memory_mib")),
         ]
@@ -230,9 +228,7 @@ def _masked_pixels(report: Report) -> str:
         [
             row["method"],
             row["masked_pixels"],
-            f"{row['psnr']:.2f}",
-            f"{row['ssim']:.3f}",
-            f"{row['lpips']:.3f}" if "lpips" in row else "–",
+            *quality(row),
             f"{row['fog']:.3f}",
         ]
         for row in report["rows"]

@@ -17,6 +17,7 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.surface.mesh_files import read_mesh, vertex_colors
+from f3rm_ext.surface.open3d_library import raycasting_scene
 from f3rm_ext.surface.views import unproject
 
 HEIGHT_PX = 360
@@ -34,10 +35,7 @@ def main() -> None:
     center = frame.to_capture(cameras.positions[index].double().numpy())
     pixels = torch.arange(width * height)
     ahead = frame.to_capture(unproject(cameras, index, torch.ones(len(pixels)).double(), pixels).numpy()) - center
-    scene = o3d.t.geometry.RaycastingScene()
-    scene.add_triangles(
-        o3d.core.Tensor(np.asarray(mesh.vertices, np.float32)), o3d.core.Tensor(np.asarray(mesh.faces, np.uint32))
-    )
+    scene = raycasting_scene(mesh.vertices, mesh.faces)
     rays = np.concatenate([np.broadcast_to(center, ahead.shape), ahead], axis=1).astype(np.float32)
     hit = scene.cast_rays(o3d.core.Tensor(rays))
     face, found = hit["primitive_ids"].numpy(), np.isfinite(hit["t_hit"].numpy())

@@ -1,6 +1,6 @@
 """Tables of meshes: how near to the truth, refined, textured and asked."""
 
-from markdown_table import Report, table
+from markdown_table import Report, quality, table
 
 
 def meshes(report: Report) -> str:
@@ -107,9 +107,7 @@ def _surface(name: str, report: Report) -> str:
     rows = [
         [
             row["run"],
-            f"{row['psnr']:.2f}",
-            f"{row['ssim']:.3f}",
-            f"{row['lpips']:.3f}" if "lpips" in row else "–",
+            *quality(row),
             f"{row['gaussian_count']:,.0f}",
             *(f"{row[key]:.4f}" for key in ("accuracy", "median", "completeness", "chamfer")),
         ]
@@ -138,11 +136,11 @@ def texture_choices(report: Report) -> str:
     tables = []
     for name, rows in report["captures"].items():
         ways = list(dict.fromkeys(row["blend"] for row in rows))
-        covered: dict[str, dict[str, Report]] = {}
+        by_mesh: dict[str, dict[str, Report]] = {}
         for row in rows:
-            covered.setdefault(row["mesh"], {})[row["blend"]] = row
+            by_mesh.setdefault(row["mesh"], {})[row["blend"]] = row
         body = []
-        for mesh, by_way in covered.items():
+        for mesh, by_way in by_mesh.items():
             first = next(iter(by_way.values()))
             shares = sorted(first["errors"].items(), key=lambda item: -item[1])[:3]
             body.append(

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from f3rm_ext.surface.bound.start import StartMesh, far_from_mesh, queryable
+from f3rm_ext.surface.bound.start import StartMesh, far_from_mesh
 
 SPLATS_PER_GAUSSIAN = 2
 """Splats that are nearest to a triangle, for each Gaussian on it, above which it is divided."""
@@ -59,9 +59,12 @@ def divided(mesh: StartMesh, points: Float[Tensor, "points 3"], most: int) -> St
         points: centres of splats near it, scene frame, CPU.
         most: points of a triangle that is not divided.
     """
+    from f3rm_ext.surface.open3d_library import raycasting_scene
+
     points = points.contiguous()
     for _ in range(_ROUNDS):
-        near = queryable(mesh).compute_closest_points(points.numpy())["primitive_ids"].numpy()
+        scene = raycasting_scene(mesh.vertices.numpy(), mesh.faces.numpy())
+        near = scene.compute_closest_points(points.numpy())["primitive_ids"].numpy()
         full = torch.bincount(torch.from_numpy(near.astype("int64")), minlength=len(mesh.faces)) > most
         if not full.any():
             break

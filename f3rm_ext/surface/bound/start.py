@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -79,15 +79,11 @@ def far_from_mesh(
     """
     from scipy.spatial import KDTree
 
-    away = queryable(mesh).compute_distance(points.contiguous().numpy()).numpy()
-    return torch.from_numpy(away > share * KDTree(cameras.numpy()).query(points.numpy())[0])
-
-
-def queryable(mesh: StartMesh) -> Any:
-    """Returns the mesh, CPU, for Open3D's queries."""
     from f3rm_ext.surface.open3d_library import raycasting_scene
 
-    return raycasting_scene(mesh.vertices.numpy(), mesh.faces.numpy())
+    scene = raycasting_scene(mesh.vertices.numpy(), mesh.faces.numpy())
+    away = scene.compute_distance(points.contiguous().numpy()).numpy()
+    return torch.from_numpy(away > share * KDTree(cameras.numpy()).query(points.numpy())[0])
 
 
 def _have_area(corners: Float[np.ndarray, "faces 3 3"]) -> np.ndarray:

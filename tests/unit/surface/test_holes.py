@@ -37,16 +37,6 @@ def without_the_cap(views: SceneViews, stored: StoredViews) -> None:
         stored.set_depth(index, np.where(above(views, index), np.float32(0), stored.depth(index)))
 
 
-def scene_of(views: SceneViews, still: CaptureFrame) -> SurfaceScene:
-    return SurfaceScene(views, None, still, {})
-
-
-@pytest.fixture
-def still() -> CaptureFrame:
-    """Scene and capture have the same coordinates."""
-    return CaptureFrame(np.eye(3), np.zeros(3), 1.0)
-
-
 def test_pixels_that_look_through_holes_get_their_depth_back(ball_views: SceneViews) -> None:
     done: list[int] = []
     with stored_views(ball_views) as stored:
@@ -73,8 +63,8 @@ def test_a_mesh_without_holes_is_left(ball_views: SceneViews) -> None:
         np.testing.assert_array_equal(stored.depth(3), before)
 
 
-def test_extraction_covers_what_views_disagree_on_only_when_asked(ball_views: SceneViews, still: CaptureFrame) -> None:
-    scene = scene_of(disagreeing(ball_views), still)
+def test_extraction_covers_what_views_disagree_on_only_when_asked(ball_views: SceneViews) -> None:
+    scene = SurfaceScene(disagreeing(ball_views), None, CaptureFrame(np.eye(3), np.zeros(3), 1.0), {})
     open_ball = extract_mesh(scene, ExtractionOptions(voxel=0.03))
     filled = extract_mesh(scene, ExtractionOptions(voxel=0.03, fill_holes=True))
     assert open_ball.mesh.vertices[:, 2].max() < 0.45 < filled.mesh.vertices[:, 2].max()

@@ -5,7 +5,8 @@ import torch
 import trimesh
 
 from f3rm_ext.surface.bound.division import divided
-from f3rm_ext.surface.bound.start import StartMesh, queryable
+from f3rm_ext.surface.bound.start import StartMesh
+from f3rm_ext.surface.open3d_library import raycasting_scene
 
 
 def a_ball() -> StartMesh:
@@ -31,7 +32,8 @@ def test_triangles_are_divided_where_points_are() -> None:
     torch.testing.assert_close(fine.corner_colors, (fine.vertices[fine.faces] + 1) / 2)
     # The other side has the triangles that it had.
     assert (after.triangles_center[:, 0] < -0.5).sum() == (before.triangles_center[:, 0] < -0.5).sum()
-    near = queryable(fine).compute_closest_points(points.numpy())["primitive_ids"].numpy()
+    scene = raycasting_scene(fine.vertices.numpy(), fine.faces.numpy())
+    near = scene.compute_closest_points(points.numpy())["primitive_ids"].numpy()
     assert np.bincount(near).max() <= 2
     # No triangle is much thinner than those of the ball.
     edges = np.linalg.norm(after.triangles - np.roll(after.triangles, 1, axis=1), axis=2)
