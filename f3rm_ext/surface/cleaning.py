@@ -5,6 +5,7 @@ import trimesh
 from jaxtyping import Bool
 
 from f3rm_ext.errors import MeshError
+from f3rm_ext.surface.mesh_files import vertex_colors
 from f3rm_ext.surface.open3d_library import from_open3d, open3d, to_open3d
 
 _ROUNDS = 40
@@ -56,12 +57,10 @@ def with_faces(mesh: trimesh.Trimesh, which: Bool[np.ndarray, " faces"]) -> trim
 
 def with_holes_closed(mesh: trimesh.Trimesh, size: float) -> trimesh.Trimesh:
     """Closes holes up to a size, the radius of a sphere around the hole; larger ones stay open."""
-    o3d = open3d()
-    made = o3d.t.geometry.TriangleMesh.from_legacy(to_open3d(mesh)).fill_holes(size).to_legacy()
-    closed = from_open3d(made)
-    if len(closed.vertices) == len(mesh.vertices) and mesh.visual.kind == "vertex":  # type: ignore[union-attr]
-        closed = trimesh.Trimesh(closed.vertices, closed.faces, vertex_colors=mesh.visual.vertex_colors, process=False)  # type: ignore[union-attr]
-    return closed
+    # Only faces are new. Open3D's result points into the memory of its input, which a name has to keep alive.
+    given = open3d().t.geometry.TriangleMesh.from_legacy(to_open3d(mesh))
+    faces = given.fill_holes(size).triangle.indices.numpy().astype(np.int64)
+    return trimesh.Trimesh(mesh.vertices, faces, vertex_colors=vertex_colors(mesh), process=False)
 
 
 def simplified(mesh: trimesh.Trimesh, vertices: int) -> trimesh.Trimesh:

@@ -54,6 +54,8 @@ def test_holes_are_closed_up_to_a_size() -> None:
     theirs, ours = vertex_colors(every), vertex_colors(ball)
     assert theirs is not None and ours is not None
     np.testing.assert_array_equal(theirs, ours)
+    np.testing.assert_array_equal(every.vertices, ball.vertices)
+    np.testing.assert_array_equal(every.faces[: len(ball.faces)], ball.faces)
 
 
 @pytest.mark.parametrize("target", [700, 200, 20])
