@@ -59,7 +59,7 @@ class Mesh:
     the coordinates as they are."""
     depth: Literal["auto", "median", "mean", "planes"] = "auto"
     """Where the surface is along a ray, tsdf and level-set: where half of the weight is reached, at the mean of all
-    weights, or on the planes of the Gaussians. auto takes planes for runs of planar, else median."""
+    weights, or on the planes of the Gaussians around the median. auto takes planes for runs of planar, else median."""
     stereo_width: int = 0
     """Width of the photos whose stereo replaces rendered depth where it is sure, pixels, 32 or more; tsdf. 320 is a
     good value: about 3 s per photo. 0 takes rendered depth alone."""
@@ -70,6 +70,8 @@ class Mesh:
     unbounded: tyro.conf.FlagConversionOff[bool] = False
     """For scenes without walls around them: from a box around the cameras outwards, voxels double in width each time
     that the distance doubles; tsdf."""
+    thin_parts: tyro.conf.FlagConversionOff[bool] = True
+    """Fuse leaves and other thin things from each side by itself, since distances from both sides cancel out; tsdf."""
     fill_holes: tyro.conf.FlagConversionOff[bool] = False
     """Where photos look through a hole of the mesh, fuse the rendered depth although too few views agree on it; tsdf.
     A guess in place of nothing."""
@@ -197,6 +199,7 @@ class Mesh:
             method=self.method,
             voxel=self.voxel * unit,
             unbounded=self.unbounded,
+            thin_parts=self.thin_parts,
             fill_holes=self.fill_holes,
             min_views=self.min_views,
             tolerance=self.tolerance,

@@ -45,6 +45,12 @@ def small_parts(mesh: trimesh.Trimesh, share: float) -> Bool[np.ndarray, " faces
     return ~large[clusters]
 
 
+def without_crumbs(mesh: trimesh.Trimesh, fewest: int) -> trimesh.Trimesh:
+    """Removes connected parts with fewer faces; nothing may be left."""
+    clusters, counts, _ = to_open3d(mesh).cluster_connected_triangles()
+    return with_faces(mesh, (np.asarray(counts) >= fewest)[np.asarray(clusters)])
+
+
 def with_faces(mesh: trimesh.Trimesh, which: Bool[np.ndarray, " faces"]) -> trimesh.Trimesh:
     """Returns some of the faces with their vertices."""
     if which.all():

@@ -1,6 +1,6 @@
 """Extraction of a mesh from a trained scene: one interface for all methods."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -10,8 +10,8 @@ from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.surface import cleaning
 from f3rm_ext.surface.fusion import NO_DEPTH, fuse_depth
-from f3rm_ext.surface.holes import fill_holes
 from f3rm_ext.surface.level_set import SurfaceCloud, center_points, level_points
+from f3rm_ext.surface.missed import hole_parts, thin_parts
 from f3rm_ext.surface.poisson import FEWEST_POINTS, poisson_mesh
 from f3rm_ext.surface.scenes import SurfaceScene, require_gaussians
 from f3rm_ext.surface.shells import contraction_of, fuse_shells, simplified_evenly
@@ -20,6 +20,8 @@ from f3rm_ext.surface.views import StoredViews, agreeing_depth, pixel_size, stor
 from f3rm_ext.utils.console import StageProgress
 
 Method = Literal["tsdf", "level-set", "poisson-centres"]
+HOLE_VOXELS = 2.0
+"""Voxels in holes, where few views tell the depth, are wider by this factor."""
 BACKGROUND = 4.0
 """Half the side of the box of the background, in extents of the cameras; that of the foreground has 1."""
 
@@ -34,6 +36,8 @@ class ExtractionOptions:
     """Side of the voxels (tsdf); 0 takes the median width of a pixel on the surface."""
     unbounded: bool = False
     """Wider voxels, farther from the cameras (tsdf)."""
+    thin_parts: bool = True
+    """Fuse leaves and other thin things from each side by itself (tsdf)."""
     fill_holes: bool = False
     """Fuse depth that too few views agree on where photos look through holes (tsdf)."""
     min_views: int = 2
@@ -100,12 +104,7 @@ def extract_mesh(
             if gaussians is not None:
                 found = _level(stored, gaussians, options, on_progress)
             else:
-                fuse = _fused_shells if options.unbounded else _fused
-                if options.fill_holes:
-                    rough = fuse(stored, replace(options, vertices=0), on_progress).mesh
-                    share = fill_holes(stored, rough, lambda done: on_progress("Holes", done, total))
-                    facts["filled_share"] = round(share, 3)
-                found = fuse(stored, options, on_progress)
+                found = _fused(stored, options, on_progress)
     return Extraction(found.mesh, found.facts | facts)
 
 
@@ -124,11 +123,47 @@ def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress:
 
 
 def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Extraction:
-    voxel = _voxel(stored, options)
-    mesh = fuse_depth(
-        stored, voxel, float(min(options.min_views, 3)), lambda done, total: on_progress("Fusion", done, total)
-    )
-    return Extraction(_finished(mesh, options), {"voxel_scene": voxel})
+    """Fuses what views agree on, then what the mesh of it misses."""
+    voxel, weight = _voxel(stored, options), float(min(options.min_views, 3))
+    facts: dict[str, object] = {"voxel_scene": voxel}
+    space = contraction_of(stored) if options.unbounded else None
+
+    def fused(views: StoredViews, voxel: float, weight: float, stage: str = "Fusion") -> list[trimesh.Trimesh]:
+        def report(done: int, total: int) -> None:
+            on_progress(stage, done, total)
+
+        if space is None:
+            return [fuse_depth(views, voxel, weight, report)]
+        return fuse_shells(views, voxel, space, weight, report)
+
+    # Each shell is cleaned by itself: the foreground is a small share of all the area.
+    parts = [_cleaned(part, options) for part in fused(stored, voxel, weight)]
+    if space is not None:
+        facts |= {"shells": len(parts), "radius_scene": space.radius}
+    if options.thin_parts:
+        thin = thin_parts(
+            stored,
+            _joined(parts),
+            lambda views: _joined(fused(views, voxel, weight, "Thin parts")),
+            lambda done: on_progress("Thin parts", done, len(stored)),
+        )
+        parts += thin.parts
+        facts["thin_share"] = round(thin.share, 3)
+    if options.fill_holes:
+        filled = hole_parts(
+            stored,
+            _joined(parts),
+            lambda views: _joined(fused(views, HOLE_VOXELS * voxel, 1.0, "Holes")),
+            lambda done: on_progress("Holes", done, len(stored)),
+        )
+        parts += filled.parts
+        facts["filled_share"] = round(filled.share, 3)
+    mesh = _joined(parts)
+    if options.vertices and space is not None:
+        mesh = simplified_evenly(mesh, space, lambda part: cleaning.simplified(part, options.vertices))
+    elif options.vertices:
+        mesh = cleaning.simplified(mesh, options.vertices)
+    return Extraction(mesh, facts)
 
 
 def _voxel(stored: StoredViews, options: ExtractionOptions) -> float:
@@ -137,20 +172,6 @@ def _voxel(stored: StoredViews, options: ExtractionOptions) -> float:
     if voxel == 0:
         raise MeshError(NO_DEPTH)
     return voxel
-
-
-def _fused_shells(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Extraction:
-    """Each shell is cleaned by itself: the foreground is a small share of all the area."""
-    voxel, space = _voxel(stored, options), contraction_of(stored)
-    weight = float(min(options.min_views, 3))
-    shells = fuse_shells(stored, voxel, space, weight, lambda done, total: on_progress("Fusion", done, total))
-    shells = [_cleaned(shell, options) for shell in shells]
-    mesh = trimesh.util.concatenate(shells)
-    assert isinstance(mesh, trimesh.Trimesh)
-    if options.vertices:
-        mesh = simplified_evenly(mesh, space, lambda part: cleaning.simplified(part, options.vertices))
-    facts: dict[str, object] = {"voxel_scene": voxel, "shells": len(shells), "radius_scene": space.radius}
-    return Extraction(mesh, facts)
 
 
 def _level(
@@ -181,9 +202,16 @@ def _level(
             part = SurfaceCloud(*(values[box] for values in cloud))
             parts.append(poisson_mesh(*part, options.poisson_depth, options.trim))
     on_progress("Poisson", len(boxes), len(boxes))
-    joined = trimesh.util.concatenate(parts)
-    assert isinstance(joined, trimesh.Trimesh)
-    return Extraction(_finished(joined, options), facts)
+    return Extraction(_finished(_joined(parts), options), facts)
+
+
+def _joined(parts: list[trimesh.Trimesh]) -> trimesh.Trimesh:
+    """Returns one mesh of all parts; their vertices stay apart."""
+    if len(parts) == 1:
+        return parts[0]
+    mesh = trimesh.util.concatenate(parts)
+    assert isinstance(mesh, trimesh.Trimesh)
+    return mesh
 
 
 def _cleaned(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:

@@ -16,6 +16,7 @@ from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render_outputs
 from f3rm_ext.splat.start_from import read_start
+from f3rm_ext.surface.front_planes import front_plane_depth
 from f3rm_ext.surface.median_depth import median_depth
 from f3rm_ext.surface.stereo import views_of_photos
 from f3rm_ext.surface.views import Depth, RenderedView, SceneViews, pinhole, rendered_view
@@ -141,9 +142,7 @@ def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: 
         outputs = render_outputs(scene, view, gaussians.sh_degree, black, settings, guard)
         found = outputs["depth"]
         if depth == "planes":
-            if "plane_depth" not in outputs:
-                raise ConfigError("This version renders no depth of planes: use --depth median or mean.")
-            found = outputs["plane_depth"]
+            found = front_plane_depth(scene, view, settings)[..., None]
         elif depth == "median":
             found = median_depth(scene, view, found[..., 0], settings)[..., None]
         return rendered_view(outputs, found)

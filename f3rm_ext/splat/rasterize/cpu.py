@@ -150,6 +150,14 @@ def _color_gradients(ctx: Any, g_picture: Tensor, count: int) -> Tensor:
 
 
 @torch.no_grad()
+def bin_view(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool) -> Bins:
+    """Projects Gaussians, float32, and lists them by tile; see :func:`render`."""
+    means2d, conics, depths, compensations, radii = project_numba(means, quats, sizes, camera)
+    opacities = alphas * compensations if antialiased else alphas
+    return _bin(means2d, conics, depths, opacities, radii, (camera.width, camera.height))
+
+
+@torch.no_grad()
 def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool) -> Strips:
     """Projects Gaussians once, and lists them by tile once for each strip; see :func:`render`."""
     means, quats, sizes, alphas = (value.float() for value in (means, quats, sizes, alphas))
