@@ -59,7 +59,8 @@ class Mesh:
     the coordinates as they are."""
     depth: Literal["auto", "median", "mean", "planes"] = "auto"
     """Where the surface is along a ray, tsdf and level-set: where half of the weight is reached, at the mean of all
-    weights, or on the planes of the Gaussians around the median. auto takes planes for runs of planar, else median."""
+    weights, or on the planes of the Gaussians at which the ray stops. auto takes planes for runs of planar, else
+    median."""
     stereo_width: int = 0
     """Width of the photos whose stereo replaces rendered depth where it is sure, pixels, 32 or more; tsdf. 320 is a
     good value: about 3 s per photo. 0 takes rendered depth alone."""

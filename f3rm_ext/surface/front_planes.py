@@ -1,9 +1,9 @@
-"""Depth of splats on the planes of those Gaussians that lie around the median of a ray.
+"""Depth of splats on the planes of those Gaussians at which a ray stops.
 
 The mean over all planes that a ray meets (:mod:`f3rm_ext.splat.surface.planes`) is smooth, and right on a wall. But at
 the edge of an object, and on what is as thin as a leaf, a ray meets two surfaces, and the mean lies between them or
-behind both. Here a ray first finds the plane at which half of its light is stopped, as RaDe-GS does (Zhang et al.
-2024), and then the mean of the planes near it.
+behind both. Here a ray first finds the plane at which two fifths of its light are stopped (RaDe-GS takes half, Zhang et
+al. 2024), and then the mean of the planes near it. A little less than half keeps more of what is thin.
 
 The depth of a plane is that of :mod:`f3rm_ext.splat.surface.planes`, z = d / (n · r), but not farther from the
 Gaussian's centre than three of its longest standard deviations; where the plane faces away, it is that of the centre.
@@ -27,18 +27,20 @@ from f3rm_ext.splat.surface.frames import pixel_rays, to_camera
 from f3rm_ext.splat.surface.normals import facing_normals
 from f3rm_ext.splat.surface.planes import plane_distances
 
-WINDOW = 0.08
-"""Planes that count, by their distance from the median's, as a share of its depth."""
-HALF = 0.5
-"""Accumulation at the median; a ray that gathers less has no depth."""
+WINDOW = 0.12
+"""Planes that count, by their distance from the one that is found first, as a share of its depth."""
+STOPPED = 0.4
+"""Accumulation at the plane that is found first; a ray that gathers less has no depth."""
 _REACH = 3.0
 """Standard deviations from its centre up to which a Gaussian has a plane."""
 _LEAST_COSINE = 1e-3
 """Weight of planes seen edge-on."""
+Shapes = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Centres, rotations, standard deviations and opacities of Gaussians, on the CPU."""
 
 
 def front_plane_depth(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Float[Tensor, "h w"]:
-    """Returns the depth along the camera's axis, scene units, on the CPU; 0 where less than half of the light stops.
+    """Returns the depth along the camera's axis, scene units, on the CPU; 0 where too little of the light stops.
 
     Args:
         scene: the Gaussians, on any device.
@@ -46,9 +48,10 @@ def front_plane_depth(scene: SplatScene, view: PinholeCameras, settings: RenderS
         settings: of the rasteriser.
     """
     camera = _camera(scene, view, settings)
-    bins = cpu.bin_view(*_shapes(scene), camera, scene.mip.antialiased)
+    shapes = _shapes(scene)
+    bins = cpu.bin_view(*shapes, camera, scene.mip.antialiased)
     depth = np.zeros((camera.height, camera.width), np.float32)
-    planes = np.ascontiguousarray(_planes(scene, camera).numpy()[bins.order])
+    planes = np.ascontiguousarray(_planes(scene, shapes, camera).numpy()[bins.order])
     _march(bins.starts, bins.ranks, bins.geometry, planes, bins.columns, camera.K.numpy(), depth)
     return torch.from_numpy(depth)
 
@@ -58,7 +61,7 @@ def front_plane_depth_by_definition(
 ) -> Float[Tensor, "h w"]:
     """Does the same as :func:`front_plane_depth`, written for readability; for tests, and small images."""
     camera = _camera(scene, view, settings)
-    means, quats, sizes, alphas = _shapes(scene)
+    means, quats, sizes, alphas = shapes = _shapes(scene)
     found = reference.project(means, quats, sizes, camera)
     alphas = alphas * found.compensations if scene.mip.antialiased else alphas
     drawn = found.radii.nonzero().squeeze(1)
@@ -70,7 +73,7 @@ def front_plane_depth_by_definition(
     in_tile = ((tiles >= first) & (tiles < stop)).all(dim=-1)
     offsets = pixels[:, None] - found.means2d[order]
     weights = reference.pixel_weights(offsets, found.conics[order], alphas[order], in_tile)
-    normals, distances, centers, reach = _planes(scene, camera)[order].split([3, 1, 1, 1], dim=1)
+    normals, distances, centers, reach = _planes(scene, shapes, camera)[order].split([3, 1, 1, 1], dim=1)
     x, y = pixel_rays(camera.height, camera.width, camera.K)
     rays = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1).reshape(-1, 3)
     cosines = rays @ normals.T
@@ -78,10 +81,10 @@ def front_plane_depth_by_definition(
     met = torch.where(facing, distances.T / torch.where(facing, cosines, -1.0), centers.T)
     met = met.clamp((centers - reach).T, (centers + reach).T)
     gathered = weights.cumsum(dim=1)
-    median = met.gather(1, (gathered >= HALF).int().argmax(dim=1, keepdim=True))
-    near = weights * (-cosines).clamp_min(_LEAST_COSINE) * ((met - median).abs() <= WINDOW * median)
+    middle = met.gather(1, (gathered >= STOPPED).int().argmax(dim=1, keepdim=True))
+    near = weights * (-cosines).clamp_min(_LEAST_COSINE) * ((met - middle).abs() <= WINDOW * middle)
     depth = (near * met).sum(dim=1) / near.sum(dim=1).clamp_min(1e-12)
-    return torch.where(gathered[:, -1] >= HALF, depth, 0).reshape(camera.height, camera.width)
+    return torch.where(gathered[:, -1] >= STOPPED, depth, 0).reshape(camera.height, camera.width)
 
 
 def _camera(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Camera:
@@ -90,16 +93,15 @@ def _camera(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -
     return Camera(view.viewmats[0].cpu(), view.Ks[0].cpu(), *size, near_plane=near_plane, eps2d=eps2d)
 
 
-def _shapes(scene: SplatScene) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Centres, rotations, standard deviations and opacities on the CPU."""
+def _shapes(scene: SplatScene) -> Shapes:
     shapes = (scene.gaussians.means, scene.gaussians.quats, *scene.filtered())
     means, quats, sizes, alphas = (value.detach().cpu().float() for value in shapes)
     return means, quats, sizes, alphas
 
 
-def _planes(scene: SplatScene, camera: Camera) -> Float[Tensor, "gaussians 6"]:
+def _planes(scene: SplatScene, shapes: Shapes, camera: Camera) -> Float[Tensor, "gaussians 6"]:
     """Normal (x, y, z; camera frame), distance of the plane, depth of the centre, and reach of each Gaussian."""
-    means, _, sizes, _ = _shapes(scene)
+    means, _, sizes, _ = shapes
     facing = facing_normals(scene.gaussians.normals().detach().cpu().float(), means, camera.viewmat)
     distances, depths = plane_distances(facing, means, camera.viewmat), to_camera(means, camera.viewmat)[:, 2]
     return torch.cat([facing, torch.stack([distances, depths, _REACH * sizes.amax(dim=1)], dim=1)], dim=1)
@@ -120,7 +122,7 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
         depth: result, (h, w).
     """
     height, width = depth.shape
-    zero, one, half = np.float32(0), np.float32(1), np.float32(HALF)
+    zero, one, stopped = np.float32(0), np.float32(1), np.float32(STOPPED)
     top, skip, end = np.float32(MAX_ALPHA), np.float32(MIN_ALPHA), np.float32(MIN_TRANSMITTANCE)
     window, least = np.float32(WINDOW), np.float32(_LEAST_COSINE)
     for tile in numba.prange(starts.size - 1):
@@ -129,8 +131,8 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
             for column in range(left, min(left + TILE_PX, width)):
                 x, y = np.float32(column + 0.5), np.float32(row + 0.5)
                 ray_x, ray_y = (x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]
-                median, total, weighted = zero, zero, zero
-                # The first turn finds the median, the second the mean around it.
+                middle, total, weighted = zero, zero, zero
+                # The first turn finds the first plane, the second the mean around it.
                 for turn in range(2):
                     through = one
                     for k in range(starts[tile], starts[tile + 1]):
@@ -152,13 +154,13 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
                         met = planes[rank, 3] / cosine if cosine < zero else center
                         met = min(max(met, center - reach), center + reach)
                         if turn == 1:
-                            if abs(met - median) <= window * median:
+                            if abs(met - middle) <= window * middle:
                                 near = weight * max(-cosine, least)
                                 total += near
                                 weighted += near * met
-                        elif one - through >= half:
-                            median = met
+                        elif one - through >= stopped:
+                            middle = met
                             break
-                    if median <= zero:
+                    if middle <= zero:
                         break
                 depth[row, column] = weighted / total if total > zero else zero

@@ -28,7 +28,7 @@ _PROBES = 400
 
 Depth = Literal["median", "mean", "planes"]
 """Where a surface is along a ray: where half of the weight is reached, at the mean of all weights, or on the planes of
-the Gaussians around where half of the light is stopped."""
+the Gaussians at which the ray stops."""
 
 
 class RenderedView(NamedTuple):
