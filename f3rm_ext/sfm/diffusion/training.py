@@ -11,13 +11,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from f3rm_ext import compat
 from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError
@@ -54,6 +54,23 @@ Report = Callable[[int, float], None]
 """Called after each step with the number of steps done and the loss."""
 ReportMetrics = Callable[[int, dict[str, float]], None]
 """Called after each evaluation with the number of steps done and the means over the image sets."""
+
+
+@runtime_checkable
+class Scenes(Protocol):
+    """What a training needs of its data; see :class:`Co3dScenes`."""
+
+    augment: bool
+    """Whether an image is cut in another way each time."""
+
+    @property
+    def num_frames(self) -> int:
+        """Images of all sequences."""
+        ...
+
+    def __getitem__(self, number: int) -> SceneSample:
+        """Returns the sample of this number."""
+        ...
 
 
 class SampleNumbers(Sampler[list[int]]):
@@ -133,16 +150,17 @@ class Training:
     Args:
         settings: checked settings.
         accelerator: devices and processes.
+        scenes: what to train on; by default the training split of the settings' data set.
 
     Raises:
         UserError: data, weights or checkpoints cannot be used.
     """
 
-    def __init__(self, settings: Settings, accelerator: "Accelerator") -> None:
+    def __init__(self, settings: Settings, accelerator: "Accelerator", scenes: Scenes | None = None) -> None:
         self.settings, self.accelerator = settings, accelerator
         self.device: torch.device = accelerator.device
         self.iteration = 0
-        self.dataset = make_dataset(settings, "train")
+        self.dataset: Scenes = make_dataset(settings, "train") if scenes is None else scenes
         self.held_out, self.notice = None, ""
         if settings.training.interval_evaluate:
             try:
@@ -245,7 +263,7 @@ class Training:
             self.accelerator.num_processes,
         )
         loader = DataLoader(
-            self.dataset,
+            cast("Dataset[SceneSample]", self.dataset),
             batch_sampler=numbers,
             num_workers=training.num_workers,
             pin_memory=self.device.type != "cpu",
@@ -279,16 +297,13 @@ class Training:
             ConfigError: the loss is not a number.
         """
         training, model = self.settings.training, self.settings.model
-        batch = len(sample.images)
         shared = torch.Generator().manual_seed(seed_of(training.seed, 0, self.iteration))
         count = model.num_images
         if model.random_num_images:
             count = int(torch.randint(2, count + 1, (1,), generator=shared))
         clean, known = sample.maps[:, :count], sample.known[:, :count]
-        first = (self.iteration * self.accelerator.num_processes + self.accelerator.process_index) * batch
-        drawn = [self._draw(first + place, clean.shape[1:]) for place in range(batch)]
-        steps, noise = (torch.stack(values) for values in zip(*drawn, strict=True))
-        noisy = add_noise(clean, noise, steps, known, self.alphas_bar)
+        noisy, steps = self._noisy(clean, known)
+        self.optimizer.zero_grad(set_to_none=True)  # before activations come
         images: Tensor | Encoded = sample.images[:, :count]
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.amp):
             if self.features is not None:
@@ -302,7 +317,6 @@ class Training:
                 "training.mixed_precision=False, which takes about twice the memory for activations, or lower "
                 "training.lr."
             )
-        self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         if training.gradient_clipping:
             self.scaler.unscale_(self.optimizer)  # the norm is that of true gradients
@@ -311,6 +325,16 @@ class Training:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value
+
+    def _noisy(
+        self, clean: Float[Tensor, "batch images 8 cells cells"], known: Float[Tensor, "batch images cells cells"]
+    ) -> tuple[Float[Tensor, "batch images 8 cells cells"], Int64[Tensor, " batch"]]:
+        """Returns the noisy maps of this step's samples, and their steps of the schedule."""
+        batch = len(clean)
+        first = (self.iteration * self.accelerator.num_processes + self.accelerator.process_index) * batch
+        drawn = [self._draw(first + place, clean.shape[1:]) for place in range(batch)]
+        steps, noise = (torch.stack(values) for values in zip(*drawn, strict=True))
+        return add_noise(clean, noise, steps, known, self.alphas_bar), steps
 
     def _draw(self, number: int, shape: torch.Size) -> tuple[Int64[Tensor, ""], Float[Tensor, "images 8 cells cells"]]:
         """The step of the schedule and the noise of a sample."""
