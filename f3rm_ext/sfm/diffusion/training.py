@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from f3rm_ext import compat
+from f3rm_ext.engine.shortage import told_shortage
 from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError
 from f3rm_ext.features.extractors.dino import Dinov2Config, Dinov2Extractor
 from f3rm_ext.features.extractors.vit import VisionTransformer
@@ -253,6 +254,7 @@ class Training:
 
         Raises:
             ConfigError: the loss is not a number.
+            MemoryShortageError: memory ran out.
         """
         training = self.settings.training
         numbers = SampleNumbers(
@@ -271,7 +273,8 @@ class Training:
         )
         for batch in loader:
             start = time.perf_counter()
-            loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in batch)))
+            with told_shortage(self.iteration, self.device, self._less_memory):
+                loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in batch)))
             self.iteration += 1
             if self.accelerator.is_main_process:
                 self._log(loss, time.perf_counter() - start)
@@ -289,6 +292,19 @@ class Training:
                 if self.accelerator.is_main_process:
                     report_metrics(self.iteration, self.evaluate(self.held_out))
                 self.accelerator.wait_for_everyone()
+
+    def _less_memory(self) -> str:
+        """What to do when memory runs out."""
+        training, model = self.settings.training, self.settings.model
+        if not training.mixed_precision:
+            return "resume with training.mixed_precision=True, which takes about half of the memory for activations"
+        options = [f"training.batch_size={training.batch_size // 2}"] * (training.batch_size > 1)
+        options += [f"model.num_images={model.num_images // 2}"] * (model.num_images > 3)
+        if not options:
+            return "use a device with more memory"
+        found = find_checkpoints(self.settings.folder)
+        after = f" and training.pretrain_path={found[-1]}" if found else ""
+        return f"begin a new run with {' or '.join(options)}{after}"
 
     def step(self, sample: SceneSample) -> float:
         """Does one step of the optimiser. Returns the loss, averaged over processes.
