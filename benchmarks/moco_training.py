@@ -11,7 +11,6 @@ A plan that does not fit is refused as the command refuses it; the report says s
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -25,11 +24,11 @@ from training_steps import (
     Row,
     TensorMemory,
     count_step,
-    environment_of,
     first_sentence,
     halved_until_it_fits,
     in_processes,
     time_steps,
+    write_rows,
 )
 
 RESULTS = Path(__file__).parent / "results"
@@ -181,7 +180,7 @@ def main() -> None:
         report_result(run_one(options.one, options))
         return
     rows = in_processes(options.only, sys.argv[1:])
-    options.out.write_text(json.dumps({**environment_of(vars(options)), "rows": rows}, indent=1) + "\n")
+    write_rows(options.out, vars(options), rows, ("label", "batch", "queue"))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ Scenes are noise in pinned memory, of the published shape, and the encoder is a 
 both cost what real ones cost. Reading data and averaging gradients over GPUs are left out.
 
 Memory is that of a step with the most images. Times are given for such steps, and for steps with 2 to 8 images, as they
-are trained. If the published batch does not fit, the report says so, and half of it is tried.
+are trained. If the published batch does not fit, the report says so, and half of it is tried. Rows of other sizes that
+the file has already are kept.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ from training_steps import (
     Row,
     TensorMemory,
     count_step,
-    environment_of,
     first_sentence,
     halved_until_it_fits,
     in_processes,
     time_steps,
+    write_rows,
 )
 
 RESULTS = Path(__file__).parent / "results"
@@ -231,7 +231,7 @@ def main() -> None:
         report_result(run_one(options.one, options))
         return
     rows = in_processes(options.only, sys.argv[1:])
-    options.out.write_text(json.dumps({**environment_of(vars(options)), "rows": rows}, indent=1) + "\n")
+    write_rows(options.out, vars(options), rows, ("label", "batch", "images"))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from gpu_day_report import write_report
 from processes import MARK
 from step_watch import SyncWarnings, tally
 
@@ -230,3 +232,21 @@ def environment_of(options: Mapping[str, Any]) -> Row:
         "threads": torch.get_num_threads(),
         "options": {key: str(value) if hasattr(value, "name") else value for key, value in options.items()},
     }
+
+
+def write_rows(path: Path, options: Mapping[str, Any], rows: Sequence[Row], keys: Sequence[str]) -> None:
+    """Writes a file of results. Rows that it has already stay, if they are of this device and of other sizes.
+
+    Args:
+        path: of the file.
+        options: of the command line.
+        rows: new ones.
+        keys: what tells rows apart.
+    """
+    found = environment_of(options)
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    measured = [[row[key] for key in keys] for row in rows]
+    kept: list[Row] = []
+    if all(before.get(key) == found[key] for key in ("device", "versions")):
+        kept = [row for row in before["rows"] if [row[key] for key in keys] not in measured]
+    write_report({**found, "rows": [*kept, *rows]}, path)

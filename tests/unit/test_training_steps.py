@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,6 +161,17 @@ def test_a_peak_is_that_of_the_measured_steps(steps: ModuleType) -> None:
         0.5,
         9,
     )
+
+
+def test_rows_of_other_sizes_are_kept(steps: ModuleType, tmp_path: Path) -> None:
+    path, options = tmp_path / "rows.json", {"device": "cpu", "out": tmp_path}
+    for batch, figure in ((1, 1), (2, 2), (1, 3)):
+        steps.write_rows(path, options, [{"label": "a", "batch": batch, "figure": figure}], ("label", "batch"))
+    found = json.loads(path.read_text())
+    assert [row["figure"] for row in found["rows"]] == [2, 3] and found["options"]["device"] == "cpu"
+    path.write_text(json.dumps({**found, "versions": {"torch": "1"}}))
+    steps.write_rows(path, options, [{"label": "b", "batch": 1, "figure": 4}], ("label", "batch"))
+    assert [row["figure"] for row in json.loads(path.read_text())["rows"]] == [4]
 
 
 def test_examples_in_docstrings(steps: ModuleType) -> None:
