@@ -230,7 +230,7 @@ def environment_of(options: Mapping[str, Any]) -> Row:
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "threads": torch.get_num_threads(),
-        "options": {key: str(value) if hasattr(value, "name") else value for key, value in options.items()},
+        "options": {key: getattr(value, "name", value) for key, value in options.items() if key != "out"},
     }
 
 
