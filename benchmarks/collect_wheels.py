@@ -26,6 +26,8 @@ NEEDED = (
     *("appdirs", "beartype", "dill", "docstring_parser", "fpsample", "ftfy", "mediapy", "msgspec", "multiprocess"),
     *("pathos", "pox", "ppft", "pyquaternion", "pytorch-msssim", "rawpy", "tensorly", "tyro", "typeguard", "wandb"),
     *("setuptools", "wcwidth", "websockets"),
+    # of f3rm-ext sfm train
+    *("accelerate", "diffusers"),
     # of wandb
     *("annotated-types", "platformdirs", "pydantic==2.14.3", "pydantic_core==2.50.4", "typing-inspection"),
     # of mediapy

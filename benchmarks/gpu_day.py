@@ -1,14 +1,16 @@
-"""Everything that a GPU has to show, in one command of ten minutes: tests, speed beside peers, memory, queries.
+"""Everything that a GPU has to show, in one command of ten minutes: tests, speed, memory, queries.
 
     python benchmarks/gpu_day.py --data CAPTURE      # needs CUDA; writes results/gpu_day.json
     python benchmarks/gpu_day.py --rehearse          # the same programs on the CPU, with tiny sizes
 
 Sections: kernels (gsplat is compiled), tests (tests/gpu), features (extracted), fields (f3rm-ext with every hash-grid
 backend there is, f3rm-ext-big, nerfacto, nerfacto with F3RM's features), splats (sugar-ext beside splatfacto with the
-same Gaussians), splat-features (lifting, and a text query), plan (planned memory beside what is allocated). Every
-measurement is a process of its own. A failure is recorded with its sentence and stops nothing else; the file is written
-again after every row.
+same Gaussians), splat-features (lifting, and a text query), plan (planned memory beside what is allocated), poses and
+moco (training DiffusionSfM at the published size, and MoCo with the four presets: step time, and memory beside the
+plan). Every measurement is a process of its own. A failure is recorded with its sentence and stops nothing else; the
+file is written again after every row.
 
+Ten minutes may be too short for all sections: give --minutes, or run it again with --only and --keep.
 Nothing is downloaded. Features are those of a CLIP with random weights, which cost what real ones cost and mean
 nothing; give --extractor for others.
 """
@@ -18,6 +20,7 @@ import datetime
 import functools
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -30,13 +33,26 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import moco_training
 import plan_memory
+import pose_training
 from gpu_day_report import BUDGETS_S, F3RM_PEER, PEER, REGULARIZED, VANILLA, Day, Part, tables, write_report
 from processes import attempt, last_words, result_of, run
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-PACKAGES = ("torch", "triton", "nerfstudio", "gsplat", "nerfacc", "tinycudann", "numba", "numpy")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "triton",
+    "diffusers",
+    "nerfstudio",
+    "gsplat",
+    "nerfacc",
+    "tinycudann",
+    "numba",
+    "numpy",
+)
 VARIANTS = (PEER, "sugar-ext without filters", VANILLA, "sugar-ext, density", REGULARIZED)
 REPORTED = re.compile(r"(?P<name>\S+::.+?) (?P<state>PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 REPORTED_BY_WORKER = re.compile(r"\[gw\d+\] \[ *\d+%\] (?P<state>PASSED|FAILED|ERROR|SKIPPED|XFAIL) (?P<name>\S+::.+)")
@@ -61,6 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU, with a synthetic capture")
     parser.add_argument("--out", type=Path, help="the report; results/gpu_day.json, or for a rehearsal a new folder")
     parser.add_argument("--only", nargs="+", choices=list(BUDGETS_S), default=list(BUDGETS_S), help="sections to run")
+    parser.add_argument("--keep", action="store_true", help="keep the report's other sections, if of this machine")
     parser.add_argument("--minutes", type=float, default=10.0, help=f"for all sections; × {PATIENCE} in a rehearsal")
     parser.add_argument("--extractor", help="of the features; it has to understand text")
     parser.add_argument("--scale", type=float, default=1.0, help="ratio of the images' sides to those of the files")
@@ -176,6 +193,20 @@ class GpuDay:
         for index, name in enumerate(names):
             command = [HERE / "plan_memory.py", "--one", name, "--device", self.device]
             command += ["--tiny"] if self.options.rehearse else []
+            part.row(name, self._measured(*command), share=max(0.4, 1 / (len(names) - index)))
+
+    def poses(self, part: Part) -> None:
+        """Trains the pose estimator at the published size, beside its plan."""
+        self._training(part, "pose_training.py", list(pose_training.ROWS))
+
+    def moco(self, part: Part) -> None:
+        """Pre-trains with MoCo's presets, beside their plans."""
+        self._training(part, "moco_training.py", list(moco_training.PRESETS))
+
+    def _training(self, part: Part, program: str, names: list[str]) -> None:
+        for index, name in enumerate(names):
+            command = [HERE / program, "--one", name, "--device", self.device, "--seconds", self.options.seconds]
+            command += ["--tiny", "--warm-up", 1, "--steps", 4] if self.options.rehearse else []
             part.row(name, self._measured(*command), share=max(0.4, 1 / (len(names) - index)))
 
     @property
@@ -316,6 +347,8 @@ def main() -> None:
         if path is None and options.rehearse:
             path = Path(tempfile.mkdtemp(prefix="gpu-day-rehearsal-")) / "gpu_day.json"
         path = path or HERE / "results" / "gpu_day.json"
+        if options.keep and path.is_file():
+            report["sections"] = kept_sections(json.loads(path.read_text()), report, options.only)
         patience = PATIENCE if options.rehearse else 1
         day = Day(report, path, 60 * options.minutes * patience)
         sections = GpuDay(options, work)
@@ -326,6 +359,19 @@ def main() -> None:
         report["seconds"] = round(time.monotonic() - begin, 1)
         write_report(report, path)
     print(f"\n{tables(report)}\n\nThe report is {path}.")
+
+
+def kept_sections(before: dict[str, Any], report: dict[str, Any], anew: list[str]) -> dict[str, Any]:
+    """Returns the sections of an earlier report that are not measured anew; none if it is of another machine.
+
+    Args:
+        before: the earlier report.
+        report: the new one.
+        anew: names of its sections.
+    """
+    if any(before.get(key) != report[key] for key in ("rehearsal", "machine", "versions")):
+        return {}
+    return {name: section for name, section in before.get("sections", {}).items() if name not in anew}
 
 
 def call(sections: GpuDay, name: str, part: Part) -> None:

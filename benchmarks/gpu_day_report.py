@@ -19,6 +19,8 @@ BUDGETS_S: dict[str, int] = {
     "splats": 120,
     "splat-features": 75,
     "plan": 90,
+    "poses": 180,
+    "moco": 150,
 }
 """Seconds that each section may take, in their order. What one leaves over goes to the next ones; the sum is more than
 the ten minutes of the whole, which end the later sections early."""
@@ -214,6 +216,7 @@ def _problems(section: Section) -> list[str]:
     rows = section.get("rows", ())
     # A row with the second has figures all the same.
     found = [f"{row['label']}: {row[key]}" for key in ("problem", "problem_of_all") for row in rows if key in row]
+    found += [f"{row['label']}: {sentence}" for row in rows for sentence in row.get("refused", ())]
     found += [f"{row['label']}: {name} failed" for row in rows for name in row.get("failures", ())]
     return [*([section["problem"]] if "problem" in section else []), *found]
 
@@ -262,6 +265,61 @@ def _plan(rows: Sequence[dict[str, Any]]) -> str:
     return table(head, [[row["label"], *(_cell(row, key) for key in (*keys, "reserved_mib"))] for row in rows])
 
 
+def _spread(row: dict[str, Any], key: str) -> str:
+    return f"{_cell(row, key, 1)} ({_cell(row, key + '_q1', 1)}–{_cell(row, key + '_q3', 1)})"
+
+
+MEMORY = ("planned, MiB", "allocated, MiB", "allocated ÷ planned", "card, planned, MiB", "reserved, MiB", "waits/step")
+"""Columns of a training beside its plan, see :func:`_memory`."""
+
+
+def _memory(row: dict[str, Any]) -> list[str]:
+    keys = (("planned_mib", 0), ("peak_mib", 0), ("peak_to_plan", 2), ("whole_planned_mib", 0), ("reserved_mib", 0))
+    return [_cell(row, key, digits) for key, digits in (*keys, ("synchronisations_per_step", 0))]
+
+
+def _poses(rows: Sequence[dict[str, Any]]) -> str:
+    head = ["pose training", "scenes × images", "ms/step, all images (quartiles)", "ms/step, as trained (quartiles)"]
+    head += ["steps/s", "images/s", *MEMORY, "steps of the stage", "days"]
+    body = [
+        [
+            row["label"],
+            f"{row['batch']} × {row['images']}",
+            _spread(row, "full_step_ms"),
+            _spread(row, "step_ms"),
+            _cell(row, "steps_per_s", 2),
+            _cell(row, "images_per_s"),
+            *_memory(row),
+            _cell(row, "stage_steps"),
+            _cell(row, "stage_days", 1),
+        ]
+        for row in rows
+    ]
+    return table(head, body)
+
+
+def _moco(rows: Sequence[dict[str, Any]]) -> str:
+    head = ["MoCo", "network", "batch × accumulated", "queue", "ms/step (quartiles)", "steps/s", "images/s"]
+    head += [*MEMORY, "steps of the run", "hours", "views made, images/s"]
+    body = [
+        [
+            row["label"],
+            f"{row['architecture']}, {row['image_size']} px, {row['precision']}",
+            f"{row['batch']} × {row['accumulation']}",
+            _cell(row, "queue"),
+            _spread(row, "step_ms"),
+            _cell(row, "steps_per_s", 2),
+            _cell(row, "images_per_s"),
+            *_memory(row),
+            _cell(row, "run_steps"),
+            _cell(row, "run_hours", 2),
+            _cell(row, "views_images_per_s"),
+        ]
+        for row in rows
+    ]
+    return table(head, body)
+
+
 def _tests(rows: Sequence[dict[str, Any]]) -> str:
     keys = ("passed", "failed", "skipped", "seconds")
     return table(
@@ -281,6 +339,8 @@ SHOWN: dict[str, Callable[[Sequence[dict[str, Any]]], str]] = {
     "splats": _splats,
     "splat-features": _lifted,
     "plan": _plan,
+    "poses": _poses,
+    "moco": _moco,
 }
 
 

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from PIL import Image
 from processes import report_result
+from training_steps import event_peaks
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
@@ -208,21 +209,8 @@ def allocated(name: str, folder: Path) -> dict[str, Any]:
     gc.collect()  # What an earlier run leaves would be freed in this one, and count.
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         about = train(make_config(name, folder), lambda phase: torch.profiler.record_function(f"phase {phase}"))
-    results: Any = profile.profiler
-    events = sorted(results.kineto_results.events(), key=lambda event: event.start_ns())
-    spans: dict[str, list[tuple[int, int]]] = {phase: [] for phase in PHASES}
-    for event in events:
-        if event.name().startswith("phase "):
-            begin = event.start_ns()
-            spans[event.name().removeprefix("phase ")].append((begin, begin + event.duration_ns()))
-    held, peaks = 0, dict.fromkeys(PHASES, 0)
-    for event in events:
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            for phase, found in spans.items():
-                if any(begin <= event.start_ns() <= end for begin, end in found):
-                    peaks[phase] = max(peaks[phase], held)
-    return {phase: peaks[phase] + about["window"] for phase in PHASES} | {"about": about}
+    peaks = event_peaks(profile, [f"phase {phase}" for phase in PHASES])
+    return {phase: peaks[f"phase {phase}"] + about["window"] for phase in PHASES} | {"about": about}
 
 
 def resident(name: str, folder: Path) -> dict[str, Any]:

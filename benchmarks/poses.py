@@ -1,9 +1,11 @@
 """How near the poses that `f3rm-ext sfm process` finds are to those a capture came with.
 
     python benchmarks/poses.py --captures fox dtu_scan24 --mappers incremental global
+    python benchmarks/poses.py --room-photos 240
 
 takes the photos of each capture alone, finds poses, moves them onto the given ones by one similarity, and compares.
-The given poses are not exact either: fox's are an earlier COLMAP's, from the full video. The table is printed and
+The given poses are not exact either: fox's are an earlier COLMAP's, from the full video. Those of a room that
+`f3rm-ext scene synth` makes are. The table is printed and
 written to results/poses.json, which keeps the rows of other captures.
 
 Metrics are those of `f3rm-ext sfm eval` (f3rm_ext.sfm.metrics), in the published protocols. A photo without a pose is a
@@ -57,8 +59,10 @@ def compare(found: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> dict[
 class Poses:
     """Compares poses."""
 
-    captures: tuple[Path, ...]
+    captures: tuple[Path, ...] = ()
     """Captures with poses."""
+    room_photos: int = 0
+    """Photos of a synthetic room, 320 × 240, that is made and compared, too; 0 for none."""
     mappers: tuple[str, ...] = ("incremental", "global")
     """Mappers to compare."""
     feature_size: int = 1000
@@ -69,15 +73,9 @@ class Poses:
     def main(self) -> None:
         """Runs everything and writes the table."""
         report: dict[str, Any] = json.loads(self.out.read_text()) if self.out.exists() else {"captures": {}}
-        for capture in self.captures:
-            meta, folder = read_transforms(capture)
-            with tempfile.TemporaryDirectory() as work:
-                photos = Path(work, "photos")
-                photos.mkdir()
-                for frame in meta["frames"]:
-                    shutil.copy(folder / frame["file_path"], photos)
-                rows = [self._row(mapper, photos, Path(work, "capture"), poses_of(capture)) for mapper in self.mappers]
-            report["captures"][capture.resolve().name] = rows
+        with tempfile.TemporaryDirectory() as made:
+            captures = [*self.captures, *([self._room(Path(made))] if self.room_photos else [])]
+            self._compare(captures, report)
         report |= {
             "date": datetime.date.today().isoformat(), "machine": platform.machine(), "pycolmap": pycolmap.__version__,
         }  # fmt: skip
@@ -93,6 +91,25 @@ class Poses:
                     f"{row['rta']['5']:.3f} | {row['auc_30']:.3f} | {row['center_error']:.2%} "
                     f"({row['center_worst']:.2%}) | {row['reprojection_error_px']:.2f} px | {row['seconds']:.0f} s |"
                 )
+
+    def _room(self, folder: Path) -> Path:
+        """Makes the room."""
+        capture = folder / f"room_{self.room_photos}"
+        call(["f3rm-ext", "scene", "synth", capture, "--num-images", self.room_photos, "--width", 320,
+              "--height", 240])  # fmt: skip
+        return capture
+
+    def _compare(self, captures: list[Path], report: dict[str, Any]) -> None:
+        """Enters the rows of captures."""
+        for capture in captures:
+            meta, folder = read_transforms(capture)
+            with tempfile.TemporaryDirectory() as work:
+                photos = Path(work, "photos")
+                photos.mkdir()
+                for frame in meta["frames"]:
+                    shutil.copy(folder / frame["file_path"], photos)
+                rows = [self._row(mapper, photos, Path(work, "capture"), poses_of(capture)) for mapper in self.mappers]
+            report["captures"][capture.resolve().name] = rows
 
     def _row(self, mapper: str, photos: Path, out: Path, given: dict[str, np.ndarray]) -> dict[str, Any]:
         """One run. Features and matches are those of the first; only the first row's time has them."""

@@ -90,3 +90,29 @@ def tiny_diffusion(report: Report) -> str:
     for name, key in (("true rays of the patches", "endpoints"), ("the same, interpolated", "endpoints_interpolated")):
         rows.append([name, *"–" * 5, f"{true[key]:.3f}"])
     return table(head, rows)
+
+
+def _beside_plan(row: Report) -> list[str]:
+    return [f"{row['planned_mib']:,}", f"{row['peak_mib']:,}", f"{row['peak_to_plan']:.2f}"]
+
+
+def pose_training(report: Report) -> str:
+    """Memory and time of DiffusionSfM's training."""
+    head = ["stage", "device", "scenes × images", "planned, MiB", "allocated, MiB", "allocated ÷ planned", "s/step"]
+    rows = [
+        [row["label"], f"{report['device']}, {row['precision']}", f"{row['batch']} × {row['images']}",
+         *_beside_plan(row), f"{row['full_step_ms'] / 1e3:.2f}"]
+        for row in report["rows"]
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def moco_training(report: Report) -> str:
+    """Memory and time of MoCo's training."""
+    head = ["preset", "device", "batch", "queue", "planned, MiB", "allocated, MiB", "allocated ÷ planned", "s/step"]
+    rows = [
+        [row["label"], f"{report['device']}, {row['precision']}", f"{row['batch']} × {row['accumulation']}",
+         f"{row['queue']:,}", *_beside_plan(row), f"{row['step_ms'] / 1e3:.2f}"]
+        for row in report["rows"]
+    ]  # fmt: skip
+    return table(head, rows)

@@ -315,6 +315,8 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "poses": learning_tables.poses,
     "unposed": learning_tables.unposed,
     "tiny_diffusion": learning_tables.tiny_diffusion,
+    "pose_training": learning_tables.pose_training,
+    "moco_training": learning_tables.moco_training,
     "moco_seeds": learning_tables.moco_seeds,
     "moco_queues": learning_tables.moco_queues,
     "moco_distilled": learning_tables.moco_distilled,

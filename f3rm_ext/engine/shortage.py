@@ -1,6 +1,7 @@
 """Advice for when memory runs out in training: options that lower it, those that lose least first."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -108,3 +109,23 @@ def shortage(step: int, device: str, resume: str | None, levers: Iterable[Lever]
     if not wanted:
         end = " where there is more memory"
     return MemoryShortageError(f"Memory ran out in training step {step} on {device}: {begin}{end}.")
+
+
+@contextmanager
+def told_shortage(step: int, device: torch.device, advice: Callable[[], str]) -> Iterator[None]:
+    """While this is entered, memory that runs out is one sentence.
+
+    Args:
+        step: number of the training step.
+        device: on which it runs.
+        advice: returns what to do, as the end of the sentence.
+
+    Raises:
+        MemoryShortageError: it did.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MemoryShortageError(f"Memory ran out in training step {step} on {device}: {advice()}.") from error

@@ -17,8 +17,9 @@ from nerfstudio.configs.base_config import MachineConfig
 from f3rm_ext.engine import checkpoint, launch
 from f3rm_ext.engine.lifeline import Lifeline
 from f3rm_ext.engine.ranks import is_first, rank, world_size
+from f3rm_ext.engine.shortage import told_shortage
 from f3rm_ext.errors import CheckpointError, ConfigError, reason_of
-from f3rm_ext.moco.options import TrainConfig, make_plan
+from f3rm_ext.moco.options import Plan, TrainConfig, make_plan
 from f3rm_ext.moco.processes import start_processes
 from f3rm_ext.moco.tiles import Tiles, prepare
 from f3rm_ext.moco.training import StepResult, Training
@@ -98,6 +99,7 @@ class Run:
         Raises:
             ConfigError: The options do not fit the data or the device.
             CheckpointError: There is nothing to resume, or it is of another network.
+            MemoryShortageError: Memory ran out.
         """
         config = self.config
         if config.multiprocessing_distributed:
@@ -156,7 +158,8 @@ class Run:
                 task = progress.add_task("Training", total=plan.steps * images, completed=done)
                 stop = training.agreed(interrupt.number)
                 while training.step < plan.steps and not stop:
-                    result = training.train_step(batches)
+                    with told_shortage(training.step, training.device, lambda: self._less_memory(plan)):
+                        result = training.train_step(batches)
                     progress.update(task, advance=images)
                     if training.step == first + max(1, plan.pair.images // images):
                         self._say(*memory.after_first_pass(peak_bytes(training.device) - before))
@@ -181,6 +184,19 @@ class Run:
         if is_first():
             self._say(f"Weights are in {export(training.query.backbone, config.output, facts)}.")
         return 0
+
+    def _less_memory(self, plan: Plan) -> str:
+        """Returns what to do when memory runs out."""
+        config, batch = plan.config, plan.pair.batch_size
+        options = ["--use-amp True"] * (not config.use_amp)
+        options += ["--use-grad-checkpointing"] * (not config.use_grad_checkpointing)
+        options += [f"--batch-size {batch // 2}"] * (batch > 3)
+        if not options:
+            return "use a smaller --image-size"
+        resume = ""
+        if checkpoint.newest_first(config.output / "checkpoints"):
+            resume = f", and go on from the last checkpoint with {self._resume_command()}"
+        return f"use {' or '.join(options)}{resume}"
 
     def _log(self, events: Any, training: Training, result: StepResult, images_per_s: float) -> None:
         scalars = result.scalars()

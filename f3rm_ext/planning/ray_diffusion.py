@@ -1,11 +1,13 @@
 """The memory that a training of DiffusionSfM takes on each GPU."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from f3rm_ext.features.extractors.vit import VisionTransformer
+from f3rm_ext.planning.convolutions import BlockedConvolutions
 from f3rm_ext.planning.estimate import Category
 from f3rm_ext.planning.memory import with_allowances
 from f3rm_ext.planning.shapes import shapes_only
@@ -29,8 +31,10 @@ def plan_lines(settings: Settings, processes: int) -> list[str]:
     return said
 
 
-def step_memory(settings: Settings, processes: int, unfrozen: bool = False) -> dict[Category, int]:
-    """Returns what is held on a GPU at the peak of a training step with the most images, bytes.
+def step_memory(
+    settings: Settings, processes: int, unfrozen: bool = False, device_type: str = "cuda"
+) -> dict[Category, int]:
+    """Returns what is held on a device at the peak of a training step with the most images, bytes.
 
     Two steps of the real network run on tensors without values.
 
@@ -38,20 +42,22 @@ def step_memory(settings: Settings, processes: int, unfrozen: bool = False) -> d
         settings: checked settings.
         processes: with several, the gradients lie in buckets, too.
         unfrozen: after encoder and transformer were unfrozen.
+        device_type: on CPUs convolutions take more, and Adam's step less: it goes parameter by parameter.
     """
-    with shapes_only(), AllocationTracker() as tracker:
-        held = _trace(settings, processes, unfrozen, tracker)
-    return with_allowances(held, "cuda")
+    on_cpu = device_type == "cpu"
+    with shapes_only(), AllocationTracker() as tracker, BlockedConvolutions() if on_cpu else nullcontext():
+        held = _trace(settings, processes, unfrozen, tracker, foreach=not on_cpu)
+    return with_allowances(held, device_type)
 
 
-def _trace(settings: Settings, processes: int, unfrozen: bool, tracker: AllocationTracker) -> Bytes:
+def _trace(settings: Settings, processes: int, unfrozen: bool, tracker: AllocationTracker, foreach: bool) -> Bytes:
     training, model, data = settings.training, settings.model, settings.dataset
     vit = VisionTransformer(encoder_state(ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE))
     network = RayDiffuser(vit, SIZES[model.size], "dense" if training.dpt_head else "sparse", settings.has_residual)
     set_trained(network, training.freeze_encoder and not unfrozen, model.freeze_transformer and not unfrozen)
     tracker.label(network.parameters(), "parameters")
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trained, foreach=True)
+    optimizer = torch.optim.Adam(trained, foreach=foreach)
     buckets = [torch.empty_like(parameter) for parameter in trained] if processes > 1 else []
     tracker.label(buckets, "gradients")
     scenes = (training.batch_size, model.num_images)

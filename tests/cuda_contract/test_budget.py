@@ -15,6 +15,7 @@ import pytest
 import torch
 from pretend.gsplat_kernels import gsplat_kernels
 from pretend.ledger import Ledger, counted
+from pretend.pretraining import moco_step, pose_step
 from pretend.small import FIELDS, small
 from pretend.steps import Counts, lift_made_up_features, make_run, total
 from pretend.tensors import pretended
@@ -45,6 +46,14 @@ def _query(method: str) -> Callable[[Path, Path], Counts]:
     return count
 
 
+def _poses(preset: str, *words: str) -> Callable[[Path, Path], Counts]:
+    def count(capture: Path, folder: Path) -> Counts:
+        pytest.importorskip("diffusers")
+        return pose_step(preset, folder / "encoder", *words)
+
+    return count
+
+
 CASES = {
     "f3rm-ext": _training("f3rm-ext", "none", 1),
     "f3rm-ext-lite": _training("f3rm-ext-lite", "none", 1),
@@ -58,6 +67,11 @@ CASES = {
     "sugar-ext planar": _training("sugar-ext", "planar", 9602),
     "sugar-ext mcmc": _training("sugar-ext", "none", 4002, strategy="mcmc"),
     "sugar-ext query": _query("sugar-ext"),
+    "diffusionsfm sparse": _poses("sparse"),
+    "diffusionsfm dense, head": _poses("dense"),
+    "diffusionsfm dense, all": _poses("dense", "training.reinit_after=0"),
+    "moco v2": lambda capture, folder: moco_step("v2"),
+    "moco v3": lambda capture, folder: moco_step("v3"),
 }
 
 

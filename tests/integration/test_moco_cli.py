@@ -179,3 +179,31 @@ def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: P
     typed = f3rm_ext("moco", "eval", *masked)
     assert typed.code == 0 and "mIoU" in typed.out and "20 pictures, 2 classes" in typed.out, typed.err
     assert "leave them out" in f3rm_ext("moco", "eval", *masked, "--fine-tune-passes", 1).refuses()
+
+
+def test_memory_that_runs_out_is_one_sentence(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from f3rm_ext.errors import MemoryShortageError
+    from f3rm_ext.moco.options import TrainConfig
+    from f3rm_ext.moco.run import Run
+    from f3rm_ext.moco.training import Training
+    from f3rm_ext.planning.pretraining import plan_memory
+
+    step = Training.train_step
+
+    def short_of_memory(training: Training, batches: Any) -> Any:
+        if training.step == 2:
+            raise RuntimeError("CUDA error: out of memory")
+        return step(training, batches)
+
+    monkeypatch.setattr(Training, "train_step", short_of_memory)
+    config = TrainConfig(
+        data=pictures, output=tmp_path / "run", batch_size=4, queue_size=8, epochs=9, image_size=32, save_every=1
+    )
+    with pytest.raises(MemoryShortageError) as raised:
+        Run(config, plan_memory).main()
+    said = str(raised.value)
+    assert said.startswith(
+        "Memory ran out in training step 2 on cpu: use --use-amp True or --use-grad-checkpointing or --batch-size 2, "
+        "and go on from the last checkpoint with f3rm-ext "
+    )
+    assert said.endswith("--resume.")

@@ -188,3 +188,30 @@ def test_two_processes_train_as_one_with_both_batches(
     whole, halves = newest(one)["state_dict"], newest(two)["state_dict"]
     for name, value in whole.items():
         torch.testing.assert_close(halves[name], value, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_memory_that_runs_out_is_one_sentence(
+    debug_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from f3rm_ext.errors import MemoryShortageError
+    from f3rm_ext.sfm.diffusion.settings import parse_settings
+    from f3rm_ext.sfm.diffusion.training import Training, make_accelerator
+
+    step = Training.step
+
+    def short_of_memory(training: Training, sample: Any) -> float:
+        if training.iteration == 4:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return step(training, sample)
+
+    monkeypatch.setattr(Training, "step", short_of_memory)
+    settings = parse_settings([*debug_settings, f"hydra.run.dir={tmp_path / 'run'}"])
+    with pytest.raises(MemoryShortageError) as raised:
+        Training(settings, make_accelerator()[0]).run()
+    assert str(raised.value) == (
+        "Memory ran out in training step 4 on cpu: begin a new run with training.batch_size=1 and "
+        f"training.pretrain_path={tmp_path / 'run' / 'checkpoints' / 'ckpt_00000003.pth'}."
+    )
+    settings.training.mixed_precision = False
+    with pytest.raises(MemoryShortageError, match=r"resume with training\.mixed_precision=True"):
+        Training(settings, make_accelerator()[0]).run()

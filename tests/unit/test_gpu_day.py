@@ -1,6 +1,7 @@
 """The GPU day's parts that need no GPU: budgets, the file, targets and tables, and what a step is counted by."""
 
 import doctest
+import functools
 import importlib
 import importlib.util
 import json
@@ -17,6 +18,7 @@ import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CPU = torch.device("cpu")
+SECTIONS = ["kernels", "tests", "features", "fields", "splats", "splat-features", "plan", "poses", "moco"]
 
 
 @pytest.fixture(scope="module")
@@ -202,10 +204,70 @@ def test_tables_show_rows_and_problems(pages: ModuleType) -> None:
         assert len(widths) < 2, block
 
 
-@pytest.mark.parametrize("name", ["kernels", "tests", "features", "fields", "splats", "splat-features", "plan"])
+TRAINING = {"step_ms": 1500.0, "step_ms_q1": 1400.0, "step_ms_q3": 1610.5, "steps_per_s": 0.667, "images_per_s": 26.0}
+MEMORY = {"planned_mib": 17_140, "peak_mib": 17_483, "peak_to_plan": 1.02, "whole_planned_mib": 18_497}
+SAID = "A batch of 8 does not fit: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def test_trainings_show_their_plan_and_what_did_not_fit(pages: ModuleType) -> None:
+    full = {f"full_{name}": 2 * value for name, value in TRAINING.items()}
+    poses = {"label": "sparse", "batch": 4, "images": 8, **TRAINING, **full, **MEMORY, "reserved_mib": None}
+    poses |= {"synchronisations_per_step": 2, "stage_steps": 400_000, "stage_days": 6.94, "refused": [SAID]}
+    moco = {"label": "low-vram", "architecture": "resnet50", "image_size": 224, "precision": "bfloat16", "batch": 64}
+    moco |= {"accumulation": 4, "queue": 65_536, **TRAINING, **MEMORY, "reserved_mib": 19_000, "run_steps": 2325}
+    moco |= {"run_hours": 0.969, "views_images_per_s": 85.2, "refused": []}
+    text = pages.tables(report_with(poses=[poses], moco=[moco]))
+    memory = "17,140 | 17,483 | 1.02 | 18,497"
+    times = "1,500.0 (1,400.0–1,610.5)"
+    assert (
+        f"| sparse | 4 × 8 | 3,000.0 (2,800.0–3,221.0) | {times} | 0.67 | 26 | {memory} | – | 2 | 400,000 | 6.9 |"
+    ) in text
+    assert (
+        f"| low-vram | resnet50, 224 px, bfloat16 | 64 × 4 | 65,536 | {times} | 0.67 | 26 | {memory} | 19,000 | – | "
+        "2,325 | 0.97 | 85 |"
+    ) in text
+    assert f"poses (done): sparse: {SAID}" in text and "moco (done)" not in text
+
+
+def test_trainings_are_asked_for_row_by_row(
+    load: Callable[[str], ModuleType], pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_day = load("gpu_day")
+    commands: list[list[str]] = []
+
+    def result_of(command: list[object], *_: object) -> dict[str, Any]:
+        commands.append(list(map(str, command)))
+        return {"batch": 1}
+
+    monkeypatch.setattr(gpu_day, "result_of", result_of)
+    for more in ([], ["--rehearse"]):
+        options = gpu_day.make_parser().parse_args(["--seconds", "5", *more])
+        day, sections = pages.Day({}, tmp_path / "report.json", 600.0), gpu_day.GpuDay(options, tmp_path)
+        for name in ("poses", "moco"):
+            assert day.run(name, 300.0, functools.partial(gpu_day.call, sections, name))["state"] == "done"
+    labels = [command[command.index("--one") + 1] for command in commands]
+    assert labels == 2 * ["sparse", "dense-head", "dense-all", "low-vram", "optimized-16gb", "batch-80", "batch-128"]
+    real, rehearsed = commands[:7], commands[7:]
+    assert all("cuda" in command and "--tiny" not in command for command in real)
+    assert all("cpu" in command and "--tiny" in command for command in rehearsed)
+    for command in commands:  # the programs understand it
+        program = load(Path(command[1]).stem)
+        assert program.make_parser().parse_args(command[2:]).seconds == 5.0
+
+
+def test_other_sections_of_the_same_machine_are_kept(load: Callable[[str], ModuleType]) -> None:
+    now = {"rehearsal": False, "machine": {"device": "a GPU"}, "versions": {"torch": "2"}}
+    before = {**now, "sections": {"fields": {"rows": [1]}, "poses": {"rows": [2]}}}
+    kept_sections = load("gpu_day").kept_sections
+    assert kept_sections(before, now, ["poses", "moco"]) == {"fields": {"rows": [1]}}
+    assert kept_sections(before | {"machine": {"device": "another"}}, now, ["poses"]) == {}
+    assert kept_sections(before | {"versions": {"torch": "1"}}, now, ["poses"]) == {}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
 def test_every_section_has_a_budget_and_a_table(pages: ModuleType, name: str) -> None:
     assert name in pages.BUDGETS_S and name in pages.SHOWN
-    assert len(pages.BUDGETS_S) == len(pages.SHOWN) == 7
+    assert len(pages.BUDGETS_S) == len(pages.SHOWN) == len(SECTIONS)
 
 
 def test_the_page_says_not_measured_until_there_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

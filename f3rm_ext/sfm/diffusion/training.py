@@ -11,15 +11,16 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from f3rm_ext import compat
+from f3rm_ext.engine.shortage import told_shortage
 from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError
 from f3rm_ext.features.extractors.dino import Dinov2Config, Dinov2Extractor
 from f3rm_ext.features.extractors.vit import VisionTransformer
@@ -54,6 +55,23 @@ Report = Callable[[int, float], None]
 """Called after each step with the number of steps done and the loss."""
 ReportMetrics = Callable[[int, dict[str, float]], None]
 """Called after each evaluation with the number of steps done and the means over the image sets."""
+
+
+@runtime_checkable
+class Scenes(Protocol):
+    """What a training needs of its data; see :class:`Co3dScenes`."""
+
+    augment: bool
+    """Whether an image is cut in another way each time."""
+
+    @property
+    def num_frames(self) -> int:
+        """Images of all sequences."""
+        ...
+
+    def __getitem__(self, number: int) -> SceneSample:
+        """Returns the sample of this number."""
+        ...
 
 
 class SampleNumbers(Sampler[list[int]]):
@@ -133,16 +151,17 @@ class Training:
     Args:
         settings: checked settings.
         accelerator: devices and processes.
+        scenes: what to train on; by default the training split of the settings' data set.
 
     Raises:
         UserError: data, weights or checkpoints cannot be used.
     """
 
-    def __init__(self, settings: Settings, accelerator: "Accelerator") -> None:
+    def __init__(self, settings: Settings, accelerator: "Accelerator", scenes: Scenes | None = None) -> None:
         self.settings, self.accelerator = settings, accelerator
         self.device: torch.device = accelerator.device
         self.iteration = 0
-        self.dataset = make_dataset(settings, "train")
+        self.dataset: Scenes = make_dataset(settings, "train") if scenes is None else scenes
         self.held_out, self.notice = None, ""
         if settings.training.interval_evaluate:
             try:
@@ -235,6 +254,7 @@ class Training:
 
         Raises:
             ConfigError: the loss is not a number.
+            MemoryShortageError: memory ran out.
         """
         training = self.settings.training
         numbers = SampleNumbers(
@@ -245,7 +265,7 @@ class Training:
             self.accelerator.num_processes,
         )
         loader = DataLoader(
-            self.dataset,
+            cast("Dataset[SceneSample]", self.dataset),
             batch_sampler=numbers,
             num_workers=training.num_workers,
             pin_memory=self.device.type != "cpu",
@@ -253,7 +273,8 @@ class Training:
         )
         for batch in loader:
             start = time.perf_counter()
-            loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in batch)))
+            with told_shortage(self.iteration, self.device, self._less_memory):
+                loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in batch)))
             self.iteration += 1
             if self.accelerator.is_main_process:
                 self._log(loss, time.perf_counter() - start)
@@ -272,6 +293,19 @@ class Training:
                     report_metrics(self.iteration, self.evaluate(self.held_out))
                 self.accelerator.wait_for_everyone()
 
+    def _less_memory(self) -> str:
+        """What to do when memory runs out."""
+        training, model = self.settings.training, self.settings.model
+        if not training.mixed_precision:
+            return "resume with training.mixed_precision=True, which takes about half of the memory for activations"
+        options = [f"training.batch_size={training.batch_size // 2}"] * (training.batch_size > 1)
+        options += [f"model.num_images={model.num_images // 2}"] * (model.num_images > 3)
+        if not options:
+            return "use a device with more memory"
+        found = find_checkpoints(self.settings.folder)
+        after = f" and training.pretrain_path={found[-1]}" if found else ""
+        return f"begin a new run with {' or '.join(options)}{after}"
+
     def step(self, sample: SceneSample) -> float:
         """Does one step of the optimiser. Returns the loss, averaged over processes.
 
@@ -279,16 +313,13 @@ class Training:
             ConfigError: the loss is not a number.
         """
         training, model = self.settings.training, self.settings.model
-        batch = len(sample.images)
         shared = torch.Generator().manual_seed(seed_of(training.seed, 0, self.iteration))
         count = model.num_images
         if model.random_num_images:
             count = int(torch.randint(2, count + 1, (1,), generator=shared))
         clean, known = sample.maps[:, :count], sample.known[:, :count]
-        first = (self.iteration * self.accelerator.num_processes + self.accelerator.process_index) * batch
-        drawn = [self._draw(first + place, clean.shape[1:]) for place in range(batch)]
-        steps, noise = (torch.stack(values) for values in zip(*drawn, strict=True))
-        noisy = add_noise(clean, noise, steps, known, self.alphas_bar)
+        noisy, steps = self._noisy(clean, known)
+        self.optimizer.zero_grad(set_to_none=True)  # before activations come
         images: Tensor | Encoded = sample.images[:, :count]
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.amp):
             if self.features is not None:
@@ -302,7 +333,6 @@ class Training:
                 "training.mixed_precision=False, which takes about twice the memory for activations, or lower "
                 "training.lr."
             )
-        self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         if training.gradient_clipping:
             self.scaler.unscale_(self.optimizer)  # the norm is that of true gradients
@@ -311,6 +341,16 @@ class Training:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value
+
+    def _noisy(
+        self, clean: Float[Tensor, "batch images 8 cells cells"], known: Float[Tensor, "batch images cells cells"]
+    ) -> tuple[Float[Tensor, "batch images 8 cells cells"], Int64[Tensor, " batch"]]:
+        """Returns the noisy maps of this step's samples, and their steps of the schedule."""
+        batch = len(clean)
+        first = (self.iteration * self.accelerator.num_processes + self.accelerator.process_index) * batch
+        drawn = [self._draw(first + place, clean.shape[1:]) for place in range(batch)]
+        steps, noise = (torch.stack(values) for values in zip(*drawn, strict=True))
+        return add_noise(clean, noise, steps, known, self.alphas_bar), steps
 
     def _draw(self, number: int, shape: torch.Size) -> tuple[Int64[Tensor, ""], Float[Tensor, "images 8 cells cells"]]:
         """The step of the schedule and the noise of a sample."""

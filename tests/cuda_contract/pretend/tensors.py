@@ -434,6 +434,7 @@ def pretended(told: Told = "autocast", most_values: int | None = None) -> Iterat
             mock.patch.object(torch.Tensor, "record_stream", lambda tensor, *_: None),
             # Optimisers take their form for many tensors for torch's own classes only.
             mock.patch.object(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", staticmethod(_grouped)),
+            mock.patch.object(torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype", _grouped),
             *(
                 mock.patch.object(module, "_foreach_supported_types", [*module._foreach_supported_types, PretendCuda])
                 for module in _FOREACH

@@ -1,0 +1,252 @@
+"""Steps of a training that is driven from here: the memory of a step, its time, and what it asks of the device."""
+
+import contextlib
+import datetime
+import gc
+import itertools
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from gpu_day_report import write_report
+from processes import MARK
+from step_watch import SyncWarnings, tally
+
+MIB = 1 << 20
+MEASURED = "measured steps"
+Row = dict[str, Any]
+Found = TypeVar("Found")
+
+
+def event_peaks(profile: torch.profiler.profile, names: Iterable[str]) -> dict[str, int]:
+    """Returns the most bytes that torch held while events of some names were open, by its profiler's memory events.
+
+    Args:
+        profile: with ``profile_memory``. What was allocated before it began is not counted.
+        names: of events of ``record_function``.
+    """
+    results: Any = profile.profiler
+    events = sorted(results.kineto_results.events(), key=lambda event: event.start_ns())
+    spans: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+    for event in events:
+        if event.name() in spans:
+            spans[event.name()].append((event.start_ns(), event.start_ns() + event.duration_ns()))
+    held, peaks = 0, dict.fromkeys(spans, 0)
+    for event in events:
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            for name, found in spans.items():
+                if any(begin <= event.start_ns() <= end for begin, end in found):
+                    peaks[name] = max(peaks[name], held)
+    return peaks
+
+
+class TensorMemory:
+    """The most that torch hands out in measured steps: its allocator's peak on CUDA, its profiler's count on the CPU.
+
+    Enter it before the model is built, and :meth:`measured` for the steps.
+
+    Args:
+        device: of the training.
+    """
+
+    peak_bytes = 0
+    """Peak of the measured steps, after the end."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._before = 0
+        self._profile: torch.profiler.profile | None = None
+
+    def __enter__(self) -> "TensorMemory":
+        gc.collect()  # what an earlier training leaves would be freed in this one, and count
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            self._before = torch.cuda.memory_allocated(self.device)
+        else:
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            self._profile = torch.profiler.profile(activities=activities, profile_memory=True)
+            self._profile.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._profile is not None:
+            self._profile.__exit__(*error)
+            if error[0] is None:
+                self.peak_bytes = event_peaks(self._profile, [MEASURED])[MEASURED]
+            self._profile = None
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """While this is entered, the peak is sought."""
+        if self._profile is not None:
+            with torch.profiler.record_function(MEASURED):
+                yield
+            return
+        torch.cuda.reset_peak_memory_stats(self.device)
+        yield
+        self.peak_bytes = torch.cuda.max_memory_allocated(self.device) - self._before
+
+    def result(self, planned_bytes: int, with_allowances_bytes: int) -> Row:
+        """Returns the figures, MiB.
+
+        Args:
+            planned_bytes: tensors of the plan.
+            with_allowances_bytes: what the plan expects the device to hold.
+        """
+        reserved = torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else None
+        return {
+            "planned_mib": round(planned_bytes / MIB),
+            "peak_mib": round(self.peak_bytes / MIB),
+            "peak_to_plan": round(self.peak_bytes / planned_bytes, 3),
+            "whole_planned_mib": round(with_allowances_bytes / MIB),
+            "reserved_mib": reserved and round(reserved / MIB),
+        }
+
+
+def wait_for(device: torch.device) -> float:
+    """Waits for the device, and returns the time, seconds."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def time_steps(step: Callable[[], float], device: torch.device, warm_up: int, steps: int, seconds: float) -> Row:
+    """Times steps one by one; the device is waited for after each.
+
+    Args:
+        step: takes one, and returns the number of images that it saw.
+        device: of the training.
+        warm_up: steps before the timed ones.
+        steps: timed steps at most, 2 or more.
+        seconds: after which no further step is timed, but two are.
+    """
+    for _ in range(warm_up):
+        step()
+    marks, images = [wait_for(device)], 0.0
+    while len(marks) <= 2 or (len(marks) <= steps and marks[-1] - marks[0] < seconds):
+        images += step()
+        marks.append(wait_for(device))
+    times_ms = [1e3 * (end - begin) for begin, end in itertools.pairwise(marks)]
+    q1, median, q3 = statistics.quantiles(times_ms, n=4, method="inclusive")
+    whole_s = marks[-1] - marks[0]
+    return {
+        "timed_steps": len(times_ms),
+        "step_ms": round(median, 3),
+        "step_ms_q1": round(q1, 3),
+        "step_ms_q3": round(q3, 3),
+        "steps_per_s": round(len(times_ms) / whole_s, 5),
+        "images_per_s": round(images / whole_s, 3),
+    }
+
+
+def count_step(step: Callable[[], object], device: torch.device) -> Row:
+    """Returns what a step asks of a GPU: kernels that it launches, and waits of the host; nothing on the CPU."""
+    if device.type != "cuda":
+        return {}
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        step()
+    counts: Counter[str] = tally(event.name for event in profile.events() or ())
+    with SyncWarnings(device) as waits:
+        step()
+    return {
+        "launches_per_step": counts["launches"],
+        "synchronisations_per_step": counts["waits"],
+        "sync_warnings_per_step": waits.found,
+    }
+
+
+def halved_until_it_fits(
+    batch: int, measure: Callable[[int], Found], does_not_fit: Callable[[Exception], str]
+) -> tuple[Found, list[str]]:
+    """Measures with the largest batch that fits: this one, its half, and so on.
+
+    Args:
+        batch: the first to try.
+        measure: with a batch.
+        does_not_fit: returns the sentence of an exception that means that memory does not suffice, else nothing.
+
+    Returns:
+        What was measured, and a sentence for each batch that did not fit.
+    """
+    refused: list[str] = []
+    while True:
+        try:
+            return measure(batch), refused
+        except Exception as error:
+            sentence = does_not_fit(error)
+            if not sentence or batch == 1:
+                raise
+            refused.append(f"A batch of {batch} does not fit: {sentence}")
+        # Out of the handler, whose traceback holds the tensors.
+        batch //= 2
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def first_sentence(error: Exception) -> str:
+    """Returns what an exception says first.
+
+    >>> first_sentence(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …"))
+    'CUDA out of memory. Tried to allocate 2.00 GiB.'
+    """
+    return ". ".join(str(error).splitlines()[0].split(". ")[:2]).rstrip(".") + "."
+
+
+def in_processes(names: Sequence[str], arguments: Sequence[str]) -> list[Row]:
+    """Measures rows of the calling program, each in a process of its own, and prints them.
+
+    Args:
+        names: of the rows, given with ``--one``.
+        arguments: of this process, which are handed on.
+    """
+    rows: list[Row] = []
+    for name in names:
+        command = [sys.executable, sys.argv[0], *arguments, "--one", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+        if done.returncode or not said:
+            raise SystemExit(f"{name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        rows.append({"label": name, **json.loads(said[-1])})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def environment_of(options: Mapping[str, Any]) -> Row:
+    """Returns date, machine, versions and options, for a file of results."""
+    cuda = options["device"] == "cuda"
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "threads": torch.get_num_threads(),
+        "options": {key: getattr(value, "name", value) for key, value in options.items() if key != "out"},
+    }
+
+
+def write_rows(path: Path, options: Mapping[str, Any], rows: Sequence[Row], keys: Sequence[str]) -> None:
+    """Writes a file of results. Rows that it has already stay, if they are of this device and of other sizes.
+
+    Args:
+        path: of the file.
+        options: of the command line.
+        rows: new ones.
+        keys: what tells rows apart.
+    """
+    found = environment_of(options)
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    measured = [[row[key] for key in keys] for row in rows]
+    kept: list[Row] = []
+    if all(before.get(key) == found[key] for key in ("device", "versions")):
+        kept = [row for row in before["rows"] if [row[key] for key in keys] not in measured]
+    write_report({**found, "rows": [*kept, *rows]}, path)
