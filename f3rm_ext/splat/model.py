@@ -256,7 +256,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         self, camera: Cameras, view: PinholeCameras, background: Float[Tensor, "3"]
     ) -> tuple[DepthView | None, Float[Tensor, "h w 3"] | None]:
         """Renders depth of planes of a training view near another; also returns its photo, or colours rendered there
-        while the photo is not in memory or masked. None if there is none."""
+        where the photo is not in memory or masked. None if there is none."""
         assert self.nearby is not None and camera.metadata is not None
         index = camera.metadata["cam_idx"]
         chosen = self.nearby.draw(index, (self.config.seed << 32) + self.step)
@@ -268,10 +268,17 @@ class SplatModel(QueryableSplats, GaussianModel):
         else:
             h, w = photo["image"].shape[:2]
         beside = self.nearby.camera(chosen, (h, w))
-        depth, colors = render_nearby(self._scene(), beside, self.current_sh_degree, background, self._settings)
+        depth, colors = render_nearby(
+            self._scene(),
+            beside,
+            self.current_sh_degree,
+            background,
+            self._settings,
+            rgb=photo is None or "mask" in photo,
+        )
         if photo is not None:
             truth = self._truth(photo, background)
-            colors = torch.where(photo["mask"], truth, colors) if "mask" in photo else truth
+            colors = truth if colors is None else torch.where(photo["mask"], truth, colors)
         return DepthView(depth, beside.viewmats[0], beside.Ks[0]), colors
 
     def _render(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
