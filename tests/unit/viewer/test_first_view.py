@@ -102,6 +102,7 @@ class Viewer:
         self.viser_server = SimpleNamespace(on_client_connect=self.callbacks.append)
         self.camera_handles: dict[int, SimpleNamespace] = {}
         self.shown = shown
+        self.render_statemachines: dict[int, Any] = {}
 
     def init_scene(self, count: int) -> None:
         self.camera_handles = {index: SimpleNamespace(visible=True) for index in range(min(count, self.shown))}
