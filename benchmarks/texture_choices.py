@@ -126,9 +126,10 @@ class TextureChoices:
             chosen = read[texels.places]
             texels = Texels(texels.faces[chosen], texels.weights[chosen], texels.places[chosen])
             views = [view._replace(reads=view.reads[:, texels.places]) for view in views]
+            pixels = sum(view.covered.size for view in views)
             for way, colors in self._colors(atlas, texels, occluder, train).items():
                 level_seams(atlas, texels, colors)
-                row = {"mesh": name, "blend": way, "vertices": vertices}
+                row = {"mesh": name, "blend": way, "vertices": vertices, "pixels": pixels}
                 self._write(row | self._score(np.rint(colors), views))
 
     def _views(self, atlas: Atlas, nearest: np.ndarray, occluder: Occluder, photos: Photos) -> list[View]:
