@@ -2,8 +2,9 @@ r"""What a texture loses: ways to blend photos, on meshes more or less wrong, an
 
     python benchmarks/texture_choices.py --data room --meshes true=room/gt_mesh.ply trained=room-mesh.ply
 
-Each mesh is cut into charts and looked at from all training photos once; then each way to blend colours it, and the
-held-out photos are compared with its renderings. *mean* is what `f3rm-ext export texture` does, but for exposures.
+Each mesh is cut into charts, and random pixels of the held-out photos are looked up in the texture. Only the texels
+that they read, and those that cuts join to them, are coloured: by all training photos, in each way to blend. *mean* is
+what `f3rm-ext export texture` does, but for exposures and for texels that no photo sees: these take the mean colour.
 Where the capture has label images, a row also says which share of the squared error is on which objects. Rows are
 written to results/texture_choices.json, which keeps those of other captures and meshes.
 """
@@ -13,23 +14,20 @@ import json
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import trimesh
 import tyro
-from PIL import Image
-from trimesh.visual.material import PBRMaterial
-from trimesh.visual.texture import TextureVisuals
+from scipy.sparse import csr_matrix
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.surface.mesh_files import read_mesh
-from f3rm_ext.surface.texture.atlas import texture_texels, unwrap
+from f3rm_ext.surface.texture.atlas import Atlas, Texels, texture_texels, unwrap
 from f3rm_ext.surface.texture.baking import texel_areas
-from f3rm_ext.surface.texture.photos import Photos, open_capture
-from f3rm_ext.surface.texture.rendering import MeshRenderer, score_photo
-from f3rm_ext.surface.texture.seams import fill_outward, level_seams
-from f3rm_ext.surface.texture.visibility import Occluder, PhotoLookup, Places, Sighting
+from f3rm_ext.surface.texture.photos import Photo, Photos, open_capture
+from f3rm_ext.surface.texture.rendering import SAMPLES, MeshPicture, interpolated, score_photo
+from f3rm_ext.surface.texture.seams import level_seams, outward, seam_lookups
+from f3rm_ext.surface.texture.visibility import Occluder, PhotoLookup, Places, Sighting, bilinear_corners
 
 HERE = Path(__file__).parent
 WAYS = {
@@ -42,6 +40,23 @@ WAYS = {
 AGREEMENT, ROUNDS = 20.0, 4
 FEW = 6
 """Classes named in a row."""
+CHUNK = 1 << 17
+"""Texels coloured at once."""
+REACH = 4
+"""How many samples along a cut are levelled on each side of a texel that is read."""
+
+
+class View(NamedTuple):
+    """Some pixels of a held-out photo."""
+
+    photo: Photo
+    """These pixels, as a picture of one row."""
+    covered: np.ndarray
+    """Which of them the mesh covers wholly, (1, pixels)."""
+    names: np.ndarray | None
+    """Labels of the objects that they show, (pixels,)."""
+    reads: csr_matrix
+    """Share of each texel in the colour of each pixel, (pixels, texels)."""
 
 
 def blended(sightings: list[Sighting], count: int, way: str) -> tuple[np.ndarray, np.ndarray]:
@@ -83,6 +98,8 @@ class TextureChoices:
     """Ways to blend."""
     texture_size: int = 2048
     """Side of the texture, pixels."""
+    pixels: int = 20_000
+    """Pixels of each held-out photo; 0 takes all."""
     out: Path = HERE / "results" / "texture_choices.json"
     """Where the figures are written."""
 
@@ -97,39 +114,80 @@ class TextureChoices:
             mesh = read_mesh(Path(file))
             vertices = len(mesh.vertices)
             atlas = unwrap(mesh, self.texture_size, 4)
-            texels, areas = texture_texels(atlas), texel_areas(atlas)
-            corners = np.asarray(atlas.mesh.vertices, np.float32)[atlas.mesh.faces[texels.faces]]
-            b, c = texels.weights.T[..., None]
-            points = corners[:, 0] * (1 - b - c) + corners[:, 1] * b + corners[:, 2] * c
-            normals = np.asarray(atlas.mesh.face_normals, np.float32)[texels.faces]
-            places, occluder = Places(points, normals, areas[texels.faces]), Occluder(atlas.mesh)
-            looked = [
-                PhotoLookup(camera, train.read(index), occluder).see(places)
-                for index, camera in enumerate(train.cameras)
-            ]
-            for way in self.ways:
-                colors, seen = blended(looked, len(texels), way)
-                colors[~seen] = colors[seen].mean(axis=0)
+            occluder = Occluder(atlas.mesh)
+            texels = texture_texels(atlas)
+            views = self._views(atlas, outward(texels, atlas.size_px), occluder, held_out)
+            read = np.zeros(atlas.size_px**2, bool)
+            for view in views:
+                read[view.reads.indices] = True
+            cuts = seam_lookups(atlas)
+            for _ in range(REACH):
+                read[cuts[read[cuts].any(axis=1)]] = True
+            chosen = read[texels.places]
+            texels = Texels(texels.faces[chosen], texels.weights[chosen], texels.places[chosen])
+            views = [view._replace(reads=view.reads[:, texels.places]) for view in views]
+            pixels = sum(view.covered.size for view in views)
+            for way, colors in self._colors(atlas, texels, occluder, train).items():
                 level_seams(atlas, texels, colors)
-                visual = TextureVisuals(
-                    atlas.mesh.visual.uv,  # type: ignore[union-attr]
-                    PBRMaterial(baseColorTexture=Image.fromarray(fill_outward(texels, colors, atlas.size_px))),
-                )
-                made = trimesh.Trimesh(atlas.mesh.vertices, atlas.mesh.faces, visual=visual, process=False)
-                self._write({"mesh": name, "blend": way, "vertices": vertices, **self._score(made, held_out)})
+                row = {"mesh": name, "blend": way, "vertices": vertices, "pixels": pixels}
+                self._write(row | self._score(np.rint(colors), views))
 
-    def _score(self, mesh: trimesh.Trimesh, photos: Photos) -> dict[str, Any]:
-        renderer, scores = MeshRenderer(mesh), []
+    def _views(self, atlas: Atlas, nearest: np.ndarray, occluder: Occluder, photos: Photos) -> list[View]:
+        """Looks up pixels of the held-out photos in the texture, as a renderer of the mesh does."""
         truth, files = CaptureGroundTruth(self.data), self._source.parser.get_dataparser_outputs("test").image_filenames
-        errors: dict[str, float] = {}
+        down, across = np.divmod(np.arange(SAMPLES**2), SAMPLES)
+        offsets = (np.stack([across, down], axis=1) + 0.5) / SAMPLES
+        pixels, size = atlas.pixels, atlas.size_px
+        views = []
         for index, camera in enumerate(photos.cameras):
-            photo, made = photos.read(index), renderer.render(camera)
-            scores.append(score_photo(made, photo))
-            error = np.square(made.colors - photo.colors).mean(axis=2)
-            labels = truth.labels(files[index], *error.shape)
-            for label in () if labels is None else np.unique(labels):
-                name = truth.names[label]
-                errors[name] = errors.get(name, 0.0) + float(error[labels == label].sum())
+            count = camera.width * camera.height
+            taken = np.arange(count)
+            if 0 < self.pixels < count:
+                taken = np.sort(np.random.default_rng(index).choice(count, self.pixels, replace=False))
+            corners = np.stack([taken % camera.width, taken // camera.width], axis=1)
+            hit = occluder.cast(camera.rays(corners[:, None] + offsets))
+            on = np.isfinite(hit["t_hit"])
+            at = interpolated(pixels, atlas.mesh.faces[hit["primitive_ids"][on]], hit["primitive_uvs"][on])
+            around, share = bilinear_corners(at, size, size)
+            texel, pixel = nearest.ravel()[around], np.repeat(np.nonzero(on)[0], around.shape[1])
+            shape = (len(taken), size * size)
+            reads = csr_matrix((share.ravel() / SAMPLES**2, (pixel, texel.ravel())), shape=shape)
+            photo = photos.read(index)
+            valid = None if photo.valid is None else photo.valid.reshape(1, -1)[:, taken]
+            labels = truth.labels(files[index], camera.height, camera.width)
+            names = None if labels is None else labels.ravel()[taken]
+            views.append(
+                View(Photo(photo.colors.reshape(1, -1, 3)[:, taken], valid), on.all(axis=1)[None], names, reads)
+            )
+        return views
+
+    def _colors(self, atlas: Atlas, texels: Texels, occluder: Occluder, photos: Photos) -> dict[str, np.ndarray]:
+        """Colours of texels, by the way to blend."""
+        vertices, normals = np.asarray(atlas.mesh.vertices, np.float32), np.asarray(atlas.mesh.face_normals, np.float32)
+        points, areas = interpolated(vertices, atlas.mesh.faces[texels.faces], texels.weights), texel_areas(atlas)
+        lookups = [PhotoLookup(camera, photos.read(index), occluder) for index, camera in enumerate(photos.cameras)]
+        colors = {way: np.zeros((len(texels), 3), np.float32) for way in self.ways}
+        seen = {way: np.zeros(len(texels), bool) for way in self.ways}
+        for first in range(0, len(texels), CHUNK):
+            part = slice(first, first + CHUNK)
+            face = texels.faces[part]
+            places = Places(points[part], normals[face], areas[face])
+            sightings = [lookup.see(places) for lookup in lookups]
+            for way in self.ways:
+                colors[way][part], seen[way][part] = blended(sightings, len(face), way)
+        for way, found in colors.items():
+            found[~seen[way]] = found[seen[way]].mean(axis=0)
+        return colors
+
+    def _score(self, colors: np.ndarray, views: list[View]) -> dict[str, Any]:
+        names, scores = CaptureGroundTruth(self.data).names, []
+        errors: dict[str, float] = {}
+        for view in views:
+            made = MeshPicture((view.reads @ colors)[None], view.covered)
+            scores.append(score_photo(made, view.photo))
+            error = np.square(made.colors - view.photo.colors).mean(axis=2)[0]
+            for label in () if view.names is None else np.unique(view.names):
+                errors[names[label]] = errors.get(names[label], 0.0) + float(error[view.names == label].sum())
         total = sum(errors.values())
         worst = sorted(errors, key=errors.__getitem__, reverse=True)[:FEW]
         keys = ("psnr", "psnr_covered", "coverage")

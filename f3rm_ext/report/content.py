@@ -16,10 +16,12 @@ _PACKAGES = ("f3rm-ext", "nerfstudio", "torch", "numpy", "numba")
 def capture_name(folder: Path) -> str:
     """Returns what people call a capture or a folder of photos.
 
-    >>> capture_name(Path("/data/fox/images")), capture_name(Path("/data/fox"))
-    ('fox', 'fox')
+    >>> tuple(capture_name(Path(path)) for path in ("/data/fox", "/data/fox/images", "/data/fox/transforms.json"))
+    ('fox', 'fox', 'fox')
     """
     folder = folder.resolve()
+    if folder.suffix == ".json":
+        folder = folder.parent
     named = folder.parent.name if folder.name.lower() in _PHOTO_FOLDERS else ""
     return named or folder.name
 

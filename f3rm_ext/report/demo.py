@@ -149,8 +149,8 @@ class DemoRun:
         """Trains or continues training. Returns the run folder, relative to ``out``."""
         scale = self.scale(data)
         key = self._run_key(data, scale)
-        name = "room" if self.synthetic else _plain((self.options.images or Path(data)).stem)
-        run = Path("runs", name, METHOD, key)
+        run = self._run_folder(data, key)
+        name = run.parts[1]
         arguments = ["ns-train", METHOD, "--data", data, "--output-dir", "runs", "--experiment-name", name]
         arguments += ["--timestamp", key, "--vis", "tensorboard", "--max-num-iterations", str(self.options.steps)]
         arguments += ["--steps-per-save", str(max(10, min(500, self.options.steps)))]
@@ -173,6 +173,14 @@ class DemoRun:
             note += f"; in {record['runs']} runs"
         self.stages.append(Stage("Training", record.get("seconds", 0.0), _text(arguments), reused, note))
         return run
+
+    def _run_folder(self, data: str, key: str) -> Path:
+        """Returns the folder of a run, relative to ``out``: the one that is there, under any name, else a new one."""
+        there = sorted((self.out / "runs").glob(f"*/{METHOD}/{key}"))
+        if there:
+            return there[0].relative_to(self.out)
+        name = "room" if self.synthetic else _plain(capture_name(self.options.images or Path(data)))
+        return Path("runs", name, METHOD, key)
 
     def _is_trained(self, run: Path, key: str) -> bool:
         """Whether all steps are done or the time is used up."""

@@ -21,8 +21,8 @@ SH_C0 = 0.28209479177387814
 def sh_rest_count(degree: int) -> int:
     """Returns the number of SH coefficients per colour beyond the first, (degree + 1)² − 1.
 
-    >>> [sh_rest_count(degree) for degree in range(4)]
-    [0, 3, 8, 15]
+    >>> tuple(sh_rest_count(degree) for degree in range(4))
+    (0, 3, 8, 15)
     """
     return (degree + 1) ** 2 - 1
 

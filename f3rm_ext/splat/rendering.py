@@ -62,7 +62,7 @@ class RenderOutput:
     """A rendered image and its by-products for training."""
 
     rasterization: Rasterization
-    """Composited colours (followed by normals and distances of planes, if requested), depth and accumulation."""
+    """Composited colours, normals and distances of planes (what of them was requested), depth and accumulation."""
     normals: Float[Tensor, "h w 3"] | None
     """Σ w n in the camera's frame, OpenCV axes; None unless requested."""
     plane_depth: Float[Tensor, "h w"] | None
@@ -70,7 +70,8 @@ class RenderOutput:
     where there is none. None unless requested."""
 
     def outputs(self) -> dict[str, Any]:
-        """Returns ``rgb``, ``accumulation`` and ``depth`` (divided by the accumulation; 0 where that is below 1e-3)."""
+        """Returns ``rgb``, ``accumulation`` and ``depth`` (divided by the accumulation; 0 where that is below 1e-3) of
+        what was rendered with colours."""
         depth = expected_depth(self.rasterization.depth, self.rasterization.alpha, divide=True, min_alpha=1e-3)
         return {
             "rgb": self.rasterization.colors[..., :3],
@@ -86,6 +87,7 @@ def render(
     background: Float[Tensor, "3"],
     settings: RenderSettings,
     *,
+    rgb: bool = True,
     normals: bool = False,
     planes: bool = False,
     absgrad: bool = False,
@@ -98,6 +100,7 @@ def render(
         sh_degree: SH degree of the colours; higher coefficients are ignored.
         background: colour behind the Gaussians.
         settings: of the rasteriser.
+        rgb: composite colours; may be left out where there is something else to composite.
         normals: composite normals too.
         planes: composite normals and distances of planes too, for the depth of the planes.
         absgrad: see :func:`~f3rm_ext.splat.rasterize.rasterize`.
@@ -119,15 +122,19 @@ def render(
             **_projection(scene, view, settings),
         )
         return RenderOutput(rasterization, None, None)
-    directions = gaussians.means.detach() - view.positions
-    colors = stored_sh_colors(sh_degree, directions, gaussians.features_dc, gaussians.features_rest)
+    payload = []
+    if rgb:
+        directions = gaussians.means.detach() - view.positions
+        payload.append(stored_sh_colors(sh_degree, directions, gaussians.features_dc, gaussians.features_rest))
     if normals or planes:
         facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
-        payload = [colors, facing]
+        payload.append(facing)
         if planes:
             payload.append(plane_distances(facing, gaussians.means, viewmat)[:, None])
-        colors = torch.cat(payload, dim=1)
-        background = torch.cat([background, background.new_zeros(colors.shape[1] - 3)])
+    first = 3 if rgb else 0
+    colors = payload[0] if len(payload) == 1 else torch.cat(payload, dim=1)
+    if colors.shape[1] > first:
+        background = torch.cat([background[:first], background.new_zeros(colors.shape[1] - first)])
     rasterization = rasterize(
         gaussians.means,
         gaussians.quats,
@@ -139,11 +146,11 @@ def render(
         backend=settings.backend,
         **_projection(scene, view, settings),
     )
-    composited = rasterization.colors[..., 3:6] if normals or planes else None
+    composited = rasterization.colors[..., first : first + 3] if normals or planes else None
     depth = None
     if planes:
         assert composited is not None
-        depth = plane_depth(composited, rasterization.colors[..., 6], view.Ks[0])
+        depth = plane_depth(composited, rasterization.colors[..., -1], view.Ks[0])
     return RenderOutput(rasterization, composited, depth)
 
 
@@ -209,8 +216,14 @@ def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettin
 
 @torch.no_grad()
 def render_nearby(
-    scene: SplatScene, view: PinholeCameras, sh_degree: int, background: Float[Tensor, "3"], settings: RenderSettings
-) -> tuple[Float[Tensor, "h w"], Float[Tensor, "h w 3"]]:
+    scene: SplatScene,
+    view: PinholeCameras,
+    sh_degree: int,
+    background: Float[Tensor, "3"],
+    settings: RenderSettings,
+    *,
+    rgb: bool = True,
+) -> tuple[Float[Tensor, "h w"], Float[Tensor, "h w 3"] | None]:
     """Renders what another view is compared with, without gradient: depth of planes and colours.
 
     Args:
@@ -219,14 +232,16 @@ def render_nearby(
         sh_degree: SH degree of the colours.
         background: colour behind the Gaussians.
         settings: of the rasteriser.
+        rgb: whether colours are rendered.
 
     Returns:
         The depth, 0 where the accumulation is at most ½, and the colours.
     """
-    rendered = render(scene, view, sh_degree, background, settings, planes=True)
+    rendered = render(scene, view, sh_degree, background, settings, rgb=rgb, planes=True)
     assert rendered.plane_depth is not None
     solid = rendered.rasterization.alpha > SOLID
-    return torch.where(solid, rendered.plane_depth, 0), rendered.rasterization.colors[..., :3]
+    colors = rendered.rasterization.colors[..., :3] if rgb else None
+    return torch.where(solid, rendered.plane_depth, 0), colors
 
 
 def render_outputs(

@@ -124,6 +124,7 @@ class DenseHead(nn.Module):
         maps += [tap.flatten(0, 1) for tap in taps]
         path = None
         for level in (3, 2, 1, 0):
+            # Upsampled first, as in the released head, whose weights are read: the other order is another function.
             map_in = functional.interpolate(maps[level], scale_factor=2.0 ** (3 - level), mode="nearest")
             lateral = self.inputs[level](map_in)
             path = (

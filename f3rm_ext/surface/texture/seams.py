@@ -45,6 +45,15 @@ def level_seams(atlas: Atlas, texels: Texels, colors: Float[np.ndarray, "texels 
     colors[involved] = np.clip(colors[involved], 0, 255)
 
 
+def seam_lookups(atlas: Atlas) -> Int[np.ndarray, "n 8"]:
+    """Returns the texels that :func:`level_seams` reads, as indices in the flattened texture.
+
+    Each row is one sample along the cuts: four texels on one side, then four on the other.
+    """
+    sides = _seam_samples(atlas)
+    return np.concatenate([bilinear_corners(side, atlas.size_px, atlas.size_px)[0] for side in sides], axis=1)
+
+
 def fill_outward(
     texels: Texels, colors: Float[np.ndarray, "texels 3"], size_px: int
 ) -> UInt8[np.ndarray, "size_px size_px 3"]:
@@ -54,10 +63,15 @@ def fill_outward(
     """
     texture = np.zeros((size_px * size_px, 3), np.uint8)
     texture[texels.places] = np.rint(colors).astype(np.uint8)
+    return texture[outward(texels, size_px)]
+
+
+def outward(texels: Texels, size_px: int) -> Int[np.ndarray, "size_px size_px"]:
+    """Returns for each place of the texture the nearest texel of a chart, as an index in the flattened texture."""
     free = np.ones(size_px * size_px, bool)
     free[texels.places] = False
     row, column = distance_transform_edt(free.reshape(size_px, size_px), return_distances=False, return_indices=True)  # type: ignore[misc]
-    return texture.reshape(size_px, size_px, 3)[row, column]
+    return row * np.int64(size_px) + column
 
 
 def _seam_samples(atlas: Atlas) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndarray, "n 2"]]:

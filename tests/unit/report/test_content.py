@@ -22,6 +22,7 @@ def test_a_folder_named_images_is_called_by_what_it_is_in(monkeypatch: pytest.Mo
     (tmp_path / "fox" / "images").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "fox")
     assert {capture_name(Path(name)) for name in ("images", "../fox/images", ".", "../fox")} == {"fox"}
+    assert capture_name(Path("../fox/transforms.json")) == "fox"
     assert capture_name(Path("/photos")) == "photos"
 
 

@@ -118,6 +118,28 @@ def test_photos_without_poses_get_them_first_and_once(tmp_path: Path, player: Pl
     assert player.programs()[0] == "f3rm-ext"
 
 
+@pytest.mark.parametrize(
+    ("option", "given"), [("images", "fox/images"), ("data", "fox"), ("data", "fox/transforms.json")]
+)
+def test_runs_have_the_name_of_the_capture(tmp_path: Path, player: Player, option: str, given: str) -> None:
+    (tmp_path / "fox" / "images").mkdir(parents=True)
+    (tmp_path / "fox" / "images" / "a.jpg").write_bytes(b"a")
+    (tmp_path / "fox" / "transforms.json").write_text("{}")
+    report, _ = run(tmp_path / "demo", steps=30, **{option: tmp_path / given})
+    assert [path.name for path in (tmp_path / "demo" / "runs").iterdir()] == ["fox"]
+    assert "--load-config runs/fox/" in report.read_text()
+
+
+def test_a_run_with_another_name_is_kept(tmp_path: Path, player: Player) -> None:
+    """Earlier versions called runs after the folder of the photos, such as images."""
+    run(tmp_path / "demo", steps=30)
+    runs = tmp_path / "demo" / "runs"
+    (runs / "room").rename(runs / "images")
+    player.ran.clear()
+    run(tmp_path / "demo", steps=40)
+    assert "--load-dir" in player.ran[0] and [path.name for path in runs.iterdir()] == ["images"]
+
+
 def test_an_interrupted_training_goes_on(tmp_path: Path, player: Player) -> None:
     player.reach = 12
     with pytest.raises(KeyboardInterrupt):

@@ -10,6 +10,7 @@ import torch
 from nerfstudio.data.scene_box import OrientedBox, SceneBox
 
 from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.splat import rendering
 from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
@@ -326,7 +327,10 @@ def test_planar_compares_with_a_nearby_view_of_the_same_size(
 
 
 def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_masked(
-    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any], camera: Any
+    make_splat_model: Callable[..., SplatModel],
+    begin_training: Callable[..., Any],
+    camera: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make_splat_model(regularization="planar", surface=small(), background_color="white")
     begin_training(model, STEPS).before(SURFACE_STEP)
@@ -335,6 +339,9 @@ def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_maske
     # As of a photo that rounding made a row taller.
     photo = torch.linspace(0, 1, (HEIGHT + 1) * WIDTH * 3).view(HEIGHT + 1, WIDTH, 3)
     batch = {"image": photo}
+    evaluated: list[int] = []
+    sh_colors = rendering.stored_sh_colors
+    monkeypatch.setattr(rendering, "stored_sh_colors", lambda *args: evaluated.append(1) or sh_colors(*args))
 
     def train_photo(image_idx: int) -> dict[str, Any]:
         asked.append(image_idx)
@@ -343,6 +350,7 @@ def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_maske
     model.train_photo = train_photo
     outputs = model(camera)
     assert torch.equal(outputs["picture"], photo) and outputs["other"].depth.shape == photo.shape[:2]
+    assert len(evaluated) == 1, "colours are rendered that the photo replaces"
     assert model.nearby is not None and asked[0] in model.nearby.nearest[camera.metadata["cam_idx"]]
     batch["alpha"] = torch.full((HEIGHT + 1, WIDTH, 1), 0.25)
     torch.testing.assert_close(model(camera)["picture"], 0.25 * photo + 0.75)

@@ -13,7 +13,7 @@ from f3rm_ext.splat import rendering as drawing
 from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
 from f3rm_ext.splat.mip import MipOptions, fuse
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_outputs
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_nearby, render_outputs
 
 BLACK = torch.zeros(3)
 PLAIN = MipOptions(filter_2d=False, filter_3d=False)
@@ -93,6 +93,20 @@ def test_normals_beside_colors_leave_them_alone(scene: SplatScene, view: Pinhole
     empty = along.rasterization.alpha == 0
     assert empty.any() and not along.normals[empty].any(), "normals lie over nothing, not over the background"
     assert torch.equal(along.outputs()["rgb"][empty], background.expand(int(empty.sum()), 3))
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_planes_without_colors_are_the_same(scene: SplatScene, view: PinholeCameras, backend: Any) -> None:
+    background, settings = torch.tensor([0.2, 0.4, 0.6]), RenderSettings(backend=backend)
+    depth, colors = render_nearby(scene, view, 1, background, settings)
+    alone, none = render_nearby(scene, view, 1, background, settings, rgb=False)
+    assert none is None and (alone > 0).any()
+    torch.testing.assert_close(alone, depth)
+    rendered = render(scene, view, 1, background, settings)
+    torch.testing.assert_close(colors, rendered.rasterization.colors)
+    normals = render(scene, view, 1, background, settings, rgb=False, normals=True)
+    assert normals.rasterization.colors.shape == (24, 32, 3)
+    torch.testing.assert_close(normals.rasterization.colors, normals.normals)
 
 
 def test_gradients_reach_everything_but_the_direction(scene: SplatScene, view: PinholeCameras) -> None:

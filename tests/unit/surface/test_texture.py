@@ -12,7 +12,7 @@ from trimesh.visual.texture import TextureVisuals
 from f3rm_ext.errors import MeshError
 from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
 from f3rm_ext.surface.texture import seams
-from f3rm_ext.surface.texture.atlas import Atlas, texture_texels, unwrap
+from f3rm_ext.surface.texture.atlas import Atlas, Texels, texture_texels, unwrap
 from f3rm_ext.surface.texture.baking import (
     TextureOptions,
     bake_texture,
@@ -175,6 +175,19 @@ def test_both_sides_of_a_cut_agree(box: trimesh.Trimesh) -> None:
     filled = seams.fill_outward(texels, levelled, 64)
     assert filled.min() > 0
     np.testing.assert_array_equal(filled.reshape(-1, 3)[texels.places], np.rint(levelled).astype(np.uint8))
+
+
+def test_levelling_reads_the_texels_along_cuts_and_no_others(box: trimesh.Trimesh) -> None:
+    atlas = unwrap(box, 64, 4)
+    texels = texture_texels(atlas)
+    noisy = np.random.default_rng(0).uniform(60, 190, (len(texels), 3)).astype(np.float32)
+    along = np.isin(texels.places, seams.seam_lookups(atlas))
+    assert 0.1 < along.mean() < 0.9
+    whole, part = noisy.copy(), noisy[along]
+    seams.level_seams(atlas, texels, whole)
+    seams.level_seams(atlas, Texels(texels.faces[along], texels.weights[along], texels.places[along]), part)
+    np.testing.assert_array_equal(part, whole[along])
+    np.testing.assert_array_equal(noisy[~along], whole[~along])
 
 
 def test_masked_pixels_colour_nothing(box: trimesh.Trimesh) -> None:

@@ -141,6 +141,7 @@ def viewer(server: SimpleNamespace) -> SimpleNamespace:
     view = SimpleNamespace(
         viser_server=server,
         train_lock=threading.Lock(),
+        render_statemachines={},
         control_panel=SimpleNamespace(_output_render=shown),
         drawn=0,
     )

@@ -102,6 +102,7 @@ class Viewer:
         self.viser_server = SimpleNamespace(on_client_connect=self.callbacks.append)
         self.camera_handles: dict[int, SimpleNamespace] = {}
         self.shown = shown
+        self.render_statemachines: dict[int, Any] = {}
 
     def init_scene(self, count: int) -> None:
         self.camera_handles = {index: SimpleNamespace(visible=True) for index in range(min(count, self.shown))}
@@ -127,7 +128,7 @@ def test_a_page_that_is_opened_looks_through_the_camera(viewer: Any) -> None:
     from viser.transforms import SO3
 
     pose = ring(8, off=0.0)[3]
-    camera = viewer.connect(compat._VISER_START)
+    camera = viewer.connect(compat.viewer._VISER_START)
     np.testing.assert_allclose(camera.position, pose[:, 3] * 10, atol=1e-5)
     axes = SO3(camera.wxyz).as_matrix()
     np.testing.assert_allclose(axes, pose[:, :3] * [1, -1, -1], atol=1e-5)

@@ -333,7 +333,9 @@ def test_queries_are_named_and_cleared(panel: QueryPanel) -> None:
 def test_another_feature_gets_the_same_text(make_toy: Callable[..., Any], encoder: Any, server: Any) -> None:
     model = make_toy("toy", "second")
     panel = model.queries = QueryPanel(model, encoder)
-    panel.viewer_control._setup(SimpleNamespace(viser_server=server, train_lock=None, _trigger_rerender=lambda: None))
+    panel.viewer_control._setup(
+        SimpleNamespace(viser_server=server, train_lock=None, _trigger_rerender=lambda: None, render_statemachines={})
+    )
     panel.viewer_control.viewer.control_panel = SimpleNamespace(_output_render=SimpleNamespace(value="x"))
     panel.sync()
     assert panel.ask_04_feature.visible and panel.ask_04_feature.options == ["toy", "second"]

@@ -1,5 +1,7 @@
-"""Jobs run one after the other, and only the newest of those that wait is kept."""
+"""Jobs run one after the other, only the newest of those that wait is kept, and a process ends amid them."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -34,3 +36,65 @@ def test_a_job_that_raises_does_not_keep_the_next_from_running() -> None:
     assert job.join(30.0)
     job.submit(lambda: ran.append(1))
     assert job.join(30.0) and ran == [1]
+
+
+def test_a_job_that_waits_does_not_begin_after_the_end() -> None:
+    job, ran = LatestJob("test"), []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(30)
+        ran.append(1)
+
+    job.submit(first)
+    assert begun.wait(30)
+    job.submit(lambda: ran.append(2))
+    job.close()
+    job.submit(lambda: ran.append(3))
+    go_on.set()
+    assert job.join(30.0) and ran == [1]
+
+
+def _end_amid(job: str) -> subprocess.CompletedProcess[str]:
+    """Runs a job that sets ``began``, in a process of its own that ends as by Ctrl-C as soon as it has."""
+    code = f"""
+import sys, threading, time
+import torch
+from f3rm_ext.viewer import worker
+
+began = threading.Event()
+
+{job}
+
+latest = worker.LatestJob("test")
+latest.submit(job)
+assert began.wait(30)
+sys.exit(130)
+"""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_process_ends_while_a_job_is_in_torch() -> None:
+    """Threads that are in torch when Python ends abort the process."""
+    result = _end_amid("""
+def job():
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        torch.relu(torch.ones(64, 64)) @ torch.ones(64, 64)
+        began.set()
+    print("done", flush=True)
+""")
+    assert (result.returncode, result.stdout.split()) == (130, ["done"]), result.stderr
+
+
+def test_a_process_does_not_wait_for_ever_for_a_job_that_hangs() -> None:
+    result = _end_amid("""
+worker.PATIENCE_S = 0.2
+
+def job():
+    began.set()
+    threading.Event().wait()
+""")
+    assert result.returncode == 130, result.stderr

@@ -1,10 +1,9 @@
 """The one place that knows versions: workarounds for torch, nerfstudio 1.1.5, viser and gsplat.
 
-Sections: torch and numpy (checkpoints, devices, CUDA's allocator), nerfstudio (registered methods, help, warnings),
-nerfstudio's viewer on viser, and gsplat. Importing this module imports only the standard library.
+Sections: torch and numpy (checkpoints, devices, CUDA's allocator), nerfstudio (registered methods, help, warnings), and
+gsplat; nerfstudio's viewer on viser has a module of its own. Importing this package imports only the standard library.
 """
 
-import atexit
 import contextlib
 import importlib.metadata
 import inspect
@@ -12,30 +11,62 @@ import os
 import re
 import shutil
 import sys
-import threading
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from f3rm_ext.compat.viewer import (
+    LOCAL_HOST,
+    end_viewer_threads_at_exit,
+    is_viewer_thread,
+    local_viewer_host,
+    release_viewer_locks,
+    viewer_cameras,
+    viewer_interrupts,
+    viewer_lock,
+    viewer_open_at,
+    viewer_redraw,
+    viewer_show_output,
+)
 from f3rm_ext.errors import ConfigError, reason_of
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from nerfstudio.cameras.cameras import Cameras
-    from nerfstudio.configs.base_config import ViewerConfig
-    from nerfstudio.viewer.viewer import Viewer
-    from nerfstudio.viewer.viewer_elements import ViewerControl
-    from viser import ClientHandle
 
-LOCAL_HOST = "127.0.0.1"
-_ANY_HOST = "0.0.0.0"
+__all__ = [
+    "LOCAL_HOST",
+    "autocast_dtype",
+    "check_device",
+    "check_gsplat_kernels",
+    "default_device_type",
+    "describe_gsplat",
+    "end_viewer_threads_at_exit",
+    "gsplat_advice",
+    "gsplat_version",
+    "gsplat_wheels",
+    "has_bfloat16_matrix_units",
+    "has_cuda",
+    "has_gsplat_kernels",
+    "installed_method_packages",
+    "is_viewer_thread",
+    "join_help_lines",
+    "local_viewer_host",
+    "quiet_known_warnings",
+    "register_safe_globals",
+    "release_viewer_locks",
+    "set_cuda_allocator",
+    "tolerate_missing_gsplat",
+    "viewer_cameras",
+    "viewer_interrupts",
+    "viewer_lock",
+    "viewer_open_at",
+    "viewer_redraw",
+    "viewer_show_output",
+]
+
 _LIST_ITEM = r"(?:[-*] |\d+\. )"
 """Beginning of a list item in a docstring, as a regular expression."""
-_VISER_START = (3.0, 3.0, 3.0)
-"""Position of the camera at which viser 0.2.7 opens a page, in viser's frame."""
-_VIEWER_MODULES = ("nerfstudio.viewer.render_state_machine", "nerfstudio.viewer_legacy.server.render_state_machine")
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -197,165 +228,6 @@ def set_cuda_allocator(settings: str) -> bool:
     except (AttributeError, RuntimeError, ValueError):
         return False
     return True
-
-
-# --- viewer ----------------------------------------------------------------------------------------------------------
-
-
-def is_viewer_thread() -> bool:
-    """Returns whether the caller is a render thread of nerfstudio's viewer, where an exception freezes the page."""
-    thread = threading.current_thread()
-    modules = (sys.modules.get(name) for name in _VIEWER_MODULES)
-    return any(isinstance(thread, module.RenderStateMachine) for module in modules if module is not None)
-
-
-def viewer_interrupts() -> tuple[type[BaseException], ...]:
-    """Returns the exceptions with which the viewer stops an outdated render; they must always be raised again."""
-    module = sys.modules.get("nerfstudio.viewer_legacy.server.viewer_utils")
-    return () if module is None else (module.IOChangeException,)
-
-
-def release_viewer_locks() -> None:
-    """Makes viser's ``atomic()`` release its lock when its body raises; safe to call twice.
-
-    In viser 0.2.7 it does not. Nerfstudio's body raises when a camera's update arrives after its page was closed, and
-    from then on every page of that viewer is frozen, and the viewer cannot be stopped.
-    """
-    if importlib.metadata.version("viser") != "0.2.7":
-        return
-    from viser.infra._infra import WebsockMessageHandler
-
-    @contextlib.contextmanager
-    def atomic(self: Any) -> Iterator[None]:
-        thread = threading.get_ident()
-        if self._locked_thread_id == thread:
-            yield
-            return
-        with self._atomic_lock:
-            self._locked_thread_id = thread
-            try:
-                yield
-            finally:
-                self._locked_thread_id = -1
-
-    WebsockMessageHandler.atomic = atomic
-
-
-def end_viewer_threads_at_exit(viewer: "Viewer", patience_s: float = 10.0) -> None:
-    """Ends the threads that render for a viewer when the process is about to end.
-
-    They are daemons. Python would stop them amid torch's C++ code, which aborts the process.
-
-    Args:
-        viewer: the viewer.
-        patience_s: how long each thread is given to drop the picture at which it is.
-    """
-
-    def end() -> None:
-        threads = list(viewer.render_statemachines.values())
-        for thread in threads:
-            thread.running = False
-            thread.interrupt_render_flag = True
-        for thread in threads:
-            thread.join(patience_s)
-
-    atexit.register(end)
-
-
-def _viewer_of(control: "ViewerControl") -> "Viewer | None":
-    """Returns the viewer to which a control belongs, if any: nerfstudio 1.1.5 keeps it as an attribute."""
-    return getattr(control, "viewer", None)
-
-
-def viewer_lock(control: "ViewerControl") -> contextlib.AbstractContextManager[Any]:
-    """Returns the lock to hold while using the model, except in a viewer element's callback, which holds it already."""
-    viewer = _viewer_of(control)
-    return contextlib.nullcontext() if viewer is None or viewer.train_lock is None else viewer.train_lock
-
-
-def viewer_redraw(control: "ViewerControl") -> None:
-    """Renders every page anew, interrupting a render in progress. Does nothing without a viewer."""
-    viewer = _viewer_of(control)
-    if viewer is not None:
-        # A page may disconnect meanwhile.
-        with contextlib.suppress(KeyError):
-            viewer._trigger_rerender()
-
-
-def viewer_show_output(control: "ViewerControl", name: str, instead_of: str) -> None:
-    """Selects an output in the viewer if it is available and ``instead_of`` is selected."""
-    viewer = _viewer_of(control)
-    if viewer is not None:
-        element = viewer.control_panel._output_render
-        if element.value == instead_of and name in element.options:
-            element.value = name
-
-
-def viewer_cameras(viewer: "Viewer") -> "Cameras | None":
-    """Returns the training cameras of the run that a viewer shows; None if there are none."""
-    manager = getattr(getattr(viewer, "pipeline", None), "datamanager", None)
-    cameras = getattr(getattr(manager, "train_dataset", None), "cameras", None)
-    return None if cameras is None or len(cameras) == 0 else cameras
-
-
-def viewer_open_at(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: float, distance: float) -> None:
-    """Makes pages open at the view of a training camera.
-
-    A page that reconnects stays where its user has moved it.
-
-    Args:
-        viewer: the viewer; it may still be under construction.
-        index: of the camera; its photo, which would hide the view, is not shown.
-        c2w: pose of the camera (3, 4), scene frame, OpenGL axes.
-        fov_rad: vertical field of view.
-        distance: from the camera to the point about which the view rotates, scene units.
-    """
-    import numpy as np
-    from nerfstudio.viewer.viewer import VISER_NERFSTUDIO_SCALE_RATIO
-    from viser.transforms import SO3
-
-    # Viser's cameras look along z, with y down.
-    rotation = SO3.from_matrix(c2w[:3, :3] * np.array([1.0, -1.0, -1.0]))
-    position = c2w[:3, 3] * VISER_NERFSTUDIO_SCALE_RATIO
-    look_at = position - c2w[:3, 2] * distance * VISER_NERFSTUDIO_SCALE_RATIO
-
-    def move(client: "ClientHandle") -> None:
-        camera = client.camera
-        if not np.allclose(camera.position, _VISER_START, atol=1e-3):
-            return
-        with client.atomic():
-            camera.position = position
-            camera.wxyz = rotation.wxyz
-            camera.look_at = look_at
-            camera.fov = fov_rad
-
-    draw = viewer.init_scene
-
-    def draw_without_the_photo(*args: Any, **kwargs: Any) -> None:
-        draw(*args, **kwargs)
-        if index in viewer.camera_handles:  # missing if the viewer does not show all cameras
-            viewer.camera_handles[index].visible = False
-
-    viewer.init_scene = draw_without_the_photo
-    viewer.viser_server.on_client_connect(move)
-
-
-def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerConfig":
-    """Keeps the viewer on this machine unless the command line says otherwise.
-
-    ``ns-viewer`` replaces a run's viewer settings with its own, which listen on every interface by default.
-
-    Args:
-        viewer: settings about to be used; changed in place.
-        argv: command line of the process; an explicit ``--viewer.websocket-host`` takes precedence.
-
-    Returns:
-        The same settings.
-    """
-    names = {argument.split("=", 1)[0].replace("_", "-") for argument in argv}
-    if viewer.websocket_host == _ANY_HOST and "--viewer.websocket-host" not in names:
-        viewer.websocket_host = LOCAL_HOST
-    return viewer
 
 
 # --- help ------------------------------------------------------------------------------------------------------------
