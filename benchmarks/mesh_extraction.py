@@ -78,8 +78,9 @@ SETTINGS = {
     "room": Settings(3000, 0.5, 20_000, 30_000, (0.05, 0.0755)),
 }
 EXTRACTORS: dict[str, dict[str, Any]] = {
-    "tsdf": {"method": "tsdf", "depth": "median"},
+    "tsdf": {"method": "tsdf", "depth": "median", "thin_parts": False},
     "tsdf, planes": {"method": "tsdf", "depth": "planes"},
+    "tsdf, planes, 3 views": {"method": "tsdf", "depth": "planes", "min_views": 3},
     "tsdf, planes and stereo": {"method": "tsdf", "depth": "planes", "stereo_width": 320},
     "level-set": {"method": "level-set", "depth": "median", "points": 300_000, "poisson_depth": 9},
     "poisson-centres": {"method": "poisson-centres", "poisson_depth": 9},
@@ -191,7 +192,7 @@ class MeshExtraction:
         outputs = CaptureDataParserConfig(data=data).setup().get_dataparser_outputs("train")
         views, frame = true_views(outputs, data, self.every)
         began = time.perf_counter()
-        mesh = extract_mesh(SurfaceScene(views, None, frame, {}), ExtractionOptions()).mesh
+        mesh = extract_mesh(SurfaceScene(views, None, frame, {}), ExtractionOptions(thin_parts=False)).mesh
         mesh.vertices = frame.to_capture(np.asarray(mesh.vertices))
         out = self.work / f"{data.name}-true-depth.ply"
         write_mesh(out, mesh, {"made_by": "f3rm-ext export mesh", "seconds": time.perf_counter() - began})
