@@ -123,10 +123,14 @@ class CommandServer:
             for rank, code in enumerate(codes)
         ]
 
-    def stop(self) -> None:
-        """Ends the server."""
+    def abandon(self) -> None:
+        """Kills a command that a failed test did not finish; does nothing where none runs."""
         if self._running:
             self._kill()
+
+    def stop(self) -> None:
+        """Ends the server."""
+        self.abandon()
         self._process.kill()
         self._process.communicate()
 

@@ -106,13 +106,22 @@ def command_environment(tmp_path_factory: pytest.TempPathFactory, torch_home: Pa
 
 
 @pytest.fixture(scope="session")
-def command_server(command_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def shared_command_server(
+    command_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     """Runs commands in forks of one process, in which everything is imported already."""
     if not hasattr(os, "fork"):
         pytest.skip("commands cannot be run in forks here")
     server = COMMANDS.CommandServer(command_environment, tmp_path_factory.mktemp("commands"))
     yield server
     server.stop()
+
+
+@pytest.fixture
+def command_server(shared_command_server: Any) -> Iterator[Any]:
+    """Runs commands; one that a failed test did not finish takes no other test with it."""
+    yield shared_command_server
+    shared_command_server.abandon()
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +135,7 @@ def run_command(command_environment: dict[str, str], request: pytest.FixtureRequ
         if fresh or not hasattr(os, "fork"):
             argv = [str(BIN / name), *map(str, arguments)]
             return COMMANDS.run_to_the_end(argv, {**command_environment, **environment}, timeout_s)
-        server = request.getfixturevalue("command_server")
+        server = request.getfixturevalue("shared_command_server")
         server.start(name, *arguments, environment=environment)
         return server.finish(timeout_s)
 

@@ -96,7 +96,7 @@ def shard() -> None:
     """Divides Gaussians over processes on the CPU: each gathers all of them for its image, as no program should."""
     import torch.distributed.nn.functional as collectives
 
-    from f3rm_ext.splat import model, rendering
+    from f3rm_ext.splat import options, rendering
     from f3rm_ext.splat.rasterize import rasterize
     from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 
@@ -121,7 +121,7 @@ def shard() -> None:
         return drawn
 
     rendering.rasterize_sharded = rasterize_sharded  # type: ignore[assignment]
-    model.check_sharding = lambda trainer: None  # type: ignore[assignment]
+    options.check_sharding = lambda trainer: None  # type: ignore[assignment]
 
 
 def launch_as_nerfstudio_does() -> None:
