@@ -140,6 +140,7 @@ def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: StagePr
     parts = [_cleaned(part, options) for part in fused(stored, voxel, weight)]
     if space is not None:
         facts |= {"shells": len(parts), "radius_scene": space.radius}
+    patches: list[trimesh.Trimesh] = []
     if options.thin_parts:
         thin = thin_parts(
             stored,
@@ -147,18 +148,19 @@ def _fused(stored: StoredViews, options: ExtractionOptions, on_progress: StagePr
             lambda views: _joined(fused(views, voxel, weight, "Thin parts")),
             lambda done: on_progress("Thin parts", done, len(stored)),
         )
-        parts += thin.parts
+        patches += thin.parts
         facts["thin_share"] = round(thin.share, 3)
     if options.fill_holes:
         filled = hole_parts(
             stored,
-            _joined(parts),
+            _joined(parts + patches),
             lambda views: _joined(fused(views, HOLE_VOXELS * voxel, 1.0, "Holes")),
             lambda done: on_progress("Holes", done, len(stored)),
         )
-        parts += filled.parts
+        patches += filled.parts
         facts["filled_share"] = round(filled.share, 3)
-    mesh = _joined(parts)
+    # A patch is open all around, which is no hole.
+    mesh = _joined([_closed(part, options) for part in parts] + patches)
     if options.vertices and space is not None:
         mesh = simplified_evenly(mesh, space, lambda part: cleaning.simplified(part, options.vertices))
     elif options.vertices:
@@ -215,12 +217,16 @@ def _joined(parts: list[trimesh.Trimesh]) -> trimesh.Trimesh:
 
 
 def _cleaned(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:
-    """Repairs, drops small parts and closes holes, in this order."""
-    mesh = cleaning.without_small_parts(cleaning.repaired(mesh), options.min_part)
+    """Repairs, then drops small parts."""
+    return cleaning.without_small_parts(cleaning.repaired(mesh), options.min_part)
+
+
+def _closed(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:
+    """Closes holes, where that is asked for."""
     return cleaning.with_holes_closed(mesh, options.close_holes) if options.close_holes > 0 else mesh
 
 
 def _finished(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:
-    """Cleans and simplifies."""
-    mesh = _cleaned(mesh, options)
+    """Cleans, closes holes and simplifies."""
+    mesh = _closed(_cleaned(mesh, options), options)
     return cleaning.simplified(mesh, options.vertices) if options.vertices else mesh

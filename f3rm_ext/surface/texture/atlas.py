@@ -18,6 +18,8 @@ SMALLEST_PX, LARGEST_PX = 64, 8192
 _ROWS_AT_ONCE = 256
 _GROWN = 1.3
 """By how much the charts must exceed a texture of free size for its side to be doubled."""
+_PIECE_FACES = 5000
+"""Triangles that are cut into charts together. The time of xatlas grows with the square of the charts of a piece."""
 _SMALLER, _SMALLEST_SCALE = 0.9, 0.2
 """Factor on the scale of the charts at each new try to fit them, and the smallest one."""
 
@@ -87,10 +89,14 @@ def unwrap(
     packed = _xatlas().Atlas()
     # xatlas leaves out triangles with an area below 1e-7, whatever the units.
     sized = mesh if space is None else contracted(mesh, space)
-    enlarged = (sized.vertices - sized.bounds[0]) / np.sqrt(np.median(sized.area_faces))
-    packed.add_mesh(np.asarray(enlarged, np.float32), np.asarray(mesh.faces, np.uint32))
+    enlarged = ((sized.vertices - sized.bounds[0]) / np.sqrt(np.median(sized.area_faces))).astype(np.float32)
+    corners = []
+    for piece in pieces(mesh, _PIECE_FACES):
+        used, faces = np.unique(mesh.faces[piece], return_inverse=True)
+        packed.add_mesh(enlarged[used], faces.reshape(-1, 3).astype(np.uint32))
+        corners.append(used)
     _pack(packed, size_px, padding_px)
-    source, faces, uv = packed[0]
+    source, faces, uv = _joined(packed, corners)
     # xatlas only aims at the size. The charts are packed once more, as small as they must be to fit.
     side = max(packed.width, packed.height)
     while grow and side > _GROWN * size_px and size_px < LARGEST_PX:
@@ -113,6 +119,24 @@ def unwrap(
     cut = trimesh.Trimesh(mesh.vertices[source], faces.astype(np.int64), process=False)
     cut.visual = TextureVisuals(uv=np.stack([uv[:, 0], 1 - uv[:, 1]], axis=1))
     return Atlas(cut, source.astype(np.int64), size_px, int(charts))
+
+
+def pieces(mesh: trimesh.Trimesh, most_faces: int) -> list[Int[np.ndarray, " faces"]]:
+    """Divides faces by their places, with cuts across the longest side of what is divided, into equal parts.
+
+    Args:
+        mesh: the triangles.
+        most_faces: of a piece.
+    """
+    centers, done, left = mesh.triangles_center, [], [np.arange(len(mesh.faces))]
+    while left:
+        faces = left.pop()
+        if len(faces) <= most_faces:
+            done.append(np.sort(faces))
+            continue
+        axis = np.ptp(centers[faces], axis=0).argmax()
+        left.extend(np.array_split(faces[np.argsort(centers[faces, axis], kind="stable")], 2))
+    return done
 
 
 def contracted(mesh: trimesh.Trimesh, space: Contraction) -> trimesh.Trimesh:
@@ -180,6 +204,18 @@ def _pack(atlas: Any, size_px: int, padding_px: int, texels_per_unit: float = 0.
     options.resolution, options.padding, options.bilinear = size_px, padding_px, True
     options.texels_per_unit = texels_per_unit
     atlas.generate(_xatlas().ChartOptions(), options, False)
+
+
+def _joined(packed: Any, corners: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sources of the vertices, faces and texture coordinates of all pieces together."""
+    sources, faces, uvs, count = [], [], [], 0
+    for index, used in enumerate(corners):
+        source, piece, uv = packed[index]
+        sources.append(used[source])
+        faces.append(piece + np.uint32(count))
+        uvs.append(uv)
+        count += len(source)
+    return np.concatenate(sources), np.concatenate(faces), np.concatenate(uvs)
 
 
 def _beside(inside: np.ndarray, pixels: np.ndarray, size: int) -> np.ndarray:

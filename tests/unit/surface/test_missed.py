@@ -1,6 +1,7 @@
 """Thin things that are fused from each side by itself, and holes that are filled with depth that few views agree on."""
 
 import numpy as np
+import pytest
 import torch
 import trimesh
 
@@ -114,6 +115,9 @@ def test_extraction_finds_thin_parts_unless_told_not_to() -> None:
 
     assert of_the_sheet(with_sheet.mesh) > 0.45 > 0.25 > of_the_sheet(without.mesh)
     assert with_sheet.facts["thin_share"] and "thin_share" not in without.facts
+    # A sheet is open all around, but no hole.
+    closed = extract_mesh(scene, ExtractionOptions(voxel=0.03, min_views=1, close_holes=0.6))
+    assert of_the_sheet(closed.mesh) == pytest.approx(of_the_sheet(with_sheet.mesh), rel=0.02)
 
 
 def test_a_solid_ball_misses_nothing(ball_views: SceneViews) -> None:
@@ -128,5 +132,7 @@ def test_extraction_covers_what_views_disagree_on_only_when_asked(ball_views: Sc
     assert open_ball.mesh.vertices[:, 2].max() < 0.45 < filled.mesh.vertices[:, 2].max()
     share = filled.facts["filled_share"]
     assert isinstance(share, float) and 0 < share < 0.2 and "filled_share" not in open_ball.facts
+    closed = extract_mesh(scene, ExtractionOptions(voxel=0.03, close_holes=1.0, thin_parts=False))
+    assert closed.mesh.vertices[:, 2].max() < 0.45 and closed.mesh.is_watertight
     low = filled.mesh.vertices[:, 2] < 0
     np.testing.assert_allclose(np.linalg.norm(filled.mesh.vertices[low], axis=1), 0.5, atol=0.03)

@@ -11,8 +11,9 @@ from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
+from f3rm_ext.surface.texture import atlas as atlases
 from f3rm_ext.surface.texture import seams
-from f3rm_ext.surface.texture.atlas import Atlas, Texels, texture_texels, unwrap
+from f3rm_ext.surface.texture.atlas import Atlas, Texels, pieces, texture_texels, unwrap
 from f3rm_ext.surface.texture.baking import (
     TextureOptions,
     bake_texture,
@@ -98,6 +99,26 @@ def test_a_box_has_its_true_colours_and_no_seams(box: trimesh.Trimesh) -> None:
         photograph(box, camera_at(np.array([2.0, 1.2, 0.9]))),
     )
     assert score.psnr_covered > 30 and 0.1 < score.coverage < 0.9
+
+
+def test_pieces_have_all_faces_once_and_lie_together(box: trimesh.Trimesh) -> None:
+    parts = pieces(box, 30)
+    assert sorted(np.concatenate(parts)) == list(range(len(box.faces))) and len(parts) == 8
+    assert all(len(part) == 24 and np.ptp(box.triangles_center[part], axis=0).prod() < 0.3 for part in parts)
+    assert [list(part) for part in pieces(box, len(box.faces))] == [list(range(len(box.faces)))]
+
+
+def test_a_mesh_of_many_pieces_is_textured_as_one(box: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atlases, "_PIECE_FACES", 30)
+    made = bake_texture(box, around(box), TextureOptions(size_px=256))
+    texture = texture_of(made.mesh)
+    assert texture is not None and made.unseen == 0
+    np.testing.assert_array_equal(np.sort(made.mesh.area_faces), np.sort(box.area_faces))
+    points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
+    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 256, 0)
+    assert np.abs(colors_on(atlas, texture, points, faces) - smooth(points)).mean() < 2
+    inside = atlas.pixels[made.mesh.faces].mean(axis=1)
+    assert len(np.unique(np.floor(inside), axis=0)) == len(box.faces)  # no two triangles share their texels
 
 
 def test_vertices_take_the_same_colours(box: trimesh.Trimesh) -> None:
