@@ -300,6 +300,8 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "mesh_extraction": mesh_tables.meshes,
     "refinement": mesh_tables.refinement,
     "texture_choices": mesh_tables.texture_choices,
+    "texture_errors": mesh_tables.texture_errors,
+    "chart_pieces": mesh_tables.chart_pieces,
     "mesh_queries": mesh_tables.mesh_queries,
     "splat_captures": _captures,
     "masked_pixels": _masked_pixels,

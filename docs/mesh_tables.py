@@ -157,3 +157,41 @@ def texture_choices(report: Report) -> str:
         head += [f"{way}, covered" for way in ways]
         tables.append(table([*head, "largest shares of the error"], body))
     return "\n\n".join(tables)
+
+
+def texture_errors(report: Report) -> str:
+    """Shares of the squared error of coloured meshes by place, capture by capture; shares of the pixels beside them."""
+    tables = []
+    for name, rows in report["captures"].items():
+        places = list(rows[0]["errors"])
+        body = []
+        for row in rows:
+            things = sorted(row["things"].items(), key=lambda item: -item[1])[:4]
+            body.append(
+                [
+                    row["mesh"],
+                    *(f"{row[key]:.2f}" for key in ("psnr", "psnr_covered")),
+                    *(f"{row['errors'][place]:.0%} ({row['pixels'][place]:.1%})" for place in places),
+                    ", ".join(f"{thing} {share:.0%}" for thing, share in things),
+                ]
+            )
+        head = [f"{name}, mesh", "PSNR, all pixels", "where covered", *(f"error (pixels): {place}" for place in places)]
+        tables.append(table([*head, "largest shares of the error"], body))
+    return "\n\n".join(tables)
+
+
+def chart_pieces(report: Report) -> str:
+    """Times of charts of whole meshes and of pieces."""
+    ways = ("whole", "pieces")
+    body = [
+        [
+            f"{row['triangles']:,}",
+            *(f"{row[way]['s']:.1f} ± {row[way]['spread_s'] / 2:.1f}" for way in ways),
+            f"{row['whole']['s'] / row['pieces']['s']:.1f}",
+            *(f"{row[way]['charts']:,}" for way in ways),
+            *(f"{row[way]['covered']:.0%}" for way in ways),
+        ]
+        for row in report["rows"]
+    ]
+    head = ["triangles", "whole, s", "pieces, s", "ratio", *(f"charts, {way}" for way in ways)]
+    return table([*head, *(f"texels, {way}" for way in ways)], body)

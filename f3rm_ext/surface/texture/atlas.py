@@ -18,10 +18,10 @@ SMALLEST_PX, LARGEST_PX = 64, 8192
 _ROWS_AT_ONCE = 256
 _GROWN = 1.3
 """By how much the charts must exceed a texture of free size for its side to be doubled."""
-_PIECE_FACES = 5000
+PIECE_FACES = 5000
 """Triangles that are cut into charts together. The time of xatlas grows with the square of the charts of a piece."""
-_SMALLER, _SMALLEST_SCALE = 0.9, 0.2
-"""Factor on the scale of the charts at each new try to fit them, and the smallest one."""
+_SMALLER, _SMALLEST_SCALE = 0.98, 0.2
+"""Largest factor on the scale of the charts at each new try to fit them, and the smallest scale."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def unwrap(
     padding_px: int,
     grow: bool = False,
     space: Contraction | None = None,
+    piece_faces: int = PIECE_FACES,
 ) -> Atlas:
     """Cuts a mesh into charts and lays them out in a square texture.
 
@@ -80,6 +81,7 @@ def unwrap(
         padding_px: free texels between charts.
         grow: double the side until the charts fit, up to :data:`LARGEST_PX`.
         space: give charts the sizes that they have in contracted space; by default those in the scene.
+        piece_faces: most triangles of a piece in which charts are sought.
 
     Raises:
         MeshError: the charts do not fit.
@@ -91,7 +93,7 @@ def unwrap(
     sized = mesh if space is None else contracted(mesh, space)
     enlarged = ((sized.vertices - sized.bounds[0]) / np.sqrt(np.median(sized.area_faces))).astype(np.float32)
     corners = []
-    for piece in pieces(mesh, _PIECE_FACES):
+    for piece in pieces(mesh, piece_faces):
         used, faces = np.unique(mesh.faces[piece], return_inverse=True)
         packed.add_mesh(enlarged[used], faces.reshape(-1, 3).astype(np.uint32))
         corners.append(used)
@@ -102,14 +104,15 @@ def unwrap(
     while grow and side > _GROWN * size_px and size_px < LARGEST_PX:
         size_px *= 2
     charts, places = packed.chart_count, uv * np.array([packed.width, packed.height], np.float32)
-    scale = size_px / side
-    while packed.atlas_count != 1 or max(packed.width, packed.height) > size_px:
+    scale, smallest = size_px / side, _SMALLEST_SCALE * size_px / side
+    while side > size_px:
         packed = _xatlas().Atlas()
         packed.add_uv_mesh(places, faces)
         _pack(packed, size_px, padding_px, scale)
         uv = packed[0][2]
-        scale *= _SMALLER
-        if scale < _SMALLEST_SCALE * size_px / side:
+        side = max(packed.width, packed.height)
+        scale *= min(_SMALLER, size_px / side)
+        if scale < smallest:
             raise MeshError(
                 f"The mesh falls into {charts} charts, which do not fit into a texture of {size_px} × {size_px} with a "
                 f"padding of {padding_px}: raise --texture-size, lower --padding, or simplify the mesh with "
@@ -199,10 +202,13 @@ def texture_texels(atlas: Atlas) -> Texels:
 
 
 def _pack(atlas: Any, size_px: int, padding_px: int, texels_per_unit: float = 0.0) -> None:
-    """Cuts what was added into charts, unless it has some, and packs them; without a scale, one is guessed."""
+    """Cuts what was added into charts, unless it has some, and packs them.
+
+    Without a scale, xatlas guesses the one that fits; with a scale, the texture has the size that this takes.
+    """
     options = _xatlas().PackOptions()
-    options.resolution, options.padding, options.bilinear = size_px, padding_px, True
-    options.texels_per_unit = texels_per_unit
+    options.padding, options.bilinear = padding_px, True
+    options.resolution, options.texels_per_unit = 0 if texels_per_unit else size_px, texels_per_unit
     atlas.generate(_xatlas().ChartOptions(), options, False)
 
 

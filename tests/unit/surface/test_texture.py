@@ -1,6 +1,7 @@
 """Textures of a box and of walls whose colours are known everywhere."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,7 @@ from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
-from f3rm_ext.surface.texture import atlas as atlases
-from f3rm_ext.surface.texture import seams
+from f3rm_ext.surface.texture import baking, seams
 from f3rm_ext.surface.texture.atlas import Atlas, Texels, pieces, texture_texels, unwrap
 from f3rm_ext.surface.texture.baking import (
     TextureOptions,
@@ -109,7 +109,7 @@ def test_pieces_have_all_faces_once_and_lie_together(box: trimesh.Trimesh) -> No
 
 
 def test_a_mesh_of_many_pieces_is_textured_as_one(box: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atlases, "_PIECE_FACES", 30)
+    monkeypatch.setattr(baking, "unwrap", partial(unwrap, piece_faces=30))
     made = bake_texture(box, around(box), TextureOptions(size_px=256))
     texture = texture_of(made.mesh)
     assert texture is not None and made.unseen == 0
