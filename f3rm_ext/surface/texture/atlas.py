@@ -190,7 +190,7 @@ def texture_texels(atlas: Atlas) -> Texels:
         block = slice(first, first + len(rows))
         face[block] = np.where(found, ids, 0).astype(np.int32) - ~found
         weights[block] = hit["primitive_uvs"].numpy()
-    beside = _beside(face >= 0, pixels, size)
+    beside = _beside(face >= 0, atlas)
     rows, columns = np.nonzero(beside)
     for part in np.array_split(np.arange(len(rows)), max(1, len(rows) // 500_000)):
         at = np.stack([columns[part] + 0.5, rows[part] + 0.5, np.zeros(len(part))], axis=1).astype(np.float32)
@@ -199,6 +199,20 @@ def texture_texels(atlas: Atlas) -> Texels:
         weights[rows[part], columns[part]] = near["primitive_uvs"].numpy()
     places = np.flatnonzero(face.reshape(-1) >= 0)
     return Texels(face.reshape(-1)[places], weights.reshape(-1, 2)[places], places)
+
+
+def samples_along(
+    lengths: Float[np.ndarray, " edges"],
+) -> tuple[Int[np.ndarray, " samples"], Float[np.ndarray, "samples 1"]]:
+    """Returns samples along edges, about a texel apart: the edge of each, and where it lies on it, from 0 to 1.
+
+    Args:
+        lengths: texels.
+    """
+    counts = np.ceil(lengths).astype(int) + 1
+    edge = np.repeat(np.arange(len(counts)), counts)
+    step = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return edge, ((step + 0.5) / counts[edge])[:, None]
 
 
 def _pack(atlas: Any, size_px: int, padding_px: int, texels_per_unit: float = 0.0) -> None:
@@ -224,10 +238,14 @@ def _joined(packed: Any, corners: list[np.ndarray]) -> tuple[np.ndarray, np.ndar
     return np.concatenate(sources), np.concatenate(faces), np.concatenate(uvs)
 
 
-def _beside(inside: np.ndarray, pixels: np.ndarray, size: int) -> np.ndarray:
+def _beside(inside: np.ndarray, atlas: Atlas) -> np.ndarray:
     """Texels that are not on a chart but next to one; charts may be too thin to have texels."""
-    touched = inside.copy()
-    column, row = np.clip(np.floor(pixels).astype(int), 0, size - 1).T
+    touched, edges = inside.copy(), atlas.mesh.edges_sorted
+    rims = edges[trimesh.grouping.group_rows(edges, require_count=1)]
+    begin, end = atlas.pixels[rims[:, 0]], atlas.pixels[rims[:, 1]]
+    edge, share = samples_along(np.linalg.norm(end - begin, axis=1))
+    at = begin[edge] * (1 - share) + end[edge] * share
+    column, row = np.clip(np.floor(at).astype(int), 0, len(inside) - 1).T
     touched[row, column] = True
     return binary_dilation(touched, np.ones((5, 5), bool)) & ~inside
 

@@ -6,7 +6,7 @@ from scipy.ndimage import distance_transform_edt
 from scipy.sparse import csr_matrix, eye_array
 from scipy.sparse.linalg import cg
 
-from f3rm_ext.surface.texture.atlas import Atlas, Texels
+from f3rm_ext.surface.texture.atlas import Atlas, Texels, samples_along
 from f3rm_ext.surface.texture.visibility import bilinear_corners
 
 _KEEP = 0.05
@@ -78,11 +78,7 @@ def _seam_samples(atlas: Atlas) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndar
     """Places in the texture, about a texel apart, on one side of the cuts and on the other."""
     begin, end = _cuts(atlas)
     pixels = atlas.pixels
-    lengths = np.linalg.norm(pixels[begin] - pixels[end], axis=2).max(axis=1, initial=0)
-    counts = np.ceil(lengths).astype(int) + 1
-    edge = np.repeat(np.arange(len(counts)), counts)
-    step = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
-    share = ((step + 0.5) / counts[edge])[:, None]
+    edge, share = samples_along(np.linalg.norm(pixels[begin] - pixels[end], axis=2).max(axis=1, initial=0))
     sides = [pixels[begin[edge, k]] * (1 - share) + pixels[end[edge, k]] * share for k in range(2)]
     return sides[0], sides[1]
 

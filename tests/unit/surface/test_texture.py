@@ -24,7 +24,7 @@ from f3rm_ext.surface.texture.baking import (
 from f3rm_ext.surface.texture.exposure import find_gains
 from f3rm_ext.surface.texture.photos import Camera, Photo, Photos
 from f3rm_ext.surface.texture.rendering import MeshRenderer, score_photo, texture_of
-from f3rm_ext.surface.texture.visibility import Occluder, PhotoLookup, Places, bilinear
+from f3rm_ext.surface.texture.visibility import Occluder, PhotoLookup, Places, bilinear, bilinear_corners
 
 pytestmark = pytest.mark.usefixtures("open3d")
 SIDE_PX = 96
@@ -196,6 +196,19 @@ def test_both_sides_of_a_cut_agree(box: trimesh.Trimesh) -> None:
     filled = seams.fill_outward(texels, levelled, 64)
     assert filled.min() > 0
     np.testing.assert_array_equal(filled.reshape(-1, 3)[texels.places], np.rint(levelled).astype(np.uint8))
+
+
+def test_lookups_on_slivers_read_texels_of_charts() -> None:
+    corners = np.random.default_rng(0).normal(size=(60, 3, 3))
+    corners[:, 2] = corners[:, 1] + 0.01 * corners[:, 2]  # a hundred times as long as wide
+    slivers = trimesh.Trimesh(corners.reshape(-1, 3), np.arange(180).reshape(-1, 3), process=False)
+    atlas = unwrap(slivers, 1024, 4)
+    read = np.zeros(1024**2, bool)
+    read[texture_texels(atlas).places] = True
+    triangles, share = atlas.pixels[atlas.mesh.faces], np.random.default_rng(1).dirichlet(np.ones(3), 1000)
+    at = np.einsum("nc,fcd->fnd", share, triangles)
+    assert np.linalg.norm(triangles[:, 0] - triangles[:, 1], axis=1).max() > 20
+    assert read[bilinear_corners(at.reshape(-1, 2), 1024, 1024)[0]].all()
 
 
 def test_levelling_reads_the_texels_along_cuts_and_no_others(box: trimesh.Trimesh) -> None:
