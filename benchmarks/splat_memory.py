@@ -1,8 +1,8 @@
 """Memory of six million Gaussians before and after, and what the smaller forms cost in precision and in time.
 
-python benchmarks/splat_memory.py            # writes results/splat_memory.json and results/splat_precision.json
+python benchmarks/splat_memory.py  # writes splat_memory.json, splat_sizes.json and splat_precision.json to results/
 
-The first is arithmetic (checked against real tensors in tests/unit/splat/memory/test_accounting.py). The second fits
+The first two are arithmetic (checked against real tensors in tests/unit/splat/memory/test_accounting.py). The third fits
 the spherical harmonics of Gaussians to noisy colours from random directions, half of the Gaussians visible in each
 step: a toy, but one in which the truth is known.
 """
@@ -13,6 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ LAYOUTS = {
     "selective, 20 % reflective, bfloat16 moments": Layout(
         MILLIONS, storage="selective", moments="bfloat16", reflective=REFLECTIVE, points=POINTS
     ),
+    "planar (the default)": Layout(MILLIONS, neighbours=0, planes=True),
+    "planar, optimize-memory": Layout(MILLIONS, storage="float16", moments="bfloat16", neighbours=0, planes=True),
 }
+SIZES = (1_000_000, 2_000_000, 4_000_000, 6_000_000)
 GROUPS = ("kept", "gradient", "in flight", "rendering", "regularization")
 
 COUNT, RATE, NOISE = 1000, 5e-4, 0.05
@@ -65,6 +69,20 @@ def memory() -> list[dict[str, Any]]:
         items = account(layout)
         groups = {group: total(items, group) for group in GROUPS}
         rows.append({"layout": name, **groups, "peak": peak(items), "items": {item.name: item.bytes for item in items}})
+    return rows
+
+
+def sizes() -> list[dict[str, Any]]:
+    """Peaks of the default run, by number of Gaussians, SH degree and ``optimize-memory``."""
+    rows = []
+    for gaussians in SIZES:
+        row: dict[str, Any] = {"gaussians": gaussians}
+        for degree in (3, 2):
+            plain = Layout(gaussians, degree, neighbours=0, planes=True)
+            row[f"degree {degree}"] = peak(account(plain))
+            optimized = replace(plain, storage="float16", moments="bfloat16")
+            row[f"degree {degree}, optimize-memory"] = peak(account(optimized))
+        rows.append(row)
     return rows
 
 
@@ -156,7 +174,8 @@ def main() -> None:
     facts |= {"threads": torch.get_num_threads()}  # type: ignore[dict-item]
     RESULTS.mkdir(exist_ok=True)
     reports: dict[str, dict[str, Any]] = {
-        "splat_memory": {"rows": memory(), "gaussians": MILLIONS, "sh_degree": 3, "points": POINTS}
+        "splat_memory": {"rows": memory(), "gaussians": MILLIONS, "sh_degree": 3, "points": POINTS},
+        "splat_sizes": {"rows": sizes()},
     }
     if options.steps:
         rows = precision(options.steps)

@@ -17,7 +17,7 @@ import mesh_tables
 from markdown_table import Report, quality, table
 
 PAGES = [
-    Path(__file__).with_name(name) for name in ("benchmarks.md", "texture.md", "sfm.md", "sfm-diffusion.md", "moco.md")
+    Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from.md", "texture.md", "sfm.md", "sfm-diffusion.md", "moco.md")
 ]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 GPU_DAY = RESULTS.parent / "gpu_day_report.py"
@@ -96,10 +96,19 @@ def _splat_memory(report: Report) -> str:
     groups = ("kept", "gradient", "in flight", "rendering", "regularization", "peak")
     head = ["layout", "kept", "gradients", "copies of harmonics", "a picture (estimate)", "surfaces", "peak"]
     rows = [[row["layout"], *(f"{row[group] / 1e9:.2f}" for group in groups)] for row in report["rows"]]
-    naive, ours = report["rows"][0], next(row for row in report["rows"] if "optimize-memory" in row["layout"])
+    naive, ours = report["rows"][0], next(row for row in report["rows"] if "(optimize-memory)" in row["layout"])
     items = [[name, f"{size:,}", f"{ours['items'][name]:,}"] for name, size in naive["items"].items()]
     items.append(["peak", *(f"{row['peak']:,}" for row in (naive, ours))])
     return table(head, rows) + "\n\n" + table(["bytes", "naive", "optimize-memory"], items)
+
+
+def _splat_sizes(report: Report) -> str:
+    """Peaks in gigabytes by the number of Gaussians."""
+    columns = [key for key in report["rows"][0] if key != "gaussians"]
+    rows = [
+        [f"{row['gaussians'] / 1e6:g} million", *(f"{row[key] / 1e9:.2f}" for key in columns)] for row in report["rows"]
+    ]
+    return table(["Gaussians", *columns], rows)
 
 
 def _splat_regularization(report: Report) -> str:
@@ -310,6 +319,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "plan_time": _plan_time,
     "code_queries": _codes,
     "splat_memory": _splat_memory,
+    "splat_sizes": _splat_sizes,
     "splat_regularization": _splat_regularization,
     "splat_precision": _splat_precision,
     "shared_cores": _shared,

@@ -63,10 +63,10 @@ class RegularizationOptions:
     neighbours_every: int = 500
     """Steps between searches for neighbours, ≥ 1."""
     neighbours: int = 16
-    """Neighbours per Gaussian, including itself, ≥ 1; each takes 4 bytes."""
+    """Neighbours per Gaussian, including itself, ≥ 1; each takes 4 bytes. planar has none."""
     samples: int = 1_000_000
     """Points per step, ≥ 1. The default suits GPUs; use 20 000 to 100 000 on a CPU (0.3 s per 100 000 on one
-    core)."""
+    core). planar has none."""
     spread: float = 1.5
     """Standard deviation of the points, in units of the standard deviation of their Gaussian, > 0."""
     chunk_points: int = 0
