@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from f3rm_ext.errors import ConfigError, reason_of
-from f3rm_ext.sfm.diffusion.settings import Preset, Settings, parse_settings
+from f3rm_ext.sfm.diffusion.settings import Preset, Settings, check_weights, parse_settings
 
 _LAUNCHED = "LOCAL_RANK"
 """Set by accelerate in each process that it starts."""
@@ -50,13 +50,13 @@ class Train:
         """Trains. Returns the exit code."""
         launcher, words = split_launcher(self.words)
         settings = parse_settings(words, self.preset)
-        if launcher is not None and _LAUNCHED not in os.environ:
-            if self.plan:
-                return self._show_plan(settings, processes_of(launcher))
-            return _launch(launcher, self.preset, words)
+        if _LAUNCHED in os.environ:
+            launcher = None
         if self.plan:
-            return self._show_plan(settings, int(os.environ.get("WORLD_SIZE", "1")))
-        return _train(settings)
+            given = int(os.environ.get("WORLD_SIZE", "1"))
+            return self._show_plan(settings, given if launcher is None else processes_of(launcher))
+        check_weights(settings)
+        return _train(settings) if launcher is None else _launch(launcher, self.preset, words)
 
     def _show_plan(self, settings: Settings, processes: int) -> int:
         from f3rm_ext.planning.ray_diffusion import plan_lines

@@ -157,6 +157,10 @@ def test_mistakes(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) ->
     missing = f"training.pretrain_path={tmp_path / 'none.pth'}"
     assert "There is no checkpoint" in f3rm_ext("sfm", "train", *debug_settings, folder, missing).refuses()
     assert "batch_size" in f3rm_ext("sfm", "train", "training.batchsize=3").refuses()
+    # Neither a launcher nor data are asked first.
+    for launcher in ((), ("--", *PASTED[: PASTED.index("train.py") + 1])):
+        refused = f3rm_ext("sfm", "train", "--preset", "dense", *launcher, "dataset.path=nowhere").refuses()
+        assert "would freeze a transformer with random weights: give training.pretrain_path=" in refused
     nan = f3rm_ext("sfm", "train", *debug_settings, folder, "training.lr=1e30", "training.max_iterations=5").refuses()
     assert "training.mixed_precision=False" in nan
 

@@ -84,6 +84,8 @@ class TrainingPlan:
             f"Memory of weights, gradients and Adam: {self.state_mib():,.0f} MiB per process (calculated; activations "
             "come on top and grow with the batch).",
         ]
+        if settings.freezes_random_weights:
+            said.append("The weights of the frozen transformer are missing: train with training.pretrain_path=….")
         if settings.has_residual:
             said.append(
                 "The dense head adds to the upsampled sparse prediction, and begins with 0 (model.residual); the "

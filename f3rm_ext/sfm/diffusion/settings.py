@@ -139,6 +139,13 @@ class Settings:
         return self.model.size != "published" if self.model.residual == "auto" else self.model.residual == "True"
 
     @property
+    def freezes_random_weights(self) -> bool:
+        """Whether training begins with a transformer that is frozen and was never trained."""
+        training = self.training
+        is_frozen = self.model.freeze_transformer and not (training.reinit and training.reinit_after <= 0)
+        return is_frozen and not training.resume and not training.pretrain_path
+
+    @property
     def patches(self) -> int:
         """Patches along each side of an image."""
         return self.dataset.image_size // 14
@@ -161,33 +168,51 @@ PRESETS: dict[Preset, tuple[str, ...]] = {
 }
 """The two published stages, for 8 processes."""
 _ALIASES = {"dataset.category": "dataset.shape", "hydra.run.dir": "run_dir"}
-_FIXED: Mapping[str, str] = {
-    "training.regression": "False",
-    "training.normalize_first_camera": "True",
-    "training.first_cam_mediod": "True",
-    "training.diffuse_origins_and_endpoints": "True",
-    "training.diffuse_depths": "False",
-    "training.depth_resolution": "1",
-    "training.dpt_encoder_features": "True",
-    "training.nearest_neighbor": "True",
-    "training.no_bg_targets": "True",
-    "training.unit_normalize_scene": "False",
-    "training.grad_accumulation": "False",
-    "model.pred_x0": "True",
+_FIXED: Mapping[str, bool | int | float | str | None] = {
+    "training.interval_visualize": None,
+    "training.interval_delete_checkpoint": None,
+    "training.delete_all_checkpoints_after_training": False,
+    "training.matmul_precision": None,
+    "training.gpu_id": 0,
+    "training.job_key": "",
+    "training.translation_scale": 1,
+    "training.regression": False,
+    "training.prob_unconditional": 0,
+    "training.load_extra_cameras": False,
+    "training.calculate_intrinsics": False,
+    "training.distort": False,
+    "training.normalize_first_camera": True,
+    "training.first_cam_mediod": True,
+    "training.diffuse_origins_and_endpoints": True,
+    "training.diffuse_depths": False,
+    "training.depth_resolution": 1,
+    "training.dpt_encoder_features": True,
+    "training.nearest_neighbor": True,
+    "training.no_bg_targets": True,
+    "training.unit_normalize_scene": False,
+    "training.sd_scale": 2,
+    "training.grad_accumulation": False,
+    "model.pred_x0": True,
     "model.model_type": "dit",
-    "model.num_patches_x": "16",
-    "model.num_patches_y": "16",
-    "model.depth": "16",
+    "model.num_patches_x": 16,
+    "model.num_patches_y": 16,
+    "model.depth": 16,
     "model.feature_extractor": "dino",
-    "model.append_ndc": "True",
-    "model.within_image": "False",
-    "model.use_homogeneous": "True",
-    "model.cond_depth_mask": "True",
+    "model.append_ndc": True,
+    "model.within_image": False,
+    "model.use_homogeneous": True,
+    "model.cond_depth_mask": True,
     "noise_scheduler.type": "linear",
-    "noise_scheduler.max_timesteps": "100",
-    "dataset.mask_holes": "True",
+    "noise_scheduler.max_timesteps": 100,
+    "noise_scheduler.beta_start": 0.012,
+    "noise_scheduler.beta_end": 0.00085,
+    "noise_scheduler.marigold_ddim": False,
+    "dataset.use_global_intrinsics": True,
+    "dataset.mask_holes": True,
+    "debug.anomaly_detection": False,
 }
-"""Settings of the released code that have one value here: that with which the published models were trained."""
+"""Settings of the released code that have one value here: that with which the published models were trained. None:
+they change nothing here, so any value is taken."""
 
 
 def parse_settings(words: Sequence[str], preset: Preset = "none") -> Settings:
@@ -209,12 +234,9 @@ def parse_settings(words: Sequence[str], preset: Preset = "none") -> Settings:
 def _set(settings: Settings, key: str, value: str) -> None:
     if key.startswith("train."):
         key = "training." + key.removeprefix("train.")
-    key = _ALIASES.get(key, key)
+    key, value = _ALIASES.get(key, key), value.strip("'\"")
     if key in _FIXED:
-        if value.lower() != _FIXED[key].lower():
-            raise ConfigError(
-                f"{key}={value} is not built: the published models have {_FIXED[key]}, the only value here."
-            )
+        _check_fixed(key, value, _FIXED[key])
         return
     known = dict(flat(settings))
     if key not in known:
@@ -228,7 +250,19 @@ def _set(settings: Settings, key: str, value: str) -> None:
     *group, name = key.split(".")
     owner = getattr(settings, group[0]) if group else settings
     kind = next(entry.type for entry in fields(owner) if entry.name == name)
-    setattr(owner, name, _converted(key, value.strip("'\""), kind))
+    setattr(owner, name, _converted(key, value, kind))
+
+
+def _check_fixed(key: str, value: str, published: bool | int | float | str | None) -> None:
+    if published is None:
+        return
+    if isinstance(published, str):
+        is_published = value.lower() == published
+    else:  # 1 and 1.0 are one number
+        is_published = _converted(key, value, bool if isinstance(published, bool) else float) == published
+    if not is_published:
+        has = "none" if published == "" else published
+        raise ConfigError(f"{key}={value} is not built: the published models have {has}, the only value here.")
 
 
 def _converted(key: str, value: str, kind: Any) -> bool | int | float | str:
@@ -290,3 +324,17 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError("training.reinit belongs to the dense stage: add training.dpt_head=True.")
     if model.residual == "True" and not training.dpt_head:
         raise ConfigError("model.residual belongs to the dense stage: add training.dpt_head=True.")
+
+
+def check_weights(settings: Settings) -> None:
+    """Checks that a training has the weights that it freezes; a plan needs none.
+
+    Raises:
+        ConfigError: it would freeze random ones.
+    """
+    if settings.freezes_random_weights:
+        stage = "dense" if settings.training.dpt_head else "sparse"
+        raise ConfigError(
+            f"The {stage} stage would freeze a transformer with random weights: give training.pretrain_path=… of a "
+            "sparse training, or set model.freeze_transformer=False to train it, too."
+        )

@@ -4,7 +4,7 @@ import pytest
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.sfm.diffusion.plan import make_plan
-from f3rm_ext.sfm.diffusion.settings import parse_settings
+from f3rm_ext.sfm.diffusion.settings import check_weights, parse_settings
 
 SPARSE = """training.batch_size=8 training.max_iterations=400000 model.num_images=8 dataset.name=co3d
 debug.project_name=diffusionsfm_co3d debug.run_name=co3d_diffusionsfm_sparse""".split()
@@ -80,8 +80,63 @@ def test_plans_tell_a_residual_head() -> None:
     assert "(model.residual)" in plans["True"] and "(model.residual)" not in plans["False"]
 
 
-def test_settings_of_the_published_code_that_are_built_in_are_taken() -> None:
-    parse_settings(["training.regression=False", "model.pred_x0=True", "noise_scheduler.type=linear"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "training.regression=False model.pred_x0=True noise_scheduler.type=linear model.model_type='dit'",
+        "training.translation_scale=1.0 training.prob_unconditional=0.0 training.sd_scale=2 training.distort=false",
+        "training.load_extra_cameras=False training.calculate_intrinsics=False dataset.use_global_intrinsics=True",
+        "noise_scheduler.beta_start=0.0120 noise_scheduler.beta_end=8.5e-4 noise_scheduler.marigold_ddim=False",
+        "training.delete_all_checkpoints_after_training=False training.gpu_id=0 training.job_key=",
+        "debug.anomaly_detection=False training.depth_resolution=1.0 noise_scheduler.max_timesteps=100",
+        "training.interval_visualize=17 training.matmul_precision=medium training.interval_delete_checkpoint=3",
+    ],
+)
+def test_settings_of_the_published_code_that_are_built_in_are_taken(words: str) -> None:
+    assert parse_settings(words.split()) == parse_settings([])
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("training.translation_scale=1.5", "have 1, the only value"),
+        ("training.prob_unconditional=0.1", "have 0, the only value"),
+        ("training.sd_scale=1", "have 2, the only value"),
+        ("training.distort=True", "have False, the only value"),
+        ("training.load_extra_cameras=True", "have False, the only value"),
+        ("training.calculate_intrinsics=True", "have False, the only value"),
+        ("training.job_key=a", "have none, the only value"),
+        ("noise_scheduler.beta_start=0.0121", "have 0.012, the only value"),
+        ("noise_scheduler.beta_end=0.2", "have 0.00085, the only value"),
+        ("noise_scheduler.marigold_ddim=True", "have False, the only value"),
+        ("dataset.use_global_intrinsics=False", "have True, the only value"),
+        ("model.model_type=unet", "have dit, the only value"),
+        ("training.distort=perhaps", "must be True or False"),
+        ("training.sd_scale=two", "must be a number"),
+    ],
+)
+def test_other_values_of_built_in_settings_are_refused(word: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_settings([word])
+
+
+def test_random_weights_are_not_frozen() -> None:
+    sparse, dense = parse_settings(["model.freeze_transformer=True"], "sparse"), parse_settings([], "dense")
+    for stage, settings in (("sparse", sparse), ("dense", dense)):
+        with pytest.raises(ConfigError, match=rf"The {stage} stage would freeze .* random .*training\.pretrain_path"):
+            check_weights(settings)
+    check_weights(parse_settings([], "sparse"))
+    for word in (
+        *("training.pretrain_path=sparse.pth", "training.resume=True", "model.freeze_transformer=False"),
+        "training.reinit_after=0",
+    ):
+        check_weights(parse_settings([word], "dense"))
+
+
+def test_plans_tell_missing_weights() -> None:
+    for words, is_missing in (([], True), (["training.pretrain_path=sparse.pth"], False)):
+        settings = parse_settings(["model.size=tiny", *words], "dense")
+        assert ("transformer are missing" in " ".join(make_plan(settings, 1).lines(settings))) == is_missing
 
 
 def test_plans_tell_batches_steps_and_memory() -> None:
