@@ -2,8 +2,8 @@
 
 python benchmarks/splat_memory.py  # writes splat_memory.json, splat_sizes.json and splat_precision.json to results/
 
-The first two are arithmetic (checked against real tensors in tests/unit/splat/memory/test_accounting.py). The third fits
-the spherical harmonics of Gaussians to noisy colours from random directions, half of the Gaussians visible in each
+The first two are arithmetic (checked against real tensors in tests/unit/splat/memory/test_accounting.py). The third
+fits the spherical harmonics of Gaussians to noisy colours from random directions, half of the Gaussians visible in each
 step: a toy, but one in which the truth is known.
 """
 

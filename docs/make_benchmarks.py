@@ -17,7 +17,8 @@ import mesh_tables
 from markdown_table import Report, quality, table
 
 PAGES = [
-    Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from.md", "texture.md", "sfm.md", "sfm-diffusion.md", "moco.md")
+    Path(__file__).with_name(name)
+    for name in ("benchmarks.md", "coming-from.md", "texture.md", "sfm.md", "sfm-diffusion.md", "moco.md")
 ]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 GPU_DAY = RESULTS.parent / "gpu_day_report.py"

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
+
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
@@ -31,6 +33,9 @@ class TrainConfig:
     """Folder of the run: checkpoints, weights, TensorBoard events, decoded tiles."""
     resume: bool = False
     """Go on with the run in --output."""
+    plan: bool = False
+    """Print steps, queue and memory, and end. Files are counted, not read; with --tile-px there are more tiles. With
+    --memory-gib, --device cuda needs no GPU."""
     preset: PresetName = "none"
     """Values for the options below that are not given: those of the VRAM guide, by name. auto: the largest batch that
     fits, with the queue that suits it and the data."""
@@ -50,7 +55,7 @@ class TrainConfig:
     """Passes over the pictures, 1 or more; 100 without a preset."""
     use_amp: bool | None = None
     """Compute the forward pass in bfloat16; off without a preset."""
-    use_grad_checkpointing: bool = False
+    use_grad_checkpointing: tyro.conf.FlagConversionOff[bool] = False
     """Recompute the inside of residual blocks in the backward pass: less memory, more time."""
     bands: tuple[int, int, int] | None = None
     """Bands of TIFF files that become red, green and blue, from 1, such as 4 3 2 for Sentinel-2."""
@@ -170,7 +175,7 @@ class Plan:
             f"Effective batch: {pair.effective_batch} ({pair.batch_size} × {pair.processes} "
             f"process{'es' if pair.processes > 1 else ''} × {self.accumulation} accumulated). AMP: {config.use_amp}.",
             f"Optimiser steps: {self.steps}, {self.steps * (1 - self.momentum):.1f} time constants of the momentum "
-            f"{self.momentum:g}.",
+            f"{self.momentum:g}. Pictures seen: {pair.views}, in two views each.",
         ]
         if config.algorithm == "v3":
             lines.append(f"v3 has no queue: the {pair.gathered_batch - 1} other images of a batch are the negatives.")

@@ -122,6 +122,15 @@ class Pair:
         return self.epochs * (self.images // self.gathered_batch) // self.gradient_accumulation_steps
 
     @property
+    def views(self) -> int:
+        """Pictures that the training sees, in two views each: images × epochs.
+
+        >>> Pair(96, 76_800, images=2000, epochs=600).views
+        1200000
+        """
+        return self.images * self.epochs
+
+    @property
     def time_constants(self) -> float:
         """Optimiser steps over the 1 / (1 − m) steps that the key encoder averages."""
         return self.optimizer_steps * (1 - self.momentum)
@@ -131,7 +140,8 @@ class Pair:
         names = ("batch_size", "queue_size", "images", "processes", "gradient_accumulation_steps", "epochs", "momentum")
         derived = (
             *("gathered_batch", "effective_batch", "batches_in_queue", "is_multiple", "same_image_keys"),
-            *("same_image_share", "accuracy_ceiling", "is_advised", "optimizer_steps", "time_constants"),
+            *("same_image_share", "accuracy_ceiling", "is_advised", "views", "optimizer_steps"),
+            "time_constants",
         )
         return {name: getattr(self, name) for name in (*names, *derived)}
 
@@ -149,9 +159,9 @@ def advised_queue(images: int, effective_batch: int) -> int:
     return max(1, min(65_536, images - effective_batch))
 
 
-def queues_of(batch_size: int, processes: int, images: int) -> list[int]:
+def queues_of(batch_size: int, effective_batch: int, images: int) -> list[int]:
     """Returns the queues that are listed for a batch: batch × 800, powers of two, and the advised one."""
-    return sorted({batch_size * 800, *POWERS_OF_TWO, advised_queue(images, batch_size * processes)})
+    return sorted({batch_size * 800, *POWERS_OF_TWO, advised_queue(images, effective_batch)})
 
 
 def nearest_multiples(queue_size: int, gathered_batch: int) -> list[int]:

@@ -21,7 +21,7 @@ from f3rm_ext.engine.shortage import told_shortage
 from f3rm_ext.errors import CheckpointError, ConfigError, reason_of
 from f3rm_ext.moco.options import Plan, TrainConfig, make_plan
 from f3rm_ext.moco.processes import start_processes
-from f3rm_ext.moco.tiles import Tiles, prepare
+from f3rm_ext.moco.tiles import Tiles, find_files, prepare
 from f3rm_ext.moco.training import StepResult, Training
 from f3rm_ext.moco.views import batches_of_views, both_views
 from f3rm_ext.moco.weights import export
@@ -102,6 +102,8 @@ class Run:
             MemoryShortageError: Memory ran out.
         """
         config = self.config
+        if config.plan:
+            return self._plan()
         if config.multiprocessing_distributed:
             start_processes(config.world_size, config.rank, config.dist_url)
         cuda = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
@@ -116,6 +118,15 @@ class Run:
             return code
         finally:
             launch.leave()
+
+    def _plan(self) -> int:
+        config = self.config
+        images = len(find_files(config.data))
+        device = _device(config.device) if config.memory_gib is None else torch.device(_named(config.device))
+        memory = self.plan_memory(config, images, device, config.memory_gib)
+        plan = make_plan(memory.config, images)
+        self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
+        return 0
 
     def _run(self) -> int:
         config = self.config
@@ -189,7 +200,7 @@ class Run:
         """Returns what to do when memory runs out."""
         config, batch = plan.config, plan.pair.batch_size
         options = ["--use-amp True"] * (not config.use_amp)
-        options += ["--use-grad-checkpointing"] * (not config.use_grad_checkpointing)
+        options += ["--use-grad-checkpointing True"] * (not config.use_grad_checkpointing)
         options += [f"--batch-size {batch // 2}"] * (batch > 3)
         if not options:
             return "use a smaller --image-size"
@@ -266,9 +277,15 @@ class Run:
             console().print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
+def _named(device: str) -> str:
+    """The device that ``auto`` means here."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = _named(name)
     if name == "cuda" and (place := launch.place()) is not None:
         name = f"cuda:{place[0]}"
     try:

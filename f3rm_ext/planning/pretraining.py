@@ -55,6 +55,8 @@ class MemoryPlan:
     """Memory of the device."""
     line: MemoryLine | None
     """Tensors by batch, where the preset is auto."""
+    context_bytes: int = 0
+    """What the device holds beside what a training can measure of itself."""
 
     def sentences(self) -> list[str]:
         """Returns what is printed before the first step."""
@@ -72,8 +74,9 @@ class MemoryPlan:
     def after_first_pass(self, live_bytes: int) -> list[str]:
         """Returns what the memory that was really taken says about the plan."""
         lines = [f"Memory of the first pass: {live_bytes / GIB:.2f} GiB, planned {self.peak_bytes / GIB:.2f} GiB."]
-        if live_bytes > self.limit_bytes:
-            room = int(self.plan.pair.batch_size * self.limit_bytes / live_bytes)
+        held = live_bytes + self.context_bytes
+        if held > self.limit_bytes:
+            room = int(self.plan.pair.batch_size * self.limit_bytes / held)
             lines.append(f"Warning: that is above {self.limit_bytes / GIB:.1f} GiB: use {smaller(self.plan, room)}.")
         return lines
 
@@ -156,7 +159,8 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
             f"A batch of {plan.pair.batch_size} needs {peak / GIB:.2f} GiB, and there are "
             f"{limit.memory_bytes / GIB:.2f} (tensors take {line}): use {smaller(plan, _room(line, limit))}."
         )
-    return MemoryPlan(config, plan, peak, limit.memory_bytes, line)
+    context = CONTEXT_BYTES if limit.type == "cuda" else 0
+    return MemoryPlan(config, plan, peak, limit.memory_bytes, line, context)
 
 
 def smaller(plan: Plan, room: int) -> str:
@@ -168,7 +172,7 @@ def smaller(plan: Plan, room: int) -> str:
     """
     batch = next((number for number in BATCHES if number <= min(room, plan.pair.batch_size - 1)), None)
     if batch is None:
-        return "a smaller --image-size, or --use-grad-checkpointing"
+        return "a smaller --image-size, or --use-grad-checkpointing True"
     if plan.config.algorithm == "v3":
         return f"--batch-size {batch}"
     queue = advised_queue(plan.pair.images, batch * plan.pair.processes * plan.accumulation)

@@ -60,7 +60,8 @@ class Pairs:
         listed = [
             pair(batch, queue, self.gradient_accumulation_steps, self.epochs)
             for batch in self.batch_size
-            for queue in self.queue_size or queues_of(batch, self.processes, self.images)
+            for queue in self.queue_size
+            or queues_of(batch, batch * self.processes * self.gradient_accumulation_steps, self.images)
         ]
         if self.json:
             presets = [{"preset": name, **item.record()} for name, item in found.items()]
@@ -69,19 +70,21 @@ class Pairs:
         log = console()
         log.print(_table("Presets", [(name, item) for name, item in found.items()]))
         log.print(_table(f"Pairs for {self.images} images", [("", item) for item in listed]))
-        log.print(_explanation(listed), markup=False, highlight=False)
+        log.print(_explanation(listed, self.queue_size), markup=False, highlight=False)
         return 0
 
 
 def _table(title: str, rows: "list[tuple[str, Pair]]") -> Any:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), pad_edge=False)
     named = any(name for name, _ in rows)
     headers = ["batch", "gathered", "effective", "queue", "batches in queue", "multiple", "same-image keys"]
     headers += ["advised", "top-1 ceiling", "steps", "time constants"]
     for header in [*(["preset"] if named else []), *headers]:
-        table.add_column(header, justify="left" if header == "preset" else "right")
+        first, longest = header == "preset", max(map(len, header.split()))
+        table.add_column(header, justify="left" if first else "right", no_wrap=first, min_width=longest)
     for name, pair in rows:
         cells = [
             str(pair.batch_size),
@@ -100,17 +103,18 @@ def _table(title: str, rows: "list[tuple[str, Pair]]") -> Any:
     return table
 
 
-def _explanation(pairs: "list[Pair]") -> str:
+def _explanation(pairs: "list[Pair]", wanted: tuple[int, ...]) -> str:
     from f3rm_ext.moco.pairs import nearest_multiples
 
     lines = [
         "Not required: that the queue be a multiple of the gathered batch. Keys are written to a ring.",
         "Advised: a queue of at most images − effective batch; a query then meets about half a key of its own image.",
         "Same-image keys are masked in training; the ceiling is the best pretext accuracy without masking.",
-        "Negatives per query are the queue, whatever the accumulation. Time constants: steps × (1 − momentum).",
+        "Negatives per query are the queue and the other keys of the batch, whatever the accumulation.",
+        "Memory is told by `f3rm-ext moco train --plan`. Time constants: steps × (1 − momentum).",
     ]
     for pair in pairs:
-        if not pair.is_multiple and pair.queue_size in (76_800, 65_536, 64_000):
+        if not pair.is_multiple and pair.queue_size in (*wanted, 76_800, 65_536, 64_000):
             sizes = " and ".join(map(str, nearest_multiples(pair.queue_size, pair.gathered_batch)))
             lines.append(f"Multiples of {pair.gathered_batch} next to {pair.queue_size}: {sizes}.")
     return "\n".join(dict.fromkeys(lines))
@@ -127,6 +131,7 @@ class Train:
     Typical calls:
       f3rm-ext moco train --data tiles --output runs/tiles
       f3rm-ext moco train --data tiles --output runs/tiles --architecture resnet50 --image-size 224 --use-amp True
+      f3rm-ext moco train --data tiles --output runs/tiles --preset auto --memory-gib 8 --device cuda --plan
       f3rm-ext moco train --data tiles --output runs/tiles --resume
     """
 

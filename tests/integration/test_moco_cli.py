@@ -31,7 +31,22 @@ def test_table_of_pairs(f3rm_ext: Callable[..., Any]) -> None:
     row = next(pair for pair in found["pairs"] if pair["queue_size"] == 76_800)
     assert typed.code == 0 and row["batches_in_queue"] == 400 and row["is_multiple"]
     assert [preset["preset"] for preset in found["presets"]][:2] == ["low-vram", "optimized-16gb"]
-    assert "Not required" in f3rm_ext("moco", "pairs").out
+    told = f3rm_ext("moco", "pairs").out
+    assert "Not required" in told and "optimized-16gb" in told
+    accumulated = ("--images", 2800, "--batch-size", 64, "--gradient-accumulation-steps", 4)
+    found = json.loads(f3rm_ext("moco", "pairs", *accumulated, "--json").out)["pairs"]
+    assert [row["queue_size"] for row in found if row["is_advised"]] == [2800 - 256]
+    assert (
+        "Multiples of 64 next to 70000: 69952 and 70016."
+        in f3rm_ext("moco", "pairs", *accumulated, "--queue-size", 70_000).out
+    )
+
+
+def test_a_plan_trains_and_writes_nothing(f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
+    given = ("--data", pictures, "--output", tmp_path / "run", "--image-size", 32, "--use-grad-checkpointing", True)
+    typed = f3rm_ext("moco", "train", *given, "--batch-size", 8, "--memory-gib", 8, "--device", "cuda", "--plan")
+    assert typed.code == 0 and "Memory planned: " in typed.out and "of 8.0 GiB" in typed.out, typed.err
+    assert "Optimiser steps: " in typed.out and not (tmp_path / "run").exists()
 
 
 class Gone(BaseException):
@@ -207,7 +222,7 @@ def test_memory_that_runs_out_is_one_sentence(pictures: Path, tmp_path: Path, mo
         Run(config, plan_memory).main()
     said = str(raised.value)
     assert said.startswith(
-        "Memory ran out in training step 2 on cpu: use --use-amp True or --use-grad-checkpointing or --batch-size 2, "
-        "and go on from the last checkpoint with f3rm-ext "
+        "Memory ran out in training step 2 on cpu: use --use-amp True or --use-grad-checkpointing True or "
+        "--batch-size 2, and go on from the last checkpoint with f3rm-ext "
     )
     assert said.endswith("--resume.")
