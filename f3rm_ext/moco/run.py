@@ -102,8 +102,6 @@ class Run:
             MemoryShortageError: Memory ran out.
         """
         config = self.config
-        if config.plan:
-            return self._plan()
         if config.multiprocessing_distributed:
             start_processes(config.world_size, config.rank, config.dist_url)
         cuda = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
@@ -130,6 +128,8 @@ class Run:
 
     def _run(self) -> int:
         config = self.config
+        if config.plan:
+            return self._plan()
         folder = config.output / "checkpoints"
         if checkpoint.newest_first(folder) and not config.resume:
             raise ConfigError(f"{config.output} holds a run already: use --resume to go on, or another --output.")
