@@ -6,7 +6,7 @@ in nerfstudio's with `gt_mesh.npz` (that of `f3rm-ext scene synth`):
 1. regularisation none, density, dn-consistency and planar: held-out PSNR, and the distance from the surface of Gaussian
    centres and of the points that rendered depth stands for (chamfer distances in the capture's units, see
    :func:`chamfer`),
-2. spherical harmonics stored as float16 beside float32, over some seeds,
+2. spherical harmonics stored as float16 beside float32, and of other degrees than 2, over some seeds,
 3. without mip filters beside with them, evaluated at the size of training and larger and smaller (`f3rm-ext
    eval-scales`).
 
@@ -122,7 +122,7 @@ class SplatSurfaces:
     max_gaussians: int = 20_000
     """Most Gaussians of a run."""
     seeds: int = 3
-    """Runs of none and of float16, which differ by their seeds."""
+    """Runs of none, of float16 and of each degree, which differ by their seeds."""
     only: tuple[str, ...] = ()
     """Names of the runs to make; by default all."""
     out: Path = HERE / "results" / "splat_surfaces.json"
@@ -138,6 +138,7 @@ class SplatSurfaces:
             ("dn-consistency", "dn-consistency", []),
             ("planar", "planar", []),
             ("float16", "none", [f"{MODEL}sh-storage", "float16"]),
+            *((f"degree {degree}", "none", ["--sh-degree", str(degree)]) for degree in (3, 1, 0)),
             ("no mip filters", "none", off),
         ]
         captures = json.loads(self.out.read_text())["captures"] if self.out.exists() else {}
@@ -145,7 +146,7 @@ class SplatSurfaces:
         for name, mode, options in runs:
             if self.only and name not in self.only:
                 continue
-            seeds = self.seeds if name in ("none", "float16") else 1
+            seeds = self.seeds if name in ("none", "float16") or name.startswith("degree") else 1
             found = [self._run(name, mode, options, seed) for seed in range(seeds)]
             rows[name] = found[0] | {"psnrs": [row["psnr"] for row in found]}
             print(rows[name], flush=True)

@@ -106,18 +106,18 @@ def unwrap(
     charts, places = packed.chart_count, uv * np.array([packed.width, packed.height], np.float32)
     scale, smallest = size_px / side, _SMALLEST_SCALE * size_px / side
     while side > size_px:
-        packed = _xatlas().Atlas()
-        packed.add_uv_mesh(places, faces)
-        _pack(packed, size_px, padding_px, scale)
-        uv = packed[0][2]
-        side = max(packed.width, packed.height)
-        scale *= min(_SMALLER, size_px / side)
         if scale < smallest:
             raise MeshError(
                 f"The mesh falls into {charts} charts, which do not fit into a texture of {size_px} × {size_px} with a "
                 f"padding of {padding_px}: raise --texture-size, lower --padding, or simplify the mesh with "
                 "`f3rm-ext export mesh --vertices`."
             )
+        packed = _xatlas().Atlas()
+        packed.add_uv_mesh(places, faces)
+        _pack(packed, size_px, padding_px, scale)
+        uv = packed[0][2]
+        side = max(packed.width, packed.height)
+        scale *= min(_SMALLER, size_px / side)
     uv = uv.astype(np.float64) * np.array([packed.width, packed.height]) / size_px
     cut = trimesh.Trimesh(mesh.vertices[source], faces.astype(np.int64), process=False)
     cut.visual = TextureVisuals(uv=np.stack([uv[:, 0], 1 - uv[:, 1]], axis=1))
@@ -242,7 +242,7 @@ def _beside(inside: np.ndarray, atlas: Atlas) -> np.ndarray:
     """Texels that are not on a chart but next to one; charts may be too thin to have texels."""
     touched, edges = inside.copy(), atlas.mesh.edges_sorted
     rims = edges[trimesh.grouping.group_rows(edges, require_count=1)]
-    begin, end = atlas.pixels[rims[:, 0]], atlas.pixels[rims[:, 1]]
+    begin, end = np.moveaxis(atlas.pixels[rims], 1, 0)
     edge, share = samples_along(np.linalg.norm(end - begin, axis=1))
     at = begin[edge] * (1 - share) + end[edge] * share
     column, row = np.clip(np.floor(at).astype(int), 0, len(inside) - 1).T
