@@ -120,12 +120,15 @@ def test_six_million_gaussians_before_and_after() -> None:
     assert total(naive) - total(naive, *same) == total(ours) - total(ours, *same)  # counted alike
 
 
-def _saved_percent(sh_degree: int) -> int:
-    """What optimize-memory saves of the peak of the default, six million Gaussians and the default's points."""
-    points = RegularizationOptions().samples
-    default, ours = (
-        peak(account(Layout.of(options, MILLIONS, sh_degree, points)))
+def _saved_percent(sh_degree: int, planar: bool) -> int:
+    """What optimize-memory saves of the peak of six million Gaussians, with planar or with the points of others."""
+    points = 0 if planar else RegularizationOptions().samples
+    layouts = (
+        Layout.of(options, MILLIONS, sh_degree, points)
         for options in (MemoryOptions(), MemoryOptions(optimize_memory=True))
+    )
+    default, ours = (
+        peak(account(replace(layout, neighbours=0, planes=True) if planar else layout)) for layout in layouts
     )
     return round(100 * (1 - ours / default))
 
@@ -137,8 +140,13 @@ def test_what_is_said_of_optimize_memory_is_what_the_account_says() -> None:
     splats, benchmarks = (
         " ".join((documentation / name).read_text().split()) for name in ("splats.md", "benchmarks.md")
     )
-    expected = f"{_saved_percent(3)} % less at SH degree 3 and {_saved_percent(2)} % less at degree 2"
-    assert expected in words and expected in splats and expected in benchmarks
+    said = "{} % less at SH degree 3 and {} % less at degree 2"
+    default, others = ([_saved_percent(degree, planar) for degree in (3, 2)] for planar in (True, False))
+    assert said.format(*default) in words and f"{said.format(*default)} with `planar`" in splats
+    assert "with SuGaR's losses {} and {} %".format(*others) in splats
+    assert said.format(*others) in benchmarks and "in place of neighbours and points, {} and {} %".format(*default) in (
+        benchmarks
+    )
     assert not re.search(r"about 60\s?%", words)
 
 
