@@ -1,6 +1,7 @@
 """The registered methods: presets, their stand-ins, and what config.yml keeps."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -14,6 +15,7 @@ from nerfstudio.configs.base_config import ViewerConfig
 from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.plugins.types import MethodSpecification
 
+from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.guarded import BrokenMethodConfig, guarded_method, guarded_splat_method
 from f3rm_ext.method_configs.nerf import PRESETS
@@ -239,3 +241,34 @@ def test_no_gpu_is_promised_to_suffice() -> None:
     texts = [*PRESETS.values(), *SPLAT_PRESETS.values(), *(path.read_text() for path in (ROOT / "docs").glob("*.md"))]
     for text in [*texts, (ROOT / "README.md").read_text()]:
         assert not re.search(r"GPUs? (of|up to|with) \d+ Gi?B", text), text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/methods.md"])
+def test_every_method_is_introduced(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert [name for name in [*PRESETS, *SPLAT_PRESETS] if f"`{name}`" not in text] == []
+    if page == "README.md":
+        rows = {line.split("|")[1].strip(" `") for line in text.splitlines() if line.startswith("| `")}
+        assert rows >= {*PRESETS, *SPLAT_PRESETS}
+
+
+def test_the_methods_that_the_presets_follow_are_cited() -> None:
+    references = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
+    assert all(entry["authors"] and entry["year"] and entry["title"] for entry in references)
+    titles = " ".join(entry["title"] for entry in references)
+    for name in ("PGSR", "3D Gaussian Splatting", "Multiresolution Hash", "Structure-from-Motion Revisited"):
+        assert name in titles
+    assert "DiffusionSfM" in titles and "Momentum Contrast" in titles
+
+
+def test_the_example_of_windows_is_counted_right() -> None:
+    """The page on options counts windows of 32 photos in 120 000 steps."""
+    page = (ROOT / "docs" / "options.md").read_text()
+    for photos in (100, 200):
+        cycle = ImageCycle(photos, 32, 1)
+        for _ in range(math.ceil(120_000 / 512)):
+            cycle.step()
+        counts = cycle.appearances()
+        assert (
+            f" {sum(counts) // 32} windows" in page and f" {min(counts)} or {max(counts)} for each of {photos}" in page
+        )
