@@ -126,7 +126,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 REMEDIES = {  # part of a reason: how to have these tests
     "chromium": "install Chromium (Debian: apt-get install chromium)",
-    "open3d": "install libusb, which open3d needs (Debian: apt-get install libusb-1.0-0)",
     "playwright|extractor_conse|transformers|trimesh": "make install",
     "CUDA device|gsplat": "run them on a machine with an NVIDIA GPU: pytest tests/gpu",
     "tinycudann": "install tiny-cuda-nn (github.com/NVlabs/tiny-cuda-nn)",

@@ -4,6 +4,7 @@ from f3rm_ext.compat import join_help_lines, quiet_known_warnings
 from f3rm_ext.errors import install_excepthook
 from f3rm_ext.method_configs.guarded import guarded_method
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
+from f3rm_ext.utils.libusb import provide_libusb
 
 PRESETS = {
     "f3rm-ext": "CLIP features distilled into a radiance field.",
@@ -15,6 +16,7 @@ install_excepthook()
 quiet_known_warnings()
 join_help_lines()
 provide_ffmpeg()
+provide_libusb()
 
 f3rm_ext = guarded_method("f3rm-ext", PRESETS["f3rm-ext"])
 f3rm_ext_lite = guarded_method("f3rm-ext-lite", PRESETS["f3rm-ext-lite"])

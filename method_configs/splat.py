@@ -4,6 +4,7 @@ from f3rm_ext.compat import join_help_lines, quiet_known_warnings
 from f3rm_ext.errors import install_excepthook
 from f3rm_ext.method_configs.guarded import guarded_splat_method
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
+from f3rm_ext.utils.libusb import provide_libusb
 
 PRESETS = {
     "sugar-ext": "Gaussian splats aligned to surfaces, with mip filters.",
@@ -16,6 +17,7 @@ install_excepthook()
 quiet_known_warnings()
 join_help_lines()
 provide_ffmpeg()
+provide_libusb()
 
 sugar_ext = guarded_splat_method("sugar-ext", PRESETS["sugar-ext"])
 sugar_ext_lite = guarded_splat_method("sugar-ext-lite", PRESETS["sugar-ext-lite"])

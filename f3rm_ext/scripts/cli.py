@@ -4,6 +4,8 @@ A group is imported only when it is used, so that help appears at once and a bro
 """
 
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from f3rm_ext.errors import ConfigError, UserError, reason_of
 
 PROGRAM = "f3rm-ext"
 INTERRUPTED = 130
+READER_LEFT = 141
+"""As of a program that SIGPIPE ends."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +164,31 @@ def _complete(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the console script. Errors are one sentence with exit code 2; Ctrl-C gives exit code 130."""
+    """Entry point of the console script.
+
+    Errors are one sentence with exit code 2; Ctrl-C gives exit code 130. If the program that reads the output has ended
+    (``| head``), the command ends too, without a word.
+    """
     threads.prepare_environment()
     try:
-        return run(sys.argv[1:] if arguments is None else arguments)
+        code = run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         errors.report(error)
         return errors.EXIT_CODE
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return READER_LEFT
     except KeyboardInterrupt:
         print("\nStopped; finished work is kept.", file=sys.stderr)
         return INTERRUPTED
+
+
+def _reader_has_left() -> bool:
+    """Whether nobody reads standard output any more; pipes to other programs break, too."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

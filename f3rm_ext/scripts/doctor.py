@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from f3rm_ext import __version__, compat, threads
-from f3rm_ext.errors import reason_of
+from f3rm_ext.errors import ConfigError, reason_of
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
+from f3rm_ext.utils.libusb import LIBUSB, provide_libusb
 
 _GIB = 1 << 30
 _MIN_FREE_GIB = 5
@@ -175,6 +176,20 @@ def check_backends() -> Iterator[Finding]:
         yield Finding("backends", "gsplat", Verdict.ABSENT, _reason(error), advice)
 
 
+def check_open3d() -> Iterator[Finding]:
+    """Checks whether meshes can be made, and whose libusb Open3D gets."""
+    from f3rm_ext.surface.open3d_library import open3d
+
+    try:
+        version = open3d().__version__
+    except ConfigError as error:
+        yield Finding("backends", "open3d", Verdict.ABSENT, "cannot be imported", str(error))
+        return
+    library = provide_libusb()
+    source = "the system's libusb" if library == LIBUSB else f"libusb from {library}"
+    yield Finding("backends", "open3d", Verdict.OK, f"{version}, with {source}")
+
+
 def check_weights() -> Iterator[Finding]:
     """Checks extractors and whether their weights and those of LPIPS are on this machine."""
     try:
@@ -257,6 +272,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_devices,
     check_threads,
     check_backends,
+    check_open3d,
     check_weights,
     check_storage,
     check_methods,

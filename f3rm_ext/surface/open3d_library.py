@@ -7,6 +7,7 @@ import trimesh
 
 from f3rm_ext.errors import ConfigError, reason_of
 from f3rm_ext.surface.mesh_files import vertex_colors
+from f3rm_ext.utils.libusb import provide_libusb
 
 
 def open3d() -> Any:
@@ -15,12 +16,13 @@ def open3d() -> Any:
     Raises:
         ConfigError: it is not installed, or a library of the system that it needs is not.
     """
+    provide_libusb()
     try:
         import open3d as module
     except (ImportError, OSError) as error:
         raise ConfigError(
-            f"Open3D cannot be imported ({reason_of(error)}), and meshes need it: `pip install open3d`, and "
-            "libusb with `apt install libusb-1.0-0`."
+            f"Open3D cannot be imported ({reason_of(error)}), and meshes need it: `pip install open3d libusb-package`, "
+            "or install the library that is named here with the system's package manager."
         ) from error
     module.utility.set_verbosity_level(module.utility.VerbosityLevel.Error)
     return module

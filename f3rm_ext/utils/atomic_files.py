@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,22 @@ def write_atomic(path: Path, data: bytes, *, sync_parent: bool = True) -> None:
         raise
     if sync_parent:
         sync_folder(path.parent)
+
+
+def link_atomic(link: Path, target: Path) -> None:
+    """Puts a symbolic link where there is none, or in place of another.
+
+    Args:
+        link: its path. Its folder is made if needed.
+        target: what it points to.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=link.parent) as fresh:
+        os.symlink(target, Path(fresh, link.name))
+        os.replace(Path(fresh, link.name), link)
 
 
 def sync_folder(folder: Path) -> None:

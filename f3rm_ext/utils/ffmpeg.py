@@ -2,8 +2,9 @@
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
+
+from f3rm_ext.utils.atomic_files import link_atomic
 
 
 def provide_ffmpeg() -> str | None:
@@ -24,11 +25,7 @@ def provide_ffmpeg() -> str | None:
         try:
             import imageio_ffmpeg
 
-            program = Path(imageio_ffmpeg.get_ffmpeg_exe()).absolute()
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as fresh:
-                os.symlink(program, Path(fresh, link.name))
-                os.replace(Path(fresh, link.name), link)
+            link_atomic(link, Path(imageio_ffmpeg.get_ffmpeg_exe()).absolute())
         except (ImportError, RuntimeError, OSError):
             return None
     os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH", os.defpath), str(folder.absolute()))))

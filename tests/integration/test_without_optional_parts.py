@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+
+from f3rm_ext.utils.libusb import provide_libusb
 
 pytestmark = pytest.mark.integration
 
@@ -41,3 +45,10 @@ def test_help_of_every_method() -> None:
     assert result.stdout.splitlines()[-1] == "METHODS TrainerConfig" + 4 * " F3rmTrainerConfig"
     for method in ("nerfacto", "f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big", "sugar-ext"):
         assert f"ns-train {method}" in result.stdout
+
+
+def test_the_exporter_starts_without_libusb(run_command: Callable[..., Any]) -> None:
+    """ns-export imports Open3D before anything of ours; a training has been run before it."""
+    assert provide_libusb() is not None
+    done = run_command("ns-export", "--help", fresh=True)
+    assert done.code == 0, done.text[-2000:]

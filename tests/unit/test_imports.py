@@ -36,6 +36,24 @@ def test_every_module_can_be_imported() -> None:
     assert not failed
 
 
+def test_type_checkers_find_what_is_mapped_into_the_package() -> None:
+    assert (ROOT / "typings" / "f3rm_ext" / "method_configs").resolve() == ROOT / "method_configs"
+
+
+def test_setuptools_takes_nothing_else_for_a_package(tmp_path: Path) -> None:
+    words = ["egg_info", "--egg-base", tmp_path, "build_py", "--build-lib", tmp_path / "lib"]
+    done = subprocess.run(
+        [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0 and "absent from the `packages`" not in done.stderr, done.stderr
+    assert (tmp_path / "lib" / "f3rm_ext" / "report" / "web" / "three.min.js").is_file()
+
+
 def test_every_package_is_listed_for_the_wheel() -> None:
     listed = set()
     section = (ROOT / "pyproject.toml").read_text().split("packages = [")[1].split("]")[0]

@@ -1,5 +1,6 @@
 """The command f3rm-ext: hands over, fails in one sentence, and helps at once."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,3 +147,31 @@ def test_the_manual_shows_every_group() -> None:
     manual = "\n".join(page.read_text() for page in [root / "README.md", *(root / "docs").glob("*.md")])
     groups = result.stdout.split()
     assert groups and [group for group in groups if f"f3rm-ext {group} " not in manual] == []
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_the_reader_of_the_output_leaves(words: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "import sys; from f3rm_ext.scripts.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *words],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    os.close(writing)
+    assert done.returncode == cli.READER_LEFT and not done.stderr
+
+
+def test_another_pipe_that_breaks_is_no_reader_that_left(
+    groups: dict[str, cli.Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(command: Greet) -> int:
+        raise BrokenPipeError("of a program that we write to")
+
+    monkeypatch.setattr(Greet, "main", write)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["greet"])

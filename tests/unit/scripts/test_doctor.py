@@ -61,6 +61,17 @@ class TestPackages:
         assert finding.verdict is Verdict.ABSENT and "cannot be imported" in finding.found
 
 
+class TestOpen3d:
+    def test_it_can_be_imported_and_whose_libusb_it_gets(self) -> None:
+        finding = by_name(doctor.check_open3d)["open3d"]
+        assert finding.verdict is Verdict.OK and "libusb" in finding.found
+
+    def test_a_library_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "open3d", None)  # type: ignore[arg-type]
+        finding = by_name(doctor.check_open3d)["open3d"]
+        assert finding.verdict is Verdict.ABSENT and "libusb-package" in finding.advice
+
+
 class TestDevices:
     def test_no_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor.compat, "has_cuda", lambda: False)
