@@ -246,6 +246,30 @@ def _masked_pixels(report: Report) -> str:
     return table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
 
 
+def _defaults(report: Report) -> str:
+    cases: dict[tuple[str, ...], dict[str, Report]] = {}
+    for row in report["rows"]:
+        cases.setdefault((row["capture"], row["change"], row["method"]), {})[row["option"]] = row
+    rows = []
+    for case, options in cases.items():
+        best = max(options, key=lambda option: options[option]["psnr"])
+        default = options["default"]
+        taken = ", ".join(default["takes"]) or "default"
+        rest = ", ".join(f"{name} {row['psnr']:.2f}" for name, row in options.items() if name not in ("default", best))
+        rows.append(
+            [
+                *case,
+                f"{default['psnr']:.2f}",
+                taken,
+                f"{options[best]['psnr']:.2f}",
+                taken if best == "default" else best,
+                rest if best == "default" else "–",
+            ]
+        )
+    head = ["capture", "with", "method", "default, dB", "it took", "best, dB", "which is", "others, dB"]
+    return table(head, rows)
+
+
 def _shared(report: Report) -> str:
     def cell(method: str, waiting: str, company: str, figure: str, digits: int) -> tuple[float, str]:
         (row,) = [row for row in report["rows"] if (row["method"], row["waiting"]) == (method, waiting)]
@@ -315,6 +339,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "mesh_queries": mesh_tables.mesh_queries,
     "splat_captures": _captures,
     "masked_pixels": _masked_pixels,
+    "defaults": _defaults,
     "query_memory": _memory,
     "plan_memory": _plan_memory,
     "plan_time": _plan_time,

@@ -17,7 +17,7 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.config_checks import check_positive, check_scale_factor, check_window, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
-from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.levers import scale_levers, window_levers
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.placement import Placement
@@ -46,10 +46,11 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     """The 2D features to distil."""
     feature_ray_fraction: float = 0.5
     """Fraction of each batch's rays with feature targets, (0, 1]. All rays train colour."""
-    masked_pixels: MaskedPixels = "ignore"
-    """How training treats masked pixels. ignore: they do not count, so fog may grow there. background: they are empty,
-    so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is black
-    or white. Evaluation never counts masked pixels."""
+    masked_pixels: MaskedPixelsOption = "auto"
+    """How training treats masked pixels. auto: background if the masks cut an object out of its surroundings, as its
+    silhouettes in all photos tell; otherwise, and where that cannot be known, ignore. ignore: they do not count, so fog
+    may grow there. background: they are empty, so that an object comes out clean; the background is random, or
+    --pipeline.model.background-color if that is black or white. Evaluation never counts masked pixels."""
     train_num_rays_per_batch: int = 4096
     """Rays per training step, 1 or more. With several GPUs see ray-batch-scope."""
     train_num_images_to_sample_from: int | float = -1
@@ -203,7 +204,7 @@ class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManage
             cycle,
             rays,
             None if self._sources is None else self._sources[0],
-            self.config.masked_pixels,
+            self.masked_pixels,
             self.make_placement("images_on_gpu", wanted=self.config.images_on_gpu, off="False", what=what),
             divided=self.world_size > 1 and self.config.ray_batch_scope == "global",
         )

@@ -18,7 +18,7 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.points import drop_unusable_points, tolerate_unreadable_points
 from f3rm_ext.data.config_checks import check_positive, check_scale_factor, check_window, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
-from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.image_reader import MaskedPixelsOption
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.levers import scale_levers, window_levers
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
@@ -49,10 +49,11 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     """Ratio of image sides, in training and evaluation, to those of the files, (0, 1]: 0.5 halves each side."""
     features: LiftedFeatureOptions = field(default_factory=LiftedFeatureOptions)
     """The 2D features to lift onto the splats when training ends."""
-    masked_pixels: MaskedPixels = "ignore"
-    """How training treats masked pixels. ignore: they do not count, so fog may grow there. background: they are empty,
-    so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is black
-    or white. Evaluation never counts masked pixels."""
+    masked_pixels: MaskedPixelsOption = "auto"
+    """How training treats masked pixels. auto: background if the masks cut an object out of its surroundings, as its
+    silhouettes in all photos tell; otherwise, and where that cannot be known, ignore. ignore: they do not count, so fog
+    may grow there. background: they are empty, so that an object comes out clean; the background is random, or
+    --pipeline.model.background-color if that is black or white. Evaluation never counts masked pixels."""
     num_downscales: int = 2
     """Training starts with images whose sides are halved this many times, 0 to 8; 0: full size from the start.
     Evaluation always uses the full size."""
@@ -193,7 +194,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
             self.train_dataset,
             cycle,
             device=self.device,
-            masked=self.config.masked_pixels,
+            masked=self.masked_pixels,
             placement=self.make_placement("cache_images", wanted=self.config.cache_images == "gpu", off="cpu"),
         )
         if self.test_mode == "val":

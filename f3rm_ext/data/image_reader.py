@@ -13,6 +13,8 @@ from f3rm_ext.errors import CaptureError, UserError, reason_of
 
 MaskedPixels = Literal["ignore", "background"]
 """How training treats masked pixels: it ignores them, or learns that they are empty."""
+MaskedPixelsOption = Literal["auto", "ignore", "background"]
+"""The same, or auto: as the masks suggest."""
 
 
 @contextmanager
@@ -53,13 +55,15 @@ def read_pixels(dataset: InputDataset, image_idx: int, masked: MaskedPixels = "i
     mask = data.get("mask")
     valid = None if mask is None else mask[:height, :width, 0].bool()
     image = image[:height, :width]
+    empty = None
     if masked == "background" and valid is not None:
-        image, valid = _transparent(image, ~valid), None
+        empty, valid = ~valid, None
+        image = _transparent(image, empty)
     radius = (dataset.cameras.metadata or {}).get("fisheye_crop_radius")
     if radius is not None:
         circle = _circle(height, width, float(radius))
         valid = circle if valid is None else valid & circle
-    return ImagePixels(pixels=image, valid=valid)
+    return ImagePixels(pixels=image, valid=valid, empty=empty)
 
 
 def _transparent(image: UInt8[torch.Tensor, "h w channels"], where: Bool[torch.Tensor, "h w"]) -> torch.Tensor:

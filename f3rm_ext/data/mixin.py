@@ -17,11 +17,19 @@ from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.data.config_checks import flag, parse_count
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
-from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.placement import Placement
+from f3rm_ext.data.silhouettes import are_silhouettes
 from f3rm_ext.engine.shortage import Lever, RunFacts
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.features.source import FeatureSource
+
+_CHOICE = {
+    "background": "The masks cut an object out of its surroundings: masked pixels are trained as empty. With {option} "
+    "ignore they do not count.",
+    "ignore": "The masks do not show the silhouettes of an object: masked pixels do not count. With {option} "
+    "background they are trained as empty.",
+}
 
 
 @runtime_checkable
@@ -69,6 +77,10 @@ class CyclingDataManager:
     seed: int
     """The same for all processes."""
     eval_images_drawn: int
+    masked_pixels: MaskedPixels
+    """How training treats masked pixels, see :meth:`note_masked_pixels`."""
+    choices: dict[str, str]
+    """Options whose value ``auto`` was decided by the data, and what they became. The trainer keeps them."""
 
     def take_place(self, local_rank: int) -> None:
         """Sets the rank of this process and the seed that all processes share.
@@ -80,6 +92,7 @@ class CyclingDataManager:
         # nerfstudio seeds each process with the machine's seed plus its rank.
         self.seed = torch.initial_seed() - self.rank
         self.eval_images_drawn = 0
+        self.choices = {}
 
     def streams(self) -> dict[str, Stream]:
         """The streams by split (train, eval). Coverage is recorded for the training images."""
@@ -156,18 +169,26 @@ class CyclingDataManager:
         check_dataparser_outputs(outputs, check_files=self.test_mode != "inference", min_images=2)
 
     def note_masked_pixels(self, dataset: InputDataset) -> None:
-        """Tells the model how training treats masked pixels: ``masked_pixels`` in the data set's metadata.
+        """Decides how training treats masked pixels and tells the model: ``masked_pixels`` in the data set's metadata.
 
         Raises:
             ConfigError: masked pixels should be trained as background, but the capture has no masks.
         """
-        masked: MaskedPixels = self.config.masked_pixels
-        if masked == "background" and self.test_mode == "val" and not self.train_dataparser_outputs.mask_filenames:
+        wanted: MaskedPixelsOption = self.config.masked_pixels
+        outputs = self.train_dataparser_outputs
+        files = outputs.mask_filenames or []
+        if wanted == "background" and self.test_mode == "val" and not files:
             raise ConfigError(
                 f"--{flag('masked_pixels')} is background, but the capture has no masks: give each frame a mask_path "
                 "in transforms.json, or leave the option out (images with alpha need none)."
             )
-        dataset.metadata["masked_pixels"] = masked
+        if wanted == "auto":
+            wanted = "background" if files and are_silhouettes(outputs.cameras, files) else "ignore"
+            if files and self.test_mode == "val":
+                self.choices["masked_pixels"] = wanted
+                if self.rank == 0:
+                    CONSOLE.log(_CHOICE[wanted].format(option=f"--{flag('masked_pixels')}"))
+        self.masked_pixels = dataset.metadata["masked_pixels"] = wanted
 
     def eval_outputs(self) -> DataparserOutputs | None:
         """Cameras and files of the evaluation images, or None if the capture has none.

@@ -29,6 +29,7 @@ from f3rm_ext.engine.shortage import is_out_of_memory, shortage
 from f3rm_ext.engine.stopping import Stopping
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers, trained
 from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
+from f3rm_ext.utils.atomic_files import write_atomic
 
 EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
 
@@ -218,7 +219,8 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
     `max_num_iterations`. Ctrl-C finishes the current step, saves, prints how to resume and exits with code 130.
 
     A datamanager stores its part of the state through ``cycle_state()`` and ``load_cycle_state(state)``, as nested
-    dicts, lists, numbers, strings and tensors. A model uses torch's ``get_extra_state()``.
+    dicts, lists, numbers, strings and tensors. A model uses torch's ``get_extra_state()``. A datamanager may have
+    ``choices``: what its options that were ``auto`` became.
 
     With several processes (ranks), rank 0 evaluates, saves and speaks. What differs between ranks, their random numbers
     and image cycles, is gathered for the checkpoint. All end together, whichever of them is interrupted or fails.
@@ -271,6 +273,18 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], self._after_step),
         ]
         self.prepare_profile()
+        if comms.is_main_process():
+            self._keep_choices()
+
+    def _keep_choices(self) -> None:
+        """Writes into config.yml what options that are ``auto`` became, so that every later command has the same."""
+        path = self.base_dir / "config.yml"
+        choices: dict[str, str] = getattr(self.pipeline.datamanager, "choices", {})
+        if choices and path.is_file():
+            text = path.read_text("utf8")
+            for option, value in choices.items():
+                text = text.replace(f" {option}: auto\n", f" {option}: {value}\n")
+            write_atomic(path, text.encode())
 
     def setup_optimizers(self) -> Optimizers:
         """Builds the optimizers, after decays over the whole run got its length."""

@@ -31,6 +31,14 @@ def orbit_pose(i: int, count: int) -> list[list[float]]:
     return pose.tolist()
 
 
+def keep_a_ball(i: int, height: int, width: int) -> np.ndarray:
+    """About the silhouette of a ball beside the middle of an orbit of eight."""
+    pose = np.array(orbit_pose(i, 8))
+    x, y, z = (np.array([0.5, 0.2, 0.1]) - pose[:3, 3]) @ pose[:3, :3]
+    row, column = np.mgrid[:height, :width] + 0.5
+    return np.hypot(column - width / 2 + width * x / z, row - height / 2 - width * y / z) < width * 0.4 / -z
+
+
 def picture(i: int, height: int, width: int, channels: int = 3) -> np.ndarray:
     """Red is 10 i, green the row, blue the column, alpha 128."""
     pixels = np.full((height, width, channels), 128, dtype=np.uint8)
@@ -38,6 +46,12 @@ def picture(i: int, height: int, width: int, channels: int = 3) -> np.ndarray:
     pixels[..., 1] = np.arange(height)[:, None]
     pixels[..., 2] = np.arange(width)[None, :]
     return pixels
+
+
+@pytest.fixture
+def object_masks() -> Callable[[int, int, int], np.ndarray]:
+    """Masks of an object for a capture of eight images."""
+    return keep_a_ball
 
 
 @pytest.fixture

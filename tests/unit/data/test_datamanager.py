@@ -622,6 +622,22 @@ def test_masked_pixels_may_be_trained_as_background(build, make_capture, fake_fe
     assert all("mask" in batch for _, batch in manager.fixed_indices_eval_dataloader)
 
 
+@pytest.mark.parametrize("mode", ["val", "test", "inference"])
+def test_masked_pixels_of_an_object_are_background_by_default(build, make_capture, object_masks, mode):
+    manager = build(make_capture(8, masks=object_masks), mode=mode)
+    assert manager.masked_pixels == manager.train_dataset.metadata["masked_pixels"] == "background"
+    assert manager.choices == ({"masked_pixels": "background"} if mode == "val" else {})
+    given = build(make_capture(8, masks=object_masks, name="other"), masked_pixels="ignore")
+    assert given.masked_pixels == "ignore" and not given.choices
+
+
+def test_masks_that_are_gone_are_no_error_in_inference(build, make_capture, object_masks):
+    folder = make_capture(8, masks=object_masks)
+    for file in (folder / "masks").iterdir():
+        file.unlink()
+    assert build(folder, mode="inference").masked_pixels == "ignore"
+
+
 def test_masked_pixels_are_ignored_by_default(build, make_capture):
     manager = build(make_capture(8, masks=keep_right))
     _, batch = manager.next_train(0)

@@ -438,6 +438,11 @@ def test_masked_pixels_may_be_trained_as_background(build, make_capture):
     assert all("mask" in batch and "kept" not in batch for _, batch in manager.fixed_indices_eval_dataloader)
 
 
+def test_masked_pixels_of_an_object_are_background_by_default(build, make_capture, object_masks):
+    _, batch = build(make_capture(8, masks=object_masks)).next_train(0)
+    assert "mask" not in batch and 0 < float(batch["kept"].float().mean()) < 1
+
+
 def test_masked_pixels_are_ignored_by_default(build, make_capture):
     def masks(i, height, width):
         return np.arange(width)[None, :].repeat(height, 0) >= 5

@@ -105,3 +105,27 @@ def test_colors_are_the_same_numbers_as_by_division():
 def test_wrong_shapes_are_noticed():
     with pytest.raises(TypeCheckError):
         ImagePixels(torch.zeros(3, 3, dtype=torch.uint8))
+
+
+def test_few_rays_go_to_what_is_empty():
+    """Nine tenths of the pixels are empty, but an object needs the rays."""
+    empty = torch.arange(100)[None, :].repeat(10, 1) >= 10
+    image = ImagePixels(torch.zeros(10, 100, 4, dtype=torch.uint8), empty=empty)
+    columns = draw(PackedPixels.pack([0, 1], [image, image]), 8000).indices[:, 2]
+    assert float((columns >= 10).float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert set(columns.tolist()) == set(range(100))
+    assert draw(PackedPixels.pack([0], [image]), 50).indices.shape == (50, 3)
+
+
+def test_a_small_empty_part_has_its_share_of_the_rays():
+    empty = torch.arange(100)[None, :].repeat(10, 1) >= 90
+    valid = torch.arange(100)[None, :].repeat(10, 1) < 95
+    image = ImagePixels(torch.zeros(10, 100, 4, dtype=torch.uint8), valid=valid, empty=empty)
+    columns = draw(PackedPixels.pack([0], [image]), 8000).indices[:, 2]
+    assert int(columns.max()) == 94
+    assert float((columns >= 90).float().mean()) == pytest.approx(5 / 95, abs=0.01)
+
+
+def test_a_window_may_be_empty():
+    image = ImagePixels(torch.zeros(2, 3, 4, dtype=torch.uint8), empty=torch.ones(2, 3, dtype=torch.bool))
+    assert len(set(draw(PackedPixels.pack([0], [image]), 200).places.tolist())) == 6

@@ -272,6 +272,16 @@ class TestEvaluationLoading:
 
 
 class TestConfig:
+    def test_keeps_what_the_data_decided(
+        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Commands that open the run later must not decide again."""
+        config = toy.make_config(tmp_path, 1)
+        config.pipeline.datamanager.fog = "auto"
+        monkeypatch.setattr(toy.ToyData, "choices", {"fog": "dense"}, raising=False)
+        trainer = toy.run(config)
+        assert "fog: dense\n" in (trainer.base_dir / "config.yml").read_text()
+
     def test_config_file_gives_back_the_same_options(self, toy: ModuleType, tmp_path: Path) -> None:
         config = toy.make_config(tmp_path, 5)
         config.save_config()

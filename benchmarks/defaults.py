@@ -1,0 +1,209 @@
+"""What the plain command gives beside the best option, on captures from which something was taken or to which it came.
+
+    python benchmarks/defaults.py --data CAPTURES                 # a folder with chair, fox, tabletop, dtu_scan24
+    python benchmarks/defaults.py --data CAPTURES --only masks fox
+
+makes the captures, trains each with the default and with every option that the default did not take by itself, and
+prints a row for each run. results/defaults.json keeps the rows; a run whose row is there is not
+repeated. Held-out views are judged by `ns-eval`: only pixels that masks keep count.
+"""
+
+import datetime
+import json
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from masked_pixels import make_capture
+from PIL import Image, ImageDraw
+from rich.console import Console
+
+from f3rm_ext.report.commands import Command, run_command
+
+HERE = Path(__file__).parent
+FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
+MASKED = "--pipeline.datamanager.masked-pixels"
+CONSOLE = Console(stderr=True)
+Maker = Callable[[Path, Path], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A capture and the ways to train on it."""
+
+    name: str
+    change: str
+    """What was taken from the capture, or added."""
+    make: Maker
+    """Makes the capture, given the folder of all captures and the one to write."""
+    method: str
+    options: dict[str, tuple[str, ...]]
+    """The alternatives to the default, by the words of the table."""
+    always: tuple[object, ...] = ()
+    """Options of all runs."""
+
+    @property
+    def key(self) -> str:
+        """Names the case."""
+        return f"{self.name}, {self.change}, {self.method}"
+
+
+# --- captures --------------------------------------------------------------------------------------------------------
+
+
+def with_masks(name: str, mask_of: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> Maker:
+    """Makes a copy of a capture in which each photo has a mask (True keeps), made from the photo."""
+
+    def make(data: Path, out: Path) -> None:
+        meta = json.loads((data / name / "transforms.json").read_text())
+        dice = np.random.default_rng(0)
+        (out / "masks").mkdir(parents=True, exist_ok=True)
+        for frame in meta["frames"]:
+            file = data / name / frame["file_path"]
+            kept = mask_of(np.asarray(Image.open(file).convert("RGB")), dice)
+            frame["file_path"], frame["mask_path"] = str(file.resolve()), f"masks/{file.stem}.png"
+            Image.fromarray(kept.astype(np.uint8) * 255).save(out / frame["mask_path"])
+        for split in ("train", "val", "test"):
+            names = meta.get(f"{split}_filenames", [])
+            meta[f"{split}_filenames"] = [str((data / name / file).resolve()) for file in names]
+            if not names:
+                del meta[f"{split}_filenames"]
+        (out / "transforms.json").write_text(json.dumps(meta))
+
+    return make
+
+
+def building(photo: np.ndarray, dice: np.random.Generator) -> np.ndarray:
+    """Keeps all but large areas that are quite white or quite black: the table and the dark behind it."""
+    import cv2
+
+    extreme = ((photo.min(-1) >= 245) | (photo.max(-1) <= 30)).astype(np.uint8)
+    extreme = cv2.morphologyEx(extreme, cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
+    _, parts, figures, _ = cv2.connectedComponentsWithStats(extreme)
+    sizes = figures[:, cv2.CC_STAT_AREA]
+    sizes[0] = 0  # the rest
+    return sizes[parts] < 0.02 * extreme.size
+
+
+def passer_by(photo: np.ndarray, dice: np.random.Generator) -> np.ndarray:
+    """Takes a standing figure out of two photos of three, which covers 5 to 40 % of them."""
+    height, width = photo.shape[:2]
+    mask = Image.new("L", (width, height), 255)
+    area_px, x, y, there = dice.uniform(0.05, 0.4) * height * width, dice.random(), dice.random(), dice.random() < 2 / 3
+    w = (area_px / 2) ** 0.5
+    left, top = x * width - w / 2, y * height - w
+    if there:
+        ImageDraw.Draw(mask).ellipse((left, top, left + w, top + 2.5 * w), fill=0)
+    return np.asarray(mask) > 0
+
+
+# --- cases -----------------------------------------------------------------------------------------------------------
+
+
+def mask_cases() -> list[Case]:
+    """Captures with masks of an object, and with masks of passers-by."""
+    captures: list[tuple[str, str, Maker, float]] = [
+        ("chair", "masks of the object", lambda data, out: make_capture(data / "chair", out, 128, 5), 1),
+        ("house", "masks of the object", with_masks("dtu_scan24", building), 0.33),
+        ("fox", "masks of passers-by", with_masks("fox", passer_by), 0.2),
+        ("tabletop", "masks of passers-by", with_masks("tabletop", passer_by), 0.25),
+    ]
+    return [
+        Case(
+            name,
+            change,
+            make,
+            method,
+            {f"masked-pixels {value}": (MASKED, value) for value in ("ignore", "background")},
+            ("--resolution-scale", scale, *FEW[method]),
+        )
+        for name, change, make, scale in captures
+        for method in (FIELD, SPLATS)
+    ]
+
+
+FEW: dict[str, tuple[object, ...]] = {
+    FIELD: ("--max-num-iterations", 400, "--pipeline.datamanager.train-num-rays-per-batch", 512)
+    + ("--pipeline.datamanager.features.extractors",),
+    SPLATS: ("--max-num-iterations", 400),
+}
+"""Short runs, for two processor cores."""
+CASES = mask_cases()
+
+
+@dataclass
+class Defaults:
+    """Measures defaults beside options."""
+
+    data: Path
+    """Folder of the captures."""
+    only: tuple[str, ...] = ()
+    """Words that the names of cases must contain, all of them; by default all cases are run."""
+    work: Path = Path("defaults")
+    """Folder of captures and runs."""
+    out: Path = HERE / "results" / "defaults.json"
+    """Where the figures are written."""
+    rows: list[dict[str, Any]] = field(default_factory=list, init=False)
+
+    def main(self) -> None:
+        """Runs what is not measured yet."""
+        self.rows = json.loads(self.out.read_text())["rows"] if self.out.is_file() else []
+        for case in CASES:
+            if all(word in case.key for word in self.only):
+                default = self._measured(case, "default", ())
+                for option in set(case.options) - set(default["takes"]):
+                    self._measured(case, option, case.options[option])
+
+    def _measured(self, case: Case, option: str, arguments: Sequence[str]) -> dict[str, Any]:
+        """Returns the row of a run, which is added if it is not there."""
+        place = {"capture": case.name, "change": case.change, "method": case.method, "option": option}
+        for row in self.rows:
+            if place.items() <= row.items():
+                return row
+        capture = self.work / "captures" / plain(f"{case.name} {case.change}")
+        if not (capture / "transforms.json").exists():
+            case.make(self.data.absolute(), capture)
+        run = self.work / "runs" / plain(case.key) / case.method / plain(option)
+        command = ["ns-train", case.method, "--data", capture, "--output-dir", run.parents[2], "--vis", "tensorboard"]
+        command += ["--experiment-name", run.parents[1].name, "--timestamp", run.name, *arguments, *case.always]
+        row: dict[str, Any] = {**place, "train_s": self._run(command)}
+        self._run(["ns-eval", "--load-config", run / "config.yml", "--output-path", run / "eval.json"])
+        results = json.loads((run / "eval.json").read_text())["results"]
+        row |= {key: results[key] for key in ("psnr", "ssim", "lpips") if key in results}
+        config = (run / "config.yml").read_text()
+        row["takes"] = [name for name, given in case.options.items() if option == "default" and took(config, given)]
+        self.rows.append(row)
+        report = {
+            "date": datetime.date.today().isoformat(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "rows": self.rows,
+        }
+        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        print(row, flush=True)
+        return row
+
+    def _run(self, command: Sequence[object]) -> float:
+        """Runs a command, forked from a process that has imported nerfstudio once; returns its seconds."""
+        name, *arguments = map(str, command)
+        log = self.work / "log.txt"
+        return run_command(Command(name, [name, *arguments], log, is_forked=True), Path.cwd(), CONSOLE).seconds
+
+
+def took(config: str, arguments: Sequence[str]) -> bool:
+    """Returns whether a run's config.yml has an option (its flag and its value) by itself."""
+    flag, value = arguments
+    return f" {flag.rsplit('.', 1)[-1].replace('-', '_')}: {value}\n" in config
+
+
+def plain(text: str) -> str:
+    """A name for a folder."""
+    return "-".join(text.replace(",", "").split())
+
+
+if __name__ == "__main__":
+    tyro.cli(Defaults).main()
