@@ -26,6 +26,7 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 """In the order in which they run."""
 PASSED_ON = ("sfm", "points", "coarse", "mesh", "refine", "texture")
 """Stages with options of their own, written ``--STAGE.OPTION``."""
+_TRAININGS = {"coarse", "refine"}
 CAPTURE = "capture"
 """Folder of the capture that is made of photos, in the output."""
 DENSE_CAPTURE = "dense-capture"
@@ -40,12 +41,12 @@ class ChainOptions:
     """Options of :class:`f3rm_ext.chain.runner.Chain`."""
 
     data: Path | None = None
-    """The capture: a folder with transforms.json, or such a file."""
+    """The capture: a folder with transforms.json or COLMAP's sparse/0, or such a JSON file."""
     images: Path | None = None
     """Folder of photos without poses, in place of --data: `f3rm-ext sfm process` finds the poses first."""
     output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
     """Folder for everything that is made."""
-    dense_points: tyro.conf.FlagConversionOff[bool] = False
+    dense_points: bool = False
     """Let the coarse splats begin at dense points as well, which `f3rm-ext sfm points` finds by stereo between the
     photos. For rooms and other scenes with plain surfaces."""
     coarse_method: Literal["sugar-ext", "sugar-ext-lite"] = "sugar-ext"
@@ -53,7 +54,7 @@ class ChainOptions:
     regularization: Annotated[str | None, tyro.conf.arg(aliases=["-r"])] = None
     """Loss that pulls the coarse splats to surfaces: none, density, sdf, dn-consistency or planar. By default that of
     the method."""
-    skip_coarse: tyro.conf.FlagConversionOff[bool] = False
+    skip_coarse: bool = False
     """Train no coarse splats and take those of --coarse-checkpoint."""
     coarse_checkpoint: Path | None = None
     """The splats to take: config.yml of a run, .ply, .spz or .splat, SuGaR's .pt, or a folder of 3DGS or SuGaR."""
@@ -66,23 +67,23 @@ class ChainOptions:
     """Most vertices of the mesh, 4 or more. Texturing takes minutes for each million of triangles."""
     refinement_time: Literal["short", "medium", "long"] | None = None
     """Length of the refinement: 2,000, 7,000 or 15,000 steps. By default that of sugar-ext-refine, 15,000."""
-    skip_refine: tyro.conf.FlagConversionOff[bool] = False
+    skip_refine: bool = False
     """Texture the mesh as it was extracted."""
     texture_size: int | None = None
     """Side of the texture in pixels, 64 to 8192. By default the power of two that fits the photos."""
-    skip_eval: tyro.conf.FlagConversionOff[bool] = False
+    skip_eval: bool = False
     """Measure nothing."""
     truth: Path | None = None
     """True surface to measure the mesh against. By default gt_mesh.npz of the capture, if it has one."""
     sh_degree: int | None = None
     """Degree of the spherical harmonics in both trainings, 0 to 3."""
-    optimize_memory: tyro.conf.FlagConversionOff[bool] = False
+    optimize_memory: bool = False
     """Store harmonics and their optimiser in half of the memory, in both trainings."""
     fragmentation: Literal["auto", "minimal", "normal", "aggressive"] | None = None
     """How often both trainings return unused memory to the GPU."""
     resolution_scale: float | None = None
     """Factor on the size of the photos in both trainings, above 0 to 1. The texture takes them as they are."""
-    profile_tensors: tyro.conf.FlagConversionOff[bool] = False
+    profile_tensors: bool = False
     """Record what the memory of both trainings is made of."""
     from_stage: StageName | None = None
     """Do this stage and those after it again, even if nothing has changed."""
@@ -102,14 +103,14 @@ class ChainOptions:
         if self.images is not None and self.skip_coarse:
             raise ConfigError("--coarse-checkpoint needs the poses that the splats were trained on: give --data.")
         if not self.dense_points and "points" in (self.from_stage, self.until_stage):
-            raise ConfigError("The stage points finds dense points: add --dense-points True.")
+            raise ConfigError("The stage points finds dense points: add --dense-points.")
         if self.dense_points and self.skip_coarse:
             raise ConfigError(
                 "--dense-points are where coarse splats begin, and --skip-coarse leaves these out: drop one of the two."
             )
         if self.skip_coarse != (self.coarse_checkpoint is not None):
             raise ConfigError(
-                "--skip-coarse True and --coarse-checkpoint go together: give the splats to start from, or leave both "
+                "--skip-coarse and --coarse-checkpoint go together: give the splats to start from, or leave both "
                 "out to train them."
             )
         if self.regularization == "refinement" and self.skip_coarse:
@@ -155,6 +156,8 @@ def split_passed_on(arguments: Sequence[str]) -> tuple[list[str], dict[str, Stag
 
     >>> split_passed_on(["--data", "room", "--coarse.max-num-iterations", "500", "--mesh.voxel=0.02"])
     (['--data', 'room'], {'coarse': {'max-num-iterations': ('500',)}, 'mesh': {'voxel': ('0.02',)}})
+    >>> split_passed_on(["--coarse.optimize-memory", "--mesh.unbounded"])
+    ([], {'coarse': {'optimize-memory': ('True',)}, 'mesh': {'unbounded': ()}})
 
     Args:
         arguments: the words typed.
@@ -184,6 +187,8 @@ def split_passed_on(arguments: Sequence[str]) -> tuple[list[str], dict[str, Stag
         name, equals, value = rest.partition("=")
         target = None if equals else (stage, name.replace("_", "-"))
         passed.setdefault(stage, {})[name.replace("_", "-")] = (value,) if equals else ()
+    for stage in _TRAININGS & passed.keys():  # ns-train wants the value of a switch
+        passed[stage] = {name: values or ("True",) for name, values in passed[stage].items()}
     return own, passed
 
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
@@ -55,7 +53,7 @@ class TrainConfig:
     """Passes over the pictures, 1 or more; 100 without a preset."""
     use_amp: bool | None = None
     """Compute the forward pass in bfloat16; off without a preset."""
-    use_grad_checkpointing: tyro.conf.FlagConversionOff[bool] = False
+    use_grad_checkpointing: bool = False
     """Recompute the inside of residual blocks in the backward pass: less memory, more time."""
     bands: tuple[int, int, int] | None = None
     """Bands of TIFF files that become red, green and blue, from 1, such as 4 3 2 for Sentinel-2."""

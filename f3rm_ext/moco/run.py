@@ -199,8 +199,8 @@ class Run:
     def _less_memory(self, plan: Plan) -> str:
         """Returns what to do when memory runs out."""
         config, batch = plan.config, plan.pair.batch_size
-        options = ["--use-amp True"] * (not config.use_amp)
-        options += ["--use-grad-checkpointing True"] * (not config.use_grad_checkpointing)
+        options = ["--use-amp"] * (not config.use_amp)
+        options += ["--use-grad-checkpointing"] * (not config.use_grad_checkpointing)
         options += [f"--batch-size {batch // 2}"] * (batch > 3)
         if not options:
             return "use a smaller --image-size"

@@ -67,7 +67,7 @@ class Training:
         config = plan.config
         self.plan, self.fingerprint, self.device = plan, fingerprint, device
         if config.use_amp and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-            raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --use-amp False.")
+            raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --no-use-amp.")
         torch.manual_seed(number_from(config.seed, "weights"))
         self.query, self.key = (
             Encoder(config.architecture, config.algorithm, config.image_size, config.use_grad_checkpointing)

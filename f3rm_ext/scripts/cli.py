@@ -138,14 +138,14 @@ def run(arguments: Sequence[str]) -> int:
         return _complete(arguments)
     if first not in GROUPS:
         raise ConfigError(f"There is no command `{first}`: choose from {', '.join(GROUPS)}.")
-    import tyro
+    from f3rm_ext.scripts.switches import parse_command
 
     compat.join_help_lines()
     kind, prog = GROUPS[first].load(first), f"{PROGRAM} {first}"
     if hasattr(kind, "parse"):  # a command that passes options on
         command = kind.parse(arguments[1:], prog)
     else:
-        command = tyro.cli(kind, prog=prog, args=list(arguments[1:]))
+        command = parse_command(kind, prog, arguments[1:])
     return command.main() or 0
 
 

@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import tyro
-
 from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class Mesh:
     splats: Path | None = None
     """Splats in a file instead of a run: .ply, .spz, .splat, SuGaR's .pt, or a folder of 3DGS or SuGaR; with --data."""
     data: Path | None = None
-    """Capture of the splats, with transforms.json; its training cameras are used."""
+    """Capture of the splats (transforms.json or COLMAP's sparse/0); its training cameras are used."""
     splats_frame: Literal["auto", "scene", "capture"] = "auto"
     """Frame of the splats: scene, as `f3rm-ext export splats` writes them, or capture, as 3DGS and SuGaR do. auto takes
     capture for folders and SuGaR's files, else scene."""
@@ -68,12 +66,12 @@ class Mesh:
     """Factor on the width and height of the rendered views, above 0; tsdf and level-set."""
     voxel: float = 0.0
     """Side of the voxels in units of --frame; tsdf. 0 takes the width of a pixel on the surface."""
-    unbounded: tyro.conf.FlagConversionOff[bool] = False
+    unbounded: bool = False
     """For scenes without walls around them: from a box around the cameras outwards, voxels double in width each time
     that the distance doubles; tsdf."""
-    thin_parts: tyro.conf.FlagConversionOff[bool] = True
+    thin_parts: bool = True
     """Fuse leaves and other thin things from each side by itself, since distances from both sides cancel out; tsdf."""
-    fill_holes: tyro.conf.FlagConversionOff[bool] = False
+    fill_holes: bool = False
     """Where photos look through a hole of the mesh, fuse the rendered depth although too few views agree on it; tsdf.
     A guess in place of nothing."""
     min_views: int = 2

@@ -130,7 +130,7 @@ class Train:
 
     Typical calls:
       f3rm-ext moco train --data tiles --output runs/tiles
-      f3rm-ext moco train --data tiles --output runs/tiles --architecture resnet50 --image-size 224 --use-amp True
+      f3rm-ext moco train --data tiles --output runs/tiles --architecture resnet50 --image-size 224 --use-amp
       f3rm-ext moco train --data tiles --output runs/tiles --preset auto --memory-gib 8 --device cuda --plan
       f3rm-ext moco train --data tiles --output runs/tiles --resume
     """

@@ -72,12 +72,13 @@ class Plan:
             SystemExit: from tyro, after help (0) or wrong options (2).
         """
         from f3rm_ext.planning.arguments import split_arguments
+        from f3rm_ext.scripts.switches import plain_switches
 
         takes_value = {
             field.name.replace("_", "-"): field.default is not False for field in fields(cls) if field.name != "words"
         }
         flags = {f"no-{name}": False for name, value in takes_value.items() if not value}
-        own, words = split_arguments(arguments, takes_value | flags)
+        own, words = split_arguments(plain_switches(cls, arguments), takes_value | flags)
         asks_help = not words or any(word in ("-h", "--help") for word in words)
         plan = tyro.cli(cls, prog=prog, args=["--help"] if asks_help else own)
         plan.words = tuple(words)

@@ -5,10 +5,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tyro
-
 from f3rm_ext.chain.options import ChainOptions, split_passed_on, words_of
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.scripts.switches import parse_command
 
 EXIT_INTERRUPTED = 130
 
@@ -30,11 +29,11 @@ class Run(ChainOptions):
     Typical calls:
       f3rm-ext sugar run --data room --output room-mesh
       f3rm-ext sugar run --images photos --output room-mesh --sfm.max-size 1600
-      f3rm-ext sugar run --data room --output room-mesh --dense-points True
+      f3rm-ext sugar run --data room --output room-mesh --dense-points
       f3rm-ext sugar run --data room --output room-mesh --refinement-time short --vertices 50000
       f3rm-ext sugar run --data room --output room-mesh --coarse.max-num-iterations 7000 --mesh.min-views 3
       f3rm-ext sugar run --data room --output room-mesh --from-stage texture --texture-size 4096
-      f3rm-ext sugar run --data garden --output garden-mesh --skip-coarse True --coarse-checkpoint point_cloud.ply \\
+      f3rm-ext sugar run --data garden --output garden-mesh --skip-coarse --coarse-checkpoint point_cloud.ply \\
         --splats-frame capture
     """
 
@@ -55,7 +54,7 @@ class Run(ChainOptions):
         if arguments[0] != "run":
             raise ConfigError(f"There is no command `{prog} {arguments[0]}`: type `{prog} run`.")
         own, passed_on = split_passed_on(arguments[1:])
-        run = tyro.cli(cls, prog=f"{prog} run", args=own)
+        run = parse_command(cls, f"{prog} run", own)
         run.passed_on = passed_on
         run.check_stages()
         return run
@@ -76,14 +75,14 @@ class Run(ChainOptions):
         if self.images is None and "sfm" in self.passed_on:
             raise ConfigError("--sfm.OPTION is for photos without poses: give them with --images in place of --data.")
         if not self.dense_points and "points" in self.passed_on:
-            raise ConfigError("--points.OPTION is of dense points: add --dense-points True.")
+            raise ConfigError("--points.OPTION is of dense points: add --dense-points.")
         if self.dense_points:
             words = ("data", "--out", "dense", *words_of(self.of_stage("points", {})))
-            tyro.cli(Points, prog="f3rm-ext sfm points", args=words).check()
+            parse_command(Points, "f3rm-ext sfm points", words).check()
         if self.images is not None:
             words = ("--images", str(self.images), "--output", str(self.capture))
             options = words_of(self.of_stage("sfm", {}))
-            config = tyro.cli(Process, prog="f3rm-ext sfm process", args=[*words, *options]).config
+            config = parse_command(Process, "f3rm-ext sfm process", [*words, *options]).config
             config.check()
             build_estimator(config.method)
         size = {"texture-size": (str(self.texture_size),)} if self.texture_size is not None else {}
@@ -93,7 +92,7 @@ class Run(ChainOptions):
             (Mesh, mesh, self.of_stage("mesh", {})),
             (Texture, texture, self.of_stage("texture", size)),
         ):
-            tyro.cli(kind, prog=f"f3rm-ext export {kind.__name__.lower()}", args=[*words, *words_of(options)])
+            parse_command(kind, f"f3rm-ext export {kind.__name__.lower()}", [*words, *words_of(options)])
 
     def main(self) -> int:
         """Runs the chain. Returns the exit code."""

@@ -20,7 +20,7 @@ def test_options_of_stages_are_separated_from_own_ones() -> None:
     words = ["--coarse.a.b_c", "1", "-2", "--data", "x", "--refine.flag", "--mesh.crop-min=0", "-r", "sdf"]
     own, passed = split_passed_on(words)
     assert own == ["--data", "x", "-r", "sdf"]
-    assert passed == {"coarse": {"a.b-c": ("1", "-2")}, "refine": {"flag": ()}, "mesh": {"crop-min": ("0",)}}
+    assert passed == {"coarse": {"a.b-c": ("1", "-2")}, "refine": {"flag": ("True",)}, "mesh": {"crop-min": ("0",)}}
     assert words_of(passed["coarse"]) == ("--a.b-c", "1", "-2")
 
 
@@ -48,7 +48,7 @@ def test_the_spellings_of_the_guides() -> None:
         (("--texture-size", 9), "--texture-size is 9"),
         (("--images", "photos"), "and not both"),
         (("--from-stage", "sfm"), "The stage sfm finds poses of photos"),
-        (("--until-stage", "points"), "add --dense-points True"),
+        (("--until-stage", "points"), "add --dense-points"),
         (("--points.width", 200), "--points.OPTION is of dense points"),
         (("--dense-points", "True", "--points.width", 9), "--width 9: use at least 1 and 32"),
         (
