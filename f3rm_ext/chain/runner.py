@@ -160,7 +160,7 @@ class ChainRun:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
             outcome = run_command(
-                Command(TITLES[stage.name], words, log, on_line, on_poll, is_forked=True), self.folder, self.console
+                Command(TITLES[stage.name], words, log, on_line, on_poll, is_forked=True), Path.cwd(), self.console
             )
         finally:
             record.seconds = before_s + time.monotonic() - began_s
@@ -204,6 +204,6 @@ class ChainRun:
         for words in checks:
             check = [sys.executable, "-m", "f3rm_ext.chain.check", *words]
             log = self.folder / "logs" / "check.log"
-            run_command(Command(f"Options of {words[0]}", check, log, is_forked=True), self.folder, self.console)
+            run_command(Command(f"Options of {words[0]}", check, log, is_forked=True), Path.cwd(), self.console)
         self.manifest.checked = checked
         self.manifest.save()

@@ -33,6 +33,8 @@ class Player:
 
     def __init__(self) -> None:
         self.ran: list[list[str]] = []
+        self.places: list[Path] = []
+        """Working directories of the commands."""
         self.fails: dict[str, BaseException] = {}
         """What ends the command of a stage, by its title, after a training has saved a checkpoint."""
         self.says: dict[str, list[str]] = {}
@@ -41,6 +43,7 @@ class Player:
     def __call__(self, command: Command, folder: Path, console: Console) -> Outcome:
         words = [str(word) for word in command.arguments]
         self.ran.append(words)
+        self.places.append(folder)
         for line in self.says.get(command.name, []):
             command.on_line(line)
         failure = self.fails.pop(command.name, None)

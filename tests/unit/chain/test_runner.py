@@ -333,3 +333,15 @@ def test_options_of_both_trainings_are_checked_before_poses_are_found(
     player.forget()
     run_chain(**given)
     assert player.ran == []
+
+
+def test_paths_in_options_of_stages_are_relative_to_where_the_user_is(
+    run_chain: RunChain, player: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "masks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    options = {"sfm": {"masks": ("masks",)}, "refine": {"steps-per-save": ("9",)}}
+    run_chain(data=None, images=photos, passed_on=options)
+    first = player.ran[1]  # before it, the options of the refinement are checked
+    assert first[first.index("--masks") + 1] == "masks" and (player.places[1] / "masks").is_dir()
+    assert set(player.places) == {tmp_path}
