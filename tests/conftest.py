@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -88,6 +88,49 @@ def tiny_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthesize(
         out, SynthConfig(num_images=12, width=64, height=48, seed=1, light_rays=1, holdout_every=4), progress=False
     )
+
+
+@pytest.fixture(scope="session")
+def as_colmap() -> Callable[..., Path]:
+    """Writes a capture as a folder with ``images/`` and a COLMAP model, in the frame of its transforms.json."""
+    return write_colmap_scene
+
+
+def write_colmap_scene(
+    capture: Path,
+    out: Path,
+    *,
+    place: str = "sparse/0",
+    text: bool = False,
+    points: Any = (),
+    models: Sequence[str] = ("PINHOLE",),
+) -> Path:
+    """See :func:`as_colmap`. ``models`` are dealt to the photos in turn; ``points`` are positions (N, 3)."""
+    import json
+    import shutil
+
+    import numpy as np
+
+    pycolmap = pytest.importorskip("pycolmap")
+    meta = json.loads((capture / "transforms.json").read_text())
+    model, size = pycolmap.Reconstruction(), {"width": meta["w"], "height": meta["h"]}
+    more = {"PINHOLE": [], "FOV": [0.1], "OPENCV_FISHEYE": [0.0] * 4}
+    for number, name in enumerate(models, start=1):
+        params = [*(float(meta[key]) for key in ("fl_x", "fl_y", "cx", "cy")), *more[name]]
+        model.add_camera_with_trivial_rig(pycolmap.Camera(model=name, camera_id=number, params=params, **size))
+    (out / "images").mkdir(parents=True)
+    (out / place).mkdir(parents=True)
+    for number, frame in enumerate(meta["frames"]):
+        source = capture / frame["file_path"]
+        shutil.copy(source, out / "images" / source.name)
+        viewmat = np.linalg.inv(np.array(frame["transform_matrix"]) @ np.diag([1.0, -1.0, -1.0, 1.0]))
+        image = pycolmap.Image(name=source.name, camera_id=number % len(models) + 1, image_id=number + 1)
+        model.add_image_with_trivial_frame(image, pycolmap.Rigid3d(viewmat[:3]))
+    for point in points:
+        model.add_point3D(np.asarray(point, dtype=np.float64), pycolmap.Track(), np.array([90, 120, 150], np.uint8))
+    write = model.write_text if text else model.write_binary
+    write(out / place)
+    return out
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
+from f3rm_ext.capture.colmap_model import capture_files, read_model
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 
@@ -22,7 +23,7 @@ Meta = dict[str, Any]
 
 
 def read_transforms(data: Path) -> tuple[Meta, Path]:
-    """Reads transforms.json.
+    """Reads transforms.json; without it COLMAP's model, as the contents that transforms.json would have.
 
     Args:
         data: folder of the capture, or a JSON file in it.
@@ -31,21 +32,19 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
         Its contents, and the folder that file paths are relative to.
 
     Raises:
-        CaptureError: there is no such folder or file, or it is not a list of frames in JSON.
+        CaptureError: there is no such folder or file, it is not a list of frames in JSON, or the model cannot be used.
     """
     if not data.exists():
         raise CaptureError(f"There is no capture at {data}: check the path given with --data.")
-    path = data if data.is_file() else data / "transforms.json"
-    if not path.is_file():
-        if (data / "sparse" / "0").is_dir():
-            raise CaptureError(
-                f"The folder {data} has COLMAP's output but no transforms.json: "
-                "add this to the end of the command: colmap --colmap-path sparse/0."
-            )
+    files = capture_files(data)
+    if not files:
         raise CaptureError(
-            f"The folder {data} has no transforms.json: make one from photos with `f3rm-ext sfm process`, "
-            "or name another kind of capture at the end of the command, such as blender-data."
+            f"The folder {data} has neither transforms.json nor COLMAP's sparse/0: make a capture from photos with "
+            "`f3rm-ext sfm process`, or name another kind of capture at the end of `ns-train`, such as blender-data."
         )
+    path = files[0]
+    if path.suffix != ".json" and path != data:
+        return read_model(data, path.parent), data
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

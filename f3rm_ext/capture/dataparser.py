@@ -1,22 +1,30 @@
-"""nerfstudio's dataparser with checks: a capture that cannot be used is refused with one clear sentence."""
+"""nerfstudio's dataparser, also for COLMAP's models, with checks: bad captures are refused with one clear sentence."""
 
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from nerfstudio.cameras.cameras import CAMERA_MODEL_TO_TYPE
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
-from nerfstudio.data.dataparsers.nerfstudio_dataparser import Nerfstudio, NerfstudioDataParserConfig
+from nerfstudio.data.dataparsers.nerfstudio_dataparser import (
+    MAX_AUTO_RESOLUTION,
+    Nerfstudio,
+    NerfstudioDataParserConfig,
+)
 from nerfstudio.plugins.registry_dataparser import DataParserSpecification
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture import checks
+from f3rm_ext.capture.colmap_model import MODEL_KEY, turned_up
 from f3rm_ext.capture.images import image_size, image_sizes, name_some
 from f3rm_ext.capture.points import read_capture_points
 from f3rm_ext.errors import CaptureError, ConfigError
+
+_COPIES = (2, 4, 8, 16)
+"""Factors of the reduced copies of photos that programs write."""
 
 
 @dataclass
@@ -25,11 +33,14 @@ class CaptureDataParserConfig(NerfstudioDataParserConfig):
 
     _target: type = field(default_factory=lambda: CaptureDataParser)
     """Class to build."""
+    eval_mode: Literal["auto", "fraction", "filename", "interval", "all"] = "auto"  # type: ignore[assignment]
+    """How images are held out if the capture has no split lists: a fraction, those with eval in their file name, every
+    eval-interval-th, or all for both. auto takes interval for COLMAP's models, as 3DGS does, and else fraction."""
     train_split_fraction: float = 0.9
-    """Share of images for training, (0, 1], if transforms.json has no split lists and eval-mode is fraction."""
+    """Share of images for training, (0, 1], with eval-mode fraction."""
     load_3D_points: bool = False
     """Read the points of the capture, at which splats are initialised.
-    They come from ply_file_path in transforms.json, otherwise from COLMAP's colmap/sparse/0."""
+    They come from ply_file_path in transforms.json, otherwise from COLMAP's model."""
     drop_missing_frames: bool = False
     """Leave out frames whose image files are missing."""
 
@@ -51,7 +62,7 @@ class CaptureDataParserConfig(NerfstudioDataParserConfig):
 
 
 class CaptureDataParser(Nerfstudio):
-    """Reads a capture in nerfstudio's format after checking it; never changes its files.
+    """Reads a capture in nerfstudio's format, or a COLMAP model, after checking it; never changes its files.
 
     Frames may have their own intrinsics and size, and lists of evaluation images may be missing.
     """
@@ -81,6 +92,8 @@ class CaptureDataParser(Nerfstudio):
             # nerfstudio would ask whether it may write to the capture, and only warn of missing points.
             self.prompted_user, self.create_pc = True, False
             without_points = {key: value for key, value in meta.items() if key != "ply_file_path"}
+            if MODEL_KEY in meta:
+                without_points = turned_up(without_points)
             outputs = _with_transforms(Nerfstudio._generate_dataparser_outputs, without_points)(self, split)
         except ValueError as error:
             if self.config.eval_mode != "filename":
@@ -96,6 +109,8 @@ class CaptureDataParser(Nerfstudio):
         """The transforms, checked, without frames that are to be dropped."""
         meta, folder = checks.read_transforms(Path(self.config.data))
         self._folder = folder
+        if self.config.eval_mode == "auto":
+            self.config = replace(self.config, eval_mode="interval" if MODEL_KEY in meta else "fraction")
         checks.require_images(min(len(meta["frames"]), 2), self.config.data)
         if self._opens_images or self.config.drop_missing_frames:
             meta = self._without_missing(meta, folder)
@@ -108,6 +123,8 @@ class CaptureDataParser(Nerfstudio):
 
     def _without_missing(self, meta: checks.Meta, folder: Path) -> checks.Meta:
         """Refuses or drops frames whose files are missing; determines the downscale factor."""
+        if self.downscale_factor is None and self.config.downscale_factor is None:
+            self.downscale_factor = _only_copies(meta, folder)
         if self.downscale_factor is None and self.config.downscale_factor is None:
             # nerfstudio looks at the first original image to choose a factor.
             meta = self._keep_present(meta, lambda path: folder / path)
@@ -124,9 +141,7 @@ class CaptureDataParser(Nerfstudio):
                 missing.append(path)
         if not missing:
             return meta
-        listed = (
-            f"{len(missing)} of {len(meta['frames'])} images in transforms.json are not there ({name_some(missing)})"
-        )
+        listed = f"{len(missing)} of {len(meta['frames'])} images of the capture are not there ({name_some(missing)})"
         if not kept and (self.config.downscale_factor or 1) > 1:
             raise CaptureError(
                 f"--downscale-factor {self.config.downscale_factor} reads images that were downscaled beforehand, and "
@@ -152,8 +167,7 @@ class CaptureDataParser(Nerfstudio):
             if abs(width - stated[0]) > slack or abs(height - stated[1]) > slack:
                 halved = "" if slack == 0 else f" after downscaling by {self.downscale_factor}"
                 raise CaptureError(
-                    f"The image {path} has {width} x {height} pixels, but transforms.json says "
-                    f"{stated[0]} x {stated[1]}"
+                    f"The image {path} has {width} x {height} pixels, but its camera has {stated[0]} x {stated[1]}"
                     f"{halved}: give this frame its own w, h, fl_x, fl_y, cx and cy, or resize the image."
                 )
         if sizes:
@@ -171,6 +185,20 @@ class CaptureDataParser(Nerfstudio):
                 )
 
 
+def _only_copies(meta: checks.Meta, folder: Path) -> int | None:
+    """The factor of reduced copies (``images_4``) where all photos themselves are missing; None otherwise."""
+    first = {**meta, **meta["frames"][0]}
+    name = Path(first["file_path"]).name
+    factors = [factor for factor in _COPIES if (folder / f"images_{factor}" / name).is_file()]
+    if not factors or any((folder / frame["file_path"]).is_file() for frame in meta["frames"]):
+        return None
+    sides = (first.get(key) for key in "wh")
+    longest_px = max((side for side in sides if isinstance(side, int | float)), default=0)
+    factor = next((factor for factor in factors if longest_px / factor <= MAX_AUTO_RESOLUTION), factors[-1])
+    CONSOLE.log(f"The photos are missing, and their copies in images_{factor} are used.", markup=False)
+    return factor
+
+
 def _with_transforms(generate: Callable[..., Any], meta: checks.Meta) -> Callable[..., Any]:
     """Returns a copy of nerfstudio's method that sees these transforms instead of the file.
 
@@ -185,6 +213,6 @@ def _with_transforms(generate: Callable[..., Any], meta: checks.Meta) -> Callabl
 
 capture_dataparser = DataParserSpecification(
     config=CaptureDataParserConfig(),
-    description="Capture in nerfstudio's format (images and transforms.json), checked before use.",
+    description="Capture with transforms.json (nerfstudio's format) or sparse/0 (COLMAP's), checked before use.",
 )
 """The entry point for nerfstudio's registry of dataparsers."""

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from f3rm_ext.capture.checks import read_transforms
+from f3rm_ext.capture.points import applied_transform
 from f3rm_ext.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class CaptureFrame:
         scale = float(outputs.dataparser_scale)
         applied = _applied(data)
         if applied is not None:
-            rotation = np.asarray(applied.get("applied_transform", np.eye(4)[:3]), dtype=np.float64)[:3, :4]
-            matrix = matrix @ np.linalg.inv(np.vstack([rotation, [0.0, 0.0, 0.0, 1.0]]))
+            matrix = matrix @ np.linalg.inv(np.vstack([applied["applied_transform"], [0.0, 0.0, 0.0, 1.0]]))
             scale /= float(applied.get("applied_scale", 1.0))
         return cls(rotation=matrix[:, :3], translation=matrix[:, 3], scale=scale)
 
@@ -71,12 +71,9 @@ class CaptureFrame:
 
 
 def _applied(data: Path) -> dict[str, Any] | None:
-    """The transform and scale that transforms.json says its poses already have; None without such a file."""
+    """The transform and scale that the poses of a capture already have; None for captures of other dataparsers."""
     try:
         meta, folder = read_transforms(data)
     except CaptureError:
         return None
-    if "applied_transform" not in meta and (folder / "colmap" / "sparse" / "0").exists():
-        # nerfstudio assumes this transform in captures that its older versions made.
-        meta = {**meta, "applied_transform": [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, -1, 0]]}
-    return {key: meta[key] for key in ("applied_transform", "applied_scale") if key in meta}
+    return {**meta, "applied_transform": applied_transform(meta, folder)}

@@ -11,6 +11,7 @@ from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
+from f3rm_ext.capture.colmap_model import MODEL_KEY
 from f3rm_ext.errors import CaptureError, UserError
 
 XYZ, RGB, SOURCE = "points3D_xyz", "points3D_rgb", "points3D_source"
@@ -23,7 +24,7 @@ _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_b
 
 
 def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: DataparserOutputs) -> dict[str, Any]:
-    """Reads the points of a capture: ``ply_file_path`` of transforms.json, otherwise COLMAP's in colmap/sparse/0.
+    """Reads the points of a capture: ``ply_file_path`` of transforms.json, otherwise those of COLMAP's model.
 
     Args:
         meta: contents of transforms.json.
@@ -34,7 +35,7 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
         The metadata :data:`XYZ`, :data:`RGB` and :data:`SOURCE`. Empty if there are no points, or if they cannot be
         read, which is reported on the console.
     """
-    sparse = folder / "colmap" / "sparse" / "0"
+    sparse = folder / meta.get(MODEL_KEY, "colmap/sparse/0")
     try:
         if meta.get("ply_file_path"):
             path = folder / meta["ply_file_path"]

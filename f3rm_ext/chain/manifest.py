@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from f3rm_ext import __version__
+from f3rm_ext.capture.checks import read_transforms
+from f3rm_ext.capture.colmap_model import capture_files
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.report.records import read_json
 from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, write_atomic
@@ -171,31 +173,26 @@ class Manifest:
 def identify(data: Path) -> dict[str, Any]:
     """Returns what a capture is known by: its place, the number of its photos, and a hash.
 
-    The hash is of transforms.json, and of names and sizes of the photos and masks in it.
+    The hash is of transforms.json or COLMAP's model, and of names and sizes of the photos and masks in it.
 
     Args:
-        data: folder with transforms.json, or such a file.
+        data: folder with transforms.json or a COLMAP model, or such a JSON file.
 
     Raises:
-        CaptureError: there is no such capture.
+        CaptureError: there is no such capture, or it cannot be read.
     """
-    path = data if data.is_file() else data / "transforms.json"
-    if not path.is_file():
+    poses = capture_files(data)
+    if data.is_dir() and not poses:
         raise CaptureError(
-            f"There is no {path}: give --data a capture in nerfstudio's format, or --images a folder of photos "
-            "without poses."
+            f"{data} has neither transforms.json nor COLMAP's sparse/0: give --data a capture with poses, or --images "
+            "a folder of photos without."
         )
-    frames = read_json(path).get("frames")
-    files = [
-        str(frame[key])
-        for frame in (frames if isinstance(frames, list) else [])
-        for key in ("file_path", "mask_path")
-        if isinstance(frame, dict) and key in frame
-    ]
-    sizes = [(name, item.stat().st_size if (item := path.parent / name).is_file() else -1) for name in files]
-    text = json.dumps([digest_of_file(path), sizes])
-    photos = len(frames) if isinstance(frames, list) else 0
-    return {"path": str(data.resolve()), "photos": photos, "digest": digest_of(text.encode())}
+    meta, folder = read_transforms(data)
+    frames = meta["frames"]
+    files = [str(frame[key]) for frame in frames for key in ("file_path", "mask_path") if key in frame]
+    sizes = [(name, item.stat().st_size if (item := folder / name).is_file() else -1) for name in files]
+    text = json.dumps([*map(digest_of_file, poses), sizes])
+    return {"path": str(data.resolve()), "photos": len(frames), "digest": digest_of(text.encode())}
 
 
 def identify_photos(images: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.report.commands import Command, Outcome, Progress, progress_of, run_command
 from f3rm_ext.report.content import ReportContent, Stage, capture_name, machine_facts
 from f3rm_ext.report.page import build_page
@@ -351,9 +351,9 @@ class DemoRun:
 
     def _run_key(self, data: str, scale: float) -> str:
         """Names the run by a hash of the capture and of all options but the number of steps."""
-        path = self.out / data
-        transforms = path if path.suffix == ".json" else path / "transforms.json"
-        content = transforms.read_bytes() if transforms.is_file() else b""
+        from f3rm_ext.capture.colmap_model import capture_files
+
+        content = b"".join(path.read_bytes() for path in capture_files(self.out / data))
         text = json.dumps([METHOD, RAYS_PER_STEP, str(data), self.options.extractors, scale]).encode()
         return hashlib.sha256(text + content).hexdigest()[:8]
 
@@ -375,16 +375,19 @@ def fresh_folder(out: Path) -> Path:
 
 
 def _longest_side_px(data: Path) -> float:
-    """Returns the longest side of a capture's images as training loads them; 0 if ``transforms.json`` does not tell."""
-    path = data if data.suffix == ".json" else data / "transforms.json"
-    meta = read_json(path)
-    frames = meta.get("frames")
-    first = frames[0] if isinstance(frames, list) and frames and isinstance(frames[0], dict) else {}
+    """Returns the longest side of a capture's images as training loads them; 0 if the capture does not tell."""
+    from f3rm_ext.capture.checks import read_transforms
+
+    try:
+        meta, folder = read_transforms(data)
+    except CaptureError:
+        return 0.0  # the training says what is wrong
+    first = next(iter(meta["frames"]), {})
     sizes = [value for source in (meta, first) for value in (source.get("w"), source.get("h"))]
     longest = max((float(value) for value in sizes if isinstance(value, int | float)), default=0.0)
     # Of large images nerfstudio loads reduced copies from images_2, images_4 ... if these folders exist.
     halvings = 0
-    while longest > _LARGE_PX and (path.parent / f"images_{2 ** (halvings + 1)}").is_dir():
+    while longest > _LARGE_PX and (folder / f"images_{2 ** (halvings + 1)}").is_dir():
         halvings, longest = halvings + 1, longest / 2
     return longest
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from f3rm_ext.errors import MeshError
-from f3rm_ext.report.records import read_json
+from f3rm_ext.errors import CaptureError, MeshError
 
 MAX_TEXTURE_PX = 2048
 """Side of the texture in the page; larger ones are reduced."""
@@ -42,20 +41,22 @@ class StartView:
 
 
 def first_photo_view(data: Path) -> StartView | None:
-    """Returns the view of the first photo of a capture; None where transforms.json does not tell.
+    """Returns the view of the first photo of a capture; None where its poses or intrinsics do not tell.
 
     Args:
-        data: folder with transforms.json, or such a file. The mesh is in the frame of the capture, with y up.
+        data: the capture: its folder or file. The mesh is in the frame of the capture, with y up.
     """
-    meta = read_json(data if data.is_file() else data / "transforms.json")
+    from f3rm_ext.capture.checks import read_transforms
+
     try:
+        meta, _ = read_transforms(data)
         poses = np.array([frame["transform_matrix"] for frame in meta["frames"]], dtype=float)
         lens: dict[str, Any] = {**meta, **meta["frames"][0]}
         focal_px = lens["fl_y"] if "fl_y" in lens else lens["fl_x"]
         fov_deg = float(np.degrees(2 * np.arctan2(lens["h"] / 2, focal_px)))
         up = poses[:, :3, 1].mean(axis=0)
         up /= max(float(np.linalg.norm(up)), 1e-9)
-    except (KeyError, IndexError, ValueError, TypeError):
+    except (CaptureError, KeyError, IndexError, ValueError, TypeError):
         return None
     up = np.array([0.0, 0.0, 1.0]) if up[2] > 0.8 else up  # photos are seldom taken quite level
     first = poses[0]

@@ -24,7 +24,7 @@ class Demo:
     """
 
     data: Path | None = None
-    """Capture in nerfstudio's format (a folder with transforms.json). By default the demo makes a synthetic room."""
+    """Capture: a folder with transforms.json or COLMAP's sparse/0. By default the demo makes a synthetic room."""
     images: Path | None = None
     """Folder of photos without poses, which `f3rm-ext sfm process` finds first."""
     out: Path = Path("demo")

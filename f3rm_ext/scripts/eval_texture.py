@@ -29,7 +29,7 @@ class EvalTexture:
     load_config: Path | None = None
     """config.yml of a run on the capture."""
     data: Path | None = None
-    """The capture, with transforms.json, instead of a run."""
+    """The capture (transforms.json or COLMAP's sparse/0), instead of a run."""
     views: Literal["test", "train"] = "test"
     """Photos to compare with: the held-out ones, or those of training."""
     frame: Frame = "auto"

@@ -39,7 +39,7 @@ class Texture:
     load_config: Path | None = None
     """config.yml of a run on the capture."""
     data: Path | None = None
-    """The capture, with transforms.json, instead of a run."""
+    """The capture (transforms.json or COLMAP's sparse/0), instead of a run."""
     mesh: Path
     """The mesh: .ply, .obj, .glb, .stl, or .npz with vertices and faces."""
     out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]

@@ -37,7 +37,7 @@ class Extract:
     """
 
     data: Path
-    """Capture in nerfstudio's format: a folder with transforms.json, or that file itself."""
+    """Capture: a folder with transforms.json or COLMAP's sparse/0, or that JSON file itself."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
     """What to extract and where to store it; the same options as ns-train's --pipeline.datamanager.features."""
     camera_res_scale_factor: float = 1.0

@@ -33,7 +33,7 @@ class LiftMesh:
     load_config: Path | None = None
     """config.yml of a run on the capture; its extractors are the default."""
     data: Path | None = None
-    """The capture, with transforms.json, instead of a run."""
+    """The capture (transforms.json or COLMAP's sparse/0), instead of a run."""
     extractors: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--extractor"])] = ()
     """Extractors, each written as NAME or NAME:key=value,key=value; `f3rm-ext doctor` lists the names. By default those
     of the run."""

@@ -31,7 +31,7 @@ class Eval:
     """
 
     predicted: Path
-    """Capture with the poses to measure: a folder with transforms.json, or that file."""
+    """Capture with the poses to measure: a folder with transforms.json or COLMAP's sparse/0, or that JSON file."""
     truth: Path
     """Capture with the true poses of the same photos."""
     missing: Literal["fail", "ignore"] = "fail"

@@ -31,7 +31,7 @@ class Points:
     """
 
     data: tyro.conf.Positional[Path]
-    """Folder of a capture with transforms.json."""
+    """Folder of a capture, with transforms.json or COLMAP's sparse/0."""
     out: Path
     """Folder of the copy; must not be there yet."""
     points: int = 20_000

@@ -5,77 +5,20 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, UInt8
-from nerfstudio.process_data.colmap_utils import parse_colmap_camera_params
 from PIL import Image
 
-from f3rm_ext.sfm.database import Count, colmap, explained
+from f3rm_ext.capture.colmap_model import Transform, colmap, transforms_of
+from f3rm_ext.sfm.database import Count, explained
 from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.output_file import replacing
 from f3rm_ext.utils.ply import write_ply
 
 TRANSFORMS, POINTS = "transforms.json", "sparse_pc.ply"
 SPARSE = Path("colmap", "sparse", "0")
-APPLIED = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, -1.0, 0.0, 0.0]])
-"""From COLMAP's world, whose y axis often points down, to that of the capture, as ns-process-data turns it."""
-UNCHANGED = np.eye(4)[:3]
-Transform = Float64[np.ndarray, "3 4"]
-
-
-def capture_from_camera(cam_from_world: Transform, applied: Transform) -> Float64[np.ndarray, "4 4"]:
-    """Returns the pose of a camera as transforms.json has it: c2w, OpenGL axes.
-
-    Args:
-        cam_from_world: COLMAP's pose: world to camera, OpenCV axes.
-        applied: from COLMAP's world to that of the capture.
-    """
-    rotation, translation = cam_from_world[:, :3], cam_from_world[:, 3]
-    c2w = np.eye(4)
-    c2w[:3, :3] = rotation.T @ np.diag([1.0, -1.0, -1.0])
-    c2w[:3, 3] = -rotation.T @ translation
-    c2w[:3] = applied @ c2w
-    return c2w
-
-
-def transforms_of(model: Any, images: str, masks: Mapping[str, str], applied: Transform) -> dict[str, Any]:
-    """Returns the contents of transforms.json.
-
-    Args:
-        model: a ``pycolmap.Reconstruction``.
-        images: folder of the photos, relative to the capture.
-        masks: mask of each photo by name, relative to the capture; empty without masks.
-        applied: from COLMAP's world to that of the capture.
-    """
-    intrinsics = {number: _intrinsics(camera) for number, camera in model.cameras.items()}
-    frames = []
-    for image in sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name):
-        frame = {"file_path": f"{images}/{image.name}"}
-        if masks:
-            frame["mask_path"] = masks[image.name]
-        frame["transform_matrix"] = capture_from_camera(image.cam_from_world().matrix(), applied).tolist()
-        frame["colmap_im_id"] = image.image_id
-        frames.append((image.camera_id, frame))
-    used = {number for number, _ in frames}
-    shared = intrinsics[used.pop()] if len(used) == 1 else {}
-    own = (frame if shared else {**frame, **intrinsics[number]} for number, frame in frames)
-    return {**_with_model(shared, intrinsics), "frames": list(own)}
-
-
-def _intrinsics(camera: Any) -> dict[str, Any]:
-    plain = SimpleNamespace(
-        model=camera.model.name, params=list(camera.params), width=int(camera.width), height=int(camera.height)
-    )
-    return parse_colmap_camera_params(plain)
-
-
-def _with_model(shared: dict[str, Any], intrinsics: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-    """nerfstudio reads the camera model at the top, also where frames have intrinsics of their own."""
-    any_of_them = next(iter(intrinsics.values()))
-    return shared or {"camera_model": any_of_them["camera_model"]}
 
 
 def points_of(model: Any, applied: Transform) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from f3rm_ext import compat, threads
+from f3rm_ext.capture.colmap_model import colmap
 from f3rm_ext.errors import CaptureError, reason_of
 
 Count = Callable[[int, int], None]
@@ -23,23 +24,6 @@ _LEAST_FREE_MIB = 256
 """Disk space without which COLMAP is not called; a batch of features or matches takes some MiB for each core."""
 _LEAST_CAMERA_PHOTOS = 20
 """Photos of one camera from which the eight parameters of the model opencv are estimated rather than four."""
-
-
-def colmap() -> Any:
-    """Returns the module pycolmap.
-
-    Raises:
-        CaptureError: it is not installed.
-    """
-    try:
-        import pycolmap
-    except ImportError as error:
-        raise CaptureError(f"pycolmap cannot be used here ({reason_of(error)}): run pip install pycolmap.") from error
-    level = pycolmap.logging.Level
-    for severity in (level.INFO, level.WARNING, level.ERROR, level.FATAL):
-        # Otherwise it writes files to the system's folder of temporary files. bundle_adjustment undoes logtostderr.
-        pycolmap.logging.set_log_destination(severity, "")
-    return pycolmap
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from PIL import Image
 
 from f3rm_ext import threads
 from f3rm_ext.capture.checks import require_images
+from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm import capture_writer, quality, video
@@ -268,7 +269,7 @@ class Processing:
             )
         model = models[0]
         gps_error_m = align_with_gps(model, database)
-        applied = capture_writer.APPLIED if gps_error_m is None else capture_writer.UNCHANGED
+        applied = APPLIED if gps_error_m is None else UNCHANGED
         images = "images"
         if config.undistort:
             capture_writer.write_sparse(model, out)

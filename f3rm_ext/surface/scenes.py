@@ -88,7 +88,7 @@ def open_splat_scene(
 
     Args:
         splats: .ply, .spz, .splat, a checkpoint of sugar-ext, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
-        data: the capture, with transforms.json.
+        data: folder of the capture.
         frame: frame of the splats; auto is the usual one of such files.
         scale: factor on the size of the rendered views.
         depth: where the surface is along a ray; None takes ``median``.

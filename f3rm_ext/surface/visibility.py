@@ -29,7 +29,7 @@ def seen_points(
     Args:
         points: on the mesh, in the frame of the capture.
         truth: the mesh.
-        capture: folder with transforms.json.
+        capture: its folder.
         on_progress: called with the number of views done.
 
     Raises:

@@ -234,11 +234,11 @@ def test_fresh_folders_are_new(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("meta", "folders", "expected"),
     [
-        ({"w": 320, "h": 240}, [], 1.0),
-        ({"w": 540, "h": 960}, [], 0.42),
-        ({"frames": [{"w": 100, "h": 4000}]}, [], 0.1),
-        ({"w": 4000, "h": 3000}, ["images_2", "images_4"], 0.4),
-        ({"w": 4000, "h": 3000}, ["images_2"], 0.2),
+        ({"w": 320, "h": 240, "frames": []}, [], 1.0),
+        ({"w": 540, "h": 960, "frames": []}, [], 0.42),
+        ({"frames": [{"file_path": "a.png", "w": 100, "h": 4000}]}, [], 0.1),
+        ({"w": 4000, "h": 3000, "frames": []}, ["images_2", "images_4"], 0.4),
+        ({"w": 4000, "h": 3000, "frames": []}, ["images_2"], 0.2),
         ({"frames": "broken"}, [], 1.0),
         ({}, [], 1.0),
     ],

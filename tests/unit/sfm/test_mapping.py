@@ -11,10 +11,11 @@ import torch
 from nerfstudio.data.utils import colmap_parsing_utils
 from PIL import Image
 
+from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.capture.points import XYZ
-from f3rm_ext.sfm.capture_writer import APPLIED, SPARSE, UNCHANGED, write_capture
+from f3rm_ext.sfm.capture_writer import SPARSE, write_capture
 from f3rm_ext.sfm.database import FeatureDatabase
 from f3rm_ext.sfm.gps import align_with_gps
 from f3rm_ext.sfm.mapping import folds, names_of, refine_predicted, solve

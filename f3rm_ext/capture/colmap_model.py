@@ -1,0 +1,210 @@
+"""COLMAP's models as captures: a folder with photos and ``sparse/0`` in place of transforms.json."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from nerfstudio.process_data.colmap_utils import parse_colmap_camera_params
+from nerfstudio.utils.rich_utils import CONSOLE
+from PIL import Image
+
+from f3rm_ext.errors import CaptureError, reason_of
+
+MODEL_KEY = "colmap_path"
+"""Key of the transforms that names the folder of the model they were made of."""
+APPLIED = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, -1.0, 0.0, 0.0]])
+"""From COLMAP's world, whose y axis often points down, to one with z up, as nerfstudio turns it."""
+UNCHANGED = np.eye(4)[:3]
+Transform = Float64[np.ndarray, "3 4"]
+_MODELS = ("sparse/0", "colmap/sparse/0", "sparse")
+_PHOTOS = "images"
+_SPLIT_LISTS = {"train_list.txt": "train", "val_list.txt": "val", "test_list.txt": "test"}
+_ASPECT_TOLERANCE = 0.01
+"""Sizes of reduced photos are rounded."""
+
+
+def colmap() -> Any:
+    """Returns the module pycolmap.
+
+    Raises:
+        CaptureError: it is not installed.
+    """
+    try:
+        import pycolmap
+    except ImportError as error:
+        raise CaptureError(f"pycolmap cannot be used here ({reason_of(error)}): run pip install pycolmap.") from error
+    level = pycolmap.logging.Level
+    for severity in (level.INFO, level.WARNING, level.ERROR, level.FATAL):
+        # Otherwise it writes files to the system's folder of temporary files. bundle_adjustment undoes logtostderr.
+        pycolmap.logging.set_log_destination(severity, "")
+    return pycolmap
+
+
+def capture_files(data: Path) -> list[Path]:
+    """Returns the files that hold the poses of a capture: transforms.json, else those of COLMAP's model, if any.
+
+    Args:
+        data: folder of the capture, or a JSON file in it.
+    """
+    path = data if data.is_file() else data / "transforms.json"
+    if path.is_file():
+        return [path]
+    for name in _MODELS:
+        files = sorted(item for item in (data / name).glob("*") if item.suffix in (".bin", ".txt") and item.is_file())
+        if {"cameras", "images"} <= {item.stem for item in files}:
+            return files
+    return []
+
+
+def read_model(data: Path, model_path: Path) -> dict[str, Any]:
+    """Returns COLMAP's model as the contents of transforms.json. Poses are in COLMAP's own frame.
+
+    Cameras are scaled where the photos are smaller or larger than those that COLMAP saw. ``train_list.txt`` and its
+    like give the splits, as with nerfstudio's dataparser ``colmap``.
+
+    Args:
+        data: folder of the scene.
+        model_path: folder of the model in it.
+
+    Raises:
+        CaptureError: the model cannot be read, has no photo with a pose, or has a camera that nerfstudio cannot use.
+    """
+    try:
+        model = colmap().Reconstruction(model_path)
+    except CaptureError:
+        raise
+    except Exception as error:  # what damaged files raise is undocumented
+        raise CaptureError(
+            f"COLMAP's model {model_path} cannot be read ({reason_of(error)}): copy cameras, images and points3D again."
+        ) from error
+    if not model.num_reg_images():
+        raise CaptureError(f"COLMAP's model {model_path} has no photo with a pose: run COLMAP's mapper again.")
+    names = {number: model.image(number).name for number in model.reg_image_ids()}
+    folder = _photo_folder(data, min(names.values()))
+    _fit_to_photos(model, names, data / folder)
+    try:
+        meta = transforms_of(model, folder, {}, UNCHANGED)
+    except NotImplementedError as error:
+        raise CaptureError(
+            f"COLMAP's model {model_path} has a kind of camera that cannot be used ({reason_of(error)}): run `colmap "
+            "image_undistorter` on it, and use the folder that it writes."
+        ) from error
+    kinds = {frame["camera_model"] for frame in meta["frames"] if "camera_model" in frame}
+    if len(kinds) > 1:
+        raise CaptureError(
+            f"COLMAP's model {model_path} mixes kinds of cameras ({', '.join(sorted(kinds))}): run `colmap "
+            "image_undistorter` on it, and use the folder that it writes."
+        )
+    for file, split in _SPLIT_LISTS.items():
+        if (data / file).is_file():
+            listed = (data / file).read_text(encoding="utf-8").split("\n")
+            meta[f"{split}_filenames"] = [_join(folder, name.strip()) for name in listed if name.strip()]
+    return {**meta, "applied_transform": UNCHANGED.tolist(), MODEL_KEY: str(model_path.relative_to(data))}
+
+
+def turned_up(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns transforms whose z axis points up, so that the scene is that of nerfstudio's dataparser ``colmap``.
+
+    Args:
+        meta: of :func:`read_model`.
+    """
+    turn, before = (np.vstack([matrix, [0.0, 0.0, 0.0, 1.0]]) for matrix in (APPLIED, meta["applied_transform"]))
+    frames = [
+        {**frame, "transform_matrix": (turn @ np.asarray(frame["transform_matrix"], dtype=np.float64)).tolist()}
+        for frame in meta["frames"]
+    ]
+    return {**meta, "frames": frames, "applied_transform": (turn @ before)[:3].tolist()}
+
+
+def capture_from_camera(cam_from_world: Transform, applied: Transform) -> Float64[np.ndarray, "4 4"]:
+    """Returns the pose of a camera as transforms.json has it: c2w, OpenGL axes.
+
+    Args:
+        cam_from_world: COLMAP's pose: world to camera, OpenCV axes.
+        applied: from COLMAP's world to that of the capture.
+    """
+    rotation, translation = cam_from_world[:, :3], cam_from_world[:, 3]
+    c2w = np.eye(4)
+    c2w[:3, :3] = rotation.T @ np.diag([1.0, -1.0, -1.0])
+    c2w[:3, 3] = -rotation.T @ translation
+    c2w[:3] = applied @ c2w
+    return c2w
+
+
+def transforms_of(model: Any, images: str, masks: Mapping[str, str], applied: Transform) -> dict[str, Any]:
+    """Returns the contents of transforms.json.
+
+    Args:
+        model: a ``pycolmap.Reconstruction``.
+        images: folder of the photos, relative to the capture.
+        masks: mask of each photo by name, relative to the capture; empty without masks.
+        applied: from COLMAP's world to that of the capture.
+    """
+    intrinsics = {number: _intrinsics(camera) for number, camera in model.cameras.items()}
+    frames = []
+    for image in sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name):
+        frame = {"file_path": _join(images, image.name)}
+        if masks:
+            frame["mask_path"] = masks[image.name]
+        frame["transform_matrix"] = capture_from_camera(image.cam_from_world().matrix(), applied).tolist()
+        frame["colmap_im_id"] = image.image_id
+        frames.append((image.camera_id, frame))
+    used = {number for number, _ in frames}
+    shared = intrinsics[used.pop()] if len(used) == 1 else {}
+    own = (frame if shared else {**frame, **intrinsics[number]} for number, frame in frames)
+    return {**_with_model(shared, intrinsics), "frames": list(own)}
+
+
+def _intrinsics(camera: Any) -> dict[str, Any]:
+    plain = SimpleNamespace(
+        model=camera.model.name, params=list(camera.params), width=int(camera.width), height=int(camera.height)
+    )
+    return parse_colmap_camera_params(plain)
+
+
+def _with_model(shared: dict[str, Any], intrinsics: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """nerfstudio reads the camera model at the top, also where frames have intrinsics of their own."""
+    any_of_them = next(iter(intrinsics.values()))
+    return shared or {"camera_model": any_of_them["camera_model"]}
+
+
+def _photo_folder(data: Path, name: str) -> str:
+    """The folder of the photos, relative to the scene: ``images``, else the first one that has the photo."""
+    others = sorted(item.name for item in data.iterdir() if item.is_dir())
+    # Of reduced copies the dataparser takes the right one.
+    others = [other for other in others if not other.startswith(f"{_PHOTOS}_")]
+    return next((folder for folder in (_PHOTOS, *others, "") if (data / folder / name).is_file()), _PHOTOS)
+
+
+def _fit_to_photos(model: Any, names: Mapping[int, str], folder: Path) -> None:
+    """Scales the cameras whose first photo has the same shape as COLMAP's, but another size."""
+    firsts: dict[int, str] = {}
+    for number, name in sorted(names.items(), key=lambda item: item[1]):
+        firsts.setdefault(model.image(number).camera_id, name)
+    for number, name in firsts.items():
+        camera = model.camera(number)
+        try:
+            with Image.open(folder / name) as photo:
+                width, height = photo.size
+        except (OSError, SyntaxError, ValueError):
+            continue  # the dataparser checks the photos that it needs
+        ratio = (width / camera.width) / (height / camera.height)
+        if (width, height) != (camera.width, camera.height) and abs(ratio - 1) < _ASPECT_TOLERANCE:
+            _say_once(
+                f"The photos in {folder} have {width} x {height} pixels and COLMAP's cameras {camera.width} x "
+                f"{camera.height}: the cameras are scaled."
+            )
+            camera.rescale(width, height)
+
+
+@cache
+def _say_once(text: str) -> None:
+    CONSOLE.log(text, markup=False)
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
