@@ -86,7 +86,7 @@ def building(photo: np.ndarray, dice: np.random.Generator) -> np.ndarray:
     _, parts, figures, _ = cv2.connectedComponentsWithStats(extreme)
     sizes = figures[:, cv2.CC_STAT_AREA]
     sizes[0] = 0  # the rest
-    return sizes[parts] < 0.02 * extreme.size
+    return sizes[parts.astype(int)] < 0.02 * extreme.size
 
 
 def passer_by(photo: np.ndarray, dice: np.random.Generator) -> np.ndarray:
