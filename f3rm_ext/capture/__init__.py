@@ -1,4 +1,4 @@
-"""Captures: reading transforms.json, and checking it, its poses and its images."""
+"""Captures: reading transforms.json or a COLMAP model, and checking it, its poses and its images."""
 
 from f3rm_ext import compat
 
