@@ -311,6 +311,7 @@ def plan(name: str, folder: Path, about: dict[str, Any], warm: bool = True) -> d
         about: what :func:`train` returned.
         warm: make a plan before, so that the time is without imports.
     """
+    from f3rm_ext.planning.allowances import PROCESS_BYTES
     from f3rm_ext.planning.memory import estimate_memory
     from f3rm_ext.planning.splats import estimate_splats
 
@@ -325,7 +326,9 @@ def plan(name: str, folder: Path, about: dict[str, Any], warm: bool = True) -> d
     unread = found.device["train"].get("images", 0) + found.device["train"].get("features", 0) - about["window"]
     return {
         "planned": {phase: _tensors(without.device[phase]) - unread for phase in PHASES},
-        "planned_process": {phase: found.peak(phase) - unread for phase in PHASES},
+        "planned_process": {
+            phase: found.peak(phase) - found.device[phase]["context"] + PROCESS_BYTES - unread for phase in PHASES
+        },
         "categories": {phase: dict(found.device[phase]) for phase in PHASES},
         "plan_s": round(took[0], 2),
         "plan_cpu_s": round(took[1], 2),

@@ -155,6 +155,20 @@ def _plan_memory(report: Report) -> str:
     return table(head, rows)
 
 
+def _plan_process(report: Report) -> str:
+    """Memory that plans told and that runs reported, their ratio, and the plan's CPU time, by method."""
+    rows = [
+        [
+            f"`{row['method']}`",
+            *(f"{row[key]:,.0f}" for key in ("tensors_mib", "planned_mib", "reported_mib")),
+            f"{row['planned_mib'] / row['reported_mib']:.2f}",
+            f"{row['plan_cpu_s']:.1f}",
+        ]
+        for row in report["rows"]
+    ]
+    return table(["method", "planned: tensors, MiB", "process", "reported", "ratio", "plan, CPU s"], rows)
+
+
 def _plan_time(report: Report) -> str:
     """Times that plans told and that training took, median and range, and the ratio of the medians."""
     rows = []
@@ -342,6 +356,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "defaults": _defaults,
     "query_memory": _memory,
     "plan_memory": _plan_memory,
+    "plan_process": _plan_process,
     "plan_time": _plan_time,
     "code_queries": _codes,
     "splat_memory": _splat_memory,

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from f3rm_ext.compat.later import shorten_imports
 from f3rm_ext.compat.viewer import (
     LOCAL_HOST,
     end_viewer_threads_at_exit,
@@ -56,6 +57,7 @@ __all__ = [
     "register_safe_globals",
     "release_viewer_locks",
     "set_cuda_allocator",
+    "shorten_imports",
     "tolerate_missing_gsplat",
     "viewer_cameras",
     "viewer_interrupts",

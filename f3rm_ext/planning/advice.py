@@ -52,7 +52,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Advice:
-    """Options with which a run fits, or the lowest that the search found."""
+    """Options with which a run fits, or the lowest that the search found; none for pictures that do not fit anyway."""
 
     savings: tuple[Saving, ...]
     """In the order in which they were found, one for each option. Empty if the run fits as it is."""
@@ -64,12 +64,12 @@ class Advice:
     @property
     def fits(self) -> bool:
         """Whether training fits with these options."""
-        return peak_of(self.estimate, "training") <= self.request.device.memory_bytes
+        return peak_of(self.estimate, "training") <= self.request.device.usable_bytes
 
     @property
     def pictures_fit(self) -> bool:
         """Whether pictures of evaluation and of the viewer fit with these options."""
-        return peak_of(self.estimate, "pictures") <= self.request.device.memory_bytes
+        return peak_of(self.estimate, "pictures") <= self.request.device.usable_bytes
 
     @property
     def options(self) -> Options:
@@ -127,7 +127,11 @@ def advise(request_with: Requester, estimate: Estimator) -> Advice:
     search.pull_until_it_fits("training")
     if search.fits(search.pulled, "training"):
         search.drop_unnecessary()
+        enough = search.pulled
+        search.pulled = enough.copy()
         search.pull_until_it_fits("pictures")
+        if not search.fits(search.pulled, "pictures"):
+            search.pulled = enough
     return search.advice()
 
 
@@ -151,7 +155,7 @@ class _Search:
         return peak_of(self.at(pulled)[1], what)
 
     def fits(self, pulled: Sequence[Lever], what: Peak) -> bool:
-        return self.peak(pulled, what) <= self.at(pulled)[0].device.memory_bytes
+        return self.peak(pulled, what) <= self.at(pulled)[0].device.usable_bytes
 
     def pull_until_it_fits(self, what: Peak) -> None:
         """Pulls levers until the run fits or nothing helps any more."""
@@ -203,7 +207,9 @@ def largest(bytes_at: Callable[[int], int], memory_bytes: int, now: int, *, unit
         most: upper limit of the result.
     """
     at_now = bytes_at(now)
-    other, at_other = 2 * now, bytes_at(2 * now)
+    other = max(unit, min(most, now * memory_bytes // max(1, at_now))) or 1  # near the result, so few estimates follow
+    other += other == now
+    at_other = bytes_at(other)
     for _ in range(8):  # memory is not quite proportional
         per_one = (at_other - at_now) / (other - now)
         if per_one <= 0:

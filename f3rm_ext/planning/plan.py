@@ -160,7 +160,11 @@ class Plan:
         return {
             "method": self.question.method,
             "command": shlex.join(self.question.command()),
-            "device": {**dataclasses.asdict(device), "bandwidth_gb_s": bandwidth_gb_s(device)},
+            "device": {
+                **dataclasses.asdict(device),
+                "usable_bytes": device.usable_bytes,
+                "bandwidth_gb_s": bandwidth_gb_s(device),
+            },
             "processes": self.request.processes,
             "capture": {**dataclasses.asdict(self.request.capture), "source": self.sizes.source},
             "memory": {
@@ -235,7 +239,7 @@ def make_plan(
 
 def most_that_fits(question: Question, request: PlanRequest, estimate: Estimator) -> tuple[str, int] | None:
     """Returns the option that decides about memory, and its largest value that fits with all others as they are."""
-    memory = request.device.memory_bytes
+    memory = request.device.usable_bytes
     if growth_of(request) is not None:
 
         def with_gaussians(count: int) -> int:

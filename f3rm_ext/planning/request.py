@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
+from f3rm_ext.planning.allowances import CARD_SHARE
 from f3rm_ext.planning.refinements import RefinementStart
 
 
@@ -32,6 +33,11 @@ class Device:
     """Memory of the card, or of the machine for the CPU, bytes."""
     name: str = ""
     """Name of the card, such as ``RTX 4090``; empty if only its memory was given."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that a run may be planned to take."""
+        return self.memory_bytes if self.type == "cpu" else int(CARD_SHARE * self.memory_bytes)
 
 
 @dataclass(frozen=True)

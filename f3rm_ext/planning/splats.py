@@ -30,6 +30,8 @@ from f3rm_ext.surface.bound.model import FREE, BoundModel
 
 FEW = 100
 """Gaussians with which the model is built, before it gets those of the plan."""
+FEW_VIEWS = 4
+"""Training cameras of the model. A step draws one or two; comparing all of them would take most of the plan's time."""
 
 
 def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstimate:
@@ -78,7 +80,7 @@ class _TracedSplats:
         capture = request.capture
         self.view, self.queried = cameras(capture.width_px, capture.height_px), cameras(*QUERY_PX)
         self.view.metadata = {"cam_idx": 0}
-        self.trained = cameras(capture.width_px, capture.height_px, capture.train_images)
+        self.trained = cameras(capture.width_px, capture.height_px, min(capture.train_images, FEW_VIEWS))
         box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
         self.model: SplatModel = options.setup(
             scene_box=box,

@@ -23,7 +23,7 @@ NAMES: dict[Category, tuple[str, str]] = {
     "features": ("F", "window of features"),
     "activations": ("A", "activations, kept for the backward pass"),
     "workspace": ("W", "workspace of a step"),
-    "context": ("C", "CUDA context and libraries"),
+    "context": ("C", "context and libraries"),
     "fragmentation": ("X", "allowance for fragmentation"),
 }
 """Letter in the bar, and description."""
@@ -196,27 +196,34 @@ def advice_table(plan: Plan) -> Table:
 
 def verdict(plan: Plan) -> Iterator[str]:
     """Yields whether it fits, what would still fit, and the command."""
-    memory, peak = plan.request.device.memory_bytes, plan.advice.estimate.peak("train")
-    picture = peak_of(plan.advice.estimate, "pictures")
+    device, advice = plan.request.device, plan.advice
+    memory, usable = f"{device.memory_bytes / GIB:.4g} GiB", device.usable_bytes
+    if usable < device.memory_bytes:
+        memory = f"the {usable / GIB:.2f} GiB that a plan may use of {memory}"
+    peak, picture = peak_of(advice.estimate, "training"), peak_of(advice.estimate, "pictures")
     if plan.fits:
-        yield f"It fits, with {(memory - max(peak, picture)) / GIB:.2f} GiB to spare."
-    elif plan.advice.fits:
-        pictures = f" and pictures {picture / GIB:.2f}" if picture else ""
+        yield f"It fits, with {(usable - max(peak, picture)) / GIB:.2f} GiB to spare."
+    elif not advice.fits:
+        helps = "even with these options" if advice.savings else "and no option lowers that:"
         yield (
-            f"It does not fit as it is. With these options training takes {peak / GIB:.2f}{pictures} of "
-            f"{memory / GIB:.4g} GiB:"
+            f"It does not fit, {helps} training takes {peak / GIB:.2f} of {memory}. Use a smaller preset, smaller "
+            "images or fewer Gaussians."
         )
+    elif advice.savings:
+        pictures = f" and pictures {picture / GIB:.2f}" if picture and advice.pictures_fit else ""
+        yield (f"It does not fit as it is. With these options training takes {peak / GIB:.2f}{pictures} of {memory}:")
     else:
+        yield f"Training fits, with {(usable - peak) / GIB:.2f} GiB to spare."
+    if advice.fits and not advice.pictures_fit:
         yield (
-            f"It does not fit, and with all options lowered it still takes {peak / GIB:.2f} of {memory / GIB:.4g} GiB: "
-            "use a smaller preset or fewer Gaussians."
+            f"Pictures of evaluation and of the viewer take {picture / GIB:.2f} of {memory}, and no option lowers that "
+            "enough: train without them (--vis tensorboard --steps-per-eval-image 0)."
         )
-    if plan.advice.fits and not plan.advice.pictures_fit:
-        yield "Pictures of evaluation and of the viewer do not fit; training without them does (--vis tensorboard)."
     if plan.most is not None:
         name, value = plan.most
-        what = f"{value:,} rays per step (--{name} {value})" if name == RAYS_OPTION else f"{value:,} Gaussians"
-        yield f"With the options as they are, at most {what} fit."
+        what, option = ("rays per step", f" (--{name} {value})") if name == RAYS_OPTION else ("Gaussians", "")
+        number = f"at most {value:,} {what}{option} fit" if value else f"no number of {what} fits"
+        yield f"With the options as they are, {number}."
     yield plan.command
 
 

@@ -96,6 +96,26 @@ def resident_bytes() -> int:
         return peak_bytes(torch.device("cpu"))
 
 
+def mapped_bytes(*packages: str) -> int:
+    """Returns the resident memory of the libraries of Python packages in this process; 0 where the system hides it.
+
+    Args:
+        packages: names of folders in which the files of the libraries are.
+    """
+    try:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:
+        return 0
+    total_kib, wanted = 0, False
+    for line in lines:
+        name, *values = line.split()
+        if name == "Rss:":
+            total_kib += wanted * int(values[0])
+        elif not name.endswith(":"):  # a new mapping: its addresses, and its file at the end
+            wanted = len(values) > 4 and not set(packages).isdisjoint(Path(" ".join(values[4:])).parts)
+    return total_kib << 10
+
+
 def total_bytes(device: torch.device) -> int:
     """Returns the memory of a CUDA device; for the CPU the machine's or what its container may use; 0 if unknown."""
     if device.type == "cuda":

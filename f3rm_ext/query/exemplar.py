@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32
-from scipy.cluster.vq import kmeans2
 
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.sampling import PackedMaps
@@ -166,6 +165,8 @@ def _nearest_patch(feature_map: FeatureMap, region: Region) -> int:
 
 def _cluster_centres(unit: Float32[np.ndarray, "points feat"]) -> Float32[np.ndarray, "clusters feat"]:
     """Mean directions of the clusters."""
+    from scipy.cluster.vq import kmeans2  # slow to import
+
     count = min(MAX_CLUSTERS, len(np.unique(unit, axis=0)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "One of the clusters is empty", UserWarning)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError, MemoryShortageError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Plan:
             ConfigError: an option is wrong or the method is missing.
             SystemExit: from tyro, after help (0) or wrong options (2).
         """
+        compat.shorten_imports()
         from f3rm_ext.planning.arguments import split_arguments
         from f3rm_ext.scripts.switches import plain_switches
 

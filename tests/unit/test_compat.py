@@ -373,3 +373,26 @@ def test_help_texts_are_wrapped_to_the_terminal(capsys: pytest.CaptureFixture[st
     assert any("at a time, 1 or more; -1 or inf: all." in line for line in lines), lines
     assert {"As in", "program --window 2"} <= set(lines)
     assert {"- one", "Either"} <= set(lines) and any(line.startswith("- or the other") for line in lines)
+
+
+SHORT = """
+import sys
+from f3rm_ext import compat
+compat.shorten_imports()
+compat.shorten_imports()
+import nerfstudio.engine.trainer as trainer
+print(*(name in sys.modules for name in ("nerfstudio.models.splatfacto", "torchvision.models", "torchvision.utils")))
+try:
+    trainer.ViewerState()
+except TypeError:
+    print("nerfstudio.models.splatfacto" in sys.modules)
+import torchvision.models
+from nerfstudio.viewer.viewer import Viewer
+print(torchvision.models.resnet18.__name__, torchvision.__version__[0], Viewer.__module__)
+"""
+
+
+def test_what_plans_do_not_use_is_imported_when_it_is_used() -> None:
+    done = in_process(SHORT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "False", "True", "True", "resnet18", "0", "nerfstudio.viewer.viewer"]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-import trimesh
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,6 +19,8 @@ def photo_colors(bound: BoundGaussians, photos: Photos) -> Float[Tensor, "bound 
         bound: Gaussians on a mesh, CPU.
         photos: in its frame; at least one sees it.
     """
+    import trimesh  # slow to import
+
     from f3rm_ext.surface.texture.atlas import Texels
     from f3rm_ext.surface.texture.blending import blend_photos
 

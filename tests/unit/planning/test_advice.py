@@ -28,7 +28,7 @@ def test_what_fits_needs_no_advice(estimate: Estimate) -> None:
 
 
 def test_smaller_cards_need_more_and_lose_more(estimate: Estimate) -> None:
-    found = [advice_for(estimate, gib) for gib in (6.2, 5, 2.2)]
+    found = [advice_for(estimate, gib) for gib in (6.5, 5.3, 2.3)]
     assert all(advice.fits for advice in found)
     assert named(found[0]) == {"datamanager.cache-images": "cpu"}
     worst = [max(saving.loss for saving in advice.savings) for advice in found]
@@ -44,13 +44,13 @@ def test_savings_add_up(estimate: Estimate) -> None:
 
 
 def test_nothing_is_advised_that_the_run_fits_without(estimate: Estimate) -> None:
-    for gib in (3, 2.2):
+    for gib in (3, 2.3):
         advice = advice_for(estimate, gib)
         question = Question("sugar-ext", (), vram_gib=gib, gaussians=6_000_000)
         detail = [saving for saving in advice.savings if saving.loss == Loss.DETAIL]
         for saving in detail:
             rest = tuple(option for option in advice.options if option not in saving.options)
-            assert estimate(question.request(rest)).peak("train") > question.request().device.memory_bytes
+            assert estimate(question.request(rest)).peak("train") > question.request().device.usable_bytes
 
 
 def test_what_cannot_fit_is_said(estimate: Estimate) -> None:
@@ -59,16 +59,26 @@ def test_what_cannot_fit_is_said(estimate: Estimate) -> None:
 
 
 def test_an_option_that_was_typed_gives_way(estimate: Estimate) -> None:
-    advice = advice_for(estimate, 0.7, "f3rm-ext", "--pipeline.datamanager.images-on-gpu=False",
+    advice = advice_for(estimate, 0.75, "f3rm-ext", "--pipeline.datamanager.images-on-gpu=False",
                         "--pipeline.datamanager.train_num_rays_per_batch", "4096")  # fmt: skip
     assert advice.fits and advice.request.config.pipeline.datamanager.train_num_rays_per_batch < 4096  # type: ignore[attr-defined]
 
 
 def test_pictures_get_smaller_chunks_once_training_fits(estimate: Estimate) -> None:
-    advice = advice_for(estimate, 1.7, "f3rm-ext")
+    advice = advice_for(estimate, 1.8, "f3rm-ext")
     assert advice.fits and advice.pictures_fit
     assert named(advice) == {"model.eval-num-rays-per-chunk": "16384"}
     assert [saving.what for saving in advice.savings] == ["pictures"]
+
+
+def test_nothing_is_advised_for_pictures_that_do_not_fit_anyway(estimate: Estimate) -> None:
+    def large_pictures(request: PlanRequest) -> MemoryEstimate:
+        found = estimate(request)
+        pictures = {**found.device["evaluation"], "workspace": 4 << 30}
+        return MemoryEstimate({"train": found.device["train"], "evaluation": pictures}, found.host)
+
+    advice = advice_for(large_pictures, 4, "f3rm-ext")
+    assert advice.fits and not advice.pictures_fit and advice.savings == ()
 
 
 @pytest.mark.parametrize("gib", [0.9, 4])
@@ -86,6 +96,16 @@ def test_levers_are_those_of_a_shortage(estimate: Estimate, gib: float | int) ->
 @pytest.mark.parametrize(("memory", "expected"), [(10_100, 500), (999, 40), (100, 0), (50, 0)])
 def test_the_largest_number_that_fits(memory: int, expected: int) -> None:
     assert largest(lambda count: 100 + 20 * count, memory, 200, unit=10) == expected
+
+
+def test_the_largest_number_takes_few_estimates() -> None:
+    counts: list[int] = []
+
+    def with_count(count: int) -> int:
+        counts.append(count)
+        return 100_000 + 20 * count
+
+    assert largest(with_count, 1_000_000_000, 1000) == 49_995_000 and len(counts) == 3
 
 
 def test_the_largest_number_is_tried_where_memory_is_not_proportional() -> None:

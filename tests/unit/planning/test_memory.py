@@ -9,12 +9,18 @@ import torch
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.method_configs.splat_presets import make_splat_config
+from f3rm_ext.model_components import masks
 from f3rm_ext.planning import memory
-from f3rm_ext.planning.allowances import CONTEXT_BYTES, PROCESS_BYTES
+from f3rm_ext.planning.allowances import CONTEXT_BYTES, LIBRARIES_BYTES, process_bytes
+from f3rm_ext.planning.convolutions import BlockedConvolutions
 from f3rm_ext.planning.estimate import MemoryEstimate
 from f3rm_ext.planning.memory import estimate_memory, register_planner
 from f3rm_ext.planning.refinements import RefinementStart
 from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
+from f3rm_ext.planning.shapes import shapes_only
+from f3rm_ext.planning.steps import ssim_stand_in
+from f3rm_ext.planning.tracker import AllocationTracker
+from f3rm_ext.profiling.memory import mapped_bytes
 from f3rm_ext.surface.bound.layout import barycentric_weights
 
 GIB, COUNT = 1 << 30, 20_000
@@ -45,7 +51,22 @@ def test_categories(method: str, device: str, plans: dict[tuple[str, str], Memor
         assert held["optimizer"] == pytest.approx(2 * held["parameters"], rel=0.05)
     assert (found.host == {}) == (device == "cpu")
     assert found.device["train"]["images"] >= 20 * 160 * 90 * 3
-    assert found.device["train"]["context"] == (CONTEXT_BYTES if device == "cuda" else PROCESS_BYTES)
+    assert found.device["train"]["context"] == (CONTEXT_BYTES if device == "cuda" else process_bytes())
+
+
+def test_a_process_on_the_cpu_has_libraries() -> None:
+    assert LIBRARIES_BYTES + mapped_bytes("torch", "nvidia") == pytest.approx(process_bytes(), rel=0.1)
+    assert process_bytes() > LIBRARIES_BYTES
+
+
+def test_the_stand_in_of_ssim_takes_what_ssim_takes() -> None:
+    peaks = []
+    for ssim in (masks._whole_ssim, ssim_stand_in):
+        ssim(torch.rand(32, 32, 3), torch.rand(32, 32, 3))  # imports, which are not for tensors without values
+        with shapes_only(), AllocationTracker() as tracker, BlockedConvolutions():
+            ssim(torch.empty(300, 400, 3), torch.empty(300, 400, 3))
+        peaks.append(sum(tracker.peak.values()))
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.02)
 
 
 def test_a_request_is_not_changed_and_no_random_numbers_are_taken() -> None:
@@ -132,5 +153,5 @@ def test_other_methods_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "PLANNERS", dict(memory.PLANNERS))
     register_planner(OtherConfig, lambda request: MemoryEstimate({"train": {"parameters": 1000}}))
     assert estimate_memory(request).device == {
-        "train": {"parameters": 1000, "context": PROCESS_BYTES, "fragmentation": 100}
+        "train": {"parameters": 1000, "context": process_bytes(), "fragmentation": 100}
     }

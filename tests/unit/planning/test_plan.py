@@ -13,7 +13,7 @@ from rich.console import Console
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.estimate import MemoryEstimate
 from f3rm_ext.planning.plan import Plan, Question, cached, make_plan
-from f3rm_ext.planning.request import PlanRequest
+from f3rm_ext.planning.request import Device, PlanRequest
 from f3rm_ext.planning.table import bar, duration, show
 from f3rm_ext.planning.throughput import Throughput
 
@@ -50,6 +50,26 @@ def test_a_plan_that_does_not(estimate: Estimate) -> None:
     assert data["memory"]["peak_bytes"]["train"] == sum(data["memory"]["device_bytes"]["train"].values())
     saved = sum(option["saved_bytes"] for option in data["advice"]["options"])
     assert data["memory"]["peak_bytes"]["train"] - saved == data["advice"]["peak_bytes"]["training"] < 4 << 30
+
+
+@pytest.mark.parametrize(("gib", "fits"), [(6, False), (6.5, True)])
+def test_a_card_is_not_filled_to_the_last_byte(gib: float | int, fits: bool) -> None:
+    """What CUDA takes is a guess, and a card of 6 GiB reports less."""
+    plan = plan_of(lambda _: MemoryEstimate({"train": {"parameters": int(5.94 * 2**30)}}), "sugar-ext", vram_gib=gib)
+    assert plan.fits is fits and plan.request.device.memory_bytes == gib * 2**30
+    assert ("It fits" in text_of(plan)) is fits
+    assert Device("cpu", 1000).usable_bytes == 1000, "the memory of this machine is measured, and the process known"
+
+
+def test_a_plan_without_options_that_help_names_none(estimate: Estimate) -> None:
+    def large_pictures(request: PlanRequest) -> MemoryEstimate:
+        found = estimate(request)
+        return MemoryEstimate({**found.device, "evaluation": {"workspace": 5 << 30}}, found.host)
+
+    plan = plan_of(large_pictures, "sugar-ext-lite", vram_gib=4)
+    text = text_of(plan)
+    assert not plan.fits and plan.advice.fits and "With these options" not in text
+    assert "--steps-per-eval-image 0" in text and "5.00" in text
 
 
 def test_numbers_of_steps(estimate: Estimate) -> None:

@@ -21,3 +21,9 @@ def test_a_container_s_limit_counts(
     if written is not None:
         limit.write_text(written)
     assert memory.total_bytes(CPU) == (expected or machine) and machine > 1 << 30
+
+
+def test_libraries_of_a_package_are_mapped() -> None:
+    torch_bytes = memory.mapped_bytes("torch")
+    assert 20 << 20 < torch_bytes < memory.resident_bytes()
+    assert memory.mapped_bytes("torch", "numpy") > torch_bytes and memory.mapped_bytes("no such package") == 0
