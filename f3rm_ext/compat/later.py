@@ -16,7 +16,7 @@ class _Later(ModuleType):
         folders = self.__spec__.submodule_search_locations
         if name == "__path__" and folders is None:
             raise AttributeError(name)  # asked of every module that something is imported from
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         if folders is not None:
             self.__path__ = folders
         self.__spec__.loader.exec_module(self)
