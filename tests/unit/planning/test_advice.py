@@ -6,7 +6,7 @@ import pytest
 
 from f3rm_ext.engine.shortage import Loss
 from f3rm_ext.planning.advice import Advice, advise, find_levers, largest
-from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.estimate import Category, MemoryEstimate
 from f3rm_ext.planning.plan import Question
 from f3rm_ext.planning.request import PlanRequest
 
@@ -74,7 +74,7 @@ def test_pictures_get_smaller_chunks_once_training_fits(estimate: Estimate) -> N
 def test_nothing_is_advised_for_pictures_that_do_not_fit_anyway(estimate: Estimate) -> None:
     def large_pictures(request: PlanRequest) -> MemoryEstimate:
         found = estimate(request)
-        pictures = {**found.device["evaluation"], "workspace": 4 << 30}
+        pictures: dict[Category, int] = {**found.device["evaluation"], "workspace": 4 << 30}
         return MemoryEstimate({"train": found.device["train"], "evaluation": pictures}, found.host)
 
     advice = advice_for(large_pictures, 4, "f3rm-ext")
