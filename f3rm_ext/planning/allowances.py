@@ -28,6 +28,8 @@ REFLECTIVE = 0.2
 """Share of Gaussians with a remainder, for selective storage; the share of benchmarks/splat_memory.py."""
 QUERY_PX = (1920, 1080)
 """Width and height of the viewer's picture of a query."""
+REFINEMENT_BYTES = 120 << 20
+"""What a refinement adds to that: Open3D, and what the C library keeps after colours were taken from photos."""
 
 
 @functools.cache

@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.nerf.model import F3rmModelConfig
-from f3rm_ext.planning.allowances import CONTEXT_BYTES, CPU_FRAGMENTATION, FRAGMENTATION, PROCESS_BYTES, process_bytes
+from f3rm_ext.planning.allowances import (
+    CONTEXT_BYTES,
+    CPU_FRAGMENTATION,
+    FRAGMENTATION,
+    PROCESS_BYTES,
+    REFINEMENT_BYTES,
+    process_bytes,
+)
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.fields import estimate_field
 from f3rm_ext.planning.request import PlanRequest
@@ -58,7 +65,9 @@ def estimate_memory(request: PlanRequest) -> MemoryEstimate:
     }
     if request.device.type == "cpu":
         for held in device.values():
-            held["context"] = process_bytes()
+            held["context"] = process_bytes() + REFINEMENT_BYTES * isinstance(
+                request.config.pipeline.model, BoundModelConfig
+            )
     return MemoryEstimate(device, found.host)
 
 

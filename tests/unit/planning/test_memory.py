@@ -106,6 +106,7 @@ def test_a_refinement_counts_its_mesh(device: str) -> None:
     assert not hasattr(barycentric_weights(4, "cpu"), "fake_mode"), "no tensors without values stay in caches"
     barycentric_weights(4, "cpu").sum().item()
     free = estimate_memory(request_of("sugar-ext", device, gaussians=COUNT)).device["train"]
+    assert (found["context"] > free["context"]) is (device == "cpu"), "Open3D"
     assert found["activations"] > 20 * faces * 4 and found["parameters"] < free["parameters"]
 
 
