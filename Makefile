@@ -1,6 +1,6 @@
 # Everything a developer types; `make` alone says what there is. Nothing is installed outside .venv.
 
-PYTHON ?= $(shell for p in python3.11 python3.10; do $$p -c "" 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10; do $$p -c "" 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := examples/extractor_conse examples/pose_estimator_turntable
@@ -29,7 +29,7 @@ same-python:
 	fi
 
 $(STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml)
-	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 or 3.11 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10, 3.11 or 3.12 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
 	@echo "Installing into $(VENV) (a few minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip

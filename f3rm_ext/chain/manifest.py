@@ -73,6 +73,8 @@ class Manifest:
         self.records: dict[str, Record] = {}
         self.checked = ""
         """Options of the refinement that were found to be right."""
+        self.defaults: dict[str, Any] = {}
+        """What was chosen by the machine on which the chain was begun, by option."""
 
     @classmethod
     def open(cls, folder: Path, capture: Mapping[str, Any]) -> "Manifest":
@@ -112,6 +114,7 @@ class Manifest:
                 + ": choose a new folder with --output."
             )
         manifest.checked = found.get("checked", "")
+        manifest.defaults = found.get("defaults", {})
         manifest.records = {name: _record(values) for name, values in found["stages"].items()}
         return manifest
 
@@ -127,6 +130,7 @@ class Manifest:
             "format": FORMAT,
             "capture": self.capture,
             "checked": self.checked,
+            "defaults": self.defaults,
             "stages": {name: asdict(record) for name, record in self.records.items()},
         }
         try:

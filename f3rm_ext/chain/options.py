@@ -49,8 +49,8 @@ class ChainOptions:
     dense_points: bool = False
     """Let the coarse splats begin at dense points as well, which `f3rm-ext sfm points` finds by stereo between the
     photos. For rooms and other scenes with plain surfaces."""
-    coarse_method: Literal["sugar-ext", "sugar-ext-lite"] = "sugar-ext"
-    """Method of the coarse splats; sugar-ext-lite is for the CPU and for small GPUs."""
+    coarse_method: Literal["sugar-ext", "sugar-ext-lite"] | None = None
+    """Method of the coarse splats. By default sugar-ext with a GPU, and sugar-ext-lite without."""
     regularization: Annotated[str | None, tyro.conf.arg(aliases=["-r"])] = None
     """Loss that pulls the coarse splats to surfaces: none, density, sdf, dn-consistency or planar. By default that of
     the method."""
@@ -63,10 +63,11 @@ class ChainOptions:
     auto takes capture for folders and SuGaR's files, else scene."""
     mesh_method: Literal["tsdf", "level-set", "poisson-centres"] = "tsdf"
     """How the surface is found."""
-    vertices: int = 200_000
-    """Most vertices of the mesh, 4 or more. Texturing takes minutes for each million of triangles."""
+    vertices: int | None = None
+    """Most vertices of the mesh, 4 or more. By default 200,000, without a GPU 30,000. Texturing takes minutes for each
+    million of triangles."""
     refinement_time: Literal["short", "medium", "long"] | None = None
-    """Length of the refinement: 2,000, 7,000 or 15,000 steps. By default that of sugar-ext-refine, 15,000."""
+    """Length of the refinement: 2,000, 7,000 or 15,000 steps. By default long, without a GPU short."""
     skip_refine: bool = False
     """Texture the mesh as it was extracted."""
     texture_size: int | None = None
@@ -82,7 +83,8 @@ class ChainOptions:
     fragmentation: Literal["auto", "minimal", "normal", "aggressive"] | None = None
     """How often both trainings return unused memory to the GPU."""
     resolution_scale: float | None = None
-    """Factor on the size of the photos in both trainings, above 0 to 1. The texture takes them as they are."""
+    """Factor on the size of the photos in both trainings, above 0 to 1. By default 1; without a GPU, larger photos are
+    reduced to about 400 px. The texture takes them as they are."""
     profile_tensors: bool = False
     """Record what the memory of both trainings is made of."""
     from_stage: StageName | None = None
@@ -117,7 +119,7 @@ class ChainOptions:
             self.regularization = None  # SuGaR's forks choose the refinement so; here it is a stage
         if self.regularization is not None and self.skip_coarse:
             raise ConfigError("--regularization is of the coarse splats, which --skip-coarse leaves out: drop it.")
-        if self.vertices < 4:
+        if self.vertices is not None and self.vertices < 4:
             raise ConfigError(f"--vertices is {self.vertices}: use 4 or more.")
         first, last = self.from_stage or STAGES[0], self.until_stage or STAGES[-1]
         if STAGES.index(first) > STAGES.index(last):

@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from f3rm_ext import compat
+from f3rm_ext.chain.defaults import choose_defaults, describe_defaults, with_defaults
+from f3rm_ext.chain.estimate import estimate_minutes
 from f3rm_ext.chain.manifest import Manifest, Record, identify, identify_photos
 from f3rm_ext.chain.options import STAGES, ChainOptions, Words, words_of
 from f3rm_ext.chain.page import REPORT, write_report
@@ -14,6 +17,7 @@ from f3rm_ext.chain.stages import TITLES, Chain, Stage
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.report.commands import Command, Progress, progress_of, run_command
 from f3rm_ext.report.records import newest_checkpoint, steps_of
+from f3rm_ext.report.requirements import check_requirements
 from f3rm_ext.sfm.capture_writer import remove_folder
 from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
 from f3rm_ext.utils.output_file import replacing
@@ -43,6 +47,8 @@ class ChainRun:
         self.folder = options.output.absolute()
         self.done_before: set[str] = set()
         """Stages that an earlier call has finished."""
+        self._is_ready = False
+        """Whether what the stages need later was looked for."""
 
     def run(self) -> Path:
         """Runs all stages that are not finished, and writes the report.
@@ -65,6 +71,7 @@ class ChainRun:
         with lock.hold():
             remove_temporaries(self.folder)  # of stages that were killed; none runs now
             self.manifest = Manifest.open(self.folder, source)
+            self._take_defaults()
             self._require_stages_before()
             self._check_trainings()
             finished: dict[str, Record] = {}
@@ -88,6 +95,7 @@ class ChainRun:
             self.console.print(f"  [green]kept[/] {title}: done before", highlight=False)
             self.done_before.add(stage.name)
             return self.manifest.records[stage.name]
+        self._check_requirements()
         if forced and stage.name == "sfm":
             remove_folder(self.options.capture)
         if stage.fresh is not None:
@@ -96,19 +104,50 @@ class ChainRun:
         goes_on = stage.is_training and newest_checkpoint(stage.run_folder(self.folder, record))
         if why or forced:
             how = f"goes on after {steps_of(goes_on)} steps" if goes_on else "is done again"
-            self.console.print(
-                f"  The stage {stage.name} {how}, because {why or f'--from-stage is {self.options.from_stage}'}.",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+            self._say(f"The stage {stage.name} {how}, because {why or f'--from-stage is {self.options.from_stage}'}.")
+        if stage.name == "coarse" and not goes_on and compat.default_device_type() == "cpu":
+            self._tell_time(stage)
         self._run(stage, record)
         record.outputs = {name: self.manifest.output(path) for name, path in stage.written(self.folder, record).items()}
         record.state = "finished"
         self.manifest.save()
         for note in record.notes:
-            self.console.print(f"    {note}", highlight=False, markup=False, soft_wrap=True)
+            self._say(f"  {note}")
         return record
+
+    def _take_defaults(self) -> None:
+        """Takes what an earlier call has chosen, or chooses by this machine, and says so."""
+        if not self.manifest.defaults:
+            self.manifest.defaults = choose_defaults(self.options)
+        given, self.options = self.options, with_defaults(self.options, self.manifest.defaults)
+        self._say(describe_defaults(given, self.options))
+
+    def _check_requirements(self) -> None:
+        """Looks, before the first stage that is run, for what later ones need."""
+        if self._is_ready:
+            return
+        self._is_ready = True
+        splats = not (self.options.skip_coarse and self.options.skip_refine)
+        for note in check_requirements(self.folder, meshes=True, splats=splats, scores=not self.options.skip_eval):
+            self._say(note)
+
+    def _tell_time(self, stage: Stage) -> None:
+        """Says how long the trainings will take, before the first one."""
+        log = self.folder / "logs" / "estimate.log"
+        minutes = estimate_minutes(stage, self.options, Path.cwd(), log, self.console)
+        if minutes is None:
+            self._say(f"How long the trainings take cannot be told beforehand; {log} says why.")
+            return
+        parts = [
+            f"{one:.0f} for the {name}"
+            for one, name in zip(minutes, ("coarse splats", "refinement"), strict=True)
+            if one
+        ]
+        self._say(f"The trainings take about {max(1, sum(minutes)):.0f} minutes here: {' and '.join(parts)}.")
+
+    def _say(self, sentence: str | None) -> None:
+        if sentence:
+            self.console.print(f"  {sentence}", highlight=False, markup=False, soft_wrap=True)
 
     def _begin(self, stage: Stage, continues: bool) -> Record:
         """Writes into the manifest that a stage begins, so that a kill leaves a trace of it."""
@@ -194,7 +233,7 @@ class ChainRun:
         time_given = {"refinement-time": (options.refinement_time,)} if options.refinement_time else {}
         if options.images is not None and "coarse" in options.passed_on and not options.skip_coarse:
             words = words_of(options.of_stage("coarse", options.of_trainings()))
-            checks.append((options.coarse_method, *words))
+            checks.append((str(options.coarse_method), *words))
         if "refine" in options.passed_on and not options.skip_refine:
             words = words_of(options.of_stage("refine", options.of_trainings() | time_given))
             checks.append(("sugar-ext-refine", *words))

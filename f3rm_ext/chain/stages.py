@@ -160,7 +160,7 @@ class Chain:
         inputs, data = self._photos(), ("--data", str(self.options.coarse_capture.absolute()))
         if self.options.dense_points:
             inputs["dense points"] = self._digest("points", "points")
-        return Stage("coarse", ("ns-train", self.options.coarse_method), options, inputs, data)
+        return Stage("coarse", ("ns-train", str(self.options.coarse_method)), options, inputs, data)
 
     def _mesh(self) -> Stage:
         places, inputs = self._splats()

@@ -15,9 +15,10 @@ from f3rm_ext.nerf.fields import GridOptions, UnitCube
 from f3rm_ext.nerf.hash_backends import Backend
 from f3rm_ext.nerf.losses import heaviest_samples
 from f3rm_ext.nerf.mlp import Mlp, frequency_encoding
+from f3rm_ext.query.queryable import QueryHead
 
 
-class FeatureHead(BaseFeatureHead):
+class FeatureHead(BaseFeatureHead, QueryHead):
     """One distilled feature: an MLP (trunk) evaluated per sample and a linear map evaluated per ray.
 
     The last layer is linear and without bias, so rendering commutes with it: Σ wᵢ W hᵢ = W Σ wᵢ hᵢ. Hidden values

@@ -20,6 +20,7 @@ from f3rm_ext.report.commands import Command, Outcome, Progress, progress_of, ru
 from f3rm_ext.report.content import ReportContent, Stage, capture_name, machine_facts
 from f3rm_ext.report.page import build_page
 from f3rm_ext.report.records import lpips_reason, newest_checkpoint, read_json, read_scalars, steps_of
+from f3rm_ext.report.requirements import check_requirements
 from f3rm_ext.scene import SynthConfig
 from f3rm_ext.utils.atomic_files import FolderLock, digest_of, write_atomic
 
@@ -87,6 +88,8 @@ class DemoRun:
             raise ConfigError(f"Another demo is running in {self.options.out}: wait for it, or choose another --out.")
         with lock.hold():
             self.state = read_json(self.out / STATE_NAME)
+            for note in check_requirements(self.out, meshes=False, splats=False, scores=True):
+                self.console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
             data = self._capture()
             run = self._train(data)
             metrics = self._evaluate(run)
@@ -361,7 +364,7 @@ class DemoRun:
         """Returns the factor on the image size: the option, or 1 for the room and about 400 px for captures."""
         if self.options.scale or self.synthetic:
             return self.options.scale or 1.0
-        longest = _longest_side_px(self.out / data)
+        longest = longest_side_px(self.out / data)
         return 1.0 if longest <= LONG_SIDE_PX else max(0.01, round(LONG_SIDE_PX / longest, 2))
 
 
@@ -374,7 +377,7 @@ def fresh_folder(out: Path) -> Path:
     return candidate
 
 
-def _longest_side_px(data: Path) -> float:
+def longest_side_px(data: Path) -> float:
     """Returns the longest side of a capture's images as training loads them; 0 if the capture does not tell."""
     from f3rm_ext.capture.checks import read_transforms
 

@@ -74,10 +74,10 @@ def check_packages() -> Iterator[Finding]:
     """Checks versions of packages and whether they can be imported."""
     yield Finding("packages", "f3rm_ext", Verdict.OK, __version__)
     python = platform.python_version()
-    if python.split(".")[:2] in (["3", "10"], ["3", "11"]):
+    if python.split(".")[:2] in (["3", "10"], ["3", "11"], ["3", "12"]):
         yield Finding("packages", "python", Verdict.OK, python)
     else:
-        yield Finding("packages", "python", Verdict.ABSENT, python, "Nerfstudio 1.1.5 is safe with 3.10 and 3.11.")
+        yield Finding("packages", "python", Verdict.ABSENT, python, "3.10 to 3.12 have been tried.")
     for distribution, (module, essential, purpose) in _PACKAGES.items():
         verdict = Verdict.BROKEN if essential else Verdict.ABSENT
         install = f"`pip install {distribution}`; needed for {purpose}."

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from f3rm_ext.features.head import BaseFeatureHead, describe_heads, specs_from_checkpoint
 from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.features.spec import FeatureSpec
+from f3rm_ext.query.queryable import QueryHead
 
 
-class LiftedHead(BaseFeatureHead):
+class LiftedHead(BaseFeatureHead, QueryHead):
     """One lifted feature. The codes that are composited along rays are the feature itself, or its PCA codes.
 
     Args:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from f3rm_ext import compat
 from f3rm_ext.capture.points import STEREO_POINTS
-from f3rm_ext.chain import runner
+from f3rm_ext.chain import estimate, runner
 from f3rm_ext.chain.options import ChainOptions
 from f3rm_ext.report.commands import Command, CommandError, Outcome
 
@@ -39,6 +40,11 @@ class Player:
         """What ends the command of a stage, by its title, after a training has saved a checkpoint."""
         self.says: dict[str, list[str]] = {}
         """Lines of the commands, by title."""
+        self.device_type = "cuda"
+        self.notes: list[str] = []
+        """On what stages will do without."""
+        self.estimates: list[list[str]] = []
+        """Commands that were to tell how long the trainings take."""
 
     def __call__(self, command: Command, folder: Path, console: Console) -> Outcome:
         words = [str(word) for word in command.arguments]
@@ -60,6 +66,14 @@ class Player:
             if option in words:
                 path = Path(words[words.index(option) + 1])
                 path.write_text(json.dumps({"results": {}, "of": words}))
+        return Outcome(1.0, 1.0, False, 100.0)
+
+    def estimate(self, command: Command, folder: Path, console: Console) -> Outcome:
+        """Stands in for a few steps: 3000 take 600 s."""
+        self.estimates.append([str(word) for word in command.arguments])
+        if failure := self.fails.pop(command.name, None):
+            raise failure
+        command.on_line("Steps: 3000, seconds: 600.0")
         return Outcome(1.0, 1.0, False, 100.0)
 
     def _find_points(self, capture: Path, out: Path, options: list[str]) -> None:
@@ -93,6 +107,9 @@ class Player:
 def player(monkeypatch: pytest.MonkeyPatch) -> Player:
     player = Player()
     monkeypatch.setattr(runner, "run_command", player)
+    monkeypatch.setattr(estimate, "run_command", player.estimate)
+    monkeypatch.setattr(runner, "check_requirements", lambda *_, **__: player.notes)
+    monkeypatch.setattr(compat, "default_device_type", lambda: player.device_type)
     monkeypatch.setattr(runner, "write_report", lambda *_: "<html>")
     return player
 

@@ -43,6 +43,11 @@ class TestPackages:
         finding = by_name(doctor.check_packages)[name]
         assert finding.verdict is verdict and finding.found == "not installed" and finding.advice
 
+    @pytest.mark.parametrize(("version", "verdict"), [("3.12.1", Verdict.OK), ("3.14.0", Verdict.ABSENT)])
+    def test_python(self, monkeypatch: pytest.MonkeyPatch, version: str, verdict: Verdict) -> None:
+        monkeypatch.setattr(doctor.platform, "python_version", lambda: version)
+        assert by_name(doctor.check_packages)["python"].verdict is verdict
+
     def test_who_needs_gsplat(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def version(wanted: str) -> str:
             raise importlib.metadata.PackageNotFoundError(wanted)
