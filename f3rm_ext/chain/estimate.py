@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 REFINING_COST = 3.3
 """A refining step takes about so many times as long as a coarse one on a CPU: 11.7 and 3.6 steps per second in
 ``benchmarks/refinement.py``."""
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 _SAID = re.compile(r"^Steps: (\d+), seconds: ([\d.]+)")
 
 
