@@ -127,8 +127,8 @@ class ChainRun:
         if self._is_ready:
             return
         self._is_ready = True
-        splats = not (self.options.skip_coarse and self.options.skip_refine)
-        for note in check_requirements(self.folder, meshes=True, splats=splats, scores=not self.options.skip_eval):
+        training = None if self.options.skip_coarse and self.options.skip_refine else "splats"
+        for note in check_requirements(self.folder, training=training, meshes=True, scores=not self.options.skip_eval):
             self._say(note)
 
     def _tell_time(self, stage: Stage) -> None:

@@ -88,7 +88,7 @@ class DemoRun:
             raise ConfigError(f"Another demo is running in {self.options.out}: wait for it, or choose another --out.")
         with lock.hold():
             self.state = read_json(self.out / STATE_NAME)
-            for note in check_requirements(self.out, meshes=False, splats=False, scores=True):
+            for note in check_requirements(self.out, training="fields", meshes=False, scores=True):
                 self.console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
             data = self._capture()
             run = self._train(data)

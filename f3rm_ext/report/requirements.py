@@ -2,22 +2,25 @@
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 
-LEAST_FREE_GIB, SPLATS_FREE_GIB = 1.0, 8.0
-"""Without the first nothing can be finished. The second is what two trainings of 3 million Gaussians write: checkpoints
-of 2 GiB, of which the old one stays until the new one is complete."""
+LEAST_FREE_GIB, SMALL_GIB, LARGE_GIB = 0.25, 1.0, 8.0
+"""What a small training writes at least, what a run on a CPU takes at most, and what two trainings of 3 million
+Gaussians write: checkpoints of 2 GiB, of which the old one stays until the new one is complete."""
 
 
-def check_requirements(folder: Path, *, meshes: bool, splats: bool, scores: bool) -> list[str]:
+def check_requirements(
+    folder: Path, *, training: Literal["fields", "splats"] | None, meshes: bool, scores: bool
+) -> list[str]:
     """Looks for what later stages need.
 
     Args:
         folder: that exists, in which they write.
+        training: what they train.
         meshes: whether they make meshes.
-        splats: whether they train splats.
         scores: whether they measure pictures.
 
     Returns:
@@ -31,19 +34,20 @@ def check_requirements(folder: Path, *, meshes: bool, splats: bool, scores: bool
         from f3rm_ext.surface.open3d_library import open3d
 
         open3d()
-    on_gpu = splats and compat.has_cuda()
+    on_gpu = training == "splats" and compat.has_cuda()
     if on_gpu:
         works, found, advice = compat.describe_gsplat()
         if not works:
             raise ConfigError(f"Splats cannot be trained on this GPU: gsplat is {found}. {advice}")
     free_gib = shutil.disk_usage(folder).free / (1 << 30)
-    if free_gib < LEAST_FREE_GIB:
+    if training and free_gib < LEAST_FREE_GIB:
         raise ConfigError(
-            f"Only {free_gib:.1f} GiB are free where {folder} is, and {LEAST_FREE_GIB:g} are needed: make room, or "
-            "choose a folder elsewhere."
+            f"Only {free_gib:.2f} GiB are free where {folder} is, and a training needs {LEAST_FREE_GIB:g}: make room, "
+            "or choose a folder elsewhere."
         )
-    if on_gpu and free_gib < SPLATS_FREE_GIB:
-        notes.append(f"{free_gib:.1f} GiB are free on the disk; splats of a large scene may take {SPLATS_FREE_GIB:g}.")
+    wanted_gib = LARGE_GIB if on_gpu else SMALL_GIB
+    if free_gib < wanted_gib:
+        notes.append(f"{free_gib:.2f} GiB are free where {folder} is; up to {wanted_gib:g} may be needed.")
     if scores:
         from f3rm_ext.model_components.image_metrics import cached_alexnet
 
