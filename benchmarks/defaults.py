@@ -11,24 +11,23 @@ repeated. Held-out views are judged by `ns-eval`: only pixels that masks keep co
 import datetime
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tyro
+from changed_captures import Maker, building, passer_by, with_few, with_masks
 from masked_pixels import make_capture
-from PIL import Image, ImageDraw
 from rich.console import Console
 
 from f3rm_ext.report.commands import Command, run_command
+from f3rm_ext.report.demo import MOST_PHOTOS_FOR_SPLATS
 
 HERE = Path(__file__).parent
 FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
 MASKED = "--pipeline.datamanager.masked-pixels"
 CONSOLE = Console(stderr=True)
-Maker = Callable[[Path, Path], None]
 
 
 @dataclass(frozen=True)
@@ -42,63 +41,14 @@ class Case:
     """Makes the capture, given the folder of all captures and the one to write."""
     method: str
     options: dict[str, tuple[str, ...]]
-    """The alternatives to the default, by the words of the table."""
-    always: tuple[object, ...] = ()
-    """Options of all runs."""
+    """Alternatives to the default, by the words of the table: a flag and its value, or another method."""
+    scale: float
+    """Factor on the image size."""
 
     @property
     def key(self) -> str:
         """Names the case."""
         return f"{self.name}, {self.change}, {self.method}"
-
-
-# --- captures --------------------------------------------------------------------------------------------------------
-
-
-def with_masks(name: str, mask_of: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> Maker:
-    """Makes a copy of a capture in which each photo has a mask (True keeps), made from the photo."""
-
-    def make(data: Path, out: Path) -> None:
-        meta = json.loads((data / name / "transforms.json").read_text())
-        dice = np.random.default_rng(0)
-        (out / "masks").mkdir(parents=True, exist_ok=True)
-        for frame in meta["frames"]:
-            file = data / name / frame["file_path"]
-            kept = mask_of(np.asarray(Image.open(file).convert("RGB")), dice)
-            frame["file_path"], frame["mask_path"] = str(file.resolve()), f"masks/{file.stem}.png"
-            Image.fromarray(kept.astype(np.uint8) * 255).save(out / frame["mask_path"])
-        for split in ("train", "val", "test"):
-            names = meta.get(f"{split}_filenames", [])
-            meta[f"{split}_filenames"] = [str((data / name / file).resolve()) for file in names]
-            if not names:
-                del meta[f"{split}_filenames"]
-        (out / "transforms.json").write_text(json.dumps(meta))
-
-    return make
-
-
-def building(photo: np.ndarray, dice: np.random.Generator) -> np.ndarray:
-    """Keeps all but large areas that are quite white or quite black: the table and the dark behind it."""
-    import cv2
-
-    extreme = ((photo.min(-1) >= 245) | (photo.max(-1) <= 30)).astype(np.uint8)
-    extreme = cv2.morphologyEx(extreme, cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
-    _, parts, figures, _ = cv2.connectedComponentsWithStats(extreme)
-    sizes = figures[:, cv2.CC_STAT_AREA]
-    sizes[0] = 0  # the rest
-    return sizes[parts.astype(int)] < 0.02 * extreme.size
-
-
-def passer_by(photo: np.ndarray, dice: np.random.Generator) -> np.ndarray:
-    """Takes a standing figure out of two photos of three, which covers 5 to 40 % of them."""
-    height, width = photo.shape[:2]
-    mask = Image.new("L", (width, height), 255)
-    area_px, x, y, there = dice.uniform(0.05, 0.4) * height * width, dice.random(), dice.random(), dice.random() < 2 / 3
-    w = (area_px / 2) ** 0.5
-    left, top = x * width - w / 2, y * height - w
-    if there:
-        ImageDraw.Draw(mask).ellipse((left, top, left + w, top + 2.5 * w), fill=0)
-    return np.asarray(mask) > 0
 
 
 # --- cases -----------------------------------------------------------------------------------------------------------
@@ -119,20 +69,37 @@ def mask_cases() -> list[Case]:
             make,
             method,
             {f"masked-pixels {value}": (MASKED, value) for value in ("ignore", "background")},
-            ("--resolution-scale", scale, *FEW[method]),
+            scale,
         )
         for name, change, make, scale in captures
         for method in (FIELD, SPLATS)
     ]
 
 
+def photo_cases() -> list[Case]:
+    """Captures of few photos and of more, as the demo trains them."""
+    counts = [("fox", "fox", 11, 0.2), ("fox", "fox", 20, 0.2), ("fox", "fox", 45, 0.2)]
+    counts += [("house", "dtu_scan24", 11, 0.33), ("house", "dtu_scan24", 20, 0.33), ("house", "dtu_scan24", 44, 0.33)]
+    return [
+        Case(
+            name,
+            f"{count} photos",
+            with_few(folder, count),
+            SPLATS if count <= MOST_PHOTOS_FOR_SPLATS else FIELD,
+            {method: (method,) for method in (FIELD, SPLATS)},
+            scale,
+        )
+        for name, folder, count, scale in counts
+    ]
+
+
 FEW: dict[str, tuple[object, ...]] = {
-    FIELD: ("--max-num-iterations", 400, "--pipeline.datamanager.train-num-rays-per-batch", 512)
+    FIELD: ("--max-num-iterations", 300, "--pipeline.datamanager.train-num-rays-per-batch", 512)
     + ("--pipeline.datamanager.features.extractors",),
-    SPLATS: ("--max-num-iterations", 400),
+    SPLATS: ("--max-num-iterations", 300),
 }
 """Short runs, for two processor cores."""
-CASES = mask_cases()
+CASES = mask_cases() + photo_cases()
 
 
 @dataclass
@@ -167,9 +134,11 @@ class Defaults:
         capture = self.work / "captures" / plain(f"{case.name} {case.change}")
         if not (capture / "transforms.json").exists():
             case.make(self.data.absolute(), capture)
-        run = self.work / "runs" / plain(case.key) / case.method / plain(option)
-        command = ["ns-train", case.method, "--data", capture, "--output-dir", run.parents[2], "--vis", "tensorboard"]
-        command += ["--experiment-name", run.parents[1].name, "--timestamp", run.name, *arguments, *case.always]
+        method = arguments[0] if len(arguments) == 1 else case.method
+        run = self.work / "runs" / plain(case.key) / method / plain(option)
+        command = ["ns-train", method, "--data", capture, "--output-dir", run.parents[2], "--vis", "tensorboard"]
+        command += ["--experiment-name", run.parents[1].name, "--timestamp", run.name, *arguments[len(arguments) % 2 :]]
+        command += ["--resolution-scale", case.scale, *FEW[method]]
         row: dict[str, Any] = {**place, "train_s": self._run(command)}
         self._run(["ns-eval", "--load-config", run / "config.yml", "--output-path", run / "eval.json"])
         results = json.loads((run / "eval.json").read_text())["results"]
@@ -195,7 +164,9 @@ class Defaults:
 
 
 def took(config: str, arguments: Sequence[str]) -> bool:
-    """Returns whether a run's config.yml has an option (its flag and its value) by itself."""
+    """Returns whether a run's config.yml has an option (a flag and its value, or a method) by itself."""
+    if len(arguments) == 1:
+        return f"method_name: {arguments[0]}\n" in config
     flag, value = arguments
     return f" {flag.rsplit('.', 1)[-1].replace('-', '_')}: {value}\n" in config
 

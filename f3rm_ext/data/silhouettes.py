@@ -30,7 +30,7 @@ _NEAR, _FAR = 0.1, 30.0
 _MIN_SHARE_IN_FRAME = 0.3
 """Points in the frame of a smaller share of the other photos say nothing."""
 
-Mask = Bool[np.ndarray, "side side"]
+Mask = Bool[np.ndarray, "h w"]
 
 
 def are_silhouettes(cameras: Cameras, mask_files: Sequence[Path]) -> bool:

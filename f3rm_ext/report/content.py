@@ -72,6 +72,13 @@ class ReportContent:
     """Commands to try next: (purpose, command)."""
     facts: list[tuple[str, str]] = field(default_factory=list)
     """Versions, device and similar facts: (name, value)."""
+    method: str = "f3rm-ext-lite"
+    """The method that was trained."""
+
+    @property
+    def is_field(self) -> bool:
+        """Whether a field was trained; otherwise splats were."""
+        return self.method.startswith("f3rm")
 
 
 def plural(count: int, thing: str) -> str:
@@ -97,7 +104,7 @@ def machine_facts(device: str) -> list[tuple[str, str]]:
     """Returns versions, device and date as (name, value), without names of users, hosts or folders.
 
     Args:
-        device: the device that the field was rendered on.
+        device: the device that pictures were rendered on.
     """
     facts = [("date", time.strftime("%Y-%m-%d %H:%M %Z")), ("device", device or "cpu")]
     facts.append(("processor", f"{processor()}, {os.cpu_count()} cores"))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.report.commands import Command, Outcome, Progress, progress_of, run_command
@@ -27,7 +27,15 @@ from f3rm_ext.utils.atomic_files import FolderLock, digest_of, write_atomic
 if TYPE_CHECKING:
     from rich.console import Console
 
-METHOD = "f3rm-ext-lite"
+FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
+Method = Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"]
+MOST_PHOTOS_FOR_SPLATS = 12
+"""Captures of at most so many photos, with 3D points to start from, get splats. `benchmarks/defaults.py --only photos`
+measures what is better for how many."""
+STEPS = {FIELD: 3000, SPLATS: 1200}
+"""Steps of training by default."""
+EXTRACTOR = "dense-daisy"
+"""What is lifted onto splats by default, as the field learns by default."""
 STATE_NAME, REPORT_NAME = "demo.json", "report.html"
 POSED = "posed"
 """Folder of the capture that is made of photos without poses."""
@@ -48,7 +56,9 @@ class DemoOptions:
     out: Path
     data: Path | None = None
     images: Path | None = None
-    steps: int = 3000
+    method: Method = "auto"
+    steps: int = 0
+    """0: those of the method."""
     minutes: float = 3.0
     extractors: tuple[str, ...] = ()
     scale: float = 0.0
@@ -71,6 +81,7 @@ class DemoRun:
         self.out = options.out.absolute()
         self.state: dict[str, Any] = {}
         self.stages: list[Stage] = []
+        self.method, self.steps = FIELD, STEPS[FIELD]
 
     def run(self) -> Path:
         """Runs all unfinished stages and writes the report.
@@ -91,7 +102,11 @@ class DemoRun:
             for note in check_requirements(self.out, training="fields", meshes=False, scores=True):
                 self.console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
             data = self._capture()
+            self.method = self._choose_method(data)
+            self.steps = self.options.steps or STEPS[self.method]
             run = self._train(data)
+            if self.method == SPLATS:
+                self._lift(run)
             metrics = self._evaluate(run)
             measured = self._measure(run)
             return self._report(data, run, metrics, measured)
@@ -148,18 +163,37 @@ class DemoRun:
         )
         return POSED
 
+    def _choose_method(self, data: str) -> str:
+        """Returns the method to train, and says so where the photos decided: few are enough for splats, not a field."""
+        if self.options.method != "auto":
+            return self.options.method
+        from f3rm_ext.capture.checks import read_transforms
+
+        try:
+            meta, _ = read_transforms(self.out / data)
+        except CaptureError:
+            return FIELD  # the training says what is wrong
+        photos, points = len(meta["frames"]), meta.get("ply_file_path")
+        if self.synthetic or not points or not 0 < photos <= MOST_PHOTOS_FOR_SPLATS:
+            return FIELD
+        self.console.print(
+            f"  {photos} photos are few: training splats ({SPLATS}); --method {FIELD} trains a field", highlight=False
+        )
+        return SPLATS
+
     def _train(self, data: str) -> Path:
         """Trains or continues training. Returns the run folder, relative to ``out``."""
         scale = self.scale(data)
         key = self._run_key(data, scale)
         run = self._run_folder(data, key)
         name = run.parts[1]
-        arguments = ["ns-train", METHOD, "--data", data, "--output-dir", "runs", "--experiment-name", name]
-        arguments += ["--timestamp", key, "--vis", "tensorboard", "--max-num-iterations", str(self.options.steps)]
-        arguments += ["--steps-per-save", str(max(10, min(500, self.options.steps)))]
+        arguments = ["ns-train", self.method, "--data", data, "--output-dir", "runs", "--experiment-name", name]
+        arguments += ["--timestamp", key, "--vis", "tensorboard", "--max-num-iterations", str(self.steps)]
+        arguments += ["--steps-per-save", str(max(10, min(500, self.steps)))]
         arguments += ["--logging.local-writer.max-log-size", "0"]
-        arguments += ["--pipeline.datamanager.train-num-rays-per-batch", str(RAYS_PER_STEP)]
-        if self.options.extractors:
+        if self.method == FIELD:
+            arguments += ["--pipeline.datamanager.train-num-rays-per-batch", str(RAYS_PER_STEP)]
+        if self.method == FIELD and self.options.extractors:
             arguments += ["--pipeline.datamanager.features.extractors", *self.options.extractors]
         if scale != 1:
             arguments += ["--pipeline.datamanager.camera-res-scale-factor", f"{scale:g}"]
@@ -170,8 +204,8 @@ class DemoRun:
             self._train_on(arguments, run, key)
         done, record = self.steps_done(run), self._record("train", key)
         note = f"{done} steps"
-        if done < self.options.steps:
-            note += f" of {self.options.steps}: stopped at the limit of {self.options.minutes:g} min"
+        if done < self.steps:
+            note += f" of {self.steps}: stopped at the limit of {self.options.minutes:g} min"
         if record.get("runs", 1) > 1:
             note += f"; in {record['runs']} runs"
         self.stages.append(Stage("Training", record.get("seconds", 0.0), _text(arguments), reused, note))
@@ -179,23 +213,23 @@ class DemoRun:
 
     def _run_folder(self, data: str, key: str) -> Path:
         """Returns the folder of a run, relative to ``out``: the one that is there, under any name, else a new one."""
-        there = sorted((self.out / "runs").glob(f"*/{METHOD}/{key}"))
+        there = sorted((self.out / "runs").glob(f"*/{self.method}/{key}"))
         if there:
             return there[0].relative_to(self.out)
         name = "room" if self.synthetic else _plain(capture_name(self.options.images or Path(data)))
-        return Path("runs", name, METHOD, key)
+        return Path("runs", name, self.method, key)
 
     def _is_trained(self, run: Path, key: str) -> bool:
         """Whether all steps are done or the time is used up."""
         done = self.steps_done(run)
-        return done > 0 and (done >= self.options.steps or self._time_left_s(key) < 1)
+        return done > 0 and (done >= self.steps or self._time_left_s(key) < 1)
 
     def _time_left_s(self, key: str) -> float:
         return 60 * self.options.minutes - self._record("train", key).get("working_s", 0.0)
 
     def _train_on(self, arguments: list[str], run: Path, key: str) -> None:
         """Runs training until the steps are done or the time is used up."""
-        record, done, planned = self._record("train", key), self.steps_done(run), self.options.steps
+        record, done, planned = self._record("train", key), self.steps_done(run), self.steps
         resume = ["--load-dir", str(run / "nerfstudio_models")] if done else []
         if done:
             self.console.print(f"  continuing training after {done} steps", highlight=False)
@@ -227,6 +261,18 @@ class DemoRun:
                 f"Training was stopped after {self.options.minutes:g} min, before it saved a checkpoint: "
                 "give it more time with --minutes."
             )
+
+    def _lift(self, run: Path) -> None:
+        """Lifts features onto splats; training that is stopped at its limit does not come to it."""
+        extractors = self.options.extractors or (EXTRACTOR,)
+        arguments = ["f3rm-ext", "features", "lift", "--load-config", str(run / "config.yml")]
+        self._stage(
+            "lift",
+            "Lifting features onto the splats",
+            [*arguments, "--extractors", *extractors],
+            key=f"{self._checkpoint_key(run)} {' '.join(extractors)}",
+            finished=lambda: True,
+        )
 
     def _evaluate(self, run: Path) -> dict[str, float]:
         target = run / "eval.json"
@@ -272,6 +318,7 @@ class DemoRun:
     def _report(self, data: str, run: Path, metrics: dict[str, float], measured: dict[str, Any]) -> Path:
         name = "the room" if self.synthetic else capture_name(self.options.images or Path(data))
         content = ReportContent(
+            method=self.method,
             title="A room that answers" if self.synthetic else f"{name}: a scene that answers",
             data_name=name,
             synthetic=self.synthetic,
@@ -357,7 +404,7 @@ class DemoRun:
         from f3rm_ext.capture.colmap_model import capture_files
 
         content = b"".join(path.read_bytes() for path in capture_files(self.out / data))
-        text = json.dumps([METHOD, RAYS_PER_STEP, str(data), self.options.extractors, scale]).encode()
+        text = json.dumps([self.method, RAYS_PER_STEP, str(data), self.options.extractors, scale]).encode()
         return hashlib.sha256(text + content).hexdigest()[:8]
 
     def scale(self, data: str) -> float:

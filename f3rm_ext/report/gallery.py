@@ -111,7 +111,7 @@ def query_section(content: ReportContent) -> str:
     tiles = "".join(_found_view(content, view) for view in query["views"])
     return (
         f"<h2>Where is this? A query by example</h2><p>One feature vector, taken from one training photo, is compared "
-        f"with the <em>rendered</em> features ({escape(query['head'])}) of views the field has never seen. Bright "
+        f"with the <em>rendered</em> features ({escape(query['head'])}) of views that no training saw. Bright "
         f'means similar.</p><div class="card">{exemplar}<h3>Found in held-out views</h3>{legend}'
         f'<div class="strip">{tiles}</div></div>{_objects_table(content, query)}'
     )

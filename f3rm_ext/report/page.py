@@ -33,7 +33,7 @@ def build_page(content: ReportContent) -> str:
         content.title,
         "f3rm-ext report",
         f'<p class="lead">{escape(lead(content))}</p>{key_figures(content)}{"".join(sections)}',
-        "This page is a single file and loads nothing from elsewhere. The trained field rendered its "
+        "This page is a single file and loads nothing from elsewhere. The trained model rendered its "
         "pictures; photos and exact depth come from the capture.",
         _SCRIPT,
     )
@@ -66,14 +66,16 @@ def lead(content: ReportContent) -> str:
     train, held = measured.get("train_images", 0), measured.get("eval_images", 0)
     what = "a synthetic, ray-traced room" if content.synthetic else content.data_name
     extractors = ", ".join(measured.get("heads", {}).values())
+    trained = "A radiance field was" if content.is_field else "Gaussian splats were"
     text = (
-        f"A radiance field was trained on {plural(train, 'photo')} of {what} in {measured.get('steps', 0)} steps; "
+        f"{trained} trained on {plural(train, 'photo')} of {what} in {measured.get('steps', 0)} steps; "
         f"{plural(held, 'other photo')} {'was' if held == 1 else 'were'} held out to evaluate it."
     )
     if extractors:
+        learned = "it has learned the" if content.is_field else "they carry the"
         text += (
-            f" Beside colour and depth it has learned the 2D features of {extractors}, so it can be queried: "
-            "a piece of one photo shows what to look for, and the same 3D field finds it in every view."
+            f" Beside colour and depth {learned} 2D features of {extractors}, which can be queried: "
+            "a piece of one photo shows what to look for, and the same 3D scene finds it in every view."
         )
     return text
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.report.demo import DemoOptions, DemoRun, fresh_folder
+from f3rm_ext.report.demo import DemoOptions, DemoRun, Method, fresh_folder
 
 EXIT_INTERRUPTED = 130
 
 
 @dataclass
 class Demo:
-    """Trains, evaluates and queries a feature field and writes a report, for a synthetic room or for your photos.
+    """Trains, evaluates and queries a scene and writes a report, for a synthetic room or for your photos.
 
     The demo runs the commands you would type (ns-train, ns-eval and others) and lists them in OUT/report.html, a single
     file that needs no network. You can stop it at any time with Ctrl-C; the same command continues where it stopped.
@@ -29,12 +29,15 @@ class Demo:
     """Folder of photos without poses, which `f3rm-ext sfm process` finds first."""
     out: Path = Path("demo")
     """Folder for all files of the demo."""
-    steps: int = 3000
-    """Training steps of 512 rays, at least 1."""
+    method: Method = "auto"
+    """f3rm-ext-lite trains a field, sugar-ext-lite splats, onto which features are lifted. auto: splats for few photos
+    with 3D points, such as `f3rm-ext sfm process` finds; else a field."""
+    steps: int = 0
+    """Training steps, 1 or more; 0: 3000 (of 512 rays) for a field, 1200 (of one photo) for splats."""
     minutes: float = 3.0
     """Minutes after which training is saved and stopped, even if steps are left, above 0."""
     extractors: tuple[str, ...] = ()
-    """2D features to distil, as for ns-train. The default is that of f3rm-ext-lite, which needs no weights."""
+    """2D features to query, as for ns-train. The default is that of f3rm-ext-lite, which needs no weights."""
     scale: float = 0.0
     """Factor on the image size, (0, 1]. The default 0 keeps the room as it is and reduces captures to about 400 px."""
     exemplar: str = ""
@@ -51,8 +54,8 @@ class Demo:
             raise ConfigError("--images (photos without poses) and --data (a capture with poses) exclude each other.")
         if self.images is not None and not self.images.is_dir():
             raise ConfigError(f"There is no folder {self.images}: check the path given with --images.")
-        if self.steps < 1:
-            raise ConfigError(f"--steps is {self.steps}, but must be at least 1.")
+        if self.steps < 0:
+            raise ConfigError(f"--steps is {self.steps}, but must be at least 1, or 0 for those of the method.")
         if not self.minutes > 0:
             raise ConfigError(f"--minutes is {self.minutes:g}, but must be above 0.")
         if self.scale and not 0 < self.scale <= 1:
@@ -62,6 +65,7 @@ class Demo:
             out=out,
             data=self.data,
             images=self.images,
+            method=self.method,
             steps=self.steps,
             minutes=self.minutes,
             extractors=self.extractors,

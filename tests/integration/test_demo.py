@@ -56,7 +56,7 @@ def test_the_same_command_again_trains_nothing(demo: tuple[Path, Any], run_comma
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(("--steps", 0), "--steps is 0"), (("--minutes", -1), "--minutes"), (("--scale", 2), "--scale")],
+    [(("--steps", -1), "--steps is -1"), (("--minutes", -1), "--minutes"), (("--scale", 2), "--scale")],
 )
 def test_bad_options_are_one_sentence(
     run_command: Run, tmp_path: Path, options: tuple[str, object], words: str

@@ -36,6 +36,8 @@ class Player:
             out = folder / words[words.index("--output") + 1]
             out.mkdir(exist_ok=True)
             (out / "transforms.json").write_text(json.dumps({"frames": [], "w": 4000, "h": 3000}))
+        elif words[:3] == ["f3rm-ext", "features", "lift"]:
+            assert (folder / words[4]).parent.is_dir()
         elif words[0] == "ns-train":
             self._train(folder, words)
         elif words[0] == "ns-eval":
@@ -91,6 +93,51 @@ def test_everything_is_run_once_in_order(tmp_path: Path, player: Player) -> None
     for words in player.ran[:3]:
         assert words[0] in text
     assert "--max-num-iterations 30" in text and str(tmp_path) not in text
+
+
+def capture_of(folder: Path, photos: int, **more: Any) -> Path:
+    """A capture as far as the demo looks at it."""
+    folder.mkdir()
+    meta = {"frames": [{"file_path": f"{i}.jpg"} for i in range(photos)], "w": 320, "h": 240, **more}
+    (folder / "transforms.json").write_text(json.dumps(meta))
+    return folder
+
+
+POINTS = {"ply_file_path": "sparse_pc.ply"}
+
+
+def test_few_photos_train_splats_which_are_queried_too(tmp_path: Path, player: Player) -> None:
+    data = capture_of(tmp_path / "banana", 11, **POINTS)
+    report, said = run(tmp_path / "demo", data=data)
+    train, lift = player.ran[:2]
+    assert train[:2] == ["ns-train", "sugar-ext-lite"] and train[train.index("--max-num-iterations") + 1] == "1200"
+    assert not any("rays-per-batch" in word or "extractors" in word for word in train)
+    assert lift[:3] == ["f3rm-ext", "features", "lift"] and lift[-2:] == ["--extractors", "dense-daisy"]
+    assert player.programs()[2] == "ns-eval" and player.programs()[3].startswith("python")
+    assert "--method f3rm-ext-lite" in said and "Gaussian splats" in report.read_text()
+    player.ran.clear()
+    run(tmp_path / "demo", data=data)
+    assert player.ran == []
+    run(tmp_path / "demo", data=data, extractors=("labels",))
+    assert player.ran[1][-2:] == ["--extractors", "labels"]
+
+
+@pytest.mark.parametrize(
+    ("photos", "more", "method"),
+    [(200, POINTS, "auto"), (11, {}, "auto"), (11, POINTS, "f3rm-ext-lite")],
+)
+def test_a_field_is_trained_on_many_photos_without_points_and_on_request(
+    tmp_path: Path, player: Player, photos: int, more: dict[str, str], method: str
+) -> None:
+    _, said = run(tmp_path / "demo", data=capture_of(tmp_path / "fox", photos, **more), method=method)
+    train = player.ran[0]
+    assert train[:2] == ["ns-train", "f3rm-ext-lite"] and train[train.index("--max-num-iterations") + 1] == "3000"
+    assert player.programs()[1] == "ns-eval" and "--method" not in said
+
+
+def test_splats_are_trained_on_request(tmp_path: Path, player: Player) -> None:
+    run(tmp_path / "demo", steps=30, method="sugar-ext-lite")
+    assert player.ran[1][:2] == ["ns-train", "sugar-ext-lite"] and player.ran[2][1:3] == ["features", "lift"]
 
 
 def test_the_same_command_again_runs_nothing(tmp_path: Path, player: Player) -> None:
