@@ -19,10 +19,10 @@ from PIL import Image
 from f3rm_ext.data.undistort import MAX_HALF_ANGLE_RAD, DistortedCamera
 from f3rm_ext.errors import CaptureError
 
-MAX_RATIO = 0.5
-"""Masks are silhouettes up to this ratio of the disagreement on rays of kept pixels to that on rays of masked pixels:
-0.02 to 0.37 for masks of objects, 0.6 or more for others (docs/datamanager.md)."""
-MIN_DISAGREEMENT = 0.1
+MAX_RATIO, RATIO_PER_DISAGREEMENT = 0.5, 4.0
+"""Masks are silhouettes up to this ratio of the disagreement on rays of kept pixels to that on rays of masked ones; up
+to less where the latter is small and so says less. See docs/datamanager.md for masks of many kinds."""
+MIN_DISAGREEMENT = 0.02
 """Where other photos disagree less on the rays of masked pixels, there is too little to tell from."""
 _VIEWS, _RAYS, _DEPTHS, _SIDE_PX = 24, 64, 96, 64
 _NEAR, _FAR = 0.1, 30.0
@@ -53,7 +53,7 @@ def are_silhouettes(cameras: Cameras, mask_files: Sequence[Path]) -> bool:
         return False
     poses = cameras.camera_to_worlds[torch.tensor(chosen)].double().cpu().numpy()
     kept, masked = disagreements(poses, lenses, masks)
-    return masked >= MIN_DISAGREEMENT and kept <= MAX_RATIO * masked
+    return masked >= MIN_DISAGREEMENT and kept <= min(MAX_RATIO, RATIO_PER_DISAGREEMENT * masked) * masked
 
 
 def disagreements(
