@@ -32,9 +32,9 @@ from PIL import Image
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.scripts.eval_mesh import EvalMesh
 from f3rm_ext.scripts.export_mesh import Mesh
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.schedule import FULL_STEPS
 from f3rm_ext.splat.surface.options import RegularizationOptions
 from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh

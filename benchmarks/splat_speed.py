@@ -87,7 +87,7 @@ def start_run(name: str, options: argparse.Namespace, folder: Path, **changes: A
     """
     from nerfstudio.scripts.train import _set_random_seed
 
-    from f3rm_ext.splat.cameras import PinholeCameras
+    from f3rm_ext.data.pinhole_cameras import PinholeCameras
     from f3rm_ext.splat.initialization import initial_gaussians, random_points
 
     config = make_config(VARIANTS[name], options, folder)

@@ -33,8 +33,8 @@ import tyro
 from commands import call
 from scipy.spatial import KDTree
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine.opening import open_run
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.surface.frames import pixel_rays
 
 HERE = Path(__file__).parent

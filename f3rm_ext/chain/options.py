@@ -7,11 +7,11 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
+from f3rm_ext.data.stereo.points import DenseMode
 from f3rm_ext.errors import ConfigError
 
 StageName = Literal[
     "sfm",
-    "points",
     "coarse",
     "mesh",
     "refine",
@@ -24,13 +24,11 @@ StageName = Literal[
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 """In the order in which they run."""
-PASSED_ON = ("sfm", "points", "coarse", "mesh", "refine", "texture")
+PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture")
 """Stages with options of their own, written ``--STAGE.OPTION``."""
 _TRAININGS = {"coarse", "refine"}
 CAPTURE = "capture"
 """Folder of the capture that is made of photos, in the output."""
-DENSE_CAPTURE = "dense-capture"
-"""Folder of the copy of the capture that has dense points, in the output."""
 Words = tuple[str, ...]
 StageOptions = dict[str, Words]
 """Options of a command: names without dashes, and the words of their values."""
@@ -46,9 +44,9 @@ class ChainOptions:
     """Folder of photos without poses, in place of --data: `f3rm-ext sfm process` finds the poses first."""
     output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
     """Folder for everything that is made."""
-    dense_points: bool = False
-    """Let the coarse splats begin at dense points as well, which `f3rm-ext sfm points` finds by stereo between the
-    photos. For rooms and other scenes with plain surfaces."""
+    dense_points: DenseMode | None = None
+    """When the coarse splats begin at points that stereo between the photos finds: auto, always or never. By default
+    auto, which decides by the points that the capture has."""
     coarse_method: Literal["sugar-ext", "sugar-ext-lite"] | None = None
     """Method of the coarse splats. By default sugar-ext with a GPU, and sugar-ext-lite without."""
     regularization: Annotated[str | None, tyro.conf.arg(aliases=["-r"])] = None
@@ -104,9 +102,7 @@ class ChainOptions:
             raise ConfigError("The stage sfm finds poses of photos: give them with --images in place of --data.")
         if self.images is not None and self.skip_coarse:
             raise ConfigError("--coarse-checkpoint needs the poses that the splats were trained on: give --data.")
-        if not self.dense_points and "points" in (self.from_stage, self.until_stage):
-            raise ConfigError("The stage points finds dense points: add --dense-points.")
-        if self.dense_points and self.skip_coarse:
+        if self.dense_points is not None and self.skip_coarse:
             raise ConfigError(
                 "--dense-points are where coarse splats begin, and --skip-coarse leaves these out: drop one of the two."
             )
@@ -131,11 +127,6 @@ class ChainOptions:
     def capture(self) -> Path:
         """The capture with poses: the one given, or the one that the first stage makes of the photos."""
         return self.data if self.data is not None else self.output / CAPTURE
-
-    @property
-    def coarse_capture(self) -> Path:
-        """The capture that the coarse splats are trained on: with --dense-points the copy that has them."""
-        return self.output / DENSE_CAPTURE if self.dense_points else self.capture
 
     def of_stage(self, stage: str, own: StageOptions) -> StageOptions:
         """Returns the options of a stage's command: its own, and those passed on, which win."""

@@ -98,8 +98,6 @@ class ChainRun:
         self._check_requirements()
         if forced and stage.name == "sfm":
             remove_folder(self.options.capture)
-        if stage.fresh is not None:
-            remove_folder(stage.fresh)
         record = self._begin(stage, why == "it was interrupted" and not forced)
         goes_on = stage.is_training and newest_checkpoint(stage.run_folder(self.folder, record))
         if why or forced:
@@ -194,7 +192,7 @@ class ChainRun:
 
         log = self.folder / "logs" / f"{stage.name}.log"
         words = stage.command(self.folder, record)
-        written = stage.outputs.values() if stage.fresh is None else [stage.fresh]
+        written = stage.outputs.values()
         for path in (*written, *([stage.pictures] if stage.pictures else [])):
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -216,7 +214,6 @@ class ChainRun:
         if first is None:
             return
         left_out = {"sfm"} if self.options.images is None else set()
-        left_out |= set() if self.options.dense_points else {"points"}
         left_out |= {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
         left_out |= {"refine", "refined-mesh", "eval-refined"} if self.options.skip_refine else set()
         needed = [name for name in STAGES[: STAGES.index(first)] if not name.startswith("eval-")]

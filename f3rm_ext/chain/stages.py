@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from f3rm_ext.capture.points import STEREO_POINTS
 from f3rm_ext.chain.manifest import Record, identify
 from f3rm_ext.chain.options import ChainOptions, StageName, StageOptions, Words, words_of
 from f3rm_ext.errors import ConfigError
@@ -14,7 +13,6 @@ from f3rm_ext.utils.atomic_files import digest_of, digest_of_file
 
 TITLES: dict[StageName, str] = {
     "sfm": "Camera poses",
-    "points": "Dense points",
     "coarse": "Coarse splats",
     "mesh": "Mesh",
     "refine": "Refined splats",
@@ -47,8 +45,6 @@ class Stage:
     """Files it writes; a training's are known only afterwards."""
     pictures: Path | None = None
     """Folder whose pictures show its progress."""
-    fresh: Path | None = None
-    """Folder that its command makes, and does not go on with."""
 
     @property
     def is_training(self) -> bool:
@@ -106,7 +102,6 @@ class Chain:
         """Yields the stages in order; each is built after those before it have finished."""
         makers: tuple[Callable[[], Stage | None], ...] = (
             self._sfm,
-            self._points,
             self._coarse,
             self._mesh,
             self._refine,
@@ -136,31 +131,16 @@ class Chain:
         outputs = {"poses": out / "transforms.json", "points": out / "sparse_pc.ply"}
         return Stage("sfm", ("f3rm-ext", "sfm", "process"), options, inputs, places, outputs)
 
-    def _points(self) -> Stage | None:
-        if not self.options.dense_points:
-            return None
-        capture, out = self.options.capture.absolute(), self.options.coarse_capture.absolute()
-        inputs = self._photos() | {"place of the capture": digest_of(str(capture).encode())}  # the copy links its files
-        outputs = {"capture": out / "transforms.json", "points": out / STEREO_POINTS}
-        return Stage(
-            "points",
-            ("f3rm-ext", "sfm", "points"),
-            self.options.of_stage("points", {}),
-            inputs,
-            (str(capture), "--out", str(out)),
-            outputs,
-            fresh=out,
-        )
-
     def _coarse(self) -> Stage | None:
         if self.options.skip_coarse:
             return None
-        loss = {"regularization": (self.options.regularization,)} if self.options.regularization else {}
-        options = self.options.of_stage("coarse", self.options.of_trainings() | loss)
-        inputs, data = self._photos(), ("--data", str(self.options.coarse_capture.absolute()))
+        own: StageOptions = {}
+        if self.options.regularization:
+            own["regularization"] = (self.options.regularization,)
         if self.options.dense_points:
-            inputs["dense points"] = self._digest("points", "points")
-        return Stage("coarse", ("ns-train", str(self.options.coarse_method)), options, inputs, data)
+            own["dense-points"] = (self.options.dense_points,)
+        options = self.options.of_stage("coarse", self.options.of_trainings() | own)
+        return Stage("coarse", ("ns-train", str(self.options.coarse_method)), options, self._photos(), self._data())
 
     def _mesh(self) -> Stage:
         places, inputs = self._splats()

@@ -23,9 +23,11 @@ from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.levers import scale_levers, window_levers
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.data.stereo.points import DenseMode, add_dense_points
 from f3rm_ext.engine.shortage import Lever, Loss, RunFacts
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
+from f3rm_ext.features.store.feature_store import cache_root
 
 
 @dataclass
@@ -54,6 +56,9 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     silhouettes in all photos tell; otherwise, and where that cannot be known, ignore. ignore: they do not count, so fog
     may grow there. background: they are empty, so that an object comes out clean; the background is random, or
     --pipeline.model.background-color if that is black or white. Evaluation never counts masked pixels."""
+    dense_points: Annotated[DenseMode, tyro.conf.arg(aliases=["--dense-points"])] = "auto"
+    """Points that stereo between the photos finds, at which splats begin. auto: for captures with fewer than 100 points
+    of their own. always: besides the capture's points. They are found once per capture and kept in the cache."""
     num_downscales: int = 2
     """Training starts with images whose sides are halved this many times, 0 to 8; 0: full size from the start.
     Evaluation always uses the full size."""
@@ -172,6 +177,9 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         self.train_dataparser_outputs: DataparserOutputs = self.dataparser.get_dataparser_outputs(split="train")
         self.check_train_outputs(self.train_dataparser_outputs)
         drop_unusable_points(self.train_dataparser_outputs.metadata)
+        if test_mode == "val":
+            cache = cache_root(config.features.cache_dir, "points")
+            add_dense_points(self.train_dataparser_outputs, cache, config.dense_points)
         self.train_dataset = self._dataset(self.train_dataparser_outputs)
         # Models start here if the capture has no 3D points.
         self.train_dataset.metadata["cameras"] = self.train_dataset.cameras

@@ -65,6 +65,13 @@ class PinholeDataset(InputDataset):
         sizes = [shrunk_size(view.height, view.width, scale_factor) for view in views]
         self.cameras = _cameras(cameras, [view.resized(*size) for view, size in zip(views, sizes, strict=True)])
 
+    @classmethod
+    def of_side(cls, dataparser_outputs: DataparserOutputs, side_px: int) -> "PinholeDataset":
+        """Returns the data set whose longest side of an image is given; images are not enlarged."""
+        cameras = dataparser_outputs.cameras
+        longest = int(torch.maximum(cameras.width, cameras.height).max())
+        return cls(dataparser_outputs, min(1.0, side_px / longest))
+
     def picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
         """Reads, undistorts and scales one image; alpha and mask are kept.
 

@@ -10,6 +10,8 @@ from jaxtyping import Int64
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.engine.trainer import TrainerConfig
 
+from f3rm_ext.data.stereo.points import COUNT as DENSE_COUNT
+from f3rm_ext.data.stereo.points import wants_dense_points
 from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.errors import CaptureError, ConfigError, reason_of
 from f3rm_ext.planning.request import CaptureSizes
@@ -73,6 +75,7 @@ class ImageSizes:
         """
         options: Any = copy.deepcopy(config.pipeline.datamanager)
         options.features.extractors = ()  # or they would be extracted
+        mode, options.dense_points = getattr(options, "dense_points", "never"), "never"  # or they would be sought
         with messages_to_stderr():
             try:
                 manager = _without_batches(options._target)(options, device="cpu", test_mode="val")
@@ -82,13 +85,14 @@ class ImageSizes:
                     "the dataparser."
                 ) from error
         cameras = manager.train_dataset.cameras
-        points = manager.train_dataset.metadata.get("points3D_xyz")
+        points = len(manager.train_dataset.metadata.get("points3D_xyz", ()))
+        points += DENSE_COUNT if wants_dense_points(points, mode) else 0
         heights, widths = (getattr(cameras, name).reshape(-1).numpy().astype(np.int64) for name in ("height", "width"))
         return cls(
             heights,
             widths,
             0 if manager.eval_dataset is None else len(manager.eval_dataset),
-            0 if points is None else len(points),
+            points,
             f"{len(heights)} training images of {_size(heights, widths)} in {manager.config.dataparser.data}",
             (Path(manager.config.dataparser.data), manager.train_dataparser_outputs),
         )

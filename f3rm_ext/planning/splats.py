@@ -10,6 +10,7 @@ from nerfstudio.data.scene_box import SceneBox
 from nerfstudio.engine.callbacks import TrainingCallbackAttributes
 from torch import Tensor, nn
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.planning.allowances import QUERY_PX, on_the_device
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.growth import final_gaussians, refinement_start, schedule_of
@@ -20,7 +21,6 @@ from f3rm_ext.planning.tracker import AllocationTracker, Bytes
 from f3rm_ext.planning.windows import feature_sizes, feature_specs, stays_on_device, window_of
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Scorer
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.memory.accounting import CHUNKS_BYTES, FLOAT, PACKED_BYTES, Layout, account, total
 from f3rm_ext.splat.model import SplatModel

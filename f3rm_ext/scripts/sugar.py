@@ -16,20 +16,20 @@ EXIT_INTERRUPTED = 130
 class Run(ChainOptions):
     """Trains splats, extracts a mesh, refines both together, textures the mesh, measures all, and writes a report.
 
-    Each stage is a command of its own, which the report lists: f3rm-ext sfm process for photos without poses, f3rm-ext
-    sfm points with --dense-points, ns-train sugar-ext, f3rm-ext export mesh, ns-train sugar-ext-refine, f3rm-ext export
-    refined-mesh, f3rm-ext export texture, ns-eval, eval-mesh and eval-texture. The same command again skips the stages
-    that are finished and goes on with a training at its last checkpoint, also after a kill. A changed option does its
-    stage again, and those that depend on it; the command says why.
+    Each stage is a command of its own, which the report lists: f3rm-ext sfm process for photos without poses, ns-train
+    sugar-ext, f3rm-ext export mesh, ns-train sugar-ext-refine, f3rm-ext export refined-mesh, f3rm-ext export texture,
+    ns-eval, eval-mesh and eval-texture. The same command again skips the stages that are finished and goes on with a
+    training at its last checkpoint, also after a kill. A changed option does its stage again, and those that depend on
+    it; the command says why.
 
-    Options of single stages begin with the stage: --sfm.OPTION for f3rm-ext sfm process, --points.OPTION for f3rm-ext
-    sfm points, --coarse.OPTION and --refine.OPTION for ns-train, --mesh.OPTION and --texture.OPTION for f3rm-ext
-    export. `f3rm-ext sfm process --help` and the others list them.
+    Options of single stages begin with the stage: --sfm.OPTION for f3rm-ext sfm process, --coarse.OPTION and
+    --refine.OPTION for ns-train, --mesh.OPTION and --texture.OPTION for f3rm-ext export. `f3rm-ext sfm process --help`
+    and the others list them.
 
     Typical calls:
       f3rm-ext sugar run --data room --output room-mesh
       f3rm-ext sugar run --images photos --output room-mesh --sfm.max-size 1600
-      f3rm-ext sugar run --data room --output room-mesh --dense-points
+      f3rm-ext sugar run --data room --output room-mesh --dense-points always
       f3rm-ext sugar run --data room --output room-mesh --refinement-time short --vertices 50000
       f3rm-ext sugar run --data room --output room-mesh --coarse.max-num-iterations 7000 --mesh.min-views 3
       f3rm-ext sugar run --data room --output room-mesh --from-stage texture --texture-size 4096
@@ -68,17 +68,11 @@ class Run(ChainOptions):
         """
         from f3rm_ext.scripts.export_mesh import Mesh
         from f3rm_ext.scripts.export_texture import Texture
-        from f3rm_ext.scripts.sfm_points import Points
         from f3rm_ext.scripts.sfm_process import Process
         from f3rm_ext.sfm.estimators import build_estimator
 
         if self.images is None and "sfm" in self.passed_on:
             raise ConfigError("--sfm.OPTION is for photos without poses: give them with --images in place of --data.")
-        if not self.dense_points and "points" in self.passed_on:
-            raise ConfigError("--points.OPTION is of dense points: add --dense-points.")
-        if self.dense_points:
-            words = ("data", "--out", "dense", *words_of(self.of_stage("points", {})))
-            parse_command(Points, "f3rm-ext sfm points", words).check()
         if self.images is not None:
             words = ("--images", str(self.images), "--output", str(self.capture))
             options = words_of(self.of_stage("sfm", {}))

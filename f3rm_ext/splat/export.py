@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine.opening import open_run
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.files import BadValues, SplatInfo, export_splats
 from f3rm_ext.splat.files.spz import Axes
 from f3rm_ext.splat.gaussians import Gaussians

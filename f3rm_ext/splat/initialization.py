@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count
 from f3rm_ext.splat.mip import sampling_intervals
 from f3rm_ext.splat.surface.neighbours import nearest_neighbours
@@ -107,16 +107,11 @@ def points_on_rays(views: PinholeCameras, count: int, generator: torch.Generator
     sizes = torch.stack([views.widths, views.heights], dim=1)[chosen]
     pixels = torch.rand(count, 2, generator=generator) * sizes
     low, high = math.log(NEAREST), math.log(FARTHEST)
-    depths = (low + (high - low) * torch.rand(count, generator=generator)).exp() * camera_radius(views)
+    depths = (low + (high - low) * torch.rand(count, generator=generator)).exp() * views.radius()
     pixels = torch.cat([pixels, torch.ones(count, 1)], dim=1)
     local = (torch.linalg.inv(views.Ks)[chosen] @ pixels[..., None])[..., 0] * depths[:, None]
     viewmats = views.viewmats[chosen]
     return (viewmats[:, :3, :3].transpose(1, 2) @ (local - viewmats[:, :3, 3])[..., None])[..., 0]
-
-
-def camera_radius(views: PinholeCameras) -> float:
-    """Returns the distance of the farthest camera from the point nearest to all optical axes, scene units."""
-    return float((views.positions - _nearest_to_axes(views)).norm(dim=1).max().clamp_min(1e-3))
 
 
 def points_seen_by_many(
@@ -136,7 +131,7 @@ def points_seen_by_many(
         Scene frame, on the CPU.
     """
     views = views.to("cpu")
-    centre, radius = _nearest_to_axes(views), camera_radius(views)
+    centre, radius = views.focus(), views.radius()
     kept, seen_most = [], 1.0
     for attempt in range(_ROUNDS):
         cube = (torch.rand(4 * count, 3, generator=generator) * 2 - 1) * radius
@@ -151,15 +146,6 @@ def points_seen_by_many(
     else:
         kept.append(points)
     return torch.cat(kept)[:count]
-
-
-def _nearest_to_axes(views: PinholeCameras) -> Float[Tensor, "3"]:
-    """Returns the point with the least sum of squared distances from the optical axes."""
-    away = torch.eye(3) - views.forward[:, :, None] * views.forward[:, None, :]
-    matrix = away.sum(dim=0) + 1e-6 * len(away) * torch.eye(3)  # Parallel axes: near the cameras.
-    mean = views.positions.mean(dim=0)
-    right = (away @ (views.positions - mean)[..., None]).sum(dim=0)[:, 0]
-    return mean + torch.linalg.solve(matrix, right)
 
 
 def _count_views(points: Tensor, views: PinholeCameras) -> Float[Tensor, " points"]:

@@ -14,6 +14,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
 from f3rm_ext import threads
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.uploads import upload
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.optimizers import schedule_length
@@ -23,7 +24,6 @@ from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.densify import Change, Densifier, make_densifier
 from f3rm_ext.splat.features.heads import LiftedHeads
 from f3rm_ext.splat.features.queryable import QueryableSplats

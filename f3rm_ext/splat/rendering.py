@@ -8,8 +8,8 @@ from jaxtyping import Float
 from nerfstudio.data.scene_box import OrientedBox
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.mip import MipOptions, smooth

@@ -12,10 +12,10 @@ from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine import launch
 from f3rm_ext.engine.ranks import Ranks, rank, sum_over_ranks, world_size
 from f3rm_ext.errors import ConfigError, RankError
-from f3rm_ext.splat.cameras import PinholeCameras
 
 OPTION = "--pipeline.model.shard-gaussians"
 _MODEL = "_model."

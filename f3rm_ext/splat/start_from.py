@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from nerfstudio.utils.rich_utils import CONSOLE
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import CheckpointError, ConfigError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
 from f3rm_ext.splat.mip import MipOptions, fuse, sampling_intervals, smoothing_filter, unfuse

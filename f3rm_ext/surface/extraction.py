@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 import trimesh
 
+from f3rm_ext.data.stereo.agreement import agreeing_depth
 from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.surface import cleaning
@@ -16,7 +17,7 @@ from f3rm_ext.surface.poisson import FEWEST_POINTS, poisson_mesh
 from f3rm_ext.surface.scenes import SurfaceScene, require_gaussians
 from f3rm_ext.surface.shells import contraction_of, fuse_shells, simplified_evenly
 from f3rm_ext.surface.stereo_depth import take_stereo
-from f3rm_ext.surface.views import StoredViews, agreeing_depth, pixel_size, stored_views
+from f3rm_ext.surface.views import StoredViews, pixel_size, stored_views
 from f3rm_ext.utils.console import StageProgress
 
 Method = Literal["tsdf", "level-set", "poisson-centres"]

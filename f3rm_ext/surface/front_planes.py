@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.rasterize import cpu, reference
 from f3rm_ext.splat.rasterize.camera import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE_PX, Camera
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene

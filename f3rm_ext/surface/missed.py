@@ -14,8 +14,8 @@ import numpy as np
 import trimesh
 from jaxtyping import Bool, Float32, UInt8
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import MeshError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.surface import cleaning
 from f3rm_ext.surface.open3d_library import open3d, raycasting_scene
 from f3rm_ext.surface.views import StoredViews

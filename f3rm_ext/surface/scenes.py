@@ -9,16 +9,17 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.data.stereo.sweep import PhotoStereo
 from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render_outputs
 from f3rm_ext.splat.start_from import read_start
 from f3rm_ext.surface.front_planes import front_plane_depth
 from f3rm_ext.surface.median_depth import median_depth
-from f3rm_ext.surface.stereo import views_of_photos
 from f3rm_ext.surface.views import Depth, RenderedView, SceneViews, pinhole, rendered_view
 
 SplatsFrame = Literal["auto", "scene", "capture"]
@@ -120,7 +121,10 @@ def open_splat_scene(
 
 
 def _stereo(outputs: DataparserOutputs, width_px: int) -> SceneViews | None:
-    return views_of_photos(outputs, width_px) if width_px else None
+    if not width_px:
+        return None
+    stereo = PhotoStereo.of_dataset(PinholeDataset(outputs, min(1.0, width_px / int(outputs.cameras.width.max()))))
+    return SceneViews(stereo.cameras, lambda index: RenderedView(stereo.color(index), stereo.depth(index)))
 
 
 def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: Depth = "median") -> SceneViews:

@@ -10,9 +10,10 @@ import numpy as np
 from jaxtyping import Float32, Int
 from numpy.lib.stride_tricks import sliding_window_view
 
-from f3rm_ext.splat.cameras import PinholeCameras
-from f3rm_ext.surface.stereo import AGREEING
-from f3rm_ext.surface.views import SceneViews, StoredViews, agreeing_depth, stored_views
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.stereo.agreement import agreeing_depth
+from f3rm_ext.data.stereo.sweep import AGREEING
+from f3rm_ext.surface.views import SceneViews, StoredViews, stored_views
 
 MIN_VIEWS = 2
 """Views whose stereo must agree on a pixel, itself included."""

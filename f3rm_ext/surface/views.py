@@ -9,21 +9,18 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int, UInt8
+from jaxtyping import Float, Float32, UInt8
 from nerfstudio.cameras.cameras import Cameras, CameraType
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.stereo.agreement import DepthMaps
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.queryable import Queryable
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.utils.pictures import to_bytes
 
 MIN_ACCUMULATION = 0.5
 """Pixels with less accumulation have no depth."""
-NEIGHBOURS = 8
-"""Views that each view is compared with."""
-_PROBES = 400
-"""Pixels of a view from which its neighbours are chosen."""
 
 
 Depth = Literal["median", "mean", "planes"]
@@ -92,15 +89,12 @@ def rendered_view(outputs: Mapping[str, Tensor], depth: Float[Tensor, "h w 1"]) 
     return RenderedView(to_bytes(outputs["rgb"].cpu().numpy()), depth.float().numpy())
 
 
-class StoredViews:
+class StoredViews(DepthMaps):
     """Rendered views in files, so that memory holds one at a time."""
 
     def __init__(self, cameras: PinholeCameras, folder: Path) -> None:
-        self.cameras = cameras
+        super().__init__(cameras)
         self._folder = folder
-
-    def __len__(self) -> int:
-        return len(self.cameras.widths)
 
     def color(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
         """Returns the colours of a view."""
@@ -125,12 +119,6 @@ class StoredViews:
         path = self._folder / f"depth{index}.npy"
         path.unlink(missing_ok=True)
         np.save(path, depth)
-
-    def points(self, index: int) -> tuple[Float[Tensor, "points 3"], Int[Tensor, " points"]]:
-        """Returns where the pixels with depth are, scene frame, float64, and their indices in the flattened picture."""
-        depth = torch.from_numpy(np.array(self.depth(index)))
-        pixels = (depth.flatten() > 0).nonzero().squeeze(1)
-        return unproject(self.cameras, index, depth.flatten()[pixels].double(), pixels), pixels
 
 
 @contextlib.contextmanager
@@ -158,67 +146,6 @@ def pinhole(cameras: Cameras, scale: float) -> Cameras:
     return made
 
 
-def unproject(
-    cameras: PinholeCameras, index: int, depth: Float[Tensor, " points"], pixels: Int[Tensor, " points"]
-) -> Float[Tensor, "points 3"]:
-    """Returns where pixels lie at some depth, scene frame, float64.
-
-    Args:
-        cameras: all cameras.
-        index: the camera.
-        depth: along the camera's axis.
-        pixels: indices in the flattened picture; a pixel's centre is at its half.
-    """
-    K, viewmat, width = cameras.Ks[index].double(), cameras.viewmats[index].double(), int(cameras.widths[index])
-    x = (pixels % width + 0.5 - K[0, 2]) / K[0, 0]
-    y = (pixels // width + 0.5 - K[1, 2]) / K[1, 1]
-    at = torch.stack([x * depth, y * depth, depth.double()], dim=1)
-    return (at - viewmat[:3, 3]) @ viewmat[:3, :3]
-
-
-def project(
-    cameras: PinholeCameras, index: int, points: Float[Tensor, "points 3"]
-) -> tuple[Int[Tensor, " points"], Float[Tensor, " points"], Bool[Tensor, " points"]]:
-    """Returns the pixels (in the flattened picture) and depths of points, and which are in the picture."""
-    K, viewmat = cameras.Ks[index].double(), cameras.viewmats[index].double()
-    width, height = int(cameras.widths[index]), int(cameras.heights[index])
-    x, y, z = (points @ viewmat[:3, :3].T + viewmat[:3, 3]).unbind(1)
-    safe = z.clamp_min(1e-9)
-    col, row = (K[0, 0] * x / safe + K[0, 2]).floor(), (K[1, 1] * y / safe + K[1, 2]).floor()
-    inside = (z > 0) & (col >= 0) & (col < width) & (row >= 0) & (row < height)
-    return torch.where(inside, row * width + col, 0).long(), z, inside
-
-
-def agreeing_depth(stored: StoredViews, index: int, min_views: int, tolerance: float) -> Float32[np.ndarray, "h w"]:
-    """Returns the depth of a view, 0 where too few views agree with it.
-
-    A view agrees where its depth is the same; it objects where it looks through the point at something farther away.
-    A pixel stays where enough views agree, itself included, and no more object. A view that the point is hidden from
-    says nothing.
-
-    Args:
-        stored: all views.
-        index: the view.
-        min_views: views that must agree, itself included.
-        tolerance: largest difference, as a share of the depth.
-    """
-    depth = np.array(stored.depth(index))
-    if min_views <= 1:
-        return depth
-    points, pixels = stored.points(index)
-    agree, object_ = torch.ones(len(points), dtype=torch.int16), torch.zeros(len(points), dtype=torch.int16)
-    for other in _neighbours(stored, index, points):
-        place, z, inside = project(stored.cameras, other, points)
-        seen = torch.from_numpy(np.array(stored.depth(other))).flatten()[place].double()
-        inside &= seen > 0
-        gap = (seen - z) / z.clamp_min(1e-9)
-        agree += inside & (gap.abs() <= tolerance)
-        object_ += inside & (gap > 3 * tolerance)
-    dropped = pixels[(agree < min_views) | (object_ >= agree)]
-    depth.reshape(-1)[dropped.numpy()] = 0
-    return depth
-
-
 def pixel_size(stored: StoredViews) -> float:
     """Returns the median width of a pixel on the surface, scene units; 0 if no view has depth."""
     medians = []
@@ -227,19 +154,6 @@ def pixel_size(stored: StoredViews) -> float:
         if (depth > 0).any():
             medians.append(float(np.median(depth[depth > 0])) / float(stored.cameras.Ks[index, 0, 0]))
     return float(np.median(medians)) if medians else 0.0
-
-
-def _neighbours(stored: StoredViews, index: int, points: Tensor) -> list[int]:
-    """The views that see most of a view's points."""
-    probes = points[torch.linspace(0, len(points) - 1, _PROBES).long()] if len(points) > _PROBES else points
-    counts = []
-    for other in range(len(stored)):
-        if other == index:
-            continue
-        place, z, inside = project(stored.cameras, other, probes)
-        seen = torch.from_numpy(np.asarray(stored.depth(other)).reshape(-1)[place.numpy()]).double()
-        counts.append((int((inside & ((seen - z).abs() < 0.1 * z)).sum()), other))
-    return [other for count, other in sorted(counts, reverse=True)[:NEIGHBOURS] if count]
 
 
 def _ray_lengths(views: PinholeCameras, index: int) -> Float[Tensor, "h w"]:

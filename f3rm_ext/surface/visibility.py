@@ -9,7 +9,7 @@ import trimesh
 from jaxtyping import Bool, Float
 
 from f3rm_ext.capture.frame import CaptureFrame
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.surface.open3d_library import open3d, raycasting_scene
 
 NEEDED_VIEWS = 2

@@ -16,8 +16,8 @@ from pretend.gsplat_kernels import Kernels
 from pretend.tensors import PretendCuda, on_the_cpu
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Rasterization, prepare, rasterize

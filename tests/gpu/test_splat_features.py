@@ -9,10 +9,10 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import SceneBox
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import score_image, score_points
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.features import lifting
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.gaussians import Gaussians

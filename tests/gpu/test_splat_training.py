@@ -12,7 +12,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import SceneBox
 
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
 from f3rm_ext.splat.schedule import Schedule

@@ -34,13 +34,13 @@ SHARD_HEADER_BYTES = 128
 ShardState = Literal["present", "missing", "damaged"]
 
 
-def cache_root(cache_dir: Path | None) -> Path:
-    """Returns the folder of all feature stores: ``features`` in the given folder.
+def cache_root(cache_dir: Path | None, kind: str = "features") -> Path:
+    """Returns the folder of all feature stores, or of what else is kept: ``features`` in the given folder.
 
     Without one, it is in $F3RM_EXT_CACHE, and without that in ~/.cache/f3rm_ext.
     """
     root = cache_dir or Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext")
-    return root.expanduser() / "features"
+    return root.expanduser() / kind
 
 
 def store_root(cache: Path, identity: ExtractorIdentity) -> Path:

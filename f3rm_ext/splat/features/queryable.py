@@ -10,6 +10,7 @@ from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.engine.cost import reset_peak
 from f3rm_ext.errors import UserError
@@ -17,7 +18,6 @@ from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 from f3rm_ext.splat.features.lifting import lift, lifting_steps
 from f3rm_ext.splat.features.rendering import FeatureRender

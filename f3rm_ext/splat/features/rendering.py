@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.features.lifting import upsampled
 from f3rm_ext.splat.memory.allocator import fitting_rows

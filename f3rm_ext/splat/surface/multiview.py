@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.undistort import shrunk_size
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.surface.frames import pixel_rays, rotate, to_camera
 
 NEIGHBOURS = 8

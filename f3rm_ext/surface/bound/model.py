@@ -13,9 +13,9 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import CheckpointError, ConfigError, MeshError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.gaussian_model import PREFIX
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.cameras import PinholeCameras
 
 if TYPE_CHECKING:
     from f3rm_ext.data.pinhole_dataset import PinholeDataset

@@ -10,13 +10,12 @@ import pytest
 from rich.console import Console
 
 from f3rm_ext import compat
-from f3rm_ext.capture.points import STEREO_POINTS
 from f3rm_ext.chain import estimate, runner
 from f3rm_ext.chain.options import ChainOptions
 from f3rm_ext.report.commands import Command, CommandError, Outcome
 
 _NAMED = {"ns-train": (0, 2), "ns-eval": (0, 1)}
-_OF_TWO = (["sfm", "points"], *(["export", kind] for kind in ("mesh", "refined-mesh", "texture")))
+_OF_TWO = [["export", kind] for kind in ("mesh", "refined-mesh", "texture")]
 
 
 def make_capture(folder: Path, photos: Path) -> None:
@@ -59,9 +58,6 @@ class Player:
             raise failure
         if words[1:3] == ["sfm", "process"]:
             make_capture(Path(words[words.index("--output") + 1]), Path(words[words.index("--images") + 1]))
-        if words[1:3] == ["sfm", "points"]:
-            self._find_points(Path(words[3]), Path(words[5]), words[6:])
-            return Outcome(1.0, 1.0, False, 100.0)
         for option in ("--out", "--output-path"):
             if option in words:
                 path = Path(words[words.index(option) + 1])
@@ -75,12 +71,6 @@ class Player:
             raise failure
         command.on_line("Steps: 3000, seconds: 600.0")
         return Outcome(1.0, 1.0, False, 100.0)
-
-    def _find_points(self, capture: Path, out: Path, options: list[str]) -> None:
-        out.mkdir()  # as the command does: fails where the folder is there
-        meta = json.loads((capture / "transforms.json").read_text())
-        (out / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": STEREO_POINTS}))
-        (out / STEREO_POINTS).write_text(" ".join(options))
 
     def _train(self, words: list[str], whole: bool) -> None:
         def value(name: str) -> str:

@@ -48,11 +48,8 @@ def test_the_spellings_of_the_guides() -> None:
         (("--texture-size", 9), "--texture-size is 9"),
         (("--images", "photos"), "and not both"),
         (("--from-stage", "sfm"), "The stage sfm finds poses of photos"),
-        (("--until-stage", "points"), "add --dense-points"),
-        (("--points.width", 200), "--points.OPTION is of dense points"),
-        (("--dense-points", "True", "--points.width", 9), "--width 9: use at least 1 and 32"),
         (
-            ("--dense-points", "True", "--skip-coarse", "True", "--coarse-checkpoint", "a.ply"),
+            ("--dense-points", "always", "--skip-coarse", "True", "--coarse-checkpoint", "a.ply"),
             "--skip-coarse leaves these out",
         ),
         (("--sfm.max-size", 100), "--sfm.OPTION is for photos without poses"),

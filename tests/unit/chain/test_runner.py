@@ -200,60 +200,12 @@ def test_a_save_leaves_what_a_stage_is_writing_and_a_killed_one_leaves_nothing(
 # --- dense points ----------------------------------------------------------------------------------------------------
 
 
-def test_coarse_splats_begin_at_dense_points_of_a_copy(
-    run_chain: RunChain, player: Any, capture: Path, tmp_path: Path
-) -> None:
-    player.says["Dense points"] = ["Views: 1 of 2", "Dense points: 900, and 7 of the capture."]
-    before = sorted(path.name for path in capture.iterdir())
-    given = {"dense_points": True, "passed_on": {"points": {"width": ("200",)}}}
-    said = run_chain(**given)
-    assert player.names() == ["sfm points", *ALL]
-    dense = str(tmp_path / "out" / "dense-capture")
-    assert player.ran[0][1:] == ["sfm", "points", str(capture), "--out", dense, "--width", "200"]
-    of_data = {words[1]: words[words.index("--data") + 1] for words in player.ran if "--data" in words}
-    assert of_data.pop("sugar-ext") == dense and set(of_data.values()) == {str(capture)}
-    assert "Dense points: 900, and 7 of the capture." in said
-    assert list(records(tmp_path))[:2] == ["points", "coarse"]
-    assert sorted(path.name for path in capture.iterdir()) == before
-    player.forget()
-    assert run_chain(**given).count("done before") == len(ALL) + 1 and player.ran == []
-
-
-def test_other_dense_points_train_again_and_none_train_on_the_capture(run_chain: RunChain, player: Any) -> None:
-    given = {"dense_points": True, "until_stage": "coarse"}
-    run_chain(**given)
-    player.forget()
-    said = run_chain(**given, passed_on={"points": {"points": ("9",)}})
-    assert player.names() == ["sfm points", ALL[0]]
-    assert "The stage points is done again, because --points is now 9." in said
-    assert "The stage coarse is done again, because its input (dense points) has changed." in said
+def test_dense_points_are_an_option_of_the_coarse_training(run_chain: RunChain, player: Any) -> None:
+    run_chain(dense_points="always", until_stage="coarse")
+    assert player.ran[0][player.ran[0].index("--dense-points") + 1] == "always"
     player.forget()
     run_chain(until_stage="coarse")
-    assert player.names() == [ALL[0]] and "dense-capture" not in " ".join(player.ran[0])
-
-
-def test_dense_points_that_were_killed_or_forced_begin_anew(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
-    player.fails["Dense points"] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        run_chain(dense_points=True)
-    (tmp_path / "out" / "dense-capture").mkdir()
-    run_chain(dense_points=True, until_stage="coarse")
-    assert records(tmp_path)["points"]["runs"] == 2
-    player.forget()
-    run_chain(dense_points=True, from_stage="points", until_stage="coarse")
-    assert player.names() == ["sfm points", ALL[0]]
-    with pytest.raises(ConfigError, match="--from-stage coarse needs the stage points, which is not finished"):
-        run_chain(dense_points=True, from_stage="coarse", output=tmp_path / "other")
-
-
-def test_a_capture_that_was_moved_gets_a_new_copy_and_no_new_training(
-    run_chain: RunChain, player: Any, capture: Path, tmp_path: Path
-) -> None:
-    run_chain(dense_points=True, until_stage="coarse")
-    moved = capture.rename(tmp_path / "moved")
-    player.forget()
-    said = run_chain(data=moved, dense_points=True, until_stage="coarse")
-    assert player.names() == ["sfm points"] and "its input (place of the capture) has changed" in said
+    assert player.names() == [ALL[0]] and "--dense-points" not in player.ran[0]
 
 
 # --- photos without poses --------------------------------------------------------------------------------------------

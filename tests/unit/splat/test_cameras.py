@@ -6,8 +6,8 @@ import pytest
 import torch
 from nerfstudio.cameras.cameras import Cameras
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.initialization import (
     FARTHEST,
     NEAREST,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from nerfstudio.data.scene_box import OrientedBox
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.splat import rendering as drawing
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
 from f3rm_ext.splat.mip import MipOptions, fuse
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_nearby, render_outputs

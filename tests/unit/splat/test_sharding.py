@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat import sharding
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.densify import DensifyOptions, base, make_densifier
 from f3rm_ext.splat.rasterize import Rasterization
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import CheckpointError, ConfigError, UserError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, fuse, smoothing_filter

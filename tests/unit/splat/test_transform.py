@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize import rasterize
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors_reference

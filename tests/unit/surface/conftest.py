@@ -7,9 +7,10 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.stereo.agreement import unproject
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
-from f3rm_ext.surface.views import RenderedView, SceneViews, unproject
+from f3rm_ext.surface.views import RenderedView, SceneViews
 
 RADIUS = 0.5
 SIZE_PX = 48

@@ -5,8 +5,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import MeshError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.surface.fusion import fuse_depth
 from f3rm_ext.surface.mesh_files import vertex_colors
 from f3rm_ext.surface.views import RenderedView, SceneViews, stored_views

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.surface.level_set import DensityField, center_points, crossings, level_points
 from f3rm_ext.surface.poisson import poisson_mesh

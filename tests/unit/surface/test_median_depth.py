@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render

@@ -6,12 +6,13 @@ import torch
 import trimesh
 
 from f3rm_ext.capture.frame import CaptureFrame
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.stereo.agreement import unproject
 from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh
 from f3rm_ext.surface.fusion import fuse_depth
 from f3rm_ext.surface.missed import hole_parts, thin_parts
 from f3rm_ext.surface.scenes import SurfaceScene
-from f3rm_ext.surface.views import RenderedView, SceneViews, StoredViews, stored_views, unproject
+from f3rm_ext.surface.views import RenderedView, SceneViews, StoredViews, stored_views
 
 CUT = 0.3
 """Height above which views disagree."""

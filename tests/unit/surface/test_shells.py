@@ -8,15 +8,16 @@ import torch
 import trimesh
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.stereo.agreement import unproject
 from f3rm_ext.errors import MeshError
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.surface import fusion
 from f3rm_ext.surface.contraction import Contraction
 from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh
 from f3rm_ext.surface.fusion import fuse_depth
 from f3rm_ext.surface.scenes import SurfaceScene
 from f3rm_ext.surface.shells import contraction_of, fuse_shells
-from f3rm_ext.surface.views import RenderedView, SceneViews, stored_views, unproject
+from f3rm_ext.surface.views import RenderedView, SceneViews, stored_views
 
 SIZE_PX, FOCAL_PX = 64, 60.0
 NEAR, FAR, BALL = 2.0, 60.0, 0.4

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.surface.stereo_depth import take_stereo
 from f3rm_ext.surface.views import RenderedView, SceneViews, stored_views
 

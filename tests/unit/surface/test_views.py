@@ -3,16 +3,9 @@
 import numpy as np
 import torch
 
-from f3rm_ext.splat.cameras import PinholeCameras
-from f3rm_ext.surface.views import (
-    RenderedView,
-    SceneViews,
-    agreeing_depth,
-    pixel_size,
-    project,
-    rendered_view,
-    stored_views,
-)
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.stereo.agreement import agreeing_depth, project
+from f3rm_ext.surface.views import RenderedView, SceneViews, pixel_size, rendered_view, stored_views
 
 
 def test_pixels_lie_on_the_ball_and_come_back(ball_views: SceneViews) -> None:

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.sampling import sample_map
 from f3rm_ext.features.source import prepare_features
 from f3rm_ext.splat import rendering as drawing
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.features import lifting
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter

@@ -12,13 +12,13 @@ import pytest
 import torch
 from nerfstudio.data.scene_box import OrientedBox
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine import checkpoint
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.export.cloud import HasDensity
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Queryable, score_image, score_points
-from f3rm_ext.splat.cameras import PinholeCameras
 from f3rm_ext.splat.features import queryable, rendering
 from f3rm_ext.splat.features.heads import LiftedHead, save_lifted
 from f3rm_ext.splat.memory import allocator

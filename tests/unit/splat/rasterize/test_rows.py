@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize import Backend, prepare, rasterize
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from f3rm_ext.splat.cameras import PinholeCameras
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.surface import multiview
 from f3rm_ext.splat.surface.multiview import (
     DepthView,

@@ -67,6 +67,18 @@ class PinholeCameras(NamedTuple):
         """Viewing directions, scene frame, length 1."""
         return self.viewmats[:, 2, :3]
 
+    def focus(self) -> Float[Tensor, "3"]:
+        """Returns the centre of the scene: the point with the least sum of squared distances from the optical axes."""
+        away = torch.eye(3) - self.forward[:, :, None] * self.forward[:, None, :]
+        matrix = away.sum(dim=0) + 1e-6 * len(away) * torch.eye(3)  # Parallel axes: near the cameras.
+        mean = self.positions.mean(dim=0)
+        right = (away @ (self.positions - mean)[..., None]).sum(dim=0)[:, 0]
+        return mean + torch.linalg.solve(matrix, right)
+
+    def radius(self) -> float:
+        """Returns the distance of the farthest camera from :meth:`focus`, scene units, at least 1e-3."""
+        return float((self.positions - self.focus()).norm(dim=1).max().clamp_min(1e-3))
+
     def extent(self) -> float:
         """Returns the extent of the scene, scene units: 1.1 times the largest distance of a camera from their mean.
 

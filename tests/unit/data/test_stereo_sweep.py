@@ -1,15 +1,24 @@
-"""Depth from photos of a wall."""
+"""Depth and points from photos of a wall."""
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from scipy.ndimage import gaussian_filter, map_coordinates
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pixel_sampler import ImagePixels
-from f3rm_ext.splat.cameras import PinholeCameras
-from f3rm_ext.surface.stereo import StereoOptions, stereo_views
-from f3rm_ext.surface.views import SceneViews
+from f3rm_ext.data.stereo.points import dense_points, thin
+from f3rm_ext.data.stereo.sweep import (
+    PhotoStereo,
+    StereoOptions,
+    best_plane,
+    best_plane_reference,
+    homographies,
+    nearby_views,
+    sweeps,
+)
 
 WIDTH, HEIGHT, FOCAL_PX = 64, 48, 60.0
 TEXELS = 400
@@ -45,7 +54,7 @@ def true_depth(cameras: PinholeCameras, index: int, plane: Plane = WALL) -> tupl
     return depth, center + depth[..., None] * ahead
 
 
-def surface_views(cameras: PinholeCameras, plane: Plane, contrast: float, valid: Tensor | None = None) -> SceneViews:
+def photos_of(cameras: PinholeCameras, plane: Plane, contrast: float, valid: Tensor | None = None) -> PhotoStereo:
     noise = gaussian_filter(np.random.default_rng(0).standard_normal((TEXELS, TEXELS)), 3)
     noise /= noise.std()
 
@@ -55,11 +64,11 @@ def surface_views(cameras: PinholeCameras, plane: Plane, contrast: float, valid:
         shade = 128 + contrast * map_coordinates(noise, places, order=1, mode="wrap")
         return ImagePixels(torch.from_numpy(np.repeat(shade.round().astype(np.uint8)[..., None], 3, axis=-1)), valid)
 
-    return stereo_views(photo, cameras, StereoOptions(neighbours=4))
+    return PhotoStereo(photo, cameras, StereoOptions(neighbours=4))
 
 
-def wall_views(cameras: PinholeCameras, contrast: float, valid: Tensor | None = None) -> SceneViews:
-    return surface_views(cameras, WALL, contrast, valid)
+def wall_photos(cameras: PinholeCameras, contrast: float, valid: Tensor | None = None) -> PhotoStereo:
+    return photos_of(cameras, WALL, contrast, valid)
 
 
 @pytest.fixture
@@ -79,7 +88,7 @@ def grazing() -> PinholeCameras:
 
 
 def test_finds_a_floor_seen_at_an_angle(grazing: PinholeCameras) -> None:
-    found = surface_views(grazing, FLOOR, 40.0).render(2).depth
+    found = photos_of(grazing, FLOOR, 40.0).depth(2)
     truth, _ = true_depth(grazing, 2, FLOOR)
     near = np.s_[HEIGHT // 2 : -4, 8:-8]
     assert (np.abs(found / truth - 1)[near] < 0.02).mean() > 0.9
@@ -87,7 +96,7 @@ def test_finds_a_floor_seen_at_an_angle(grazing: PinholeCameras) -> None:
 
 @pytest.mark.parametrize("contrast", [40.0, 4.0])
 def test_finds_a_wall_whatever_its_contrast(cameras: PinholeCameras, contrast: float) -> None:
-    found = wall_views(cameras, contrast).render(2).depth
+    found = wall_photos(cameras, contrast).depth(2)
     truth, _ = true_depth(cameras, 2)
     inner = np.s_[6:-6, 6:-6]
     error = np.abs(found / truth - 1)[inner]
@@ -97,16 +106,57 @@ def test_finds_a_wall_whatever_its_contrast(cameras: PinholeCameras, contrast: f
 def test_masked_pixels_have_no_depth(cameras: PinholeCameras) -> None:
     valid = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
     valid[:, : WIDTH // 2] = False
-    found = wall_views(cameras, 40.0, valid).render(2).depth
+    found = wall_photos(cameras, 40.0, valid).depth(2)
     assert (found[:, : WIDTH // 2] == 0).all() and (found[6:-6, WIDTH // 2 + 6 : -6] > 0).all()
 
 
 def test_a_blank_wall_has_no_depth(cameras: PinholeCameras) -> None:
-    assert (wall_views(cameras, 0.0).render(2).depth == 0).all()
+    assert (wall_photos(cameras, 0.0).depth(2) == 0).all()
 
 
 def test_a_photo_without_neighbours_has_no_depth(cameras: PinholeCameras) -> None:
     turned = cameras.viewmats.clone()
     turned[4, [0, 2]] *= -1  # looks away
-    views = wall_views(cameras._replace(viewmats=turned), 40.0)
-    assert (views.render(4).depth == 0).all() and (views.render(0).depth > 0).any()
+    views = wall_photos(cameras._replace(viewmats=turned), 40.0)
+    assert (views.depth(4) == 0).all() and (views.depth(0) > 0).any()
+
+
+@pytest.mark.parametrize("sweep_index", [0, 1])
+def test_the_kernel_agrees_with_the_reference(grazing: PinholeCameras, sweep_index: int) -> None:
+    stereo = photos_of(grazing, FLOOR, 40.0)
+    radius = grazing.radius()
+    others = nearby_views(grazing, 2, 4, radius)
+    grey = [cv2.cvtColor(stereo.color(index), cv2.COLOR_RGB2GRAY).astype(np.float32) for index in (2, *others)]
+    grey[-1] = grey[-1][:, :50]  # photos may differ in size
+    sweep = sweeps(grazing, 2, radius, 48)[sweep_index]
+    warps = homographies(grazing, 2, others, sweep.normal)
+    score, place = best_plane(grey[0], grey[1:], warps, sweep, 7)
+    true_score, true_place = best_plane_reference(grey[0], grey[1:], warps, sweep, 7)
+    np.testing.assert_array_equal(score > -1, true_score > -1)
+    np.testing.assert_allclose(score, true_score, atol=2e-3)
+    sure = true_score > 0.3
+    assert sure.mean() > 0.2
+    assert (np.abs(place - true_place)[sure] < 0.05).mean() > 0.99
+
+
+def test_dense_points_lie_on_the_wall(cameras: PinholeCameras) -> None:
+    points = dense_points(wall_photos(cameras, 40.0), 500)
+    normal, offset = WALL
+    far = np.abs(points.xyz @ normal - offset) / np.linalg.norm(normal)
+    assert 200 < len(points.xyz) <= 500 and points.xyz.dtype == np.float32 and points.rgb.dtype == np.uint8
+    assert np.median(far) < 0.01 and np.quantile(far, 0.9) < 0.04
+
+
+def test_a_blank_wall_has_no_dense_points(cameras: PinholeCameras) -> None:
+    assert len(dense_points(wall_photos(cameras, 0.0)).xyz) == 0
+
+
+def test_points_are_thinned_by_the_pixels_that_they_cover() -> None:
+    dice = np.random.default_rng(0)
+    near, far = dice.random((20_000, 3)), 16 * dice.random((20_000, 3)) + 50
+    xyz, spacing = np.concatenate([near, far]), np.repeat([0.01, 0.16], 20_000)
+    rgb = np.repeat(np.array([[10, 20, 30], [40, 50, 60]], np.uint8), 20_000, axis=0)
+    points = thin(xyz, rgb, spacing, 1000)
+    close = points.xyz[:, 0] < 10
+    assert len(points.xyz) <= 1000 and 0.4 < close.mean() < 0.6
+    assert (points.rgb[close] == [10, 20, 30]).all() and (points.rgb[~close] == [40, 50, 60]).all()

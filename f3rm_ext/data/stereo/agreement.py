@@ -1,0 +1,115 @@
+"""Depth maps of several views, and the pixels on which they agree."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int
+from torch import Tensor
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+
+NEIGHBOURS = 8
+"""Views that each view is compared with."""
+_PROBES = 400
+"""Pixels of a view from which its neighbours are chosen."""
+
+
+class DepthMaps:
+    """Depth of several views along their cameras' axes, scene units; 0 where there is none.
+
+    Args:
+        cameras: of the views, on the CPU, scene frame.
+        depths: of the views; subclasses may read theirs from elsewhere.
+    """
+
+    def __init__(self, cameras: PinholeCameras, depths: Sequence[Float32[np.ndarray, "_ _"]] = ()) -> None:
+        self.cameras = cameras
+        self._depths = depths
+
+    def __len__(self) -> int:
+        return len(self.cameras.widths)
+
+    def depth(self, index: int) -> Float32[np.ndarray, "h w"]:
+        """Returns the depth of a view."""
+        return self._depths[index]
+
+    def points(self, index: int) -> tuple[Float[Tensor, "points 3"], Int[Tensor, " points"]]:
+        """Returns where the pixels with depth are, scene frame, float64, and their indices in the flattened picture."""
+        depth = torch.from_numpy(np.array(self.depth(index)))
+        pixels = (depth.flatten() > 0).nonzero().squeeze(1)
+        return unproject(self.cameras, index, depth.flatten()[pixels].double(), pixels), pixels
+
+
+def unproject(
+    cameras: PinholeCameras, index: int, depth: Float[Tensor, " points"], pixels: Int[Tensor, " points"]
+) -> Float[Tensor, "points 3"]:
+    """Returns where pixels lie at some depth, scene frame, float64.
+
+    Args:
+        cameras: all cameras.
+        index: the camera.
+        depth: along the camera's axis.
+        pixels: indices in the flattened picture; a pixel's centre is at its half.
+    """
+    K, viewmat, width = cameras.Ks[index].double(), cameras.viewmats[index].double(), int(cameras.widths[index])
+    x = (pixels % width + 0.5 - K[0, 2]) / K[0, 0]
+    y = (pixels // width + 0.5 - K[1, 2]) / K[1, 1]
+    at = torch.stack([x * depth, y * depth, depth.double()], dim=1)
+    return (at - viewmat[:3, 3]) @ viewmat[:3, :3]
+
+
+def project(
+    cameras: PinholeCameras, index: int, points: Float[Tensor, "points 3"]
+) -> tuple[Int[Tensor, " points"], Float[Tensor, " points"], Bool[Tensor, " points"]]:
+    """Returns the pixels (in the flattened picture) and depths of points, and which are in the picture."""
+    K, viewmat = cameras.Ks[index].double(), cameras.viewmats[index].double()
+    width, height = int(cameras.widths[index]), int(cameras.heights[index])
+    x, y, z = (points @ viewmat[:3, :3].T + viewmat[:3, 3]).unbind(1)
+    safe = z.clamp_min(1e-9)
+    col, row = (K[0, 0] * x / safe + K[0, 2]).floor(), (K[1, 1] * y / safe + K[1, 2]).floor()
+    inside = (z > 0) & (col >= 0) & (col < width) & (row >= 0) & (row < height)
+    return torch.where(inside, row * width + col, 0).long(), z, inside
+
+
+def agreeing_depth(maps: DepthMaps, index: int, min_views: int, tolerance: float) -> Float32[np.ndarray, "h w"]:
+    """Returns the depth of a view, 0 where too few views agree with it.
+
+    A view agrees where its depth is the same; it objects where it looks through the point at something farther away.
+    A pixel stays where enough views agree, itself included, and no more object. A view that the point is hidden from
+    says nothing.
+
+    Args:
+        maps: of all views.
+        index: the view.
+        min_views: views that must agree, itself included.
+        tolerance: largest difference, as a share of the depth.
+    """
+    depth = np.array(maps.depth(index))
+    if min_views <= 1:
+        return depth
+    points, pixels = maps.points(index)
+    agree, object_ = torch.ones(len(points), dtype=torch.int16), torch.zeros(len(points), dtype=torch.int16)
+    for other in _neighbours(maps, index, points):
+        place, z, inside = project(maps.cameras, other, points)
+        seen = torch.from_numpy(np.array(maps.depth(other))).flatten()[place].double()
+        inside &= seen > 0
+        gap = (seen - z) / z.clamp_min(1e-9)
+        agree += inside & (gap.abs() <= tolerance)
+        object_ += inside & (gap > 3 * tolerance)
+    dropped = pixels[(agree < min_views) | (object_ >= agree)]
+    depth.reshape(-1)[dropped.numpy()] = 0
+    return depth
+
+
+def _neighbours(maps: DepthMaps, index: int, points: Tensor) -> list[int]:
+    """The views that see most of a view's points."""
+    probes = points[torch.linspace(0, len(points) - 1, _PROBES).long()] if len(points) > _PROBES else points
+    counts = []
+    for other in range(len(maps)):
+        if other == index:
+            continue
+        place, z, inside = project(maps.cameras, other, probes)
+        seen = torch.from_numpy(np.asarray(maps.depth(other)).reshape(-1)[place.numpy()]).double()
+        counts.append((int((inside & ((seen - z).abs() < 0.1 * z)).sum()), other))
+    return [other for count, other in sorted(counts, reverse=True)[:NEIGHBOURS] if count]

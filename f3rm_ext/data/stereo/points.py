@@ -1,0 +1,213 @@
+"""Dense points of a capture by stereo, for splats to begin at: found once per capture, then read from the cache."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, UInt8
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
+
+from f3rm_ext import threads
+from f3rm_ext.capture.points import RGB, SOURCE, XYZ, read_point_cloud
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
+from f3rm_ext.data.stereo.sweep import AGREEING, PhotoStereo
+from f3rm_ext.utils.atomic_files import FolderLock, digest_of, write_atomic
+from f3rm_ext.utils.console import console, image_progress
+from f3rm_ext.utils.ply import write_ply
+
+VERSION = 1
+"""Of the method; points that an earlier one found are not used."""
+SIDE_PX = 320
+"""Longer side of the photos that are compared."""
+MOST_VIEWS = 200
+"""Views whose depth is computed, evenly among all; each is compared with its neighbours among all."""
+MIN_VIEWS = 3
+"""Views that must agree on a point, itself included."""
+MEMBERS = 20
+"""Pixels on average of which each point is the mean, at most."""
+ENOUGH_POINTS = 100
+"""A capture with fewer points of its own gets dense ones by default."""
+COUNT = 20_000
+"""Points at most, spread evenly over what the photos show."""
+
+
+class DensePoints(NamedTuple):
+    """Points on the surfaces that the photos of a capture show."""
+
+    xyz: Float32[np.ndarray, "points 3"]
+    """Scene frame."""
+    rgb: UInt8[np.ndarray, "points 3"]
+    """Colours."""
+
+
+def dense_points(
+    stereo: PhotoStereo, count: int = COUNT, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> DensePoints:
+    """Returns points on which the depth of several photos agrees; none where they do not.
+
+    Args:
+        stereo: the photos.
+        count: number of points, at most.
+        on_progress: called with the number of views whose depth is known, and their total.
+    """
+    chosen = np.unique(np.linspace(0, len(stereo) - 1, min(len(stereo), MOST_VIEWS)).round().astype(int))
+    depths = []
+    for index in chosen:
+        depths.append(stereo.depth(int(index)))
+        on_progress(len(depths), len(chosen))
+    cameras = PinholeCameras(*(part[torch.from_numpy(chosen)] for part in stereo.cameras))
+    sure = [agreeing_depth(DepthMaps(cameras, depths), index, MIN_VIEWS, AGREEING) for index in range(len(chosen))]
+    maps = DepthMaps(cameras, sure)
+    xyz, rgb, spacing = [np.zeros((0, 3))], [np.zeros((0, 3), np.uint8)], [np.zeros(0)]
+    for position, index in enumerate(chosen):
+        points, pixels = maps.points(position)
+        xyz.append(points.numpy())
+        rgb.append(stereo.color(int(index)).reshape(-1, 3)[pixels.numpy()])
+        spacing.append(sure[position].reshape(-1)[pixels.numpy()] / float(cameras.Ks[position, 0, 0]))
+    return thin(np.concatenate(xyz), np.concatenate(rgb), np.concatenate(spacing), count)
+
+
+def thin(
+    xyz: Float64[np.ndarray, "points 3"],
+    rgb: UInt8[np.ndarray, "points 3"],
+    spacing: Float64[np.ndarray, " points"],
+    count: int,
+) -> DensePoints:
+    """Replaces the points in each cell of a grid by their mean. The cells grow with the width of a pixel on the
+    surface, so that near and far surfaces get as many points per area of the photos.
+
+    Args:
+        xyz: positions.
+        rgb: colours.
+        spacing: width of a pixel at each point, in the unit of the positions.
+        count: number of points that are left, at most.
+    """
+    if len(xyz) <= count:
+        return DensePoints(xyz.astype(np.float32), rgb)
+    kept = np.random.default_rng(0).permutation(len(xyz))[: MEMBERS * count]
+    xyz, rgb, spacing = xyz[kept], rgb[kept], spacing[kept]
+    octave = np.floor(np.log2(spacing / spacing.min())).astype(np.int64)
+    unit = spacing.min() * np.exp2(octave)
+    low, high = 0.0, 20.0  # log2 of the width of a cell in pixels
+    for _ in range(12):
+        middle = (low + high) / 2
+        if len(np.unique(_cells(xyz, unit * 2**middle, octave))) > count:
+            low = middle
+        else:
+            high = middle
+    _, cell, members = np.unique(_cells(xyz, unit * 2**high, octave), return_inverse=True, return_counts=True)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.stack([np.bincount(cell, column) for column in values.T.astype(float)], axis=1) / members[:, None]
+
+    return DensePoints(mean(xyz).astype(np.float32), mean(rgb).round().astype(np.uint8))
+
+
+def _cells(
+    xyz: Float64[np.ndarray, "points 3"], width: Float64[np.ndarray, " points"], octave: np.ndarray
+) -> np.ndarray:
+    """A number for the cell of each point, with cells of other octaves apart."""
+    steps = np.floor((xyz - xyz.min(axis=0)) / width[:, None]).astype(np.int64)
+    return ((octave * 2_097_143 + steps[:, 0]) * 2_097_143 + steps[:, 1]) * 2_097_143 + steps[:, 2]
+
+
+DenseMode = Literal["auto", "always", "never"]
+"""Whether dense points are sought: where the capture has too few of its own, always, or never."""
+
+
+def wants_dense_points(own: int, mode: DenseMode) -> bool:
+    """Returns whether dense points are sought for a capture with a number of points of its own."""
+    return mode == "always" or (mode == "auto" and own < ENOUGH_POINTS)
+
+
+def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -> None:
+    """Adds dense points to those of a capture, and says so in a line. They are found once and kept in the cache.
+
+    Args:
+        outputs: of the dataparser for the training photos; the points are added to its metadata.
+        cache: folder of the points of all captures.
+        mode: when to seek them.
+
+    Raises:
+        CaptureError: a photo cannot be read.
+    """
+    own = len(outputs.metadata.get(XYZ, ()))
+    if not wants_dense_points(own, mode):
+        return
+    points, origin = _cached_points(outputs, cache)
+    switch = "; --dense-points never leaves them out"
+    if not len(points.xyz):
+        console().log(f"Stereo has no points on which {MIN_VIEWS} photos agree: beginning without.", markup=False)
+        return
+    console().log(f"{len(points.xyz)} dense points {origin}{switch}.", markup=False)
+    xyz, rgb = torch.from_numpy(points.xyz), torch.from_numpy(points.rgb)
+    if own:
+        xyz = torch.cat([outputs.metadata[XYZ].float(), xyz])
+        rgb = torch.cat([outputs.metadata[RGB], rgb])
+    source = f"{outputs.metadata[SOURCE]} and of stereo" if own else "stereo"
+    outputs.metadata.update({XYZ: xyz, RGB: rgb, SOURCE: source})
+
+
+def _cached_points(outputs: DataparserOutputs, cache: Path) -> tuple[DensePoints, str]:
+    """The points, and where they are from, for the log."""
+    path = cache / f"{_key(outputs)}.ply"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        # Of several processes one works, and the others read what it has written.
+        with FolderLock(cache / f"{path.stem}.lock").hold():
+            if path.is_file():
+                return DensePoints(*read_point_cloud(path)), f"from {path}"
+            points = seek_points(outputs)
+            write_atomic(path, ply_of(points))
+            return points, f"by stereo of {len(outputs.image_filenames)} photos, kept in {path}"
+    except OSError as error:
+        console().log(f"Dense points are not kept, as {cache} cannot be written ({error.strerror}).", markup=False)
+        return seek_points(outputs), f"by stereo of {len(outputs.image_filenames)} photos"
+
+
+def seek_points(outputs: DataparserOutputs, count: int = COUNT, side_px: int = SIDE_PX) -> DensePoints:
+    """Returns dense points of a capture, and shows how far the search is.
+
+    Args:
+        outputs: of the dataparser for the training photos.
+        count: number of points, at most.
+        side_px: longer side of the photos that are compared.
+
+    Raises:
+        CaptureError: a photo cannot be read.
+    """
+    threads.settle(numba=True)
+    stereo = PhotoStereo.of_dataset(PinholeDataset.of_side(outputs, side_px))
+    with image_progress("photos") as progress:
+        task = progress.add_task("Stereo", total=None)
+        return dense_points(stereo, count, lambda done, total: progress.update(task, completed=done, total=total))
+
+
+def ply_of(points: DensePoints) -> bytes:
+    """Returns the bytes of a PLY file of points."""
+    columns = {name: np.ascontiguousarray(points.xyz[:, i]) for i, name in enumerate("xyz")}
+    columns |= {name: np.ascontiguousarray(points.rgb[:, i]) for i, name in enumerate(("red", "green", "blue"))}
+    with io.BytesIO() as stream:
+        write_ply(stream, columns)
+        return stream.getvalue()
+
+
+def _key(outputs: DataparserOutputs) -> str:
+    """Identifies cameras and files, so that other poses, photos or masks are another capture."""
+    cameras = outputs.cameras
+    tensors = [cameras.camera_to_worlds, cameras.fx, cameras.fy, cameras.cx, cameras.cy, cameras.camera_type]
+    if cameras.distortion_params is not None:
+        tensors.append(cameras.distortion_params)
+    files = [*outputs.image_filenames, *(outputs.mask_filenames or [])]
+    facts = {
+        "settings": [VERSION, SIDE_PX, MOST_VIEWS, MIN_VIEWS, COUNT],
+        "cameras": [digest_of(tensor.cpu().contiguous().numpy().tobytes()) for tensor in tensors],
+        "files": [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
+    }
+    return digest_of(json.dumps(facts).encode())
