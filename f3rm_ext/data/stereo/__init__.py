@@ -1,0 +1,1 @@
+"""Depth of photos and dense points by plane-sweep stereo."""
