@@ -60,6 +60,27 @@ def passer_by(photo: np.ndarray, dice: np.random.Generator) -> np.ndarray:
     return np.asarray(mask) > 0
 
 
+def without_points(name: str) -> Maker:
+    """Makes a copy of a capture that has no points."""
+
+    def make(data: Path, out: Path) -> None:
+        meta = json.loads((data / name / "transforms.json").read_text())
+        for frame in meta["frames"]:
+            frame["file_path"] = str((data / name / frame["file_path"]).resolve())
+        for split in ("train_filenames", "val_filenames", "test_filenames"):
+            if split in meta:
+                meta[split] = [str((data / name / file).resolve()) for file in meta[split]]
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": ""}))
+
+    return make
+
+
+def with_sparse_points(name: str) -> Maker:
+    """Makes a copy of a capture that has the points that structure from motion would find."""
+    return lambda data, out: SparsePoints(data / name, out).main()
+
+
 def with_few(name: str, count: int) -> Maker:
     """Makes a copy of a capture with few training photos, evenly spread, and with the points that they give."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from changed_captures import Maker, building, passer_by, with_few, with_masks
+from changed_captures import Maker, building, passer_by, with_few, with_masks, with_sparse_points, without_points
 from masked_pixels import make_capture
 from rich.console import Console
 
@@ -93,13 +93,35 @@ def photo_cases() -> list[Case]:
     ]
 
 
+def point_cases() -> list[Case]:
+    """Captures without points, and with those of structure from motion."""
+    captures = [("house", "dtu_scan24", 0.5), ("fox", "fox", 0.25), ("tabletop", "tabletop", 0.375)]
+    changes: list[tuple[str, Callable[[str], Maker]]] = [
+        ("no points", without_points),
+        ("sparse points", with_sparse_points),
+    ]
+    return [
+        Case(
+            f"{name} at {scale * share:g}",
+            change,
+            make(folder),
+            SPLATS,
+            {f"dense-points {mode}": ("--pipeline.datamanager.stereo-points", mode) for mode in ("always", "never")},
+            scale * share,
+        )
+        for share in (1, 2)
+        for change, make in changes
+        for name, folder, scale in captures
+    ]
+
+
 FEW: dict[str, tuple[object, ...]] = {
     FIELD: ("--max-num-iterations", 300, "--pipeline.datamanager.train-num-rays-per-batch", 512)
     + ("--pipeline.datamanager.features.extractors",),
     SPLATS: ("--max-num-iterations", 300),
 }
 """Short runs, for two processor cores."""
-CASES = mask_cases() + photo_cases()
+CASES = mask_cases() + photo_cases() + point_cases()
 
 
 @dataclass
