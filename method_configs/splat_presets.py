@@ -51,7 +51,7 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
         manager = ImageDataManagerConfig(num_downscales=1, resolution_schedule=500)
     if refine:
         model = BoundModelConfig()
-        manager = ImageDataManagerConfig(num_downscales=0, dense_points="never")  # it starts from a mesh
+        manager = ImageDataManagerConfig(num_downscales=0, stereo_points="never")  # it starts from a mesh
     optimizers: dict[str, Any] = {}
     for group, lr in (BOUND_LEARNING_RATES if refine else LEARNING_RATES).items():
         kind = PackedAdamOptimizerConfig if group == "features_rest" else AdamOptimizerConfig

@@ -56,7 +56,7 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     silhouettes in all photos tell; otherwise, and where that cannot be known, ignore. ignore: they do not count, so fog
     may grow there. background: they are empty, so that an object comes out clean; the background is random, or
     --pipeline.model.background-color if that is black or white. Evaluation never counts masked pixels."""
-    dense_points: Annotated[DenseMode, tyro.conf.arg(aliases=["--dense-points"])] = "auto"
+    stereo_points: Annotated[DenseMode, tyro.conf.arg(aliases=["--dense-points"])] = "auto"
     """Points that stereo between the photos finds, at which splats begin. auto: for captures with fewer than 100 points
     of their own. always: besides the capture's points. They are found once per capture and kept in the cache."""
     num_downscales: int = 2
@@ -179,7 +179,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         drop_unusable_points(self.train_dataparser_outputs.metadata)
         if test_mode == "val":
             cache = cache_root(config.features.cache_dir, "points")
-            add_dense_points(self.train_dataparser_outputs, cache, config.dense_points)
+            add_dense_points(self.train_dataparser_outputs, cache, config.stereo_points)
         self.train_dataset = self._dataset(self.train_dataparser_outputs)
         # Models start here if the capture has no 3D points.
         self.train_dataset.metadata["cameras"] = self.train_dataset.cameras

@@ -75,7 +75,7 @@ class ImageSizes:
         """
         options: Any = copy.deepcopy(config.pipeline.datamanager)
         options.features.extractors = ()  # or they would be extracted
-        mode, options.dense_points = getattr(options, "dense_points", "never"), "never"  # or they would be sought
+        mode, options.stereo_points = getattr(options, "stereo_points", "never"), "never"  # or they would be sought
         with messages_to_stderr():
             try:
                 manager = _without_batches(options._target)(options, device="cpu", test_mode="val")

@@ -142,6 +142,6 @@ class SplatOptions(OwnModelConfig):
         """
         fit_trainer(trainer, self.memory, self.backend)
         if self.start_from is not None or trainer.load_dir is not None or trainer.load_checkpoint is not None:
-            cast(Any, trainer.pipeline.datamanager).dense_points = "never"  # Gaussians are given
+            cast(Any, trainer.pipeline.datamanager).stereo_points = "never"  # Gaussians are given
         if self.shard_gaussians:
             check_sharding(trainer)
