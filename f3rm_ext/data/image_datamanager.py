@@ -1,5 +1,7 @@
 """Whole images for training splats, and for evaluating them."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +30,13 @@ from f3rm_ext.engine.shortage import Lever, Loss, RunFacts
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.store.feature_store import cache_root
+
+SMALL_SIDE_PX = 64
+"""Longer side of the images with which a run that knows no surface begins, at most."""
+SMALL_STEPS = 200
+"""Steps of each of its sizes, at most."""
+SMALL_SHARE = 0.6
+"""Share of the run after which its images are of full size, at most."""
 
 
 @dataclass
@@ -141,6 +150,8 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
     train_dataset: PinholeDataset
     eval_dataset: PinholeDataset | None
     train_stream: ImageStream | None = None
+    small_start: tuple[int, int] = (0, 1)
+    """How often image sides are halved at the first step, and the steps after which they double."""
     fixed_indices_eval_dataloader: ImageEvalLoader
     eval_dataloader: ImageEvalLoader
     """The same loader; nerfstudio's renderer takes its first camera from it."""
@@ -209,6 +220,30 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
             self.log_window(cycle)
             self._log_size()
 
+    def begin_small(self, steps: int) -> None:
+        """Begins with tiny images, whose sides double every few steps.
+
+        Gaussians at random places turn to fog before the cameras, from which runs at larger sizes do not recover: a
+        pixel of a tiny image sees enough of the scene to tell on which side of a Gaussian its surface is.
+
+        Args:
+            steps: of the whole run.
+        """
+        cameras = self.train_dataset.cameras
+        longest_px = int(torch.maximum(cameras.width, cameras.height).max())
+        levels = max(0, math.ceil(math.log2(longest_px / SMALL_SIDE_PX)))
+        self.small_start = levels, max(1, min(SMALL_STEPS, int(SMALL_SHARE * steps / max(levels, 1))))
+
+    def cycle_state(self) -> dict[str, Any]:
+        """See the base; also the sizes with which the run began."""
+        return {**super().cycle_state(), "small_start": list(self.small_start)}
+
+    def load_cycle_state(self, state: Mapping[str, Any]) -> None:
+        """See the base."""
+        levels, steps = state.get("small_start", self.small_start)
+        self.small_start = int(levels), int(steps)
+        super().load_cycle_state(state)
+
     def setup_eval(self) -> None:
         """Does nothing: images are read when they are needed."""
 
@@ -223,7 +258,8 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         """
         assert self.train_stream is not None
         self.train_count += 1
-        return self.train_stream.next(self.config.halvings(step))
+        levels, steps = self.small_start
+        return self.train_stream.next(max(self.config.halvings(step), levels - step // steps))
 
     def train_photo(self, image_idx: int) -> dict[str, Any] | None:
         """Returns the batch of a training image at the resolution of the last one; None unless it is in memory.

@@ -33,6 +33,8 @@ class InitialPoints(NamedTuple):
     """0 to 1."""
     described: str
     """Their number and origin, for the log."""
+    random: bool
+    """Whether any of them are at random places."""
 
 
 def initial_points(
@@ -68,10 +70,10 @@ def initial_points(
         kept = torch.randperm(len(means), generator=generator)[:most]
         means, rgb = means[kept], rgb[kept]
     taken = f"{most} of the {count}" if most and count > most else f"the {count}"
-    where = f"{taken} points of {source}" if count else "random points, as the capture has no points"
+    where = f"{taken} points of {source}" if count else "random points, as none are known"
     if 0 < count < FEWEST_POINTS:
         where += f" and at random points, as {count} are too few"
-    return InitialPoints(means, rgb, f"Starting with {len(means)} Gaussians at {where}.")
+    return InitialPoints(means, rgb, f"Starting with {len(means)} Gaussians at {where}.", count < FEWEST_POINTS)
 
 
 def random_points(views: PinholeCameras, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:

@@ -61,6 +61,7 @@ class SplatModel(QueryableSplats, GaussianModel):
     """
 
     config: SplatModelConfig
+    _starts_at_random: bool = False
 
     def populate_modules(self) -> None:
         """Creates the initial Gaussians."""
@@ -109,7 +110,7 @@ class SplatModel(QueryableSplats, GaussianModel):
             config.densify.max_gaussians,
             generator,
         )
-        self._start_notice = points.described
+        self._start_notice, self._starts_at_random = points.described, points.random
         gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)
         return (gaussians[own_slice()] if self.sharded else gaussians).tensors()
 
@@ -132,6 +133,8 @@ class SplatModel(QueryableSplats, GaussianModel):
         schedule = Schedule.of(schedule_length(attributes.trainer.config), options, config.start_stage)
         if not self.loaded:
             CONSOLE.log(self._start(manager, views), markup=False)
+            if self._starts_at_random and config.start_from is None and hasattr(manager, "begin_small"):
+                manager.begin_small(last_step + 1)
         self.regularizer = make_regularizer(schedule.surface(options))
         self.nearby = NeighbourViews(cameras, self.extent, self.device) if options.mode == "planar" else None
         self.train_photo = getattr(manager, "train_photo", None)

@@ -1,6 +1,6 @@
 """A scene that is known exactly: a ball whose upper and lower halves have features of their own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,6 +13,14 @@ from f3rm_ext.features.space import ExtraOutput, FeatureSpace
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
 
 RADIUS = 0.5
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps what tests cache away from the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("F3RM_EXT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @dataclass

@@ -15,6 +15,7 @@ import tyro
 import yaml
 from nerfstudio.data.datamanagers.base_datamanager import DataManager
 from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatamanagerConfig
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.data.dataparsers.blender_dataparser import BlenderDataParserConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
@@ -24,9 +25,10 @@ from PIL import Image
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data import image_stream
 from f3rm_ext.data.config_checks import flag
-from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig
+from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.data.mixin import CONSOLE, CyclingDataManager
 from f3rm_ext.data.placement import Placement
+from f3rm_ext.data.stereo.points import DensePoints
 from f3rm_ext.engine.shortage import Loss
 from f3rm_ext.errors import CaptureError, ConfigError
 
@@ -43,7 +45,7 @@ def build(make_capture):
         if folder is None:
             folder = folders.setdefault("default", None) or make_capture()
             folders["default"] = folder
-        config = ImageDataManagerConfig(data=folder, **{"num_downscales": 0, **options})
+        config = ImageDataManagerConfig(data=folder, **{"num_downscales": 0, "stereo_points": "never", **options})
         built.append(config.setup(device="cpu", test_mode=mode, world_size=world, local_rank=rank))
         return built[-1]
 
@@ -454,3 +456,57 @@ def test_masked_pixels_are_ignored_by_default(build, make_capture):
 def test_background_needs_masks(build):
     with pytest.raises(ConfigError, match=r"masked-pixels is background, but the capture has no masks"):
         build(masked_pixels="background")
+
+
+# --- where splats begin ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seek(monkeypatch) -> list[int]:
+    """Stands for stereo, which takes long: finds two points, and notes that it was asked."""
+    asked: list[int] = []
+
+    def two_points(outputs: DataparserOutputs, count: int = 9, side_px: int = 9) -> DensePoints:
+        asked.append(len(outputs.image_filenames))
+        return DensePoints(np.array([[0, 0, 1], [0, 0, 2]], np.float32), np.array([[9, 8, 7]] * 2, np.uint8))
+
+    monkeypatch.setattr("f3rm_ext.data.stereo.points.seek_points", two_points)
+    return asked
+
+
+def test_dense_points_are_sought_once_per_capture(build, seek, log, tmp_path) -> None:
+    cache = LiftedFeatureOptions(cache_dir=tmp_path / "cache")
+    for _ in range(2):
+        metadata = build(stereo_points="auto", features=cache).train_dataparser_outputs.metadata
+        assert metadata["points3D_xyz"].tolist() == [[0, 0, 1], [0, 0, 2]]
+        assert metadata["points3D_rgb"].tolist() == [[9, 8, 7]] * 2
+    assert len(seek) == 1 and len(list((tmp_path / "cache" / "points").glob("*.ply"))) == 1
+    assert sum("2 dense points" in line and "--dense-points never" in line for line in log) == 2
+    build(stereo_points="auto", features=cache, dataparser=CaptureDataParserConfig(scale_factor=0.5))
+    assert len(seek) == 2, "other poses are another capture"
+
+
+def test_dense_points_are_left_out_where_nobody_needs_them(build, seek, tmp_path) -> None:
+    cache = LiftedFeatureOptions(cache_dir=tmp_path / "cache")
+    for options in ({"stereo_points": "never"}, {"stereo_points": "always", "mode": "test"}):
+        assert "points3D_xyz" not in build(features=cache, **options).train_dataparser_outputs.metadata
+    assert not seek
+
+
+def test_dense_points_need_no_cache(build, seek, log, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    manager = build(stereo_points="auto", features=LiftedFeatureOptions(cache_dir=tmp_path / "file"))
+    assert len(manager.train_dataparser_outputs.metadata["points3D_xyz"]) == 2 and len(seek) == 1
+
+
+def test_a_small_start_ends_at_full_size_and_resumes(build, make_capture) -> None:
+    capture = make_capture(sizes=((150, 200),))
+    manager = build(capture)
+    manager.setup_train()
+    manager.begin_small(100)
+    widths = [manager.next_train(step)[1]["image"].shape[1] for step in (0, 29, 30, 59, 60, 99)]
+    assert widths == [50, 50, 100, 100, 200, 200]
+    resumed = build(capture)
+    resumed.setup_train()
+    resumed.load_cycle_state(manager.cycle_state())
+    assert resumed.next_train(30)[1]["image"].shape[1] == 100

@@ -534,7 +534,7 @@ def test_points_of_the_capture_are_where_it_begins() -> None:
     [
         (130, 130, "Starting with 130 Gaussians at the 130 points of sparse.ply."),
         (7, 27, "Starting with 27 Gaussians at the 7 points of sparse.ply and at random points, as 7 are too few."),
-        (0, 20, "Starting with 20 Gaussians at random points, as the capture has no points."),
+        (0, 20, "Starting with 20 Gaussians at random points, as none are known."),
     ],
 )
 def test_the_log_says_where_a_run_begins(
