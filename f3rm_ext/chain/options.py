@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
-from f3rm_ext.data.stereo.points import DenseMode
+from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.errors import ConfigError
 
 StageName = Literal[

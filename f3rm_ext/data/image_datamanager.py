@@ -25,7 +25,8 @@ from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.levers import scale_levers, window_levers
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
-from f3rm_ext.data.stereo.points import DenseMode, add_dense_points
+from f3rm_ext.data.stereo import DenseMode
+from f3rm_ext.data.stereo.points import add_dense_points
 from f3rm_ext.engine.shortage import Lever, Loss, RunFacts
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions

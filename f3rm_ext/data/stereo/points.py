@@ -4,7 +4,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from f3rm_ext import threads
 from f3rm_ext.capture.points import RGB, SOURCE, XYZ, read_point_cloud
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
 from f3rm_ext.data.stereo.sweep import AGREEING, PhotoStereo
 from f3rm_ext.utils.atomic_files import FolderLock, digest_of, write_atomic
@@ -115,10 +116,6 @@ def _cells(
     """A number for the cell of each point, with cells of other octaves apart."""
     steps = np.floor((xyz - xyz.min(axis=0)) / width[:, None]).astype(np.int64)
     return ((octave * 2_097_143 + steps[:, 0]) * 2_097_143 + steps[:, 1]) * 2_097_143 + steps[:, 2]
-
-
-DenseMode = Literal["auto", "always", "never"]
-"""Whether dense points are sought: where the capture has too few of its own, always, or never."""
 
 
 def wants_dense_points(own: int, mode: DenseMode) -> bool:
