@@ -172,7 +172,7 @@ def smaller(plan: Plan, room: int) -> str:
     """
     batch = next((number for number in BATCHES if number <= min(room, plan.pair.batch_size - 1)), None)
     if batch is None:
-        return "a smaller --image-size, or --use-grad-checkpointing True"
+        return "a smaller --image-size, or --use-grad-checkpointing"
     if plan.config.algorithm == "v3":
         return f"--batch-size {batch}"
     queue = advised_queue(plan.pair.images, batch * plan.pair.processes * plan.accumulation)

@@ -222,7 +222,7 @@ def test_memory_that_runs_out_is_one_sentence(pictures: Path, tmp_path: Path, mo
         Run(config, plan_memory).main()
     said = str(raised.value)
     assert said.startswith(
-        "Memory ran out in training step 2 on cpu: use --use-amp True or --use-grad-checkpointing True or "
+        "Memory ran out in training step 2 on cpu: use --use-amp or --use-grad-checkpointing or "
         "--batch-size 2, and go on from the last checkpoint with f3rm-ext "
     )
     assert said.endswith("--resume.")
