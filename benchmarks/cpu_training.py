@@ -1,14 +1,18 @@
 """`f3rm-ext-lite` beside `nerfacto` on the CPU: rays per second and quality, in one run on one machine.
 
-Three runs on the same images and split, each in its own process, then `ns-eval` for each:
+Runs on the same images and split, each in its own process, then `ns-eval` for each:
 
 1. nerfacto (torch implementation) for a number of steps,
 2. f3rm-ext-lite for the same number of steps,
-3. f3rm-ext-lite for the same training time as nerfacto took.
+3. f3rm-ext-lite for the CPU time that run 1 took,
+4. nerfacto with the samples and the batch of f3rm-ext-lite, for the same CPU time,
+5. run 4 without pose refinement and appearance codes, which f3rm-ext-lite does not have by default.
 
     python benchmarks/cpu_training.py --data CAPTURE --torch-home DIR
 
-prints a Markdown table and writes results/cpu_training.json.
+prints a Markdown table and writes results/cpu_training.json. The time is that of the CPU, because other programs do not
+change it much. With OMP_NUM_THREADS=1 and NUMBA_NUM_THREADS=1 it is the training time on a quiet machine.
+`--speed-only` trains for the same steps everywhere and evaluates nothing.
 """
 
 import datetime
@@ -25,6 +29,15 @@ from typing import Any
 import tyro
 
 HERE = Path(__file__).parent
+MODEL = "pipeline.model."
+LITE_SAMPLES = (
+    f"{MODEL}num_proposal_iterations=1",
+    f"{MODEL}num_proposal_samples_per_ray=(64,)",
+    f"{MODEL}num_nerf_samples_per_ray=24",
+)
+"""Changes that give nerfacto the samples per ray of f3rm-ext-lite."""
+LITE_PARTS = (f"{MODEL}camera_optimizer.mode='off'", f"{MODEL}use_appearance_embedding=False")
+"""Changes that take from nerfacto what f3rm-ext-lite leaves out by default."""
 
 
 @dataclass
@@ -43,6 +56,8 @@ class CpuTraining:
     """Factor on the image size."""
     seed: int = 42
     """Random seed."""
+    speed_only: bool = False
+    """Leave out run 3, train for the given number of steps in all others, and evaluate nothing."""
     out: Path = HERE / "results" / "cpu_training.json"
     """Where the figures are written."""
 
@@ -53,19 +68,30 @@ class CpuTraining:
             environment["TORCH_HOME"] = str(self.torch_home.resolve())
         rows: list[dict[str, Any]] = []
         with tempfile.TemporaryDirectory() as folder:
+            nerfacto, lite = ("--method", "nerfacto"), ("--method", "f3rm-ext-lite")
+            matched = (*nerfacto, "--rays", "1024", "--change", *LITE_SAMPLES)
             runs = [
-                ("nerfacto", ["--method", "nerfacto", "--rays", str(self.nerfacto_rays), "--steps", str(self.steps)]),
-                ("f3rm-ext-lite, same steps", ["--method", "f3rm-ext-lite", "--steps", str(self.steps)]),
-                ("f3rm-ext-lite, same time", ["--method", "f3rm-ext-lite", "--steps"]),
+                ("nerfacto", (*nerfacto, "--rays", str(self.nerfacto_rays)), False),
+                ("f3rm-ext-lite", lite, False),
+                ("f3rm-ext-lite, same time", lite, True),
+                ("nerfacto, our samples and batch", matched, True),
+                ("the same without pose refinement and appearance codes", (*matched, *LITE_PARTS), True),
             ]
-            for index, (label, arguments) in enumerate(runs):
-                if arguments[-1] == "--steps":
-                    # As many as run 2's speed gives in run 1's time, so that the learning rate can decay over them.
-                    arguments.append(str(int(rows[0]["train_s"] / rows[1]["train_s"] * self.steps)))
-                common = ["--data", str(self.data.resolve()), "--scale", str(self.scale), "--seed", str(self.seed)]
-                command = [sys.executable, str(HERE / "train_once.py"), *arguments, *common]
-                row = run_once([*command, "--output-dir", f"{folder}/{index}"], environment)
-                row |= {"label": label, "metrics": evaluate(Path(row.pop("config")), environment)}
+            if self.speed_only:
+                runs = [(label, arguments, False) for label, arguments, _ in (*runs[:2], *runs[3:])]
+            common = ["--data", str(self.data.resolve()), "--scale", str(self.scale), "--seed", str(self.seed)]
+            for index, (label, arguments, same_time) in enumerate(runs):
+                command = [sys.executable, str(HERE / "train_once.py"), *common, *arguments]
+                steps = self.steps
+                if same_time:
+                    # How many steps the time allows has to be known beforehand: the learning rate decays over them.
+                    trial = run_once(
+                        [*command, "--steps", "30", "--output-dir", f"{folder}/{index}-trial"], environment
+                    )
+                    steps = int(1e3 * rows[0]["train_cpu_s"] / trial["step_cpu_ms_median"])
+                row = run_once([*command, "--steps", str(steps), "--output-dir", f"{folder}/{index}"], environment)
+                config = Path(row.pop("config"))
+                row |= {"label": label, "metrics": {} if self.speed_only else evaluate(config, environment)}
                 rows.append(row)
                 print(json.dumps(row), flush=True)
         report = {

@@ -95,12 +95,14 @@ class TrainOnce:
         trainer.setup()
 
         durations: list[float] = []
+        cpu_durations: list[float] = []
         inner = trainer.train_iteration
 
         def timed(step: int):
-            begin = time.perf_counter()
+            begin, cpu_begin = time.perf_counter(), time.process_time()
             result = inner(step)
             durations.append(time.perf_counter() - begin)
+            cpu_durations.append(time.process_time() - cpu_begin)
             return result
 
         trainer.train_iteration = timed
@@ -108,8 +110,9 @@ class TrainOnce:
         trainer.train()
         wall = time.perf_counter() - started
         rays = trainer.pipeline.datamanager.get_train_rays_per_batch()
-        warm = durations[min(20, len(durations) // 2) :]
-        q1, median, q3 = statistics.quantiles(warm, n=4)
+        first = min(20, len(durations) // 2)
+        q1, median, q3 = statistics.quantiles(durations[first:], n=4)
+        cpu_median = statistics.median(cpu_durations[first:])
         print(
             "RESULT "
             + json.dumps(
@@ -122,6 +125,9 @@ class TrainOnce:
                     "step_ms_q1": round(1e3 * q1, 2),
                     "step_ms_q3": round(1e3 * q3, 2),
                     "rays_per_s": round(rays / median, 1),
+                    "step_cpu_ms_median": round(1e3 * cpu_median, 2),
+                    "train_cpu_s": round(sum(cpu_durations), 2),
+                    "rays_per_cpu_s": round(rays / cpu_median, 1),
                     "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
                     "threads": torch.get_num_threads(),
                     "config": str(config.get_base_dir() / "config.yml"),

@@ -49,6 +49,22 @@ def _training(report: Report) -> str:
     return table(head, body)
 
 
+def _speed(report: Report) -> str:
+    rows = report["rows"]
+    (lite,) = (row["rays_per_cpu_s"] for row in rows if row["method"] == "f3rm-ext-lite")
+    body = [
+        [
+            row["label"],
+            f"{row['steps']} × {row['rays_per_step']}",
+            f"{row['step_cpu_ms_median']:,.0f}",
+            f"{row['rays_per_cpu_s']:,.0f}",
+            f"{lite / row['rays_per_cpu_s']:.1f}",
+        ]
+        for row in rows
+    ]
+    return table(["run", "steps × rays", "CPU ms/step", "rays per CPU s", "f3rm-ext-lite has × as many"], body)
+
+
 def _grids(report: Report) -> str:
     rows = [
         [
@@ -337,6 +353,7 @@ def _step_operators(report: Report) -> str:
 
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
+    "cpu_speed": _speed,
     "lite_choices": _training,
     "hash_grid": _grids,
     "step_operators": _step_operators,
