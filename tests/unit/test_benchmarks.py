@@ -55,7 +55,7 @@ def test_nerfacto_is_measured_with_the_samples_and_the_batch_of_lite(
     monkeypatch.setattr(cpu_training, "evaluate", lambda config, environment: {"psnr": 1.0})
     cpu_training.CpuTraining(data=tmp_path, steps=50, out=tmp_path / "out.json").main()
 
-    lite = make_config("f3rm-ext-lite").pipeline
+    lite: Any = make_config("f3rm-ext-lite").pipeline
     matched = [run.make_config().pipeline for run in runs if run.method == "nerfacto" and run.change]
     assert matched
     for peer in matched:
