@@ -28,6 +28,40 @@ def poses(report: Report) -> str:
     return table(head, rows)
 
 
+def pose_verdicts(report: Report) -> str:
+    """How often verdicts on poses are right, in sum and by capture."""
+    judged = [row for row in report["rows"] if row["right"] is not None]
+    sums = []
+    for half, words in (("choose", "thresholds were chosen on"), ("judge", "others")):
+        some = [row for row in judged if row["half"] == half]
+        counts = [
+            sum(row["right"] == right and row["verdict"] == verdict for row in some)
+            for right, verdict in ((True, "trusted"), (True, "doubtful"), (False, "doubtful"), (False, "trusted"))
+        ]
+        refused = sum(row["right"] is None and row["half"] == half for row in report["rows"])
+        sums.append([words, *map(str, (len(some), *counts, refused))])
+    head = [
+        "captures that",
+        "judged",
+        "right, trusted",
+        "right, doubted",
+        "wrong, doubted",
+        "wrong, trusted",
+        "refused",
+    ]
+    rows = [
+        [row["what"], row["half"], row["mapper"], f"{row['registered']} of {row['photos']}",
+         f"{row['reprojection_error_px']:.2f}", f"{row['rotation_deg']:.1f}°", f"{row['centres_near']:.0%}",
+         "right" if row["right"] else "wrong", row["verdict"], f"{row['evidence']['matches_fit']:.0%}",
+         f"{row['evidence']['pairs_fit']:.0%}", f"{row['evidence']['blind']:.0%}", f"{row['evidence']['turn_fit']:.0%}",
+         f"{row['evidence']['points_per_photo']:.0f}"]
+        for row in judged
+    ]  # fmt: skip
+    columns = ["photos", "half", "mapper", "with a pose", "reprojection px", "rotation error", "centres near", "poses",
+               "verdict", "matches fit", "pairs fit", "see nothing", "fit a turn", "points"]  # fmt: skip
+    return f"{table(head, sums)}\n\n{table(columns, rows)}"
+
+
 def _over_seeds(values: list[float]) -> str:
     """Mean and half of the 95 % interval, %; of fewer than three values these themselves."""
     return percent(values) if len(values) > 2 else ", ".join(f"{100 * value:.1f}" for value in values)

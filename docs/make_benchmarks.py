@@ -383,6 +383,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "shared_cores": _shared,
     "gpu_day": _gpu_day,
     "poses": learning_tables.poses,
+    "pose_verdicts": learning_tables.pose_verdicts,
     "unposed": learning_tables.unposed,
     "tiny_diffusion": learning_tables.tiny_diffusion,
     "pose_training": learning_tables.pose_training,

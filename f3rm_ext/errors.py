@@ -1,4 +1,4 @@
-"""Errors a user can mend, and how they reach the terminal: one sentence, exit code 2, no traceback."""
+"""Errors a user can mend, and how they reach the terminal: one sentence, an exit code (mostly 2), no traceback."""
 
 import sys
 from types import TracebackType
@@ -12,6 +12,9 @@ class UserError(Exception):
     The message is one sentence that says what is wrong, why, and what to do about it.
     """
 
+    exit_code = EXIT_CODE
+    """With which the command ends."""
+
 
 class ConfigError(UserError):
     """An option has a value that cannot work."""
@@ -19,6 +22,12 @@ class ConfigError(UserError):
 
 class CaptureError(UserError):
     """The capture (images, poses, transforms.json) cannot be used as it is."""
+
+
+class DoubtfulPosesError(UserError):
+    """A capture was made, but its poses are probably wrong."""
+
+    exit_code = 3
 
 
 class ExtractorError(UserError):
@@ -86,7 +95,7 @@ def install_excepthook() -> None:
         if isinstance(error, UserError):
             report(error)
             # CPython honours a SystemExit raised by the hook: handlers at exit still run.
-            raise SystemExit(EXIT_CODE)
+            raise SystemExit(error.exit_code)
         code = getattr(error, "exit_code", None)
         if kind.__name__ == "ProcessExitedException" and isinstance(code, int):
             # From the process of nerfstudio that started those of several GPUs, one of which has ended.

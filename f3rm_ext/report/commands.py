@@ -267,7 +267,9 @@ def _failure(command: Command, code: int, output: str) -> CommandError:
     sentences = re.findall(r"^Error: (.+)$", output, re.MULTILINE)
     if sentences:
         sentence = sentences[-1].strip().removesuffix(".")
-        return CommandError(f"{sentence} (from `{command.arguments[0]}`, log in {command.log}).")
+        error = CommandError(f"{sentence} (from `{command.arguments[0]}`, log in {command.log}).")
+        error.exit_code = code
+        return error
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:]) or "  | (no output)"
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"

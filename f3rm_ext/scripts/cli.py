@@ -166,8 +166,8 @@ def _complete(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script.
 
-    Errors are one sentence with exit code 2; Ctrl-C gives exit code 130. If the program that reads the output has ended
-    (``| head``), the command ends too, without a word.
+    Errors are one sentence, mostly with exit code 2; Ctrl-C gives exit code 130. If the program that reads the output
+    has ended (``| head``), the command ends too, without a word.
     """
     threads.prepare_environment()
     try:
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except UserError as error:
         errors.report(error)
-        return errors.EXIT_CODE
+        return error.exit_code
     except BrokenPipeError:
         if not _reader_has_left():
             raise

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from f3rm_ext.errors import DoubtfulPosesError
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.utils.console import image_progress
 
@@ -62,6 +63,9 @@ class Process:
     sparse_pc.ply (where splats begin), COLMAP's own files and sfm_report.html, which names photos that are blurred, the
     same, or without a pose, and says why. The command can be stopped at any time; typed again, it goes on.
 
+    The exit code is 0 if nothing in the photos speaks against the poses, 3 if a capture was written and its poses are
+    doubtful, and 2 if no capture could be made.
+
     Typical calls:
       f3rm-ext sfm process --images photos/ --output capture/
       f3rm-ext sfm process --video clip.mp4 --output capture/ --num-frames 200
@@ -85,6 +89,11 @@ class Process:
         for sentence in sentences(result):
             print(sentence)
         print(f"Report: {self.config.output / REPORT}; look around: f3rm-ext sfm view --capture {self.config.output}")
+        if result["doubt"]:
+            raise DoubtfulPosesError(
+                f"These poses are doubtful: {result['doubt']}. The capture is written all the same; to go on with it: "
+                f"--data {self.config.output.absolute()}."
+            )
         print(
             f"Train: ns-train f3rm-ext --data {self.config.output}, or ns-train sugar-ext --data {self.config.output}"
         )

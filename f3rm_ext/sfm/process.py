@@ -28,6 +28,7 @@ from f3rm_ext.sfm.photos import Photo, capture_names, find_photos, large_picture
 from f3rm_ext.sfm.reasons import explain
 from f3rm_ext.sfm.report import write_report
 from f3rm_ext.sfm.second_pass import register_lost
+from f3rm_ext.sfm.verdict import collect_evidence, find_doubt
 from f3rm_ext.sfm.work_folder import WorkFolder, stamp_of
 from f3rm_ext.utils.console import StageProgress
 
@@ -268,6 +269,7 @@ class Processing:
                 "each sharing at least half of its picture with the one before."
             )
         model = models[0]
+        evidence = collect_evidence(model, database)
         gps_error_m = align_with_gps(model, database)
         applied = APPLIED if gps_error_m is None else UNCHANGED
         images = "images"
@@ -290,6 +292,8 @@ class Processing:
             "reprojection_error_px": round(float(model.compute_mean_reprojection_error()), 3),
             "cameras": sorted({camera.model.name for camera in model.cameras.values()}),
             "gps_error_m": gps_error_m,
+            "evidence": asdict(evidence),
+            "doubt": find_doubt(evidence),
         }
         write_report(out, model, work.photos, result, features, matches)
         capture_writer.write_capture(model, out, images, masks, applied)

@@ -71,6 +71,8 @@ def write_report(
         num_matches: verified matches by pair of photos.
     """
     summary = "".join(f"<p>{html.escape(text)}</p>" for text in sentences(result))
+    if result["doubt"]:
+        summary = f'<p class="flag">These poses are doubtful: {html.escape(result["doubt"])}.</p>{summary}'
     names = list(photos)
     page = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Camera poses</title><style>{_STYLE}</style>
 <h1>Camera poses of {html.escape(out.resolve().name)}</h1>{summary}

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.ndimage import map_coordinates
 
 pycolmap = pytest.importorskip("pycolmap")
 Run = Callable[..., Any]
@@ -237,6 +238,49 @@ def test_the_chain_to_a_mesh_begins_with_the_poses(run_command: Run, photos: Pat
     assert len(json.loads((out / "capture" / "transforms.json").read_text())["frames"]) == 6
     page = (out / "report.html").read_text()
     assert "Photos with a pose" in page and "6 of 6" in page and "f3rm-ext sfm process" in page
+
+
+@pytest.fixture(scope="module")
+def turned_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A camera that turns on the spot before a papered wall: COLMAP finds a pose for each photo, all of them wrong."""
+    folder, rng = tmp_path_factory.mktemp("turned"), np.random.default_rng(0)
+    wall = np.zeros((900, 900))
+    for cells in (20, 60, 150):
+        blots = Image.fromarray(rng.normal(size=(cells, cells)).astype(np.float32))
+        wall += np.asarray(blots.resize((900, 900), Image.Resampling.BICUBIC))
+    x, y = np.meshgrid(np.arange(320) - 159.5, np.arange(240) - 119.5)
+    for number, angle in enumerate(np.linspace(-0.45, 0.45, 7)):
+        turn = pycolmap.Rotation3d(np.array([0.0, angle, 0.0])).matrix()
+        rays = np.stack([x, y, np.full_like(x, 300.0)], axis=-1) @ turn.T
+        at = 450 + 300 * rays[..., 1::-1] / rays[..., 2:]
+        grey = 127 + 40 * map_coordinates(wall, np.moveaxis(at, -1, 0), order=1, mode="reflect")
+        grey += 2 * rng.normal(size=grey.shape)
+        Image.fromarray(np.clip(grey, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+def test_doubtful_poses_are_written_and_end_with_a_code_of_their_own(
+    run_command: Run, turned_photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "capture"
+    words = ("f3rm-ext", "sfm", "process", "--images", turned_photos, "--output", out, "--max-features", 1000)
+    first = run_command(*words)
+    assert first.code == 3 and "Error: " in first.stderr and "Traceback" not in first.text, first.text[-3000:]
+    result = json.loads((out / "sfm.json").read_text())["result"]
+    assert result["registered"] == 7 and result["reprojection_error_px"] < 1  # nothing else would show it
+    assert result["doubt"] and result["evidence"]["turn_fit"] > 0.9
+    assert len(json.loads((out / "transforms.json").read_text())["frames"]) == 7
+    assert "doubtful" in (out / "sfm_report.html").read_text()
+    again = run_command(*words)
+    assert again.code == 3 and "Finding features" not in again.stdout and again.stderr == first.stderr
+
+
+def test_the_chain_does_not_train_on_doubtful_poses(run_command: Run, turned_photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mesh"
+    words = ("--images", turned_photos, "--output", out, "--sfm.max-features", 1000)
+    done = run_command("f3rm-ext", "sugar", "run", *words)
+    assert done.code == 3 and f"--data {out / 'capture'}" in done.stderr, done.text[-3000:]
+    assert list(json.loads((out / "manifest.json").read_text())["stages"]) == ["sfm"]
 
 
 def test_a_killed_run_goes_on(photos: Path, tmp_path: Path) -> None:

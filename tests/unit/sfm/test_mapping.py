@@ -189,11 +189,13 @@ def test_the_report_is_one_page_that_names_every_photo(made_up: MakeUp, tmp_path
     result = {
         "photos": 8, "registered": 7, "points": 200, "track_length": 3.0, "reprojection_error_px": 0.5,
         "without_pose": {names[0]: "no matches: <nothing>"}, "blurred": [names[1]], "same": {}, "gps_error_m": None,
+        "doubt": "they turn <on the spot>",
     }  # fmt: skip
     matches = {(names[1], names[2]): 30}
     write_report(tmp_path, scene.truth, photos, result, dict.fromkeys(names, 100), matches)
     page = (tmp_path / "sfm_report.html").read_text()
-    assert all(f"/in/{name}&lt;" in page for name in names) and "&lt;nothing&gt;" in page and "<nothing>" not in page
+    assert all(f"/in/{name}&lt;" in page for name in names) and "&lt;nothing&gt;" in page
+    assert "&lt;on the spot&gt;" in page and "<nothing>" not in page
     assert page.count("<svg") == 2 and "http://" not in page.replace("http://www.w3.org/2000/svg", "")
 
 

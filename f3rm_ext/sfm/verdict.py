@@ -1,0 +1,241 @@
+"""Whether poses can be trusted, judged without the true ones.
+
+A solver makes cameras and points agree with each other, so its own error is small also where it is wrong. What gives it
+away is what it had to leave out: matches of two photos that fit *some* two cameras but not these, and photos that see
+nothing of what another one sees from the same side.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from f3rm_ext.sfm.database import FeatureDatabase, colmap
+
+LEAST_MATCHES_FIT, LEAST_PAIRS_FIT = 0.93, 0.8
+"""Smallest shares of matches and of pairs that fit right poses. Few pairs may be chance: 15 matches do."""
+LEAST_POINTS = 30
+"""Smallest number of points that the median photo sees, of those that three photos see."""
+MOST_BLIND = 0.1
+"""Largest share of photos that see nothing where another one sees points; things in between hide some."""
+_SAME_SIDE_DEG, _SAME_DISTANCE, _LEAST_EXPECTED, _FEW, _SAMPLE = 20.0, 1.4, 20, 0.05, 300
+"""A point looks the same within this angle and ratio of distances; so many must be expected, and fewer than this share
+be seen; points of a photo that are tried."""
+MOST_TURN_FIT = 0.8
+"""Largest share of matches that a turn on the spot may explain."""
+_FOCALS, _TURN_ERROR = np.geomspace(0.5, 2, 13), 0.005
+"""Focal lengths to try, in those of the model, and largest distance that a turn explains, in longest sides."""
+_EPIPOLAR_PX = 4.0
+"""Largest distance of a match from its epipolar lines; COLMAP verifies pairs with the same."""
+_LEAST_MATCHES = 15
+"""As COLMAP demands of a pair."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What photos say about their poses. Only photos with a pose count."""
+
+    pairs: int
+    """Pairs of photos with verified matches."""
+    pairs_fit: float
+    """Share of these pairs of which most matches fit the poses."""
+    matches_fit: float
+    """Share of all their matches that fit: near their epipolar lines, and in front of both cameras."""
+    turn_fit: float
+    """Share of the matches that a turn of the camera on the spot explains as well, with the best focal length."""
+    blind: float
+    """Share of the photos that should see points of another one, from nearly the same side, and see none of them. Only
+    photos that were compared with each other count."""
+    points_per_photo: float
+    """Points that the median photo sees together with two others at least: two photos alone fit by construction."""
+
+
+def epipolar_fit(
+    first: Float64[np.ndarray, "matches 2"],
+    second: Float64[np.ndarray, "matches 2"],
+    pose: Float64[np.ndarray, "3 4"],
+    tolerance: float,
+) -> Bool[np.ndarray, " matches"]:
+    """Tells which matches of two photos fit their relative pose.
+
+    A match fits if its Sampson distance (Hartley and Zisserman 2004, 11.4) is small and its point lies in front of both
+    cameras. Rays that are parallel within the tolerance have no depth, so they only need to point the same way.
+
+    Args:
+        first: positions in the first photo on the plane at depth 1, without distortion.
+        second: the same in the second photo.
+        pose: from the first camera to the second, OpenCV axes.
+        tolerance: largest Sampson distance, on the plane at depth 1.
+    """
+    rotation, translation = pose[:, :3], pose[:, 3]
+    a, b = (np.c_[points, np.ones(len(points))] for points in (first, second))
+    turned = a @ rotation.T
+    normals = np.cross(translation, turned)  # of the epipolar planes, in the second camera
+    lines = np.cross(translation, b) @ rotation  # in the first photo, up to the sign
+    size = np.sqrt((normals[:, :2] ** 2).sum(axis=1) + (lines[:, :2] ** 2).sum(axis=1))
+    near = np.abs((b * normals).sum(axis=1)) <= tolerance * size
+    # Depths d and e of least squares in e · b = d · turned + translation.
+    aa, bb, ab = ((x * y).sum(axis=1) for x, y in ((turned, turned), (b, b), (turned, b)))
+    at, bt = turned @ translation, b @ translation
+    determinant = aa * bb - ab**2
+    front = (ab * bt - bb * at > 0) & (aa * bt - ab * at > 0)
+    parallel = (determinant <= tolerance**2 * aa * bb) & (ab > 0)
+    return near & (front | parallel)
+
+
+def turn_errors(
+    first: Float64[np.ndarray, "matches 2"], second: Float64[np.ndarray, "matches 2"], focals: Float64[np.ndarray, " n"]
+) -> Float64[np.ndarray, "n matches"]:
+    """Returns how far matches are apart after the turn that brings them nearest (Kabsch 1976).
+
+    The focal length is free, because solvers make up a focal length with which photos from one place seem to be from
+    several.
+
+    Args:
+        first: positions in the first photo from the principal point, in focal lengths of the model.
+        second: the same in the second photo.
+        focals: focal lengths to try, in those of the model.
+
+    Returns:
+        For each focal length, distances in focal lengths of the model.
+    """
+    rays = np.stack([first, second])[:, None] / focals[:, None, None]
+    rays = np.concatenate([rays, np.ones_like(rays[..., :1])], axis=-1)
+    a, b = rays / np.linalg.norm(rays, axis=-1, keepdims=True)
+    U, _, Vt = np.linalg.svd(b.transpose(0, 2, 1) @ a)
+    U[:, :, 2] *= np.linalg.det(U @ Vt)[:, None]
+    return np.linalg.norm(a @ (U @ Vt).transpose(0, 2, 1) - b, axis=-1) * focals[:, None]
+
+
+class SeenPoints:
+    """Points of a model, and which photos see them.
+
+    Args:
+        model: a ``pycolmap.Reconstruction``.
+    """
+
+    def __init__(self, model: Any) -> None:
+        points = list(model.points3D.values())
+        seen_by = [{element.image_id for element in point.track.elements} for point in points]
+        self.xyz = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
+        self.views = np.array([len(numbers) for numbers in seen_by], dtype=np.int64)
+        """Photos that see each point."""
+        rows: dict[int, list[int]] = {number: [] for number in model.reg_image_ids()}
+        for row, numbers in enumerate(seen_by):
+            for number in numbers:
+                rows[number].append(row)
+        self.of_photo = {number: np.array(some, dtype=np.int64) for number, some in rows.items()}
+        """Rows of the points that each photo sees."""
+        self._centers = {number: model.image(number).projection_center() for number in rows}
+
+    def expected(self, number: int, camera: Any, pose: Any) -> Int64[np.ndarray, " points"]:
+        """Returns which points of a photo another camera should see as well, of a sample: from nearly the same side and
+        distance, and inside of its picture.
+
+        Args:
+            number: the photo.
+            camera: the other one, a ``pycolmap.Camera``.
+            pose: world to camera, a ``pycolmap.Rigid3d``.
+        """
+        rows = self.of_photo[number]
+        rows = rows[:: max(1, len(rows) // _SAMPLE)]
+        local = pose * self.xyz[rows]
+        rows, local = rows[local[:, 2] > 0], local[local[:, 2] > 0]
+        rays = self._centers[number] - self.xyz[rows], -local @ pose.rotation.matrix()
+        lengths = [np.maximum(np.linalg.norm(some, axis=1), 1e-15) for some in rays]
+        ratio = lengths[1] / lengths[0]
+        alike = (rays[0] * rays[1]).sum(axis=1) > np.cos(np.deg2rad(_SAME_SIDE_DEG)) * lengths[0] * lengths[1]
+        alike &= (ratio < _SAME_DISTANCE) & (ratio > 1 / _SAME_DISTANCE)
+        pixels = np.asarray(camera.img_from_cam(local[alike]), dtype=np.float64).reshape(-1, 2)
+        return rows[alike][((pixels > 0) & (pixels < [camera.width, camera.height])).all(axis=1)]
+
+
+def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
+    """Compares the poses of a model with the verified matches of its photos.
+
+    Args:
+        model: a ``pycolmap.Reconstruction``.
+        database: has features and matches.
+    """
+    pycolmap = colmap()
+    photos = {number: model.image(number) for number in model.reg_image_ids()}
+    cameras = {number: model.camera(photo.camera_id) for number, photo in photos.items()}
+    poses = {number: photo.cam_from_world() for number, photo in photos.items()}
+    points = SeenPoints(model)
+    shares: list[float] = []
+    blind: list[bool] = []
+    fit = total = 0
+    turned = np.zeros(len(_FOCALS))
+    with database.opened() as opened:
+        pixels = {number: opened.read_keypoints(number)[:, :2].astype(np.float64) for number in photos}
+        centred = {number: pixels[number] - _center(cameras[number]) for number in photos}
+        plane = {number: np.asarray(cameras[number].cam_from_img(pixels[number])) for number in photos}
+        for a, b in itertools.permutations(photos, 2):
+            if opened.exists_two_view_geometry(a, b):
+                expected = points.expected(a, cameras[b], poses[b])
+                if len(expected) >= _LEAST_EXPECTED:
+                    blind.append(bool(np.isin(expected, points.of_photo[b]).mean() < _FEW))
+        for pair, geometry in zip(*opened.read_two_view_geometries(), strict=True):
+            a, b = pycolmap.pair_id_to_image_pair(pair)
+            if a not in photos or b not in photos:
+                continue
+            matches = geometry.inlier_matches
+            if len(matches) < _LEAST_MATCHES:
+                continue
+            focal_px = (cameras[a].mean_focal_length() + cameras[b].mean_focal_length()) / 2
+            between = (poses[b] * poses[a].inverse()).matrix()
+            fits = epipolar_fit(plane[a][matches[:, 0]], plane[b][matches[:, 1]], between, _EPIPOLAR_PX / focal_px)
+            shares.append(float(fits.mean()))
+            fit, total = fit + int(fits.sum()), total + len(fits)
+            # Without the model's distortion, which is made up as well then.
+            turns = turn_errors(centred[a][matches[:, 0]] / focal_px, centred[b][matches[:, 1]] / focal_px, _FOCALS)
+            turned += (turns * focal_px < _TURN_ERROR * max(cameras[a].width, cameras[a].height)).sum(axis=1)
+    return Evidence(
+        pairs=len(shares),
+        pairs_fit=float(np.mean(np.array(shares) > 0.5)) if shares else 0.0,
+        matches_fit=fit / max(total, 1),
+        turn_fit=float(turned.max()) / max(total, 1),
+        blind=float(np.mean(blind)) if blind else 0.0,
+        points_per_photo=float(
+            np.median([np.count_nonzero(points.views[rows] > 2) for rows in points.of_photo.values()])
+        ),
+    )
+
+
+def _center(camera: Any) -> Float64[np.ndarray, "2"]:
+    return np.array([camera.principal_point_x, camera.principal_point_y])
+
+
+def find_doubt(evidence: Evidence) -> str:
+    """Returns why poses are probably wrong and what to do, without a full stop; empty if nothing speaks against them.
+
+    >>> find_doubt(Evidence(pairs=40, pairs_fit=1.0, matches_fit=0.99, turn_fit=0.1, blind=0.0, points_per_photo=300.0))
+    ''
+    """
+    if evidence.pairs == 0:
+        return "no two photos confirm each other's poses: take photos nearer to each other"
+    if evidence.matches_fit < LEAST_MATCHES_FIT or evidence.pairs_fit < LEAST_PAIRS_FIT:
+        against = round((1 - evidence.pairs_fit) * evidence.pairs)
+        return (
+            f"{1 - evidence.matches_fit:.0%} of the matches between photos, and {against} of {evidence.pairs} pairs of "
+            "photos as a whole, contradict them, because different places look alike or have too little texture: take "
+            "photos nearer to each other that show what differs, and leave out those of another scene"
+        )
+    if evidence.blind > MOST_BLIND:
+        return (
+            f"{evidence.blind:.0%} of the photos that should see the same things from the same side do not, as if two "
+            "places were laid over each other: process photos of different places apart"
+        )
+    if evidence.turn_fit > MOST_TURN_FIT:
+        return (
+            f"{evidence.turn_fit:.0%} of the matches between photos fit a camera that turned on the spot, which gives "
+            "no depth: move sideways between photos"
+        )
+    if evidence.points_per_photo < LEAST_POINTS:
+        return (
+            f"half of the photos see at most {evidence.points_per_photo:.0f} points that two others see as well, which "
+            "happens by chance: take photos of things with more texture, nearer to each other"
+        )
+    return ""

@@ -1,0 +1,153 @@
+"""Whether poses are wrong is seen from matches, without the true poses."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from f3rm_ext.sfm.database import FeatureDatabase
+from f3rm_ext.sfm.verdict import Evidence, collect_evidence, epipolar_fit, find_doubt, turn_errors
+
+pycolmap = pytest.importorskip("pycolmap")
+TOLERANCE = 1e-6
+
+
+def two_views(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fifty points in two cameras, and the relative pose (3, 4)."""
+    points = rng.uniform([-1, -1, 3], [1, 1, 5], (50, 3))
+    pose = np.c_[pycolmap.Rotation3d(np.array([0.1, -0.3, 0.05])).matrix(), [0.8, 0.1, -0.2]]
+    moved = points @ pose[:, :3].T + pose[:, 3]
+    return points[:, :2] / points[:, 2:], moved[:, :2] / moved[:, 2:], pose
+
+
+def test_true_matches_fit_and_others_do_not() -> None:
+    rng = np.random.default_rng(0)
+    first, second, pose = two_views(rng)
+    assert epipolar_fit(first, second, pose, TOLERANCE).all()
+    assert epipolar_fit(first, rng.permutation(second), pose, TOLERANCE).mean() < 0.1
+    turned = pose.copy()
+    turned[:, :3] = pycolmap.Rotation3d(np.array([0.0, 0.1, 0.0])).matrix() @ pose[:, :3]
+    assert epipolar_fit(first, second, turned, 0.005).mean() < 0.5
+
+
+def test_points_behind_a_camera_do_not_fit() -> None:
+    first, second, pose = two_views(np.random.default_rng(1))
+    pose[:, 3] *= -1  # the same epipolar lines
+    assert not epipolar_fit(first, second, pose, TOLERANCE).any()
+
+
+def test_photos_from_one_place_fit_by_their_turn_alone() -> None:
+    first, _, pose = two_views(np.random.default_rng(2))
+    pose[:, 3] = [1e-9, 0, 0]
+    rays = np.c_[first, np.ones(len(first))] @ pose[:, :3].T
+    assert epipolar_fit(first, rays[:, :2] / rays[:, 2:], pose, 1e-3).all()
+    assert not epipolar_fit(first, -rays[:, :2] / rays[:, 2:] + 1, pose, 1e-3).any()
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> Callable[..., tuple[Any, FeatureDatabase]]:
+    """Makes a model with its matches; keywords are ``pycolmap.SyntheticDatasetOptions``."""
+
+    def make(**options: Any) -> tuple[Any, FeatureDatabase]:
+        pycolmap.set_random_seed(0)
+        settings = pycolmap.SyntheticDatasetOptions(
+            num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=10, num_points3D=200, **options
+        )
+        with pycolmap.Database.open(tmp_path / "database.db") as opened:
+            truth = pycolmap.synthesize_dataset(settings, opened)
+        return truth, FeatureDatabase(tmp_path / "database.db", tmp_path, tmp_path, 1000, 1000)
+
+    return make
+
+
+def turn(model: Any, angle_deg: float, numbers: list[int]) -> None:
+    """Turns some cameras about their own centres."""
+    for number in numbers:
+        image = model.image(number)
+        away = pycolmap.Rigid3d(pycolmap.Rotation3d(np.deg2rad([0, angle_deg, 0])), np.zeros(3))
+        model.frame(image.frame_id).set_cam_from_world(image.camera_id, away * image.cam_from_world())
+
+
+def test_true_poses_are_not_doubted(made_up: Callable[..., Any]) -> None:
+    evidence = collect_evidence(*made_up())
+    assert evidence.pairs == 45 and evidence.pairs_fit == evidence.matches_fit == 1
+    assert evidence.points_per_photo == 200 and evidence.turn_fit < 0.5
+    assert find_doubt(evidence) == ""
+
+
+@pytest.mark.parametrize("angle_deg", [5, 90])
+def test_wrong_poses_are_doubted_though_the_solver_would_not_know(
+    made_up: Callable[..., Any], angle_deg: float
+) -> None:
+    """Three of ten cameras are turned. Their own error is not looked at: a solver makes that small in any case."""
+    model, database = made_up()
+    turn(model, angle_deg, model.reg_image_ids()[:3])
+    evidence = collect_evidence(model, database)
+    assert evidence.pairs_fit == pytest.approx(24 / 45, abs=0.07)
+    assert "24 of 45" in find_doubt(evidence)
+
+
+def test_points_that_only_two_photos_see_confirm_nothing(made_up: Callable[..., Any]) -> None:
+    model, database = made_up()
+    spare = [
+        (element.image_id, element.point2D_idx)
+        for number in list(model.points3D)[:100]
+        for element in model.point3D(number).track.elements[2:]
+    ]
+    for observation in spare:
+        model.delete_observation(*observation)
+    assert collect_evidence(model, database).points_per_photo == 100
+
+
+def test_two_places_over_each_other_are_told(made_up: Callable[..., Any]) -> None:
+    """Cameras see what others do not, though they stand and look alike."""
+    model, database = made_up()
+    assert collect_evidence(model, database).blind == 0
+    first, *_ = numbers = list(model.reg_image_ids())
+    for number in numbers[1:]:  # all cameras near the first one
+        image = model.image(number)
+        step = pycolmap.Rigid3d(pycolmap.Rotation3d(), np.array([0.01 * number, 0, 0]))
+        model.frame(image.frame_id).set_cam_from_world(image.camera_id, step * model.image(first).cam_from_world())
+    spare = [
+        (element.image_id, element.point2D_idx)
+        for row, number in enumerate(list(model.points3D))
+        for element in model.point3D(number).track.elements
+        if element.image_id % 2 == row % 2
+    ]
+    for observation in spare:
+        model.delete_observation(*observation)
+    assert collect_evidence(model, database).blind > 0.3
+
+
+def test_photos_without_a_pose_do_not_count(made_up: Callable[..., Any]) -> None:
+    model, database = made_up()
+    model.deregister_frame(model.image(model.reg_image_ids()[0]).frame_id)
+    assert collect_evidence(model, database).pairs == 36
+
+
+def test_a_turn_on_the_spot_is_told_whatever_focal_length_the_solver_made_up() -> None:
+    first, moved, pose = two_views(np.random.default_rng(3))
+    turned = np.c_[first, np.ones(len(first))] @ pose[:, :3].T
+    second = turned[:, :2] / turned[:, 2:]
+    focals = np.array([0.7, 1.0, 1.4])
+    for focal in focals:
+        errors = np.median(turn_errors(first / focal, second / focal, 1 / focals), axis=1)
+        assert errors.argmin() == focals.tolist().index(focal) and errors.min() < 1e-9
+    assert np.median(turn_errors(first, moved, focals), axis=1).min() > 0.02
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        (Evidence(100, 1.0, 1.0, 0.2, 0.0, 300.0), ""),
+        (Evidence(100, 1.0, 0.8, 0.2, 0.0, 300.0), "20%"),
+        (Evidence(100, 1.0, 1.0, 0.2, 0.3, 300.0), "30%"),
+        (Evidence(100, 1.0, 1.0, 0.95, 0.0, 300.0), "turned on the spot"),
+        (Evidence(100, 1.0, 1.0, 0.2, 0.0, 20.0), "20 points"),
+        (Evidence(0, 0.0, 0.0, 0.0, 0.0, 300.0), "no two photos"),
+    ],
+)
+def test_the_reason_is_named(evidence: Evidence, words: str) -> None:
+    assert words in find_doubt(evidence) and bool(find_doubt(evidence)) == bool(words)
