@@ -11,7 +11,7 @@ repeated. Held-out views are judged by `ns-eval`: only pixels that masks keep co
 import datetime
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -10,6 +10,7 @@ from jaxtyping import Int64
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.engine.trainer import TrainerConfig
 
+from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.points import COUNT as DENSE_COUNT
 from f3rm_ext.data.stereo.points import wants_dense_points
 from f3rm_ext.data.undistort import shrunk_size
@@ -75,7 +76,8 @@ class ImageSizes:
         """
         options: Any = copy.deepcopy(config.pipeline.datamanager)
         options.features.extractors = ()  # or they would be extracted
-        mode, options.stereo_points = getattr(options, "stereo_points", "never"), "never"  # or they would be sought
+        mode: DenseMode = getattr(options, "stereo_points", "never")
+        options.stereo_points = "never"  # or they would be sought
         with messages_to_stderr():
             try:
                 manager = _without_batches(options._target)(options, device="cpu", test_mode="val")

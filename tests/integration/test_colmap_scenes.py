@@ -100,7 +100,7 @@ def test_dense_points_have_the_scene_and_the_split_of_their_source(
     from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 
     out = tmp_path / "dense"
-    done = run_command("f3rm-ext", "sfm", "points", garden, "--out", out, "--points", 500, "--width", 64)
+    done = run_command("f3rm-ext", "sfm", "points", garden, "--out", out, "--points", 500, "--side", 64)
     assert done.code == 0, done.text[-3000:]
     for split in ("train", "test"):
         one, two = (CaptureDataParserConfig(data=data).setup().get_dataparser_outputs(split) for data in (garden, out))

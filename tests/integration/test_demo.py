@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]
+OPTIONS = ("--steps", 20, "--method", "f3rm-ext-lite")
 
 
 @pytest.fixture(scope="module")
 def demo(run_command: Run, tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     out = tmp_path_factory.mktemp("demo") / "d"
-    return out, run_command("f3rm-ext", "demo", "--data", tiny_capture, "--out", out, "--steps", 20, timeout_s=600)
+    return out, run_command("f3rm-ext", "demo", "--data", tiny_capture, "--out", out, *OPTIONS, timeout_s=600)
 
 
 class _Resources(HTMLParser):
@@ -48,7 +49,7 @@ def test_the_commands_it_shows_are_those_it_ran(demo: tuple[Path, Any]) -> None:
 def test_the_same_command_again_trains_nothing(demo: tuple[Path, Any], run_command: Run, tiny_capture: Path) -> None:
     out, _ = demo
     before = sorted((path.name, path.stat().st_mtime_ns) for path in out.rglob("*.ckpt"))
-    done = run_command("f3rm-ext", "demo", "--data", tiny_capture, "--out", out, "--steps", 20)
+    done = run_command("f3rm-ext", "demo", "--data", tiny_capture, "--out", out, *OPTIONS)
     assert done.code == 0, done.text[-3000:]
     assert sorted((path.name, path.stat().st_mtime_ns) for path in out.rglob("*.ckpt")) == before
     assert "done before" in done.text

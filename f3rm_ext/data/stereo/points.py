@@ -2,13 +2,13 @@
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, UInt8
+from jaxtyping import Bool, Float32, Float64, Int, UInt8
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
 from f3rm_ext import threads
@@ -17,7 +17,7 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
-from f3rm_ext.data.stereo.sweep import AGREEING, PhotoStereo
+from f3rm_ext.data.stereo.sweep import AGREEING, FARTHEST, PhotoStereo
 from f3rm_ext.utils.atomic_files import FolderLock, digest_of, write_atomic
 from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.ply import write_ply
@@ -32,6 +32,10 @@ MIN_VIEWS = 3
 """Views that must agree on a point, itself included."""
 MEMBERS = 20
 """Pixels on average of which each point is the mean, at most."""
+BACKDROP_SHARE = 0.3
+"""Share of the points that lie behind the surfaces, at most; that of the pixels without depth if it is less."""
+BACKDROP_QUANTILE = 0.9
+"""They lie behind this quantile of the depths of a view."""
 ENOUGH_POINTS = 100
 """A capture with fewer points of its own gets dense ones by default."""
 COUNT = 20_000
@@ -50,7 +54,8 @@ class DensePoints(NamedTuple):
 def dense_points(
     stereo: PhotoStereo, count: int = COUNT, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> DensePoints:
-    """Returns points on which the depth of several photos agrees; none where they do not.
+    """Returns points on which the depth of several photos agrees, and some behind them on rays of pixels without depth,
+    such as the sky; none if the photos agree on nothing.
 
     Args:
         stereo: the photos.
@@ -64,14 +69,47 @@ def dense_points(
         on_progress(len(depths), len(chosen))
     cameras = PinholeCameras(*(part[torch.from_numpy(chosen)] for part in stereo.cameras))
     sure = [agreeing_depth(DepthMaps(cameras, depths), index, MIN_VIEWS, AGREEING) for index in range(len(chosen))]
-    maps = DepthMaps(cameras, sure)
-    xyz, rgb, spacing = [np.zeros((0, 3))], [np.zeros((0, 3), np.uint8)], [np.zeros(0)]
+    if not any(depth.any() for depth in sure):
+        return DensePoints(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.uint8))
+    usable = [stereo.usable(int(index)) for index in chosen]
+    blank = [mask & (depth == 0) for mask, depth in zip(usable, sure, strict=True)]
+    share = sum(mask.sum() for mask in blank) / max(1, sum(mask.sum() for mask in usable))
+    behind = round(count * min(share, BACKDROP_SHARE))
+    xyz, rgb, spacing = _pixels(stereo, chosen, DepthMaps(cameras, sure))
+    surface = thin(xyz, rgb, spacing, count - behind)
+    xyz, rgb, _ = _pixels(stereo, chosen, DepthMaps(cameras, _backdrop(sure, blank, FARTHEST * cameras.radius())))
+    kept = np.random.default_rng(0).permutation(len(xyz))[:behind]
+    return DensePoints(
+        np.concatenate([surface.xyz, xyz[kept].astype(np.float32)]), np.concatenate([surface.rgb, rgb[kept]])
+    )
+
+
+def _backdrop(
+    sure: Sequence[Float32[np.ndarray, "_ _"]], blank: Sequence[Bool[np.ndarray, "_ _"]], farthest: float
+) -> list[Float32[np.ndarray, "_ _"]]:
+    """Random depth behind what is known, for pixels without: mostly sky, and walls and floors far away."""
+    dice = np.random.default_rng(0)
+    typical = np.median([np.median(depth[depth > 0]) for depth in sure if depth.any()])
+    depths = []
+    for depth, mask in zip(sure, blank, strict=True):
+        nearest = np.quantile(depth[depth > 0], BACKDROP_QUANTILE) if depth.any() else typical
+        low, high = np.log(nearest), np.log(max(farthest, nearest))
+        depths.append(np.where(mask, np.exp(dice.uniform(low, high, depth.shape)), 0).astype(np.float32))
+    return depths
+
+
+def _pixels(
+    stereo: PhotoStereo, chosen: Int[np.ndarray, " views"], maps: DepthMaps
+) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"], Float64[np.ndarray, " points"]]:
+    """Where the pixels with depth are, their colours, and their widths there."""
+    xyz, rgb, spacing = [], [], []
     for position, index in enumerate(chosen):
         points, pixels = maps.points(position)
         xyz.append(points.numpy())
         rgb.append(stereo.color(int(index)).reshape(-1, 3)[pixels.numpy()])
-        spacing.append(sure[position].reshape(-1)[pixels.numpy()] / float(cameras.Ks[position, 0, 0]))
-    return thin(np.concatenate(xyz), np.concatenate(rgb), np.concatenate(spacing), count)
+        depth = maps.depth(position).reshape(-1)[pixels.numpy()].astype(np.float64)
+        spacing.append(depth / float(maps.cameras.Ks[position, 0, 0]))
+    return np.concatenate(xyz), np.concatenate(rgb), np.concatenate(spacing)
 
 
 def thin(
