@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
 Method = Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"]
 MOST_PHOTOS_FOR_SPLATS = 12
-"""Captures of at most so many photos, with 3D points to start from, get splats. `benchmarks/defaults.py --only photos`
-measures what is better for how many."""
+"""Captures of at most so many photos get splats. `benchmarks/defaults.py --only photos` measures what is better for how
+many."""
 STEPS = {FIELD: 3000, SPLATS: 1200}
 """Steps of training by default."""
 EXTRACTOR = "dense-daisy"
@@ -173,8 +173,8 @@ class DemoRun:
             meta, _ = read_transforms(self.out / data)
         except CaptureError:
             return FIELD  # the training says what is wrong
-        photos, points = len(meta["frames"]), meta.get("ply_file_path")
-        if self.synthetic or not points or not 0 < photos <= MOST_PHOTOS_FOR_SPLATS:
+        photos = len(meta["frames"])
+        if self.synthetic or not 0 < photos <= MOST_PHOTOS_FOR_SPLATS:
             return FIELD
         self.console.print(
             f"  {photos} photos are few: training splats ({SPLATS}); --method {FIELD} trains a field", highlight=False

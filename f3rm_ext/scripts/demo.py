@@ -30,8 +30,8 @@ class Demo:
     out: Path = Path("demo")
     """Folder for all files of the demo."""
     method: Method = "auto"
-    """f3rm-ext-lite trains a field, sugar-ext-lite splats, onto which features are lifted. auto: splats for few photos
-    with 3D points, such as `f3rm-ext sfm process` finds; else a field."""
+    """f3rm-ext-lite trains a field, sugar-ext-lite splats, onto which features are lifted. auto: splats for few photos,
+    else a field."""
     steps: int = 0
     """Training steps, 1 or more; 0: 3000 (of 512 rays) for a field, 1200 (of one photo) for splats."""
     minutes: float = 3.0

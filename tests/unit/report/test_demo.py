@@ -124,9 +124,9 @@ def test_few_photos_train_splats_which_are_queried_too(tmp_path: Path, player: P
 
 @pytest.mark.parametrize(
     ("photos", "more", "method"),
-    [(200, POINTS, "auto"), (11, {}, "auto"), (11, POINTS, "f3rm-ext-lite")],
+    [(200, POINTS, "auto"), (11, {}, "f3rm-ext-lite"), (11, POINTS, "f3rm-ext-lite")],
 )
-def test_a_field_is_trained_on_many_photos_without_points_and_on_request(
+def test_a_field_is_trained_on_many_photos_and_on_request(
     tmp_path: Path, player: Player, photos: int, more: dict[str, str], method: str
 ) -> None:
     _, said = run(tmp_path / "demo", data=capture_of(tmp_path / "fox", photos, **more), method=method)
