@@ -58,7 +58,9 @@ class BoundGaussians:
     def gaussians(self) -> Gaussians:
         """Returns the Gaussians in the scene frame; differentiable. Harmonics and opacities are the same tensors."""
         corners = self.vertices[self.faces]
-        weights = barycentric_weights(self.per_triangle, corners.device, corners.dtype)
+        count = self.per_triangle
+        # The viewer looks at a model before it has its mesh.
+        weights = barycentric_weights(count, corners.device, corners.dtype) if count else corners.new_zeros(0, 3)
         frames = frame_quats(triangle_frames(corners)).repeat_interleave(self.per_triangle, dim=0)
         thin = torch.full_like(self.scales[:, :1], self.thickness).log()
         means = torch.einsum("nk,fkc->fnc", weights, corners).reshape(-1, 3)

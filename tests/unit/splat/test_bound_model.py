@@ -269,3 +269,7 @@ def test_the_run_has_a_mesh_and_one_length(ball: Path, tmp_path: Path) -> None:
         config.fit_model()
     model.mesh, model.refinement_time, config.load_dir = None, None, tmp_path
     config.fit_model()
+
+
+def test_the_viewer_may_look_at_a_model_without_its_mesh(make_model: Callable[..., BoundModel]) -> None:
+    assert len(make_model().gaussians.means) == 0
