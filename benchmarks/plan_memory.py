@@ -142,6 +142,8 @@ def make_config(name: str, folder: Path, tiny: bool = False, device: str = "cpu"
     config.machine.device_type, config.max_num_iterations, config.steps_per_save = device, 15_000, 10**9
     config.logging.local_writer.enable = False
     config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
+    if hasattr(config.pipeline.datamanager, "stereo_points"):
+        config.pipeline.datamanager.stereo_points = "never"  # photos of noise; the number of Gaussians is given
     return config
 
 

@@ -24,7 +24,7 @@ from plan_memory import write_capture, write_lpips
 RESULTS = Path(__file__).parent / "results"
 CLASSES = 16
 MODEL, MANAGER = "--pipeline.model.", "--pipeline.datamanager."
-FULL = (f"{MANAGER}num-downscales", "0")
+FULL = (f"{MANAGER}num-downscales", "0", f"{MANAGER}stereo-points", "never")
 GROWN = (*FULL, f"{MODEL}num-random", "60000", f"{MODEL}densify.max-gaussians", "60000")
 RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "f3rm-ext": (2, (f"{MANAGER}train-num-rays-per-batch", "2048")),

@@ -63,7 +63,7 @@ def make_config(variant: dict[str, Any], options: argparse.Namespace, folder: Pa
         model.num_downscales, model.sh_degree_interval, model.stop_split_at = 0, 1, 0
         model.random_init = True
         return config
-    manager.num_downscales, model.sh_steps_per_degree = 0, 1
+    manager.num_downscales, manager.stereo_points, model.sh_steps_per_degree = 0, "never", 1
     model.densify.strategy = "none"
     model.regularization = variant["regularization"]
     model.memory.optimize_memory = variant.get("optimize_memory", False)

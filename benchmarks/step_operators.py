@@ -90,6 +90,7 @@ def splat_rows(method: str, capture: Path, folder: Path) -> Iterator[Row]:
             config.pipeline.model.regularization = mode
             config.pipeline.model.num_random = 200
             config.pipeline.datamanager.num_downscales = 0
+            config.pipeline.datamanager.stereo_points = "never"
 
         run = make_run(method, capture, folder, change)
         surface = run.model.regularizer.options

@@ -26,7 +26,7 @@ SPLATS = (
         "--pipeline.model.densify.max-gaussians",
         900,
     ),
-    *("--pipeline.model.surface.samples", 300, "--pipeline.model.surface.neighbours", 8),
+    *("--pipeline.model.surface.samples", 300, "--pipeline.model.surface.neighbours", 8, "--dense-points", "never"),
 )
 FIELD_GROUPS = ("fields", "feature-field", "proposal-networks")
 
