@@ -96,9 +96,9 @@ def photo_cases() -> list[Case]:
 def point_cases() -> list[Case]:
     """Captures without points, and with those of structure from motion."""
     captures = [("house", "dtu_scan24", 0.5), ("fox", "fox", 0.25), ("tabletop", "tabletop", 0.375)]
-    changes: list[tuple[str, Callable[[str], Maker]]] = [
-        ("no points", without_points),
-        ("sparse points", with_sparse_points),
+    changes: list[tuple[str, str, Callable[[str], Maker]]] = [
+        ("no points", "never", without_points),
+        ("sparse points", "always", with_sparse_points),
     ]
     return [
         Case(
@@ -106,11 +106,11 @@ def point_cases() -> list[Case]:
             change,
             make(folder),
             SPLATS,
-            {f"dense-points {mode}": ("--pipeline.datamanager.stereo-points", mode) for mode in ("always", "never")},
+            {f"dense-points {mode}": ("--pipeline.datamanager.stereo-points", mode)},
             scale * share,
         )
         for share in (1, 2)
-        for change, make in changes
+        for change, mode, make in changes
         for name, folder, scale in captures
     ]
 
