@@ -70,8 +70,8 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     """Points that stereo between the photos finds, at which splats begin. auto: for captures with fewer than 100 points
     of their own. always: besides the capture's points. They are found once per capture and kept in the cache."""
     num_downscales: int = 2
-    """Training starts with images whose sides are halved this many times, 0 to 8; 0: full size from the start.
-    Evaluation always uses the full size."""
+    """Training starts with images whose sides are halved this many times, 0 to 8; 0: full size from the start. Splats
+    that begin at random places start with 64 pixels or less, except with 0. Evaluation always uses the full size."""
     resolution_schedule: int = 3000
     """Training steps after which the image sides are doubled, until they are full, 1 or more."""
     train_num_images_to_sample_from: int | float = -1
@@ -222,7 +222,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
             self._log_size()
 
     def begin_small(self, steps: int) -> None:
-        """Begins with tiny images, whose sides double every few steps.
+        """Begins with tiny images, whose sides double every few steps; not with num-downscales 0.
 
         Gaussians at random places turn to fog before the cameras, from which runs at larger sizes do not recover: a
         pixel of a tiny image sees enough of the scene to tell on which side of a Gaussian its surface is.
@@ -230,6 +230,8 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         Args:
             steps: of the whole run.
         """
+        if not self.config.num_downscales:
+            return
         cameras = self.train_dataset.cameras
         longest_px = int(torch.maximum(cameras.width, cameras.height).max())
         levels = max(0, math.ceil(math.log2(longest_px / SMALL_SIDE_PX)))

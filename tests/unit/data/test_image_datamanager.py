@@ -501,12 +501,17 @@ def test_dense_points_need_no_cache(build, seek, log, tmp_path) -> None:
 
 def test_a_small_start_ends_at_full_size_and_resumes(build, make_capture) -> None:
     capture = make_capture(sizes=((150, 200),))
-    manager = build(capture)
+    doubled = {"num_downscales": 1, "resolution_schedule": 1}
+    manager = build(capture, **doubled)
     manager.setup_train()
     manager.begin_small(100)
     widths = [manager.next_train(step)[1]["image"].shape[1] for step in (0, 29, 30, 59, 60, 99)]
     assert widths == [50, 50, 100, 100, 200, 200]
-    resumed = build(capture)
+    resumed = build(capture, **doubled)
     resumed.setup_train()
     resumed.load_cycle_state(manager.cycle_state())
     assert resumed.next_train(30)[1]["image"].shape[1] == 100
+    full = build(capture, num_downscales=0)
+    full.setup_train()
+    full.begin_small(100)
+    assert full.next_train(0)[1]["image"].shape[1] == 200
