@@ -15,22 +15,29 @@ HELD_OUT = 5
 """Photos of a capture of few that are held out."""
 
 
+def read_absolute(capture: Path) -> dict[str, Any]:
+    """Returns the transforms of a capture with absolute paths of its photos, for a copy elsewhere."""
+    meta = json.loads((capture / "transforms.json").read_text())
+    for frame in meta["frames"]:
+        frame["file_path"] = str((capture / frame["file_path"]).resolve())
+    for split in ("train_filenames", "val_filenames", "test_filenames"):
+        if split in meta:
+            meta[split] = [str((capture / file).resolve()) for file in meta[split]]
+    return meta
+
+
 def with_masks(name: str, mask_of: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> Maker:
     """Makes a copy of a capture in which each photo has a mask (True keeps), made from the photo."""
 
     def make(data: Path, out: Path) -> None:
-        meta = json.loads((data / name / "transforms.json").read_text())
+        meta = read_absolute(data / name)
         dice = np.random.default_rng(0)
         (out / "masks").mkdir(parents=True, exist_ok=True)
         for frame in meta["frames"]:
-            file = data / name / frame["file_path"]
+            file = Path(frame["file_path"])
             kept = mask_of(np.asarray(Image.open(file).convert("RGB")), dice)
-            frame["file_path"], frame["mask_path"] = str(file.resolve()), f"masks/{file.stem}.png"
+            frame["mask_path"] = f"masks/{file.stem}.png"
             Image.fromarray(kept.astype(np.uint8) * 255).save(out / frame["mask_path"])
-        for split in ("train", "val", "test"):
-            if f"{split}_filenames" in meta:
-                names = meta[f"{split}_filenames"]
-                meta[f"{split}_filenames"] = [str((data / name / file).resolve()) for file in names]
         (out / "transforms.json").write_text(json.dumps(meta))
 
     return make
@@ -64,12 +71,7 @@ def without_points(name: str) -> Maker:
     """Makes a copy of a capture that has no points."""
 
     def make(data: Path, out: Path) -> None:
-        meta = json.loads((data / name / "transforms.json").read_text())
-        for frame in meta["frames"]:
-            frame["file_path"] = str((data / name / frame["file_path"]).resolve())
-        for split in ("train_filenames", "val_filenames", "test_filenames"):
-            if split in meta:
-                meta[split] = [str((data / name / file).resolve()) for file in meta[split]]
+        meta = read_absolute(data / name)
         out.mkdir(parents=True, exist_ok=True)
         (out / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": ""}))
 
@@ -85,10 +87,8 @@ def with_few(name: str, count: int) -> Maker:
     """Makes a copy of a capture with few training photos, evenly spread, and with the points that they give."""
 
     def make(data: Path, out: Path) -> None:
-        meta = json.loads((data / name / "transforms.json").read_text())
+        meta = read_absolute(data / name)
         frames: list[dict[str, Any]] = meta["frames"]
-        for frame in frames:
-            frame["file_path"] = str((data / name / frame["file_path"]).resolve())
         held = set(np.linspace(2, len(frames) - 3, HELD_OUT).round().astype(int).tolist())
         others = [index for index in range(len(frames)) if index not in held]
         train = {others[place] for place in np.linspace(0, len(others) - 1, count).round().astype(int)}
