@@ -7,6 +7,7 @@ import importlib
 import os
 import select
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -170,6 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     has ended (``| head``), the command ends too, without a word.
     """
     threads.prepare_environment()
+    if not sys.warnoptions:
+        # Deprecations in other packages are their developers' business, not the user's.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="(?!f3rm_ext)")
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

@@ -140,6 +140,14 @@ def test_help_needs_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+def test_deprecations_in_other_packages_are_not_shown() -> None:
+    code = "from f3rm_ext.scripts.cli import main; main(['sfm', 'points', '--help'])"  # imports nerfstudio
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert "--side" in done.stdout
+    assert done.stderr == ""
+
+
 def test_the_manual_shows_every_group() -> None:
     code = "from f3rm_ext.scripts.cli import GROUPS; print(*GROUPS)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
