@@ -11,7 +11,7 @@ repeated. Held-out views are judged by `ns-eval`: only pixels that masks keep co
 import datetime
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,14 @@ from masked_pixels import make_capture
 from rich.console import Console
 
 from f3rm_ext.report.commands import Command, run_command
-from f3rm_ext.report.demo import MOST_PHOTOS_FOR_SPLATS
+from f3rm_ext.report.demo import MOST_PHOTOS_FOR_SPLATS, RAYS_PER_STEP, STEPS
 
 HERE = Path(__file__).parent
 FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
 MASKED = "--pipeline.datamanager.masked-pixels"
+DENSE = "--pipeline.datamanager.stereo-points"
+FEW, MANY = 300, 2000
+"""Steps of short runs, and of long ones."""
 CONSOLE = Console(stderr=True)
 
 
@@ -44,6 +47,10 @@ class Case:
     """Alternatives to the default, by the words of the table: a flag and its value, or another method."""
     scale: float
     """Factor on the image size."""
+    steps: Mapping[str, int] = field(default_factory=lambda: {FIELD: FEW, SPLATS: FEW})
+    """Training steps by method."""
+    mesh: bool = False
+    """Measures the mesh, too."""
 
     @property
     def key(self) -> str:
@@ -88,6 +95,7 @@ def photo_cases() -> list[Case]:
             SPLATS if count <= MOST_PHOTOS_FOR_SPLATS else FIELD,
             {method: (method,) for method in (FIELD, SPLATS)},
             scale,
+            STEPS,
         )
         for name, folder, count, scale in counts
     ]
@@ -102,25 +110,31 @@ def point_cases() -> list[Case]:
     ]
     return [
         Case(
-            f"{name} at {scale * share:g}",
+            f"{name} at {scale * share:g}" + f", {MANY} steps" * long,
             change,
             make(folder),
             SPLATS,
-            {f"dense-points {mode}": ("--pipeline.datamanager.stereo-points", mode)},
+            {f"dense-points {mode}": (DENSE, mode)},
             scale * share,
+            {SPLATS: MANY if long else FEW},
+            long,
         )
+        for long in (False, True)
         for share in (1, 2)
         for change, mode, make in changes
         for name, folder, scale in captures
+        if not long or name == "tabletop"  # whose true surface is known
     ]
 
 
-FEW: dict[str, tuple[object, ...]] = {
-    FIELD: ("--max-num-iterations", 300, "--pipeline.datamanager.train-num-rays-per-batch", 512)
+MESH = ("--thresholds", "0.005", "--crop-min", "-0.45", "-0.35", "0.01", "--crop-max", "0.45", "0.45", "0.3")
+"""How the mesh of the tabletop is judged: what stands on the table, to 5 mm, as in mesh_extraction.py."""
+ARGUMENTS = {
+    FIELD: ("--pipeline.datamanager.train-num-rays-per-batch", RAYS_PER_STEP)
     + ("--pipeline.datamanager.features.extractors",),
-    SPLATS: ("--max-num-iterations", 300),
+    SPLATS: (),
 }
-"""Short runs, for two processor cores."""
+"""Small runs, for two processor cores."""
 CASES = mask_cases() + photo_cases() + point_cases()
 
 
@@ -160,11 +174,13 @@ class Defaults:
         run = self.work / "runs" / plain(case.key) / method / plain(option)
         command = ["ns-train", method, "--data", capture, "--output-dir", run.parents[2], "--vis", "tensorboard"]
         command += ["--experiment-name", run.parents[1].name, "--timestamp", run.name, *arguments[len(arguments) % 2 :]]
-        command += ["--resolution-scale", case.scale, *FEW[method]]
+        command += ["--resolution-scale", case.scale, "--max-num-iterations", case.steps[method], *ARGUMENTS[method]]
         row: dict[str, Any] = {**place, "train_s": self._run(command)}
         self._run(["ns-eval", "--load-config", run / "config.yml", "--output-path", run / "eval.json"])
         results = json.loads((run / "eval.json").read_text())["results"]
         row |= {key: results[key] for key in ("psnr", "ssim", "lpips") if key in results}
+        if case.mesh:
+            row["f_score"] = self._mesh(capture, run)
         config = (run / "config.yml").read_text()
         row["takes"] = [name for name, given in case.options.items() if option == "default" and took(config, given)]
         self.rows.append(row)
@@ -177,6 +193,14 @@ class Defaults:
         self.out.write_text(json.dumps(report, indent=1) + "\n")
         print(row, flush=True)
         return row
+
+    def _mesh(self, capture: Path, run: Path) -> float:
+        """Returns the F-score of the mesh of a run."""
+        mesh, report = run / "mesh.ply", run / "mesh.json"
+        self._run(["f3rm-ext", "export", "mesh", "--load-config", run / "config.yml", "--out", mesh])
+        truth = self.data / "tabletop" / "gt_mesh.npz"
+        self._run(["f3rm-ext", "eval-mesh", mesh, "--truth", truth, "--seen-from", capture, "--out", report, *MESH])
+        return json.loads(report.read_text())["scores"][0]["f_score"]
 
     def _run(self, command: Sequence[object]) -> float:
         """Runs a command, forked from a process that has imported nerfstudio once; returns its seconds."""

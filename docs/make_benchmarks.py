@@ -277,6 +277,9 @@ def _masked_pixels(report: Report) -> str:
 
 
 def _defaults(report: Report) -> str:
+    def score(row: Report) -> str:
+        return f"{row['psnr']:.2f}" + (f" (F {row['f_score']:.3f})" if "f_score" in row else "")
+
     cases: dict[tuple[str, ...], dict[str, Report]] = {}
     for row in report["rows"]:
         cases.setdefault((row["capture"], row["change"], row["method"]), {})[row["option"]] = row
@@ -285,13 +288,13 @@ def _defaults(report: Report) -> str:
         best = max(options, key=lambda option: options[option]["psnr"])
         default = options["default"]
         taken = ", ".join(default["takes"]) or "default"
-        rest = ", ".join(f"{name} {row['psnr']:.2f}" for name, row in options.items() if name not in ("default", best))
+        rest = ", ".join(f"{name} {score(row)}" for name, row in options.items() if name not in ("default", best))
         rows.append(
             [
                 *case,
-                f"{default['psnr']:.2f}",
+                score(default),
                 taken,
-                f"{options[best]['psnr']:.2f}",
+                score(options[best]),
                 taken if best == "default" else best,
                 rest if best == "default" else "–",
             ]
