@@ -16,7 +16,7 @@ PYTEST = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS
 help:  ## Show this help
 	@echo "usage: make TARGET"
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  \1\t/' | expand -t 12
-	@echo "Python: $(or $(PYTHON),none found (3.10 or 3.11 is needed: make PYTHON=...)); extras: $(EXTRAS)"
+	@echo "Python: $(or $(PYTHON),none found (3.10, 3.11 or 3.12 is needed: make PYTHON=...)); extras: $(EXTRAS)"
 
 install: same-python $(STAMP)  ## Make .venv and install the package with its development tools
 
