@@ -11,7 +11,7 @@ repeated. Held-out views are judged by `ns-eval`: only pixels that masks keep co
 import datetime
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,9 @@ class Case:
         return f"{self.name}, {self.change}, {self.method}"
 
 
+CAPTURES = [("house", "dtu_scan24", 0.5), ("fox", "fox", 0.25), ("tabletop", "tabletop", 0.375)]
+"""Names, folders, and factors on the image size at which a photo is about 200 pixels wide."""
+
 # --- cases -----------------------------------------------------------------------------------------------------------
 
 
@@ -103,16 +106,14 @@ def photo_cases() -> list[Case]:
 
 def point_cases() -> list[Case]:
     """Captures without points, and with those of structure from motion."""
-    captures = [("house", "dtu_scan24", 0.5), ("fox", "fox", 0.25), ("tabletop", "tabletop", 0.375)]
-    changes: list[tuple[str, str, Callable[[str], Maker]]] = [
-        ("no points", "never", without_points),
-        ("sparse points", "always", with_sparse_points),
-    ]
+    taken = [(name, "no points", "never", without_points(folder), scale) for name, folder, scale in CAPTURES]
+    taken += [("chair", "no points", "never", lambda data, out: make_capture(data / "chair", out, 200, 5), 0.5)]
+    taken += [(name, "sparse points", "always", with_sparse_points(folder), scale) for name, folder, scale in CAPTURES]
     return [
         Case(
             f"{name} at {scale * share:g}" + f", {MANY} steps" * long,
             change,
-            make(folder),
+            make,
             SPLATS,
             {f"dense-points {mode}": (DENSE, mode)},
             scale * share,
@@ -121,8 +122,7 @@ def point_cases() -> list[Case]:
         )
         for long in (False, True)
         for share in (1, 2)
-        for change, mode, make in changes
-        for name, folder, scale in captures
+        for name, change, mode, make, scale in taken
         if not long or name == "tabletop"  # whose true surface is known
     ]
 
