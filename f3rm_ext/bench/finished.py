@@ -72,7 +72,7 @@ def _config_of(run: Path) -> Path:
 
 def _kind(result: Mapping[str, Any], trained_here: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Method, conditions and origin of a run."""
-    conditions = {key: result[key] for key in ("device", "first_step", "last_step")} | result["conditions"]
+    conditions = dict(result["conditions"])
     if trained_here:
         conditions["hardware"] = hardware(conditions["device"])
     return result["method"], conditions, result["origin"]

@@ -196,18 +196,34 @@ def first_step(config: Any) -> int:
     return step + 1
 
 
+def recorded_first_step(config: Any) -> int | None:
+    """Returns the step at which a finished run started, from its config.yml alone; None where that does not say it."""
+    from f3rm_ext.engine import checkpoint
+
+    if config.load_checkpoint is not None:
+        last = checkpoint.step_of(config.load_checkpoint)
+    elif config.load_dir is not None:
+        last = config.load_step  # without it, the newest checkpoint of that time was taken
+    else:
+        last = -1
+    return None if last is None else last + 1
+
+
 # --- evaluation ------------------------------------------------------------------------------------------------------
 
 
 def evaluate(job: EvalJob) -> dict[str, Any]:
     """Evaluates a run as ns-eval does, and some of its training views. Returns ``values`` and ``conditions``."""
-    import torch
-    from nerfstudio.utils.eval_utils import eval_setup
-
     from f3rm_ext.bench.conditions import capture_conditions, config_digest
+    from f3rm_ext.engine import checkpoint
+    from f3rm_ext.engine.config_file import read_config
     from f3rm_ext.engine.cost import MIB
+    from f3rm_ext.engine.opening import open_run
 
-    config, pipeline, checkpoint, step = eval_setup(Path(job.config))
+    path = Path(job.config)
+    begun = recorded_first_step(read_config(path))  # opening a run changes what its options load
+    run = open_run(path, lambda config: True, "")
+    config, pipeline = run.config, run.pipeline
     model: Any = pipeline.model
     meter = _Meter(model)
     values = meter.means(pipeline.datamanager.fixed_indices_eval_dataloader)  # type: ignore[union-attr]
@@ -217,18 +233,21 @@ def evaluate(job: EvalJob) -> dict[str, Any]:
     values |= _gaussians(model)
     sizes = [parameter.numel() * parameter.element_size() for parameter in model.parameters()]
     values["parameters_mib"] = sum(sizes) / MIB
-    moments = _bytes_of(torch.load(checkpoint, map_location="cpu", weights_only=True).get("optimizers", {}))
+    moments = _bytes_of(checkpoint.load(run.checkpoint, needed=()).get("optimizers", {}))
     values["persistent_mib"] = (sum(sizes) + moments) / MIB
-    conditions = {**capture_conditions(pipeline), "train_views": job.train_views}
+    conditions = {
+        **capture_conditions(pipeline),
+        **({} if begun is None else {"first_step": begun}),
+        "last_step": run.step + 1,
+        "train_views": job.train_views,
+        "device": config.machine.device_type,
+    }
     return {
         "values": values,
         "conditions": conditions,
         "cost": meter.cost,
         "method": config.method_name,
         "seed": config.machine.seed,
-        "device": config.machine.device_type,
-        "first_step": first_step(config),
-        "last_step": step + 1,
         "origin": {"schedule_steps": schedule_of(config), "config": config_digest(config)},
     }
 

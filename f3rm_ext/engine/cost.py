@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 import torch
 
-from f3rm_ext.profiling.memory import MIB, peak_bytes, reset_peak
+from f3rm_ext.profiling.memory import MIB, observed_resets, peak_bytes, reset_peak
 
 
 def peak_mib(device: torch.device) -> float:
@@ -23,18 +24,21 @@ class TrainingCost:
         """Mean steps per second of the process that trained last, including saving and evaluation between steps; 0
         before its second step."""
         self._first: tuple[int, float] | None = None
+        self._step = ExitStack()
 
     def before_step(self, device: torch.device) -> None:
         """Resets the peak; call it before every step, so that renders between steps do not count."""
+        self._step.close()  # of a step that failed
         reset_peak(device)
+        self._step.enter_context(observed_resets(self._note_peak))  # the tensor profiler resets it within a step
 
-    def note_peak(self, device: torch.device) -> None:
-        """Records the peak of a step so far; call it before the peak is reset within a step."""
+    def _note_peak(self, device: torch.device) -> None:
         self.peak_mib = max(self.peak_mib, peak_mib(device))
 
     def after_step(self, step: int, device: torch.device) -> None:
         """Records a step; call it after every step. The first one compiles and loads, so its speed does not count."""
-        self.note_peak(device)
+        self._note_peak(device)
+        self._step.close()
         now = time.perf_counter()
         if self._first is None:
             self._first = (step, now)

@@ -84,8 +84,6 @@ class Profiled:
             return super().train_iteration(step)  # type: ignore[misc]
         with self.profiler.step(step):
             outcome = super().train_iteration(step)  # type: ignore[misc]
-        if hasattr(self.pipeline.model, "cost"):  # It would miss the peak that is reset here.
-            self.pipeline.model.cost.note_peak(torch.device(self.device))
         self.profiler.ends("train")
         return outcome
 

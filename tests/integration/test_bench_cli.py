@@ -111,8 +111,10 @@ def test_a_finished_run_is_added(bench: Callable[..., Any], measured: Path) -> N
     for key in ("psnr", "ssim", "l1", "train_psnr"):
         assert added.values(key) == pytest.approx(base.values(key), rel=1e-3)
     assert added.values("it_per_s") and added.values("train_peak_mib") and added.values("loss")
-    assert added.conditions["last_step"] == 12 and "hardware" not in added.conditions
-    assert "not known: warm-up steps, hardware, threads" in done.stdout
+    assert {"first_step": 0, "last_step": 12}.items() <= added.conditions.items()
+    assert "hardware" not in added.conditions and "not known: warm-up steps, hardware, threads" in done.stdout
+    judged = bench("compare", "few-baseline", "added", "--ledger", measured / "ledger.sqlite")
+    assert "first step" not in judged.text and "PSNR" in judged.stdout, judged.text
 
 
 def test_list_report_and_notes(bench: Callable[..., Any], measured: Path) -> None:

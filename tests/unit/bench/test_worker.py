@@ -13,7 +13,7 @@ from nerfstudio.engine.trainer import TrainerConfig
 from f3rm_ext.bench.conditions import commit, config_digest, hardware, versions
 from f3rm_ext.bench.finished import training_figures
 from f3rm_ext.bench.stopwatch import Stopwatch
-from f3rm_ext.bench.worker import TrainJob, cut, first_step
+from f3rm_ext.bench.worker import EvalJob, TrainJob, cut, evaluate, first_step, recorded_first_step
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.method_configs.nerf import f3rm_ext_lite
@@ -31,6 +31,7 @@ def config() -> F3rmTrainerConfig:
 
 def checkpoint(folder: Path, step: int) -> Path:
     path = folder / f"step-{step:09d}.ckpt"
+    folder.mkdir(exist_ok=True)
     path.write_bytes(b"")
     return path
 
@@ -48,6 +49,25 @@ def test_nerfstudios_own_methods_count_from_where_they_start(tmp_path: Path) -> 
     checkpoint(tmp_path, 2999)
     assert cut(config, JOB) == 100 and config.max_num_iterations == 100
     assert first_step(config) == 3000
+
+
+def test_a_finished_run_began_where_its_config_says(config: F3rmTrainerConfig, tmp_path: Path) -> None:
+    assert recorded_first_step(config) == 0
+    config.load_dir, config.load_step = tmp_path / "gone", 999
+    assert recorded_first_step(config) == 1000
+    config.load_step = None
+    assert recorded_first_step(config) is None, "the newest checkpoint of that time is not known"
+    config.load_checkpoint = tmp_path / "step-000000009.ckpt"
+    assert recorded_first_step(config) == 10
+
+
+def test_a_config_that_names_code_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    mark, config = tmp_path / "mark", tmp_path / "config.yml"
+    checkpoint(tmp_path / "nerfstudio_models", 1)
+    config.write_text(f"!!python/object/apply:os.system ['touch {mark}']\n")
+    with pytest.raises((ConfigError, CheckpointError)):
+        evaluate(EvalJob(str(config), str(tmp_path), train_views=1))
+    assert not mark.exists()
 
 
 def test_the_rest_of_a_run_is_the_default(config: F3rmTrainerConfig) -> None:

@@ -13,6 +13,7 @@ from nerfstudio.configs.dataparser_configs import all_dataparsers
 from nerfstudio.configs.external_methods import ExternalMethodDummyTrainerConfig
 from nerfstudio.configs.method_configs import all_methods
 
+import f3rm_ext
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
@@ -255,3 +256,21 @@ def test_modules_of_packages_without_methods_are_not_imported(
         with pytest.raises(ConfigError, match=r"asks for stranger\.Config"):
             read(tag)
     assert not mark.exists()
+
+
+UNSAFE = re.compile(
+    r"\beval_setup\(|import .*\beval_setup\b|yaml\.(unsafe_|full_)?load(_all)?\(|(Unsafe|Full)Loader|yaml\.C?Loader\b"
+    r"|pickle\.loads?\(|weights_only=False|allow_pickle=True"
+)
+
+
+def test_no_module_reads_files_in_a_way_that_runs_code() -> None:
+    root = Path(f3rm_ext.__file__).parent
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in root.rglob("*.py")
+        for line in path.read_text("utf8").splitlines()
+        if UNSAFE.search(line.partition("#")[0])
+    ]
+    assert not found, f"use read_config, open_run or weights_only=True: {found}"
+    assert UNSAFE.search("    from nerfstudio.utils.eval_utils import eval_setup"), "the pattern finds what it is for"

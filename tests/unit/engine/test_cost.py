@@ -8,6 +8,7 @@ import torch
 
 from f3rm_ext.engine import cost
 from f3rm_ext.engine.cost import TrainingCost, peak_mib, reset_peak
+from f3rm_ext.profiling import memory
 
 CPU = torch.device("cpu")
 
@@ -68,6 +69,24 @@ def test_the_peak_of_training_is_that_of_its_worst_step(meter: Meter) -> None:
         meter.use(taken)
         found.after_step(step, CPU)
     assert found.peak_mib == 150
+
+
+def test_a_reset_within_a_step_hides_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    peak_bytes = 0
+    for module in (cost, memory):
+        monkeypatch.setattr(module, "peak_bytes", lambda device: peak_bytes)
+    outer, inner = TrainingCost(), TrainingCost()
+    for step, taken_mib in enumerate((300, 50)):
+        for found in (outer, inner):
+            found.before_step(CPU)
+        peak_bytes = taken_mib << 20
+        memory.reset_peak(CPU)  # as the tensor profiler does after the optimiser's step
+        peak_bytes = 1 << 20
+        for found in (inner, outer):
+            found.after_step(step, CPU)
+    peak_bytes = 900 << 20
+    memory.reset_peak(CPU)  # between steps
+    assert inner.peak_mib == outer.peak_mib == 300
 
 
 @pytest.mark.parametrize("resets", [False, True], ids=["evaluation batch", "picture"])

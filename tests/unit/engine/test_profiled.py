@@ -14,8 +14,6 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.profiling import memory
 from f3rm_ext.profiling.profile_file import NAME, Profile, read_profile
 
-CPU = torch.device("cpu")
-
 
 def profile_of(trainer: Any) -> Profile:
     return read_profile(trainer.base_dir / NAME)
@@ -98,18 +96,3 @@ def test_the_profile_says_how_a_run_ended(toy: ModuleType, tmp_path: Path, error
 def test_the_interval_is_checked(toy: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--profile-tensors-every is 0"):
         toy.make_config(tmp_path, 5, profile_tensors_every=0).check()
-
-
-def test_the_peak_of_a_step_that_the_models_report_is_not_hidden(
-    toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The profiler resets the counter within a step, before the model's own measurement ends."""
-    noted = []
-
-    class Cost:
-        def note_peak(self, device: torch.device) -> None:
-            noted.append(device)
-
-    monkeypatch.setattr(toy.ToyModel, "cost", Cost(), raising=False)
-    toy.run(toy.make_config(tmp_path, 3, profile_tensors=True))
-    assert noted == [CPU] * 3
