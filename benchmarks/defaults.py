@@ -106,23 +106,24 @@ def photo_cases() -> list[Case]:
 
 def point_cases() -> list[Case]:
     """Captures without points, and with those of structure from motion."""
-    taken = [(name, "no points", "never", without_points(folder), scale) for name, folder, scale in CAPTURES]
-    taken += [("chair", "no points", "never", lambda data, out: make_capture(data / "chair", out, 200, 5), 0.5)]
-    taken += [(name, "sparse points", "always", with_sparse_points(folder), scale) for name, folder, scale in CAPTURES]
+    modes = {"no points": ("never",), "sparse points": ("never", "always")}
+    taken = [(name, "no points", without_points(folder), scale) for name, folder, scale in CAPTURES]
+    taken += [("chair", "no points", lambda data, out: make_capture(data / "chair", out, 200, 5), 0.5)]
+    taken += [(name, "sparse points", with_sparse_points(folder), scale) for name, folder, scale in CAPTURES]
     return [
         Case(
             f"{name} at {scale * share:g}" + f", {MANY} steps" * long,
             change,
             make,
             SPLATS,
-            {f"dense-points {mode}": (DENSE, mode)},
+            {f"dense-points {mode}": (DENSE, mode) for mode in modes[change]},
             scale * share,
             {SPLATS: MANY if long else FEW},
             long,
         )
         for long in (False, True)
         for share in (1, 2)
-        for name, change, mode, make, scale in taken
+        for name, change, make, scale in taken
         if not long or name == "tabletop"  # whose true surface is known
     ]
 

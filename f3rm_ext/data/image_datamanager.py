@@ -67,8 +67,9 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     may grow there. background: they are empty, so that an object comes out clean; the background is random, or
     --pipeline.model.background-color if that is black or white. Evaluation never counts masked pixels."""
     stereo_points: Annotated[DenseMode, tyro.conf.arg(aliases=["--dense-points"])] = "auto"
-    """Points that stereo between the photos finds, at which splats begin. auto: for captures with fewer than 100 points
-    of their own. always: besides the capture's points. They are found once per capture and kept in the cache."""
+    """Points that stereo between the photos finds, at which splats begin. auto: where the capture has fewer than 20 000
+    points, as many as it lacks. always: 20 000 besides the capture's own. They are found once per capture and kept in
+    the cache."""
     num_downscales: int = 2
     """Training starts with images whose sides are halved this many times, 0 to 8; 0: full size from the start. Splats
     that begin at random places start with 64 pixels or less, except with 0. Evaluation always uses the full size."""

@@ -11,8 +11,7 @@ from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.engine.trainer import TrainerConfig
 
 from f3rm_ext.data.stereo import DenseMode
-from f3rm_ext.data.stereo.points import COUNT as DENSE_COUNT
-from f3rm_ext.data.stereo.points import wants_dense_points
+from f3rm_ext.data.stereo.points import missing_points
 from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.errors import CaptureError, ConfigError, reason_of
 from f3rm_ext.planning.request import CaptureSizes
@@ -88,7 +87,7 @@ class ImageSizes:
                 ) from error
         cameras = manager.train_dataset.cameras
         points = len(manager.train_dataset.metadata.get("points3D_xyz", ()))
-        points += DENSE_COUNT if wants_dense_points(points, mode) else 0
+        points += missing_points(points, mode)
         heights, widths = (getattr(cameras, name).reshape(-1).numpy().astype(np.int64) for name in ("height", "width"))
         return cls(
             heights,

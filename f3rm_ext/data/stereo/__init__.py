@@ -3,4 +3,4 @@
 from typing import Literal
 
 DenseMode = Literal["auto", "always", "never"]
-"""Whether dense points are sought: where the capture has too few of its own, always, or never."""
+"""Whether dense points join those of the capture: to fill them up, always, or never."""

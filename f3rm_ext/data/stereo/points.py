@@ -36,10 +36,9 @@ BACKDROP_SHARE = 0.3
 """Share of the points that lie behind the surfaces, at most; that of the pixels without depth if it is less."""
 BACKDROP_QUANTILE = 0.9
 """They lie behind this quantile of the depths of a view."""
-ENOUGH_POINTS = 100
-"""A capture with fewer points of its own gets dense ones by default."""
 COUNT = 20_000
-"""Points at most, spread evenly over what the photos show."""
+"""Points at most, spread evenly over what the photos show. A capture with fewer of its own is filled up to as many by
+default."""
 
 
 class DensePoints(NamedTuple):
@@ -156,9 +155,9 @@ def _cells(
     return ((octave * 2_097_143 + steps[:, 0]) * 2_097_143 + steps[:, 1]) * 2_097_143 + steps[:, 2]
 
 
-def wants_dense_points(own: int, mode: DenseMode) -> bool:
-    """Returns whether dense points are sought for a capture with a number of points of its own."""
-    return mode == "always" or (mode == "auto" and own < ENOUGH_POINTS)
+def missing_points(own: int, mode: DenseMode) -> int:
+    """Returns how many dense points at most join those of a capture."""
+    return {"never": 0, "auto": max(0, COUNT - own), "always": COUNT}[mode]
 
 
 def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -> None:
@@ -173,14 +172,19 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
         CaptureError: a photo cannot be read.
     """
     own = len(outputs.metadata.get(XYZ, ()))
-    if not wants_dense_points(own, mode):
+    missing = missing_points(own, mode)
+    if not missing:
         return
     points, origin = _cached_points(outputs, cache)
-    switch = "; --dense-points never leaves them out"
     if not len(points.xyz):
         console().log(f"Stereo has no points on which {MIN_VIEWS} photos agree: beginning without.", markup=False)
         return
-    console().log(f"{len(points.xyz)} dense points {origin}{switch}.", markup=False)
+    if len(points.xyz) > missing:
+        kept = np.random.default_rng(0).permutation(len(points.xyz))[:missing]
+        points = DensePoints(points.xyz[kept], points.rgb[kept])
+    besides = f", besides {own} of the capture" if own else ""
+    said = f"{len(points.xyz)} dense points {origin}{besides}; --dense-points never leaves them out."
+    console().log(said, markup=False)
     xyz, rgb = torch.from_numpy(points.xyz), torch.from_numpy(points.rgb)
     if own:
         xyz = torch.cat([outputs.metadata[XYZ].float(), xyz])

@@ -28,7 +28,7 @@ from f3rm_ext.data.config_checks import flag
 from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.data.mixin import CONSOLE, CyclingDataManager
 from f3rm_ext.data.placement import Placement
-from f3rm_ext.data.stereo.points import DensePoints
+from f3rm_ext.data.stereo.points import DensePoints, ply_of
 from f3rm_ext.engine.shortage import Loss
 from f3rm_ext.errors import CaptureError, ConfigError
 
@@ -491,6 +491,22 @@ def test_dense_points_are_left_out_where_nobody_needs_them(build, seek, tmp_path
     for options in ({"stereo_points": "never"}, {"stereo_points": "always", "mode": "test"}):
         assert "points3D_xyz" not in build(features=cache, **options).train_dataparser_outputs.metadata
     assert not seek
+
+
+@pytest.mark.parametrize(("mode", "total"), [("never", 4), ("auto", 5), ("always", 6)])
+def test_dense_points_fill_up_those_of_the_capture(
+    build, make_capture, seek, tmp_path, monkeypatch, mode, total
+) -> None:
+    monkeypatch.setattr("f3rm_ext.data.stereo.points.COUNT", 5)
+    capture = make_capture()
+    own = np.arange(12, dtype=np.float32).reshape(4, 3)
+    (capture / "own.ply").write_bytes(ply_of(DensePoints(own, np.zeros((4, 3), np.uint8))))
+    meta = json.loads((capture / "transforms.json").read_text())
+    (capture / "transforms.json").write_text(json.dumps(meta | {"ply_file_path": "own.ply"}))
+    cache = LiftedFeatureOptions(cache_dir=tmp_path / "cache")
+    metadata = build(capture, stereo_points=mode, features=cache).train_dataparser_outputs.metadata
+    assert len(metadata["points3D_xyz"]) == len(metadata["points3D_rgb"]) == total
+    assert len(seek) == (mode != "never")
 
 
 def test_dense_points_need_no_cache(build, seek, log, tmp_path) -> None:
