@@ -1,25 +1,61 @@
 """Checks of a capture before anything is trained on it: transforms.json, poses, intrinsics, splits."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 from jaxtyping import Float
+from msgspec import Meta as Limits
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
 from f3rm_ext.capture.colmap_model import capture_files, read_model
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.utils.json_shape import parse_json
 
 RIGID_TOLERANCE = 1e-2
 """Largest entry of |RᵀR - I| of a rotation; poses written with three decimals stay well below it."""
 INTRINSICS = ("fl_x", "fl_y", "cx", "cy", "w", "h")
 DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2", "distortion_params")
 SPLITS = ("train", "val", "test")
+FARTHEST = 1e9
+"""Largest coordinate or intrinsic that is believed: areas of triangles of that size still have a square in float32."""
+LEAST_PX = 1e-3
+"""Smallest focal length or size that is believed."""
 Meta = dict[str, Any]
+Number = Annotated[float, Limits(ge=-FARTHEST, le=FARTHEST)]
+Factor = Annotated[float, Limits(ge=1 / FARTHEST, le=FARTHEST)]
+Matrix = list[list[Number]]
+
+
+class _Lens(TypedDict, total=False):
+    """What may stand at the top or in a frame; sizes and focal lengths are checked when all are there."""
+
+    k1: Number
+    k2: Number
+    k3: Number
+    k4: Number
+    p1: Number
+    p2: Number
+    distortion_params: Annotated[list[Number], Limits(min_length=6, max_length=6)]
+    depth_unit_scale_factor: Factor
+
+
+class _Transforms(_Lens, total=False):
+    """What is read of transforms.json beside poses, paths and intrinsics, which have checks of their own."""
+
+    frames: list[_Lens]
+    camera_model: str
+    applied_transform: Annotated[Matrix, Limits(min_length=3, max_length=4)]
+    applied_scale: Factor
+    orientation_override: Literal["pca", "up", "vertical", "none"]
+    fisheye_crop_radius: Factor | None
+    train_filenames: list[str]
+    val_filenames: list[str]
+    test_filenames: list[str]
 
 
 def read_transforms(data: Path) -> tuple[Meta, Path]:
@@ -46,18 +82,56 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
     if path.suffix != ".json" and path != data:
         return read_model(data, path.parent), data
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CaptureError(f"{path} is not valid JSON ({error}): it may be cut short, so write it again.") from error
+        data_read = path.read_bytes()
     except OSError as error:
         raise CaptureError(f"{path} cannot be read ({error}): check its permissions.") from error
-    frames = meta.get("frames") if isinstance(meta, dict) else None
-    if not isinstance(frames, list) or not all(isinstance(frame, dict) for frame in frames):
-        raise CaptureError(f'{path} has no list "frames": it has to be in nerfstudio\'s format.')
-    for number, frame in enumerate(frames):
-        if not isinstance(frame.get("file_path"), str) or not frame["file_path"]:
+    try:
+        meta: Meta = parse_json(data_read, _Transforms)  # type: ignore[assignment]
+    except ValueError as error:
+        raise CaptureError(
+            f'{path} is not valid JSON with a list "frames", as nerfstudio has it ({error}): it may be cut short, so '
+            "write it again."
+        ) from error
+    if "frames" not in meta:
+        raise CaptureError(f'{path} has no list "frames", as nerfstudio has it: name the images and poses there.')
+    for number, frame in enumerate(meta["frames"]):
+        if "file_path" not in frame:
             raise CaptureError(f"Frame {number} of {path} has no file_path: name its image, or take the frame out.")
+    for key, value in _paths(meta):
+        if not _can_be_path(value):
+            raise CaptureError(f"The {key} {str(value)[:80]!r} of {path} cannot be a path: give the name of a file.")
+    if "applied_transform" in meta:
+        meta["applied_transform"] = _checked_transform(meta["applied_transform"], path)
     return meta, path.parent
+
+
+def _paths(meta: Meta) -> Iterator[tuple[str, object]]:
+    """Yields all paths of transforms.json with their keys."""
+    for owner in (meta, *meta["frames"]):
+        yield from ((key, value) for key, value in owner.items() if key.endswith("_path"))
+    for split in SPLITS:
+        yield from ((f"{split}_filenames", name) for name in meta.get(f"{split}_filenames", ()))
+
+
+def _can_be_path(value: object) -> bool:
+    """Returns whether the system can be asked for a file of this name."""
+    try:
+        parts = os.fsencode(value).split(b"/") if isinstance(value, str) and value else []
+    except UnicodeEncodeError:
+        return False
+    return bool(parts) and b"\0" not in b"/".join(parts) and sum(map(len, parts)) < 2048 and max(map(len, parts)) < 256
+
+
+def _checked_transform(rows: Sequence[Sequence[float | int]], path: Path) -> list[list[float]]:
+    """Returns the first three rows of what was done to the poses, if it can be undone."""
+    widths = {len(row) for row in rows}
+    matrix = np.array(rows, dtype=np.float64)[:3] if widths == {4} else np.zeros((3, 4))
+    if np.linalg.matrix_rank(matrix[:, :3]) < 3:
+        raise CaptureError(
+            f"The applied_transform of {path} is no matrix of 3 x 4 numbers that can be inverted: correct it, or take "
+            "it out if the poses are as COLMAP has them."
+        )
+    return matrix.tolist()
 
 
 def require_images(count: int, where: object) -> None:
@@ -67,7 +141,7 @@ def require_images(count: int, where: object) -> None:
         raise CaptureError(f"{where} has {number}, but a scene needs at least two, and better fifty: add photos.")
 
 
-def check_pose(matrix: object, name: object) -> None:
+def check_pose(matrix: object, name: object, shapes: Sequence[tuple[int, int]] = ((4, 4), (3, 4))) -> None:
     """Checks one camera-to-world matrix.
 
     A uniform scale in the rotation is refused as well, because positions may or may not include it.
@@ -75,6 +149,7 @@ def check_pose(matrix: object, name: object) -> None:
     Args:
         matrix: 4 x 4 numbers (or 3 x 4).
         name: of the frame, for the message.
+        shapes: those that are right.
 
     Raises:
         CaptureError: wrong shape, NaN or inf, mirrored, scaled, or not a rotation and a position.
@@ -87,12 +162,12 @@ def check_pose(matrix: object, name: object) -> None:
     remedy = "take the frame out, or compute the poses again"
     try:
         pose = np.asarray(matrix, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pose = np.empty(0)
-    if pose.shape not in ((4, 4), (3, 4)):
+    if pose.shape not in shapes:
         raise CaptureError(f"{where} is not a matrix of 4 x 4 numbers: {remedy}.")
-    if not np.isfinite(pose).all():
-        raise CaptureError(f"{where} has a NaN or infinite entry: {remedy}.")
+    if not (np.abs(pose) <= FARTHEST).all():
+        raise CaptureError(f"{where} has a NaN or infinite entry, or one above {FARTHEST:g}: {remedy}.")
     rotation = pose[:3, :3]
     gram = rotation.T @ rotation
     scale = math.sqrt(max(float(np.trace(gram)) / 3, 0.0))
@@ -111,11 +186,24 @@ def check_pose(matrix: object, name: object) -> None:
 
 def check_frame_poses(frames: Sequence[Mapping[str, Any]]) -> None:
     """Checks the poses of all frames, which must be 4 x 4, with :func:`check_pose`."""
+    if _are_rigid([frame.get("transform_matrix") for frame in frames]):
+        return  # one by one, a hundred thousand take ten seconds
     for frame in frames:
-        matrix = frame.get("transform_matrix")
-        if np.shape(matrix) == (3, 4):  # type: ignore[arg-type]
-            matrix = None
-        check_pose(matrix, frame["file_path"])
+        check_pose(frame.get("transform_matrix"), frame["file_path"], ((4, 4),))
+
+
+def _are_rigid(matrices: list[object]) -> bool:
+    """Returns whether :func:`check_pose` passes all of these."""
+    try:
+        poses = np.array(matrices, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    if poses.shape[1:] != (4, 4) or not (np.abs(poses) <= FARTHEST).all():
+        return False
+    rotations = poses[:, :3, :3]
+    off = np.abs(rotations.transpose(0, 2, 1) @ rotations - np.eye(3)).max(initial=0.0)
+    last_rows = np.abs(poses[:, 3] - np.array([0, 0, 0, 1])).max(initial=0.0)
+    return bool(max(off, last_rows) <= RIGID_TOLERANCE and (np.linalg.det(rotations) > 0).all())
 
 
 def per_frame_intrinsics(meta: Meta) -> Meta:
@@ -163,10 +251,11 @@ def check_intrinsics(meta: Meta, camera_models: Sequence[str]) -> None:
             )
         for key in INTRINSICS:
             value = values[key]
-            number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-            if not math.isfinite(number) or (number <= 0 and key not in ("cx", "cy")):
+            number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+            if not abs(number) <= FARTHEST or (number < LEAST_PX and key not in ("cx", "cy")):
                 raise CaptureError(
-                    f"The intrinsic {key} of {frame['file_path']} is {value}: it has to be a positive number of pixels."
+                    f"The intrinsic {key} of {frame['file_path']} is {str(value)[:80]}: it has to be a positive number "
+                    "of pixels."
                 )
 
 

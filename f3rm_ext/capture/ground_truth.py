@@ -6,22 +6,31 @@ LERF-OVS: one JSON file per labelled frame with ``info`` (name, width, height) a
 segmentation, bbox).
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 from PIL import Image
 
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.utils.json_shape import parse_json
 
 ROOM_PARTS = ("room",)
 """Kinds of things in scene.json that are not objects to search for."""
 LABEL_KEYS = ("label_file_path", "label_path")
 DEPTH_KEYS = ("depth_file_path", "depth_path")
+
+
+class _Thing(TypedDict):
+    label: int
+    kind: str
+
+
+class _Scene(TypedDict):
+    objects: list[_Thing]
 
 
 @dataclass(frozen=True)
@@ -148,9 +157,9 @@ class CaptureGroundTruth:
 
     def _read_things(self) -> list[LabelledObject]:
         try:
-            scene = json.loads((self.folder / "scene.json").read_text(encoding="utf-8"))
+            scene = parse_json((self.folder / "scene.json").read_bytes(), _Scene)
             skipped = {thing["label"] for thing in scene["objects"] if thing["kind"] in ROOM_PARTS}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             skipped = set()
         return [LabelledObject(i, name) for i, name in enumerate(self.names) if i and i not in skipped]
 
@@ -265,8 +274,8 @@ def _of(frame: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        raw = parse_json(path.read_bytes(), Any)
+    except (OSError, ValueError) as error:
         raise CaptureError(f"{path} cannot be read ({error}): mend it, or take it away.") from error
     return raw if isinstance(raw, dict) else {}
 

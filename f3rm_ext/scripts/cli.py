@@ -4,6 +4,7 @@ A group is imported only when it is used, so that help appears at once and a bro
 """
 
 import importlib
+import io
 import os
 import select
 import sys
@@ -174,6 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not sys.warnoptions:
         # Deprecations in other packages are their developers' business, not the user's.
         warnings.filterwarnings("ignore", category=FutureWarning, module="(?!f3rm_ext)")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

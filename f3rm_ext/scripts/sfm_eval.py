@@ -57,7 +57,7 @@ class Eval:
         predicted, true = read_capture_cameras(self.predicted), read_capture_cameras(self.truth)
         pairs = match_images(predicted, true)
         theirs, ours = (list(indices) for indices in zip(*pairs, strict=True))
-        lost = [index for index in range(len(true.frames)) if index not in set(ours)]
+        lost = sorted(set(range(len(true.frames))) - set(ours))
         found = metrics.compare_poses(
             predicted=(predicted.poses[0][theirs], predicted.poses[1][theirs]),
             true=(true.poses[0][ours], true.poses[1][ours]),
@@ -100,6 +100,8 @@ class Eval:
         table.add_column("")
         said = f"{found.cameras} of {found.cameras + lost}"
         table.add_row("images", said, "missing ones " + ("are misses" if self.missing == "fail" else "are left out"))
+        if found.pairs < (count := found.cameras * (found.cameras - 1) // 2):
+            table.add_row("pairs", f"{found.pairs:,}", f"of {count:,}, drawn at random")
         table.add_row("RRA@5 / 15 / 30", shares(found.rra), f"median error {found.rotation_error_deg:.3g}°")
         table.add_row("RTA@5 / 15 / 30", shares(found.rta), f"median error {found.translation_error_deg:.3g}°")
         table.add_row("AUC@30", f"{found.auc_30:.3f}", "the larger of both errors")

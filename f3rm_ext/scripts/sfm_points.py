@@ -47,7 +47,7 @@ class Points:
         from f3rm_ext.capture.checks import read_transforms
         from f3rm_ext.capture.dataparser import CaptureDataParserConfig
         from f3rm_ext.capture.frame import CaptureFrame
-        from f3rm_ext.capture.points import RGB, XYZ
+        from f3rm_ext.capture.points import RGB, XYZ, drop_unusable_points
         from f3rm_ext.data.stereo.points import seek_points
 
         if self.points < 1 or self.side < 32:
@@ -56,6 +56,7 @@ class Points:
             raise CaptureError(f"{self.out} exists already: give another --out, or remove it.")
         meta, folder = read_transforms(self.data)
         outputs = CaptureDataParserConfig(data=self.data, load_3D_points=True).setup().get_dataparser_outputs("train")
+        drop_unusable_points(outputs.metadata)
         points = seek_points(outputs, self.points, self.side)
         if not len(points.xyz):
             raise CaptureError(

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from f3rm_ext.capture import checks
+from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.cameras import CameraSet
 
@@ -65,17 +66,25 @@ def match_images(predicted: CaptureCameras, true: CaptureCameras) -> list[tuple[
     without suffix are.
 
     Raises:
-        CaptureError: fewer than two images are in both.
+        CaptureError: fewer than two images are in both, or one that is in both occurs twice in one of them.
     """
     paths = [[Path(frame["file_path"]) for frame in capture.frames] for capture in (predicted, true)]
     found: list[tuple[int, int]] = []
+    unclear: list[str] = []
     for key in (Path.as_posix, lambda path: path.name, lambda path: path.stem):
         theirs, ours = ([key(path) for path in some] for some in paths)
         twice = {name for names in (theirs, ours) for name, count in Counter(names).items() if count > 1}
         there = {name: index for index, name in enumerate(theirs) if name not in twice}
         pairs = [(there[name], index) for index, name in enumerate(ours) if name in there and name not in twice]
-        if len(pairs) > len(found):
-            found = pairs
+        if len(pairs) > len(found) or not found:
+            found, unclear = pairs, sorted(twice & set(theirs) & set(ours))
+        if len(found) == len(ours):
+            break
+    if unclear:
+        raise CaptureError(
+            f"{len(unclear)} images occur several times in {predicted.folder} or {true.folder} "
+            f"({name_some(unclear)}), and which poses belong together is not known: leave one frame of each."
+        )
     if len(found) < 2:
         raise CaptureError(
             f"{predicted.folder} and {true.folder} have {len(found) or 'no'} image{'s' * (len(found) != 1)} in common "

@@ -9,13 +9,15 @@ follow RayDiffusion (Zhang et al. 2024, arXiv 2402.14817) and DiffusionSfM (Zhao
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from scipy.spatial import KDTree
 
 THRESHOLDS_DEG = (5, 15, 30)
 CENTER_THRESHOLD = 0.1
 """Largest error of an accurate camera centre, in scene scales."""
 _AUC_DEG = 30
+MOST_PAIRS = 1_000_000
+"""Pairs of cameras that are compared: all of up to 1414 cameras, a random sample of more."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,26 @@ def align(source: Float[np.ndarray, "points 3"], target: Float[np.ndarray, "poin
 # --- pairs of cameras ------------------------------------------------------------------------------------------------
 
 
+def camera_pairs(count: int) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
+    """Returns the indices i < j of all pairs, or of :data:`MOST_PAIRS` drawn at random, always the same, if fewer.
+
+    >>> [len(camera_pairs(count)[0]) for count in (2, 10, 100_000)]
+    [1, 45, 1000000]
+    """
+    if count * (count - 1) // 2 <= MOST_PAIRS:
+        i, j = np.triu_indices(count, 1)
+        return i, j
+    rng = np.random.default_rng(0)
+    one = rng.integers(count, size=MOST_PAIRS)
+    other = (one + rng.integers(1, count, size=MOST_PAIRS)) % count
+    return np.minimum(one, other), np.maximum(one, other)
+
+
 def relative_rotation_errors_deg(
     predicted: Float[np.ndarray, "cams 3 3"], true: Float[np.ndarray, "cams 3 3"]
 ) -> Float[np.ndarray, " pairs"]:
-    """Returns how far the rotation between two cameras is off, for all pairs i < j. Rotations are camera to world."""
-    i, j = np.triu_indices(len(true), 1)
+    """Returns how far the rotation between two cameras is off, for :func:`camera_pairs`; camera to world."""
+    i, j = camera_pairs(len(true))
     between = [rotations[j].transpose(0, 2, 1) @ rotations[i] for rotations in (predicted, true)]
     difference = between[0].transpose(0, 2, 1) @ between[1]
     # atan2 of sine and cosine: exact for small angles, where the arc cosine loses half of the digits.
@@ -70,7 +87,7 @@ def relative_translation_errors_deg(
     predicted: tuple[Float[np.ndarray, "cams 3 3"], Float[np.ndarray, "cams 3"]],
     true: tuple[Float[np.ndarray, "cams 3 3"], Float[np.ndarray, "cams 3"]],
 ) -> Float[np.ndarray, " pairs"]:
-    """Returns how far the direction from camera j to camera i is off, as camera j sees it, for all pairs i < j.
+    """Returns how far the direction from camera j to camera i is off, as camera j sees it, for :func:`camera_pairs`.
 
     The sign of the direction does not count, as published: errors are at most 90°.
 
@@ -78,7 +95,7 @@ def relative_translation_errors_deg(
         predicted: rotations (camera to world) and centres.
         true: the same.
     """
-    i, j = np.triu_indices(len(true[1]), 1)
+    i, j = camera_pairs(len(true[1]))
     seen = []
     for rotations, centers in (predicted, true):
         way = np.einsum("pji,pj->pi", rotations[j], centers[i] - centers[j])
@@ -110,6 +127,8 @@ class PoseMetrics:
     """Cameras that both have."""
     missing: int
     """True cameras that were not predicted."""
+    pairs: int
+    """Pairs of cameras that were compared: all, or those of :func:`camera_pairs`."""
     rra: dict[str, float]
     """Share of pairs whose relative rotation is off by less than 5°, 15°, 30°."""
     rta: dict[str, float]
@@ -147,20 +166,19 @@ def compare_poses(
     """
     rotation = relative_rotation_errors_deg(predicted[0], true[0])
     translation = relative_translation_errors_deg(predicted, true)
-    count = len(true[1]) + missing
-    pairs = count * (count - 1) // 2
-    lost = np.full(pairs - len(rotation), np.inf)
-    worst = np.concatenate([np.maximum(rotation, translation), lost])
+    cameras, count = len(true[1]), len(true[1]) + missing
+    known = cameras * (cameras - 1) / (count * (count - 1))  # share of the pairs that have no missing camera
     all_centers = true[1] if all_true_centers is None else all_true_centers
     scene_scale = float(np.linalg.norm(all_centers - all_centers.mean(axis=0), axis=1).max())
     errors = np.linalg.norm(align(predicted[1], true[1])(predicted[1]) - true[1], axis=1)
     shares = errors / max(scene_scale, 1e-15)
     return PoseMetrics(
-        cameras=len(true[1]),
+        cameras=cameras,
         missing=missing,
-        rra={str(limit): float((rotation < limit).sum() / pairs) for limit in THRESHOLDS_DEG},
-        rta={str(limit): float((translation < limit).sum() / pairs) for limit in THRESHOLDS_DEG},
-        auc_30=area_under_curve(worst),
+        pairs=len(rotation),
+        rra={str(limit): known * float((rotation < limit).mean()) for limit in THRESHOLDS_DEG},
+        rta={str(limit): known * float((translation < limit).mean()) for limit in THRESHOLDS_DEG},
+        auc_30=known * area_under_curve(np.maximum(rotation, translation)),
         rotation_error_deg=float(np.median(rotation)),
         translation_error_deg=float(np.median(translation)),
         center_accuracy=float((shares < CENTER_THRESHOLD).sum() / count),

@@ -1,12 +1,11 @@
 """Files of meshes: PLY, OBJ and GLB with vertex colours; also reads points and NPZ files of truths."""
 
 import contextlib
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import trimesh
@@ -14,7 +13,9 @@ from trimesh.exchange.gltf import export_glb
 from trimesh.exchange.obj import export_obj
 from trimesh.visual.color import ColorVisuals
 
+from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.errors import MeshError, reason_of
+from f3rm_ext.utils.json_shape import parse_json
 from f3rm_ext.utils.output_file import comments_of, replacing, require_writable
 from f3rm_ext.utils.ply import read_comments
 
@@ -32,6 +33,14 @@ _Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
 """Turns z up into y up, as glTF demands."""
 _GLB_JSON = 0x4E4F534A
 _MOST_HEADER = 1 << 20
+
+
+class _GlbAsset(TypedDict, total=False):
+    extras: dict[str, Any]
+
+
+class _GlbTree(TypedDict, total=False):
+    asset: _GlbAsset
 
 
 @dataclass(frozen=True)
@@ -143,8 +152,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
                 magic, _, _, length, chunk = struct.unpack("<4sIIII", stream.read(20))
                 if magic != b"glTF" or chunk != _GLB_JSON or length > 64 * _MOST_HEADER:
                     return {}
-                extras = json.loads(stream.read(length)).get("asset", {}).get("extras", {})
-                return extras if isinstance(extras, dict) else {}
+                return parse_json(stream.read(length), _GlbTree).get("asset", {}).get("extras", {})
             if kind == ".ply":
                 comments = read_comments(stream)
             else:
@@ -153,7 +161,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
                     if not line.startswith(b"# ") or len(comments) > 1000:
                         break
                     comments.append(line[2:].decode("ascii", "replace").strip())
-    except (OSError, ValueError, struct.error, AttributeError):
+    except (OSError, ValueError, struct.error):
         return {}
     return dict(comment.split(": ", 1) for comment in comments if ": " in comment)
 
@@ -191,18 +199,31 @@ def _load(path: Path) -> trimesh.Trimesh | SurfacePoints:
             f"{path} cannot be read ({type(error).__name__}: {reason_of(error)}): it may be damaged or of a format "
             "that is not supported, so write it again as .ply."
         ) from error
-    places = found.vertices if isinstance(found, trimesh.Trimesh) else found.positions
+    is_mesh = isinstance(found, trimesh.Trimesh)
+    places = np.asarray(found.vertices if is_mesh else found.positions)
     if not len(places):
         raise MeshError(f"{path} holds no points and no faces: choose another file.")
-    if not np.isfinite(places).all():
-        raise MeshError(f"{path} has vertices that are NaN or infinite: remove them first.")
+    if not (np.abs(places) <= FARTHEST).all():
+        raise MeshError(f"{path} has vertices that are NaN, infinite or beyond {FARTHEST:g}: remove them first.")
+    faces = np.asarray(found.faces) if is_mesh else np.zeros((0, 3), int)
+    if faces.size and not (0 <= faces.min() and faces.max() < len(places)):
+        raise MeshError(
+            f"{path} has triangles with corners from {faces.min()} to {faces.max()}, but its vertices are 0 to "
+            f"{len(places) - 1}: write it again."
+        )
     return found
 
 
 def _load_npz(path: Path) -> trimesh.Trimesh | SurfacePoints:
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         if "faces" in archive:
-            return trimesh.Trimesh(archive["vertices"].astype(np.float64), archive["faces"], process=False)
+            vertices, faces = archive["vertices"], archive["faces"]
+            if faces.dtype.kind not in "iu" or faces.shape[1:] != (3,) or vertices.shape[1:] != (3,):
+                raise MeshError(
+                    f"{path} has vertices of shape {vertices.shape} and faces of shape {faces.shape} ({faces.dtype}): "
+                    "write (n, 3) coordinates and (m, 3) whole numbers."
+                )
+            return trimesh.Trimesh(vertices.astype(np.float64), faces.astype(np.int64), process=False)
         if "points" not in archive:
             raise MeshError(
                 f"{path} has the arrays {', '.join(archive.files)}: give one with vertices and faces, or with points."
@@ -227,7 +248,9 @@ def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
 
 
 def _points(positions: np.ndarray, normals: np.ndarray | None) -> SurfacePoints:
+    if positions.shape[1:] != (3,) or (normals is not None and normals.shape != positions.shape):
+        raise ValueError(f"points of shape {positions.shape}")
     if normals is not None:
-        normals = normals.astype(np.float64)
+        normals = np.nan_to_num(normals.astype(np.float64))
         normals = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
-    return SurfacePoints(positions.reshape(-1, 3).astype(np.float64), normals)
+    return SurfacePoints(positions.astype(np.float64), normals)

@@ -73,3 +73,13 @@ def test_mistakes(
     (tmp_path / "other" / "transforms.json").write_text(json.dumps(meta))
     typed = [argument.format(room=tiny_capture) for argument in arguments]
     assert says in f3rm_ext("sfm", "eval", *typed).refuses()
+
+
+def test_an_image_that_occurs_twice_is_named(f3rm_ext: Typed, tiny_capture: Path, tmp_path: Path) -> None:
+    meta = json.loads((tiny_capture / "transforms.json").read_text())
+    meta["frames"].append(meta["frames"][3])
+    (tmp_path / "transforms.json").write_text(json.dumps(meta))
+    assert (
+        meta["frames"][3]["file_path"]
+        in f3rm_ext("sfm", "eval", "--predicted", tiny_capture, "--truth", tmp_path).refuses()
+    )

@@ -64,3 +64,18 @@ def test_photos_that_show_nothing(run_command: Callable[..., Any], beside_photos
     done = run_command("f3rm-ext", "sfm", "points", beside_photos, "--out", tmp_path / "dense")
     assert done.code == 2 and "--side" in done.stderr, done.text[-3000:]
     assert not (tmp_path / "dense").exists()
+
+
+def test_points_of_the_capture_that_are_nan_are_left_out(
+    run_command: Callable[..., Any], tiny_capture: Path, beside_photos: Path, tmp_path: Path
+) -> None:
+    cloud = trimesh.load_mesh(tiny_capture / "gt_mesh.ply", process=False).vertices[:10].copy()
+    cloud[3] = np.nan
+    trimesh.PointCloud(cloud).export(beside_photos / "points.ply")
+    meta = json.loads((beside_photos / "transforms.json").read_text())
+    (beside_photos / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": "points.ply"}))
+    out = tmp_path / "dense"
+    done = run_command("f3rm-ext", "sfm", "points", beside_photos, "--out", out, "--points", 100)
+    assert done.code == 0, done.stderr
+    points = read_point_cloud(out / "stereo_points.ply")[0]
+    assert "9 of the capture" in done.stdout and np.isfinite(points).all()

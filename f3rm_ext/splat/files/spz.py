@@ -39,8 +39,9 @@ SH_STEPS = (8, 16)
 MAX_FRACTION_BITS = 23
 _LIMIT = (1 << 23) - 1
 _COMMENT = 0x10
-_HIGHEST_RATIO = 1100
-"""Upper limit of gzip's compression ratio; a header that implies more is wrong."""
+_HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
+"""Largest ratio of compression that is believed of files that hold more than so many bytes. Splats reach about 2; gzip
+itself reaches 1000, with which a file of 15 MB would fill the memory."""
 _BLOCK = 1 << 20
 _TURN = np.array([1, -1, -1])
 _TURN_SH = np.array([-1, -1, 1, -1, 1, 1, -1, 1, -1, 1, -1, -1, 1, -1, 1])
@@ -80,8 +81,13 @@ def _read(path: Path, stream: gzip.GzipFile, comments: list[str], axes: Axes) ->
             "export it with a lower one."
         )
     per_channel, width = sh_rest_count(degree), 3 if version == 2 else 4
-    if count * (16 + width + 3 * per_channel) > path.stat().st_size * _HIGHEST_RATIO:
+    if count * (16 + width + 3 * per_channel) > max(path.stat().st_size * _HIGHEST_RATIO, _ALWAYS_READ):
         raise SplatFileError(f"{path} is cut short or damaged: its header claims {count} Gaussians, copy it again.")
+    if fraction_bits > MAX_FRACTION_BITS:
+        raise SplatFileError(
+            f"{path} is damaged: its coordinates have {fraction_bits} fraction bits, and there are {MAX_FRACTION_BITS} "
+            "at most, so copy or export it again."
+        )
 
     def take(columns: int) -> UInt8[np.ndarray, "n columns"]:
         data = stream.read(count * columns)

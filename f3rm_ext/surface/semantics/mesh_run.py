@@ -1,6 +1,5 @@
 """A mesh opened for queries as a run is, with its capture; and the capture whose features are lifted onto a mesh."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from f3rm_ext.query.run import Photos, load_run
 from f3rm_ext.surface.mesh_files import read_mesh, read_provenance
 from f3rm_ext.surface.semantics.feature_file import MeshFeatures, features_path, load_features
 from f3rm_ext.surface.semantics.model import QueryableMesh
+from f3rm_ext.utils.json_shape import parse_json
 
 _SAME_FRAME = 1e-4
 """By how much entries of two transforms may differ: files round them."""
@@ -169,7 +169,11 @@ def same_frame(said: dict[str, Any], frame: CaptureFrame) -> bool:
         return True
     here = frame.describe()
     for key in ("scene_from_capture", "scene_units_per_capture_unit"):
-        value = json.loads(said[key]) if isinstance(said[key], str) else said[key]
-        if not np.allclose(np.asarray(value), np.asarray(here[key]), atol=_SAME_FRAME):
+        there = said.get(key)
+        try:
+            value = np.array(parse_json(there, Any) if isinstance(there, str) else there, dtype=np.float64)
+        except (ValueError, TypeError, OverflowError):
+            return False
+        if value.shape != np.shape(here[key]) or not np.allclose(value, here[key], atol=_SAME_FRAME):
             return False
     return True

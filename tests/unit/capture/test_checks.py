@@ -1,6 +1,8 @@
 """Checks of poses, intrinsics and dataparser outputs."""
 
 import copy
+import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +115,39 @@ def test_bad_poses_of_outputs(tmp_path: Path, value: float, message: str):
     result.cameras.camera_to_worlds[2, 0, 0] = value
     with pytest.raises(CaptureError, match=rf"2\.png .*{message}"):
         checks.check_dataparser_outputs(result)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("applied_transform", [[math.nan] * 4] * 3),
+        ("applied_transform", np.zeros((3, 4)).tolist()),
+        ("applied_transform", "text"),
+        ("applied_transform", [[1, 0, 0, 0], [0, 1, 0], [0, 0, 1, 0]]),
+        ("applied_scale", 0),
+        ("applied_scale", math.inf),
+        ("k1", math.nan),
+        ("depth_unit_scale_factor", 10**400),
+        ("train_filenames", 3),
+        ("ply_file_path", {}),
+        ("orientation_override", "sideways"),
+        ("file_path", "x" * 5000),
+        ("file_path", "x" * 300),
+        ("mask_path", "a\0b"),
+        ("depth_file_path", None),
+        ("file_path", "\ud800"),
+    ],
+)
+def test_what_stands_in_transforms_is_checked_when_it_is_read(tmp_path: Path, key: str, value: object) -> None:
+    frame = {"file_path": "a.png"}
+    owner = frame if key in ("file_path", "mask_path", "depth_file_path") else {}
+    owner[key] = value
+    (tmp_path / "transforms.json").write_text(json.dumps({**owner, "frames": [frame]}))
+    with pytest.raises(CaptureError, match=key):
+        checks.read_transforms(tmp_path)
+
+
+def test_a_square_applied_transform_is_taken_as_nerfstudio_reads_it(tmp_path: Path) -> None:
+    meta = {"frames": [], "applied_transform": np.eye(4).tolist()}
+    (tmp_path / "transforms.json").write_text(json.dumps(meta))
+    assert np.shape(checks.read_transforms(tmp_path)[0]["applied_transform"]) == (3, 4)

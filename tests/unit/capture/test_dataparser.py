@@ -100,7 +100,7 @@ def test_not_json(capture, text: str):
 @pytest.mark.parametrize("text", ["[]", "{}", '{"frames": 3}', '{"frames": [1]}'])
 def test_no_frames(capture, text: str):
     (capture.folder / "transforms.json").write_text(text)
-    refused(capture, 'no list "frames"')
+    refused(capture, '"frames"')
 
 
 def test_frame_without_a_name(capture):

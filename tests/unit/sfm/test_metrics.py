@@ -56,6 +56,19 @@ def test_missing_cameras_are_misses_of_all_their_pairs() -> None:
     assert metrics.compare_poses(some, some, all_true_centers=true[1]).rra["5"] == 1.0
 
 
+def test_of_many_cameras_a_sample_of_pairs_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = poses(300)
+    noise = Rotation.from_rotvec(np.random.default_rng(1).normal(scale=0.2, size=(300, 3))).as_matrix()
+    seen = (true[0] @ noise, true[1] + 0.3 * poses(300, 2)[1])
+    of_all = metrics.compare_poses(seen, true, missing=20)
+    monkeypatch.setattr(metrics, "MOST_PAIRS", 10_000)
+    some = metrics.compare_poses(seen, true, missing=20)
+    assert (of_all.pairs, some.pairs) == (44_850, 10_000)
+    assert some.rra["15"] != of_all.rra["15"] and some.rra == pytest.approx(of_all.rra, abs=0.02)
+    assert some.rta == pytest.approx(of_all.rta, abs=0.02) and some.auc_30 == pytest.approx(of_all.auc_30, abs=0.02)
+    assert metrics.compare_poses(seen, true, missing=20) == some, "the sample is not always the same"
+
+
 def test_the_scene_scale_is_that_of_the_whole_sequence() -> None:
     true = poses(12)
     moved = true[1].copy()

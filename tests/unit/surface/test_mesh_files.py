@@ -116,3 +116,37 @@ def test_bad_files(tmp_path: Path, box: trimesh.Trimesh) -> None:
     np.savez(tmp_path / "nan.npz", vertices=box.vertices, faces=box.faces)
     with pytest.raises(MeshError, match="NaN"):
         read_surface(tmp_path / "nan.npz")
+
+
+@pytest.mark.parametrize("index", [-3, 8, 2**31, 2**62])
+def test_corners_that_are_no_vertices(tmp_path: Path, box: trimesh.Trimesh, index: int) -> None:
+    faces = np.array(box.faces)
+    faces[5, 1] = index
+    np.savez(tmp_path / "box.npz", vertices=box.vertices, faces=faces)
+    with pytest.raises(MeshError, match=str(index)):
+        read_mesh(tmp_path / "box.npz")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".ply", ".obj"])
+def test_vertices_too_far_out(tmp_path: Path, box: trimesh.Trimesh, suffix: str) -> None:
+    path = tmp_path / f"box{suffix}"
+    box.vertices[0, 0] = 1e30
+    if suffix == ".npz":
+        np.savez(path, vertices=box.vertices, faces=box.faces)
+    else:
+        box.export(path)
+    with pytest.raises(MeshError, match="vertices"):
+        read_mesh(path)
+
+
+@pytest.mark.parametrize(
+    ("vertices", "faces"),
+    [((8, 2), (12, 3)), ((24,), (12, 3)), ((8, 3), (12, 2)), ((8, 3), (36,)), ((8, 3), (12, 4))],
+)
+def test_arrays_of_other_shapes(tmp_path: Path, vertices: tuple[int, ...], faces: tuple[int, ...]) -> None:
+    np.savez(tmp_path / "box.npz", vertices=np.ones(vertices), faces=np.ones(faces, int))
+    with pytest.raises(MeshError, match="shape"):
+        read_mesh(tmp_path / "box.npz")
+    np.savez(tmp_path / "box.npz", vertices=np.ones((8, 3)), faces=np.ones((12, 3)))
+    with pytest.raises(MeshError, match="float64"):
+        read_mesh(tmp_path / "box.npz")

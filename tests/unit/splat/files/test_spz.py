@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +210,8 @@ def test_more_than_the_gaussians(what: str, tmp_path: Path) -> None:
         (pressed(header() + body())[:-1], "is cut short"),
         (pressed(header() + body())[:12], "is cut short"),
         (pressed(header(count=4_000_000_000)), "its header claims 4000000000 Gaussians"),
+        (pressed(header(count=180_000_000) + random.Random(0).randbytes(5_000_000)), "180000000 Gaussians"),
+        (pressed(header(bits=255) + body()), "255 fraction bits"),
         (pressed(header() + body())[:-8] + bytes(8), r"is damaged \(CRC check failed"),
         (b"\x1f\x8b\x08\0\0\0\0\0\0\0" + bytes([255] * 99), "is damaged"),
         (pressed(header(count=0)), "has no Gaussians at all"),
