@@ -74,14 +74,16 @@ def test_quality_has_a_tolerance_and_a_direction(figure: str, factor: float, cau
     assert not compare(entry("base"), blurred, tolerance=0.01).regressions
 
 
-def test_scattered_quality_is_undecided_and_no_regression() -> None:
+@pytest.mark.parametrize("figure", ["psnr", "ssim", "lpips", "l1"])
+@pytest.mark.parametrize("factors", [(0.85, 0.95, 1.1), (1.15, 1.05, 0.9)])
+def test_scattered_quality_is_undecided_and_no_regression(figure: str, factors: Sequence[float]) -> None:
     base, new = entry("base"), entry("new")
     scattered = [
-        replace(repeat, values={**repeat.values, "psnr": psnr})
-        for repeat, psnr in zip(new.repeats, (17.0, 19.0, 22.0), strict=True)
+        replace(repeat, values={**repeat.values, figure: QUALITY[figure] * factor})
+        for repeat, factor in zip(new.repeats, factors, strict=True)
     ]
     found = compare(base, replace(new, repeats=scattered))
-    assert verdicts(found)["psnr"] == "undecided" and not found.regressions
+    assert verdicts(found)[figure] == "undecided" and not found.regressions
 
 
 def test_quality_is_paired_by_seed() -> None:
@@ -154,8 +156,9 @@ def test_what_is_not_known_is_said_and_speed_is_not_judged_without_hardware() ->
 
 def test_few_repeats_do_not_judge_speed_and_one_judges_quality() -> None:
     assert not compare(entry("base"), entry("new", (5.0, 5.0))).regressions
-    blurred = entry("new", (5.0,), {**QUALITY, "psnr": 19.0})
-    assert names(compare(entry("base", (10.0,)), blurred)) == ["psnr"]
+    blurred = entry("new", (5.0,), {**QUALITY, "psnr": 19.0, "lpips": 0.19})
+    found = compare(entry("base", (10.0,)), blurred)
+    assert names(found) == ["psnr"] and verdicts(found)["lpips"] == "better"
 
 
 def test_a_run_that_diverged_is_worse() -> None:

@@ -176,16 +176,30 @@ def test_statistics_of_the_key_encoder_follow_like_its_parameters() -> None:
     assert Training(make_plan(config(algorithm="v3"), 20), "a", CPU).key.training
 
 
+@pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize("batch_negatives", [True, False])
-def test_keys_of_the_batch_are_negatives_unless_they_are_of_the_same_image(batch_negatives: bool) -> None:
-    plan = make_plan(config(batch_negatives=batch_negatives, mask_same_image=False), 20)
+def test_a_step_is_the_mean_of_its_batches_and_keys_are_negatives_of_their_own_batch_alone(
+    batch_negatives: bool, accumulated: int
+) -> None:
+    options = {"batch_negatives": batch_negatives, "gradient_accumulation_steps": accumulated}
+    plan = make_plan(config(mask_same_image=False, **options), 20)
     training = Training(plan, "a", CPU)
-    one, two, numbers = next(batches())
-    with torch.no_grad():  # the key encoder is still the query encoder, and the queue is empty
-        query = training.query(one)
-        training.key.load_state_dict(training.query.state_dict())
-        key = training.key(two)
-    loss = training.train_step(iter([(one, two, numbers)])).loss
-    scores = query @ key.T / plan.temperature
-    wanted = torch.nn.functional.cross_entropy(scores, torch.arange(4)) if batch_negatives else torch.zeros(())
-    torch.testing.assert_close(loss, wanted, atol=1e-3, rtol=1e-3)
+    given = [batch for batch, _ in zip(batches(), range(accumulated), strict=False)]
+    queries = [training.query(one) for one, _, _ in given]
+    training.key.load_state_dict(training.query.state_dict())  # as it is in the first step, when the queue is empty
+    keys = [training.key(two) for _, two, _ in given]
+    scores = torch.stack([query @ key.T / plan.temperature for query, key in zip(queries, keys, strict=True)])
+    hits = (scores.argmax(dim=2) == torch.arange(4)).float().mean() if batch_negatives else torch.ones(())
+    wanted = 0 * scores.sum()
+    if batch_negatives:
+        wanted = torch.nn.functional.cross_entropy(scores.flatten(0, 1), torch.arange(4).repeat(accumulated))
+    slopes = torch.autograd.grad(wanted, list(training.query.parameters()))
+    result = training.train_step(iter(given))
+    torch.testing.assert_close(result.loss, wanted.detach(), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(result.accuracy, hits)
+    for parameter, slope in zip(training.query.parameters(), slopes, strict=True):
+        torch.testing.assert_close(parameter.grad, slope, atol=1e-3, rtol=1e-2)
+    assert training.queue is not None
+    held, ids = training.queue.negatives()
+    torch.testing.assert_close(held, torch.cat(keys), atol=1e-5, rtol=1e-4)
+    assert torch.equal(ids, torch.cat([numbers for _, _, numbers in given]))

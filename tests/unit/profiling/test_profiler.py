@@ -100,6 +100,8 @@ def test_every_phase_has_its_peak_whoever_resets_in_between(make: Any, meter: Me
         meter.use(900)
     meter.use(3)
     made.before_step()
+    meter.use(80)
+    made.ends("train")  # the highest counts, not the last
     made.after_step(0)
     peaks = {name: values["tensors"] for name, values in made.snapshots[0].phases.items()}
     assert peaks == {"train": 600, "densify": 170, "evaluation": 1000, "between steps": 103}
@@ -197,16 +199,19 @@ def test_on_cuda_the_allocator_and_the_whole_gpu_are_recorded(
         ("get_device_name", "a card"),
     ):
         monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
-    sampler = DeviceSampler(lambda: DeviceMemory(5000, 24 << 30), period_s=60.0)
+    used = [5000]
+    sampler = DeviceSampler(lambda: DeviceMemory(used[-1], 24 << 30), period_s=60.0)
     monkeypatch.setattr(profiler, "start_sampler", lambda device: (sampler, ""))
     made = make(device=torch.device("cuda:0"))
+    made.ends("train")
+    used.append(4000)
     made.ends("train")
     made.after_step(0)
     made.close("finished")
     (one,) = made.snapshots
     assert (one.allocated, one.reserved, one.gaps, one.cache) == (300, 1000, 50, 650)
     assert one.fragmentation_percent == 5.0
-    assert one.phases == {"train": {"tensors": 700, "device": 5000}} and one.device_used == 5000
+    assert one.phases == {"train": {"tensors": 700, "device": 5000}} and one.device_used == 4000
     assert one.total == 0 and one.host["parameters"] == (64 + 8) * 4
     assert one.suspect == [] and said == []
     assert not sampler._thread.is_alive(), "sampling ends with the profile"

@@ -35,6 +35,32 @@ def test_one_turned_camera_is_in_its_pairs_only() -> None:
     assert found.rra["5"] == 36 / 45 and found.rra["15"] == 1.0
 
 
+def test_figures_are_those_of_their_definitions() -> None:
+    true, rng = poses(), np.random.default_rng(1)
+    turns = Rotation.from_rotvec(0.25 * rng.normal(size=(10, 3))).as_matrix()
+    wrong = true[0] @ turns, true[1] + 0.25 * rng.normal(size=(10, 3))
+    turned, aside = [], []
+    for j in range(10):
+        for i in range(j):
+            (a, s), (b, t) = ((R[j].T @ R[i], R[j].T @ (c[i] - c[j])) for R, c in (wrong, true))
+            turned.append(np.rad2deg(Rotation.from_matrix(a.T @ b).magnitude()))
+            aside.append(np.rad2deg(np.arccos(abs(s @ t) / np.linalg.norm(s) / np.linalg.norm(t))))
+    off = np.linalg.norm(metrics.align(wrong[1], true[1])(wrong[1]) - true[1], axis=1)
+    size = max(np.linalg.norm(center - true[1].mean(axis=0)) for center in true[1])
+    found = metrics.compare_poses(wrong, true)
+    for limit in (5, 15, 30):
+        assert found.rra[str(limit)] == np.mean([error < limit for error in turned])
+        assert found.rta[str(limit)] == np.mean([error < limit for error in aside])
+    assert 0 < found.rta["5"] < found.rta["15"] < 1 and found.rra["30"] != found.rta["30"]
+    larger = np.maximum(turned, aside)
+    assert found.auc_30 == pytest.approx(np.mean([(larger < limit).mean() for limit in range(1, 31)]))
+    assert found.rotation_error_deg == pytest.approx(np.median(turned))
+    assert found.translation_error_deg == pytest.approx(np.median(aside))
+    assert found.center_accuracy == np.mean(off / size < 0.1) != np.mean(off < 0.1)
+    assert found.center_error == pytest.approx(np.median(off) / size)
+    assert found.center_error_units == pytest.approx(np.median(off))
+
+
 def test_directions_lose_their_sign_as_published() -> None:
     rotations, centers = np.stack([np.eye(3)] * 2), np.array([[0.0, 0, 0], [1, 0, 0]])
     turned = np.array([[0.0, 0, 0], [np.cos(0.2), np.sin(0.2), 0]])

@@ -103,7 +103,10 @@ def test_an_orthogonal_times_lower_split_would_turn_the_camera(
     assert abs(float(wrong) - error_deg) < 0.1
 
 
-def test_rotations_are_never_mirrored() -> None:
-    local = torch.randn(1, 9, 3, dtype=torch.float64)
-    found = recovery.procrustes(local, local * torch.tensor([1.0, 1.0, -1.0]))
-    torch.testing.assert_close(torch.linalg.det(found), torch.ones(1, dtype=torch.float64))
+def test_a_mirrored_bundle_gives_up_the_axis_on_which_it_spreads_least(cameras: CameraSet) -> None:
+    spread = torch.tensor([1.0, 0.1, 0.5], dtype=torch.float64)
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)
+    local, lengths = (signs * spread).expand(5, 8, 3), torch.linspace(1, 9, 8, dtype=torch.float64)[:, None]
+    world = (local * torch.tensor([1.0, -1.0, 1.0])) @ cameras.rotations.mT
+    torch.testing.assert_close(recovery.procrustes(local, world), cameras.rotations)
+    torch.testing.assert_close(recovery.procrustes(lengths * local, lengths.flip(0) * world), cameras.rotations)

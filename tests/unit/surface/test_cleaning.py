@@ -5,7 +5,7 @@ import pytest
 import trimesh
 
 from f3rm_ext.errors import MeshError
-from f3rm_ext.surface.cleaning import repaired, simplified, with_holes_closed, without_small_parts
+from f3rm_ext.surface.cleaning import repaired, simplified, with_holes_closed, without_crumbs, without_small_parts
 from f3rm_ext.surface.mesh_files import vertex_colors
 
 pytestmark = pytest.mark.usefixtures("open3d")
@@ -23,6 +23,18 @@ def test_small_parts_are_dropped_and_the_largest_stays() -> None:
     assert len(without_small_parts(pair, 0.001).faces) == len(large.faces)
     assert len(without_small_parts(pair, 0.0).faces) == len(pair.faces)
     assert len(without_small_parts(pair, 1.0).faces) == len(large.faces)
+
+
+def test_a_part_is_small_by_its_share_of_the_whole_area() -> None:
+    box = trimesh.creation.box()
+    fine = trimesh.creation.box((0.5, 0.5, 0.5)).subdivide().subdivide()  # a ninth of the area, most of the faces
+    parts = [box, box.copy().apply_translation([2, 0, 0]), fine.apply_translation([4, 0, 0])]
+    three = trimesh.util.concatenate(parts)
+    assert isinstance(three, trimesh.Trimesh)
+    assert len(without_small_parts(three, 0.10).faces) == len(three.faces)
+    assert len(without_small_parts(three, 0.12).faces) == 2 * len(box.faces)
+    assert len(without_crumbs(three, len(box.faces)).faces) == len(three.faces)
+    assert len(without_crumbs(three, len(box.faces) + 1).faces) == len(fine.faces)
 
 
 def test_broken_faces_are_removed() -> None:

@@ -251,6 +251,36 @@ def test_sharp_and_frontal_photos_weigh_most() -> None:
     assert weight((1.2, 0, 0)) > 2 * weight((0.8, 0.9, 0))
 
 
+@pytest.mark.parametrize("center", [(1.2, 0, 0), (3.0, 0, 0), (1.5, 0.4, 1.0), (0.7, -1.2, 0)])
+@pytest.mark.parametrize("area", [1e-4, 2e-5, 1e-2])
+def test_the_weight_is_the_squared_number_of_pixels_times_the_cosine(
+    center: tuple[float, float, float], area: float
+) -> None:
+    wall = trimesh.creation.box((0.02, 4.0, 4.0))
+    point, ahead = np.array([0.01, 0, 0]), np.array([1.0, 0, 0])
+    camera = camera_at(np.array(center), point)._replace(focal=np.array([70.0, 120.0]))
+    corners, _ = camera.project(point + 1e-4 * np.array([[0, 0, 0], [0, 1, 0], [0, 0, 1]]))
+    pixels = area * abs(float(np.linalg.det(corners[1:] - corners[0]))) / 1e-8
+    away = camera.center - point
+    cosine = float(away @ ahead / np.linalg.norm(away))
+    lookup = PhotoLookup(camera, photograph(wall, camera), Occluder(wall))
+    (weight,) = lookup.see(Places(point[None], ahead[None], np.array([area]))).weights
+    assert weight == pytest.approx(cosine * min(pixels, 1.0) ** 2, rel=2e-3)
+
+
+def test_texels_of_many_pixels_take_their_mean() -> None:
+    wall = trimesh.creation.box((0.02, 4.0, 4.0))
+    camera = camera_at(np.array([2.01, 0, 0]))
+    stripes = np.zeros((SIDE_PX, SIDE_PX, 3), np.uint8)
+    stripes[:, np.arange(SIDE_PX) // 2 % 2 == 1] = 200  # two pixels wide
+    (ray,) = camera.rays(np.array([[49.0, 49.0]])).astype(float)  # the middle of a dark one
+    point = ray[:3] + 2 * ray[3:]
+    lookup = PhotoLookup(camera, Photo(stripes, None), Occluder(wall))
+    for pixels, wanted in ((0.1, 0), (1, 0), (4, 0), (16, 100), (1000, 100)):
+        place = Places(point[None], np.array([[1.0, 0, 0]]), np.array([pixels * (2 / 100) ** 2]))
+        np.testing.assert_allclose(lookup.see(place).colors, wanted, atol=0.5, err_msg=f"{pixels} pixels")
+
+
 def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
     photos = around(box)
     soup = trimesh.Trimesh(np.random.default_rng(0).random((3000, 3)), np.arange(3000).reshape(-1, 3), process=False)

@@ -1,11 +1,17 @@
 """Where pixels are, and on which of them views agree."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
+from nerfstudio.cameras.cameras import Cameras
+from scipy.spatial.transform import Rotation
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.data.stereo.agreement import agreeing_depth, project
-from f3rm_ext.surface.views import RenderedView, SceneViews, pixel_size, rendered_view, stored_views
+from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth, project
+from f3rm_ext.surface.views import Depth, RenderedView, SceneViews, pixel_size, rendered_view, stored_views
 
 
 def test_pixels_lie_on_the_ball_and_come_back(ball_views: SceneViews) -> None:
@@ -47,6 +53,59 @@ def test_a_camera_inside_of_a_floater_adds_nothing(ball_views: SceneViews) -> No
         # Nor does it object to what the others see.
         with stored_views(ball_views) as without:
             np.testing.assert_array_equal(agreeing_depth(stored, 3, 2, 0.02), agreeing_depth(without, 3, 2, 0.02))
+
+
+def test_views_agree_object_or_say_nothing(ring: PinholeCameras) -> None:
+    columns = {  # depths of three other views of the same place, at 2: whether it stays
+        (2.0, 2.0, 2.0): True,
+        (2.035, 0, 0): True,  # within 2 %
+        (2.045, 1.955, 0): False,  # beyond
+        (2.0, 2.1, 2.1): True,  # too near to object
+        (2.0, 2.15, 2.15): False,  # two look through it, and it is seen from two views
+        (2.0, 2.0, 2.15): True,
+        (2.0, 2.15, 0): True,
+        (2.0, 1.8, 1.8): True,  # hidden
+        (0, 0, 0): False,
+    }
+    here = PinholeCameras(*(torch.cat([part[:1]] * 4) for part in ring))
+    depths = np.zeros((4, 48, 48), np.float32)
+    depths[0, :, : len(columns)] = 2
+    depths[1:, :, : len(columns)] = np.transpose(list(columns))[:, None]
+    kept = agreeing_depth(DepthMaps(here, list(depths)), 0, 2, 0.02)
+    assert (kept[:, : len(columns)] == 2 * np.array(list(columns.values()))).all() and not kept[:, len(columns) :].any()
+
+
+def test_pixels_are_as_wide_as_half_of_them_are(ring: PinholeCameras) -> None:
+    pictures = [np.zeros((48, 48), np.float32) for _ in range(5)]
+    for picture, depths in zip(pictures, ([2.0, 2.0, 8.0], [1.0], [], [4.0, 3.0, 4.0, 4.0], [9.0]), strict=True):
+        picture[0, : len(depths)] = depths
+    some = PinholeCameras(*(part[:5].clone() for part in ring))
+    some.Ks[:, 0, 0] = torch.tensor([50.0, 100.0, 1.0, 200.0, 100.0])
+    black = np.zeros((48, 48, 3), np.uint8)
+    with stored_views(SceneViews(some, lambda index: RenderedView(black, pictures[index]))) as stored:
+        assert pixel_size(stored) == pytest.approx(np.median([2 / 50, 1 / 100, 4 / 200, 9 / 100]))
+
+
+@pytest.mark.parametrize(("which", "wanted"), [("median", 3.0), ("mean", 5.0)])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_depth_of_a_field_is_along_the_axis(which: Depth, wanted: float, scale: float) -> None:
+    def render(camera: Cameras, extra: Any, obb_box: Any = None) -> dict[str, torch.Tensor]:
+        """Walls across the camera's axis, at distances along the rays."""
+        ahead = camera.generate_rays(0, keep_shape=True).directions @ camera.camera_to_worlds[0, :3, 2]
+        lengths = -1 / ahead[..., None]
+        outputs = {"depth": 3 * lengths, "expected_depth": 5 * lengths, "accumulation": torch.ones_like(lengths)}
+        return outputs | {"rgb": torch.zeros(*lengths.shape[:2], 3)}
+
+    to_world = torch.from_numpy(Rotation.from_rotvec([0.3, 1.0, -0.2]).as_matrix()).float()
+    cameras = Cameras(
+        torch.cat([to_world, torch.ones(3, 1)], dim=1)[None], fx=20.0, fy=31.0, cx=9.0, cy=17.0, width=24, height=40
+    )
+    model = SimpleNamespace(device=torch.device("cpu"), render_camera=render, training=False)
+    model.train = model.query_heads = model.rendered_at = lambda *_: {}
+    made = SceneViews.of_field(model, cameras, scale, which)  # type: ignore[arg-type]
+    depth = made.render(0).depth
+    assert depth.shape == (40 * scale, 24 * scale)
+    np.testing.assert_allclose(depth, wanted, rtol=1e-5)
 
 
 def test_nothing_seen_is_nothing(ring: PinholeCameras) -> None:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from f3rm_ext.splat.surface.multiview import DepthView
@@ -16,14 +17,19 @@ MIDDLES = torch.linspace(0, 0.999, 60, dtype=torch.float64)
 TRUST = torch.ones(H, W, dtype=torch.float64)
 
 
-def wall(x: float) -> tuple[DepthView, Tensor]:
-    """The wall z = 4 from (x, 0, 0), and its smooth pattern there."""
+def wall(
+    x: float, turn: tuple[float, float, float] = (0, 0, 0), K: Tensor = K, size: tuple[int, int] = (H, W)
+) -> tuple[DepthView, Tensor]:
+    """The wall z = 4 from (x, 0, 0), and its smooth pattern there; the camera is turned about its axes."""
     viewmat = torch.eye(4, dtype=torch.float64)
-    viewmat[0, 3] = -x
-    across = (torch.arange(W, dtype=torch.float64) + 0.5 - W / 2) / FOCAL * DEPTH + x
-    down = ((torch.arange(H, dtype=torch.float64) + 0.5 - H / 2) / FOCAL * DEPTH)[:, None]
+    viewmat[:3, :3] = torch.from_numpy(Rotation.from_rotvec(turn).as_matrix())
+    viewmat[:3, 3] = -x * viewmat[:3, 0]
+    row, column = torch.meshgrid(*(torch.arange(side, dtype=torch.float64) + 0.5 for side in size), indexing="ij")
+    ahead = torch.stack([column, row, torch.ones_like(row)], dim=-1) @ torch.linalg.inv(K).T @ viewmat[:3, :3]
+    depth = DEPTH / ahead[..., 2]
+    across, down = ahead[..., 0] * depth + x, ahead[..., 1] * depth
     pattern = 0.5 + 0.2 * (5 * across + 1).sin() * (4 * down).cos() + 0.2 * (3 * across + 2 * down).sin()
-    return DepthView(torch.full((H, W), DEPTH, dtype=torch.float64), viewmat, K), pattern
+    return DepthView(depth, viewmat, K), pattern
 
 
 def loss(depth: Tensor | None = None, normals: Tensor = FACING, trust: Tensor = TRUST, x: float = 0.4) -> Tensor:
@@ -38,6 +44,22 @@ def test_patches_of_the_true_plane_agree() -> None:
     assert float(loss(torch.full((H, W), 5.0, dtype=torch.float64))) > 0.03
     turned = torch.tensor([0.5, 0.0, -math.sqrt(0.75)], dtype=torch.float64).expand(H, W, 3)
     assert float(loss(normals=turned)) > 1e-3
+
+
+def test_cameras_may_differ_in_everything() -> None:
+    K1, K2 = (
+        torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float64)
+        for fx, fy, cx, cy in ((40.0, 52.0, 20.0, 21.0), (44.0, 33.0, 31.0, 16.0))
+    )
+    seen, photo = wall(0.1, (0.1, -0.05, 0.3), K1)
+    other, picture = wall(0.5, (-0.05, 0.1, 0.1), K2, (40, 50))
+    normals = FACING @ seen.viewmat[:3, :3].T
+
+    def at(factor: float) -> float:
+        moved = seen._replace(depth=factor * seen.depth)
+        return float(patch_disagreement(moved, normals, photo, other, picture, TRUST, MIDDLES))
+
+    assert at(1.0) < 5e-4 < 2e-3 < min(at(0.95), at(1.05))
 
 
 @pytest.mark.parametrize("error", [0.1, -0.1])
