@@ -1,5 +1,6 @@
 """Errors a user can mend, and how they reach the terminal: one sentence, an exit code (mostly 2), no traceback."""
 
+import pickle
 import sys
 from types import TracebackType
 
@@ -69,9 +70,13 @@ class CheckpointError(UserError):
 def reason_of(error: BaseException) -> str:
     """Returns the first line of an exception's message without its full stop; its type if there is no message.
 
+    Of a file that torch refuses to unpickle it says so in other words.
+
     >>> reason_of(OSError("No such device.\\nTry again.")), reason_of(KeyError())
     ('No such device', 'KeyError')
     """
+    if isinstance(error, pickle.UnpicklingError):  # PyTorch's message advises to let the file run code
+        return "it is damaged or holds more than tensors"
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 

@@ -10,8 +10,8 @@ from f3rm_ext import __version__
 from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.capture.colmap_model import capture_files
 from f3rm_ext.errors import CaptureError, ConfigError
-from f3rm_ext.report.records import read_json
 from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, write_atomic
+from f3rm_ext.utils.provenance import require_own_folder
 
 NAME, MADE_BY, FORMAT = "manifest.json", "f3rm-ext sugar run", 1
 _KNOWN = {".lock", "logs"}
@@ -88,20 +88,14 @@ class Manifest:
             ConfigError: the folder holds other files, a damaged manifest, or one of another capture.
         """
         manifest, path = cls(folder, capture), folder / NAME
+        found = require_own_folder(folder, NAME, MADE_BY, ignored=_KNOWN)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            others = [item.name for item in folder.iterdir() if item.name not in _KNOWN and item.suffix != ".tmp"]
         except OSError as error:
             raise ConfigError(f"--output {folder} cannot be used ({error.strerror}): choose another folder.") from error
-        if not path.exists():
-            if others:
-                raise ConfigError(
-                    f"The folder {folder} holds files that are not of `{MADE_BY}` ({min(others)}): choose a new one "
-                    "with --output."
-                )
+        if found is None:
             return manifest
-        found = read_json(path)
-        if found.get("made_by") != MADE_BY or found.get("format") != FORMAT:
+        if found.get("format") != FORMAT:
             raise ConfigError(
                 f"{path} is damaged or not of this version of `{MADE_BY}`: choose a new folder with --output."
             )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from f3rm_ext.errors import CheckpointError
+from f3rm_ext.errors import CheckpointError, reason_of
 
 SPARES = 1
 """Checkpoints kept besides the newest with ``save_only_latest_checkpoint``, in case the newest is damaged."""
@@ -100,7 +100,7 @@ def write(state: dict[str, Any], path: Path) -> None:
         if isinstance(error, RuntimeError) and not _is_write_failure(error):
             raise
         raise CheckpointError(
-            f"The checkpoint {path} could not be written ({_first_line(error)}): earlier checkpoints are untouched, "
+            f"The checkpoint {path} could not be written ({reason_of(error)}): earlier checkpoints are untouched, "
             "make room, then resume."
         ) from error
     finally:
@@ -174,7 +174,7 @@ def load(path: Path, needed: Collection[str] = ("step", "pipeline", "optimizers"
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and I/O errors of many types
         raise CheckpointError(
-            f"The checkpoint {path} cannot be read ({_first_line(error)}): it is damaged or from another program, "
+            f"The checkpoint {path} cannot be read ({reason_of(error)}): it may be from another program, "
             "use an earlier one with --load-step."
         ) from error
     if not isinstance(state, dict) or not set(needed) <= state.keys():
@@ -184,10 +184,6 @@ def load(path: Path, needed: Collection[str] = ("step", "pipeline", "optimizers"
 
 def _names(paths: list[Path]) -> str:
     return ", ".join(path.name for path in paths)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _is_write_failure(error: RuntimeError) -> bool:

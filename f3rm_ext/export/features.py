@@ -17,9 +17,10 @@ from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Queryable, QueryHead
 from f3rm_ext.query.relevancy import label_map
-from f3rm_ext.utils.output_file import PROVENANCE, NpzWriter, comments_of, replacing
+from f3rm_ext.utils.output_file import NpzWriter, replacing
 from f3rm_ext.utils.pictures import to_bytes
 from f3rm_ext.utils.ply import property_name, write_ply
+from f3rm_ext.utils.provenance import PROVENANCE, comments_of
 
 _CHUNK = 1 << 13
 Space = Literal["distilled", "full", "none"]

@@ -4,9 +4,11 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.evaluation import Score, interval
-from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.output_file import replacing
+from f3rm_ext.utils.provenance import signed_text
+
+MADE_BY = "f3rm-ext moco eval"
 
 
 def percent(values: Sequence[float]) -> str:
@@ -56,10 +58,8 @@ def write_table(path: Path, title: str, header: Sequence[str], rows: Sequence[Se
         ConfigError: It cannot be written.
     """
     text = _html(title, header, rows) if path.suffix == ".html" else markdown(title, header, rows)
-    try:
-        write_atomic(path, text.encode())
-    except OSError as error:
-        raise ConfigError(f"The table {path} cannot be written ({error.strerror or error}): use another.") from error
+    with replacing(path, "--table") as stream:
+        stream.write(signed_text(text, MADE_BY))
 
 
 def _html(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

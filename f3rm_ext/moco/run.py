@@ -21,12 +21,13 @@ from f3rm_ext.engine.shortage import told_shortage
 from f3rm_ext.errors import CheckpointError, ConfigError, reason_of
 from f3rm_ext.moco.options import Plan, TrainConfig, make_plan
 from f3rm_ext.moco.processes import start_processes
-from f3rm_ext.moco.tiles import Tiles, find_files, prepare
+from f3rm_ext.moco.tiles import COMMAND, LIST, Tiles, find_files, prepare
 from f3rm_ext.moco.training import StepResult, Training
 from f3rm_ext.moco.views import batches_of_views, both_views
 from f3rm_ext.moco.weights import export
 from f3rm_ext.profiling.memory import peak_bytes, reset_peak, resident_bytes
 from f3rm_ext.utils.console import console, image_progress
+from f3rm_ext.utils.provenance import require_own_folder
 
 _STATE_KEYS = ("step", "plan", "fingerprint", "query", "key", "predictor", "queue", "optimizer")
 COLLAPSED = 0.1
@@ -130,8 +131,7 @@ class Run:
         config = self.config
         if config.plan:
             return self._plan()
-        folder = config.output / "checkpoints"
-        if checkpoint.newest_first(folder) and not config.resume:
+        if checkpoint.newest_first(config.output / "checkpoints") and not config.resume:
             raise ConfigError(f"{config.output} holds a run already: use --resume to go on, or another --output.")
         device = _device(config.device)
         saved = self._saved() if config.resume else None
@@ -251,6 +251,8 @@ class Run:
     def _decode(self) -> None:
         """Decodes the pictures, with a progress bar, and tells which cannot be read."""
         config = self.config
+        if not config.resume:
+            require_own_folder(config.output, LIST, COMMAND)
         with image_progress() as progress:
             task = progress.add_task("Decoding", total=None)
             tiles = prepare(

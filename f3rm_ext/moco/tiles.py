@@ -15,8 +15,12 @@ from PIL import Image
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pictures import PLAIN, SUFFIXES, Reading, read_tiles
 from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.provenance import MADE_BY
 
-_ARRAY, _LIST = "tiles.npy", "tiles.json"
+COMMAND = "f3rm-ext moco train"
+LIST = "tiles.json"
+"""The first file of a run: it says whose folder it is."""
+_ARRAY = "tiles.npy"
 
 
 @dataclass(frozen=True)
@@ -80,17 +84,18 @@ def prepare(
     paths = find_files(folder)
     stats = [(str(path.relative_to(folder)), *_size_and_time(path)) for path in paths]
     fingerprint = hashlib.sha256(json.dumps([image_size, asdict(reading), stats]).encode()).hexdigest()[:16]
-    known = _read_list(cache / _LIST)
+    known = _read_list(cache / LIST)
     if known.get("fingerprint") == fingerprint and (cache / _ARRAY).is_file():
         return Tiles(cache / _ARRAY, tuple(known["files"]), dict(known["skipped"]), fingerprint)
     temporary = cache / f".{_ARRAY}.{os.getpid()}.tmp"
     try:
         cache.mkdir(parents=True, exist_ok=True)
+        write_atomic(cache / LIST, json.dumps({MADE_BY: COMMAND}).encode())
         side = _side_of(paths, image_size, reading)
         files, skipped = _decode(folder, paths, temporary, side, reading, progress)
         temporary.replace(cache / _ARRAY)
-        record = {"fingerprint": fingerprint, "files": files, "skipped": skipped}
-        write_atomic(cache / _LIST, json.dumps(record, indent=1).encode())
+        record = {MADE_BY: COMMAND, "fingerprint": fingerprint, "files": files, "skipped": skipped}
+        write_atomic(cache / LIST, json.dumps(record, indent=1).encode())
     except OSError as error:
         raise ConfigError(
             f"The tiles cannot be written to {cache} ({error.strerror or error}): free space or use another --output."

@@ -221,7 +221,8 @@ class Training:
             Sentences about what differs from the run that was saved; none means the same trajectory.
 
         Raises:
-            CheckpointError: It is of another architecture, algorithm or optimiser, or the run is finished.
+            CheckpointError: It is of another architecture, algorithm or optimiser, or of a finished run with other
+                options or pictures.
         """
         before, now = {"optimizer": "sgd", "processes": 1, **state["plan"]}, self.plan.record()
         for name in ("algorithm", "architecture", "optimizer"):
@@ -243,6 +244,13 @@ class Training:
             done = state["step"] * math.prod(before[name] for name in batches)
             self.step = min(self.plan.steps, done // self.plan.pair.effective_batch)
         changed = differences(before, now)
+        if state["fingerprint"] != self.fingerprint:
+            changed = [*changed, "pictures"]
+        if changed and self.step >= self.plan.steps:
+            raise CheckpointError(
+                f"The training is finished, and no step is left for what has changed ({', '.join(changed)}): leave the "
+                "options as they were, raise --epochs, or use another --output."
+            )
         if changed:
             said.append(f"Changed since the checkpoint: {', '.join(changed)}; the trajectory is another one.")
         if self.queue is not None and state["fingerprint"] != self.fingerprint:

@@ -17,7 +17,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.errors import WeightsNotFoundError
+from f3rm_ext.errors import WeightsNotFoundError, reason_of
 from f3rm_ext.model_components import masks
 
 ALEXNET_URL = "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
@@ -188,9 +188,8 @@ def _read(path: Path) -> dict[str, Tensor]:
             state = full
         Lpips(state)
     except Exception as error:  # pickle, zip and I/O errors of many types
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise WeightsNotFoundError(
-            f"LPIPS is left out: {path} holds neither LPIPS nor AlexNet weights ({reason}), replace the file."
+            f"LPIPS is left out: {path} holds neither LPIPS nor AlexNet weights ({reason_of(error)}), replace the file."
         ) from error
     return state
 

@@ -385,7 +385,7 @@ class DemoRun:
             raise ConfigError(
                 f"--out {self.options.out} cannot be created ({error.strerror}): choose another."
             ) from error
-        known = {".lock", "logs", "capture", POSED, "runs", REPORT_NAME, STATE_NAME}
+        known = {".lock", "logs", "capture", POSED, "runs", STATE_NAME}
         if not (self.out / STATE_NAME).is_file() and any(path.name not in known for path in self.out.iterdir()):
             raise ConfigError(
                 f"The folder {self.options.out} holds files that are not of a demo: choose a new one with --out."

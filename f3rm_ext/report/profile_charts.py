@@ -1,11 +1,14 @@
 """The charts of a tensor profile as one picture."""
 
+import json
 from io import BufferedIOBase
 
 from f3rm_ext.profiling.census import CATEGORIES
 from f3rm_ext.profiling.memory import MIB
 from f3rm_ext.profiling.profile_file import Profile
+from f3rm_ext.utils.provenance import MADE_BY, PNG_KEY
 
+COMMAND = "f3rm-ext profile"
 COLORS = {
     "parameters": "#0f766e",
     "gradients": "#5eb0a8",
@@ -39,7 +42,7 @@ def write_picture(profile: Profile, other: Profile | None, stream: BufferedIOBas
     for (tensors, peaks), one in zip(rows, shown, strict=True):
         _draw_tensors(tensors, one)
         _draw_peaks(peaks, one)
-    canvas.print_png(stream)
+    canvas.print_png(stream, metadata={PNG_KEY: json.dumps({MADE_BY: COMMAND})})
 
 
 def used_categories(profile: Profile) -> list[str]:

@@ -207,7 +207,8 @@ class Report(_Book):
     def main(self) -> int:
         """Writes the report. Returns the exit code."""
         from f3rm_ext.bench.report import html_report, markdown_report
-        from f3rm_ext.utils.atomic_files import write_atomic
+        from f3rm_ext.utils.output_file import replacing
+        from f3rm_ext.utils.provenance import require_ours, signed_text
 
         book = self.book()
         chosen = [book.entry(name) for name in self.entries] or book.entries()
@@ -218,13 +219,10 @@ class Report(_Book):
         writers = {".md": markdown_report, ".html": html_report}
         if self.out.suffix not in writers:
             raise ConfigError(f"--out is {self.out}, but a report is Markdown or HTML: give a name in .md or .html.")
-        if self.out.exists() and MADE_BY not in self.out.read_text(encoding="utf-8", errors="replace"):
-            raise ConfigError(f"{self.out} is there already and was not written by `{MADE_BY}`: choose another --out.")
+        require_ours(self.out, MADE_BY)
         text = writers[self.out.suffix](chosen, baseline, self.tolerance / 100)
-        try:
-            write_atomic(self.out, text.encode())
-        except OSError as error:
-            raise ConfigError(f"--out {self.out} cannot be written ({error.strerror}): choose another.") from error
+        with replacing(self.out) as stream:
+            stream.write(signed_text(text, MADE_BY))
         print(f"Wrote {self.out}.")
         return 0
 

@@ -99,8 +99,10 @@ class EvalMesh:
         from f3rm_ext.surface.metrics import compare
         from f3rm_ext.utils.console import console, image_progress
         from f3rm_ext.utils.output_file import replacing, require_writable
+        from f3rm_ext.utils.provenance import require_ours
 
         if self.out is not None:
+            require_ours(self.out, "f3rm-ext eval-mesh")
             require_writable(self.out)
         surface, truth = read_surface(self.mesh), read_surface(self.truth)
         thresholds = self.thresholds or self._default_thresholds(truth)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from f3rm_ext.query.queryable import QueryHead
     from f3rm_ext.query.run import Photos
 
+COMMAND = "f3rm-ext eval-query"
 Protocol = Literal["rendered", "image-features", "direct-3d"]
 TITLES: dict[Protocol, str] = {
     "rendered": "Rendered held-out views",
@@ -77,9 +78,11 @@ class EvalQuery(QueryTarget):
         from f3rm_ext.surface.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.utils.atomic_files import write_atomic
         from f3rm_ext.utils.output_file import require_writable
+        from f3rm_ext.utils.provenance import require_ours
 
         run = open_run_or_mesh(self.load_config, self.mesh, self.data)
         out = self.out or self.target_folder() / "query.json"
+        require_ours(out, COMMAND)
         require_writable(out)
         head = checked_head(run.model.query_heads(), self.feature)
         truth = self._truth(run)
@@ -92,6 +95,7 @@ class EvalQuery(QueryTarget):
         queries = self._queries(run, head, truth, by, negatives)
         results = self._evaluate(run, head, truth, queries)
         record = {
+            "made_by": COMMAND,
             **run.describe(),
             "feature": head.name,
             "extractor": head.extractor,

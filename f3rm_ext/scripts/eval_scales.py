@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from f3rm_ext.splat.export import SplatRun
     from f3rm_ext.splat.multiscale_eval import ScaleResult
 
+COMMAND = "f3rm-ext eval-scales"
 Switch = Literal["as-trained", "on", "off"]
 _SWITCHES: dict[Switch, bool | None] = {"as-trained": None, "on": True, "off": False}
 
@@ -66,6 +67,7 @@ class EvalScales:
         from f3rm_ext.splat.multiscale_eval import evaluate_scales, possible_scales, strip_png
         from f3rm_ext.utils.console import image_progress
         from f3rm_ext.utils.output_file import replacing, require_writable
+        from f3rm_ext.utils.provenance import require_ours, signed_png
 
         run = load_splat_run(self.load_config)
         photos = run.photos
@@ -79,6 +81,7 @@ class EvalScales:
         out = self.out or self.load_config.parent / self._name()
         picture = out.with_suffix(".png")
         for path in (out, picture):
+            require_ours(path, COMMAND)
             require_writable(path)
         trained = self._filters(run)
         run.set_filters(_SWITCHES[self.filter_2d], _SWITCHES[self.filter_3d])
@@ -88,6 +91,7 @@ class EvalScales:
                 run.model, photos, possible.scales, self.view, lambda: progress.update(task, advance=1)
             )
         record = {
+            "made_by": COMMAND,
             **run.describe(),
             "trained_at": photos.scale_factor,
             "trained_with": trained,
@@ -100,7 +104,7 @@ class EvalScales:
         with replacing(out) as stream:
             stream.write(json.dumps(record, indent=1).encode())
         with replacing(picture) as stream:
-            stream.write(strip_png(results))
+            stream.write(signed_png(strip_png(results), {"made_by": COMMAND}))
         CONSOLE.print(self._table(results))
         CONSOLE.print(f"Metrics are in {out}, images in {picture}.", highlight=False, markup=False, soft_wrap=True)
         return 0

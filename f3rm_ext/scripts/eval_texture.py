@@ -49,29 +49,34 @@ class EvalTexture:
     def main(self) -> int:
         """Renders, compares, prints the means and writes the metrics. Returns the exit code."""
         import numpy as np
-        from PIL import Image
 
         from f3rm_ext.surface.mesh_files import read_mesh
         from f3rm_ext.surface.texture.rendering import MeshRenderer, score_photo
         from f3rm_ext.utils.console import console, image_progress
         from f3rm_ext.utils.output_file import replacing, require_writable
+        from f3rm_ext.utils.output_folder import png_bytes
+        from f3rm_ext.utils.provenance import require_ours
 
         if self.out is not None:
+            require_ours(self.out, "f3rm-ext eval-texture")
             require_writable(self.out)
         if self.pictures is not None:
             require_writable(self.pictures / "any", "--pictures")
         renderer = MeshRenderer(read_mesh(self.mesh), str(self.mesh))
         photos = photo_source(self.load_config, self.data).photos(self.views, frame_of(self.mesh, self.frame))
-        scores = []
+        sign, scores = {"made_by": "f3rm-ext eval-texture"}, []
+        pictures = [self.pictures / f"{self.views}-{index:04d}.png" for index in range(len(photos)) if self.pictures]
+        for path in pictures:
+            require_ours(path, sign["made_by"], "--pictures")
         with image_progress("views") as progress:
             task = progress.add_task("Views", total=len(photos))
             for index, camera in enumerate(photos.cameras):
                 photo, made = photos.read(index), renderer.render(camera)
                 scores.append(score_photo(made, photo))
-                if self.pictures is not None:
+                if pictures:
                     both = np.concatenate([np.rint(made.colors).astype(np.uint8), photo.colors], axis=1)
-                    with replacing(self.pictures / f"{self.views}-{index:04d}.png", "--pictures") as stream:
-                        Image.fromarray(both).save(stream, "PNG")  # type: ignore[arg-type]
+                    with replacing(pictures[index], "--pictures") as stream:
+                        stream.write(png_bytes(both, json.dumps(sign)))
                 progress.update(task, completed=index + 1)
         psnr, covered, coverage = (
             float(np.nanmean([getattr(score, name) for score in scores]))
@@ -79,7 +84,7 @@ class EvalTexture:
         )
         if self.out is not None:
             record = {
-                "made_by": "f3rm-ext eval-texture",
+                **sign,
                 "mesh": str(self.mesh.resolve()),
                 "views": self.views,
                 "psnr": psnr,

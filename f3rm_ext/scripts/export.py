@@ -92,7 +92,7 @@ class Features(QueryOptions):
         from f3rm_ext.query.writer import provenance
         from f3rm_ext.surface.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.utils.console import console, image_progress
-        from f3rm_ext.utils.output_file import require_ours
+        from f3rm_ext.utils.provenance import require_ours
 
         for path in (self.out, self.out.with_suffix(".npz")):
             require_ours(path, f"f3rm-ext {COMMAND}")

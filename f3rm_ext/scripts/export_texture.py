@@ -116,22 +116,16 @@ class Texture:
         require_format(self.out)
         if self.out.resolve() == self.mesh.resolve():
             raise MeshError(f"--out is the mesh itself, {self.mesh}: choose another name, so that both stay.")
-        require_replaceable(self.out)
+        require_replaceable(self.out, textured=True)
         require_writable(self.out)
-        if self.out.suffix.lower() == ".obj" and not self.out.exists():
-            for beside in (self.out.with_suffix(".mtl"), self._image()):
-                if beside.exists():
-                    raise MeshError(f"{beside} exists already and belongs to another file: choose another --out.")
-
-    def _image(self) -> Path:
-        """The texture beside an OBJ file. Names in MTL files end at a space."""
-        return self.out.with_name(self.out.stem.replace(" ", "_") + ".png")
 
     def _name_material(self, mesh: "trimesh.Trimesh") -> None:
         from trimesh.visual.texture import TextureVisuals
 
+        from f3rm_ext.surface.mesh_files import texture_files
+
         if isinstance(mesh.visual, TextureVisuals):
-            mesh.visual.material.name = self._image().stem
+            mesh.visual.material.name = texture_files(self.out)[1].stem
 
     def _record(self, made: "BakedMesh", frame: str) -> dict[str, object]:
         from f3rm_ext.surface.mesh_files import read_provenance

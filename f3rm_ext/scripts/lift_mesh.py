@@ -69,7 +69,8 @@ class LiftMesh:
         from f3rm_ext.surface.semantics.mesh_run import frame_of_mesh, open_capture_manager
         from f3rm_ext.surface.texture.photos import photos_of
         from f3rm_ext.utils.console import console, image_progress, shown_on
-        from f3rm_ext.utils.output_file import require_ours, require_writable
+        from f3rm_ext.utils.output_file import require_writable
+        from f3rm_ext.utils.provenance import require_ours
 
         mesh, out = read_mesh(self.mesh), features_path(self.mesh)
         if self.code_map:

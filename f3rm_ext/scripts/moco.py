@@ -196,8 +196,14 @@ class Eval:
 
     def main(self) -> int:
         """Prints the accuracies. Returns the exit code."""
+        from f3rm_ext.moco.comparison import MADE_BY
         from f3rm_ext.utils.console import image_progress
+        from f3rm_ext.utils.output_file import require_writable
+        from f3rm_ext.utils.provenance import require_ours
 
+        if self.table is not None:
+            require_ours(self.table, MADE_BY, "--table")
+            require_writable(self.table, "--table")
         with image_progress("splits", disable=self.json) as progress:
             task = progress.add_task("Evaluating", total=None)
 

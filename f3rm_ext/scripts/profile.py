@@ -33,19 +33,24 @@ class Profile:
         from rich.console import Console
 
         from f3rm_ext.profiling.profile_file import find_profile, read_profile
-        from f3rm_ext.report.profile_charts import write_picture
+        from f3rm_ext.report.profile_charts import COMMAND, write_picture
         from f3rm_ext.report.profile_page import build_page
         from f3rm_ext.report.profile_tables import print_profile
         from f3rm_ext.utils.output_file import replacing
+        from f3rm_ext.utils.provenance import require_ours, signed_text
 
         path = find_profile(self.run, self.outputs)
+        page = (self.out or path.parent) / "tensor_profile.html"
+        picture = page.with_suffix(".png")
+        if self.out is not None:  # those in a run folder are this command's
+            for file in (page, picture):
+                require_ours(file, COMMAND)
         profile = read_profile(path)
         other = read_profile(find_profile(self.compare, self.outputs)) if self.compare else None
         console = Console()
         print_profile(profile, other, console)
-        folder = self.out or path.parent
-        with replacing(folder / "tensor_profile.png") as stream:
+        with replacing(picture) as stream:
             write_picture(profile, other, stream)
-        with replacing(folder / "tensor_profile.html") as stream:
-            stream.write(build_page(profile, other).encode())
-        console.print(f"Charts: {folder / 'tensor_profile.html'} and .png", highlight=False, soft_wrap=True)
+        with replacing(page) as stream:
+            stream.write(signed_text(build_page(profile, other), COMMAND))
+        console.print(f"Charts: {page} and .png", highlight=False, soft_wrap=True)

@@ -51,8 +51,10 @@ class Eval:
         from f3rm_ext.utils.console import console
         from f3rm_ext.utils.output_file import replacing, require_writable
         from f3rm_ext.utils.output_folder import made_by
+        from f3rm_ext.utils.provenance import require_ours
 
         if self.out is not None:
+            require_ours(self.out, "f3rm-ext sfm eval")
             require_writable(self.out)
         predicted, true = read_capture_cameras(self.predicted), read_capture_cameras(self.truth)
         pairs = match_images(predicted, true)

@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from f3rm_ext.errors import ConfigError, reason_of
-from f3rm_ext.sfm.diffusion.settings import Preset, Settings, check_weights, parse_settings
+from f3rm_ext.sfm.diffusion.settings import Preset, Settings, check_folder, check_weights, parse_settings
 
 _LAUNCHED = "LOCAL_RANK"
 """Set by accelerate in each process that it starts."""
@@ -56,6 +56,7 @@ class Train:
             given = int(os.environ.get("WORLD_SIZE", "1"))
             return self._show_plan(settings, given if launcher is None else processes_of(launcher))
         check_weights(settings)
+        check_folder(settings)
         return _train(settings) if launcher is None else _launch(launcher, self.preset, words)
 
     def _show_plan(self, settings: Settings, processes: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import FolderLock, is_disk_full, write_atomic
 from f3rm_ext.utils.output_folder import made_by
+from f3rm_ext.utils.provenance import MADE_BY, require_own_folder
 
 STATE = "sfm.json"
 REPORT = "sfm_report.html"
@@ -35,36 +36,20 @@ class WorkFolder:
         self.out = out
         self.images, self.masks = out / "images", out / "masks"
         self.database, self.feature_masks = out / "colmap" / "database.db", out / "colmap" / "masks"
-        if out.exists() and not out.is_dir():
-            raise ConfigError(f"--output {out} is a file: choose a folder.")
-        state_there = (out / STATE).is_file()
-        if out.is_dir() and not state_there and any(path.name != ".lock" for path in out.iterdir()):
-            raise ConfigError(
-                f"The folder {out} holds files that `f3rm-ext {COMMAND}` did not write, and it overwrites nothing: "
-                "choose a new folder with --output."
-            )
-        self.state: dict[str, Any] = self._read() if state_there else {}
+        state = require_own_folder(out, STATE, str(made_by(COMMAND)[MADE_BY]))
+        if state is not None and not isinstance(state.get("photos"), dict):
+            raise ConfigError(f"{out / STATE} is damaged: choose a new folder with --output.")
+        self.state: dict[str, Any] = state or {}
         try:
             for folder in (self.images, self.database.parent):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--output {out} cannot be created ({error.strerror}): choose another.") from error
-        if not state_there:
+        if state is None:
             self.save()  # from now on the folder is known as ours
         self.lock = FolderLock(out / ".lock")
         if self.lock.is_held():
             raise ConfigError(f"Another process works in {out}: wait for it, or choose another folder with --output.")
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            state = json.loads((self.out / STATE).read_text(encoding="utf-8"))
-            if state["made_by"] == made_by(COMMAND)["made_by"] and isinstance(state["photos"], dict):
-                return state
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
-        raise ConfigError(
-            f"{self.out / STATE} is damaged or was not written by `f3rm-ext {COMMAND}`: choose a new --output."
-        )
 
     @property
     def photos(self) -> dict[str, dict[str, Any]]:

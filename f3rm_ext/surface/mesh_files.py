@@ -1,11 +1,10 @@
 """Files of meshes: PLY, OBJ and GLB with vertex colours; also reads points and NPZ files of truths."""
 
 import contextlib
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 import trimesh
@@ -15,9 +14,8 @@ from trimesh.visual.color import ColorVisuals
 
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.errors import MeshError, reason_of
-from f3rm_ext.utils.json_shape import parse_json
-from f3rm_ext.utils.output_file import comments_of, replacing, require_writable
-from f3rm_ext.utils.ply import read_comments
+from f3rm_ext.utils.output_file import replacing, require_writable
+from f3rm_ext.utils.provenance import comments_of, read_provenance, require_ours, signed_png
 
 SUFFIXES = (".ply", ".obj", ".glb")
 MAKERS = (
@@ -31,16 +29,6 @@ MAKERS = (
 Up = Literal["z", "y"]
 _Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
 """Turns z up into y up, as glTF demands."""
-_GLB_JSON = 0x4E4F534A
-_MOST_HEADER = 1 << 20
-
-
-class _GlbAsset(TypedDict, total=False):
-    extras: dict[str, Any]
-
-
-class _GlbTree(TypedDict, total=False):
-    asset: _GlbAsset
 
 
 @dataclass(frozen=True)
@@ -74,13 +62,16 @@ def require_format(path: Path, option: str = "--out") -> None:
         raise MeshError(f"{option} is {path}, but meshes are written as {', '.join(SUFFIXES)}: choose such a name.")
 
 
-def require_replaceable(path: Path) -> None:
-    """Raises MeshError if the path exists and no command of :data:`MAKERS` wrote it."""
-    if path.exists() and (not path.is_file() or read_provenance(path).get("made_by") not in MAKERS):
-        raise MeshError(
-            f"{path} exists already and does not say that `{'` or `'.join(MAKERS)}` wrote it: move it away, or choose "
-            "another name."
-        )
+def require_replaceable(path: Path, *, textured: bool = False) -> None:
+    """Raises ConfigError where :func:`write_mesh` would replace a file that no command of :data:`MAKERS` wrote."""
+    beside = texture_files(path) if textured and path.suffix.lower() == ".obj" else ()
+    for file in (path, *beside):
+        require_ours(file, MAKERS)
+
+
+def texture_files(path: Path) -> tuple[Path, Path]:
+    """Returns the .mtl and the .png beside an OBJ file. Names in MTL files end at a space."""
+    return path.with_suffix(".mtl"), path.with_name(path.stem.replace(" ", "_") + ".png")
 
 
 def require_output(path: Path) -> None:
@@ -126,6 +117,7 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
         header = "\n# ".join(line.encode("ascii", "backslashreplace").decode() for line in comments_of(record))
         library = path.with_suffix(".mtl").name
         text, beside = export_obj(mesh, header=header, return_texture=True, mtl_name=library)  # type: ignore[misc]
+        beside = {name: signed_png(data, record) if name.endswith(".png") else data for name, data in beside.items()}
         body = text.encode()  # type: ignore[union-attr]
     else:
 
@@ -141,29 +133,6 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
     with contextlib.ExitStack() as stack:
         for name, data in {path.name: body, **beside}.items():
             stack.enter_context(replacing(path.with_name(name))).write(data)
-
-
-def read_provenance(path: Path) -> dict[str, Any]:
-    """Returns what a file of :func:`write_mesh` says of its origin; empty for other files."""
-    try:
-        with path.open("rb") as stream:
-            kind = path.suffix.lower()
-            if kind == ".glb":
-                magic, _, _, length, chunk = struct.unpack("<4sIIII", stream.read(20))
-                if magic != b"glTF" or chunk != _GLB_JSON or length > 64 * _MOST_HEADER:
-                    return {}
-                return parse_json(stream.read(length), _GlbTree).get("asset", {}).get("extras", {})
-            if kind == ".ply":
-                comments = read_comments(stream)
-            else:
-                comments = []
-                for line in stream:
-                    if not line.startswith(b"# ") or len(comments) > 1000:
-                        break
-                    comments.append(line[2:].decode("ascii", "replace").strip())
-    except (OSError, ValueError, struct.error):
-        return {}
-    return dict(comment.split(": ", 1) for comment in comments if ": " in comment)
 
 
 def read_mesh(path: Path) -> trimesh.Trimesh:

@@ -1,11 +1,10 @@
-"""Large files written piece by piece: complete or absent, and never over another program's file."""
+"""Large files written piece by piece: complete or absent."""
 
 import contextlib
-import json
 import os
 import secrets
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -13,10 +12,6 @@ import numpy as np
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import sync_folder
-from f3rm_ext.utils.ply import read_comments
-
-PROVENANCE = "provenance"
-"""Name of the entry of NPZ files that holds the provenance, as JSON."""
 
 
 @contextlib.contextmanager
@@ -107,30 +102,3 @@ class NpzWriter:
                 written += len(chunk)
         if written != shape[0]:
             raise ValueError(f"{name} has {written} rows where {shape[0]} were announced")
-
-
-def require_ours(path: Path, made_by: str) -> None:
-    """Raises ConfigError where a folder, or a file that this command did not make, is in the place of a file."""
-    if path.exists() and _maker(path) != made_by:
-        raise ConfigError(
-            f"{path} is there already and was not written by `{made_by}`: move it away, or choose another --out."
-        )
-
-
-def _maker(path: Path) -> str | None:
-    try:
-        if path.suffix == ".npz":
-            # numpy does not close a damaged file that it has opened itself.
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-                record = json.loads(str(archive[PROVENANCE]))
-                return record.get("made_by") if isinstance(record, dict) else None
-        with path.open("rb") as stream:
-            makers = [line.removeprefix("made_by: ") for line in read_comments(stream) if line.startswith("made_by: ")]
-            return makers[0] if makers else None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-
-
-def comments_of(provenance: Mapping[str, object]) -> list[str]:
-    """Returns the provenance as comments of a PLY file, one for each entry."""
-    return [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in provenance.items()]

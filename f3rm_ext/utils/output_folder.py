@@ -16,10 +16,9 @@ from PIL.PngImagePlugin import PngInfo
 from f3rm_ext import __version__
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.provenance import PNG_KEY
 
 SUMMARY = "summary.json"
-PROVENANCE = "f3rm-ext"
-"""Key of the provenance in PNG text, as JSON."""
 _LONGEST_NAME = 60
 
 
@@ -160,7 +159,7 @@ class OutputFolder:
 def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:
     """Encodes a picture as PNG, with its provenance (JSON) as text."""
     text = PngInfo()
-    text.add_itxt(PROVENANCE, provenance)
+    text.add_itxt(PNG_KEY, provenance)
     stream = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(image)).save(stream, "PNG", pnginfo=text)
     return stream.getvalue()

@@ -142,7 +142,7 @@ def test_mistakes(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_pa
         ((*out,), "either --load-config or --splats"),
         (("--splats", room_splats, *out), "add their capture with --data"),
         ((*splats, "--out", tmp_path / "room.stl"), "written as .ply, .obj, .glb"),
-        ((*splats, "--out", tmp_path / "theirs.ply"), "exists already"),
+        ((*splats, "--out", tmp_path / "theirs.ply"), "theirs.ply is there already"),
         ((*splats, *out, "--vertices", 3), "--vertices is 3: use 4 or more"),
         ((*splats, *out, "--min-views", 99), "--min-views is 99, but the capture has"),
         (

@@ -90,7 +90,7 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
         ((*mesh, *out), "either --load-config or --data"),
         ((*data, *mesh, "--out", tmp_path / "room.stl"), "written as .ply, .obj, .glb"),
         ((*data, *mesh, "--out", room), "--out is the mesh itself"),
-        ((*data, *mesh, "--out", tmp_path / "theirs.obj"), "theirs.png exists already"),
+        ((*data, *mesh, "--out", tmp_path / "theirs.obj"), "theirs.png is there already"),
         ((*data, "--mesh", bare, *out), "has points but no faces"),
         ((*data, "--mesh", away, *out), "No training photo sees the mesh"),
         ((*data, "--mesh", away, "--out", tmp_path / "room.ply"), "No training photo sees the mesh"),

@@ -53,6 +53,17 @@ class Gone(BaseException):
     """An end that nothing catches."""
 
 
+def test_only_a_folder_of_its_own_is_written_to(
+    f3rm_ext: Callable[..., Any], remember: Callable[[Path], Any], pictures: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    for folder, named in ((tmp_path, "README.md"), (pictures, "00.png")):
+        before = remember(folder)
+        given = ("--data", pictures, "--output", folder, "--batch-size", 8, "--image-size", 32, "--epochs", 1)
+        said = f3rm_ext("moco", "train", *given).refuses()
+        assert named in said and "--output" in said and before.is_as_it_was()
+
+
 @pytest.mark.timeout(240)
 def test_a_stopped_and_killed_training_ends_as_an_uninterrupted_one(
     f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

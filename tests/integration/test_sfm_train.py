@@ -1,6 +1,7 @@
 """``f3rm-ext sfm prepare`` and ``sfm train`` as a user types them, on a small model."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,39 @@ def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_setti
     again = [word for word in settings if not word.startswith("training.pretrain_path")]
     wrong = f"training.pretrain_path={dense / 'checkpoints' / 'ckpt_00000004.pth'}"
     assert "that of a dense model" in f3rm_ext("sfm", "train", *again, wrong).refuses()
+
+
+def test_a_new_training_touches_no_checkpoint_of_another(
+    f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoints = tmp_path / "outputs" / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    for step in (700, 800):
+        (checkpoints / f"ckpt_{step:08d}.pth").write_bytes(b"of another run")
+    settings = [word for word in debug_settings if not word.startswith("hydra.run.dir")]
+    said = f3rm_ext("sfm", "train", *settings, "training.max_iterations=1").refuses()
+    assert "ckpt_00000800.pth" in said and "training.resume=True" in said and "hydra.run.dir" in said
+    assert [path.read_bytes() for path in checkpoints.iterdir()] == [b"of another run"] * 2
+
+
+def test_a_pickle_is_refused_without_advice_to_run_it(
+    f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path
+) -> None:
+    import pickle
+
+    class Code:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    path = tmp_path / "run" / "checkpoints" / "ckpt_00000001.pth"
+    path.write_bytes(pickle.dumps({"settings": Code()}))
+    for more in ("training.resume=True", f"training.pretrain_path={path}"):
+        folder = tmp_path / ("run" if "resume" in more else "new")
+        said = f3rm_ext("sfm", "train", *debug_settings, f"hydra.run.dir={folder}", more).refuses()
+        assert path.name in said and "weights_only" not in said
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_test_list_that_is_too_short_is_told(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:

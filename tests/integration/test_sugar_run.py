@@ -166,7 +166,7 @@ def test_mistakes(capture: Path, tiny_capture: Path, run_command: Run, chain: tu
     far = ("--skip-coarse", "True", "--coarse-checkpoint", tmp_path / "none.ply")
     for words, says in (
         (("--data", tiny_capture, "--output", out), "choose a new folder with --output"),
-        (("--data", capture, "--output", tmp_path), "holds files that are not of"),
+        (("--data", capture, "--output", tmp_path), "holds files that"),
         (("--data", capture, "--output", tmp_path / "a", *far), "check --coarse-checkpoint"),
         (("--data", capture, "--output", tmp_path / "b", "--from-stage", "mesh"), "which is not finished"),
         (("--data", tmp_path, "--output", tmp_path / "c"), "transforms.json"),

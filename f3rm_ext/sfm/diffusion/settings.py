@@ -158,8 +158,14 @@ class Settings:
 
 PRESETS: dict[Preset, tuple[str, ...]] = {
     "none": (),
-    "sparse": ("training.batch_size=8", "training.max_iterations=400000", "model.num_images=8"),
+    "sparse": (
+        "debug.run_name=sparse",
+        "training.batch_size=8",
+        "training.max_iterations=400000",
+        "model.num_images=8",
+    ),
     "dense": (
+        "debug.run_name=dense",
         *("training.batch_size=4", "training.max_iterations=800000", "model.num_images=8"),
         *("training.dpt_head=True", "training.full_num_patches_x=256", "training.full_num_patches_y=256"),
         *("training.gradient_clipping=True", "training.reinit=True", "training.freeze_encoder=True"),
@@ -167,6 +173,8 @@ PRESETS: dict[Preset, tuple[str, ...]] = {
     ),
 }
 """The two published stages, for 8 processes."""
+CHECKPOINTS = "checkpoints"
+"""Folder in that of the run."""
 _ALIASES = {"dataset.category": "dataset.shape", "hydra.run.dir": "run_dir"}
 _FIXED: Mapping[str, bool | int | float | str | None] = {
     "training.interval_visualize": None,
@@ -242,7 +250,7 @@ def _set(settings: Settings, key: str, value: str) -> None:
     if key not in known:
         near = difflib.get_close_matches(key, [*known, *_ALIASES], n=1)
         group = key.partition(".")[0] + "."
-        others = [name for name in known if name.startswith(group)] or list(known)
+        others = [name for name in known if name.startswith(group)] or [*[*known][:-1], "hydra.run.dir"]
         raise ConfigError(
             f"There is no setting {key}: "
             + (f"write {near[0]}, if you mean that." if near else f"choose from {', '.join(others)}.")
@@ -324,6 +332,25 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError("training.reinit belongs to the dense stage: add training.dpt_head=True.")
     if model.residual == "True" and not training.dpt_head:
         raise ConfigError("model.residual belongs to the dense stage: add training.dpt_head=True.")
+
+
+def find_checkpoints(folder: Path) -> list[Path]:
+    """Returns the checkpoints of a run, oldest first."""
+    return sorted((folder / CHECKPOINTS).glob("ckpt_*.pth"))
+
+
+def check_folder(settings: Settings) -> None:
+    """Checks that a training that begins anew does so in a folder without checkpoints.
+
+    Raises:
+        ConfigError: there are some, of this training or of another.
+    """
+    found = find_checkpoints(settings.folder)
+    if found and not settings.training.resume:
+        raise ConfigError(
+            f"The folder {settings.folder} holds the checkpoints of a run ({found[-1].name}): go on with it by "
+            "training.resume=True, or give another folder by hydra.run.dir=… or debug.run_name=…."
+        )
 
 
 def check_weights(settings: Settings) -> None:

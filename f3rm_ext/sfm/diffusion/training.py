@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from f3rm_ext import compat
 from f3rm_ext.engine.shortage import told_shortage
-from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError
+from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, reason_of
 from f3rm_ext.features.extractors.dino import Dinov2Config, Dinov2Extractor
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import load_state_dict, resolve
@@ -33,13 +33,13 @@ from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, masked_loss
 from f3rm_ext.sfm.diffusion.plan import set_trained
 from f3rm_ext.sfm.diffusion.prediction import evaluate
 from f3rm_ext.sfm.diffusion.schedule import STEPS, add_noise, make_scheduler
-from f3rm_ext.sfm.diffusion.settings import Settings, flat
+from f3rm_ext.sfm.diffusion.settings import CHECKPOINTS, Settings, find_checkpoints, flat
 from f3rm_ext.utils.output_file import replacing
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-CHECKPOINTS, LOG = "checkpoints", "losses.jsonl"
+LOG = "losses.jsonl"
 EVALUATED_SETS = 8
 """Image sets of an evaluation."""
 _KEPT = 2
@@ -138,11 +138,6 @@ def seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1
 
 
-def find_checkpoints(folder: Path) -> list[Path]:
-    """Returns the checkpoints of a run, oldest first."""
-    return sorted((folder / CHECKPOINTS).glob("ckpt_*.pth"))
-
-
 class Training:
     """A run.
 
@@ -196,7 +191,8 @@ class Training:
             before = {key: saved["settings"][key] for key in ("training.dpt_head", "model.size", "training.batch_size")}
         except Exception as error:  # a damaged file raises anything
             raise CheckpointError(
-                f"The checkpoint {found[-1]} cannot be read ({error}): delete it to resume from the one before."
+                f"The checkpoint {found[-1]} cannot be read ({reason_of(error)}): delete it to resume from the one "
+                "before."
             ) from error
         now = dict(flat(self.settings))
         changed = [f"{key} was {value}" for key, value in before.items() if now[key] != value]
@@ -304,7 +300,7 @@ class Training:
             return "use a device with more memory"
         found = find_checkpoints(self.settings.folder)
         after = f" and training.pretrain_path={found[-1]}" if found else ""
-        return f"begin a new run with {' or '.join(options)}{after}"
+        return f"begin a new run (hydra.run.dir) with {' or '.join(options)}{after}"
 
     def step(self, sample: SceneSample) -> float:
         """Does one step of the optimiser. Returns the loss, averaged over processes.
@@ -382,7 +378,8 @@ class Training:
             }
             with replacing(path, "hydra.run.dir") as stream:
                 torch.save(content, stream)  # type: ignore[arg-type]
-            for old in find_checkpoints(self.settings.folder)[:-_KEPT]:
+            found = find_checkpoints(self.settings.folder)
+            for old in found[: found.index(path) + 1][:-_KEPT]:  # never this one, whatever else is there
                 old.unlink(missing_ok=True)
         self.accelerator.wait_for_everyone()
 
@@ -441,7 +438,8 @@ def _make_model(settings: Settings, saved: dict[str, Any] | None) -> RayDiffuser
 
 def _load_encoder(settings: Settings) -> VisionTransformer:
     given = settings.model.encoder_weights
-    path = resolve(Dinov2Extractor._weights(Dinov2Config(weights=Path(given) if given else None)))
+    weights = Dinov2Extractor._weights(Dinov2Config(weights=Path(given) if given else None))
+    path = resolve(dataclasses.replace(weights, option="model.encoder_weights"))
     vit = VisionTransformer.from_state_dict(load_state_dict(path))
     if vit.patch_px != 14 or vit.register_tokens is not None:
         raise ConfigError(

@@ -17,7 +17,8 @@ from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import GZIP, Axes, comments_in, read_spz, require_known_version, write_spz
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.output_file import replacing
-from f3rm_ext.utils.ply import PlyTables, read_comments
+from f3rm_ext.utils.ply import PlyTables
+from f3rm_ext.utils.provenance import MADE_BY, read_provenance, require_ours
 
 SUFFIXES: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",
@@ -99,9 +100,8 @@ def write_splats(
         Contents of the file, with notices of what was left out.
 
     Raises:
-        SplatFileError: the name belongs to no format, the file exists and was made by others, there are no Gaussians,
-            or values are invalid.
-        ConfigError: the file cannot be written.
+        SplatFileError: the name belongs to no format, there are no Gaussians, or values are invalid.
+        ConfigError: the file exists and was made by others, or cannot be written.
     """
     kind = format_to_write(path)
     require_replaceable(path)
@@ -131,21 +131,5 @@ def stored_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"
 
 
 def require_replaceable(path: Path) -> None:
-    """Raises SplatFileError if the path exists and no command of :data:`MAKERS` wrote it."""
-    if not path.exists():
-        return
-    maker = None
-    if path.is_file():
-        comments = comments_in(path)
-        if not comments:
-            try:
-                with path.open("rb") as stream:
-                    comments = read_comments(stream)
-            except OSError:
-                comments = []
-        maker = maker_of(comments)
-    if maker not in MAKERS:
-        raise SplatFileError(
-            f"{path} exists already and does not say that `{'` or `'.join(MAKERS)}` wrote it: move it away, or "
-            "choose another name."
-        )
+    """Raises ConfigError if the path exists and no command of :data:`MAKERS` wrote it."""
+    require_ours(path, MAKERS, "name", lambda path: {MADE_BY: maker_of(comments_in(path))} | read_provenance(path))

@@ -29,7 +29,8 @@ from trimesh.visual.texture import TextureVisuals
 from f3rm_ext.errors import MeshError, reason_of
 from f3rm_ext.splat.features.heads import LiftedHeads
 from f3rm_ext.surface.semantics.code_map import CodeMap
-from f3rm_ext.utils.output_file import PROVENANCE, NpzWriter, replacing
+from f3rm_ext.utils.output_file import NpzWriter, replacing
+from f3rm_ext.utils.provenance import PROVENANCE
 
 COMMAND = "f3rm-ext features lift-mesh"
 """The command that writes such files."""

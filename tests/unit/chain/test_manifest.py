@@ -56,11 +56,11 @@ def test_what_is_not_ours_is_left_alone(capture: Path, tmp_path: Path, content: 
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / NAME).write_bytes(content)
-    with pytest.raises(ConfigError, match="damaged or not of this version"):
+    with pytest.raises(ConfigError, match=r"manifest\.json"):
         Manifest.open(folder, identify(capture))
     assert (folder / NAME).read_bytes() == content
     (folder / NAME).rename(folder / "holiday.jpg")
-    with pytest.raises(ConfigError, match=r"holds files that are not of .* \(holiday.jpg\)"):
+    with pytest.raises(ConfigError, match=r"holiday\.jpg"):
         Manifest.open(folder, identify(capture))
 
 

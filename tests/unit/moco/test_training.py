@@ -77,6 +77,19 @@ def test_what_differs_on_resume_is_said() -> None:
         Training(make_plan(config(algorithm="v3"), 20), "a", CPU).restore(state)
 
 
+def test_a_finished_training_takes_no_other_options_or_pictures() -> None:
+    plan = make_plan(config(epochs=1), 20)
+    training = Training(plan, "a", CPU)
+    while training.step < plan.steps:
+        training.train_step(batches())
+    state = training.state()
+    assert Training(plan, "a", CPU).restore(state) == []
+    for other, pictures in ((config(epochs=1, temperature=0.5), "a"), (config(epochs=1), "b")):
+        with pytest.raises(CheckpointError, match="--epochs"):
+            Training(make_plan(other, 20), pictures, CPU).restore(state)
+    assert Training(make_plan(config(epochs=9), 20), "a", CPU).restore(state), "more passes go on"
+
+
 def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> None:
     torch.manual_seed(0)
     plain = Encoder("resnet18", "v2")

@@ -121,7 +121,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_run_is_opened(
     code = main(["export", "splats", "--load-config", str(tmp_path / "none.yml"), "--out", str(out)])
     said = capsys.readouterr().err
     assert code == 2 and said.count("\n") == 1
-    assert ("exists already" if name == "theirs.ply" else "has no format for splats") in said
+    assert ("is there already" if name == "theirs.ply" else "has no format for splats") in said
     assert not out.exists() or out.read_bytes() == b"somebody's"
 
 
