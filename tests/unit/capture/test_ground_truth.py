@@ -231,6 +231,12 @@ def test_frames_are_found_by_name(write: Callable[..., PolygonLabels], tmp_path:
     assert labels.view(Path("frame_00003.jpg"), 8, 12) is None
 
 
+def test_objects_come_in_the_order_of_the_files(write: Callable[..., PolygonLabels]) -> None:
+    order = [5, 2, 7, 0, 3, 6, 1, 4]
+    labels = [write(thing(f"thing {number}", SQUARE), name=f"frame_{number}") for number in order][-1]
+    assert labels.classes == tuple(f"thing {number}" for number in sorted(order))
+
+
 def test_a_frame_without_a_name_is_called_as_its_file(write: Callable[..., PolygonLabels]) -> None:
     labels = write(thing("cup", SQUARE), name="frame_00007") and write(thing("cup", SQUARE), name="f8")
     assert labels.view(Path("f8.jpg"), 8, 12) is not None

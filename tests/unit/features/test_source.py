@@ -7,8 +7,9 @@ import pickle
 import shutil
 import threading
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ import torch
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
+from f3rm_ext.features import stored_head
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.pca_codes import project_query
 from f3rm_ext.features.source import FeatureSource, head_names, open_features, prepare_features
 from f3rm_ext.features.store.feature_store import cache_root
 from f3rm_ext.features.store.images import on_white
+from f3rm_ext.utils.atomic_files import FolderLock
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -378,3 +381,22 @@ def test_damaged_features_are_not_opened(toy: ModuleType, tmp_path: Path, train:
     shard.write_bytes(shard.read_bytes()[:-3])
     with pytest.raises(FeatureStoreError, match=shard.name):
         reopened(toy, tmp_path, specs, train)
+
+
+def test_the_first_process_waits_while_any_other_is_at_work(
+    toy: ModuleType, tmp_path: Path, train: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three processes, one is killed after 100 seconds of work and another never begins."""
+    now, at_work = [0.0], ExitStack()
+
+    def sleep(_: float) -> None:
+        now[0] += 1
+        if now[0] == 1:
+            (lock,) = tmp_path.glob("cache/features/*/lock")
+            at_work.enter_context(FolderLock(lock.parent / "parts" / "1" / "lock").hold())
+        if now[0] == 100:
+            at_work.close()
+
+    monkeypatch.setattr(stored_head, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    prepare(toy, tmp_path, train, local_rank=0, world_size=3, local_size=3)
+    assert 100 + stored_head._LATE_S <= now[0] < 105 + stored_head._LATE_S and extracted(tmp_path) == 5

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numba
 import pytest
 import torch
 
@@ -21,6 +22,8 @@ from f3rm_ext.planning.shapes import shapes_only
 from f3rm_ext.planning.steps import ssim_stand_in
 from f3rm_ext.planning.tracker import AllocationTracker
 from f3rm_ext.profiling.memory import mapped_bytes
+from f3rm_ext.splat.surface.kernels import GRADIENT_BYTES
+from f3rm_ext.splat.surface.table import WIDTH
 from f3rm_ext.surface.bound.layout import barycentric_weights
 
 GIB, COUNT = 1 << 30, 20_000
@@ -129,6 +132,15 @@ def test_planar_keeps_no_neighbours(device: str) -> None:
     assert trains["dn-consistency"]["buffers"] - trains["planar"]["buffers"] == neighbours
     # Patches and the other view are held beside the picture; a million points take more.
     assert trains["none"]["activations"] < trains["planar"]["activations"] < trains["dn-consistency"]["activations"]
+
+
+def test_each_thread_of_the_cpu_has_gradients_of_points_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    request, held = request_of("sugar-ext", gaussians=COUNT, pictures=False), []
+    request.config.pipeline.model.regularization = "dn-consistency"  # type: ignore[attr-defined]
+    for threads in (1, 1000):
+        monkeypatch.setattr(numba, "get_num_threads", lambda threads=threads: threads)
+        held.append(estimate_memory(request).device["train"]["activations"])
+    assert held[1] - held[0] == GRADIENT_BYTES - COUNT * WIDTH * 4
 
 
 def test_processes_share_the_rays(plans: dict[tuple[str, str], MemoryEstimate]) -> None:

@@ -12,7 +12,7 @@ from f3rm_ext.errors import CheckpointError
 from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD, normalise
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion import checkpoint
-from f3rm_ext.sfm.diffusion.dense_head import DenseHead
+from f3rm_ext.sfm.diffusion.dense_head import DenseHead, ResidualUnit
 from f3rm_ext.sfm.diffusion.encoder import Encoded, ImageEncoder
 from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, Stage, masked_loss, upsampled
 from f3rm_ext.sfm.diffusion.plan import ENCODER_DEPTH, ENCODER_SIDE, ENCODER_WIDTH, encoder_state, set_trained
@@ -326,3 +326,17 @@ def test_positions_are_interpolated_as_dinov2_does() -> None:
     wanted = (torch.arange(16) + 0.5) * 37 / 16.1 - 0.5
     # Bicubic interpolation bends a ramp by up to 0.05; without the 0.1 the last cells would be 0.2 off.
     torch.testing.assert_close(found[1:-1], wanted[1:-1], atol=0.06, rtol=0)
+
+
+def test_the_step_scales_shifts_and_gates_a_unit_of_the_head() -> None:
+    unit = ResidualUnit(2, conditioned=True)
+    assert unit.modulation is not None
+    with torch.no_grad():
+        for conv in (unit.conv1, unit.conv2):
+            conv.weight.zero_()[:, :, 1, 1] = torch.eye(2)  # hands on what it gets
+            conv.bias.zero_()  # type: ignore[union-attr]
+        unit.modulation.weight.zero_()
+        unit.modulation.bias.copy_(torch.tensor([0.5, -0.25, 1.0, 2.0, 3.0, -4.0]))  # shifts, scales, gates
+        found = unit(torch.tensor([2.0, 5.0]).view(1, 2, 1, 1), torch.tensor([7]))
+    moved = torch.tensor([2 * (1 + 1) + 0.5, 5 * (1 + 2) - 0.25])
+    torch.testing.assert_close(found.flatten(), moved * torch.tensor([1 + 3.0, 1 - 4.0]))

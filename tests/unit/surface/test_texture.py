@@ -362,6 +362,13 @@ def test_a_distant_background_does_not_fill_the_texture(box: trimesh.Trimesh) ->
     assert pixels[near].sum() > 0.002 * pixels.sum() and (pixels[~near] > 0.5).all()
 
 
+def test_a_texture_of_free_size_is_doubled_until_the_charts_fit() -> None:
+    soup = trimesh.Trimesh(np.random.default_rng(0).random((300, 3)), np.arange(300).reshape(-1, 3), process=False)
+    for size_px, padding_px, grow, wanted in ((64, 1, True, 128), (64, 4, True, 256), (128, 1, False, 128)):
+        atlas = unwrap(soup, size_px, padding_px, grow)
+        assert atlas.size_px == wanted and atlas.pixels.min() >= 0 and 0.7 * wanted < atlas.pixels.max() <= wanted
+
+
 @pytest.mark.parametrize("suffix", [".glb", ".obj"])
 def test_files_keep_the_texture(box: trimesh.Trimesh, tmp_path: Path, suffix: str) -> None:
     import open3d as o3d
