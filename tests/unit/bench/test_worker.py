@@ -13,7 +13,7 @@ from nerfstudio.engine.trainer import TrainerConfig
 from f3rm_ext.bench.conditions import commit, config_digest, hardware, versions
 from f3rm_ext.bench.finished import training_figures
 from f3rm_ext.bench.stopwatch import Stopwatch
-from f3rm_ext.bench.worker import EvalJob, TrainJob, cut, evaluate, first_step, recorded_first_step
+from f3rm_ext.bench.worker import EvalJob, TrainJob, _Meter, cut, evaluate, first_step, recorded_first_step
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.method_configs.nerf import f3rm_ext_lite
@@ -162,6 +162,23 @@ def test_a_window_that_was_not_finished_has_no_speed(monkeypatch: pytest.MonkeyP
     watch.attach(trainer, 110)
     trainer.train(50)
     assert "it_per_s" not in watch.figures()
+
+
+def test_figures_of_views_are_means_and_those_of_training_are_kept_apart() -> None:
+    photo, rendering = torch.tensor([[0.0, 1.0], [0.5, 0.25]])[..., None], torch.full((2, 2, 1), 0.25)
+    given = {  # l1 of the model, if it has one; else of the photo beside the rendering
+        0: ({"psnr": 20.0, "l1": 0.5, "train_steps": 7.0, "eval_s": 1.0}, {"img": torch.zeros(2, 4, 1)}),
+        1: ({"psnr": 25.0}, {"img": torch.cat([photo, rendering], dim=1)}),
+    }
+    model = SimpleNamespace(
+        device=torch.device("cpu"),
+        get_outputs_for_camera=lambda camera: camera,
+        get_image_metrics_and_images=lambda camera, batch: given[camera],
+    )
+    meter = _Meter(model)
+    found = meter.means([(0, {}), (1, {})])
+    assert found == pytest.approx({"psnr": 22.5, "l1": (0.5 + (0.25 + 0.75 + 0.25 + 0) / 4) / 2})
+    assert meter.cost == {"train_steps": 7.0} and meter.peak_mib > 1
 
 
 def test_figures_of_a_finished_run_are_those_that_it_recorded() -> None:

@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 from f3rm_ext.planning import estimate
 from f3rm_ext.profiling.census import CATEGORIES, Found, kind_of, reachable, storage_key, take_census
+from f3rm_ext.profiling.snapshot import LARGE_BYTES, tensor_totals
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 
@@ -161,3 +162,30 @@ def test_tensors_without_values_have_no_memory() -> None:
     with FakeTensorMode():
         fake = torch.zeros(3)
     assert storage_key(fake) is None and storage_key(torch.zeros(3)) is not None
+
+
+def test_sums_are_those_of_the_device() -> None:
+    found = [
+        Found("means", "parameters", "positions", "float32", (5,), 20, "cuda"),
+        Found("gradient of means", "gradients", "positions", "float32", (5,), 30, "cuda"),
+        Found("moments of means", "optimizer", "positions", "float32", (5,), 40, "cuda"),
+        Found("second moments of means", "optimizer", "positions", "float32", (5,), 2, "cuda"),
+        Found("history.0", "other", "rest", "uint8", (9,), LARGE_BYTES - 1, "cuda"),
+        Found("history.1", "other", "rest", "uint8", (9,), LARGE_BYTES, "cuda"),
+        Found("grid", "buffers", "rest", "float16", (9,), 50, "cuda"),
+        Found("window", "images", "rest", "uint8", (9,), LARGE_BYTES + 1, "cpu"),
+    ]
+    totals = tensor_totals(found, "cuda")
+    assert {name: size for name, size in totals["categories"].items() if size} == {
+        "parameters": 20,
+        "gradients": 30,
+        "optimizer": 42,
+        "other": 2 * LARGE_BYTES - 1,
+        "buffers": 50,
+    }
+    assert {name: size for name, size in totals["host"].items() if size} == {"images": LARGE_BYTES + 1}
+    assert totals["named"] == {"positions": {"parameters": 20, "gradients": 30, "optimizer": 42}}
+    assert totals["dtypes"] == {"float32": 92, "uint8": 2 * LARGE_BYTES - 1, "float16": 50}
+    assert totals["groups"] == {"history.*": [2, 2 * LARGE_BYTES - 1], "grid": [1, 50]}
+    assert [one["name"] for one in totals["largest"][:3]] == ["window", "history.1", "history.0"]
+    assert (totals["tensors"], totals["large"]) == (8, 2)
