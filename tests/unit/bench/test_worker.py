@@ -165,7 +165,7 @@ def test_a_window_that_was_not_finished_has_no_speed(monkeypatch: pytest.MonkeyP
 
 
 def test_figures_of_views_are_means_and_those_of_training_are_kept_apart() -> None:
-    photo, rendering = torch.tensor([[0.0, 1.0], [0.5, 0.25]])[..., None], torch.full((2, 2, 1), 0.25)
+    photo, rendering = torch.tensor([[0.0, 1.0], [0.5, 0.75]])[..., None], torch.full((2, 2, 1), 0.25)
     given = {  # l1 of the model, if it has one; else of the photo beside the rendering
         0: ({"psnr": 20.0, "l1": 0.5, "train_steps": 7.0, "eval_s": 1.0}, {"img": torch.zeros(2, 4, 1)}),
         1: ({"psnr": 25.0}, {"img": torch.cat([photo, rendering], dim=1)}),
@@ -177,7 +177,7 @@ def test_figures_of_views_are_means_and_those_of_training_are_kept_apart() -> No
     )
     meter = _Meter(model)
     found = meter.means([(0, {}), (1, {})])
-    assert found == pytest.approx({"psnr": 22.5, "l1": (0.5 + (0.25 + 0.75 + 0.25 + 0) / 4) / 2})
+    assert found == pytest.approx({"psnr": 22.5, "l1": (0.5 + (0.25 + 0.75 + 0.25 + 0.5) / 4) / 2})
     assert meter.cost == {"train_steps": 7.0} and meter.peak_mib > 1
 
 

@@ -17,7 +17,7 @@ def kinds(snapshots: list[Snapshot]) -> list[str]:
 
 
 def test_a_leak_is_reported_with_its_tensors(made: Made) -> None:
-    steady = {"rows float32 [9]": [3, 900 * MIB]}
+    steady = {"zeros float32 [9]": [3, 900 * MIB]}
     snapshots = [
         made(step, parameters=10, other=step, groups={**steady, "unnamed float32 [512, 512]": [step, step * MIB]})
         for step in range(0, 60, 10)
