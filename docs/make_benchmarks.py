@@ -287,7 +287,7 @@ def _defaults(report: Report) -> str:
     for case, options in cases.items():
         best = max(options, key=lambda option: options[option]["psnr"])
         default = options["default"]
-        taken = ", ".join(default["takes"]) or "default"
+        taken = ", ".join(default["takes"]) or "auto"
         rest = ", ".join(f"{name} {score(row)}" for name, row in options.items() if name not in ("default", best))
         rows.append(
             [
@@ -296,7 +296,7 @@ def _defaults(report: Report) -> str:
                 taken,
                 score(options[best]),
                 taken if best == "default" else best,
-                rest if best == "default" else "–",
+                rest or "–",
             ]
         )
     head = ["capture", "with", "method", "default, dB", "it took", "best, dB", "which is", "others, dB"]
