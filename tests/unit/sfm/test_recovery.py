@@ -71,6 +71,24 @@ def test_a_third_of_wrong_rays_does_not_matter(cameras: CameraSet, depth: Tensor
     torch.testing.assert_close(found.focals_px, cameras.focals_px, atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("count", [200, 3000])  # all of them are judges, and only some
+def test_rays_that_are_off_by_many_sigmas_have_no_say(count: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.cat([2 * torch.rand(count, 2, generator=generator) - 1, torch.ones(count, 1)], dim=1).double()
+    true = torch.tensor([[1.0, 0.2, 0.1], [-0.1, 0.9, 0.2], [0.1, -0.1, 1.2]], dtype=torch.float64)
+    world = torch.nn.functional.normalize(pixels @ true.T, dim=1)
+    world += 0.001 * torch.randn(world.shape, generator=generator).double()
+    wrong = torch.rand(count, generator=generator) < 0.25
+    spoiled = world + 0.02 * wrong[:, None] * torch.tensor([1.0, 0, 0])
+    found, of_all, of_good = (
+        recovery.fit_homography(pixels, spoiled),
+        recovery.fit_homography(pixels, world),
+        recovery.fit_homography(pixels[~wrong], world[~wrong]),
+    )
+    assert (of_good - of_all).norm() < 3e-4 and (found - of_good).norm() < 3e-4
+    torch.testing.assert_close(found, true / true.norm(), atol=1e-3, rtol=0)
+
+
 def test_cameras_that_look_sideways_and_back_are_recovered(cameras: CameraSet, depth: Tensor) -> None:
     """Directions whose third coordinate is zero or negative break a homography between planes."""
     angles = torch.deg2rad(torch.tensor([0.0, 90.0, 180.0, 270.0, 100.0], dtype=torch.float64))
