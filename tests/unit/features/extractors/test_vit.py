@@ -164,7 +164,28 @@ def test_blocks_saved_in_chunks(vit: VisionTransformer) -> None:
     assert model.depth == DEPTH
 
 
+def split_attention(vit: VisionTransformer) -> dict[str, Tensor]:
+    """Weights with a matrix each for query, key and value."""
+    state: dict[str, Tensor] = {}
+    for name, tensor in vit.state_dict().items():
+        parts = dict(zip(("query", "key", "value"), tensor.chunk(3), strict=True)) if ".qkv." in name else {}
+        state |= {name.replace(".qkv.", f".{part}."): value for part, value in parts.items()} or {name: tensor}
+    return state
+
+
+@torch.no_grad()
+def test_query_key_and_value_may_be_apart(vit: VisionTransformer, pixels: Tensor) -> None:
+    apart = VisionTransformer.from_state_dict(split_attention(vit))
+    torch.testing.assert_close(apart(pixels)[0], vit(pixels)[0])
+
+
 class TestMisfits:
+    def test_a_key_without_its_query_is_missed(self, vit: VisionTransformer) -> None:
+        state = split_attention(vit)
+        del state["blocks.0.attn.key.weight"]
+        with pytest.raises(ExtractorError, match=r"lack blocks\.0\.attn\.qkv\.weight"):
+            VisionTransformer.from_state_dict(state)
+
     @pytest.mark.parametrize(
         ("change", "words"),
         [
