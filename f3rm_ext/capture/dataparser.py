@@ -150,8 +150,8 @@ class CaptureDataParser(Nerfstudio):
             )
         if not self.config.drop_missing_frames:
             raise CaptureError(
-                f"{listed}: copy them back, or go on without them by adding "
-                "f3rm-ext-data --drop-missing-frames True at the end of the command."
+                f"{listed}: copy them back, or remove their frames from transforms.json; `ns-train` leaves them out "
+                "with `f3rm-ext-data --drop-missing-frames True` at its end."
             )
         checks.require_images(min(len(kept), 2), f"{self.config.data} without its missing frames")
         CONSOLE.log(f"Going on without missing frames: {listed}.", markup=False)

@@ -1,9 +1,11 @@
 """Runs the chain: skips what is done, goes on where it stopped, and does again what options or inputs have changed."""
 
+import math
 import re
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,6 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.report.commands import Command, Progress, progress_of, run_command
 from f3rm_ext.report.records import newest_checkpoint, steps_of
 from f3rm_ext.report.requirements import check_requirements
-from f3rm_ext.sfm.capture_writer import remove_folder
 from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
 from f3rm_ext.utils.output_file import replacing
 
@@ -72,6 +73,7 @@ class ChainRun:
             remove_temporaries(self.folder)  # of stages that were killed; none runs now
             self.manifest = Manifest.open(self.folder, source)
             self._take_defaults()
+            self._check_texture()
             self._require_stages_before()
             self._check_trainings()
             finished: dict[str, Record] = {}
@@ -96,8 +98,8 @@ class ChainRun:
             self.done_before.add(stage.name)
             return self.manifest.records[stage.name]
         self._check_requirements()
-        if forced and stage.name == "sfm":
-            remove_folder(self.options.capture)
+        if forced and stage.name == "sfm":  # a training begins anew by its run folder, a mesh by its command
+            stage = replace(stage, places=(*stage.places, "--start-over"))
         record = self._begin(stage, why == "it was interrupted" and not forced)
         goes_on = stage.is_training and newest_checkpoint(stage.run_folder(self.folder, record))
         if why or forced:
@@ -223,6 +225,19 @@ class ChainRun:
                 raise ConfigError(
                     f"--from-stage {first} needs the stage {name}, which is not finished: leave --from-stage out."
                 )
+
+    def _check_texture(self) -> None:
+        """Raises ConfigError where the texture is too small for the mesh, which its command would find out last."""
+        options = self.options
+        given = options.of_stage("texture", {"texture-size": (str(options.texture_size or 0),)})["texture-size"]
+        size = int(" ".join(given))
+        vertices = int(" ".join(options.of_stage("mesh", {"vertices": (str(options.vertices or 0),)})["vertices"]))
+        if 0 < size**2 < vertices:
+            least = 1 << math.ceil(math.log2(vertices) / 2)
+            raise ConfigError(
+                f"--texture-size {size} gives {size**2:,} texels for the {vertices:,} --vertices of the "
+                f"mesh, less than one for each: use {least} or more, or fewer --vertices."
+            )
 
     def _check_trainings(self) -> None:
         """Lets trainings that do not begin at once say now what is wrong with their options."""

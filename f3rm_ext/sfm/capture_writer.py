@@ -13,11 +13,11 @@ from PIL import Image
 
 from f3rm_ext.capture.colmap_model import Transform, colmap, transforms_of
 from f3rm_ext.sfm.database import Count, explained
+from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS
 from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.output_file import replacing
 from f3rm_ext.utils.ply import write_ply
 
-TRANSFORMS, POINTS = "transforms.json", "sparse_pc.ply"
 SPARSE = Path("colmap", "sparse", "0")
 
 

@@ -50,6 +50,8 @@ class ProcessConfig:
     """Largest number of features of a photo, 64-65536."""
     undistort: bool = False
     """Write images and masks without lens distortion, for programs that expect pinhole cameras."""
+    start_over: bool = False
+    """Keep nothing of what is finished. The capture that is there stays until the new one is whole."""
 
     def check(self) -> None:
         """Checks the options that need no file.

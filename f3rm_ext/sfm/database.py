@@ -84,8 +84,13 @@ class FeatureDatabase:
     @contextlib.contextmanager
     def opened(self) -> Iterator[Any]:
         """Opens the database for a ``with`` block."""
-        with explained("reading its database"):
+        try:
             database = colmap().Database.open(self.path)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise CaptureError(
+                f"COLMAP cannot open {self.path}, which may be damaged: add --start-over, which makes it anew and "
+                "keeps the capture until then."
+            ) from error
         try:
             yield database
         finally:

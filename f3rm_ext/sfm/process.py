@@ -29,7 +29,7 @@ from f3rm_ext.sfm.reasons import explain
 from f3rm_ext.sfm.report import write_report
 from f3rm_ext.sfm.second_pass import register_lost
 from f3rm_ext.sfm.verdict import collect_evidence, find_doubt
-from f3rm_ext.sfm.work_folder import WorkFolder, stamp_of
+from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS, WorkFolder, stamp_of
 from f3rm_ext.utils.console import StageProgress
 
 READING, FRAMES, FEATURES = "Reading photos", "Reading the video", "Finding features"
@@ -37,7 +37,8 @@ MATCHING, SOLVING, AGAIN = "Matching photos", "Solving for cameras", "Trying pho
 UNDISTORTING = "Undistorting photos"
 LOG = "log.txt"
 """COLMAP's own messages, in ``colmap/``."""
-_OF_RESULT_ONLY = ("output", "matching", "mapper", "undistort")
+_OF_RESULT_ONLY = ("matching", "mapper", "undistort")
+_NOT_OF_FEATURES = ("output", "start_over", *_OF_RESULT_ONLY)
 _FEW_PHOTOS = 8
 _SAVE_EVERY = 16
 _FRAME_QUALITY = 95
@@ -71,21 +72,24 @@ class Processing:
         photos = self._found_photos()
         work = WorkFolder(config.output)
         with work.lock.hold():
-            if config.video is not None:
-                photos = {path.stem: path for path in self._frames(work, config.video)}
-            options = {name: _plain(value) for name, value in asdict(config).items() if name not in _OF_RESULT_ONLY}
-            wanted = {name: _plain(getattr(config, name)) for name in _OF_RESULT_ONLY if name != "output"}
+            options = {name: _plain(value) for name, value in asdict(config).items() if name not in _NOT_OF_FEATURES}
+            wanted = {name: _plain(getattr(config, name)) for name in _OF_RESULT_ONLY}
             masks_of: dict[Path, Path] = {}
             if config.masks is not None and config.images is not None:
                 masks_of = find_masks(config.masks, list(photos.values()), config.images)
-            lost = work.begin(options, {stem: _stamp(path, masks_of) for stem, path in photos.items()})
+            stamps = {stem: _stamp(path, masks_of) for stem, path in photos.items()}
+            if config.video is not None:
+                options["video"], stamps = f"{options['video']} {stamp_of(config.video)}", None
+            lost = work.begin(options, stamps, config.start_over)
             if lost:
                 self.say(f"Starting over, because {lost}.")
+            if config.video is not None:
+                photos = {path.stem: path for path in self._frames(work, config.video)}
             masks = self._read_photos(work, photos, masks_of)
             key = {**wanted, "photos": sorted(work.photos)}
-            files = (config.output / capture_writer.TRANSFORMS, config.output / capture_writer.POINTS)
+            files = (work.out / TRANSFORMS, work.out / POINTS)
             if work.state.get("result", {}).get("key") == key and all(file.is_file() for file in files):
-                work.save(complete=True)
+                work.publish()
                 return work.state["result"]
             predicted = None
             if estimator is not None:
@@ -95,7 +99,8 @@ class Processing:
                 matching = self._match(database, list(work.photos))
                 models = self._solve(work, database, predicted)
                 result = {"key": key, "matching": matching, **self._finish(work, database, models, masks)}
-            work.save(result=result, complete=True)
+            work.save(result=result)
+            work.publish()
             return result
 
     # --- photos ------------------------------------------------------------------------------------------------------
@@ -253,7 +258,7 @@ class Processing:
         self, work: WorkFolder, database: FeatureDatabase, models: list[Any], masks: dict[str, str]
     ) -> dict[str, Any]:
         """Writes the capture and its report. Returns the figures."""
-        config, out = self.config, self.config.output
+        config, out = self.config, work.out
         blurred = quality.blurred({name: values["blur"] for name, values in work.photos.items()})
         same = quality.duplicates({name: bytes.fromhex(values["fingerprint"]) for name, values in work.photos.items()})
         features, matches = database.num_features(), database.num_matches()

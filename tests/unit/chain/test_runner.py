@@ -230,6 +230,18 @@ def test_poses_of_photos_come_first_and_the_rest_is_made_of_that_capture(
     assert run_chain(**given).count("done before") == len(ALL) and player.ran == []
 
 
+def test_a_texture_too_small_for_the_mesh_is_refused_before_anything_runs(run_chain: RunChain, player: Any) -> None:
+    for given in (
+        {"texture_size": 64, "vertices": 4097},
+        {"passed_on": {"texture": {"texture-size": ("64",)}, "mesh": {"vertices": ("5000",)}}},
+        {"texture_size": 256},  # for the default of 200,000
+    ):
+        with pytest.raises(ConfigError, match=r"--texture-size .* --vertices"):
+            run_chain(**given)
+    assert not player.ran
+    run_chain(texture_size=64, vertices=4096, until_stage="mesh")
+
+
 def test_a_photo_that_is_added_finds_poses_again_in_the_same_folder(
     run_chain: RunChain, player: Any, photos: Path
 ) -> None:
@@ -246,10 +258,11 @@ def test_poses_found_again_that_are_the_same_train_nothing(
     run_chain: RunChain, player: Any, photos: Path, tmp_path: Path
 ) -> None:
     run_chain(data=None, images=photos, until_stage="coarse")
-    (tmp_path / "out" / "capture" / "old.txt").write_text("of an older run")
+    (tmp_path / "out" / "capture" / "gt_mesh.npz").write_text("of the user")
     player.forget()
     run_chain(data=None, images=photos, from_stage="sfm", until_stage="sfm")
-    assert not (tmp_path / "out" / "capture" / "old.txt").exists()
+    assert player.ran[-1][-1] == "--start-over", "the stage itself keeps the capture until another is whole"
+    assert (tmp_path / "out" / "capture" / "gt_mesh.npz").exists()
     run_chain(data=None, images=photos, until_stage="coarse")
     assert player.names() == ["sfm"]
 

@@ -69,3 +69,11 @@ def test_a_killed_addition_leaves_the_database_as_it_was(
     with pytest.raises(CaptureError, match=r"COLMAP failed while adding photos .*disk is full"):
         database.add_photos({"0.png": "wide", "1.png": "wide"}, "auto", {})
     assert list(database.ids()) == ["0.png"]
+
+
+def test_a_damaged_database_is_no_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "database.db"
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(CaptureError, match=r"database\.db.*--start-over") as error:
+        FeatureDatabase(path, tmp_path, tmp_path, 1000, 1000).ids()
+    assert "disk" not in str(error.value)

@@ -84,6 +84,25 @@ def test_two_places_give_the_larger_one_and_name_the_photos_of_the_other(photos:
     assert all(NAMES[8] in reason for reason in result["without_pose"].values())
 
 
+@pytest.mark.usefixtures("two_places")
+def test_a_capture_stays_where_other_options_or_photos_find_none(
+    photos: Path, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(photos)
+    out = tmp_path / "out"
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    monkeypatch.setattr(process, "solve", lambda *_, **__: [])
+    with pytest.raises(CaptureError, match="No two of the 12 photos"):
+        make(photos, feature_size=500)
+    with pytest.raises(CaptureError):
+        make(photos, start_over=True)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(CaptureError):
+        make(tmp_path / "none", start_over=True)
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert make(photos) == first
+
+
 def test_copies_of_one_photo_are_no_scene(photos: Path, make: Make) -> None:
     for name in NAMES[1:]:
         shutil.copy(photos / NAMES[0], photos / name)

@@ -1,6 +1,7 @@
 """The folder of a capture belongs to one command, keeps finished work, and loses nobody's files."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.sfm import work_folder
 from f3rm_ext.sfm.config import ProcessConfig
-from f3rm_ext.sfm.work_folder import STATE, WorkFolder, stamp_of
+from f3rm_ext.sfm.work_folder import NEXT, STATE, WorkFolder, stamp_of
 
 OPTIONS = {"feature_size": 1000, "camera_model": "auto"}
 
@@ -64,6 +65,84 @@ def test_what_does_not_fit_any_more_is_done_again_and_copies_stay(tmp_path: Path
     reason = again.begin(options, stamps)
     assert ("--feature-size" if change == "options" else str(tmp_path / "a.jpg")) in reason
     assert not again.database.exists() and not again.photos and (again.images / "a.jpg").read_bytes() == b"copy"
+
+
+def finished(out: Path, source: Path) -> WorkFolder:
+    """A folder with a whole capture."""
+    work = begun(out, source)
+    (out / "transforms.json").write_text("{}")
+    (out / "sparse_pc.ply").write_bytes(b"points")
+    (out / "mine.txt").write_bytes(b"mine")
+    work.save(result={"photos": 1})
+    work.publish()
+    return work
+
+
+def test_a_capture_stays_until_another_is_whole(tmp_path: Path, source: Path) -> None:
+    out = tmp_path / "out"
+    finished(out, source)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    options = OPTIONS | {"feature_size": 500}
+    for _ in range(2):  # the second call goes on where the first was stopped
+        again = WorkFolder(out)
+        assert "--feature-size" in again.begin(options, {"a": stamp_of(source)})
+        assert all(path.read_bytes() == content for path, content in before.items())
+        photos = again.photos
+        again.images.joinpath("a.jpg").write_bytes(b"new copy")
+        again.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source)}})
+    assert list(photos) == ["a.jpg"]
+    for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db"):
+        (again.out / name).write_bytes(b"new")
+    (out / "colmap" / "database.db-wal").write_bytes(b"of the old one")
+    again.save(result={"photos": 2})
+    again.publish()
+    assert (out / "images" / "a.jpg").read_bytes() == b"new copy" and (out / "mine.txt").read_bytes() == b"mine"
+    assert {(out / name).read_bytes() for name in ("transforms.json", "colmap/database.db")} == {b"new"}
+    assert not (out / "colmap" / "database.db-wal").exists() and not (out / NEXT).exists()
+    assert WorkFolder(out).begin(options, {"a": stamp_of(source)}) == ""
+
+
+def test_a_kill_while_the_new_capture_takes_its_place(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, options = tmp_path / "out", OPTIONS | {"feature_size": 500}
+    finished(out, source)
+    again = WorkFolder(out)
+    again.begin(options, {"a": stamp_of(source)})
+    for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db", "images/a.jpg"):
+        (again.out / name).write_bytes(b"new")
+    again.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source)}}, result={"photos": 2})
+    moves = iter(range(2))
+
+    def replace(one: Path, two: Path) -> None:
+        if NEXT in one.parts and next(moves, None) is None:
+            raise KeyboardInterrupt
+        os.rename(one, two)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(work_folder.os, "replace", replace)
+        again.publish()
+    assert WorkFolder(out).begin(options, {"a": stamp_of(source)}) == ""
+    for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db", "images/a.jpg"):
+        assert (out / name).read_bytes() == b"new", name
+    assert not (out / NEXT).exists()
+
+
+def test_the_old_options_again_forget_what_was_begun_with_others(tmp_path: Path, source: Path) -> None:
+    out = tmp_path / "out"
+    finished(out, source)
+    WorkFolder(out).begin(OPTIONS | {"feature_size": 500}, {"a": stamp_of(source)})
+    assert (out / NEXT).exists()
+    assert WorkFolder(out).begin(OPTIONS, {"a": stamp_of(source)}) == "" and not (out / NEXT).exists()
+
+
+def test_starting_over_keeps_the_capture_and_nothing_else(tmp_path: Path, source: Path) -> None:
+    out = tmp_path / "out"
+    finished(out, source)
+    again = WorkFolder(out)
+    assert again.begin(OPTIONS, {"a": stamp_of(source)}, start_over=True)
+    assert not again.photos and not again.database.exists()
+    assert (out / "transforms.json").exists() and (out / "colmap" / "database.db").exists()
 
 
 def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
