@@ -88,6 +88,7 @@ def prepare(
     if known.get("fingerprint") == fingerprint and (cache / _ARRAY).is_file():
         return Tiles(cache / _ARRAY, tuple(known["files"]), dict(known["skipped"]), fingerprint)
     temporary = cache / f".{_ARRAY}.{os.getpid()}.tmp"
+    is_new = not (cache / LIST).exists()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         write_atomic(cache / LIST, json.dumps({MADE_BY: COMMAND}).encode())
@@ -97,6 +98,8 @@ def prepare(
         record = {MADE_BY: COMMAND, "fingerprint": fingerprint, "files": files, "skipped": skipped}
         write_atomic(cache / LIST, json.dumps(record, indent=1).encode())
     except OSError as error:
+        if is_new:
+            (cache / LIST).unlink(missing_ok=True)
         raise ConfigError(
             f"The tiles cannot be written to {cache} ({error.strerror or error}): free space or use another --output."
         ) from error
