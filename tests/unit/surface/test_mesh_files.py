@@ -127,10 +127,11 @@ def test_corners_that_are_no_vertices(tmp_path: Path, box: trimesh.Trimesh, inde
         read_mesh(tmp_path / "box.npz")
 
 
+@pytest.mark.parametrize("side", [1, -1])
 @pytest.mark.parametrize("suffix", [".npz", ".ply", ".obj"])
-def test_vertices_too_far_out(tmp_path: Path, box: trimesh.Trimesh, suffix: str) -> None:
+def test_vertices_too_far_out(tmp_path: Path, box: trimesh.Trimesh, suffix: str, side: int) -> None:
     path = tmp_path / f"box{suffix}"
-    box.vertices[0, 0] = 1e30
+    box.vertices[0, 0] = side * 1e30
     if suffix == ".npz":
         np.savez(path, vertices=box.vertices, faces=box.faces)
     else:
