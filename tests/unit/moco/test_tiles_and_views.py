@@ -6,11 +6,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms.v2 import functional
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pictures import Reading, read_tiles
 from f3rm_ext.moco.tiles import prepare
-from f3rm_ext.moco.views import MEAN, STD, Batches, PairsOfViews, Views, batches_of_views, both_views
+from f3rm_ext.moco.views import (
+    MEAN,
+    STD,
+    Batches,
+    PairsOfViews,
+    Views,
+    _colored,
+    batches_of_views,
+    both_views,
+)
 
 
 def test_tiles_are_decoded_once(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +127,23 @@ def test_without_colours_a_view_has_the_colours_of_its_tile() -> None:
     pixels = colored * torch.tensor(STD) + torch.tensor(MEAN)
     grey = ((pixels.max(dim=1).values - pixels.min(dim=1).values) < 0.02).float().mean()
     assert 0.04 < grey < 0.2
+
+
+def test_colours_change_as_torchvision_changes_them() -> None:
+    views = 0.3 + 0.3 * torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    views *= torch.tensor([1.0, 0.8, 0.6]).view(3, 1, 1)
+    untouched = torch.tensor([[0.0, 0.5, 0.5, 0.5, 0.5, 1.0]])
+    torch.testing.assert_close(_colored(views, untouched), views)
+    strengths = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2}
+    for column, (name, strength) in enumerate(strengths.items(), start=1):
+        for draw in (0.1, 0.8):
+            draws = untouched.clone()
+            draws[0, column] = draw
+            wanted = getattr(functional, f"adjust_{name}")(views, 1 + strength * (2 * draw - 1))
+            torch.testing.assert_close(_colored(views, draws), wanted, atol=1e-3, rtol=0, msg=name)
+    grey = torch.cat([untouched[:, :5], torch.zeros(1, 1)], dim=1)
+    wanted = functional.rgb_to_grayscale(views, num_output_channels=3)
+    torch.testing.assert_close(_colored(views, grey), wanted, atol=1e-3, rtol=0)
 
 
 def test_crops_show_parts_in_all_symmetries_of_a_square() -> None:
