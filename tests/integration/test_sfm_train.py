@@ -159,6 +159,16 @@ def test_a_new_training_touches_no_checkpoint_of_another(
     assert [path.read_bytes() for path in checkpoints.iterdir()] == [b"of another run"] * 2
 
 
+def test_missing_weights_of_the_encoder_are_named_by_their_setting(
+    f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    without = [word for word in debug_settings if not word.startswith("model.encoder_weights")]
+    for more in ((), (f"model.encoder_weights={tmp_path / 'none.pth'}",)):
+        assert "model.encoder_weights=" in f3rm_ext("sfm", "train", *without, *more).refuses()
+
+
 def test_a_pickle_is_refused_without_advice_to_run_it(
     f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path
 ) -> None:

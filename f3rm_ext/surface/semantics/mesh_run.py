@@ -167,7 +167,7 @@ def same_frame(said: dict[str, Any], frame: CaptureFrame) -> bool:
     """Returns whether a provenance has this map between frames, or none."""
     if "scene_from_capture" not in said:
         return True
-    here = frame.describe()
+    here: dict[str, Any] = frame.describe()
     for key in ("scene_from_capture", "scene_units_per_capture_unit"):
         there = said.get(key)
         try:
