@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -23,13 +23,17 @@ class _Later(ModuleType):
         return getattr(self, name)
 
 
-def import_later(name: str, *, class_name: str | None = None, submodule: str | None = None) -> None:
+def import_later(
+    name: str, *, names: Mapping[str, Any] | None = None, submodule: str | None = None, path: bool = False
+) -> None:
     """Has a module import nothing before it is used, unless it is imported already or is not there.
 
     Args:
         name: of the module.
-        class_name: a class of it that may be imported, and counts as used when it is called.
+        names: what may be imported from it, or called, without importing the rest; see :func:`called_later`.
         submodule: of a package, imported at once without the rest of the package.
+        path: whether other submodules may be imported without the package, too. ``from package import name`` asks for
+            the path first, so names of a package can only be imported from it with this.
     """
     if name in sys.modules:
         return
@@ -41,27 +45,36 @@ def import_later(name: str, *, class_name: str | None = None, submodule: str | N
         return
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    if class_name is not None:
-        setattr(module, class_name, _called(module, class_name))
+    module.__dict__.update(names or {})
     if submodule is not None:
         importlib.import_module(f"{name}.{submodule}")
-    module.__dict__.pop("__path__", None)  # other submodules need the whole package
+    if not path:
+        module.__dict__.pop("__path__", None)
     module.__class__ = _Later
 
 
 def shorten_imports() -> None:
-    """Leaves out what plans do not use: the viewer, splatfacto for it, and torchvision's models.
+    """Leaves out what plans do not use: the viewer, splatfacto for it, tensorboard, torchvision's models and torch's
+    compiler, which optimisers load to tell it what not to compile.
 
     Must be called before nerfstudio's trainer is imported. What is used all the same is imported then.
     """
-    import_later("nerfstudio.viewer.viewer", class_name="Viewer")
-    import_later("nerfstudio.viewer_legacy.server.viewer_state", class_name="ViewerLegacyState")
+    for module, name in (
+        ("nerfstudio.viewer.viewer", "Viewer"),
+        ("nerfstudio.viewer_legacy.server.viewer_state", "ViewerLegacyState"),
+        ("torch.utils.tensorboard", "SummaryWriter"),
+    ):
+        import_later(module, names={name: called_later(module, name)}, path=module.startswith("torch"))
     import_later("torchvision", submodule="utils")
+    import_later("requests")
+    import_later("torch._dynamo", names={"disable": lambda fn, *_, **__: fn, "graph_break": lambda *_, **__: None})
 
 
-def _called(module: ModuleType, name: str) -> Callable[..., Any]:
+def called_later(module: str, name: str) -> Callable[..., Any]:
+    """Returns a stand-in for a class of a module that is imported later: calling it imports the module."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        module.__dict__.pop(name)
-        return getattr(module, name)(*args, **kwargs)
+        vars(sys.modules[module]).pop(name)
+        return getattr(sys.modules[module], name)(*args, **kwargs)
 
     return call

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from f3rm_ext.planning.shapes import DispatchMode
 
 BLOCK = 16
 """Channels that oneDNN, which computes torch's convolutions on the CPU, keeps together (its layout nChw16c). A picture
@@ -13,7 +14,7 @@ of three channels is copied to sixteen. For kernels of a single row or column it
 with torch's profiler on an x86 CPU."""
 
 
-class BlockedConvolutions(TorchDispatchMode):
+class BlockedConvolutions(DispatchMode):
     """While this is entered, a convolution allocates and frees its input, weights and result in blocks of channels."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,5 +1,6 @@
 """Puts a plan together: memory, what will be seen, time, and advice."""
 
+import copy
 import dataclasses
 import shlex
 from collections.abc import Callable
@@ -230,31 +231,32 @@ def make_plan(
         estimate=estimate(request),
         coverage=plan_coverage(request.config, sizes, request.processes),
         growth=growth_of(request),
-        advice=advise(question.request, estimate),
-        most=most_that_fits(question, request, estimate),
+        advice=advise(lambda options: question.request(options) if options else request, estimate),
+        most=most_that_fits(request, estimate),
         throughput=speed,
         wanted_epochs=wanted_epochs,
     )
 
 
-def most_that_fits(question: Question, request: PlanRequest, estimate: Estimator) -> tuple[str, int] | None:
+def most_that_fits(request: PlanRequest, estimate: Estimator) -> tuple[str, int] | None:
     """Returns the option that decides about memory, and its largest value that fits with all others as they are."""
-    memory = request.device.usable_bytes
-    if growth_of(request) is not None:
-
-        def with_gaussians(count: int) -> int:
-            return estimate(dataclasses.replace(request, gaussians=count, pictures=False)).peak("train")
-
-        return "gaussians", largest(with_gaussians, memory, final_gaussians(request), unit=GAUSSIANS_UNIT)
-    rays = getattr(request.config.pipeline.datamanager, "train_num_rays_per_batch", None)
-    if not isinstance(rays, int):
+    splats = growth_of(request) is not None
+    manager: Any = request.config.pipeline.datamanager
+    now = final_gaussians(request) if splats else getattr(manager, "train_num_rays_per_batch", None)
+    if not isinstance(now, int):
         return None
 
-    def with_rays(count: int) -> int:
-        with_count = question.request(((RAYS_OPTION, str(count)),))
-        return estimate(dataclasses.replace(with_count, pictures=False)).peak("train")
+    def bytes_with(count: int) -> int:
+        changed = dataclasses.replace(request, pictures=False)
+        if splats and count != now:
+            changed = dataclasses.replace(changed, gaussians=count)
+        elif count != now:
+            changed = dataclasses.replace(changed, config=copy.deepcopy(request.config))
+            changed.config.pipeline.datamanager.train_num_rays_per_batch = count  # type: ignore[attr-defined]
+        return estimate(changed).peak("train")
 
-    return RAYS_OPTION, largest(with_rays, memory, rays, unit=RAYS_UNIT)
+    found = largest(bytes_with, request.device.usable_bytes, now, unit=GAUSSIANS_UNIT if splats else RAYS_UNIT)
+    return "gaussians" if splats else RAYS_OPTION, found
 
 
 def bandwidth_gb_s(device: Device) -> int | None:

@@ -1,59 +1,176 @@
 """Runs a model on tensors that have a shape and no values, and take no memory.
 
-Torch's fake tensors refuse what depends on values. Here they are answered as the largest case: masks select
-everything, and a number read from a tensor is 1. Small tensors that were made outside, such as a camera, keep their
-values.
+What depends on values is answered as the largest case: masks select everything, and a number read from a tensor is 1.
+Small tensors that were made outside, such as a camera, keep their values.
+
+Torch's own fake tensors would do for most of it, but take three times as long and load torch's compiler.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
+CPU, META = torch.device("cpu"), torch.device("meta")
 FEW = 4096
-"""Tensors with at most this many numbers keep their values, unless they are fake."""
+"""Tensors with at most this many numbers keep their values, unless they have none."""
 READS = (aten._local_scalar_dense, aten.is_nonzero, aten.equal)
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index)
 
 
-@contextmanager
-def shapes_only() -> Iterator[None]:
-    """While this is entered, new tensors have no values."""
-    with FakeTensorMode(allow_non_fake_inputs=True), _LargestCase():
-        yield
+class ShapeTensor(Tensor):
+    """A tensor without values. It says that it is on the CPU, so that autocast and all code takes it for one."""
+
+    meta: Tensor
+    """A tensor of the same shape on torch's meta device, whose operators compute shapes only."""
+
+    @staticmethod
+    def of(meta: Tensor) -> "ShapeTensor":
+        """Wraps a tensor of the meta device."""
+        found = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            ShapeTensor, meta.shape, meta.stride(), meta.storage_offset(), dtype=meta.dtype, device=CPU
+        )
+        found.meta = meta
+        return found
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Returns the storage that views share."""
+        return self.meta.untyped_storage()
+
+    def tolist(self) -> Any:
+        """Returns numbers as they are read one by one."""
+        return [part.tolist() for part in self] if self.dim() else self.item()
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(function, args, kwargs or {})
 
 
-class _LargestCase(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """A mode that is not hidden from torch's compiler: hiding it would import the compiler, which plans do not use."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _LargestCase(DispatchMode):
     """Answers what depends on values."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = _tensors(args)
-        if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        if tensors and not any(isinstance(tensor, ShapeTensor) for tensor in tensors):
             if all(tensor.numel() <= FEW for tensor in tensors):
-                with _disable_current_modes():
-                    return function(*args, **kwargs)
+                return function(*args, **kwargs)
         operator = function.overloadpacket
         if operator in READS:
             return _one(args[0].dtype) if operator is aten._local_scalar_dense else True
         first: Any = args[0] if args else None
         if operator is aten.nonzero:
-            return first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
+            return _empty((first.numel(), first.dim()), torch.int64)
         if operator is aten.masked_select:
-            return first.new_empty(first.numel())
+            return _empty(first.numel(), first.dtype)
         if operator in (aten._unique2, aten._unique, aten.unique_consecutive):
-            index = first.new_empty(first.numel(), dtype=torch.int64)
-            return first.new_empty(first.numel()), index, index
+            index = _empty(first.numel(), torch.int64)
+            return _empty(first.numel(), first.dtype), index, index
         if operator is aten.bincount:
-            return first.new_empty(kwargs.get("minlength", (*args, None, 0)[2]) or first.numel(), dtype=torch.int64)
+            return _empty(kwargs.get("minlength", (*args, None, 0)[2]) or first.numel(), torch.int64)
         if operator in INDEXING and any(_is_mask(index) for index in args[1]):
-            return function(args[0], _without_masks(args[1]), *args[2:], **kwargs)
-        return function(*args, **kwargs)
+            args = (args[0], _without_masks(args[1]), *args[2:])
+        return _run(function, args, kwargs)
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """While this is entered, new tensors have no values."""
+    with _LargestCase():
+        yield
+
+
+def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs an operator on the meta device."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):  # or views of tensors that were made before it could not be wrapped
+            return _run(function, args, kwargs)
+    wrapped: dict[int, Tensor] = {}
+    placed = _unwrap(args, wrapped)
+    named = {name: _unwrap(value, wrapped) for name, value in kwargs.items()}
+    if not wrapped:
+        if function.namespace != "aten":
+            return function(*args, **kwargs)  # such as the profiler's marks
+        named["device"] = META
+    if "generator" in named:
+        named["generator"] = None
+    if not _makes_one(function):
+        return _wrap(function(*placed, **named), wrapped)
+    # Many of torch's shape functions are in Python, and a step calls them with the same shapes as the step before.
+    key = (function, _key(placed), _key(list(named.items())))
+    if key not in _results:
+        found = function(*placed, **named)
+        if any(_storage(found) == _storage(tensor) for tensor in wrapped.values()):
+            return _wrap(found, wrapped)  # some operators share memory, and their schema does not say so
+        _results[key] = found.shape, found.stride(), found.dtype
+    shape, stride, dtype = _results[key]
+    return ShapeTensor.of(torch.empty_strided(shape, stride, dtype=dtype, device=META))
+
+
+_results: dict[Any, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
+"""Shape, strides and type of results, by operator and arguments."""
+
+
+@functools.cache
+def _makes_one(function: Any) -> bool:
+    """Whether the result of an operator is one new tensor."""
+    schema = function._schema
+    made = [str(result.type) for result in schema.returns if result.alias_info is None]
+    return made == ["Tensor"] and not schema.is_mutable
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _key(value: Any) -> Any:
+    """What a result depends on: of tensors their layout, of numbers the type too, as 1 and 1.0 are equal."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else (type(value), value)
+
+
+def _unwrap(value: Any, wrapped: dict[int, Tensor]) -> Any:
+    """Replaces tensors by those of the meta device, and notes whose they are."""
+    if isinstance(value, Tensor):
+        meta = value.meta if isinstance(value, ShapeTensor) else _meta(value)
+        wrapped[id(meta)] = value
+        return meta
+    if isinstance(value, (list, tuple)):
+        return [_unwrap(item, wrapped) for item in value]
+    return META if isinstance(value, torch.device) else value
+
+
+def _wrap(value: Any, wrapped: dict[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        changed = wrapped.get(id(value))  # in place
+        return ShapeTensor.of(value) if changed is None else changed
+    if isinstance(value, (list, tuple)):
+        return type(value)(_wrap(item, wrapped) for item in value)
+    return value
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+
+
+def _empty(shape: Any, dtype: torch.dtype) -> ShapeTensor:
+    return ShapeTensor.of(torch.empty(shape, dtype=dtype, device=META))
 
 
 def _one(dtype: torch.dtype) -> bool | int | float:
@@ -81,7 +198,7 @@ def _without_masks(indices: Any) -> list[Tensor | None]:
     found: list[Tensor | None] = []
     for index in indices:
         if _is_mask(index):
-            found += [torch.empty(index.numel(), dtype=torch.int64)] * index.dim()
+            found += [_empty(index.numel(), torch.int64)] * index.dim()
         else:
             found.append(index)
     return found

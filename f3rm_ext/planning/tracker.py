@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from f3rm_ext.planning.estimate import Category
+from f3rm_ext.planning.shapes import DispatchMode
 
 Bytes = dict[Category, int]
 
 
-class AllocationTracker(TorchDispatchMode):
+class AllocationTracker(DispatchMode):
     """While this is entered, counts the bytes of every storage that an operator returns, until the storage is freed.
 
     Views share the storage of their base, so they count once. Storages made before are counted by :meth:`label`. What

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
@@ -61,6 +60,8 @@ class Similarity:
 
     def gaussians(self, gaussians: Gaussians) -> Gaussians:
         """Transforms Gaussians to the new frame, so that they look the same from every direction."""
+        from scipy.spatial.transform import Rotation  # slow to import
+
         turn = self._tensor(_harmonics(self.rotation, gaussians.sh_degree), gaussians.means)
         rest = torch.einsum("jk,nkc->njc", turn.float(), gaussians.features_rest.float())
         # A Gaussian is symmetric, so its mirror image is a rotated Gaussian.

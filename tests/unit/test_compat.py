@@ -381,7 +381,10 @@ from f3rm_ext import compat
 compat.shorten_imports()
 compat.shorten_imports()
 import nerfstudio.engine.trainer as trainer
-print(*(name in sys.modules for name in ("nerfstudio.models.splatfacto", "torchvision.models", "torchvision.utils")))
+import torch
+torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]).step()
+unused = ("nerfstudio.models.splatfacto", "torchvision.models", "torch.utils.tensorboard.writer", "torch._dynamo.utils")
+print(*(name in sys.modules for name in (*unused, "torchvision.utils")))
 try:
     trainer.ViewerState()
 except TypeError:
@@ -389,10 +392,16 @@ except TypeError:
 import torchvision.models
 from nerfstudio.viewer.viewer import Viewer
 print(torchvision.models.resnet18.__name__, torchvision.__version__[0], Viewer.__module__)
+from torch.utils.tensorboard import SummaryWriter
+writer = SummaryWriter(sys.argv[1])
+writer.close()
+print(type(writer).__module__, *torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1)).tolist())
 """
 
 
-def test_what_plans_do_not_use_is_imported_when_it_is_used() -> None:
-    done = in_process(SHORT)
+def test_what_plans_do_not_use_is_imported_when_it_is_used(tmp_path: Path) -> None:
+    done = in_process(SHORT, str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["False", "False", "True", "True", "resnet18", "0", "nerfstudio.viewer.viewer"]
+    unused, used = ["False"] * 4, ["True", "True"]
+    viewer, writer = "nerfstudio.viewer.viewer", "torch.utils.tensorboard.writer"
+    assert done.stdout.split() == [*unused, *used, "resnet18", "0", viewer, writer, "1.0"]

@@ -1,9 +1,8 @@
 """Tensors without values: what depends on values is answered as the largest case."""
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from f3rm_ext.planning.shapes import shapes_only
+from f3rm_ext.planning.shapes import ShapeTensor, shapes_only
 
 
 def test_masks_select_everything() -> None:
@@ -29,9 +28,9 @@ def test_small_tensors_from_outside_keep_their_values() -> None:
     width = torch.tensor([[640]])
     with shapes_only():
         assert int(width[0] // 2) == 320
-        assert not isinstance(width + 1, FakeTensor)
-        assert isinstance(torch.zeros(3), FakeTensor)
-        assert isinstance(torch.zeros(3) + width, FakeTensor)
+        assert not isinstance(width + 1, ShapeTensor)
+        assert isinstance(torch.zeros(3), ShapeTensor)
+        assert isinstance(torch.zeros(3) + width, ShapeTensor)
 
 
 def test_gradients_flow() -> None:
@@ -39,4 +38,36 @@ def test_gradients_flow() -> None:
         weight = torch.nn.Parameter(torch.rand(1 << 20, 64))
         (weight[torch.zeros(7, dtype=torch.int64)] ** 2).sum().backward()
         assert weight.grad is not None and weight.grad.shape == weight.shape
-        assert isinstance(weight.grad, FakeTensor)
+        assert isinstance(weight.grad, ShapeTensor)
+
+
+def test_the_type_of_a_number_decides_about_the_type_of_the_result() -> None:
+    """Results are remembered by what they depend on; 1 and 1.0 are equal, and so are True and 1."""
+    with shapes_only():
+        counts = torch.zeros(5000, dtype=torch.int64)
+        for _ in range(2):
+            assert (counts + 1).dtype == torch.int64
+            assert (counts + 1.0).dtype == torch.float32
+            assert (counts.t().expand(2, -1) * 1).stride() == (5000, 1)
+
+
+def test_autocast_takes_them_for_tensors_of_the_cpu() -> None:
+    with shapes_only(), torch.autocast("cpu", torch.float16):
+        found = torch.nn.Linear(3, 4)(torch.rand(7, 3))
+        assert found.dtype == torch.float16 and found.device.type == "cpu"
+
+
+def test_views_made_in_inference_mode_share_memory() -> None:
+    with shapes_only():
+        table = torch.nn.Parameter(torch.rand(5000, 2))
+        with torch.inference_mode():
+            assert table.detach()[3:].untyped_storage()._cdata == table.untyped_storage()._cdata
+            assert table.to("cpu", torch.float16).dtype == torch.float16
+
+
+def test_memory_is_shared_where_the_schema_does_not_say_so() -> None:
+    with shapes_only():
+        values = torch.rand(2, 5000)
+        for _ in range(2):
+            found = torch.ops.aten._unsafe_view(values, [5000, 2])
+            assert found.untyped_storage()._cdata == values.untyped_storage()._cdata
