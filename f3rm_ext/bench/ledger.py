@@ -8,16 +8,35 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from f3rm_ext.bench.entry import STATUSES, Entry, Repeat, Status
 from f3rm_ext.bench.intervals import Quartiles, quartiles
 from f3rm_ext.errors import LedgerError, reason_of
+from f3rm_ext.utils.json_shape import parse_json
 
 APPLICATION_ID = 0x46334C47  # "F3LG"
 SCHEMA = 1
 WAIT_S = 30.0
 """How long to wait for another process that writes."""
+
+_Plain = dict[str, str | int | float | bool | None]
+"""Conditions, which are compared and printed."""
+
+
+class _Origin(TypedDict, total=False):
+    """What is read of an origin."""
+
+    commit: str | None
+    changed: bool | None
+    config: str | None
+    schedule_steps: int | None
+    versions: dict[str, str | None]
+
+
+_NOT_OURS = (ValueError, TypeError, OverflowError)
+"""What values of other kinds raise when they are read."""
+
 
 _TABLES = """
 CREATE TABLE entries (
@@ -108,7 +127,7 @@ class Ledger:
             )
         if "full" in reason or "No space" in reason:
             return f"The ledger {self.path} was not changed, because the disk is full: make room, then try again."
-        if "not a database" in reason or "malformed" in reason:
+        if isinstance(error, _NOT_OURS) or "not a database" in reason or "malformed" in reason:
             return f"{self.path} is damaged or no ledger ({reason}): name another file with --ledger."
         return f"The ledger {self.path} cannot be used ({reason}): name another file with --ledger."
 
@@ -219,7 +238,7 @@ class Ledger:
             LedgerError: the file cannot be used.
         """
         with self._open(write=False) as connection:
-            return self._read(connection)
+            return self._entries(connection)
 
     def entry(self, name: str) -> Entry:
         """Returns an entry.
@@ -228,30 +247,38 @@ class Ledger:
             LedgerError: there is no such entry, or the file cannot be used.
         """
         with self._open(write=False) as connection:
-            return self._read(connection, self._require(connection, name))[0]
+            return self._entries(connection, self._require(connection, name))[0]
 
-    def _read(self, connection: sqlite3.Connection, only: int | None = None) -> list[Entry]:
+    def _entries(self, connection: sqlite3.Connection, only: int | None = None) -> list[Entry]:
+        try:
+            return self._read(connection, only)
+        except _NOT_OURS as error:
+            raise LedgerError(self._sentence(error)) from error
+
+    def _read(self, connection: sqlite3.Connection, only: int | None) -> list[Entry]:
         figures: dict[int, dict[str, float]] = {}
         for repeat, key, value in connection.execute("SELECT repeat, name, value FROM figures ORDER BY rowid"):
             # SQLite has no NaN: what was recorded as one comes back as NULL.
-            figures.setdefault(repeat, {})[key] = float("nan") if value is None else value
+            figures.setdefault(repeat, {})[key] = float("nan") if value is None else float(value)
         repeats: dict[int, list[Repeat]] = {}
         for identity, entry, number, session, seed in connection.execute(
             "SELECT id, entry, number, session, seed FROM repeats ORDER BY entry, number"
         ):
-            repeats.setdefault(entry, []).append(Repeat(number, session, seed, figures.get(identity, {})))
+            repeats.setdefault(entry, []).append(
+                Repeat(number, str(session), None if seed is None else int(seed), figures.get(identity, {}))
+            )
         notes: dict[int, list[tuple[str, str]]] = {}
         for entry, date, text in connection.execute("SELECT entry, date, text FROM notes ORDER BY id"):
             notes.setdefault(entry, []).append((date, text))
         return [
             Entry(
-                name=name,
-                date=date,
-                method=method,
+                name=str(name),
+                date=str(date),
+                method=str(method),
                 status=cast(Status, status if status in STATUSES else "open"),
-                command=tuple(json.loads(command)),
-                conditions=json.loads(conditions),
-                origin=json.loads(origin),
+                command=tuple(parse_json(command, list[str])),
+                conditions=parse_json(conditions, _Plain),
+                origin=parse_json(origin, _Origin),
                 repeats=repeats.get(identity, []),
                 notes=notes.get(identity, []),
             )

@@ -13,6 +13,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from PIL import Image
 
 from f3rm_ext.errors import CaptureError, reason_of
+from f3rm_ext.utils.pictures import UNREADABLE
 
 MODEL_KEY = "colmap_path"
 """Key of the transforms that names the folder of the model they were made of."""
@@ -190,7 +191,7 @@ def _fit_to_photos(model: Any, names: Mapping[int, str], folder: Path) -> None:
         try:
             with Image.open(folder / name) as photo:
                 width, height = photo.size
-        except (OSError, SyntaxError, ValueError):
+        except UNREADABLE:
             continue  # the dataparser checks the photos that it needs
         ratio = (width / camera.width) / (height / camera.height)
         if (width, height) != (camera.width, camera.height) and abs(ratio - 1) < _ASPECT_TOLERANCE:

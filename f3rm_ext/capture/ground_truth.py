@@ -17,6 +17,7 @@ from PIL import Image
 
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.utils.json_shape import parse_json
+from f3rm_ext.utils.pictures import UNREADABLE
 
 ROOM_PARTS = ("room",)
 """Kinds of things in scene.json that are not objects to search for."""
@@ -285,7 +286,7 @@ def _read_image(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as picture:
             values = np.asarray(picture)
-    except (OSError, SyntaxError, ValueError) as error:
+    except UNREADABLE as error:
         raise CaptureError(f"{path} cannot be read ({error}): mend or replace it.") from error
     if values.ndim != 2:
         raise CaptureError(f"{path} has {values.ndim} axes, but labels and depth have one value per pixel.")

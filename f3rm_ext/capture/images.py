@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.utils.pictures import UNREADABLE
 
 USABLE_MODES = ("L", "RGB", "RGBA")
 _TAIL_BYTES = 1 << 16
@@ -52,7 +53,7 @@ def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:
                 image.load()
     except FileNotFoundError as error:
         raise CaptureError(f"The image {path} is not there: copy it back, or take its frame out.") from error
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except UNREADABLE as error:
         reason = str(error).replace(f" {str(path)!r}", "").rstrip(".") or type(error).__name__
         raise CaptureError(
             f"The image {path} is damaged or not an image ({reason}): "

@@ -9,6 +9,7 @@ from PIL import Image
 from f3rm_ext import compat
 from f3rm_ext.chain.options import ChainOptions
 from f3rm_ext.report.demo import LONG_SIDE_PX, longest_side_px
+from f3rm_ext.utils.pictures import UNREADABLE
 
 ON_GPU: dict[str, Any] = {"coarse_method": "sugar-ext", "vertices": 200_000}
 ON_CPU: dict[str, Any] = {"coarse_method": "sugar-ext-lite", "vertices": 30_000, "refinement_time": "short"}
@@ -66,6 +67,6 @@ def _longest_photo_px(images: Path) -> float:
         try:
             with Image.open(path) as photo:
                 return float(max(photo.size))
-        except OSError:
+        except UNREADABLE:
             continue
     return 0.0

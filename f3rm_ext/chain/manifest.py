@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from f3rm_ext import __version__
 from f3rm_ext.capture.checks import read_transforms
@@ -60,6 +60,32 @@ class Record:
         return digest_of(text.encode())[:8] + (f"-{self.attempt}" if self.attempt > 1 else "")
 
 
+class _Capture(TypedDict):
+    path: str
+    digest: str
+
+
+class _Defaults(TypedDict, total=False):
+    """Options of :mod:`~f3rm_ext.chain.defaults`."""
+
+    coarse_method: str
+    vertices: int
+    refinement_time: Literal["short", "medium", "long"]
+    resolution_scale: float
+
+
+@dataclass
+class _File:
+    """What a manifest looks like."""
+
+    made_by: str
+    format: int
+    capture: _Capture
+    stages: dict[str, Record]
+    checked: str = ""
+    defaults: _Defaults = field(default_factory=_Defaults)
+
+
 class Manifest:
     """The manifest of a folder.
 
@@ -88,18 +114,16 @@ class Manifest:
             ConfigError: the folder holds other files, a damaged manifest, or one of another capture.
         """
         manifest, path = cls(folder, capture), folder / NAME
-        found = require_own_folder(folder, NAME, MADE_BY, ignored=_KNOWN)
+        found: _File | None = require_own_folder(folder, NAME, MADE_BY, ignored=_KNOWN, kind=_File)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--output {folder} cannot be used ({error.strerror}): choose another folder.") from error
         if found is None:
             return manifest
-        if found.get("format") != FORMAT:
-            raise ConfigError(
-                f"{path} is damaged or not of this version of `{MADE_BY}`: choose a new folder with --output."
-            )
-        was = found["capture"]
+        if found.format != FORMAT:
+            raise ConfigError(f"{path} is not of this version of `{MADE_BY}`: choose a new folder with --output.")
+        was = found.capture
         if was["digest"] != capture["digest"]:
             changed = was["path"] == capture["path"]
             raise ConfigError(
@@ -107,9 +131,7 @@ class Manifest:
                 + (", which has changed since" if changed else f", not of {capture['path']}")
                 + ": choose a new folder with --output."
             )
-        manifest.checked = found.get("checked", "")
-        manifest.defaults = found.get("defaults", {})
-        manifest.records = {name: _record(values) for name, values in found["stages"].items()}
+        manifest.checked, manifest.defaults, manifest.records = found.checked, dict(found.defaults), found.stages
         return manifest
 
     def save(self) -> None:
@@ -207,10 +229,3 @@ def _changed(was: str | None, now: str | None) -> str:
     if was is None:
         return f"is now {now}"
     return f"was {was} and is now left out" if now is None else f"was {was} and is now {now}"
-
-
-def _record(values: Mapping[str, Any]) -> Record:
-    known = {item.name for item in fields(Record)} - {"outputs"}
-    record = Record(**{name: value for name, value in values.items() if name in known})
-    record.outputs = {name: Output(**output) for name, output in values["outputs"].items()}
-    return record

@@ -85,7 +85,7 @@ class ChainRun:
             page = write_report(self.options, self.folder, identify(self.options.capture), finished, self.done_before)
             path = self.folder / REPORT
             with replacing(path, "--output") as stream:
-                stream.write(page.encode())
+                stream.write(page.encode(errors="backslashreplace"))
         return path
 
     def _do(self, stage: Stage) -> Record:

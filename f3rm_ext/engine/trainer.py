@@ -34,6 +34,10 @@ from f3rm_ext.utils.atomic_files import write_atomic
 EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
 
 
+MOST_STEPS = 10_000_000
+"""Steps of the longest training: weeks on any card."""
+
+
 @dataclass
 class F3rmTrainerConfig(TrainerConfig):
     """Nerfstudio's training options, with defaults that suit this machine and keep the viewer on it.
@@ -78,21 +82,30 @@ class F3rmTrainerConfig(TrainerConfig):
         """
         launch.check_machines(self.machine)
         self.fit_model()
-        for name in ("max_num_iterations", "steps_per_save", "profile_tensors_every"):
-            if getattr(self, name) < 1:
-                option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option} is {getattr(self, name)}, but has to be at least 1.")
-        if self.schedule_steps and self.schedule_steps < self.max_num_iterations:
-            raise ConfigError(
-                f"--schedule-steps is {self.schedule_steps}, but the run goes on to step {self.max_num_iterations} "
-                f"(--max-num-iterations): give {self.max_num_iterations} or more, or 0 for a schedule of that length."
-            )
+        self.check_steps()
         if self.load_dir is not None:
             self.load_dir = checkpoint.find_folder(self.load_dir, self.relative_model_dir)
             path = self.resume_path()
             self.load_step = checkpoint.step_of(path) if path else None
         elif self.load_checkpoint is not None and not self.load_checkpoint.is_file():
             raise CheckpointError(f"The checkpoint {self.load_checkpoint} given by --load-checkpoint does not exist.")
+
+    def check_steps(self) -> None:
+        """Checks the numbers of steps.
+
+        Raises:
+            ConfigError: one of them cannot work.
+        """
+        for name in ("max_num_iterations", "steps_per_save", "profile_tensors_every"):
+            least, most = 1, MOST_STEPS if name == "max_num_iterations" else sys.maxsize
+            if not least <= getattr(self, name) <= most:
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(f"{option} is {getattr(self, name)}, but has to be from {least} to {most}.")
+        if self.schedule_steps and not self.max_num_iterations <= self.schedule_steps <= MOST_STEPS:
+            raise ConfigError(
+                f"--schedule-steps is {self.schedule_steps}, but the run goes on to step {self.max_num_iterations} "
+                f"(--max-num-iterations): give that to {MOST_STEPS}, or 0 for a schedule of that length."
+            )
 
     def fit_model(self) -> None:
         """Lets the model's options check and adapt these options, if they have a method ``fit_trainer``.
@@ -284,7 +297,7 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
             text = path.read_text("utf8")
             for option, value in choices.items():
                 text = text.replace(f" {option}: auto\n", f" {option}: {value}\n")
-            write_atomic(path, text.encode())
+            write_atomic(path, text.encode(errors="backslashreplace"))
 
     def setup_optimizers(self) -> Optimizers:
         """Builds the optimizers, after decays over the whole run got its length."""

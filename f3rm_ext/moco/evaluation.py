@@ -21,6 +21,7 @@ from f3rm_ext.moco.pictures import PLAIN, read_tiles
 from f3rm_ext.moco.tiles import find_files
 from f3rm_ext.moco.views import MEAN, STD, number_from
 from f3rm_ext.moco.vit import VitBackbone
+from f3rm_ext.utils.pictures import UNREADABLE
 
 Network = Backbone | VitBackbone
 
@@ -58,7 +59,7 @@ def read_labelled(folder: Path, side: int) -> Labelled:
             continue
         try:
             found.setdefault(name, []).extend(read_tiles(path, side, PLAIN).values())
-        except (OSError, ValueError, SyntaxError):
+        except UNREADABLE:
             continue
     small = [name for name, images in found.items() if len(images) < 4]
     if len(found) < 2 or small:

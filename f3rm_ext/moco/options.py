@@ -3,12 +3,13 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
 from f3rm_ext.moco.pictures import Reading
+from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
 
 Architecture = Literal["resnet18", "resnet50", "vit_small", "vit_base"]
 Algorithm = Literal["v2", "v3"]
@@ -37,19 +38,19 @@ class TrainConfig:
     preset: PresetName = "none"
     """Values for the options below that are not given: those of the VRAM guide, by name. auto: the largest batch that
     fits, with the queue that suits it and the data."""
-    memory_gib: float | None = None
+    memory_gib: Positive | None = None
     """Memory to plan for, GiB, above 0; by default the device's. A training that would take more is refused."""
     algorithm: Algorithm = "v2"
     """v2: a queue of keys. v3: the other images of the batch are the negatives, and there is no queue."""
     architecture: Architecture = "resnet18"
     """Backbone, trained from random initialisation; ViTs have patches of 16 px."""
-    batch_size: int | None = None
+    batch_size: Annotated[int, Range(2)] | None = None
     """Images per forward pass, 2 or more; 64 without a preset."""
-    queue_size: int | None = None
+    queue_size: Count | None = None
     """Keys in the queue, 1 or more; by default images − effective batch, at most 65 536."""
-    gradient_accumulation_steps: int | None = None
+    gradient_accumulation_steps: Count | None = None
     """Batches per optimiser step, 1 or more; 1 without a preset. The queue and the key encoder change once per step."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Passes over the pictures, 1 or more; 100 without a preset."""
     use_amp: bool | None = None
     """Compute the forward pass in bfloat16; off without a preset."""
@@ -61,20 +62,20 @@ class TrainConfig:
     """Value of 16-bit pictures that becomes white, 1 or more, such as 3000 for Sentinel-2; 65535 by default."""
     tile_px: int | None = None
     """Cut pictures into tiles of this side, px, 32 or more; by default the square in the middle of each is used."""
-    image_size: int = 64
-    """Side of the views, px, 32 or more."""
+    image_size: Annotated[int, Range(32, 4096)] = 64
+    """Side of the views, px, 32 to 4096."""
     optimizer: OptimizerName | None = None
     """By default adamw with ViTs, else lars with v3 and sgd with v2."""
-    learning_rate: float | None = None
+    learning_rate: Positive | None = None
     """At the start of its cosine, above 0; by default effective batch / 256 times 0.03 (sgd), 0.3 (lars) or 1.5e-4
     (adamw)."""
-    warmup_epochs: int | None = None
+    warmup_epochs: Annotated[int, Range(0)] | None = None
     """Passes in which the learning rate rises from 0, 0 or more; by default none, or a tenth of all with v3."""
-    weight_decay: float | None = None
+    weight_decay: Annotated[float, Range(0)] | None = None
     """0 or more; by default 1e-4 (sgd), 1e-6 (lars) or 0.1 (adamw)."""
-    momentum: float | None = None
+    momentum: Annotated[float, Range(0, 1, below=True)] | None = None
     """Of the key encoder, 0 to below 1; by default 0.999, or 0.99 rising to 1 with v3."""
-    temperature: float | None = None
+    temperature: Positive | None = None
     """Of the loss, above 0; by default 0.2, or 1 with v3 and a ResNet."""
     mask_same_image: bool = True
     """Keys of the query's own image in the queue are no negatives."""
@@ -84,9 +85,9 @@ class TrainConfig:
     """Change colours in the views; leave it off where colours are measurements."""
     seed: int = 0
     """Of weights, order and views."""
-    workers: int = 0
+    workers: Annotated[int, Range(0, 1024)] = 0
     """Processes that make views, 0 or more; 0 makes them in the training process."""
-    save_every: int = 500
+    save_every: Count = 500
     """Optimiser steps between checkpoints, 1 or more."""
     multiprocessing_distributed: bool = False
     """Start one process per GPU of this machine, as the original MoCo does. torchrun and accelerate do it too."""
@@ -106,17 +107,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _ = self.reading  # which checks its values
-        least = {"batch_size": 2, "queue_size": 1, "gradient_accumulation_steps": 1, "epochs": 1, "image_size": 32}
-        for name, low in {**least, "workers": 0, "save_every": 1, "weight_decay": 0, "warmup_epochs": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be {low} or more.")
-        for name in ("learning_rate", "temperature", "memory_gib"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be above 0.")
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise ConfigError(f"--momentum is {self.momentum}, outside 0 to below 1: 0.999 is usual.")
+        check_ranges(self)
         if self.architecture.startswith("vit") and self.image_size % 16:
             raise ConfigError(
                 f"--image-size is {self.image_size}, but a ViT has patches of 16 px: use {self.image_size // 16 * 16}."

@@ -5,8 +5,9 @@ alone, told here because configurations are compared by it.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 MOMENTUM = 0.999
 POWERS_OF_TWO = (4096, 16384, 65536)
@@ -41,28 +42,23 @@ PRESETS = {
 class Pair:
     """A batch and a queue, on a number of images and processes."""
 
-    batch_size: int
-    """Images per process and forward pass, 1 or more."""
-    queue_size: int
-    """Keys in the queue, 1 or more."""
-    images: int = 2000
-    """Images of the data set, 1 or more."""
-    processes: int = 1
-    """Processes, each with its own batch, whose keys are gathered; 1 or more."""
-    gradient_accumulation_steps: int = 1
-    """Batches per optimiser step, 1 or more."""
-    epochs: int = 300
-    """Passes over the images, 1 or more."""
-    momentum: float = MOMENTUM
-    """Momentum of the key encoder, 0 to below 1."""
+    batch_size: Count
+    """Images per process and forward pass."""
+    queue_size: Count
+    """Keys in the queue."""
+    images: Count = 2000
+    """Images of the data set."""
+    processes: Count = 1
+    """Processes, each with its own batch, whose keys are gathered."""
+    gradient_accumulation_steps: Count = 1
+    """Batches per optimiser step."""
+    epochs: Count = 300
+    """Passes over the images."""
+    momentum: Annotated[float, Range(0, 1, below=True)] = MOMENTUM
+    """Momentum of the key encoder."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "queue_size", "images", "processes", "gradient_accumulation_steps", "epochs"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}: it has to be 1 or more.")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"--momentum is {self.momentum}, outside 0 to below 1: 0.999 is usual.")
+        check_ranges(self)
 
     @property
     def gathered_batch(self) -> int:
@@ -98,8 +94,11 @@ class Pair:
         >>> round(Pair(96, 76_800, images=2000, processes=2).same_image_keys, 1)
         38.0
         """
-        seen = range(0, max(1, self.images - self.gathered_batch + 1), self.gathered_batch)
-        return sum(max(0, self.queue_size - keys) for keys in seen) / (len(seen) * self.images)
+        batch, batches = self.gathered_batch, max(1, self.images // self.gathered_batch)
+        # The queue minus 0, 1, 2 … batches, while that is positive.
+        terms = min(batches, -(-self.queue_size // batch))
+        total = terms * self.queue_size - batch * (terms * (terms - 1) // 2)
+        return total / (batches * self.images)
 
     @property
     def same_image_share(self) -> float:

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
 from PIL import Image
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp"}
 
@@ -16,20 +17,15 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp"}
 class Reading:
     """How pictures become tiles."""
 
-    bands: tuple[int, int, int] | None = None
+    bands: tuple[Count, Count, Count] | None = None
     """Bands of a TIFF file that become red, green and blue, from 1."""
-    white: int | None = None
-    """Value of 16-bit pictures that becomes white, 1 or more; None for 65 535."""
-    tile_px: int | None = None
+    white: Count | None = None
+    """Value of 16-bit pictures that becomes white; None for 65 535."""
+    tile_px: Annotated[int, Range(32)] | None = None
     """Side of the tiles that pictures are cut into, px; None for the square in the middle of each."""
 
     def __post_init__(self) -> None:
-        if self.bands is not None and min(self.bands) < 1:
-            raise ConfigError(f"--bands is {' '.join(map(str, self.bands))}: bands count from 1.")
-        if self.white is not None and self.white < 1:
-            raise ConfigError(f"--white is {self.white}: it has to be 1 or more, such as 3000 for Sentinel-2.")
-        if self.tile_px is not None and self.tile_px < 32:
-            raise ConfigError(f"--tile-px is {self.tile_px}: it has to be 32 or more.")
+        check_ranges(self)
 
 
 PLAIN = Reading()

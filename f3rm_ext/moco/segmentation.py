@@ -17,6 +17,7 @@ from f3rm_ext.moco.evaluation import Network, open_backbone, pixels
 from f3rm_ext.moco.pictures import PLAIN, read_tiles
 from f3rm_ext.moco.tiles import find_files
 from f3rm_ext.moco.views import number_from
+from f3rm_ext.utils.pictures import UNREADABLE
 
 IGNORED = 255
 """Value of pixels in masks that do not count."""
@@ -72,7 +73,7 @@ def read_masked(folder: Path, masks: Path, side: int) -> Masked:
                         f"{picture.width} x {picture.height} px: give one byte per pixel, at the same size."
                     )
                 found.append(_square(image, side))
-        except (OSError, ValueError, SyntaxError):
+        except UNREADABLE:
             continue
         images.append(tile)
     if len(images) < 4:

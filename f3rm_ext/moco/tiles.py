@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypedDict
 
 import numpy as np
 from jaxtyping import UInt8
@@ -15,12 +15,20 @@ from PIL import Image
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pictures import PLAIN, SUFFIXES, Reading, read_tiles
 from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.json_shape import parse_json
+from f3rm_ext.utils.pictures import UNREADABLE
 from f3rm_ext.utils.provenance import MADE_BY
 
 COMMAND = "f3rm-ext moco train"
 LIST = "tiles.json"
 """The first file of a run: it says whose folder it is."""
 _ARRAY = "tiles.npy"
+
+
+class _List(TypedDict):
+    fingerprint: str
+    files: list[str]
+    skipped: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -124,11 +132,9 @@ def _decode(
                 for place, tile in tiles.items():
                     stream.write(tile.tobytes())
                     files.append(name + (place if len(tiles) > 1 else ""))
-            except (ValueError, SyntaxError, Image.DecompressionBombError, Image.UnidentifiedImageError) as error:
-                skipped[name] = str(error)
-            except OSError as error:
-                if error.errno is not None and error.filename is None:  # from our file, not from a damaged picture
-                    raise
+            except UNREADABLE as error:
+                if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+                    raise  # from our file, not from a damaged picture
                 skipped[name] = str(error)
             progress(done, len(paths))
         if not files:
@@ -161,7 +167,7 @@ def _side_of(paths: Sequence[Path], image_size: int, reading: Reading) -> int:
         try:
             with Image.open(path) as image:
                 sides.append(min(image.size))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except UNREADABLE:
             continue
     median = int(np.median(sides)) if sides else image_size
     return min(max(median, image_size), 2 * image_size)
@@ -174,7 +180,6 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 def _read_list(path: Path) -> dict:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        return dict(parse_json(path.read_bytes(), _List))
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) and {"files", "skipped"} <= record.keys() else {}

@@ -39,7 +39,7 @@ def export(backbone: Backbone | VitBackbone, folder: Path, facts: Mapping[str, A
     described |= {name: str(value) for name, value in facts.items()}
     try:
         write_atomic(folder / WEIGHTS, save(state, described))
-        write_atomic(folder / CARD, _card(facts).encode())
+        write_atomic(folder / CARD, _card(facts).encode(errors="backslashreplace"))
     except OSError as error:
         raise ConfigError(
             f"The weights cannot be written to {folder} ({error.strerror or error}): free space, then use --resume."

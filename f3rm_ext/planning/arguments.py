@@ -16,6 +16,9 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.memory import PLANNERS
 from f3rm_ext.surface.bound.model import BoundModelConfig
 
+MOST_DEVICES = 4096
+"""Of which a run is planned."""
+
 
 @functools.cache
 def methods() -> dict[str, F3rmTrainerConfig]:
@@ -44,6 +47,12 @@ def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:
     config: F3rmTrainerConfig = tyro.cli(markers, default=default, prog=f"ns-train {method}", args=list(arguments))
     if config.load_config is not None:
         raise ConfigError("A plan is made from options, not from --load-config: give the options themselves.")
+    config.check_steps()
+    devices = config.machine.num_devices * config.machine.num_machines
+    if not 1 <= devices <= MOST_DEVICES:
+        raise ConfigError(
+            f"--machine.num-devices times --machine.num-machines is {devices}: a plan is made for 1 to {MOST_DEVICES}."
+        )
     if config.data is not None:
         config.pipeline.datamanager.data = config.data
     if isinstance(config.pipeline.model, BoundModelConfig):

@@ -3,9 +3,10 @@
 import copy
 import dataclasses
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
@@ -22,8 +23,10 @@ from f3rm_ext.planning.request import Device, PlanRequest
 from f3rm_ext.planning.throughput import Throughput
 from f3rm_ext.surface.bound.model import BoundModelConfig
 from f3rm_ext.utils.console import silence
+from f3rm_ext.utils.ranges import Range, check_ranges
 
 RAYS_OPTION = "pipeline.datamanager.train-num-rays-per-batch"
+SAY_EVERY_S = 10.0
 RAYS_UNIT, GAUSSIANS_UNIT = 256, 10_000
 """What the largest numbers that fit are rounded down to."""
 
@@ -37,17 +40,17 @@ class Question:
     """Of ns-train, after the method."""
     gpu: str | None = None
     """Name of the card; None for this machine's."""
-    vram_gib: float | int | None = None
+    vram_gib: Annotated[float | int, Range(0, 100_000, above=True)] | None = None
     """Memory of the card, GiB."""
-    gaussians: int | None = None
+    gaussians: Annotated[int, Range(1, 10**9)] | None = None
     """Gaussians at the end of training, if they are known."""
-    images: int | None = None
+    images: Annotated[int, Range(1, 100_000)] | None = None
     """Number of training images; None: those of the capture."""
-    width_px: int | None = None
+    width_px: Annotated[int, Range(1, 100_000)] | None = None
     """Of the image files."""
-    height_px: int | None = None
+    height_px: Annotated[int, Range(1, 100_000)] | None = None
     """Of the image files."""
-    points: int = 0
+    points: Annotated[int, Range(0, 10**9)] = 0
     """That splats start from."""
     _read: dict[str, ImageSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -57,10 +60,7 @@ class Question:
         by_hand = (self.images, self.width_px, self.height_px)
         if any(value is not None for value in by_hand) and None in by_hand:
             raise ConfigError("Sizes by hand are three: give --images, --width-px and --height-px.")
-        for name, least in (("gaussians", 1), ("points", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"--{name} is {value}, but has to be at least {least}.")
+        check_ranges(self)
 
     @property
     def device_is_given(self) -> bool:
@@ -264,14 +264,24 @@ def bandwidth_gb_s(device: Device) -> int | None:
     return next((card.bandwidth_gb_s for card in CARDS if card.name == device.name), None)
 
 
-def cached(estimate: Estimator) -> Estimator:
-    """Remembers estimates of one session, by what a request says. One with pictures answers the request without."""
+def cached(estimate: Estimator, say: Callable[[str], None] = lambda text: None) -> Estimator:
+    """Remembers estimates of one session, by what a request says. One with pictures answers the request without.
+
+    Args:
+        estimate: predicts memory.
+        say: is told from time to time how many estimates there are, where many take long.
+    """
     found: dict[str, MemoryEstimate] = {}
+    said_s = time.monotonic()
 
     def remembered(request: PlanRequest) -> MemoryEstimate:
+        nonlocal said_s
         with_pictures = repr(dataclasses.replace(request, pictures=True))
         key = with_pictures if with_pictures in found else repr(request)
         if key not in found:
+            if time.monotonic() - said_s > SAY_EVERY_S:
+                said_s = time.monotonic()
+                say(f"Looking for options that fit: {len(found)} tried.")
             with silence():  # models say what they start with
                 found[key] = estimate(request)
         return found[key]

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from f3rm_ext.capture.images import image_size
 from f3rm_ext.errors import ConfigError, ExtractorError, UserError
@@ -20,6 +20,7 @@ from f3rm_ext.query.exemplar import background_clusters, embed_region
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import QueryHead
 from f3rm_ext.query.run import Photos
+from f3rm_ext.utils.pictures import UNREADABLE
 
 DEFAULT_NEGATIVES = ("object", "things", "stuff", "texture")
 """LERF's canonical phrases: the negatives of a text unless the user names others."""
@@ -211,5 +212,5 @@ def _read_upright(path: Path) -> UInt8[np.ndarray, "h w 3"]:
         raise ConfigError(
             f"There is no image {str(path)!r}, neither among the photos of the capture nor as a file: check its name."
         ) from error
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"The image {path} cannot be read ({error}): give a picture such as .jpg or .png.") from error

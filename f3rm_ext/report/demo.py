@@ -337,7 +337,7 @@ class DemoRun:
             facts=machine_facts(measured.get("device", "")),
         )
         path = self.out / REPORT_NAME
-        write_atomic(path, build_page(content).encode())
+        write_atomic(path, build_page(content).encode(errors="backslashreplace"))
         return path
 
     # --- bookkeeping -------------------------------------------------------------------------------------------------

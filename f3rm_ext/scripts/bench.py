@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.bench.ledger import Ledger
@@ -25,11 +26,6 @@ class _Book:
         from f3rm_ext.bench.ledger import Ledger
 
         return Ledger(self.ledger)
-
-
-def _require_at_least(value: int, least: int, option: str) -> None:
-    if value < least:
-        raise ConfigError(f"{option} is {value}, but has to be at least {least}.")
 
 
 @dataclass
@@ -60,13 +56,13 @@ class Run(_Book):
     """Name of the entry, which must be new. By default the method's name with a number."""
     note: str = ""
     """What is measured and why, for the lab book."""
-    repeats: int = 3
+    repeats: Count = 3
     """Number of runs, at least 1. Speed is judged from 3 on."""
-    steps: int = 0
+    steps: Annotated[int, Range(0)] = 0
     """Steps to train from where the run starts, at least 2 more than the warm-up. 0 trains to the end of the run."""
-    warm_up: int = 20
+    warm_up: Annotated[int, Range(0)] = 20
     """Steps at the beginning that are not timed."""
-    train_views: int = 8
+    train_views: Count = 8
     """Number of training views to evaluate beside the held-out ones, spread evenly."""
     evaluate: bool = True
     """Evaluate after training. Without it, only speed, loss and the peak of training are recorded."""
@@ -85,13 +81,7 @@ class Run(_Book):
 
         if not self.command:
             raise ConfigError("There is no run to measure: give a method and its options after `--`, as for ns-train.")
-        for option, value, least in (
-            ("--repeats", self.repeats, 1),
-            ("--steps", self.steps, 0),
-            ("--warm-up", self.warm_up, 0),
-            ("--train-views", self.train_views, 1),
-        ):
-            _require_at_least(value, least, option)
+        check_ranges(self)
         if self.against and not self.name:
             raise ConfigError("--against needs a --name, after which the baseline's entry is named.")
         if self.against_python is not None and not self.against:
@@ -123,7 +113,7 @@ class Add(_Book):
     """Name of the entry, which must be new. By default the method's name with a number."""
     note: str = ""
     """What it is, for the lab book."""
-    train_views: int = 8
+    train_views: Count = 8
     """Number of training views to evaluate beside the held-out ones, spread evenly."""
     trained_here: bool = False
     """The runs were trained on this machine: record it as their hardware."""
@@ -136,7 +126,7 @@ class Add(_Book):
 
         if not self.runs:
             raise ConfigError("There is nothing to add: give run folders, or the config.yml of runs.")
-        _require_at_least(self.train_views, 1, "--train-views")
+        check_ranges(self)
         book = self.book()
         name = add_runs(
             book,
@@ -167,7 +157,7 @@ class Compare(_Book):
     """Entry to judge."""
     baseline: tyro.conf.Positional[str] = ""
     """Entry to compare it with. By default the one that was measured in turn with it."""
-    tolerance: float = 0.5
+    tolerance: Annotated[float, Range(0, 100)] = 0.5
     """Change of quality that does not count, percent."""
 
     def main(self) -> int:
@@ -176,8 +166,7 @@ class Compare(_Book):
         from f3rm_ext.bench.runs import baseline_name
         from f3rm_ext.bench.tables import comparison_table, how_text, verdict_sentence, what_text
 
-        if self.tolerance < 0:
-            raise ConfigError(f"--tolerance is {self.tolerance}, but has to be at least 0.")
+        check_ranges(self)
         book = self.book()
         new = book.entry(self.entry)
         base = book.entry(self.baseline or baseline_name(self.entry))
@@ -199,7 +188,7 @@ class Report(_Book):
     """Entries to report on; by default all."""
     baseline: str = ""
     """Entry with which those that were measured like it are compared."""
-    tolerance: float = 0.5
+    tolerance: Annotated[float, Range(0, 100)] = 0.5
     """Change of quality that does not count, percent."""
     out: Path | None = None
     """File to write, .md or .html. By default Markdown is printed."""
@@ -210,6 +199,7 @@ class Report(_Book):
         from f3rm_ext.utils.output_file import replacing
         from f3rm_ext.utils.provenance import require_ours, signed_text
 
+        check_ranges(self)
         book = self.book()
         chosen = [book.entry(name) for name in self.entries] or book.entries()
         baseline = book.entry(self.baseline) if self.baseline else None

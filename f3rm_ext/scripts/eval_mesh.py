@@ -3,11 +3,12 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from f3rm_ext.surface.metrics import Comparison, SurfaceMetrics
     from f3rm_ext.surface.protocols import Surface
 
-Vector = tuple[float, float, float]
+Coordinate = Annotated[float, Range(-1e12)]
+Vector = tuple[Coordinate, Coordinate, Coordinate]
 _SHARES = (0.005, 0.01, 0.02)
 """Default thresholds, shares of the diagonal of the truth's box."""
 
@@ -49,11 +51,11 @@ class EvalMesh:
     or points."""
     protocol: Literal["plain", "dtu", "tanks-and-temples"] = "plain"
     """Convention of the comparison."""
-    thresholds: tuple[float, ...] = ()
+    thresholds: tuple[Positive, ...] = ()
     """Distances for the F-score, units of the truth, above 0. By default 0.5, 1 and 2 % of the diagonal of the truth's
     box, and 1 and 2 mm for dtu. tanks-and-temples needs the scene's own."""
-    points: int = 500_000
-    """Points on each mesh in the plain protocol, 1 or more."""
+    points: Annotated[int, Range(1, 100_000_000)] = 500_000
+    """Points on each mesh in the plain protocol, 1 to 100 million."""
     crop: Path | None = None
     """Polygon (.json of Open3D) outside which neither surface counts."""
     crop_min: Vector | None = None
@@ -75,10 +77,7 @@ class EvalMesh:
     """JSON file for the metrics; by default none is written."""
 
     def __post_init__(self) -> None:
-        if any(not 0 < threshold < float("inf") for threshold in self.thresholds):
-            raise ConfigError(f"--thresholds has {min(self.thresholds):g}: use distances above 0.")
-        if self.points < 1:
-            raise ConfigError(f"--points is {self.points}, but there must be at least 1.")
+        check_ranges(self)
         if self.crop_min and self.crop_max and any(a >= b for a, b in zip(self.crop_min, self.crop_max, strict=True)):
             raise ConfigError("The crop box is empty: each value of --crop-min must be below that of --crop-max.")
         if self.protocol == "dtu" and self.observation_mask is None:

@@ -10,6 +10,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.options import TrainConfig
+from f3rm_ext.utils.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.moco.pairs import Pair
@@ -166,13 +167,13 @@ class Eval:
     """Folder with a subfolder of pictures for each class; with --masks, of any pictures."""
     weights: Path
     """The backbone.safetensors of a training."""
-    image_size: int = 64
-    """Side to which pictures are scaled, px, 32 or more."""
-    seeds: int = 3
+    image_size: Annotated[int, Range(32, 4096)] = 64
+    """Side to which pictures are scaled, px, 32 to 4096."""
+    seeds: Annotated[int, Range(1, 10)] = 3
     """Splits, and random networks, 1 to 10; intervals are over them."""
     imagenet: Path | None = None
     """State dict of EfficientNet-lite0 with timm's names: its ImageNet features are scored, too."""
-    fine_tune_passes: int = 0
+    fine_tune_passes: Annotated[int, Range(0, 10_000)] = 0
     """Passes of training the whole network with labels, from pre-trained and from random weights; 0 for none."""
     masks: Path | None = None
     """Folder of masks, .png files with the names of the pictures, whose values are classes (255 does not count): the
@@ -183,12 +184,7 @@ class Eval:
     """Print all accuracies as JSON."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.seeds <= 10:
-            raise ConfigError(f"--seeds is {self.seeds}, outside 1 to 10: 3 is usual.")
-        if self.image_size < 32:
-            raise ConfigError(f"--image-size is {self.image_size}: it has to be 32 or more.")
-        if self.fine_tune_passes < 0:
-            raise ConfigError(f"--fine-tune-passes is {self.fine_tune_passes}: it has to be 0 or more.")
+        check_ranges(self)
         if self.table is not None and self.table.suffix not in (".md", ".html"):
             raise ConfigError(f"--table is {self.table}: a table is written as .md or .html.")
         if self.masks is not None and (self.imagenet is not None or self.fine_tune_passes):

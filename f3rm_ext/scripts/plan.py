@@ -13,6 +13,7 @@ import tyro
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError, MemoryShortageError
+from f3rm_ext.utils.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.engine.trainer import F3rmTrainerConfig
@@ -52,7 +53,7 @@ class Plan:
     """Height of the image files, px."""
     points: int = 0
     """Points that splats start from, with sizes by hand."""
-    epochs: float | None = None
+    epochs: Annotated[float, Range(0, 10**9, above=True)] | None = None
     """Also print the steps of so many epochs, above 0."""
     probe: bool = False
     """Train 25 steps of each stage here and derive from the last 20 how long the run takes."""
@@ -99,8 +100,7 @@ class Plan:
         from f3rm_ext.planning.throughput import probe, recorded
         from f3rm_ext.utils.console import console
 
-        if self.epochs is not None and not self.epochs > 0:
-            raise ConfigError(f"--epochs is {self.epochs}, but has to be above 0.")
+        check_ranges(self)
         question = Question(
             self.words[0],
             tuple(self.words[1:]),
@@ -120,7 +120,8 @@ class Plan:
                 return probe(config)
             return None if question.device_is_given else recorded(config, sizes)
 
-        plan = make_plan(question, cached(estimate_memory), measure=measure, wanted_epochs=self.epochs)
+        estimate = cached(estimate_memory, lambda text: print(text, file=sys.stderr, flush=True))
+        plan = make_plan(question, estimate, measure=measure, wanted_epochs=self.epochs)
         if self.json:
             print(json.dumps(plan.to_dict(), indent=1))
         else:

@@ -5,13 +5,14 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
 
 from f3rm_ext.capture.points import STEREO_POINTS
 from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.utils.ranges import Range, check_ranges
 
 
 @dataclass
@@ -32,10 +33,10 @@ class Points:
     """Folder of a capture, with transforms.json or COLMAP's sparse/0."""
     out: Path
     """Folder of the copy; must not be there yet."""
-    points: int = 20_000
-    """Maximum number of points by stereo, 1 or more."""
-    side: int = 320
-    """Longer side of the photos that are compared, pixels, 32 or more. Twice as large takes four times as long."""
+    points: Annotated[int, Range(1, 100_000_000)] = 20_000
+    """Maximum number of points by stereo, 1 to 100 million."""
+    side: Annotated[int, Range(32, 8192)] = 320
+    """Longer side of the photos that are compared, pixels, 32 to 8192. Twice as large takes four times as long."""
 
     def main(self) -> None:
         """Finds the points and writes the copy.
@@ -50,8 +51,7 @@ class Points:
         from f3rm_ext.capture.points import RGB, XYZ, drop_unusable_points
         from f3rm_ext.data.stereo.points import seek_points
 
-        if self.points < 1 or self.side < 32:
-            raise ConfigError(f"--points is {self.points} and --side {self.side}: use at least 1 and 32.")
+        check_ranges(self)
         if self.out.exists():
             raise CaptureError(f"{self.out} exists already: give another --out, or remove it.")
         meta, folder = read_transforms(self.data)

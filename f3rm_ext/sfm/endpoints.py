@@ -13,6 +13,7 @@ from torch import Tensor
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.capture_cameras import CaptureCameras
 from f3rm_ext.sfm.rays import at_cells, cell_centers
+from f3rm_ext.utils.pictures import UNREADABLE
 
 NERFSTUDIO_DEPTH_UNIT = 1e-3
 """Units of the capture per unit of an integer depth image, where transforms.json has no depth_unit_scale_factor."""
@@ -36,7 +37,7 @@ def read_depth(frame: dict[str, Any], folder: Path) -> Float[np.ndarray, "h w"]:
         else:
             with Image.open(path) as image:
                 depth = np.asarray(image)
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise CaptureError(f"The depth map {path} cannot be read ({error}): write it again.") from error
     if depth.ndim != 2:
         raise CaptureError(f"The depth map {path} has {depth.ndim} axes, but needs height and width: write it again.")

@@ -10,6 +10,7 @@ from PIL import Image, ImageOps
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError, reason_of
 from f3rm_ext.sfm.photos import SUFFIXES, Photo
+from f3rm_ext.utils.pictures import UNREADABLE
 
 
 def find_masks(folder: Path, photos: Sequence[Path], images: Path) -> dict[Path, Path]:
@@ -60,7 +61,7 @@ def read_mask(path: Path, photo_path: Path, photo: Photo) -> Bool[np.ndarray, "h
             mask = image.convert("L")
         with Image.open(photo_path) as original:
             orientation = original.getexif().get(274, 1)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except UNREADABLE as error:
         raise CaptureError(f"The mask {path} cannot be read ({reason_of(error)}): write it again.") from error
     stored = photo.stored_size
     upright = stored[::-1] if photo.turned and orientation >= 5 else stored

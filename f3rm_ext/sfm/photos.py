@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 
 from f3rm_ext.errors import CaptureError, reason_of
 from f3rm_ext.utils.output_folder import file_names
+from f3rm_ext.utils.pictures import UNREADABLE
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", ".heic", ".heif"}
 RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
@@ -98,7 +99,7 @@ def read_photo(path: Path, max_size: int = 0) -> Photo:
         with Image.open(path) as image:
             image.load()
             return _converted(path, image, max_size)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except UNREADABLE as error:
         reason = reason_of(error).replace(f" {str(path)!r}", "")
         raise CaptureError(f"The photo {path} cannot be read ({reason}): export it again, or leave it out.") from error
 

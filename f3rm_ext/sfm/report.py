@@ -87,7 +87,7 @@ def write_report(
 {"".join(_row(out, number, name, photos[name], result, num_features, num_matches) for number, name in enumerate(names))}
 </table></html>
 """
-    write_atomic(out / REPORT, page.encode())
+    write_atomic(out / REPORT, page.encode(errors="backslashreplace"))
 
 
 def _row(

@@ -5,7 +5,9 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import FolderLock, is_disk_full, write_atomic
@@ -18,6 +20,58 @@ TRANSFORMS, POINTS = "transforms.json", "sparse_pc.ply"
 NEXT = ".next"
 """Folder, in that of a capture, of one that takes its place as soon as it is whole."""
 COMMAND = "sfm process"
+
+
+class _Photo(TypedDict):
+    """What is known of a photo."""
+
+    source: str
+    stamp: str
+    size: Annotated[list[int], Meta(min_length=2, max_length=2)]
+    camera: str
+    turned: bool
+    blur: float
+    fingerprint: Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
+
+
+class _Video(TypedDict):
+    """What frames were taken from."""
+
+    wanted: dict[str, Any]
+    frames: list[str]
+
+
+class _Result(TypedDict):
+    """What a finished command says again."""
+
+    key: dict[str, Any]
+    photos: int
+    registered: int
+    without_pose: dict[str, str]
+    blurred: list[str]
+    same: dict[str, str]
+    points: int
+    track_length: float
+    reprojection_error_px: float
+    gps_error_m: float | None
+    doubt: str
+
+
+class _Begun(TypedDict):
+    """What is there from the beginning."""
+
+    made_by: str
+    photos: dict[str, _Photo]
+
+
+class _State(_Begun, total=False):
+    """The file."""
+
+    options: dict[str, Any]
+    unreadable: dict[str, str]
+    video: _Video
+    result: _Result
+    complete: bool
 
 
 def stamp_of(path: Path) -> str:
@@ -176,7 +230,4 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     Raises:
         ConfigError: the state is damaged, or the folder holds something else.
     """
-    state = require_own_folder(folder, STATE, str(made_by(COMMAND)[MADE_BY]), ignored=(".lock", NEXT))
-    if state is not None and not isinstance(state.get("photos"), dict):
-        raise ConfigError(f"{folder / STATE} is damaged: choose a new folder with --output.")
-    return state
+    return require_own_folder(folder, STATE, str(made_by(COMMAND)[MADE_BY]), ignored=(".lock", NEXT), kind=_State)

@@ -118,7 +118,7 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
         library = path.with_suffix(".mtl").name
         text, beside = export_obj(mesh, header=header, return_texture=True, mtl_name=library)  # type: ignore[misc]
         beside = {name: signed_png(data, record) if name.endswith(".png") else data for name, data in beside.items()}
-        body = text.encode()  # type: ignore[union-attr]
+        body = text.encode(errors="backslashreplace")  # type: ignore[union-attr]
     else:
 
         def sign(tree: dict[str, Any]) -> None:

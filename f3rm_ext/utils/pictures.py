@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+"""What Pillow raises on a picture that is damaged, of another kind, or too large to be believed."""
 JPEG_QUALITY = 86
 MAX_SIDE_PX = 960
 """Longest side of an image inside a page; larger ones are reduced."""

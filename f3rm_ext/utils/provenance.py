@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.json_shape import parse_json
+from f3rm_ext.utils.json_shape import of_shape, parse_json
 from f3rm_ext.utils.ply import read_comments
 
 MADE_BY = "made_by"
@@ -63,8 +63,13 @@ def require_ours(
 
 
 def require_own_folder(
-    folder: Path, marker: str, maker: str, option: str = "--output", ignored: Collection[str] = (".lock",)
-) -> dict[str, Any] | None:
+    folder: Path,
+    marker: str,
+    maker: str,
+    option: str = "--output",
+    ignored: Collection[str] = (".lock",),
+    kind: Any = dict[str, Any],
+) -> Any:
     """Checks, before the work begins, that a command may use a folder: a new or empty one, or one that it made.
 
     Args:
@@ -73,6 +78,7 @@ def require_own_folder(
         maker: the command as in ``f3rm-ext moco train``.
         option: the option that gave the folder, for messages.
         ignored: names of files that may be there without the marker.
+        kind: type of the marker's content, see :func:`~f3rm_ext.utils.json_shape.of_shape`.
 
     Returns:
         The content of the marker; None where the folder is new or empty.
@@ -88,11 +94,13 @@ def require_own_folder(
         if (folder / marker).exists():
             record = read_provenance(folder / marker)
             if record.get(MADE_BY) == maker:
-                return record
+                return of_shape(record, kind)
             raise ConfigError(
                 f"{folder / marker} is damaged or was not written by `{maker}`: choose a new folder with {option}."
             )
         others = sorted(path.name for path in folder.iterdir() if path.name not in ignored and path.suffix != ".tmp")
+    except ValueError as error:
+        raise ConfigError(f"{folder / marker} is damaged ({error}): choose a new folder with {option}.") from error
     except OSError as error:
         raise ConfigError(f"{option} {folder} cannot be used ({error.strerror}): choose another folder.") from error
     if others:
@@ -127,7 +135,7 @@ def signed_text(text: str, maker: str) -> bytes:
     >>> signed_text("Figures", "f3rm-ext bench report").decode()
     'Figures\\n<!-- made_by: f3rm-ext bench report -->\\n'
     """
-    return f"{text.rstrip()}\n<!-- made_by: {maker} -->\n".encode()
+    return f"{text.rstrip()}\n<!-- made_by: {maker} -->\n".encode(errors="backslashreplace")
 
 
 def signed_png(data: bytes, provenance: Mapping[str, object]) -> bytes:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(24):
         squares = random.integers(0, 255, (5, 5, 3), dtype=np.uint8)
         Image.fromarray(squares.repeat(8, axis=0).repeat(8, axis=1)).save(folder / f"{number:02}.png")
-    (folder / "damaged.jpg").write_bytes(b"no picture")
+    (folder / os.fsdecode(b"damaged.\xe4.jpg")).write_bytes(b"no picture")
     return folder
 
 
@@ -40,6 +42,19 @@ def test_table_of_pairs(f3rm_ext: Callable[..., Any]) -> None:
         "Multiples of 64 next to 70000: 69952 and 70016."
         in f3rm_ext("moco", "pairs", *accumulated, "--queue-size", 70_000).out
     )
+
+
+def test_the_table_of_any_numbers_takes_no_time(f3rm_ext: Callable[..., Any]) -> None:
+    def share(images: int, batch: int, queue: int) -> float:
+        seen = range(0, max(1, images - batch + 1), batch)
+        return sum(max(0, queue - keys) for keys in seen) / (len(seen) * images)
+
+    for images, batch, queue in ((2000, 96, 76_800), (100, 7, 13), (5, 8, 3), (64, 64, 640), (10**7, 3, 10**6)):
+        asked = ("--images", images, "--batch-size", batch, "--queue-size", queue, "--json")
+        (row,) = json.loads(f3rm_ext("moco", "pairs", *asked).out)["pairs"]
+        assert row["same_image_keys"] == pytest.approx(share(images, batch, queue))
+    assert f3rm_ext("moco", "pairs", "--images", 10**12, "--batch-size", 2).code == 0
+    assert "--images" in f3rm_ext("moco", "pairs", "--images", 10**20).refuses()
 
 
 def test_a_plan_trains_and_writes_nothing(f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
@@ -81,7 +96,7 @@ def test_a_stopped_and_killed_training_ends_as_an_uninterrupted_one(
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     typed = train(whole)
     assert typed.code == 0, typed.err
-    assert "damaged.jpg" in typed.out and "Queue holds 2.6 batches" in typed.out and "Effective batch: 8" in typed.out
+    assert "damaged." in typed.out and "Queue holds 2.6 batches" in typed.out and "Effective batch: 8" in typed.out
     assert "Memory planned: " in typed.out and "Memory of the first pass: " in typed.out
 
     # Only the training's own steps: the plan of the memory takes steps of Training, too.
@@ -184,6 +199,13 @@ def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: P
             Image.fromarray(squares.repeat(8, axis=0).repeat(8, axis=1)).save(
                 tmp_path / "tiles" / name / f"{number}.png"
             )
+    # The beginning of a picture that would take gigabytes.
+    parts = (struct.pack(">4sIIBBBBB", b"IHDR", 30_000, 30_000, 8, 2, 0, 0, 0), b"IDAT" + bytes(9))
+    chunks = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
+    huge = tmp_path / "tiles" / "dark" / "huge.png"
+    huge.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    with pytest.raises(Image.DecompressionBombError):
+        Image.open(huge)
     out = tmp_path / "run"
     given = ["--batch-size", 10, "--epochs", 1, "--image-size", 32, "--algorithm", "v3"]
     typed = f3rm_ext("moco", "train", "--data", tmp_path / "tiles", "--output", out, *given)
@@ -201,6 +223,7 @@ def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: P
     assert "<td>DAISY</td>" in table.read_text() and "<th>fine-tuned</th>" in table.read_text()
     assert "as .md or .html" in f3rm_ext("moco", "eval", *asked, "--table", tmp_path / "table.pdf").refuses()
     assert "no classes" in f3rm_ext("moco", "eval", "--data", tmp_path / "tiles" / "dark", *asked[2:]).refuses()
+    huge.unlink()
     for picture in (tmp_path / "tiles").glob("*/*.png"):
         mask = tmp_path / "masks" / picture.relative_to(tmp_path / "tiles")
         mask.parent.mkdir(parents=True, exist_ok=True)

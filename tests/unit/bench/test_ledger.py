@@ -142,6 +142,30 @@ def test_other_files_are_refused_in_a_sentence(tmp_path: Path, book: Ledger, pat
         assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("entries", "conditions", "[1]"),
+        ("entries", "conditions", '{"width_px": [64]}'),
+        ("entries", "conditions", "[" * 100_000),
+        ("entries", "command", "3"),
+        ("entries", "command", "[null]"),
+        ("entries", "origin", '{"versions": "1.0"}'),
+        ("entries", "origin", "{"),
+        ("repeats", "seed", math.inf),
+        ("figures", "value", b"\xff\xfe"),
+        ("figures", "value", "text"),
+    ],
+)
+def test_values_of_another_shape_are_refused(book: Ledger, path: Path, table: str, column: str, value: object) -> None:
+    book.add("base", "nerfacto")
+    book.add_repeat("base", {"psnr": 20.0}, session="s", seed=1)
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+    with pytest.raises(LedgerError, match=path.name):
+        book.entries()
+
+
 @pytest.mark.parametrize(("schema", "which"), [(SCHEMA + 1, "a newer"), (0, "an older")])
 def test_another_schema_is_refused_and_left_alone(book: Ledger, path: Path, schema: int, which: str) -> None:
     book.add("base", "nerfacto")

@@ -56,12 +56,34 @@ def test_what_is_not_ours_is_left_alone(capture: Path, tmp_path: Path, content: 
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / NAME).write_bytes(content)
-    with pytest.raises(ConfigError, match=r"manifest\.json"):
+    with pytest.raises(ConfigError, match=NAME):
         Manifest.open(folder, identify(capture))
     assert (folder / NAME).read_bytes() == content
     (folder / NAME).rename(folder / "holiday.jpg")
     with pytest.raises(ConfigError, match=r"holiday\.jpg"):
         Manifest.open(folder, identify(capture))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"capture": {"path": "/here"}},
+        {"stages": {"mesh": 3}},
+        {"stages": {"mesh": {"outputs": {"mesh": {"path": "mesh.ply"}}}}},
+        {"stages": {"mesh": {"options": ["--vertices"]}}},
+        {"stages": {"mesh": {"state": "unknown"}}},
+        {"defaults": {"vertices": "many"}},
+        {"made_by": "another"},
+        {"format": 99},
+    ],
+)
+def test_manifests_of_another_shape_are_refused(capture: Path, tmp_path: Path, change: dict[str, object]) -> None:
+    manifest = Manifest.open(tmp_path / "out", identify(capture))
+    manifest.save()
+    path = tmp_path / "out" / NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=NAME):
+        Manifest.open(tmp_path / "out", identify(capture))
 
 
 def test_a_full_disk_leaves_the_old_manifest(capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

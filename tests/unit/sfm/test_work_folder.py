@@ -1,6 +1,7 @@
 """The folder of a capture belongs to one command, keeps finished work, and loses nobody's files."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from f3rm_ext.sfm import work_folder
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.work_folder import NEXT, STATE, WorkFolder, stamp_of
 
+KNOWN = {"size": [4, 3], "camera": "x", "turned": False, "blur": 0.1, "fingerprint": "00ff"}
+RESULT = {
+    **{"key": {}, "photos": 1, "registered": 1, "without_pose": {}, "blurred": [], "same": {}, "points": 9},
+    **{"track_length": 2.0, "reprojection_error_px": 0.5, "gps_error_m": None, "doubt": ""},
+}
 OPTIONS = {"feature_size": 1000, "camera_model": "auto"}
 
 
@@ -20,7 +26,7 @@ def begun(out: Path, source: Path) -> WorkFolder:
     assert work.begin(OPTIONS, {"a": stamp_of(source)}) == ""
     (work.images / "a.jpg").write_bytes(b"copy")
     work.database.write_bytes(b"database")
-    work.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source)}})
+    work.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source), **KNOWN}})
     return work
 
 
@@ -73,7 +79,7 @@ def finished(out: Path, source: Path) -> WorkFolder:
     (out / "transforms.json").write_text("{}")
     (out / "sparse_pc.ply").write_bytes(b"points")
     (out / "mine.txt").write_bytes(b"mine")
-    work.save(result={"photos": 1})
+    work.save(result=RESULT)
     work.publish()
     return work
 
@@ -89,12 +95,12 @@ def test_a_capture_stays_until_another_is_whole(tmp_path: Path, source: Path) ->
         assert all(path.read_bytes() == content for path, content in before.items())
         photos = again.photos
         again.images.joinpath("a.jpg").write_bytes(b"new copy")
-        again.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source)}})
+        again.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source), **KNOWN}})
     assert list(photos) == ["a.jpg"]
     for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db"):
         (again.out / name).write_bytes(b"new")
     (out / "colmap" / "database.db-wal").write_bytes(b"of the old one")
-    again.save(result={"photos": 2})
+    again.save(result=RESULT)
     again.publish()
     assert (out / "images" / "a.jpg").read_bytes() == b"new copy" and (out / "mine.txt").read_bytes() == b"mine"
     assert {(out / name).read_bytes() for name in ("transforms.json", "colmap/database.db")} == {b"new"}
@@ -111,7 +117,7 @@ def test_a_kill_while_the_new_capture_takes_its_place(
     again.begin(options, {"a": stamp_of(source)})
     for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db", "images/a.jpg"):
         (again.out / name).write_bytes(b"new")
-    again.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source)}}, result={"photos": 2})
+    again.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source), **KNOWN}}, result=RESULT)
     moves = iter(range(2))
 
     def replace(one: Path, two: Path) -> None:
@@ -190,3 +196,21 @@ def test_impossible_options_are_one_sentence(tmp_path: Path, options: dict[str, 
     video = {} if not options else {"video": tmp_path / "v.mp4"}
     with pytest.raises(ConfigError, match=words):
         ProcessConfig(output=tmp_path / "out", **video, **options).check()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"photos": {"a.jpg": 3}},
+        {"photos": {"a.jpg": {"stamp": "1 2"}}},
+        {"options": "text"},
+        {"video": {"frames": [None], "wanted": {}}},
+        {"result": {"key": {}}},
+        {"made_by": None},
+    ],
+)
+def test_a_state_of_another_shape_is_refused(tmp_path: Path, source: Path, change: dict[str, object]) -> None:
+    state = json.loads((begun(tmp_path / "out", source).out / STATE).read_text())
+    (tmp_path / "out" / STATE).write_text(json.dumps(state | change))
+    with pytest.raises(ConfigError, match=STATE):
+        WorkFolder(tmp_path / "out")

@@ -1,0 +1,68 @@
+"""Ranges of options, stated beside their types and checked in one place."""
+
+import dataclasses
+import math
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from f3rm_ext.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that an option may have: ``batch_size: Annotated[int, Range(1)]``. NaN and infinity are in no range.
+
+    >>> 1 in Range(1), 0 in Range(1), 0.5 in Range(0, 1, above=True), float("nan") in Range(0), 1e308 in Range(0)
+    (True, False, True, False, False)
+    """
+
+    least: float | int = -math.inf
+    """Smallest value."""
+    most: float | int = 1e12
+    """Largest value."""
+    above: bool = False
+    """Whether the smallest value itself is out of range."""
+    below: bool = False
+    """Whether the largest value itself is out of range."""
+
+    def __contains__(self, value: float | int) -> bool:
+        too_small = value <= self.least if self.above else value < self.least
+        too_large = value >= self.most if self.below else value > self.most
+        return not (math.isnan(value) or too_small or too_large)
+
+    def __str__(self) -> str:
+        first, last = (f"{end:g}" if abs(end) >= 1e6 else f"{end:.6g}" for end in (self.least, self.most))
+        return f"{'above ' * self.above}{first} to {'below ' * self.below}{last}"
+
+
+Positive = Annotated[float, Range(0, above=True)]
+"""A number above 0."""
+Count = Annotated[int, Range(1)]
+"""A whole number, 1 or more."""
+
+
+def check_ranges(options: Any) -> None:
+    """Checks the fields of a dataclass that state a :class:`Range`; None is always in range.
+
+    Args:
+        options: the dataclass. Of tuples every element is checked.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    hints = typing.get_type_hints(type(options), include_extras=True)
+    for field in dataclasses.fields(options):
+        limits, value = next(_ranges(hints[field.name]), None), getattr(options, field.name)
+        for number in value if isinstance(value, (tuple, list)) else (value,):
+            if limits is not None and number is not None and number not in limits:
+                option = field.name.replace("_", "-")
+                raise ConfigError(f"--{option} is {str(number)[:30]}: give a number from {limits}.")
+
+
+def _ranges(hint: Any) -> typing.Iterator[Range]:
+    """Yields the ranges in a type, from outside to inside."""
+    if typing.get_origin(hint) is Annotated:
+        yield from (mark for mark in hint.__metadata__ if isinstance(mark, Range))
+    for inner in typing.get_args(hint):
+        yield from _ranges(inner)

@@ -1,0 +1,45 @@
+"""Ranges of options: every value of a field that states one."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
+
+
+@dataclass
+class Options:
+    batch_size: Count = 1
+    rate: Positive | None = None
+    momentum: Annotated[float, Range(0, 1, below=True)] = 0.0
+    thresholds: tuple[Positive, ...] = ()
+    corner: tuple[Count, Count] | None = None
+    name: str = "-1"
+
+
+@pytest.mark.parametrize("options", [{}, {"rate": 1e-30}, {"momentum": 0.999}, {"thresholds": (0.1, 2.0)}])
+def test_values_in_range(options: dict) -> None:
+    check_ranges(Options(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 0},
+        {"batch_size": 10**25},
+        {"rate": 0.0},
+        {"rate": math.nan},
+        {"rate": math.inf},
+        {"momentum": 1.0},
+        {"momentum": -0.1},
+        {"thresholds": (0.1, -1.0)},
+        {"corner": (1, 0)},
+    ],
+)
+def test_values_out_of_range_are_named(options: dict) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is "):
+        check_ranges(Options(**options))
