@@ -11,6 +11,7 @@ from typing import Any
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.profiling.snapshot import Snapshot
+from f3rm_ext.utils.json_shape import parse_json
 
 NAME = "tensor_profile.jsonl"
 """Name of the file in a run folder."""
@@ -100,7 +101,7 @@ def read_profile(path: Path) -> Profile:
         ) from error
     for line in lines:
         try:
-            record = json.loads(line)
+            record = parse_json(line, dict[str, Any])
             kind = record.pop("kind")
             if kind == "start":
                 profile.start, profile.snapshots, profile.end = record, [], ""
