@@ -1,5 +1,6 @@
 """What a feature field holds in training, in an evaluation picture and in a query."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -101,7 +102,7 @@ class _Batches:
         manager: Any = request.config.pipeline.datamanager
         scope = request.processes if manager.ray_batch_scope == "global" else 1
         self.rays = -(-manager.train_num_rays_per_batch // scope)
-        self.featured = max(1, int(self.rays * manager.feature_ray_fraction))
+        self.featured = math.ceil(self.rays * manager.feature_ray_fraction)
         self._names = [spec.name for spec in feature_specs(manager.features, sizes)]
         self._dims = [size.dim for size in sizes]
         self._make_rays = rays
