@@ -11,7 +11,6 @@ from typing import Any
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.profiling.snapshot import Snapshot
-from f3rm_ext.utils.json_shape import parse_json
 
 NAME = "tensor_profile.jsonl"
 """Name of the file in a run folder."""
@@ -101,7 +100,7 @@ def read_profile(path: Path) -> Profile:
         ) from error
     for line in lines:
         try:
-            record = parse_json(line, dict[str, Any])
+            record = json.loads(line)
             kind = record.pop("kind")
             if kind == "start":
                 profile.start, profile.snapshots, profile.end = record, [], ""
@@ -109,7 +108,7 @@ def read_profile(path: Path) -> Profile:
                 profile.snapshots.append(Snapshot.of_json(record))
             elif kind == "end":
                 profile.end = str(record["reason"])
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             profile.damaged += bool(line.strip())
     if not profile.snapshots:
         raise ConfigError(
