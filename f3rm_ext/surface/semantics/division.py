@@ -45,7 +45,7 @@ def divided(
     assert isinstance(visual, TextureVisuals)
     size = np.array(code_map.texels.shape[::-1])
     vertices, faces = np.asarray(mesh.vertices), np.asarray(mesh.faces)
-    values = {"uv": np.asarray(visual.uv), "scores": np.asarray(scores, np.float64)[:, None]}
+    values: dict[str, np.ndarray] = {"uv": np.asarray(visual.uv), "scores": np.asarray(scores, np.float64)[:, None]}
     while 4 * len(faces) <= MOST_FACES:
         edges = (values["uv"][faces] - np.roll(values["uv"][faces], 1, axis=1)) * size
         if np.quantile(np.linalg.norm(edges, axis=2), _SHARE) <= EDGE_TEXELS:
