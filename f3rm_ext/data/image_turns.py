@@ -68,7 +68,7 @@ class ImageTurns:
         """Continues where :meth:`state` was taken."""
         self.drawn = int(state["batches"])
         self._turn = [int(image) for image in state["turn"]]
-        self.uses = np.array(state["uses"], dtype=np.int64)
+        self.uses = torch.as_tensor(state["uses"]).numpy().astype(np.int64)
 
     def _shuffled(self, images: tuple[int, ...], shard: int) -> list[int]:
         """The images in random order, least used first."""

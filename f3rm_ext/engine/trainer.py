@@ -104,7 +104,8 @@ class F3rmTrainerConfig(TrainerConfig):
         if self.schedule_steps and not self.max_num_iterations <= self.schedule_steps <= MOST_STEPS:
             raise ConfigError(
                 f"--schedule-steps is {self.schedule_steps}, but the run goes on to step {self.max_num_iterations} "
-                f"(--max-num-iterations): give that to {MOST_STEPS}, or 0 for a schedule of that length."
+                f"(--max-num-iterations): give {self.max_num_iterations} to {MOST_STEPS}, or 0 for a schedule as long "
+                "as the run."
             )
 
     def fit_model(self) -> None:

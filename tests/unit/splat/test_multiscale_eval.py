@@ -227,7 +227,7 @@ def test_a_name_that_cannot_be_written_is_found_out_before_the_work(
     monkeypatch.setattr("f3rm_ext.splat.multiscale_eval.evaluate_scales", lambda *_: pytest.fail("the work was begun"))
     (tmp_path / "a.png").mkdir()
     code, said, _ = evaluate("--out", tmp_path / "a.json")
-    assert code == 2 and "a.png cannot be written (it is a folder)" in said
+    assert code == 2 and "a.png" in said and "--out" in said
 
 
 def test_a_run_of_another_method_is_refused(untrained: Any, capsys: pytest.CaptureFixture) -> None:
