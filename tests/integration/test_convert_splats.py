@@ -86,7 +86,7 @@ def test_bad_input_is_one_sentence(scene: Path, convert: Callable) -> None:
         ("short.ply", "new.spz", "is cut short, with 399 of 400 rows"),
         ("none.ply", "new.spz", "cannot be read (No such file or directory)"),
         ("scene.ply", "new.glb", "has no format for splats"),
-        ("scene.ply", "notes.spz", "exists already and does not say"),
+        ("scene.ply", "notes.spz", "notes.spz is there already"),
         ("scene.ply", "scene.ply", "is also the file to read"),
     ):
         code, _, told = convert(folder / source, folder / out)

@@ -246,7 +246,7 @@ class TestRefusals:
     def out(self, tmp_path: Path) -> Path:
         path = tmp_path / "before" / "query.json"
         path.parent.mkdir()
-        path.write_text('{"figures": "of before"}')
+        path.write_text('{"made_by": "f3rm-ext eval-query", "figures": "of before"}')
         return path
 
     @pytest.mark.parametrize(

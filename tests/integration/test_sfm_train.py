@@ -142,6 +142,7 @@ def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_setti
     assert "cannot go on with model.residual=False, because its model has True" in other
     again = [word for word in settings if not word.startswith("training.pretrain_path")]
     wrong = f"training.pretrain_path={dense / 'checkpoints' / 'ckpt_00000004.pth'}"
+    again.append(f"hydra.run.dir={tmp_path / 'again'}")
     assert "that of a dense model" in f3rm_ext("sfm", "train", *again, wrong).refuses()
 
 
@@ -256,10 +257,9 @@ def test_memory_that_runs_out_is_one_sentence(
     settings = parse_settings([*debug_settings, f"hydra.run.dir={tmp_path / 'run'}"])
     with pytest.raises(MemoryShortageError) as raised:
         Training(settings, make_accelerator()[0]).run()
-    assert str(raised.value) == (
-        "Memory ran out in training step 4 on cpu: begin a new run with training.batch_size=1 and "
-        f"training.pretrain_path={tmp_path / 'run' / 'checkpoints' / 'ckpt_00000003.pth'}."
-    )
+    said = str(raised.value)
+    assert "in training step 4 on cpu" in said and "training.batch_size=1" in said
+    assert f"training.pretrain_path={tmp_path / 'run' / 'checkpoints' / 'ckpt_00000003.pth'}." in said
     settings.training.mixed_precision = False
     with pytest.raises(MemoryShortageError, match=r"resume with training\.mixed_precision=True"):
         Training(settings, make_accelerator()[0]).run()

@@ -189,7 +189,7 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
     if own:
         xyz = torch.cat([outputs.metadata[XYZ].float(), xyz])
         rgb = torch.cat([outputs.metadata[RGB], rgb])
-    source = f"{outputs.metadata[SOURCE]} and of stereo" if own else "stereo"
+    source = f"{outputs.metadata.get(SOURCE, 'the capture')} and of stereo" if own else "stereo"
     outputs.metadata.update({XYZ: xyz, RGB: rgb, SOURCE: source})
 
 
