@@ -169,7 +169,15 @@ def test_a_short_run_ends_although_nothing_is_opaque(
         "ns-train",
         METHOD,
         *("--data", capture, "--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", "t"),
-        *(*SMALL, "--pipeline.model.surface.prune-opacity", 0.99, "--dense-points", "never", "--regularization", "dn_consistency"),
+        *(
+            *SMALL,
+            "--pipeline.model.surface.prune-opacity",
+            0.99,
+            "--dense-points",
+            "never",
+            "--regularization",
+            "dn_consistency",
+        ),
     )
     assert done.code == 0, done.text[-3000:]
     said = " ".join(done.text.split())
