@@ -72,8 +72,9 @@ def without_points(name: str) -> Maker:
 
     def make(data: Path, out: Path) -> None:
         meta = read_absolute(data / name)
+        meta.pop("ply_file_path", None)
         out.mkdir(parents=True, exist_ok=True)
-        (out / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": ""}))
+        (out / "transforms.json").write_text(json.dumps(meta))
 
     return make
 

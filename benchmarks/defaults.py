@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 from changed_captures import Maker, building, passer_by, with_few, with_masks, with_sparse_points, without_points
 from masked_pixels import make_capture
+from PIL import Image
 from rich.console import Console
+from scipy.ndimage import binary_erosion
 
 from f3rm_ext.report.commands import Command, run_command
 from f3rm_ext.report.demo import MOST_PHOTOS_FOR_SPLATS, RAYS_PER_STEP, STEPS
@@ -177,9 +180,13 @@ class Defaults:
         command += ["--experiment-name", run.parents[1].name, "--timestamp", run.name, *arguments[len(arguments) % 2 :]]
         command += ["--resolution-scale", case.scale, "--max-num-iterations", case.steps[method], *ARGUMENTS[method]]
         row: dict[str, Any] = {**place, "train_s": self._run(command)}
-        self._run(["ns-eval", "--load-config", run / "config.yml", "--output-path", run / "eval.json"])
+        pictures = run / "pictures"
+        judge = ["ns-eval", "--load-config", run / "config.yml", "--output-path", run / "eval.json"]
+        self._run([*judge, "--render-output-path", pictures] if "masks" in case.change else judge)
         results = json.loads((run / "eval.json").read_text())["results"]
         row |= {key: results[key] for key in ("psnr", "ssim", "lpips") if key in results}
+        if "masks" in case.change:
+            row["inner_psnr"] = inner_psnr(capture, pictures)
         if case.mesh:
             row["f_score"] = self._mesh(capture, run)
         config = (run / "config.yml").read_text()
@@ -208,6 +215,28 @@ class Defaults:
         name, *arguments = map(str, command)
         log = self.work / "log.txt"
         return run_command(Command(name, [name, *arguments], log, is_forked=True), Path.cwd(), CONSOLE).seconds
+
+
+def inner_psnr(capture: Path, pictures: Path) -> float:
+    """Returns the mean PSNR of the pixels that are kept together with their four neighbours.
+
+    Photos mix an object's outermost pixels with what is behind them.
+
+    Args:
+        capture: with a mask for each photo.
+        pictures: those that `ns-eval` has written: photo and rendering, side by side, of the test photos by name.
+    """
+    meta = json.loads((capture / "transforms.json").read_text())
+    masks = {frame["file_path"]: capture / frame["mask_path"] for frame in meta["frames"]}
+    values = []
+    files = sorted(pictures.glob("*img*"))
+    for name, file in zip(sorted(meta["test_filenames"]), files, strict=True):
+        both = np.asarray(Image.open(file).convert("RGB")) / 255
+        photo, rendered = np.split(both, 2, axis=1)
+        mask = Image.open(masks[name]).resize(photo.shape[1::-1], Image.Resampling.NEAREST)
+        kept = binary_erosion(np.asarray(mask) > 0)
+        values.append(-10 * np.log10(np.mean((photo - rendered)[kept] ** 2)))
+    return float(np.mean(values))
 
 
 def took(config: str, arguments: Sequence[str]) -> bool:
