@@ -24,6 +24,7 @@ from PIL import Image
 from rich.console import Console
 from scipy.ndimage import binary_erosion
 
+from f3rm_ext.query.run import load_run
 from f3rm_ext.report.commands import Command, run_command
 from f3rm_ext.report.demo import MOST_PHOTOS_FOR_SPLATS, RAYS_PER_STEP, STEPS
 
@@ -186,7 +187,7 @@ class Defaults:
         results = json.loads((run / "eval.json").read_text())["results"]
         row |= {key: results[key] for key in ("psnr", "ssim", "lpips") if key in results}
         if "masks" in case.change:
-            row["inner_psnr"] = inner_psnr(capture, pictures)
+            row["inner_psnr"] = inner_psnr(run / "config.yml", pictures)
         if case.mesh:
             row["f_score"] = self._mesh(capture, run)
         config = (run / "config.yml").read_text()
@@ -217,25 +218,21 @@ class Defaults:
         return run_command(Command(name, [name, *arguments], log, is_forked=True), Path.cwd(), CONSOLE).seconds
 
 
-def inner_psnr(capture: Path, pictures: Path) -> float:
+def inner_psnr(config: Path, pictures: Path) -> float:
     """Returns the mean PSNR of the pixels that are kept together with their four neighbours.
 
     Photos mix an object's outermost pixels with what is behind them.
 
     Args:
-        capture: with a mask for each photo.
-        pictures: those that `ns-eval` has written: photo and rendering, side by side, of the test photos by name.
+        config: config.yml of a run on a capture with masks.
+        pictures: those that `ns-eval` has written: photo and rendering of each test photo, side by side.
     """
-    meta = json.loads((capture / "transforms.json").read_text())
-    masks = {frame["file_path"]: capture / frame["mask_path"] for frame in meta["frames"]}
-    values = []
-    files = sorted(pictures.glob("*img*"))
-    for name, file in zip(sorted(meta["test_filenames"]), files, strict=True):
-        both = np.asarray(Image.open(file).convert("RGB")) / 255
-        photo, rendered = np.split(both, 2, axis=1)
-        mask = Image.open(masks[name]).resize(photo.shape[1::-1], Image.Resampling.NEAREST)
-        kept = binary_erosion(np.asarray(mask) > 0)
-        values.append(-10 * np.log10(np.mean((photo - rendered)[kept] ** 2)))
+    run, values = load_run(config), []
+    for index, file in enumerate(sorted(pictures.glob("*img*"))):
+        photo, rendered = np.split(np.asarray(Image.open(file).convert("RGB")) / 255, 2, axis=1)
+        kept = run.kept("test", index)
+        errors = (photo - rendered)[slice(None) if kept is None else binary_erosion(kept)]
+        values.append(-10 * np.log10(np.mean(errors**2)))
     return float(np.mean(values))
 
 
