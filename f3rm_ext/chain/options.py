@@ -156,7 +156,7 @@ def split_passed_on(arguments: Sequence[str]) -> tuple[list[str], dict[str, Stag
         arguments: the words typed.
 
     Raises:
-        ConfigError: an option is of a stage that has none.
+        ConfigError: an option is of a stage that has none, or replaces what the chain itself decides.
     """
     own: list[str] = []
     passed: dict[str, StageOptions] = {}
@@ -180,7 +180,13 @@ def split_passed_on(arguments: Sequence[str]) -> tuple[list[str], dict[str, Stag
         name, equals, value = rest.partition("=")
         target = None if equals else (stage, name.replace("_", "-"))
         passed.setdefault(stage, {})[name.replace("_", "-")] = (value,) if equals else ()
-    for stage in _TRAININGS & passed.keys():  # ns-train wants the value of a switch
+    for stage in _TRAININGS & passed.keys():
+        if "load-config" in passed[stage]:
+            raise ConfigError(
+                f"--{stage}.load-config would replace all options of this stage, also those that say where its files "
+                "are: give the options themselves."
+            )
+        # ns-train wants the value of a switch
         passed[stage] = {name: values or ("True",) for name, values in passed[stage].items()}
     return own, passed
 

@@ -20,6 +20,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat, threads
 from f3rm_ext.engine import checkpoint, launch, random_state
+from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
 from f3rm_ext.engine.options import LocalViewerConfig
@@ -66,6 +67,10 @@ class F3rmTrainerConfig(TrainerConfig):
 
     # Set on the instance while a trainer is built. Not a field, so never in config.yml.
     _writing: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.load_config is not None:
+            read_config(self.load_config)  # ns-train runs what this file names: another's is refused before that
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "viewer" and "viewer" in self.__dict__ and isinstance(value, ViewerConfig):

@@ -29,6 +29,12 @@ def test_an_option_of_no_stage_is_named() -> None:
         split_passed_on(["--pipeline.model.sh-degree", "2"])
 
 
+@pytest.mark.parametrize("word", ["--coarse.load-config", "--refine.load_config=config.yml"])
+def test_another_config_in_place_of_a_trainings_options_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"--(coarse|refine)\.load-config would replace all options"):
+        split_passed_on([word, "config.yml"])
+
+
 def test_the_spellings_of_the_guides() -> None:
     run = parse("--refinement_time", "short", "-r", "dn_consistency", "--optimize_memory", "True", "--sh_degree", 2)
     assert run.refinement_time == "short" and run.regularization == "dn_consistency"

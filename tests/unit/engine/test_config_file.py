@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tyro
 import yaml
 from nerfstudio.configs.dataparser_configs import all_dataparsers
 from nerfstudio.configs.external_methods import ExternalMethodDummyTrainerConfig
@@ -15,6 +16,7 @@ from nerfstudio.configs.method_configs import all_methods
 
 import f3rm_ext
 from f3rm_ext.engine.config_file import read_config
+from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
 
@@ -239,6 +241,14 @@ def test_a_file_that_is_no_text_is_not_understood(tmp_path: Path) -> None:
     (tmp_path / "config.yml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not understood"):
         read_config(tmp_path / "config.yml")
+
+
+def test_ns_train_of_our_methods_refuses_another_config_that_runs_code(tmp_path: Path, mark: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(f"{CALL}os.system ['touch {mark}']")
+    with pytest.raises(ConfigError, match=r"asks for os\.system"):
+        tyro.cli(F3rmTrainerConfig, default=make_config("f3rm-ext-lite"), args=["--load-config", str(path)])
+    assert not mark.exists()
 
 
 def test_a_name_cannot_write_to_the_terminal(read: Callable[[str], Any]) -> None:
