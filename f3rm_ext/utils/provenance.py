@@ -1,5 +1,7 @@
 """What files say of their origin, and who may overwrite what: a command replaces files that it wrote, and no others."""
 
+import gzip
+import io
 import json
 import re
 import struct
@@ -25,6 +27,7 @@ _GLB_JSON = 0x4E4F534A
 _LONGEST_HEADER = 64 << 20
 _MOST_LINES = 1000
 _COMMENT = re.compile(rb"<!-- made_by: ([\w -]+) -->\n$")
+_GZIP_NAME = re.compile(rb"\x1f\x8b\x08\x08.{6}([\w -]+)\0", re.DOTALL)
 _LONGEST_COMMENT = 200
 _AFTER_IHDR = 33
 
@@ -115,7 +118,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
     """Returns what a file says of its origin; empty for files of others and damaged ones.
 
     It stands in the comments of .ply, .obj and .mtl, in the asset's extras of .glb, in an entry of .npz, in the text of
-    .png, at the top level of .json, and in a comment of .html and .md.
+    .png, at the top level of .json, in a comment of .html and .md, and as the name of what .jgz holds.
     """
     reader = _READERS.get(path.suffix.lower())
     try:
@@ -143,6 +146,14 @@ def signed_png(data: bytes, provenance: Mapping[str, object]) -> bytes:
     body = b"tEXt" + PNG_KEY.encode() + b"\0" + json.dumps(provenance).encode("ascii")
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return data[:_AFTER_IHDR] + chunk + data[_AFTER_IHDR:]
+
+
+def signed_gzip(data: bytes, maker: str) -> bytes:
+    """Returns data compressed by gzip; its header names who wrote it as the original file."""
+    stream = io.BytesIO()
+    with gzip.GzipFile(maker, "wb", fileobj=stream, mtime=0) as archive:
+        archive.write(data)
+    return stream.getvalue()
 
 
 def _of_npz(path: Path) -> dict[str, Any]:
@@ -192,6 +203,12 @@ def _of_text(path: Path) -> dict[str, Any]:
     return {} if found is None else {MADE_BY: found[1].decode()}
 
 
+def _of_gzip(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        found = _GZIP_NAME.match(stream.read(_LONGEST_COMMENT))
+    return {} if found is None else {MADE_BY: found[1].decode()}
+
+
 def _entries(comments: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for comment in comments:
@@ -211,4 +228,5 @@ _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     ".png": _of_png,
     ".html": _of_text,
     ".md": _of_text,
+    ".jgz": _of_gzip,
 }

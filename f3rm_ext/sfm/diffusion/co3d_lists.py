@@ -15,7 +15,9 @@ from f3rm_ext.sfm.capture_cameras import CaptureCameras, read_capture_cameras
 from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, IMAGES, Split, depth_path, write_depth
 from f3rm_ext.sfm.endpoints import has_depth, read_depth
 from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.provenance import require_ours, signed_gzip
 
+COMMAND = "f3rm-ext sfm prepare"
 MIN_QUALITY = 0.5
 """Smallest viewpoint quality of a sequence of CO3D."""
 MASK_THRESHOLD = 0.4
@@ -28,11 +30,20 @@ Frames = dict[str, list[dict[str, Any]]]
 
 def write_list(root: Path, category: str, split: Split, sequences: Frames) -> Path:
     """Writes the list of a category: for each sequence its frames."""
-    folder = root / ANNOTATIONS
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{category}_{split}.jgz"
-    write_atomic(path, gzip.compress(json.dumps(sequences).encode(), mtime=0))
+    path = _list_path(root, category, split)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, signed_gzip(json.dumps(sequences).encode(), COMMAND))
     return path
+
+
+def require_own_lists(root: Path, category: str) -> None:
+    """Raises ConfigError where another program wrote a list of the category; to be called before the work begins."""
+    for split in _SPLITS:
+        require_ours(_list_path(root, category, split), COMMAND, "--output or --category")
+
+
+def _list_path(root: Path, category: str, split: Split) -> Path:
+    return root / ANNOTATIONS / f"{category}_{split}.jgz"
 
 
 # --- from captures ---------------------------------------------------------------------------------------------------
@@ -54,7 +65,9 @@ def convert_captures(
 
     Raises:
         CaptureError: a capture has no depth, or is distorted.
+        ConfigError: another program wrote a list of the category.
     """
+    require_own_lists(root, category)
     lists: dict[Split, Frames] = {"train": {}, "test": {}}
     done = 0
     for number, data in enumerate(captures):
@@ -122,8 +135,10 @@ def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambd
         on_frame: called with the number of frames done.
 
     Raises:
-        ConfigError: a list of the category is missing, all images are, or its cameras are those of CO3D v1.
+        ConfigError: a list of the category is missing, all images are, its cameras are those of CO3D v1, or another
+            program wrote a list of this name.
     """
+    require_own_lists(root, category)
     folder = root / IMAGES / category
     frames = _read(folder / "frame_annotations.jgz")
     sequences = {entry["sequence_name"]: entry for entry in _read(folder / "sequence_annotations.jgz")}

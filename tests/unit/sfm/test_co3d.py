@@ -32,6 +32,19 @@ def scenes(root: Path, **changes: Any) -> co3d.Co3dScenes:
     )
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_lists_of_others_stay(tiny_capture: Path, tmp_path: Path, split: str) -> None:
+    theirs = tmp_path / co3d.ANNOTATIONS / f"room_{split}.jgz"
+    theirs.parent.mkdir()
+    theirs.write_bytes(gzip.compress(b'{"110_13051_23361": []}'))
+    before = theirs.read_bytes()
+    with pytest.raises(ConfigError, match=rf"room_{split}\.jgz is there already"):
+        co3d_lists.convert_captures([tiny_capture], tmp_path, "room")
+    with pytest.raises(ConfigError, match=rf"room_{split}\.jgz is there already"):
+        co3d_lists.list_co3d(tmp_path, "room")
+    assert theirs.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == [co3d.ANNOTATIONS]
+
+
 def test_samples_hold_the_cameras_of_the_capture(room: Path, tiny_capture: Path) -> None:
     data = scenes(room)
     scene = data[0]

@@ -1,5 +1,6 @@
 """Who may overwrite what: files and folders that say that the same command made them, and no others."""
 
+import gzip
 import io
 import json
 from collections.abc import Callable
@@ -12,7 +13,14 @@ from PIL import Image
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.output_file import NpzWriter, replacing
 from f3rm_ext.utils.ply import write_ply
-from f3rm_ext.utils.provenance import comments_of, require_ours, require_own_folder, signed_png, signed_text
+from f3rm_ext.utils.provenance import (
+    comments_of,
+    require_ours,
+    require_own_folder,
+    signed_gzip,
+    signed_png,
+    signed_text,
+)
 
 
 def npz(path: Path, provenance: str) -> None:
@@ -43,6 +51,7 @@ WRITERS: dict[str, Callable[[Path, str], object]] = {
     ".md": lambda path, maker: path.write_bytes(signed_text("# Table\n", maker)),
     ".html": lambda path, maker: path.write_bytes(signed_text("<p>" + 9999 * "x", maker)),
     ".png": png,
+    ".jgz": lambda path, maker: path.write_bytes(signed_gzip(b"[]", maker)),
 }
 
 
@@ -66,6 +75,7 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     png(tmp_path / "nobody.png")
     npz(tmp_path / "list.npz", "[1]")
     np.savez(tmp_path / "plain.npz", a=np.zeros(2))
+    (tmp_path / "plain.jgz").write_bytes(gzip.compress(b"us"))
     (tmp_path / "list.json").write_text('[{"made_by": "us"}]')
     (tmp_path / "deep.json").write_text(100_000 * "[")
     (tmp_path / "notes.md").write_bytes(signed_text("Figures", "us") + b"My notes on them.\n" * 20)
