@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-Status = Literal["open", "success", "no gain", "failed", "on hold"]
-"""What became of an idea: `open` until somebody decides."""
+Status = Literal["idea", "open", "success", "no gain", "failed", "on hold"]
+"""What became of an idea: `idea` until it is measured, `open` until somebody decides."""
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
@@ -42,6 +42,8 @@ METRICS = (
     Metric("train_l1", "L1 on training views", ".5f", "lower"),
     Metric("train_peak_mib", "peak in training, MiB", ",.0f", "lower", words=("smaller", "larger")),
     Metric("eval_peak_mib", "peak in evaluation, MiB", ",.0f", "lower", words=("smaller", "larger")),
+    Metric("device_peak_mib", "peak of the whole GPU, MiB", ",.0f", "lower", words=("smaller", "larger")),
+    Metric("spilled_mib", "moved to main memory, MiB", ",.0f", "lower", words=("less", "more")),
     Metric("gaussian_count", "Gaussians", ",.0f"),
     Metric("mean_opacity", "mean opacity", ".3f"),
 )
@@ -56,6 +58,7 @@ CONDITIONS: Mapping[str, str] = {
     "height_px": "height, px",
     "first_step": "first step",
     "last_step": "last step",
+    "eval_step": "evaluated step",
     "warm_up_steps": "warm-up steps",
     "train_views": "training views evaluated",
     "device": "device",
@@ -90,7 +93,7 @@ class Entry:
     date: str
     """When it was begun, UTC, ISO 8601. Only for people: nothing is computed from it."""
     method: str
-    """Method that was trained."""
+    """Method that was trained; empty for an idea that was not run yet."""
     status: Status = "open"
     command: Sequence[str] = ()
     """Arguments of ns-train; empty if they are not known."""
@@ -102,16 +105,25 @@ class Entry:
     notes: Sequence[tuple[str, str]] = ()
     """Date and text of each note."""
 
+    @property
+    def is_idea(self) -> bool:
+        """Whether nothing has been run yet."""
+        return not self.method
+
     def values(self, key: str) -> list[float]:
         """Returns a figure of all repeats that have it."""
         return [repeat.values[key] for repeat in self.repeats if key in repeat.values]
 
     def suspicions(self) -> list[str]:
         """Returns what cannot be right about its figures or is missing, one phrase each. Nothing is ever filled in."""
+        if self.is_idea:
+            return []
         found = [phrase for repeat in self.repeats for phrase in suspicions(repeat.values)]
         if not self.repeats:
             return ["no repeat has finished"]
-        expected = [metric for metric in METRICS if metric.key not in ("gaussian_count", "mean_opacity")]
+        absent = ["gaussian_count", "mean_opacity"]
+        absent += ["device_peak_mib", "spilled_mib"] if self.conditions.get("device") == "cpu" else []
+        expected = [metric for metric in METRICS if metric.key not in absent]
         missing = [metric.title.partition(",")[0] for metric in expected if not self.values(metric.key)]
         if missing:
             found.append("missing: " + ", ".join(missing))
@@ -150,6 +162,9 @@ def suspicions(values: Mapping[str, float]) -> list[str]:
     for key, (low, high) in limits.items():
         if key in values and math.isfinite(values[key]) and not low <= values[key] <= high:
             found.append(f"{key} is {values[key]:g}")
-    if "device_mib" in values and values.get("train_peak_mib", 0.0) > 0.9 * values["device_mib"]:
+    peak = max(values.get(key, 0.0) for key in ("train_peak_mib", "device_peak_mib"))
+    if "device_mib" in values and peak > 0.9 * values["device_mib"]:
         found.append(f"peak in training above 90 % of the card's {values['device_mib']:.0f} MiB")
+    if values.get("spilled_mib", 0.0) > 0:
+        found.append(f"{values['spilled_mib']:.0f} MiB or more have moved to main memory, which is slow")
     return found

@@ -144,11 +144,11 @@ class Ledger:
         status: Status = "open",
         note: str = "",
     ) -> str:
-        """Begins an entry.
+        """Begins an entry, or measures an idea: its notes stay.
 
         Args:
-            name: a new name; if empty, the method's with a number.
-            method: method that is trained.
+            name: a new name, or that of an idea; if empty, the method's with a number.
+            method: method that is trained; empty for an idea.
             command: arguments of ns-train.
             conditions: see :data:`~f3rm_ext.bench.entry.CONDITIONS`.
             origin: what it is measured with.
@@ -165,12 +165,13 @@ class Ledger:
             if not name:
                 number = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM entries").fetchone()[0]
                 name = f"{method}-{number}"
-            if self._find(connection, name) is not None:
-                raise LedgerError(self._taken(name))
+            self._require_new(connection, name)
             values = (name, now(), method, status, *map(json.dumps, (list(command), conditions or {}, origin or {})))
             connection.execute(
                 "INSERT INTO entries (name, date, method, status, command, conditions, origin) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET (date, method, status, command, "
+                "conditions, origin) = (excluded.date, excluded.method, excluded.status, excluded.command, "
+                "excluded.conditions, excluded.origin)",
                 values,
             )
             if note:
@@ -178,17 +179,17 @@ class Ledger:
         return name
 
     def require_new(self, name: str) -> None:
-        """Raises if an entry has this name already, or if the file cannot be used.
+        """Raises if an entry that is more than an idea has this name already, or if the file cannot be used.
 
         Raises:
             LedgerError: see above.
         """
         with self._open(write=True) as connection:
-            if name and self._find(connection, name) is not None:
-                raise LedgerError(self._taken(name))
+            self._require_new(connection, name)
 
-    def _taken(self, name: str) -> str:
-        return f"The ledger {self.path} has an entry {name} already: choose another --name."
+    def _require_new(self, connection: sqlite3.Connection, name: str) -> None:
+        if connection.execute("SELECT 1 FROM entries WHERE name = ? AND method != ''", (name,)).fetchone():
+            raise LedgerError(f"The ledger {self.path} has an entry {name} already: choose another --name.")
 
     def add_repeat(self, name: str, values: Mapping[str, float], *, session: str, seed: int | None = None) -> None:
         """Adds a repeat to an entry.
@@ -213,11 +214,14 @@ class Ledger:
             )
 
     def note(self, name: str, text: str = "", status: Status | None = None) -> None:
-        """Adds a note to an entry, or sets what became of it, or both.
+        """Adds a note to an entry, or sets what became of it, or both. The status ``idea`` makes a new entry.
 
         Raises:
-            LedgerError: there is no such entry, or the file cannot be used.
+            LedgerError: there is no such entry, a run of it makes it more than an idea, or the file cannot be used.
         """
+        if status == "idea":
+            self.add(name, "", status="idea", note=text)
+            return
         with self._open(write=True) as connection:
             if text:
                 self._note(connection, name, text)
@@ -277,7 +281,7 @@ class Ledger:
                 method=str(method),
                 status=cast(Status, status if status in STATUSES else "open"),
                 command=tuple(parse_json(command, list[str])),
-                conditions=parse_json(conditions, _Plain),
+                conditions=_with_eval_step(parse_json(conditions, _Plain)),
                 origin=parse_json(origin, _Origin),
                 repeats=repeats.get(identity, []),
                 notes=notes.get(identity, []),
@@ -298,6 +302,11 @@ class Ledger:
             there = ", ".join(row[0] for row in connection.execute("SELECT name FROM entries ORDER BY id")) or "none"
             raise LedgerError(f"The ledger {self.path} has no entry {name}: choose from those there ({there}).")
         return entry
+
+
+def _with_eval_step(conditions: _Plain) -> _Plain:
+    """Returns conditions with the step of evaluation, which was the last one before it could be chosen."""
+    return {"eval_step": conditions["last_step"], **conditions} if "last_step" in conditions else conditions
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from f3rm_ext.report.page import html_page
 
 TITLE = "What was measured"
 LEAD = "Medians over the repeats; quartiles are in brackets and, in plots, the ends of lines."
+IDEAS = "Ideas that were not run yet"
 PLOTTED = ("it_per_s", "psnr", "ssim", "lpips", "train_peak_mib", "eval_peak_mib")
 
 
@@ -62,13 +63,15 @@ def markdown_report(entries: Sequence[Entry], baseline: Entry | None = None, tol
         tolerance: see :func:`~f3rm_ext.bench.comparison.compare`.
     """
     parts = [f"# {TITLE}", f"{LEAD} {_made()}"]
-    for group in groups(entries):
+    for group in groups([entry for entry in entries if not entry.is_idea]):
         conditions = group[0].conditions
         parts += [f"## {what_text(conditions)}", how_text(conditions), entry_table(group).markdown()]
         for found in comparisons(group, baseline, tolerance):
             parts += [f"### {found.new.name} against {found.base.name}", comparison_table(found).markdown()]
             parts += [*found.remarks, f"**{verdict_sentence(found)}**"]
         parts += ["### Notes", "\n".join(line for entry in group for line in _book(entry))]
+    ideas = [line for entry in entries if entry.is_idea for line in _book(entry)]
+    parts += [f"## {IDEAS}", "\n".join(ideas)] if ideas else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -84,7 +87,7 @@ def _book(entry: Entry) -> list[str]:
 def html_report(entries: Sequence[Entry], baseline: Entry | None = None, tolerance: float = TOLERANCE) -> str:
     """Returns the report as one HTML page with plots; arguments as for :func:`markdown_report`."""
     body = [f'<p class="lead">{LEAD}</p>']
-    for group in groups(entries):
+    for group in groups([entry for entry in entries if not entry.is_idea]):
         conditions = group[0].conditions
         body.append(f"<h2>{escape(what_text(conditions))}</h2><p>{escape(how_text(conditions))}</p>")
         body.append(f'<div class="two">{"".join(_plots(group))}</div>{_html(entry_table(group))}')
@@ -93,6 +96,8 @@ def html_report(entries: Sequence[Entry], baseline: Entry | None = None, toleran
             body.append(f"<h3>{escape(found.new.name)} against {escape(found.base.name)}</h3>")
             body.append(_html(comparison_table(found)) + "".join(f"<p>{escape(one)}</p>" for one in sentences))
         body += [_book_html(entry) for entry in group]
+    ideas = [_book_html(entry) for entry in entries if entry.is_idea]
+    body += [f"<h2>{IDEAS}</h2>", *ideas] if ideas else []
     return html_page(TITLE, "f3rm-ext ledger", "".join(body), f"{_made()} A single file that loads nothing.")
 
 

@@ -40,6 +40,8 @@ class Protocol:
     """Training views to evaluate."""
     evaluate: bool = True
     """Whether to evaluate."""
+    eval_step: int = 0
+    """Step of the whole run after which to evaluate; 0 for the last one."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,10 @@ class Bench:
             )
 
     def _measure(self, side: Side, protocol: Protocol, number: int, folder: Path, what: str) -> dict[str, Any]:
-        job = TrainJob(list(side.arguments), str(folder), protocol.steps, protocol.warm_up, number)
+        job = TrainJob(list(side.arguments), str(folder), protocol.steps, protocol.warm_up, number, protocol.eval_step)
         result = self._work(job, folder, side.python, f"Training {what}")
         if protocol.evaluate:
-            judged = EvalJob(result["config"], str(folder), protocol.train_views)
+            judged = EvalJob(result["config"], str(folder), protocol.train_views, protocol.eval_step)
             found = self._work(judged, folder, side.python, f"Evaluating {what}")
             for key in ("values", "conditions"):
                 result[key] = found[key] | result[key]
@@ -201,8 +203,8 @@ def baseline_side(ledger: Ledger, against: str, name: str, python: str) -> Side:
     entry = ledger.entry(against)
     if not entry.command:
         raise LedgerError(
-            f"The entry {against} came from a finished run, whose command is not known, so it cannot be run again: "
-            "measure it with `f3rm-ext bench run`."
+            f"The entry {against} is an idea or came from a finished run, so its command is not known and it cannot be "
+            "run again: measure it with `f3rm-ext bench run`."
         )
     return Side(baseline_name(name), entry.command, python, f"{against}, measured again in turn with {name}.")
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from f3rm_ext.engine.cost import MIB, TrainingCost
+from f3rm_ext.profiling.device import DeviceSampler, drivers_spill, spill_of, start_sampler
 
 LOSS_STEPS = 50
 """The loss is the mean over this many steps at the end."""
@@ -22,15 +23,24 @@ class Stopwatch:
     Args:
         warm_up: steps at the beginning that do not count.
         report: called now and then with the steps done and their number.
+        save_after: steps of the whole run after which a checkpoint is saved, which does not count; 0 for none.
     """
 
-    def __init__(self, warm_up: int, report: Callable[[int, int], None] = lambda done, total: None) -> None:
-        self.warm_up, self.report = warm_up, report
+    def __init__(
+        self,
+        warm_up: int,
+        report: Callable[[int, int], None] = lambda done, total: None,
+        save_after: int = 0,
+    ) -> None:
+        self.warm_up, self.report, self.save_after = warm_up, report, save_after
         self.cost = TrainingCost()
         self.losses: deque[torch.Tensor] = deque(maxlen=LOSS_STEPS)
         self.first_step = self.last_step = 0
         self.seconds = 0.0
         self._began = self._reported = 0.0
+        self._sampler: DeviceSampler | None = None
+        self._spilled: float | None = 0.0
+        """Bytes that have moved to main memory, at least; None if that cannot be seen."""
 
     def attach(self, trainer: Any, steps: int) -> None:
         """Has a nerfstudio trainer call this around its steps; call it when the trainer is set up.
@@ -42,7 +52,8 @@ class Stopwatch:
         from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 
         self.first_step, self.last_step = trainer._start_step, trainer._start_step + steps
-        self.device = trainer.pipeline.device
+        self.device, self._save = trainer.pipeline.device, trainer.save_checkpoint
+        self._sampler, _ = start_sampler(self.device)
         before, after = TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION
         # Growth and the like happen in callbacks and belong to a step, so these are the outermost.
         trainer.callbacks = [
@@ -73,7 +84,19 @@ class Stopwatch:
         now = time.perf_counter()
         if now - self._reported >= REPORT_EVERY_S or step == self.last_step - 1:
             self._reported = now
+            self._look_for_spill()
             self.report(step + 1 - self.first_step, self.last_step - self.first_step)
+
+        if step + 1 == self.save_after:
+            began = self._now()
+            self._save(step)
+            self._began += self._now() - began
+
+    def _look_for_spill(self) -> None:
+        if self.device.type == "cuda" and self._spilled is not None:
+            used = None if self._sampler is None else self._sampler.now
+            verdict, least = spill_of(used, torch.cuda.memory_reserved(self.device), drivers_spill())
+            self._spilled = None if verdict == "unknown" else max(self._spilled, least)
 
     def _now(self) -> float:
         """The time when the device has finished."""
@@ -82,9 +105,10 @@ class Stopwatch:
         return time.perf_counter()
 
     def figures(self) -> dict[str, float]:
-        """Returns what was measured: ``it_per_s``, ``loss``, ``train_peak_mib``; on CUDA also ``device_mib``.
+        """Returns what was measured: ``it_per_s``, ``loss``, ``train_peak_mib``; on CUDA also ``device_mib``,
+        ``device_peak_mib`` (all programs) and ``spilled_mib`` (into main memory, at least).
 
-        Empty figures are left out: a run that ended early has none of the speed.
+        What was not measured is left out: a run that ended early has no speed, a GPU without NVML no peak of its own.
         """
         found = {"train_peak_mib": self.cost.peak_mib}
         if self.seconds > 0:
@@ -93,4 +117,9 @@ class Stopwatch:
             found["loss"] = float(torch.stack([loss.float().cpu() for loss in self.losses]).mean())
         if self.device.type == "cuda":
             found["device_mib"] = torch.cuda.get_device_properties(self.device).total_memory / MIB
+            if self._sampler is not None:
+                found["device_peak_mib"] = self._sampler.take_peak() / MIB
+                self._sampler.close()
+            if self._spilled is not None:
+                found["spilled_mib"] = self._spilled / MIB
         return found

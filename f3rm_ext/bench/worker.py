@@ -33,6 +33,8 @@ class TrainJob:
     """Steps at the beginning that are not timed."""
     seed_offset: int
     """Added to the run's seed."""
+    eval_step: int = 0
+    """Step of the whole run after which it is evaluated; 0 for the last one."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,14 @@ class EvalJob:
     """Folder for :data:`RESULT`."""
     train_views: int
     """Number of training views to evaluate too, spread evenly."""
+    eval_step: int = 0
+    """Steps after which to evaluate it, of which there is a checkpoint; 0 for its newest one."""
 
 
 def write_job(job: TrainJob | EvalJob, path: Path) -> None:
-    """Writes a job for :func:`main`."""
-    path.write_text(json.dumps({"kind": type(job).__name__, **asdict(job)}))
+    """Writes a job for :func:`main`. The step of evaluation is left out if it is the last, for versions without it."""
+    values = {key: value for key, value in asdict(job).items() if key != "eval_step" or value}
+    path.write_text(json.dumps({"kind": type(job).__name__, **values}))
 
 
 def main() -> None:
@@ -84,7 +89,7 @@ def train(job: TrainJob) -> dict[str, Any]:
     from f3rm_ext.bench.conditions import commit, config_digest, hardware, versions
     from f3rm_ext.bench.stopwatch import Stopwatch
 
-    watch = Stopwatch(job.warm_up, report)
+    watch = Stopwatch(job.warm_up, report, job.eval_step)
     result: dict[str, Any] = {}
     ns_main, loop = ns_train.main, Trainer.train
 
@@ -96,6 +101,7 @@ def train(job: TrainJob) -> dict[str, Any]:
             config.pipeline.datamanager.data = config.data
         result["origin"]["config"] = config_digest(config)
         result["config"] = str(config.get_base_dir() / "config.yml")
+        config.save_only_latest_checkpoint &= not job.eval_step
         ns_main(config)
 
     def measured_train(trainer: Any) -> None:
@@ -116,6 +122,7 @@ def train(job: TrainJob) -> dict[str, Any]:
     conditions = {
         "first_step": watch.first_step,
         "last_step": watch.last_step,
+        "eval_step": job.eval_step or watch.last_step,
         "warm_up_steps": job.warm_up,
         "device": device,
         "hardware": hardware(device),
@@ -155,6 +162,11 @@ def cut(config: Any, job: TrainJob) -> int:
         raise ConfigError(
             f"The window ends at step {first + steps}, but the run at step {whole} (--max-num-iterations): take fewer "
             "steps (bench run --steps), or give the length of the whole run."
+        )
+    if job.eval_step and not first < job.eval_step <= first + steps:
+        raise ConfigError(
+            f"--eval-step is {job.eval_step}, but the window begins at step {first} and ends at {first + steps}: give "
+            "a step in it."
         )
     if steps - job.warm_up < 2:
         raise ConfigError(
@@ -222,7 +234,7 @@ def evaluate(job: EvalJob) -> dict[str, Any]:
 
     path = Path(job.config)
     begun = recorded_first_step(read_config(path))  # opening a run changes what its options load
-    run = open_run(path, lambda config: True, "")
+    run = open_run(path, lambda config: True, "", step=job.eval_step - 1 if job.eval_step else None)
     config, pipeline = run.config, run.pipeline
     model: Any = pipeline.model
     meter = _Meter(model)
@@ -239,6 +251,7 @@ def evaluate(job: EvalJob) -> dict[str, Any]:
         **capture_conditions(pipeline),
         **({} if begun is None else {"first_step": begun}),
         "last_step": run.step + 1,
+        "eval_step": run.step + 1,
         "train_views": job.train_views,
         "device": config.machine.device_type,
     }

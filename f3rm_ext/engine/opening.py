@@ -34,8 +34,9 @@ def open_run(
     usable: Callable[["TrainerConfig"], bool],
     lacking: str,
     change: Callable[["TrainerConfig"], None] = lambda config: None,
+    step: int | None = None,
 ) -> OpenedRun:
-    """Opens the newest intact checkpoint of a run; warns of damaged ones and skips them.
+    """Opens the newest intact checkpoint of a run, or that of a step; warns of damaged ones and skips them.
 
     Args:
         load_config: the config.yml of the run.
@@ -43,6 +44,7 @@ def open_run(
         lacking: end of the error if it cannot, after "is of the method X, ": for instance "which has no splats: give
             a run of sugar-ext".
         change: changes options before the run is opened.
+        step: last training step in the checkpoint; by default that of the newest.
 
     Raises:
         ConfigError: the file does not exist or cannot be understood, or the run is not usable.
@@ -57,7 +59,7 @@ def open_run(
     folder = load_config.parent / "nerfstudio_models"
     if not checkpoint.newest_first(folder):
         raise CheckpointError(f"There is no checkpoint in {folder}: train until the first one is saved.")
-    newest, damaged = checkpoint.newest_intact(folder)
+    newest, damaged = checkpoint.newest_intact(folder) if step is None else (checkpoint.path_of(folder, step), [])
     if damaged:
         CONSOLE.log(checkpoint.warning_about(damaged, newest), markup=False)
 

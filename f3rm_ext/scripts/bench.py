@@ -53,7 +53,7 @@ class Run(_Book):
     command: tyro.conf.Positional[tuple[str, ...]] = ()
     """Method and options, as for ns-train; after `--`."""
     name: str = ""
-    """Name of the entry, which must be new. By default the method's name with a number."""
+    """Name of the entry, which must be new or an idea's. By default the method's name with a number."""
     note: str = ""
     """What is measured and why, for the lab book."""
     repeats: Count = 3
@@ -66,6 +66,9 @@ class Run(_Book):
     """Number of training views to evaluate beside the held-out ones, spread evenly."""
     evaluate: bool = True
     """Evaluate after training. Without it, only speed, loss and the peak of training are recorded."""
+    eval_step: Annotated[int, Range(0)] = 0
+    """Step within the window after which to evaluate, counted from the beginning of the whole run; by default 0, its
+    end. The checkpoint for it is saved while the clock stands still."""
     against: str = ""
     """Entry to run again, in turn with this one, so that changes of the machine cancel out. Its repeats become the
     entry NAME-baseline."""
@@ -86,12 +89,14 @@ class Run(_Book):
             raise ConfigError("--against needs a --name, after which the baseline's entry is named.")
         if self.against_python is not None and not self.against:
             raise ConfigError("--against-python needs --against, which says what to run with it.")
+        if self.eval_step and not self.evaluate:
+            raise ConfigError("--eval-step and --no-evaluate contradict each other: leave one out.")
         book = self.book()
         sides = [Side(self.name, self.command, note=self.note)]
         if self.against:
             python = sides[0].python if self.against_python is None else require_python(self.against_python)
             sides.insert(0, baseline_side(book, self.against, self.name, python))
-        protocol = Protocol(self.repeats, self.steps, self.warm_up, self.train_views, self.evaluate)
+        protocol = Protocol(self.repeats, self.steps, self.warm_up, self.train_views, self.evaluate, self.eval_step)
         names = Bench(book, console(), self.keep_runs).run(sides, protocol)
         print(f"Recorded {' and '.join(names)} in {book.path}.")
         if self.against:
@@ -110,7 +115,7 @@ class Add(_Book):
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders, or their config.yml."""
     name: str = ""
-    """Name of the entry, which must be new. By default the method's name with a number."""
+    """Name of the entry, which must be new or an idea's. By default the method's name with a number."""
     note: str = ""
     """What it is, for the lab book."""
     train_views: Count = 8
@@ -248,14 +253,19 @@ class List(_Book):
 
 @dataclass
 class Note(_Book):
-    """Write into the lab book: a note on an entry, or what became of it."""
+    """Write into the lab book: a note on an entry, or what became of it; or an idea that is still to be measured.
+
+    Typical calls:
+      f3rm-ext bench note small "12 % faster, but PSNR falls by 0.4 dB" --status "no gain"
+      f3rm-ext bench note half-size "Train at half the size, if memory is short." --status idea
+    """
 
     entry: tyro.conf.Positional[str]
     """Entry it is about."""
     text: tyro.conf.Positional[str] = ""
     """The note."""
-    status: Literal["open", "success", "no gain", "failed", "on hold"] | None = None
-    """What became of the idea."""
+    status: Literal["idea", "open", "success", "no gain", "failed", "on hold"] | None = None
+    """What became of the idea. `idea` makes an entry without a run, which `bench run --name ENTRY` measures later."""
 
     def main(self) -> int:
         """Writes the note. Returns the exit code."""

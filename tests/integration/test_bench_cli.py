@@ -117,11 +117,37 @@ def test_a_finished_run_is_added(bench: Callable[..., Any], measured: Path) -> N
     assert "first step" not in judged.text and "PSNR" in judged.stdout, judged.text
 
 
+@pytest.mark.timeout(500)
+def test_a_run_is_evaluated_within_its_window(
+    bench: Callable[..., Any], run_command: Callable[..., Any], measured: Path, tmp_path: Path
+) -> None:
+    """Its last checkpoint, which is added as another entry, is another model: the two are not compared."""
+    ledger = tmp_path / "ledger.sqlite"
+    command = Ledger(measured / "ledger.sqlite").entry("few").command
+    done = run_command("python", "-c", FORKED, "bench", "run", "--ledger", ledger, "--name", "within", "--repeats", 1,
+                       "--steps", 12, "--eval-step", 8, "--warm-up", 2, "--train-views", 2, "--keep-runs",
+                       tmp_path / "runs", "--", *command, timeout_s=480)  # fmt: skip
+    assert done.code == 0, done.text
+    (config,) = tmp_path.glob("runs/**/config.yml")
+    steps = sorted(path.name for path in (config.parent / "nerfstudio_models").iterdir())
+    assert steps == ["step-000000007.ckpt", "step-000000011.ckpt"]
+    assert bench("add", config, "--name", "end", "--train-views", 2, "--ledger", ledger).code == 0
+    within, end = (Ledger(ledger).entry(name) for name in ("within", "end"))
+    assert [entry.conditions["eval_step"] for entry in (within, end)] == [8, 12]
+    assert within.conditions["last_step"] == 12 and within.values("it_per_s")
+    assert within.values("psnr") != end.values("psnr")
+    judged = bench("compare", "within", "end", "--ledger", ledger)
+    assert judged.code == 2 and "evaluated step (12 and 8)" in judged.text
+
+
 def test_list_report_and_notes(bench: Callable[..., Any], measured: Path) -> None:
     ledger = ("--ledger", measured / "ledger.sqlite")
     assert bench("note", "few", "no gain on the CPU", "--status", "no gain", *ledger).code == 0
+    assert bench("note", "fewer", "a quarter of the samples", "--status", "idea", *ledger).code == 0
     listed = bench("list", *ledger)
-    assert listed.code == 0 and all(word in listed.stdout for word in ("few-baseline", "f3rm-ext-lite", "no gain"))
+    assert listed.code == 0 and all(
+        word in listed.stdout for word in ("few-baseline", "f3rm-ext-lite", "no gain", "idea")
+    )
     page, text = measured / "report.html", measured / "report.md"
     for out in (page, text):
         done = bench("report", "few", "few-baseline", "--baseline", "few-baseline", "--out", out, *ledger)

@@ -23,6 +23,7 @@ ALIKE = {
     "height_px": 48,
     "first_step": 0,
     "last_step": 300,
+    "eval_step": 300,
     "warm_up_steps": 20,
     "train_views": 4,
     "device": "cpu",

@@ -12,6 +12,8 @@ import pytest
 
 from f3rm_ext.bench import ledger as module
 from f3rm_ext.bench.ledger import APPLICATION_ID, SCHEMA, Ledger, throughput
+from f3rm_ext.bench.report import markdown_report
+from f3rm_ext.bench.runs import baseline_side
 from f3rm_ext.errors import LedgerError
 
 WRITER = """
@@ -85,6 +87,27 @@ def test_names_are_unique_and_made_up_where_none_is_given(book: Ledger) -> None:
         book.note("x", "text")
     with pytest.raises(LedgerError, match="has no entry x"):
         book.entry("x")
+
+
+def test_an_idea_is_noted_before_any_run_and_measured_under_its_name(book: Ledger) -> None:
+    book.note("half", "if -r2 shows trouble", "idea")
+    idea = book.entry("half")
+    assert (idea.status, idea.is_idea, idea.suspicions(), list(idea.repeats)) == ("idea", True, [], [])
+    assert throughput("", hardware="", ledger=book.path) is None
+    text = markdown_report(book.entries())
+    assert "if -r2 shows trouble" in text and "Conditions not known" not in text
+    with pytest.raises(LedgerError, match="half"):
+        baseline_side(book, "half", "new", "python")
+    book.note("half", status="on hold")
+    book.require_new("half")
+    book.add("half", "f3rm-ext", command=("f3rm-ext",), conditions={"width_px": 64}, note="as planned")
+    book.add_repeat("half", {"it_per_s": 2.0}, session="s")
+    entry = book.entry("half")
+    assert (entry.status, entry.method, entry.conditions) == ("open", "f3rm-ext", {"width_px": 64})
+    assert entry.values("it_per_s") == [2.0]
+    assert [note for _, note in entry.notes] == ["if -r2 shows trouble", "as planned"]
+    with pytest.raises(LedgerError, match="half already"):
+        book.note("half", "again", "idea")
 
 
 def test_a_failed_change_leaves_nothing_behind(book: Ledger) -> None:

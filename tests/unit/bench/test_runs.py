@@ -53,7 +53,7 @@ def test_sides_take_turns_and_the_first_changes(bench: Workers) -> None:
     assert trained == ["a", "b", "b", "a", "a", "b"]
     for name, method in (("a", "nerfacto"), ("b", "f3rm-ext")):
         entry = bench.ledger.entry(name)
-        assert entry.method == method and entry.conditions == {"width_px": 64, "last_step": 50}
+        assert entry.method == method and entry.conditions == {"width_px": 64, "last_step": 50, "eval_step": 50}
         assert [repeat.seed for repeat in entry.repeats] == [42, 43, 44]
         assert {repeat.session for repeat in entry.repeats} == {bench.session}
         assert entry.repeats[0].values == {"it_per_s": 5.0, "psnr": 20.0}

@@ -10,13 +10,16 @@ import pytest
 import torch
 from nerfstudio.engine.trainer import TrainerConfig
 
+from f3rm_ext.bench import stopwatch
 from f3rm_ext.bench.conditions import commit, config_digest, hardware, versions
+from f3rm_ext.bench.entry import suspicions
 from f3rm_ext.bench.finished import training_figures
 from f3rm_ext.bench.stopwatch import Stopwatch
 from f3rm_ext.bench.worker import EvalJob, TrainJob, _Meter, cut, evaluate, first_step, recorded_first_step
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.method_configs.nerf import f3rm_ext_lite
+from f3rm_ext.profiling.device import DeviceMemory, DeviceSampler
 
 JOB = TrainJob(["f3rm-ext-lite"], "out", steps=100, warm_up=10, seed_offset=2)
 
@@ -80,6 +83,9 @@ def test_windows_that_cannot_be_measured(config: F3rmTrainerConfig, tmp_path: Pa
         cut(config, replaced(JOB, steps=30_001))
     with pytest.raises(ConfigError, match="Of 11 steps, 10 are for warming up"):
         cut(config, replaced(JOB, steps=11))
+    assert cut(copy.deepcopy(config), replaced(JOB, eval_step=100)) == 100
+    with pytest.raises(ConfigError, match="--eval-step is 101"):
+        cut(copy.deepcopy(config), replaced(JOB, eval_step=101))
     config.load_checkpoint = tmp_path / "step-000000009.ckpt"
     with pytest.raises(CheckpointError, match="There is no checkpoint"):
         cut(config, JOB)
@@ -111,6 +117,7 @@ class Trainer:
 
         self._start_step = 3000
         self.pipeline = SimpleNamespace(device=torch.device("cpu"))
+        self.saved: list[int] = []
         self.clock, self.step_s = clock, step_s
         after = TrainingCallbackLocation.AFTER_TRAIN_ITERATION
         self.callbacks = [TrainingCallback([after], lambda step: clock.advance(callback_s))]
@@ -118,6 +125,10 @@ class Trainer:
     def train_iteration(self, step: int) -> tuple[torch.Tensor, dict, dict]:
         self.clock.advance(self.step_s if step >= 3010 else 100.0)
         return torch.tensor(float(step)), {}, {}
+
+    def save_checkpoint(self, step: int) -> None:
+        self.clock.advance(1000.0)
+        self.saved.append(step)
 
     def train(self, steps: int) -> None:
         from nerfstudio.engine.callbacks import TrainingCallbackLocation as Location
@@ -154,6 +165,39 @@ def test_warm_up_is_excluded_and_callbacks_count(monkeypatch: pytest.MonkeyPatch
     assert figures["loss"] == pytest.approx(sum(range(3060, 3110)) / 50), "the mean of the last 50 steps"
     assert figures["train_peak_mib"] > 1 and "device_mib" not in figures
     assert seen[-1] == (110, 110)
+
+
+def test_a_checkpoint_within_the_window_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(Clock(monkeypatch), step_s=0.3, callback_s=0.2)
+    watch = Stopwatch(10, save_after=3050)
+    watch.attach(trainer, 110)
+    trainer.train(110)
+    assert trainer.saved == [3049]
+    assert watch.figures()["it_per_s"] == pytest.approx(2.0)
+
+
+def test_memory_of_the_whole_gpu_and_what_moved_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver of the pretended GPU of 16 GiB moves to main memory what torch holds above that."""
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 17 * gib)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16 * gib))
+    watch = Stopwatch(10)
+    watch.device = torch.device("cuda")
+
+    def figures(spills: bool, *, nvml: bool = True) -> dict[str, float]:
+        watch._sampler = DeviceSampler(lambda: DeviceMemory(15 * gib, 16 * gib), period_s=60.0) if nvml else None
+        watch._spilled = 0.0
+        monkeypatch.setattr(stopwatch, "drivers_spill", lambda: spills)
+        watch._look_for_spill()
+        return watch.figures()
+
+    found = figures(True)
+    assert (found["device_peak_mib"], found["spilled_mib"]) == (15 * 1024, 2 * 1024)
+    assert any("2048 MiB" in phrase for phrase in suspicions(found))
+    assert any("90 %" in phrase for phrase in suspicions(found))
+    assert figures(False)["spilled_mib"] == 0
+    assert "spilled_mib" not in figures(True, nvml=False), "it cannot be seen"
+    assert "device_peak_mib" not in figures(True, nvml=False)
 
 
 def test_a_window_that_was_not_finished_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
