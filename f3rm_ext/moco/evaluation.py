@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError, reason_of
@@ -314,7 +315,8 @@ def evaluate(
                 now = scored(name + stages, rows, data.labels, train, test)
                 if fine_tune_passes and not stages and name in ("pre-trained", "random weights"):
                     network = open_backbone(weights)[0] if name in fixed else random_backbone(seed)
-                    predicted = fine_tuned(network, data, train, test, fine_tune_passes, seed)
+                    head = partial(nn.Linear, network.dim, len(data.classes))
+                    predicted = fine_tuned(network, head, data.images, data.labels, train, test, fine_tune_passes, seed)
                     now = replace(now, fine_tuned=(accuracy(predicted, data.labels[test]),))
                 found[now.name] = found[now.name].followed_by(now) if now.name in found else now
             done()
@@ -337,41 +339,48 @@ def scored(
 
 
 def fine_tuned(
-    network: Network,
-    data: Labelled,
+    network: nn.Module,
+    head: Callable[[], nn.Module],
+    images: UInt8[np.ndarray, "images side side 3"],
+    labels: Int[Tensor, "images *size"],
     train: Int[Tensor, "train"],
     test: Int[Tensor, "test"],
     passes: int,
     seed: int,
-) -> Int[Tensor, "test"]:
-    """Returns the classes of `test` by a network that is trained as a whole on `train`.
+) -> Int[Tensor, "test *size"]:
+    """Returns the classes of `test`, or of its pixels, by a network that is trained as a whole on `train`.
 
-    AdamW, rate 1e-3 falling to 0 along half a cosine, batches of 32, flips both ways.
+    AdamW, rate 1e-3 falling to 0 along half a cosine, flips both ways, batches of 32, for pixels of 8.
 
     Args:
         network: What the training starts from; it is changed.
-        data: Labelled pictures.
+        head: Makes what tells classes by what the network returns.
+        images: All pictures.
+        labels: Class of each, or of each of its pixels; −1 does not count.
         train: Pictures to train on.
         test: Pictures to classify.
         passes: Over `train`.
-        seed: Of classifier, order and flips.
+        seed: Of head, order and flips.
     """
     torch.manual_seed(number_from(seed, "fine-tuning"))
-    model = torch.nn.Sequential(network, torch.nn.Linear(network.dim, len(data.classes)))
+    of_pixels = labels.ndim > 1
+    model = nn.Sequential(network, head())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
-    batches = [torch.randperm(len(train)).split(32) for _ in range(passes)]
+    batches = [torch.randperm(len(train)).split(8 if of_pixels else 32) for _ in range(passes)]
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, sum(map(len, batches)))
     model.train()
     for chosen in (part for order in batches for part in order if len(part) > 1):
-        batch = pixels(data.images[train[chosen].numpy()])
+        batch, wanted = pixels(images[train[chosen].numpy()]), labels[train[chosen]]
         flips = [axis for axis in (2, 3) if torch.rand(()) < 0.5]
+        if of_pixels:
+            wanted = wanted.flip([axis - 1 for axis in flips])
         optimizer.zero_grad()
-        functional.cross_entropy(model(batch.flip(flips)), data.labels[train[chosen]]).backward()
+        functional.cross_entropy(model(batch.flip(flips)), wanted, ignore_index=-1).backward()
         optimizer.step()
         schedule.step()
     model.eval()
     with torch.inference_mode():
-        parts = [model(pixels(data.images[part.numpy()])).argmax(dim=1) for part in test.split(_BATCH)]
+        parts = [model(pixels(images[part.numpy()])).argmax(dim=1) for part in test.split(8 if of_pixels else _BATCH)]
     return torch.cat(parts).clone()
 
 

@@ -1,7 +1,11 @@
-"""Whether pre-training helped to tell the parts of pictures apart: mean IoU of a small decoder on frozen features."""
+"""Whether pre-training helped to tell the parts of pictures apart: mean IoU of a small decoder.
+
+Features are frozen; where it is wanted, the network is trained with the decoder, too.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +17,7 @@ from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.encoder import Backbone, make_backbone
-from f3rm_ext.moco.evaluation import Network, open_backbone, pixels
+from f3rm_ext.moco.evaluation import Network, fine_tuned, open_backbone, pixels
 from f3rm_ext.moco.pictures import PLAIN, read_tiles
 from f3rm_ext.moco.tiles import find_files
 from f3rm_ext.moco.views import number_from
@@ -49,7 +53,9 @@ class Segmentation:
     name: str
     """Kind of feature."""
     mean_iou: tuple[float, ...]
-    """Over the classes that the second half shows."""
+    """Over the classes that the second half shows; of frozen features."""
+    fine_tuned: tuple[float, ...] = ()
+    """After training the network, too; only where it was wanted."""
 
 
 def read_masked(folder: Path, masks: Path, side: int) -> Masked:
@@ -95,7 +101,13 @@ def _square(mask: Image.Image, side: int) -> UInt8[np.ndarray, "side side"]:
 
 
 def evaluate_masks(
-    data: Masked, weights: Path, seeds: int, steps: int = STEPS, done: Callable[[], None] = lambda: None
+    data: Masked,
+    weights: Path,
+    seeds: int,
+    steps: int = STEPS,
+    *,
+    fine_tune_passes: int = 0,
+    done: Callable[[], None] = lambda: None,
 ) -> list[Segmentation]:
     """Scores pre-trained weights beside random ones: one half trains a decoder, the other is scored.
 
@@ -104,44 +116,70 @@ def evaluate_masks(
         weights: Of a training.
         seeds: Number of splits, and of random networks, 1 to 10.
         steps: Of the decoder's training.
+        fine_tune_passes: Passes over the first half that train network and decoder together; 0 for none.
         done: Called after each split of each kind of feature.
     """
     classes = data.classes
     table = np.full(IGNORED + 1, -1)
     table[classes] = range(len(classes))
     labels = torch.from_numpy(table[data.masks])
-    backbone, architecture = open_backbone(weights)
-    found: dict[str, list[float]] = {"pre-trained": [], "random weights": []}
-    for name, values in found.items():
+    side, count = data.images.shape[1], len(classes)
+    found = []
+    for name in ("pre-trained", "random weights"):
+        frozen, tuned = [], []
         for seed in range(seeds):
+            backbone, architecture = open_backbone(weights)
             if name == "random weights":
                 torch.manual_seed(number_from(seed, "random backbone"))
-                backbone = make_backbone(architecture, data.images.shape[1])
+                backbone = make_backbone(architecture, side)
             order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(number_from(seed, "masks")))
             train, test = order.tensor_split(2)
             maps = dense_features(backbone, data.images)
-            predicted = decoded(maps[train], labels[train], maps[test], len(classes), steps, seed)
-            values.append(mean_iou(predicted, labels[test], len(classes)))
+            predicted = decoded(maps[train], labels[train], maps[test], count, steps, seed)
+            frozen.append(mean_iou(predicted, labels[test], count))
+            if fine_tune_passes:
+                head = partial(_head, maps.shape[1], count, side)
+                predicted = fine_tuned(_Maps(backbone), head, data.images, labels, train, test, fine_tune_passes, seed)
+                tuned.append(mean_iou(predicted, labels[test], count))
             done()
-    return [Segmentation(name, tuple(values)) for name, values in found.items()]
+        found.append(Segmentation(name, tuple(frozen), tuple(tuned)))
+    return found
+
+
+class _Maps(nn.Module):
+    """A network that returns maps of features."""
+
+    def __init__(self, backbone: Network) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, batch: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch feat rows cols"]:
+        """Returns the maps of stages 2 to 4 of a ResNet at the resolution of stage 2, or the patches of a ViT."""
+        if isinstance(self.backbone, Backbone):
+            first, *others = self.backbone.maps(batch)[1:]
+            size = first.shape[2:]
+            return torch.cat([first, *(functional.interpolate(each, size) for each in others)], dim=1)
+        return self.backbone.network(batch)[0].permute(0, 3, 1, 2)
+
+
+def _decoder(features: int, classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(features, _WIDTH, 1), nn.ReLU(), nn.Conv2d(_WIDTH, classes, 3, padding=1))
+
+
+def _head(features: int, classes: int, side: int) -> nn.Sequential:
+    """The decoder on features that change: standardised by batch, and scaled to the side of the pictures."""
+    return nn.Sequential(
+        nn.BatchNorm2d(features), _decoder(features, classes), nn.Upsample((side, side), mode="bilinear")
+    )
 
 
 @torch.inference_mode()
 def dense_features(
     backbone: Network, images: UInt8[np.ndarray, "images side side 3"]
 ) -> Float[Tensor, "images feat rows cols"]:
-    """Returns the maps of stages 2 to 4 of a ResNet at the resolution of stage 2, or the patches of a ViT."""
-    backbone.eval()
-    found = []
-    for start in range(0, len(images), _BATCH):
-        batch = pixels(images[start : start + _BATCH])
-        if isinstance(backbone, Backbone):
-            first, *others = backbone.maps(batch)[1:]
-            size = first.shape[2:]
-            found.append(torch.cat([first, *(functional.interpolate(each, size) for each in others)], dim=1))
-        else:
-            found.append(backbone.network(batch)[0].permute(0, 3, 1, 2))
-    return torch.cat(found).clone()
+    """Returns the maps of all pictures; see :class:`_Maps`."""
+    maps = _Maps(backbone).eval()
+    return torch.cat([maps(pixels(images[at : at + _BATCH])) for at in range(0, len(images), _BATCH)]).clone()
 
 
 def decoded(
@@ -164,11 +202,7 @@ def decoded(
     """
     torch.manual_seed(number_from(seed, "decoder"))
     mean, std = train.mean(dim=(0, 2, 3), keepdim=True), train.std(dim=(0, 2, 3), keepdim=True).clamp_min(1e-6)
-    decoder = nn.Sequential(
-        nn.Conv2d(train.shape[1], _WIDTH, 1),
-        nn.ReLU(),
-        nn.Conv2d(_WIDTH, classes, 3, padding=1),
-    )
+    decoder = _decoder(train.shape[1], classes)
     optimizer = torch.optim.AdamW(decoder.parameters(), 1e-3)
     size = labels.shape[1:]
 

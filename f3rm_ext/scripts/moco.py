@@ -174,7 +174,7 @@ class Eval:
     imagenet: Path | None = None
     """State dict of EfficientNet-lite0 with timm's names: its ImageNet features are scored, too."""
     fine_tune_passes: Annotated[int, Range(0, 10_000)] = 0
-    """Passes of training the whole network with labels, from pre-trained and from random weights; 0 for none."""
+    """Passes of training the whole network with labels or masks, from pre-trained and random weights; 0 for none."""
     masks: Path | None = None
     """Folder of masks, .png files with the names of the pictures, whose values are classes (255 does not count): the
     mean IoU is scored instead."""
@@ -187,8 +187,8 @@ class Eval:
         check_ranges(self)
         if self.table is not None and self.table.suffix not in (".md", ".html"):
             raise ConfigError(f"--table is {self.table}: a table is written as .md or .html.")
-        if self.masks is not None and (self.imagenet is not None or self.fine_tune_passes):
-            raise ConfigError("--masks is given, and --imagenet and --fine-tune-passes need classes: leave them out.")
+        if self.masks is not None and self.imagenet is not None:
+            raise ConfigError("--masks is given, and --imagenet needs classes of pictures: leave one out.")
 
     def main(self) -> int:
         """Prints the accuracies. Returns the exit code."""
@@ -241,12 +241,19 @@ class Eval:
 
         assert self.masks is not None
         data = read_masked(self.data, self.masks, self.image_size)
-        scores = evaluate_masks(data, self.weights, self.seeds, done=lambda: done(2 * self.seeds))
+        scores = evaluate_masks(
+            data,
+            self.weights,
+            self.seeds,
+            fine_tune_passes=self.fine_tune_passes,
+            done=lambda: done(2 * self.seeds),
+        )
         images, classes = len(data.images), data.classes
         title = f"Mean IoU, % (95 % interval over {self.seeds} seeds): {images} pictures, {len(classes)} classes"
-        rows = [[score.name, percent(score.mean_iou)] for score in scores]
+        columns = 1 + bool(self.fine_tune_passes)
+        rows = [[score.name, *map(percent, (score.mean_iou, score.fine_tuned)[:columns])] for score in scores]
         record = {"images": images, "classes": classes, "scores": [asdict(score) for score in scores]}
-        return title, ["features", "mIoU"], rows, record
+        return title, ["features", "mIoU", "mIoU, fine-tuned"][: 1 + columns], rows, record
 
     def _print(self, title: str, header: list[str], rows: list[list[str]]) -> None:
         from rich.table import Table

@@ -229,9 +229,10 @@ def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: P
         mask.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.uint8(np.asarray(Image.open(picture).convert("L")) > 128)).save(mask)
     masked = (*asked, "--masks", tmp_path / "masks")
-    typed = f3rm_ext("moco", "eval", *masked)
-    assert typed.code == 0 and "mIoU" in typed.out and "20 pictures, 2 classes" in typed.out, typed.err
-    assert "leave them out" in f3rm_ext("moco", "eval", *masked, "--fine-tune-passes", 1).refuses()
+    typed = f3rm_ext("moco", "eval", *masked, "--fine-tune-passes", 1)
+    assert typed.code == 0 and "20 pictures, 2 classes" in typed.out, typed.err
+    assert "mIoU" in typed.out and "fine-tuned" in typed.out
+    assert "--imagenet" in f3rm_ext("moco", "eval", *masked, "--imagenet", tmp_path / "x").refuses()
 
 
 def test_memory_that_runs_out_is_one_sentence(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Masks: how they are read, what is refused, and a decoder that learns what features tell."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco import segmentation
 from f3rm_ext.moco.encoder import make_backbone
+from f3rm_ext.moco.evaluation import fine_tuned
 from f3rm_ext.moco.weights import export
 
 
@@ -44,9 +46,27 @@ def test_a_decoder_tells_what_features_tell(folder: Path) -> None:
     facts = {"algorithm": "v3", "architecture": "resnet18", "image_size": 64, "step": 0}
     weights = export(make_backbone("resnet18", 64), folder, facts)
     calls = []
-    scores = segmentation.evaluate_masks(data, weights, 1, 40, lambda: calls.append(None))
+    scores = segmentation.evaluate_masks(data, weights, 1, 40, done=lambda: calls.append(None))
     assert [score.name for score in scores] == ["pre-trained", "random weights"] and len(calls) == 2
     assert all(len(score.mean_iou) == 1 and min(score.mean_iou) > 0.7 for score in scores)  # one class is 0.25
+
+
+def test_masks_are_flipped_with_their_pictures_while_all_is_trained(folder: Path) -> None:
+    data = segmentation.read_masked(folder / "pictures", folder / "masks", 64)
+    labels = torch.from_numpy(np.select([data.masks == 3, data.masks == 7], [0, 1], -1))
+    train, test = torch.arange(16).tensor_split(2)
+    network = torch.nn.Conv2d(3, 8, 1)
+    head = partial(torch.nn.Conv2d, 8, 2, 1)
+    predicted = fine_tuned(network, head, data.images, labels, train, test, 400, 0)
+    assert segmentation.mean_iou(predicted, labels[test], 2) > 0.97
+
+
+def test_fine_tuned_scores_stand_beside_frozen_ones(folder: Path) -> None:
+    data = segmentation.read_masked(folder / "pictures", folder / "masks", 32)
+    facts = {"algorithm": "v3", "architecture": "resnet18", "image_size": 32, "step": 0}
+    weights = export(make_backbone("resnet18", 32), folder, facts)
+    for score in segmentation.evaluate_masks(data, weights, 2, 1, fine_tune_passes=1):
+        assert len(score.mean_iou) == len(score.fine_tuned) == 2 and score.mean_iou != score.fine_tuned
 
 
 def test_patches_of_a_vit_are_features_too() -> None:
