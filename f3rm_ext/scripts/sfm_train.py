@@ -76,23 +76,28 @@ class Prepare:
     format; held-out images go to the test list.
 
     Typical calls:
-      f3rm-ext sfm prepare --output co3d_data --category apple
+      f3rm-ext sfm prepare --output co3d_data --category apple cup
+      f3rm-ext sfm prepare --output co3d_data --category all
       f3rm-ext sfm prepare --output room_data --category room --captures room1 room2
     """
 
     output: Path
     """Folder for dataset.path. It holds co3d/, with the categories as downloaded if no captures are given."""
-    category: str
-    """Category to list, or name for that of the captures."""
+    category: tuple[str, ...]
+    """Categories of CO3D to list, `all` for those that are there; or one name for that of the captures."""
     captures: tuple[Path, ...] = ()
     """Captures to convert, one sequence each."""
 
     def main(self) -> int:
         """Writes the data. Returns the exit code."""
-        from f3rm_ext.sfm.diffusion.co3d_lists import convert_captures, list_co3d
+        from f3rm_ext.sfm.diffusion.co3d_lists import Listed, convert_captures, downloaded, list_co3d
         from f3rm_ext.utils.console import image_progress
 
-        missing: dict[str, Path] = {}
+        first, *others = self.category or ("",)
+        every = first == "all" and not others
+        if not first or (self.captures and (every or others)):
+            raise ConfigError("--captures make one category, and CO3D needs one or more: give --category its name.")
+        found = Listed({"train": 0, "test": 0}, {})
         with image_progress("images") as progress:
             task = progress.add_task("Images", total=None)
 
@@ -100,18 +105,22 @@ class Prepare:
                 progress.update(task, completed=done)
 
             if self.captures:
-                counts = convert_captures(self.captures, self.output, self.category, show)
+                found = Listed(convert_captures(self.captures, self.output, first, show), {})
             else:
-                counts, missing = list_co3d(self.output, self.category, show)
-        if missing:
-            names = ", ".join(list(missing)[:3]) + (" …" if len(missing) > 3 else "")
+                for category in downloaded(self.output) if every else self.category:
+                    progress.update(task, description=category)
+                    found += list_co3d(self.output, category, show)
+        if found.missing:
+            names = ", ".join(list(found.missing)[:3]) + (" …" if len(found.missing) > 3 else "")
             _say(
-                f"Files of {len(missing)} sequences are missing ({names}; {next(iter(missing.values()))} for one): "
-                "frames without them are left out. Download these sequences to use them."
+                f"Files of {len(found.missing)} sequences are missing ({names}; {next(iter(found.missing.values()))} "
+                "for one): frames without them are left out. Download these sequences to use them."
             )
+        wanted = "all_train" if every else ",".join(self.category)
         _say(
-            f"{counts['train']} images to train with and {counts['test']} to test with are in {self.output}.",
-            f"To train: f3rm-ext sfm train dataset.path={self.output} dataset.category={self.category}",
+            f"{found.counts['train']} images to train with and {found.counts['test']} to test with are in "
+            f"{self.output}.",
+            f"To train: f3rm-ext sfm train dataset.path={self.output} dataset.category={wanted}",
         )
         return 0
 

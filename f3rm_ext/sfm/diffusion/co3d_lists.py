@@ -122,6 +122,23 @@ class Listed(NamedTuple):
     missing: dict[str, Path]
     """The first missing file of each sequence that lacks some; its frames with missing files are left out."""
 
+    def __add__(self, other: "Listed") -> "Listed":  # type: ignore[override]
+        """Returns what came of both."""
+        counts: dict[Split, int] = {split: self.counts[split] + other.counts[split] for split in _SPLITS}
+        return Listed(counts, self.missing | other.missing)
+
+
+def downloaded(root: Path) -> list[str]:
+    """Returns the categories of CO3D in ``root/co3d``, sorted.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = sorted(path.parent.name for path in (root / IMAGES).glob("*/frame_annotations.jgz"))
+    if not found:
+        raise ConfigError(f"There are no categories of CO3D in {root / IMAGES}: download them there.")
+    return found
+
 
 def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambda done: None) -> Listed:
     """Writes the lists of a category of CO3D v2 as RayDiffusion's preparation does.

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.scripts import sfm_train
 from f3rm_ext.sfm.capture_cameras import read_capture_cameras
 from f3rm_ext.sfm.diffusion import co3d, co3d_lists
 from f3rm_ext.sfm.rays import map_points
@@ -119,16 +120,24 @@ def test_bad_data_is_told(room: Path, tmp_path: Path, tiny_capture: Path) -> Non
         co3d_lists.convert_captures([distorted], tmp_path / "out", "room")
 
 
-def make_co3d(root: Path, names: tuple[str, ...] = ("110_1_1", "110_1_2", "110_1_3"), frames: int = 4) -> Path:
-    """Writes an apple of CO3D v2 with all files that a download has; the last sequence is of bad quality."""
-    folder = root / "co3d" / "apple"
+def make_co3d(
+    root: Path,
+    names: tuple[str, ...] = ("110_1_1", "110_1_2", "110_1_3"),
+    frames: int = 4,
+    category: str = "apple",
+) -> Path:
+    """Writes a category of CO3D v2 with all files that a download has; the last sequence is of bad quality."""
+    folder = root / "co3d" / category
     (folder / "set_lists").mkdir(parents=True)
     annotations, sets = [], {"train": [], "val": [], "test": []}
     for name in names:
         for part in ("images", "depths", "masks", "depth_masks"):
             (folder / name / part).mkdir(parents=True)
         for number in range(frames):
-            image, mask = f"apple/{name}/images/frame{number:06d}.jpg", f"apple/{name}/masks/frame{number:06d}.png"
+            image, mask = (
+                f"{category}/{name}/{part}/frame{number:06d}.{end}"
+                for part, end in (("images", "jpg"), ("masks", "png"))
+            )
             pixels = np.zeros((40, 30), np.uint8)
             pixels[5:9, 10:25] = 90 if number == 3 else 255  # too faint for a mask
             Image.fromarray(np.full((40, 30, 3), 40 * number, np.uint8)).save(root / "co3d" / image)
@@ -141,9 +150,9 @@ def make_co3d(root: Path, names: tuple[str, ...] = ("110_1_1", "110_1_2", "110_1
                     **{"sequence_name": name, "frame_number": number, "frame_timestamp": 0.1 * number},
                     "image": {"path": image, "size": [40, 30]},
                     "depth": {
-                        "path": f"apple/{name}/depths/frame{number:06d}.jpg.geometric.png",
+                        "path": f"{category}/{name}/depths/frame{number:06d}.jpg.geometric.png",
                         "scale_adjustment": 1.0,
-                        "mask_path": f"apple/{name}/depth_masks/frame{number:06d}.png",
+                        "mask_path": f"{category}/{name}/depth_masks/frame{number:06d}.png",
                     },
                     "mask": {"path": mask, "mass": 60.0},
                     "viewpoint": {
@@ -155,7 +164,7 @@ def make_co3d(root: Path, names: tuple[str, ...] = ("110_1_1", "110_1_2", "110_1
             )
             sets["test" if number == 1 else "train"].append([name, number, image])
     sequences = [
-        {"sequence_name": name, "category": "apple", "viewpoint_quality_score": 0.2 if name == names[-1] else 0.9}
+        {"sequence_name": name, "category": category, "viewpoint_quality_score": 0.2 if name == names[-1] else 0.9}
         for name in names
     ]
     for file, content in (("frame_annotations.jgz", annotations), ("sequence_annotations.jgz", sequences)):
@@ -183,6 +192,29 @@ def test_co3d_as_downloaded_is_read(tmp_path: Path) -> None:
     torch.testing.assert_close(ratio, depth[order[0]] / depth[order[1]], atol=1e-3, rtol=0)
     with pytest.raises(ConfigError, match="download the category again"):
         co3d_lists.list_co3d(tmp_path, "cup")
+
+
+def test_all_categories_are_listed_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_co3d(tmp_path)
+    make_co3d(tmp_path, category="cup")
+    (tmp_path / "co3d" / "half").mkdir()
+    said: list[str] = []
+    monkeypatch.setattr(sfm_train, "_say", lambda *lines: said.extend(lines))
+
+    def listed() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "co3d_annotations").iterdir())
+
+    assert sfm_train.Prepare(tmp_path, ("cup",)).main() == 0
+    assert listed() == ["cup_test.jgz", "cup_train.jgz"] and said[-1].endswith("dataset.category=cup")
+    for wanted, setting in ((("all",), "all_train"), (("apple", "cup"), "apple,cup")):
+        assert sfm_train.Prepare(tmp_path, wanted).main() == 0
+        assert listed() == ["apple_test.jgz", "apple_train.jgz", "cup_test.jgz", "cup_train.jgz"]
+        assert said[-2].startswith("8 images to train with and 4") and said[-1].endswith(f"category={setting}")
+    with pytest.raises(ConfigError, match="no categories"):
+        sfm_train.Prepare(tmp_path / "empty", ("all",)).main()
+    for wanted in (("all",), ("room", "house"), ()):
+        with pytest.raises(ConfigError, match="--captures"):
+            sfm_train.Prepare(tmp_path, wanted, (tmp_path,)).main()
 
 
 def test_a_subset_of_co3d_says_what_is_missing(tmp_path: Path) -> None:
