@@ -35,6 +35,8 @@ class TrainConfig:
     plan: bool = False
     """Print steps, queue and memory, and end. Files are counted, not read; with --tile-px there are more tiles. With
     --memory-gib, --device cuda needs no GPU."""
+    probe: bool = False
+    """With --plan: time three batches on --device and tell how long the training takes."""
     preset: PresetName = "none"
     """Values for the options below that are not given: those of the VRAM guide, by name. auto: the largest batch that
     fits, with the queue that suits it and the data."""

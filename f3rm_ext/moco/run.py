@@ -20,12 +20,13 @@ from f3rm_ext.engine.ranks import is_first, rank, world_size
 from f3rm_ext.engine.shortage import told_shortage
 from f3rm_ext.errors import CheckpointError, ConfigError, reason_of
 from f3rm_ext.moco.options import Plan, TrainConfig, make_plan
+from f3rm_ext.moco.probe import step_seconds
 from f3rm_ext.moco.processes import start_processes
 from f3rm_ext.moco.tiles import COMMAND, LIST, Tiles, find_files, prepare
 from f3rm_ext.moco.training import StepResult, Training
 from f3rm_ext.moco.views import batches_of_views, both_views
 from f3rm_ext.moco.weights import export
-from f3rm_ext.profiling.memory import peak_bytes, reset_peak, resident_bytes
+from f3rm_ext.profiling.memory import MIB, peak_bytes, reset_peak, resident_bytes
 from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.provenance import require_own_folder
 
@@ -125,12 +126,20 @@ class Run:
         memory = self.plan_memory(config, images, device, config.memory_gib)
         plan = make_plan(memory.config, images)
         self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
+        if config.probe:
+            seconds = step_seconds(plan, _device(config.device))
+            self._say(
+                f"A step takes {seconds:.2f} s on this {device.type} ({plan.pair.effective_batch / seconds:.1f} "
+                f"images/s), the training about {seconds * plan.steps / 3600:.2f} hours."
+            )
         return 0
 
     def _run(self) -> int:
         config = self.config
         if config.plan:
             return self._plan()
+        if config.probe:
+            raise ConfigError("--probe is for --plan: add --plan, or leave out --probe.")
         if checkpoint.newest_first(config.output / "checkpoints") and not config.resume:
             raise ConfigError(f"{config.output} holds a run already: use --resume to go on, or another --output.")
         device = _device(config.device)
@@ -163,6 +172,7 @@ class Run:
         reset_peak(training.device)
         before = resident_bytes() if training.device.type == "cpu" else 0
         images, started, first = plan.pair.effective_batch, time.monotonic(), training.step
+        first_pass = first + max(1, plan.pair.images // images)
         try:
             with interrupt.caught(), image_progress(disable=not is_first()) as progress:
                 done = training.step * images
@@ -172,8 +182,12 @@ class Run:
                     with told_shortage(training.step, training.device, lambda: self._less_memory(plan)):
                         result = training.train_step(batches)
                     progress.update(task, advance=images)
-                    if training.step == first + max(1, plan.pair.images // images):
-                        self._say(*memory.after_first_pass(peak_bytes(training.device) - before))
+                    if training.step <= first_pass:
+                        held = peak_bytes(training.device) - before
+                        if events is not None:
+                            events.add_scalar("MoCo/peak_memory_mib", held / MIB, training.step)
+                        if training.step == first_pass:
+                            self._say(*memory.after_first_pass(held))
                     if training.step % _LOG_EVERY == 0 or training.step == plan.steps:
                         rate = (training.step - first) * images / (time.monotonic() - started)
                         self._log(events, training, result, rate)

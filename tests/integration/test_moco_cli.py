@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import struct
 import zlib
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+from f3rm_ext.report.records import read_scalars
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +65,13 @@ def test_a_plan_trains_and_writes_nothing(f3rm_ext: Callable[..., Any], pictures
     typed = f3rm_ext("moco", "train", *given, "--batch-size", 8, "--memory-gib", 8, "--device", "cuda", "--plan")
     assert typed.code == 0 and "Memory planned: " in typed.out and "of 8.0 GiB" in typed.out, typed.err
     assert "Optimiser steps: " in typed.out and not (tmp_path / "run").exists()
+    timed = f3rm_ext("moco", "train", *given, "--batch-size", 8, "--epochs", 3, "--device", "cpu", "--plan", "--probe")
+    steps = int(re.search(r"Optimiser steps: (\d+)", timed.out)[1])  # type: ignore[index]
+    said = re.search(r"step takes ([\d.]+) s on this cpu .* about ([\d.]+) hours", timed.out)
+    assert timed.code == 0 and said is not None, timed.text
+    assert float(said[2]) == pytest.approx(float(said[1]) * steps / 3600, abs=0.02)
+    assert not (tmp_path / "run").exists()
+    assert "--plan" in f3rm_ext("moco", "train", *given, "--probe").refuses()
 
 
 class Gone(BaseException):
@@ -136,7 +146,9 @@ def test_a_stopped_and_killed_training_ends_as_an_uninterrupted_one(
 
     missing = resnet18(weights=None).load_state_dict(load_file(whole / "backbone.safetensors"), strict=False)
     assert missing.missing_keys == ["fc.weight", "fc.bias"] and not missing.unexpected_keys
-    assert "resnet18" in (whole / "README.md").read_text() and list(whole.glob("events.*"))
+    assert "resnet18" in (whole / "README.md").read_text()
+    memory = read_scalars(whole)["MoCo/peak_memory_mib"]
+    assert memory[0][0] == 1 and all(value > 0 for _, value in memory)
     assert "architecture resnet18" in train(broken, "--resume", "--architecture", "resnet50").refuses()
 
 
