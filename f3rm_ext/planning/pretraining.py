@@ -1,15 +1,18 @@
 """The memory of a pre-training: a + b·batch, measured on tensors without values, and the largest batch that fits."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.moco.options import Plan, TrainConfig, make_plan
-from f3rm_ext.moco.pairs import advised_queue
-from f3rm_ext.moco.training import Training
+from f3rm_ext.moco.options import Architecture, Plan, TrainConfig, make_plan
+from f3rm_ext.moco.pairs import Pair, advised_queue
+from f3rm_ext.moco.queue import KeyQueue
+from f3rm_ext.moco.training import DIM, Training
 from f3rm_ext.planning.allowances import CONTEXT_BYTES, CPU_FRAGMENTATION, FRAGMENTATION, PROCESS_BYTES
 from f3rm_ext.planning.convolutions import BlockedConvolutions
 from f3rm_ext.planning.devices import GIB, this_device
@@ -127,6 +130,33 @@ def memory_line(config: TrainConfig, images: int, device_type: str = "cpu") -> M
     )
     image = (two - one) / (large - small)
     return MemoryLine(one - image * small, image)
+
+
+def memory_of_pairs(pairs: Sequence[Pair], architecture: Architecture, image_size: int, device_type: str) -> list[int]:
+    """Returns what a device holds with pairs of batch and queue, bytes, as :func:`plan_memory` does; with AMP.
+
+    Args:
+        pairs: Of algorithm v2.
+        architecture: The network.
+        image_size: Side of the views, px.
+        device_type: Of the device.
+
+    Raises:
+        ConfigError: The size does not suit the network.
+    """
+    config = TrainConfig(
+        data=Path(),
+        output=Path(),
+        architecture=architecture,
+        image_size=image_size,
+        queue_size=1,
+        gradient_accumulation_steps=2,
+        use_amp=True,
+    )
+    line, key = memory_line(config, 1, device_type), KeyQueue(1, DIM["v2"])
+    key_bytes = sum(values.numel() * values.element_size() for values in key.buffers())
+    tensors = (line.fixed_bytes + pair.batch_size * line.image_bytes + pair.queue_size * key_bytes for pair in pairs)
+    return [_with_allowance(round(each), device_type) for each in tensors]
 
 
 def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gib: float | None = None) -> MemoryPlan:

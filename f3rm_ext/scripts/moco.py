@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.options import TrainConfig
-from f3rm_ext.utils.ranges import Range, check_ranges
+from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.moco.pairs import Pair
@@ -27,6 +27,7 @@ class Pairs:
     Typical calls:
       f3rm-ext moco pairs --images 2000 --processes 2
       f3rm-ext moco pairs --images 2800 --batch-size 88 --queue-size 76800
+      f3rm-ext moco pairs --architecture resnet50 --image-size 224 --memory-gib 8 --images-per-s 200
     """
 
     images: int = 2000
@@ -43,6 +44,16 @@ class Pairs:
     """Batches per process to list, 1 or more each."""
     queue_size: tuple[int, ...] = ()
     """Queues to list, 1 or more each; by default batch × 800, powers of two, and the longest advised one."""
+    architecture: Literal["none", "resnet18", "resnet50", "vit_small", "vit_base"] = "none"
+    """Network whose memory is told, with AMP."""
+    image_size: Annotated[int, Range(32, 4096)] = 224
+    """Side of its views, px, 32 to 4096."""
+    memory_gib: Positive = 8.0
+    """Memory of a device, of which the share is told."""
+    device: Literal["cpu", "cuda"] = "cuda"
+    """Kind of the device, which need not be there."""
+    images_per_s: Annotated[float, Range(0)] = 0.0
+    """Images per second of all processes, as `moco train --plan --probe` or a training tells them: hours are told."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the table as JSON."""
 
@@ -50,6 +61,8 @@ class Pairs:
         """Prints the table. Returns the exit code."""
         from f3rm_ext.moco.pairs import PRESETS, Pair, queues_of
         from f3rm_ext.utils.console import console
+
+        check_ranges(self)
 
         def pair(batch: int, queue: int, accumulation: int, epochs: int) -> Pair:
             return Pair(batch, queue, self.images, self.processes, accumulation, epochs, self.momentum)
@@ -64,15 +77,48 @@ class Pairs:
             for queue in self.queue_size
             or queues_of(batch, batch * self.processes * self.gradient_accumulation_steps, self.images)
         ]
+        costs = self._costs([*found.values(), *listed])
         if self.json:
-            presets = [{"preset": name, **item.record()} for name, item in found.items()]
-            print(json.dumps({"presets": presets, "pairs": [item.record() for item in listed]}, indent=1))
+            records = [{**item.record(), **cost} for item, cost in zip([*found.values(), *listed], costs, strict=True)]
+            presets = [{"preset": name, **record} for name, record in zip(found, records, strict=False)]
+            print(json.dumps({"presets": presets, "pairs": records[len(found) :]}, indent=1))
             return 0
         log = console()
         log.print(_table("Presets", [(name, item) for name, item in found.items()]))
         log.print(_table(f"Pairs for {self.images} images", [("", item) for item in listed]))
+        if any(costs):
+            log.print(_cost_table([*found, *[""] * len(listed)], [*found.values(), *listed], costs))
         log.print(_explanation(listed, self.queue_size), markup=False, highlight=False)
         return 0
+
+    def _costs(self, pairs: "list[Pair]") -> list[dict[str, float]]:
+        """Returns memory, its share, and hours of each pair, where they are asked for."""
+        found: list[dict[str, float]] = [{} for _ in pairs]
+        if self.architecture != "none":
+            from f3rm_ext.planning.pretraining import memory_of_pairs
+
+            held = memory_of_pairs(pairs, self.architecture, self.image_size, self.device)
+            for cost, size in zip(found, held, strict=True):
+                cost |= {"memory_gib": size / 2**30, "memory_share": size / 2**30 / self.memory_gib}
+        if self.images_per_s:
+            for cost, pair in zip(found, pairs, strict=True):
+                cost["hours"] = pair.views / self.images_per_s / 3600
+        return found
+
+
+def _cost_table(names: list[str], pairs: "list[Pair]", costs: list[dict[str, float]]) -> Any:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title="Memory of a device, and time", title_justify="left", box=SIMPLE)
+    forms = {"memory_gib": ("GiB", "{:.2f}"), "memory_share": ("of it", "{:.0%}"), "hours": ("hours", "{:.1f}")}
+    shown = [forms[key] for key in costs[0]]
+    for header in ("preset", "batch", "queue", "epochs", *(title for title, _ in shown)):
+        table.add_column(header, justify="left" if header == "preset" else "right")
+    for name, pair, cost in zip(names, pairs, costs, strict=True):
+        figures = (form.format(value) for (_, form), value in zip(shown, cost.values(), strict=True))
+        table.add_row(name, str(pair.batch_size), str(pair.queue_size), str(pair.epochs), *figures)
+    return table
 
 
 def _table(title: str, rows: "list[tuple[str, Pair]]") -> Any:
@@ -112,7 +158,7 @@ def _explanation(pairs: "list[Pair]", wanted: tuple[int, ...]) -> str:
         "Advised: a queue of at most images − effective batch; a query then meets about half a key of its own image.",
         "Same-image keys are masked in training; the ceiling is the best pretext accuracy without masking.",
         "Negatives per query are the queue and the other keys of the batch, whatever the accumulation.",
-        "Memory is told by `f3rm-ext moco train --plan`. Time constants: steps × (1 − momentum).",
+        "Memory is told with --architecture, or by `moco train --plan`. Time constants: steps × (1 − momentum).",
     ]
     for pair in pairs:
         if not pair.is_multiple and pair.queue_size in (*wanted, 76_800, 65_536, 64_000):
