@@ -11,7 +11,14 @@ from typing import Any
 import tyro
 
 from f3rm_ext.errors import ConfigError, reason_of
-from f3rm_ext.sfm.diffusion.settings import Preset, Settings, check_folder, check_weights, parse_settings
+from f3rm_ext.sfm.diffusion.settings import (
+    Preset,
+    Settings,
+    check_folder,
+    check_weights,
+    parse_settings,
+    with_scaled_steps,
+)
 
 _LAUNCHED = "LOCAL_RANK"
 """Set by accelerate in each process that it starts."""
@@ -63,6 +70,7 @@ class Train:
         from f3rm_ext.planning.ray_diffusion import plan_lines
         from f3rm_ext.sfm.diffusion.plan import make_plan
 
+        settings = with_scaled_steps(settings, processes)
         _say(*make_plan(settings, processes).lines(settings), *plan_lines(settings, processes))
         return 0
 
@@ -175,6 +183,7 @@ def _train(settings: Settings) -> int:
     from f3rm_ext.sfm.diffusion.training import Training, make_accelerator
 
     accelerator, warning = make_accelerator()
+    settings = with_scaled_steps(settings, accelerator.num_processes)
     if accelerator.is_main_process:
         if warning:
             _say(f"Warning: {warning}")

@@ -65,6 +65,23 @@ def test_the_published_commands_print_their_plan(f3rm_ext: Typed) -> None:
     assert "After 50,000 steps" in done.out and "GPU memory after 50,000 steps" in done.out
 
 
+def test_steps_follow_the_batch_on_request(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
+    dense = ("--preset", "dense", "--plan", "training.pretrain_path=sparse.pth")
+    done = f3rm_ext("sfm", "train", *dense, "training.iterations_for_batch=32")
+    assert "6,400,000" in done.out and "After 400,000 steps" in done.out, done.text  # a batch of 4 instead of 32
+    done = f3rm_ext("sfm", "train", *dense)
+    assert "800,000" in done.out and "After 50,000 steps" in done.out, done.text
+    more = (
+        *debug_settings,
+        "training.max_iterations=4",
+        "training.iterations_for_batch=1",
+        f"hydra.run.dir={tmp_path}",
+    )
+    done = f3rm_ext("sfm", "train", *more)
+    assert done.code == 0 and newest(tmp_path)["iteration"] == 2, done.text
+    assert "iterations_for_batch" in f3rm_ext("sfm", "train", *more, "training.iterations_for_batch=-1").refuses()
+
+
 def test_the_published_commands_train_ten_steps_with_debug_settings(
     f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path
 ) -> None:

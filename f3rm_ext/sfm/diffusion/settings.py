@@ -6,7 +6,7 @@ understood: ``dataset.category`` for ``dataset.shape``, ``train.…`` for ``trai
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -30,6 +30,9 @@ class TrainingSettings:
     """Scenes per process (GPU) and step."""
     max_iterations: int = 100_000
     """Steps."""
+    iterations_for_batch: int = 0
+    """Scenes per step of all processes for which max_iterations and reinit_after are meant, such as 64 for the
+    published sparse stage: both are scaled, so that as many scenes are seen. 0 leaves them as they are."""
     lr: float = 1e-4
     """Learning rate. The encoder and the transformer of a dense model get a tenth of it; with `model.residual` the
     convolution of its rays gets a 2560th."""
@@ -298,6 +301,21 @@ def flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield prefix + entry.name, value
 
 
+def with_scaled_steps(settings: Settings, processes: int) -> Settings:
+    """Returns settings whose steps are those for their batch; see ``training.iterations_for_batch``.
+
+    Args:
+        settings: as given.
+        processes: that train.
+    """
+    training = settings.training
+    if not training.iterations_for_batch:
+        return settings
+    factor = training.iterations_for_batch / (training.batch_size * processes)
+    steps, reinit = (round(factor * each) for each in (training.max_iterations, training.reinit_after))
+    return replace(settings, training=replace(training, max_iterations=max(1, steps), reinit_after=reinit))
+
+
 def check_settings(settings: Settings) -> None:
     """Checks that values fit each other.
 
@@ -308,6 +326,7 @@ def check_settings(settings: Settings) -> None:
     for key, value, least in (
         ("training.batch_size", training.batch_size, 1),
         ("training.max_iterations", training.max_iterations, 1),
+        ("training.iterations_for_batch", training.iterations_for_batch, 0),
         ("training.interval_save_checkpoint", training.interval_save_checkpoint, 1),
         ("training.interval_evaluate", training.interval_evaluate, 0),
         ("training.num_workers", training.num_workers, 0),
