@@ -9,6 +9,7 @@ from rich.text import Text
 
 from f3rm_ext.engine.shortage import Loss
 from f3rm_ext.planning.advice import peak_of
+from f3rm_ext.planning.arguments import methods
 from f3rm_ext.planning.devices import GIB
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.plan import RAYS_OPTION, Plan, bandwidth_gb_s
@@ -132,6 +133,7 @@ def sentences(plan: Plan) -> Iterator[str]:
     if plan.wanted_epochs is not None:
         steps = coverage.steps_for(plan.wanted_epochs)
         yield f"For {plan.wanted_epochs:g} epochs: --max-num-iterations {steps}."
+    yield from _learning_rates(plan)
     yield from _cycles(plan)
     speed = plan.throughput
     if speed is None:
@@ -142,6 +144,25 @@ def sentences(plan: Plan) -> Iterator[str]:
             f"Time: {least}{duration(speed.duration_s(coverage.steps))} at {speed.steps_per_s:.3g} steps per second, "
             f"{speed.source}; without evaluation and saving."
         )
+
+
+def _learning_rates(plan: Plan) -> Iterator[str]:
+    """Yields the usual learning rates for a batch of a field that is not that of its method; none if they were set."""
+    given, own = plan.request.config, methods()[plan.question.method]
+    batch = getattr(own.pipeline.datamanager, "train_num_rays_per_batch", None)
+    ratio = plan.coverage.rays_per_step / batch if batch and not plan.coverage.images_per_step else 1.0
+    rates = {
+        name: (parts["optimizer"].lr, own.optimizers[name]["optimizer"].lr)
+        for name, parts in given.optimizers.items()
+        if name in own.optimizers and name != "camera_opt"
+    }
+    if abs(ratio - 1) < 0.01 or any(now != before for now, before in rates.values()):
+        return
+    options = " ".join(
+        f"--optimizers.{name.replace('_', '-')}.optimizer.lr {before * ratio**0.5:.2g}"
+        for name, (_, before) in rates.items()
+    )
+    yield f"Learning rates: for {ratio:.3g} times the batch of the method, the usual rule for Adam is {options}."
 
 
 def _windows(plan: Plan) -> str:

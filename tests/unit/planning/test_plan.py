@@ -84,6 +84,8 @@ def test_numbers_of_steps(estimate: Estimate) -> None:
     text = text_of(plan)
     assert "9.38 epochs of 104.9 M pixels, 12,800 steps each" in text and "--max-num-iterations 128000" in text
     assert "trained in one block and then forgotten" not in text, "some images are in two windows"
+    assert "--optimizers.fields.optimizer.lr 0.014" in text, "√2 times the rate for twice the batch of the method"
+    assert "optimizer.lr" not in text_of(plan_of(estimate, "f3rm-ext", vram_gib=24))
     assert plan.to_dict()["coverage"]["steps_for_wanted_epochs"] == 128_000
 
 
