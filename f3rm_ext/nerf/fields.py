@@ -139,11 +139,16 @@ class SceneField(nn.Module):
         self.init_density = init_density
 
     def density(
-        self, positions: Float[Tensor, "rays samples 3"]
+        self, positions: Float[Tensor, "rays samples 3"], *, frozen: bool = False
     ) -> tuple[Float[Tensor, "rays samples 1"], Float[Tensor, "rays samples geometry"]]:
-        """Returns volume density (float32) at positions in the scene frame, and geometry codes for :meth:`color`."""
+        """Returns volume density (float32) at positions in the scene frame, and geometry codes for :meth:`color`.
+
+        Args:
+            positions: scene frame.
+            frozen: no gradient flows to the hash grid.
+        """
         unit, inside = self.cube(positions)
-        out = self.density_mlp(self.grid(unit.reshape(-1, 3))).view(*positions.shape[:-1], -1)
+        out = self.density_mlp(self.grid(unit.reshape(-1, 3), frozen=frozen)).view(*positions.shape[:-1], -1)
         raw, geometry = out.split([1, self.GEOMETRY_DIM], dim=-1)
         density = self.init_density * trunc_exp(raw.float())
         return (density if inside is None else density * inside), geometry
@@ -183,7 +188,7 @@ def render_normals(
     """
     with torch.enable_grad():
         points = positions.detach().requires_grad_(True)
-        density, _ = field.density(points)
+        density, _ = field.density(points, frozen=True)
         (gradient,) = torch.autograd.grad(density.clamp(min=1e-10).log().sum(), points)
     normals = functional.normalize((weights.detach() * -functional.normalize(gradient, dim=-1)).sum(dim=-2), dim=-1)
     return (normals + 1.0) / 2.0

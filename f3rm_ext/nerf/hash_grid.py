@@ -89,23 +89,30 @@ class HashGrid(nn.Module):
         """Returns the backend that evaluates tensors on this device."""
         return resolve_backend(self.backend, device)
 
-    def forward(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "points feat"]:
-        """Returns features of points in [0, 1]³, level-major; float32, or half with a CUDA backend under autocast."""
+    def forward(self, points: Float[Tensor, "points 3"], *, frozen: bool = False) -> Float[Tensor, "points feat"]:
+        """Returns features of points in [0, 1]³, level-major; float32, or half with a CUDA backend under autocast.
+
+        Args:
+            points: positions.
+            frozen: no gradient flows to the table. A backend computes that gradient even where only the gradient of
+                the points is asked for.
+        """
+        table = self.table.detach() if frozen else self.table
         backend = self.resolve_backend(points.device)
         if backend == "numba":
             # Here, so that CUDA runs never import numba.
             # Not at the top: threads.settle sets numba's threads before its import, and CUDA needs no numba.
             from f3rm_ext.nerf.hash_kernels import hash_grid_numba
 
-            return hash_grid_numba(points, self.table, self.levels)
+            return hash_grid_numba(points, table, self.levels)
         if backend == "tcnn":
             if self._tcnn_grid is None:
                 self._tcnn_grid = TcnnGrid(self._tcnn_options, self.table.numel())
-            return self._tcnn_grid(points, self.table)
+            return self._tcnn_grid(points, table)
         levels = LevelTensors(self.levels, self.level_scales, self.level_rows)
         if backend == "triton":
             # Here, because not every platform has Triton.
             from f3rm_ext.nerf.hash_triton import hash_grid_triton
 
-            return hash_grid_triton(points, self.table, levels, autocast_dtype(points.device.type))
-        return hash_grid_torch(points, self.table, levels)
+            return hash_grid_triton(points, table, levels, autocast_dtype(points.device.type))
+        return hash_grid_torch(points, table, levels)

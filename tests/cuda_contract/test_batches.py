@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from nerfstudio.data.datasets.base_dataset import InputDataset
+from pretend.tensors import is_page_locked
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,6 +50,21 @@ class NoWaiting(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
+class Copies(TorchDispatchMode):
+    """Writes down whether what is copied to the device is in page-locked memory, without which the host waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.page_locked: list[bool] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator."""
+        kwargs = kwargs or {}
+        if function.overloadpacket is aten._to_copy and torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            self.page_locked.append(is_page_locked(args[0]))
+        return function(*args, **kwargs)
+
+
 class InlineExecutor:
     """Runs what is submitted at once, on the thread of the pretended device."""
 
@@ -83,16 +99,12 @@ def events(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
         found.append(("begin", None))
         yield
 
-    def pinned(tensor: torch.Tensor) -> torch.Tensor:
-        assert tensor.device.type == "cpu"
-        return tensor
-
     real_empty = torch.empty
 
     def empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         if pin_memory:
             found.append(("page-locked", options["dtype"]))
-        return real_empty(*size, **options)
+        return real_empty(*size, pin_memory=pin_memory, **options)
 
     monkeypatch.setattr(prefetch, "ThreadPoolExecutor", InlineExecutor)
     monkeypatch.setattr(torch, "empty", empty)
@@ -100,7 +112,6 @@ def events(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: ours)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: found.append(("in use", stream is main)))
     return found
 
@@ -198,7 +209,9 @@ def test_copies_are_awaited_and_kept_from_reuse(
     stream = _rays(outputs, cuda, _placement(cuda, there))
     stream.next()
     del events[:]
-    stream.next()
+    with Copies() as copies:
+        stream.next()
+    assert copies.page_locked and all(copies.page_locked)
     counts = {kind: sum(event[0] == kind for event in events) for kind in ("begin", "copied", "awaited", "in use")}
     assert counts == {"begin": 1, "copied": 1, "awaited": 1, "in use": 4}
     assert [kind for kind, _ in events if kind in ("copied", "awaited")] == ["copied", "awaited"], "the next, then this"

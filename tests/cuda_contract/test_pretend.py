@@ -26,6 +26,13 @@ def test_devices_do_not_mix(cuda: torch.device) -> None:
         torch.ones(3, device=cuda).numpy()
 
 
+def test_generators_belong_to_a_device(cuda: torch.device) -> None:
+    torch.rand(3, device=cuda, generator=torch.Generator(cuda).manual_seed(0))
+    for place, generator in ((cuda, "cpu"), ("cpu", cuda)):
+        with pytest.raises(RuntimeError, match="device type for generator"):
+            torch.rand(3, device=place, generator=torch.Generator(generator))
+
+
 def test_products_are_half_under_autocast(
     cuda: torch.device, cuda_autocast: Callable[..., AbstractContextManager[None]]
 ) -> None:

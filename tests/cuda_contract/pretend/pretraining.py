@@ -72,7 +72,7 @@ def pose_step(preset: Any, folder: Path, *words: str) -> Counts:
     )
     for training.iteration in range(2):
         with counted() as ledger:
-            training.step(SceneSample(*(values.to(CUDA, non_blocking=True) for values in sample)))
+            training.step(SceneSample(*(values.pin_memory().to(CUDA, non_blocking=True) for values in sample)))
     return {"step": ledger}
 
 
@@ -92,7 +92,7 @@ def moco_step(algorithm: Any, batch: int = 4) -> Counts:
 
     def batches() -> Iterator[Any]:
         while True:
-            yield (*(torch.rand(batch, 3, 32, 32) for _ in range(2)), torch.arange(batch))
+            yield (*(torch.rand(batch, 3, 32, 32).pin_memory() for _ in range(2)), torch.arange(batch).pin_memory())
 
     for _ in range(2):
         with counted() as ledger:

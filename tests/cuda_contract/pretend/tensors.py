@@ -38,6 +38,8 @@ Told = Literal["autocast", "backward"]
 
 
 class _State:
+    page_locked: dict[int, torch.Tensor] = {}  # noqa: RUF012  # by address; kept, so that no other tensor gets it
+    generators: dict[int, str] = {}  # noqa: RUF012  # type of device by the address of torch's core
     entered = 0
     told = CUDA
     most_values: int | None = None
@@ -208,8 +210,11 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         on_cuda = torch.device(wanted).type == "cuda" or _in_formula()
         kwargs = {**kwargs, "device": CPU}
+    page_locked = bool(kwargs.get("pin_memory"))
     if "pin_memory" in kwargs:
         kwargs = {**kwargs, "pin_memory": False}
+    if kwargs.get("generator") is not None:
+        _check_generator(kwargs["generator"], on_cuda)
     if operator is aten._to_copy and wanted is not None and there[0] and on_cuda:
         held = tensors[0].held  # type: ignore[attr-defined]
         if kwargs.get("dtype", held.dtype) == held.dtype:
@@ -223,9 +228,31 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         found = function(*held_args, **held_kwargs)
     if not on_cuda:
-        return _mapped(_ones, found)
+        return _lock(found) if page_locked else _mapped(_ones, found)
     # An operator that changes its input gives that very input back.
     return _mapped(lambda leaf: _found(leaf, inputs), found)
+
+
+def _check_generator(generator: torch.Generator, on_cuda: bool) -> None:
+    place, wanted = _State.generators.get(generator._cdata, "cpu"), "cuda" if on_cuda else "cpu"  # type: ignore[attr-defined]
+    if place != wanted:
+        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{place}'")
+
+
+def _lock(tensor: torch.Tensor) -> torch.Tensor:
+    _State.page_locked[tensor.untyped_storage().data_ptr()] = tensor
+    return tensor
+
+
+def _pin(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    if isinstance(tensor, PretendCuda):
+        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+    return tensor if is_page_locked(tensor) else _lock(tensor.clone())
+
+
+def is_page_locked(tensor: torch.Tensor) -> bool:
+    """Whether a tensor on the CPU is in page-locked memory, from which a GPU copies by itself."""
+    return tensor.untyped_storage().data_ptr() in _State.page_locked
 
 
 def _in_formula() -> bool:
@@ -247,6 +274,10 @@ def _note(function: Any, args: Any, kwargs: Any, tensors: list[Any], there: list
     moves = operator in (aten.copy_, aten._to_copy) and (not all(there) or not on_cuda)
     if moves:
         waits = not kwargs.get("non_blocking", len(args) > 2 and operator is aten.copy_ and args[2])
+        if on_cuda and not waits:
+            source = args[1] if operator is aten.copy_ else args[0]
+            # The host itself copies from other memory, whatever it is told.
+            waits = not is_page_locked(source)
         # A single number is handed over with the kernel.
         if operator is aten.copy_ and on_cuda and args[1].dim() == 0:
             waits = False
@@ -327,6 +358,8 @@ class _Generator(torch.Generator):
     def __new__(cls, device: Any = "cpu") -> "_Generator":
         made = super().__new__(cls)
         made.place = torch.device(device)  # type: ignore[attr-defined]
+        # Operators are given another Python object of the same generator.
+        _State.generators[made._cdata] = made.place.type  # type: ignore[attr-defined]
         return made
 
     @property
@@ -430,7 +463,7 @@ def pretended(told: Told = "autocast", most_values: int | None = None) -> Iterat
         # As FakeTensorMode does: torch is not to look for a driver.
         torch._C._set_only_lift_cpu_tensors(True)
         patches: list[Any] = [
-            mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: tensor),
+            mock.patch.object(torch.Tensor, "pin_memory", _pin),
             mock.patch.object(torch.Tensor, "record_stream", lambda tensor, *_: None),
             # Optimisers take their form for many tensors for torch's own classes only.
             mock.patch.object(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", staticmethod(_grouped)),
@@ -458,6 +491,8 @@ def pretended(told: Told = "autocast", most_values: int | None = None) -> Iterat
             torch._C._set_only_lift_cpu_tensors(lifted)
             _State.told, _State.most_values = before
             _State.entered -= 1
+            if not _State.entered:
+                _State.page_locked.clear()
 
 
 def is_pretended() -> bool:

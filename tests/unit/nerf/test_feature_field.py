@@ -50,9 +50,14 @@ def test_positions_receive_no_gradient(make_spec: Callable[..., FeatureSpec]) ->
 
 def test_features_are_accumulated_in_float32_under_autocast(make_spec: Callable[..., FeatureSpec]) -> None:
     field = _field(make_spec("a"))
+    positions, weights = torch.randn(4, 30, 3), torch.rand(4, 30, 1)
+    per_sample: list[torch.Tensor] = []
+    field.head("a").trunk.register_forward_hook(lambda *call: per_sample.append(call[-1]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = field.render_hidden(torch.randn(4, 3, 3), torch.rand(4, 3, 1))["a"]
-        assert hidden.dtype == torch.float32
+        hidden = field.render_hidden(positions, weights)["a"]
+        assert hidden.dtype == torch.float32 and per_sample[0].dtype == torch.bfloat16
+        expected = (per_sample[0].double().view(4, 30, -1) * weights).sum(dim=1)
+        torch.testing.assert_close(hidden.double(), expected, rtol=1e-5, atol=1e-5)
         assert field.head("a").decode(hidden).dtype == torch.float32
 
 
