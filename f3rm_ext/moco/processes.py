@@ -35,7 +35,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 class SyncedBatchNorm(_BatchNorm):
-    """Batch norm whose statistics are those of all processes, also on CPUs, where torch's SyncBatchNorm does not run.
+    """Batch norm whose statistics are those of all processes on CPUs, where torch's SyncBatchNorm does not run.
 
     Processes have batches of one size.
     """
@@ -73,7 +73,13 @@ class SyncedBatchNorm(_BatchNorm):
 
 
 def sync_batch_norms(network: nn.Module) -> None:
-    """Makes all batch norms of a network count the batches of all processes. Parameters and buffers stay the same."""
+    """Makes all batch norms of a network count the batches of all processes. Parameters and buffers stay the same.
+
+    On CUDA these are torch's, which keep no float32 copy of what is in half precision.
+    """
+    if next(network.parameters()).device.type == "cuda":
+        nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        return
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if not isinstance(child, (nn.BatchNorm1d, nn.BatchNorm2d)):

@@ -307,6 +307,8 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
+        if device.type == "cuda":  # what names no device, such as NCCL's barriers, takes the current one
+            torch.cuda.set_device(device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {name} cannot be used ({reason_of(error)}): use cpu.") from error
     return device

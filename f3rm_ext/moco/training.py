@@ -66,7 +66,8 @@ class Training:
     def __init__(self, plan: Plan, fingerprint: str, device: torch.device, *, alone: bool = False) -> None:
         config = plan.config
         self.plan, self.fingerprint, self.device = plan, fingerprint, device
-        if config.use_amp and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        # Older ones emulate bfloat16, which is slower than single precision.
+        if config.use_amp and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
             raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --no-use-amp.")
         torch.manual_seed(number_from(config.seed, "weights"))
         self.query, self.key = (

@@ -5,9 +5,12 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
+from f3rm_ext.engine import launch
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.moco.processes import start_processes
+from f3rm_ext.moco import run
+from f3rm_ext.moco.processes import SyncedBatchNorm, start_processes, sync_batch_norms
 
 
 @pytest.mark.parametrize(("gpus", "machines", "here"), [(0, 1, 0), (1, 1, 0), (0, 2, 1), (3, 1, 3), (2, 4, 2)])
@@ -32,3 +35,25 @@ def test_one_process_per_gpu_or_one_on_the_cpu(
 def test_numbers_that_contradict_each_other_are_refused(rank: int, url: str, option: str) -> None:
     with pytest.raises(ConfigError, match=option):
         start_processes(2, rank, url)
+
+
+def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(launch, "place", lambda: (3, 4))
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert run._device("cuda") == torch.device("cuda:3") and current == [torch.device("cuda:3")]
+    assert run._device("cpu").type == "cpu" and len(current) == 1
+
+
+@pytest.mark.parametrize(("cuda", "kind"), [(False, SyncedBatchNorm), (True, nn.SyncBatchNorm)])
+def test_batch_norms_are_torchs_on_a_gpu(cuda: bool, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.BatchNorm1d(4)))
+    before = {**network.state_dict(keep_vars=True)}
+    if cuda:
+        monkeypatch.setattr(nn.Parameter, "device", torch.device("cuda:0"), raising=False)
+    sync_batch_norms(network)
+    monkeypatch.undo()
+    assert type(network[1][0]) is kind  # type: ignore[index]
+    after = network.state_dict(keep_vars=True)
+    assert after.keys() == before.keys() and all(after[name] is value for name, value in before.items())
