@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from f3rm_ext.compat.cuda_toolkit import missing_headers
 from f3rm_ext.compat.later import shorten_imports
 from f3rm_ext.compat.viewer import (
     LOCAL_HOST,
@@ -331,6 +332,17 @@ def _gsplat_kernels() -> Any:
     return _backend._C  # type: ignore[attr-defined]
 
 
+def _gsplat_is_compiled() -> bool:
+    """Returns whether gsplat's kernels came with it, were compiled by an earlier process, or are imported."""
+    import importlib.util
+
+    from torch.utils.cpp_extension import _get_build_directory
+
+    if "gsplat.cuda._backend" in sys.modules or importlib.util.find_spec("gsplat.csrc") is not None:
+        return True
+    return os.path.isfile(os.path.join(_get_build_directory("gsplat_cuda", verbose=False), "gsplat_cuda.so"))
+
+
 def gsplat_wheels() -> str | None:
     """Returns the URL of the wheel index with gsplat 1.4.0 for this Python, torch and CUDA; None if there is none."""
     import torch
@@ -365,14 +377,17 @@ def check_gsplat_kernels() -> None:
         ConfigError: gsplat cannot render on CUDA.
     """
     gsplat_version()
-    try:
-        if _gsplat_kernels() is not None:
-            return
-        reason = "they are not compiled, and there is no CUDA toolkit to compile them"
-    except Exception as error:  # errors of compilers, linkers and loaders
-        reason = reason_of(error)
+    reason, advice = "they are not compiled, and there is no CUDA toolkit to compile them", gsplat_advice()
+    if not _gsplat_is_compiled() and (missing := missing_headers()) is not None:
+        reason, advice = missing
+    else:
+        try:
+            if _gsplat_kernels() is not None:
+                return
+        except Exception as error:  # errors of compilers, linkers and loaders
+            reason = reason_of(error)
     raise ConfigError(
-        f"Splats cannot be rendered on CUDA, because gsplat has no kernels here ({reason}): {gsplat_advice()}, or use "
+        f"Splats cannot be rendered on CUDA, because gsplat has no kernels here ({reason}): {advice}, or use "
         "--machine.device-type cpu."
     )
 
@@ -402,6 +417,12 @@ def describe_gsplat() -> tuple[bool, str, str]:
         return False, "of a version that cannot be used", str(error)
     except ImportError as error:
         reason = reason_of(error)
+    if not _gsplat_is_compiled() and (missing := missing_headers()) is not None:
+        return (
+            False,
+            f"without CUDA kernels ({reason}, and {missing[0]})",
+            f"For sugar-ext and splatfacto {missing[1]}.",
+        )
     if shutil.which("nvcc"):
         return True, f"its CUDA kernels ({reason}) are compiled at first use, which takes minutes", ""
     advice = gsplat_advice()

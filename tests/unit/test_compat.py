@@ -22,6 +22,7 @@ from nerfstudio.viewer.render_state_machine import RenderStateMachine
 from nerfstudio.viewer_legacy.server.viewer_utils import IOChangeException
 
 from f3rm_ext import compat
+from f3rm_ext.compat import cuda_toolkit
 from f3rm_ext.errors import ConfigError
 
 
@@ -116,8 +117,12 @@ class TestGsplatKernels:
     """gsplat's CUDA kernels are compiled with the wheel, compiled at first use, or not there."""
 
     @pytest.fixture
-    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    def gpu(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
         """A GPU, and neither compiled kernels nor a compiler."""
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+        monkeypatch.delitem(sys.modules, "gsplat.cuda._backend", raising=False)
+        for name in ("CUDA_HOME", "CUDA_PATH", "CPATH"):
+            monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(compat, "has_cuda", lambda: True)
         monkeypatch.setattr(shutil, "which", lambda name: None)
         monkeypatch.setattr(torch, "__version__", "2.4.1+cu124")
@@ -141,6 +146,31 @@ class TestGsplatKernels:
         assert "there is no CUDA toolkit" in text and "install the CUDA toolkit 12.4" in text
         assert "--index-url https://docs.gsplat.studio/whl/pt24cu124" in text
         assert text.endswith("or use --machine.device-type cpu.") and "\n" not in text
+
+    def test_headers_that_torch_will_not_find(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """nvcc is a wrapper in a folder of programs, beside which there is no toolkit."""
+        gpu.setattr(shutil, "which", lambda name: str(tmp_path / "bin" / name))
+        gpu.setattr(compat, "_gsplat_kernels", lambda: pytest.fail("minutes would be lost in compiling"))
+        toolkit = tmp_path / "cuda-12.4"
+        gpu.setattr(cuda_toolkit, "_LIKELY", (f"{tmp_path}/cuda-*",))
+        for found in (False, True):
+            if found:
+                (toolkit / "include").mkdir(parents=True)
+                (toolkit / "include" / "cuda_runtime.h").touch()
+            with pytest.raises(ConfigError) as refused:
+                compat.check_gsplat_kernels()
+            assert str(tmp_path / "include") in str(refused.value) and "set CUDA_HOME to" in str(refused.value)
+            assert (f"set CUDA_HOME to {toolkit}," in str(refused.value)) is found
+        gpu.setattr(compat, "_gsplat_kernels", object)
+        gpu.setenv("CUDA_HOME", str(toolkit))
+        compat.check_gsplat_kernels()
+
+    def test_kernels_that_are_compiled_need_no_headers(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        gpu.setattr(shutil, "which", lambda name: str(tmp_path / "bin" / name))
+        (tmp_path / "extensions" / "gsplat_cuda").mkdir(parents=True)
+        (tmp_path / "extensions" / "gsplat_cuda" / "gsplat_cuda.so").touch()
+        gpu.setattr(compat, "_gsplat_kernels", object)
+        compat.check_gsplat_kernels()
 
     def test_a_compiler_that_fails(self, gpu: pytest.MonkeyPatch) -> None:
         def fail() -> None:

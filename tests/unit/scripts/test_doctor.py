@@ -154,8 +154,17 @@ class TestBackends:
         assert finding.verdict is Verdict.ABSENT and "without CUDA kernels" in finding.found
         assert "CUDA toolkit" in finding.advice
 
-    def test_gsplat_that_compiles_at_first_use(self, gpu: pytest.MonkeyPatch) -> None:
-        gpu.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "nvcc" else None)
+    def test_gsplat_that_compiles_at_first_use(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        gpu.setattr(shutil, "which", lambda name: str(tmp_path / "bin" / name) if name == "nvcc" else None)
+        gpu.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+        gpu.delitem(sys.modules, "gsplat.cuda._backend", raising=False)
+        for name in ("CUDA_HOME", "CUDA_PATH"):
+            gpu.delenv(name, raising=False)
+        finding = by_name(doctor.check_backends)["gsplat"]
+        assert finding.verdict is Verdict.ABSENT and str(tmp_path / "include") in finding.found
+        assert "CUDA_HOME" in finding.advice
+        (tmp_path / "include").mkdir()
+        (tmp_path / "include" / "cuda_runtime.h").touch()
         finding = by_name(doctor.check_backends)["gsplat"]
         assert finding.verdict is Verdict.OK and "compiled at first use" in finding.found and not finding.advice
 
