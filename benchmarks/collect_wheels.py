@@ -25,7 +25,7 @@ NEEDED = (
     "open_clip_torch==2.32.0",
     *("appdirs", "beartype", "dill", "docstring_parser", "fpsample", "ftfy", "mediapy", "msgspec", "multiprocess"),
     *("pathos", "pox", "ppft", "pyquaternion", "pytorch-msssim", "rawpy", "tensorly", "tyro", "typeguard", "wandb"),
-    *("setuptools", "wcwidth", "websockets"),
+    *("setuptools", "trimesh", "wcwidth", "websockets"),
     # of f3rm-ext sfm train
     *("accelerate", "diffusers"),
     # of wandb
@@ -42,7 +42,8 @@ USUAL = (
 )
 """What the machine is expected to have, in any recent version; brought along with --all."""
 GLIBC = ("2_35", "2_34", "2_31", "2_28", "2_27", "2_17")
-PART_MIB = 60
+PART_MIB = 40
+"""With the tracked files and what else is carried, a part stays below the 64 MiB that one call may send."""
 
 
 def download(names: Iterable[str], folder: Path, python: str) -> None:

@@ -1,16 +1,19 @@
-"""Everything that a GPU has to show, in one command of ten minutes: tests, speed, memory, queries.
+"""Everything that a GPU has to show, in three commands of ten minutes: kernels, then speed, then tests and memory.
 
-    python benchmarks/gpu_day.py --data CAPTURE      # needs CUDA; writes results/gpu_day.json
+    python benchmarks/gpu_day.py --data CAPTURE --call build     # needs CUDA; writes results/gpu_day.json
+    python benchmarks/gpu_day.py --data CAPTURE --call speed --keep benchmarks/results/gpu_day.json
+    python benchmarks/gpu_day.py --data CAPTURE --call checks --keep benchmarks/results/gpu_day.json
     python benchmarks/gpu_day.py --rehearse          # the same programs on the CPU, with tiny sizes
 
-Sections: kernels (gsplat is compiled), tests (tests/gpu), features (extracted), fields (f3rm-ext with every hash-grid
-backend there is, f3rm-ext-big, nerfacto, nerfacto with F3RM's features), splats (sugar-ext beside splatfacto with the
-same Gaussians), splat-features (lifting, and a text query), plan (planned memory beside what is allocated), poses and
-moco (training DiffusionSfM at the published size, and MoCo with the four presets: step time, and memory beside the
+Sections: kernels (gsplat is compiled; seconds where its wheel has them, see build_kernels.py), features (extracted),
+fields (f3rm-ext with every hash-grid backend there is, f3rm-ext-big, nerfacto, nerfacto with F3RM's features), splats
+(sugar-ext beside splatfacto with the same Gaussians), splat-features (lifting, and a text query), tests (tests/gpu),
+plan (planned memory beside what is allocated), poses and moco (training DiffusionSfM at the published size, and MoCo with the four presets: step time, and memory beside the
 plan). Every measurement is a process of its own. A failure is recorded with its sentence and stops nothing else; the
 file is written again after every row.
 
-Ten minutes may be too short for all sections: give --minutes, or run it again with --only and --keep.
+Without --call or --only it runs all sections, within --minutes. --keep names the report whose other sections are taken
+over; it may lie elsewhere than the new one, as where outputs are emptied at each call.
 Nothing is downloaded. Features are those of a CLIP with random weights, which cost what real ones cost and mean
 nothing; give --extractor for others.
 """
@@ -36,7 +39,7 @@ from typing import Any
 import moco_training
 import plan_memory
 import pose_training
-from gpu_day_report import BUDGETS_S, F3RM_PEER, PEER, REGULARIZED, VANILLA, Day, Part, tables, write_report
+from gpu_day_report import BUDGETS_S, CALLS, F3RM_PEER, PEER, PLANAR, REGULARIZED, VANILLA, Day, Part, tables, write_report
 from processes import attempt, last_words, result_of, run
 
 HERE = Path(__file__).parent
@@ -53,7 +56,7 @@ PACKAGES = (
     "numba",
     "numpy",
 )
-VARIANTS = (PEER, "sugar-ext without filters", VANILLA, "sugar-ext, density", REGULARIZED)
+VARIANTS = (PEER, "sugar-ext without filters", VANILLA, "sugar-ext, density", REGULARIZED, PLANAR)
 REPORTED = re.compile(r"(?P<name>\S+::.+?) (?P<state>PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 REPORTED_BY_WORKER = re.compile(r"\[gw\d+\] \[ *\d+%\] (?P<state>PASSED|FAILED|ERROR|SKIPPED|XFAIL) (?P<name>\S+::.+)")
 SMALL_FIELD = [
@@ -76,8 +79,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="a capture with a transforms.json; needed without --rehearse")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU, with a synthetic capture")
     parser.add_argument("--out", type=Path, help="the report; results/gpu_day.json, or for a rehearsal a new folder")
-    parser.add_argument("--only", nargs="+", choices=list(BUDGETS_S), default=list(BUDGETS_S), help="sections to run")
-    parser.add_argument("--keep", action="store_true", help="keep the report's other sections, if of this machine")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--call", choices=list(CALLS), help="run the sections of one of the three calls")
+    what.add_argument("--only", nargs="+", choices=list(BUDGETS_S), help="sections to run; all by default")
+    parser.add_argument("--keep", type=Path, help="a report whose other sections are kept, if it is of this machine")
     parser.add_argument("--minutes", type=float, default=10.0, help=f"for all sections; × {PATIENCE} in a rehearsal")
     parser.add_argument("--extractor", help="of the features; it has to understand text")
     parser.add_argument("--scale", type=float, default=1.0, help="ratio of the images' sides to those of the files")
@@ -347,13 +352,14 @@ def main() -> None:
         if path is None and options.rehearse:
             path = Path(tempfile.mkdtemp(prefix="gpu-day-rehearsal-")) / "gpu_day.json"
         path = path or HERE / "results" / "gpu_day.json"
-        if options.keep and path.is_file():
-            report["sections"] = kept_sections(json.loads(path.read_text()), report, options.only)
+        sections_to_run = options.only or list(CALLS[options.call] if options.call else BUDGETS_S)
+        if options.keep:
+            report["sections"] = kept_sections(json.loads(options.keep.read_text()), report, sections_to_run)
         patience = PATIENCE if options.rehearse else 1
         day = Day(report, path, 60 * options.minutes * patience)
         sections = GpuDay(options, work)
         begin = time.monotonic()
-        for name in options.only:
+        for name in sections_to_run:
             found = day.run(name, BUDGETS_S[name] * patience, functools.partial(call, sections, name))
             print(f"{name}: {found['state']} after {found['seconds']:.0f} s. {found.get('problem', '')}", flush=True)
         report["seconds"] = round(time.monotonic() - begin, 1)

@@ -55,6 +55,7 @@ class GpuDayField(TrainOnce):
         rays = trainer.pipeline.datamanager.get_train_rays_per_batch()
         result = {"method": self.method, "rays_per_step": rays, "peak_mib": round(peak), **watch.result()}
         result["rays_per_s"] = round(rays * result["it_per_s"])
+        report_result(result)  # pictures take long where time is short
         result |= compare(trainer.pipeline, self.views, without_lpips)
         if self.text:
             result["query"] = ask(model, trainer.pipeline.datamanager.train_dataset.cameras, self.text, self.picture)

@@ -64,18 +64,19 @@ def run(command: Sequence[object], timeout_s: float, environment: Mapping[str, s
 
 
 def result_of(command: Sequence[object], timeout_s: float, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Runs a command and returns the result it handed over; see :func:`report_result`.
+    """Runs a command and returns the last result it handed over; see :func:`report_result`.
+
+    What failed after it, or ran out of time, is in its ``problem_of_all``.
 
     Raises:
-        MeasurementError: it failed, or its time was over.
+        MeasurementError: it failed, or its time was over, before a result.
     """
     code, said = run(command, timeout_s, environment)
+    problem = f"It was ended after {timeout_s:.0f} s." if code == 124 else last_words(said, code)
     for line in reversed(said.splitlines()):
         if line.startswith(MARK):
-            return json.loads(line.removeprefix(MARK))
-    if code == 124:
-        raise MeasurementError(f"It was ended after {timeout_s:.0f} s.", said[-2000:])
-    raise MeasurementError(last_words(said, code), said[-2000:])
+            return {**json.loads(line.removeprefix(MARK)), **({"problem_of_all": problem} if code else {})}
+    raise MeasurementError(problem, said[-2000:])
 
 
 def last_words(said: str, code: int) -> str:

@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sugar-ext, cache cleared every 10 steps": {"regularization": "none", "fragmentation": "aggressive"},
     "sugar-ext, density": {"regularization": "density"},
     "sugar-ext, dn-consistency": {"regularization": "dn-consistency"},
+    "sugar-ext, planar": {"regularization": "planar"},
 }
 """Regularisation is at work from the first step, unlike in a real run, where it begins after 60 % of the steps."""
 WARM_UP = 0.2
@@ -149,8 +150,9 @@ def accounted_mib(name: str, count: int, samples: int) -> float | None:
     if variant.get("method"):
         return None
     small: dict[str, Any] = {"storage": "float16", "moments": "bfloat16"} if variant.get("optimize_memory") else {}
-    points = 0 if variant["regularization"] == "none" else samples
-    return peak(account(Layout(count, points=points, neighbours=16 if points else 0, **small))) / 2**20
+    planar = variant["regularization"] == "planar"
+    points = 0 if planar or variant["regularization"] == "none" else samples
+    return peak(account(Layout(count, points=points, neighbours=16 if points else 0, planes=planar, **small))) / 2**20
 
 
 def in_process(name: str, arguments: list[str]) -> dict[str, Any]:

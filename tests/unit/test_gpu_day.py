@@ -270,6 +270,48 @@ def test_every_section_has_a_budget_and_a_table(pages: ModuleType, name: str) ->
     assert len(pages.BUDGETS_S) == len(pages.SHOWN) == len(SECTIONS)
 
 
+def test_the_budgets_of_a_call_fit_into_ten_minutes(pages: ModuleType) -> None:
+    assert sorted(name for call in pages.CALLS.values() for name in call) == sorted(SECTIONS)
+    assert all(sum(call.values()) <= 600 - 15 for call in pages.CALLS.values()), "start-up takes some, too"
+
+
+def test_the_default_regularisation_is_measured(load: Callable[[str], ModuleType], pages: ModuleType) -> None:
+    from f3rm_ext.method_configs.splat_presets import make_splat_config
+
+    variants = load("splat_speed").VARIANTS
+    model: Any = make_splat_config("sugar-ext").pipeline.model
+    assert pages.PLANAR in load("gpu_day").VARIANTS
+    assert variants[pages.PLANAR]["regularization"] == model.regularization
+    assert load("splat_speed").accounted_mib(pages.PLANAR, 1000, 10) > 0
+
+
+def test_what_was_handed_over_stays_when_time_runs_out(load: Callable[[str], ModuleType]) -> None:
+    processes = load("processes")
+    code = "import threading; print('RESULT {\"speed\": 3}', flush=True); threading.Event().wait()"
+    found = processes.attempt(lambda: processes.result_of([sys.executable, "-c", code], 1.0, os.environ))
+    assert found == {"speed": 3, "problem_of_all": "It was ended after 1 s."}
+
+
+def test_sections_are_kept_from_another_place(
+    load: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that empties the folder of outputs at each call."""
+    gpu_day = load("gpu_day")
+    same = {"rehearsal": True, "machine": {"device": "a CPU"}, "versions": {}, "date": "", "capture": ""}
+    monkeypatch.setattr(gpu_day, "describe", lambda options: dict(same))
+    monkeypatch.setattr(gpu_day, "make_capture", lambda folder: folder)
+    monkeypatch.setattr(gpu_day, "call", lambda sections, name, part: None)
+    before = tmp_path / "carried.json"
+    fields = {"state": "done", "rows": [], "seconds": 1.0}
+    before.write_text(json.dumps({**same, "sections": {"fields": fields}}))
+    new = tmp_path / "out" / "report.json"
+    words = ["gpu_day.py", "--rehearse", "--call", "checks", "--keep", str(before), "--out", str(new)]
+    monkeypatch.setattr(sys, "argv", words)
+    gpu_day.main()
+    found = json.loads(new.read_text())["sections"]
+    assert found.pop("fields") == fields and list(found) == list(load("gpu_day_report").CALLS["checks"])
+
+
 def test_the_page_says_not_measured_until_there_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docs = BENCHMARKS.parent / "docs"
     monkeypatch.syspath_prepend(docs)  # as where a script of docs/ is run
