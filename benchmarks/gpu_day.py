@@ -8,9 +8,9 @@
 Sections: kernels (gsplat is compiled; seconds where its wheel has them, see build_kernels.py), features (extracted),
 fields (f3rm-ext with every hash-grid backend there is, f3rm-ext-big, nerfacto, nerfacto with F3RM's features), splats
 (sugar-ext beside splatfacto with the same Gaussians), splat-features (lifting, and a text query), tests (tests/gpu),
-plan (planned memory beside what is allocated), poses and moco (training DiffusionSfM at the published size, and MoCo with the four presets: step time, and memory beside the
-plan). Every measurement is a process of its own. A failure is recorded with its sentence and stops nothing else; the
-file is written again after every row.
+plan (planned memory beside what is allocated), poses and moco (training DiffusionSfM at the published size, and MoCo
+with the four presets: step time, and memory beside the plan). Every measurement is a process of its own. A failure is
+recorded with its sentence and stops nothing else; the file is written again after every row.
 
 Without --call or --only it runs all sections, within --minutes. --keep names the report whose other sections are taken
 over; it may lie elsewhere than the new one, as where outputs are emptied at each call.
@@ -39,7 +39,19 @@ from typing import Any
 import moco_training
 import plan_memory
 import pose_training
-from gpu_day_report import BUDGETS_S, CALLS, F3RM_PEER, PEER, PLANAR, REGULARIZED, VANILLA, Day, Part, tables, write_report
+from gpu_day_report import (
+    BUDGETS_S,
+    CALLS,
+    F3RM_PEER,
+    PEER,
+    PLANAR,
+    REGULARIZED,
+    VANILLA,
+    Day,
+    Part,
+    tables,
+    write_report,
+)
 from processes import attempt, last_words, result_of, run
 
 HERE = Path(__file__).parent

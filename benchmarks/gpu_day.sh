@@ -23,11 +23,17 @@ version = f"python{sys.version_info.major}.{sys.version_info.minor}"
 mine = sysconfig.get_paths()["purelib"]
 Path(sys.argv[1], "lib", version, "site-packages", "zz_machine.pth").write_text(f"{mine}\n")
 PYTHON
-    mapfile -t found < <(find "$wheels" -name '*.whl')
+    # gsplat with kernels (benchmarks/build_kernels.py) instead of the one without.
+    built=$(find "$wheels" -name 'gsplat-*-cp*.whl')
+    mapfile -t found < <(find "$wheels" -name '*.whl' ${built:+! -name 'gsplat-*-none-any.whl'})
     "$python" -m pip --python "$venv/bin/python" install --quiet --no-index --no-deps --no-compile --no-cache-dir \
         --ignore-installed "${found[@]}"
     # This tree, with its entry points. Its build needs setuptools, which the machine has.
     "$python" -m pip --python "$venv/bin/python" install --quiet --no-index --no-deps --no-build-isolation --editable .
+fi
+# PyTorch looks for CUDA's headers beside the folder of nvcc, which may be a wrapper elsewhere.
+if [ -z "${CUDA_HOME:-}" ] && [ -f /usr/local/cuda/include/cuda_runtime.h ]; then
+    export CUDA_HOME=/usr/local/cuda
 fi
 export PATH="$PWD/$venv/bin:$PATH"
 exec "$venv/bin/python" benchmarks/gpu_day.py "$@"

@@ -475,7 +475,7 @@ def test_the_peer_renders_features_and_their_loss_moves_the_density(
     assert "feature" not in model.eval()(make_rays(4))
 
 
-@pytest.mark.parametrize("name", ["gpu_day", "processes", "step_watch", "collect_wheels"])
+@pytest.mark.parametrize("name", ["gpu_day", "processes", "step_watch", "collect_wheels", "build_kernels"])
 def test_examples_in_docstrings(name: str, load: Callable[[str], ModuleType]) -> None:
     found = doctest.testmod(load(name))
     assert found.attempted and not found.failed

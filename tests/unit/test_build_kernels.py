@@ -1,0 +1,129 @@
+"""gsplat's kernels built beforehand: what is compiled, what stays, and the wheel; nothing here compiles CUDA."""
+
+import base64
+import hashlib
+import importlib
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+@pytest.fixture(scope="module")
+def build() -> Iterator[ModuleType]:
+    """The program."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    yield importlib.import_module("build_kernels")
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A wheel of Python code, as PyPI has it."""
+    path = tmp_path / "gsplat-1.4.0-py3-none-any.whl"
+    info = "gsplat-1.4.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("gsplat/__init__.py", "answer = 42\n")
+        archive.writestr("gsplat/cuda/csrc/a.cu", "")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: gsplat\nVersion: 1.4.0\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def test_the_wheel_has_the_module_and_a_true_record(build: ModuleType, wheel: Path, tmp_path: Path) -> None:
+    extension = tmp_path / f"csrc{SUFFIX}"
+    extension.write_bytes(b"machine code")
+    made = build.packed(wheel, extension, tmp_path / "wheels")
+    assert re.fullmatch(r"gsplat-1\.4\.0-cp3\d+-cp3\d+-linux_\w+\.whl", made.name)
+    assert [path.name for path in made.parent.iterdir()] == [made.name]
+    with zipfile.ZipFile(made) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    assert files[f"gsplat/{extension.name}"] == b"machine code" and "gsplat/cuda/csrc/a.cu" in files
+    about = files["gsplat-1.4.0.dist-info/WHEEL"].decode()
+    assert re.findall("^Tag: (.*)$", about, re.MULTILINE) == [made.stem.removeprefix("gsplat-1.4.0-")]
+    assert "Root-Is-Purelib: false" in about
+    rows = [line.split(",") for line in files["gsplat-1.4.0.dist-info/RECORD"].decode().splitlines()]
+    assert {row[0] for row in rows} == set(files)
+    for path, digest, size in rows[:-1]:
+        expected = base64.urlsafe_b64encode(hashlib.sha256(files[path]).digest()).rstrip(b"=").decode()
+        assert digest == f"sha256={expected}" and int(size) == len(files[path])
+
+
+def test_pip_installs_it(build: ModuleType, wheel: Path, tmp_path: Path) -> None:
+    extension = tmp_path / f"csrc{SUFFIX}"
+    extension.write_bytes(b"machine code")
+    made = build.packed(wheel, extension, tmp_path / "wheels")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
+    done = subprocess.run([*command, str(tmp_path / "there"), str(made)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "there" / "gsplat" / extension.name).read_bytes() == b"machine code"
+
+
+def test_a_build_goes_on_where_it_was_ended(build: ModuleType, tmp_path: Path) -> None:
+    program = "import sys; open(sys.argv[1], 'w').write('new'); sys.exit(int(sys.argv[2]))"
+    done, fails, new = (tmp_path / f"{name}.o" for name in ("done", "fails", "new"))
+    done.write_text("old")
+    codes = {done: 0, fails: 3, new: 0}
+    commands = {path: [sys.executable, "-c", program, str(path), str(code)] for path, code in codes.items()}
+    with pytest.raises(SystemExit, match="fails"):
+        build.compile_all(commands, jobs=2)
+    assert done.read_text() == "old" and new.read_text() == "new" and not fails.exists()
+    commands[fails][-1] = "0"
+    build.compile_all(commands, jobs=2)
+    assert fails.read_text() == "new"
+
+
+def test_the_toolkit_needs_compiler_and_headers(build: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    with pytest.raises(SystemExit, match="CUDA_HOME"):
+        build.find_toolkit(str(tmp_path))
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime.h").touch()
+    assert build.find_toolkit(str(tmp_path)) == tmp_path
+
+
+def test_commands_name_the_module_and_the_architectures(build: ModuleType, tmp_path: Path) -> None:
+    flags = build.architecture_flags("8.9;9.0+PTX")
+    assert flags == ["-gencode=arch=compute_89,code=sm_89", "-gencode=arch=compute_90,code=[compute_90,sm_90]"]
+    with pytest.raises(SystemExit, match="Hopper"):
+        build.architecture_flags("Hopper")
+    source, target = tmp_path / "csrc" / "a.cu", tmp_path / "a.o"
+    command = build.compile_command(source, target, Path("/cuda"), ["/torch/include"], flags)
+    assert command[:5] == ["/cuda/bin/nvcc", "-c", str(source), "-o", str(target)]
+    # gsplat imports its kernels as gsplat.csrc.
+    assert "-DTORCH_EXTENSION_NAME=csrc" in command and set(flags) <= set(command)
+    assert {"-isystem=/cuda/include", "-isystem=/torch/include"} <= set(command)
+    linked = build.link_command([target], tmp_path / "csrc.so", Path("/torch/lib"))
+    assert str(target) in linked and {"-L/torch/lib", "-ltorch_python", "-lc10_cuda"} <= set(linked)
+
+
+def test_tiny_cuda_nn_is_built_for_a_gpu_that_is_not_here(build: ModuleType, tmp_path: Path) -> None:
+    command, environment = build.tiny_cuda_nn(Path("/source"), tmp_path, "8.9 9.0+PTX", Path("/cuda"))
+    assert command[-1] == "/source/bindings/torch" and str(tmp_path) in command
+    assert environment["TCNN_CUDA_ARCHITECTURES"] == "89,90" and environment["PATH"].startswith("/cuda/bin")
+
+
+@pytest.mark.parametrize("with_kernels", [False, True])
+def test_the_gpu_day_installs_the_wheel_with_kernels_alone(with_kernels: bool, tmp_path: Path) -> None:
+    names = ["gsplat-1.4.0-py3-none-any.whl", "other-1-py3-none-any.whl"]
+    names += ["gsplat-1.4.0-cp312-cp312-linux_x86_64.whl"] if with_kernels else []
+    for name in names:
+        (tmp_path / name).touch()
+    script = (ROOT / "benchmarks" / "gpu_day.sh").read_text().splitlines()
+    lines = [line for line in script if re.match(r" *(built=|mapfile)", line)]
+    program = "\n".join(["set -euo pipefail", "wheels=$1", *lines, """printf '%s\\n' "${found[@]##*/}\""""])
+    done = subprocess.run(["bash", "-c", program, "x", str(tmp_path)], capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == sorted(names[1:] if with_kernels else names)
