@@ -67,8 +67,9 @@ def grid_stand_in(device_type: str) -> Iterator[None]:
         device_type: of the run.
     """
 
-    def forward(grid: HashGrid, points: Tensor) -> Tensor:
-        backend, table, width = planned_backend(grid.backend, device_type), grid.table, grid.out_dim
+    def forward(grid: HashGrid, points: Tensor, *, frozen: bool = False) -> Tensor:
+        backend, width = planned_backend(grid.backend, device_type), grid.out_dim
+        table = grid.table.detach() if frozen else grid.table
         if backend == "tcnn":
             # It reads a copy of the table in half precision.
             found = _Grid.apply(points, table.half(), width, torch.float16, 0)

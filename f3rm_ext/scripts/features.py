@@ -148,7 +148,8 @@ class Lift:
         for name, head in model.query_heads().items():
             console().print(
                 f"{name}: {head.dim} dimensions on {model.num_gaussians} Gaussians "
-                f"({head.codes.nbytes / 2**20:.1f} MiB) are in {opened.checkpoint}.",
+                f"({head.codes.nbytes / 2**20:.1f} MiB) of {len(manager.train_dataset)} photos are in "
+                f"{opened.checkpoint}.",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,9 @@ def test_lifting_afterwards(splats: Path, f3rm_ext: Typed, tiny_capture: Path, t
     typed = ("features", "lift", "--load-config", tmp_path / "t" / "config.yml")
     done = f3rm_ext(*typed, "--extractor", f"labels:data={tiny_capture}", "dense-daisy", "--codes", 8)
     assert done.code == 0, done.err
+    photos = len(json.loads((tiny_capture / "transforms.json").read_text())["frames"])
+    trained = int(re.findall(r"of (\d+) photos", " ".join(done.out.split()))[0])
+    assert 0 < trained < photos, "held-out photos are not lifted"
     before, after = state(splats), state(tmp_path / "t")
     names = [name for name in after if name.endswith(".codes")]
     assert names == ["_model.lifted.heads.labels.codes", "_model.lifted.heads.dense-daisy.codes"]

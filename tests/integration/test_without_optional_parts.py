@@ -34,7 +34,8 @@ print("METHODS", *(type(all_methods[name]).__name__ for name in METHODS))
 """
 
 
-PARTS = ("tinycudann", "triton", "open_clip", "gsplat", "transformers", "skimage")
+PARTS = ("tinycudann", "triton", "open_clip", "gsplat", "transformers", "skimage", "trimesh")
+"""Training needs no library of meshes; the machine of a GPU day has none."""
 
 
 def test_help_of_every_method() -> None:

@@ -158,7 +158,7 @@ def test_targets_are_met_missed_or_not_measured(pages: ModuleType) -> None:
         {"label": pages.VANILLA, "steps_per_s": 120.0},
         {"label": pages.REGULARIZED, "steps_per_s": 49.0},
     ]
-    lifted = [{"label": "sugar-ext", "lifting_s": 3.0, "query": {"ms": 50.0}}]
+    lifted = [{"label": "sugar-ext", "lifting_s": 3.0, "views": 25, "query": {"ms": 50.0}}]
     found = verdicts(pages, report_with(fields=fields, splats=splats, splat_features=lifted))
     assert found["f3rm-ext: Triton ÷ tiny-cuda-nn, rays/s"] == (0.9, True)
     assert found[f"f3rm-ext, Triton ÷ {pages.F3RM_PEER}, rays/s"] == (None, None)
@@ -166,7 +166,7 @@ def test_targets_are_met_missed_or_not_measured(pages: ModuleType) -> None:
     assert found["sugar-ext, regularised ÷ splatfacto, it/s"] == (0.49, False)
     assert found["text query at 1080p, splats"] == (50.0, True)
     assert found["text query at 1080p, field"] == (700.0, False)
-    assert found["features lifted"] == (3.0, True)
+    assert found["features lifted from 25 views"] == (3.0, True)
 
 
 def test_a_missing_figure_says_why(pages: ModuleType) -> None:
