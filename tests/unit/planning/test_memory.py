@@ -11,10 +11,12 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.model_components import masks
+from f3rm_ext.nerf.hash_grid import HashGrid
 from f3rm_ext.planning import memory
 from f3rm_ext.planning.allowances import CONTEXT_BYTES, LIBRARIES_BYTES, process_bytes
 from f3rm_ext.planning.convolutions import BlockedConvolutions
 from f3rm_ext.planning.estimate import MemoryEstimate
+from f3rm_ext.planning.grid_stand_in import grid_stand_in
 from f3rm_ext.planning.memory import estimate_memory, register_planner
 from f3rm_ext.planning.refinements import RefinementStart
 from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
@@ -168,3 +170,14 @@ def test_other_methods_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert estimate_memory(request).device == {
         "train": {"parameters": 1000, "context": process_bytes(), "fragmentation": 100}
     }
+
+
+def test_grids_in_plans_can_be_frozen() -> None:
+    """As for normals, whose gradient is that of points alone."""
+    grid = HashGrid(3, 2, 4, 16, 9)
+    points = torch.rand(5, 3, requires_grad=True)
+    with grid_stand_in("cuda"):
+        grid(points, frozen=True).sum().backward()
+        assert points.grad is not None and grid.table.grad is None
+        grid(points).sum().backward()
+    assert grid.table.grad is not None
