@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.extractors.daisy import DaisyConfig, DaisyExtractor
 from f3rm_ext.moco import evaluation
+from f3rm_ext.moco.views import MEAN, STD
 
 
 def clusters(seed: int, classes: int = 3, each: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,6 +43,23 @@ def test_histograms_count_colours() -> None:
     found = evaluation.color_histograms(images)
     assert found[0, 0] == 1 and found[0].sum() == 1
     assert found[1, 0].item() == found[1, 7 * 64 + 1].item() == pytest.approx(0.5**0.5)
+
+
+def test_daisy_is_the_mean_and_the_spread_over_each_picture() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
+    found = evaluation.daisy_features(images)
+    extractor = DaisyExtractor(DaisyConfig(), device=torch.device("cpu"))
+    for image, row in zip(images, found.double().numpy(), strict=True):
+        values = np.asarray(extractor.extract([image])[0], np.float64).reshape(-1, len(row) // 2)
+        expected = np.concatenate([values.mean(axis=0), values.std(axis=0, ddof=1)])
+        np.testing.assert_allclose(row, expected, atol=1e-4)
+
+
+def test_a_backbone_takes_what_imagenet_gave_it() -> None:
+    images = np.array([[(0, 0, 0), (255, 0, 51)]], np.uint8)[None]
+    images = np.concatenate([images, images], axis=1)
+    expected = (images / 255 - np.array(MEAN)) / np.array(STD)
+    np.testing.assert_allclose(evaluation.pixels(images).permute(0, 2, 3, 1), expected, atol=1e-5)
 
 
 def test_halves_share_nothing_and_hold_every_class() -> None:

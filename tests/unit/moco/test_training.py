@@ -77,6 +77,17 @@ def test_what_differs_on_resume_is_said() -> None:
         Training(make_plan(config(algorithm="v3"), 20), "a", CPU).restore(state)
 
 
+def test_steps_of_another_size_count_for_the_part_that_is_done() -> None:
+    training = Training(make_plan(config(), 20), "a", CPU)
+    for _ in range(6):
+        training.train_step(batches())
+    state = training.state()
+    for accumulation, steps in ((1, 6), (2, 3), (4, 1)):
+        other = Training(make_plan(config(gradient_accumulation_steps=accumulation), 20), "a", CPU)
+        other.restore(state)
+        assert other.step == steps
+
+
 def test_a_finished_training_takes_no_other_options_or_pictures() -> None:
     plan = make_plan(config(epochs=1), 20)
     training = Training(plan, "a", CPU)

@@ -1,5 +1,6 @@
 """What a plan of memory is made of."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,18 @@ def test_the_stand_in_of_ssim_takes_what_ssim_takes() -> None:
             ssim(torch.empty(300, 400, 3), torch.empty(300, 400, 3))
         peaks.append(sum(tracker.peak.values()))
     assert peaks[1] == pytest.approx(peaks[0], rel=0.02)
+
+
+@pytest.mark.parametrize("count", [500, 20_000])
+def test_the_stand_in_of_a_grid_takes_no_less_than_pytorch_and_not_much_more(count: int) -> None:
+    grid, peaks = HashGrid(8, 2, 32, 256, 12, backend="torch"), []
+    for entered in (nullcontext(), grid_stand_in("cpu")):
+        points = torch.rand(count, 3)
+        with entered, AllocationTracker() as tracker:
+            grid(points).sum().backward()
+        peaks.append(sum(tracker.peak.values()))
+        grid.table.grad = None
+    assert peaks[0] < peaks[1] < 2.5 * peaks[0]
 
 
 def test_a_request_is_not_changed_and_no_random_numbers_are_taken() -> None:

@@ -75,6 +75,20 @@ def test_endpoints_are_where_the_depth_says(room: Path) -> None:
     assert torch.allclose(endpoints[0].reshape(-1, 3).median(0).values.norm(), torch.tensor(1.0), atol=1e-3)
 
 
+@pytest.mark.parametrize("augment", [False, True])
+def test_patches_lie_in_the_whole_image(room: Path, tiny_capture: Path, augment: bool) -> None:
+    truth = read_capture_cameras(tiny_capture).cameras
+    size, focal, principal = truth.sizes_px[0], truth.focals_px[0], truth.principals_px[0]
+    scene = scenes(room, augment=augment, patches=14)[0]
+    for ndc, focal_px, principal_px in zip(scene.ndc, scene.focals_px, scene.principals_px, strict=True):
+        for axis, patches in enumerate((ndc[0, 0], ndc[1, :, 0])):  # 4 pixels each; the middle of the first is at 2
+            step = (patches[-1] - patches[0]) / 13
+            per_pixel = -2 / size.min() * focal[axis] / focal_px[axis]
+            assert step == pytest.approx(float(4 * per_pixel), rel=1e-4)
+            found = patches[0] + step * (principal_px[axis] - 2) / 4
+            assert found == pytest.approx(float((size[axis] - 2 * principal[axis]) / size.min()), abs=1e-4)
+
+
 def test_a_sample_is_determined_by_its_number(room: Path) -> None:
     one, two = scenes(room, augment=True), scenes(room, augment=True)
     for first, second in zip(one[5], two[5], strict=True):

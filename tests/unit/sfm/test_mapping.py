@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from nerfstudio.data.utils import colmap_parsing_utils
 from PIL import Image
+from scipy.spatial.transform import Rotation
 
 from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
@@ -19,7 +21,7 @@ from f3rm_ext.sfm.capture_writer import SPARSE, write_capture
 from f3rm_ext.sfm.database import FeatureDatabase
 from f3rm_ext.sfm.gps import align_with_gps
 from f3rm_ext.sfm.mapping import folds, names_of, refine_predicted, solve
-from f3rm_ext.sfm.report import write_report
+from f3rm_ext.sfm.report import axes_of, write_report
 
 pycolmap = pytest.importorskip("pycolmap")
 MakeUp = Callable[..., Any]
@@ -170,6 +172,10 @@ def test_gps_gives_metres_where_photos_are_far_apart(made_up: MakeUp, spread: bo
             for prior in opened.read_all_pose_priors():
                 centre = scene.truth.image(prior.corr_data_id.id).projection_center()
                 prior.position = pycolmap.GPSTransform().enu_to_ellipsoid(10 * centre[None], 47.0, 8.0, 400.0)[0]
+                if prior.corr_data_id.id == 2:  # a photo without a position, and one of another kind
+                    prior.position = np.full(3, np.nan)
+                if prior.corr_data_id.id == 5:
+                    prior.position, prior.coordinate_system = np.ones(3), pycolmap.PosePriorCoordinateSystem.CARTESIAN
                 opened.update_pose_prior(prior)
                 places.append(10 * centre)
     before = np.array([image.projection_center() for image in scene.truth.images.values()])
@@ -208,3 +214,15 @@ def test_torch_is_the_capture_readers(made_up: MakeUp, tmp_path: Path) -> None:
     assert (
         np.allclose(frame.to_capture(points), true, atol=1e-3) and outputs.metadata["points3D_rgb"].dtype == torch.uint8
     )
+
+
+def test_views_of_a_capture_are_upright_even_if_the_first_camera_looks_straight_down() -> None:
+    for pitch in (-20.0, -90.0):  # of the first camera; the others look around
+        turns = Rotation.from_euler("yx", [[0, pitch], [0, 0], [90, 0], [180, 0], [270, 0]], degrees=True)
+        images = [SimpleNamespace(rotation=SimpleNamespace(matrix=turn.inv().as_matrix)) for turn in turns]
+        poses = [SimpleNamespace(cam_from_world=lambda image=image: image) for image in images]
+        axes = np.stack(axes_of(SimpleNamespace(image=poses.__getitem__, reg_image_ids=lambda: range(5))))
+        np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-9)
+        assert np.linalg.det(axes) == pytest.approx(1) and axes[2, 1] < -0.9
+        if pitch != -90:
+            assert axes[1, 2] > 0.9, "forward is where the first camera looks"

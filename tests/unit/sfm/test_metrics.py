@@ -1,10 +1,14 @@
 """Measures of poses, on errors that are known."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
 from f3rm_ext.sfm import metrics
+from f3rm_ext.sfm.cameras import CameraSet
+from f3rm_ext.sfm.capture_cameras import CaptureCameras, match_images
 
 
 def poses(count: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -120,3 +124,14 @@ def test_chamfer_is_of_squared_distances_in_both_directions() -> None:
     distances = np.linalg.norm(moved[:, None] - true[None], axis=-1)
     wanted = (distances.min(1) ** 2).mean() + (distances.min(0) ** 2).mean()
     assert metrics.chamfer_of_points(wrong, true) == pytest.approx(wanted)
+
+
+def test_images_are_paired_by_the_key_that_pairs_most(cameras: CameraSet) -> None:
+    def captured(*names: str) -> CaptureCameras:
+        return CaptureCameras(Path("capture"), [{"file_path": name} for name in names], cameras)
+
+    true = captured("images/a.png", "b.png", "images/c.png")
+    assert match_images(captured("images/c.png", "b.png", "images/a.png"), true) == [(2, 0), (1, 1), (0, 2)]
+    assert match_images(captured("small/c.png", "b.png", "small/a.png"), true) == [(2, 0), (1, 1), (0, 2)], "names"
+    assert match_images(captured("b.jpg", "images/a.png", "x.png"), true) == [(1, 0), (0, 1)], "stems"
+    assert match_images(captured("b.png", "images/a.png", "b.jpg"), true) == [(1, 0), (0, 1)], "paths, which are clear"

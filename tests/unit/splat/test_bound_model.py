@@ -206,6 +206,17 @@ def test_a_mesh_that_no_camera_sees(
         begin_training(make_model(mesh=tmp_path / "far.ply", mesh_frame="scene"))
 
 
+def test_a_mesh_of_which_cameras_see_a_part(
+    make_model: Callable[..., BoundModel], begin_training: Callable[..., Any], tmp_path: Path
+) -> None:
+    ball, far = (trimesh.creation.icosphere(subdivisions=0, radius=0.6) for _ in range(2))
+    far.apply_translation([0, 0, 500.0])
+    write_mesh(tmp_path / "both.ply", trimesh.util.concatenate([ball, far]), {})
+    model = make_model(mesh=tmp_path / "both.ply", mesh_frame="scene", gaussians_per_triangle=1)
+    begin_training(model)
+    assert model.num_gaussians == 40
+
+
 def test_checkpoints_of_other_methods_are_refused(
     make_model: Callable[..., BoundModel], make_splat_model: Callable[..., SplatModel], begin_training: Any
 ) -> None:

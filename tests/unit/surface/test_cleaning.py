@@ -80,6 +80,16 @@ def test_the_target_counts_vertices(target: int) -> None:
     assert vertex_colors(made) is not None
 
 
+@pytest.mark.parametrize("target", [10, 37, 50, 100, 101, 102, 103, 140])
+def test_a_sheet_keeps_no_fewer_vertices_than_wanted(target: int) -> None:
+    places = np.pad(np.argwhere(np.ones((12, 12))), ((0, 0), (0, 1)))
+    corners = [12 * row + col for row in range(11) for col in range(11)]
+    faces = [(at, at + step, at + 13) for at in corners for step in (1, 12)]
+    faces = [face if face[1] == face[0] + 1 else face[::-1] for face in faces]
+    sheet = trimesh.Trimesh(places, faces, process=False)
+    assert len(simplified(sheet, target).vertices) == target
+
+
 def test_a_small_mesh_stays() -> None:
     ball = trimesh.creation.icosphere(2)
     np.testing.assert_array_equal(simplified(ball, 10_000).faces, ball.faces)
