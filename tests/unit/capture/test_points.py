@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -261,6 +262,17 @@ def test_colors_between_0_and_1(capture: Any) -> None:
         write_ply(stream, columns)
     _, rgb = module.read_point_cloud(capture.folder / "p.ply")
     assert rgb.tolist() == [[128] * 3, [255] * 3]
+
+
+def test_an_error_is_told_by_its_first_line_or_else_its_name(log: list[str]) -> None:
+    for error, reason in ((ValueError("one.\ntwo"), "(one)"), (ValueError(), "(ValueError)")):
+
+        def load(error: Exception = error) -> None:
+            raise error
+
+        parser = SimpleNamespace(_load_3D_points=load)
+        tolerate_unreadable_points(parser)
+        assert parser._load_3D_points() == {} and reason in log[-1]
 
 
 def test_parsers_without_points_are_left_alone() -> None:

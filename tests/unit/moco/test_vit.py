@@ -21,6 +21,12 @@ def backbone() -> VitBackbone:
     return VitBackbone("vit_small", 64).eval()
 
 
+def test_positions_are_sines_and_cosines_of_column_then_row() -> None:
+    found = position_code(3, 8)[5]  # row 1, column 2; rates 1 and 1/100
+    sines = [[function(at * rate) for rate in (1, 0.01)] for at in (2, 1) for function in (np.sin, np.cos)]
+    np.testing.assert_allclose(found.numpy(), np.concatenate(sines), atol=1e-6)
+
+
 def test_class_token_is_that_of_timm(backbone: VitBackbone) -> None:
     timm = pytest.importorskip("timm")
     network = timm.create_model("vit_small_patch16_224", img_size=64, num_classes=0).eval()

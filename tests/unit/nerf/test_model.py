@@ -43,6 +43,19 @@ def test_training_renders_features_for_the_first_rays_only(
     assert outputs["rgb"].shape == (20, 3) and outputs["depth"].shape == (20, 1)
 
 
+def test_density_is_that_in_the_middle_of_samples(
+    make_model: MakeModel, make_rays: MakeRays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, read, samples = make_model(()), [], []
+    density, sample = model.field.density, model.proposal_sampler.forward
+    monkeypatch.setattr(model.field, "density", lambda points: read.append(points) or density(points))
+    monkeypatch.setattr(
+        model.proposal_sampler, "forward", lambda *a, **k: samples.append(sample(*a, **k)) or samples[0]
+    )
+    model(make_rays(5))
+    torch.testing.assert_close(read[0], samples[0][0].frustums.get_positions())
+
+
 @pytest.mark.parametrize(("fraction", "count"), [(1.0, 10), (0.5, 5), (0.25, 3), (0.1, 1)])
 def test_fraction_is_rounded_up(
     make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec, fraction: float, count: int

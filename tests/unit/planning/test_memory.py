@@ -1,7 +1,11 @@
 """What a plan of memory is made of."""
 
+import ast
+import importlib.util
+import re
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -22,6 +26,7 @@ from f3rm_ext.planning.memory import estimate_memory, register_planner
 from f3rm_ext.planning.refinements import RefinementStart
 from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
 from f3rm_ext.planning.shapes import shapes_only
+from f3rm_ext.planning.splat_stand_in import CHANNELS
 from f3rm_ext.planning.steps import ssim_stand_in
 from f3rm_ext.planning.tracker import AllocationTracker
 from f3rm_ext.profiling.memory import mapped_bytes
@@ -85,6 +90,14 @@ def test_the_stand_in_of_a_grid_takes_no_less_than_pytorch_and_not_much_more(cou
         peaks.append(sum(tracker.peak.values()))
         grid.table.grad = None
     assert peaks[0] < peaks[1] < 2.5 * peaks[0]
+
+
+def test_channels_are_padded_as_gsplat_pads_them() -> None:
+    spec = importlib.util.find_spec("gsplat")
+    assert spec is not None and spec.origin is not None
+    source = (Path(spec.origin).parent / "cuda" / "_wrapper.py").read_text()
+    known = ast.literal_eval(re.search(r"if channels not in (\([\d,\s]+\))", source)[1])  # type: ignore[index]
+    assert [size for size in known if size <= max(CHANNELS)] == list(CHANNELS)
 
 
 def test_a_request_is_not_changed_and_no_random_numbers_are_taken() -> None:

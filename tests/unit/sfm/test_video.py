@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import gaussian_filter, laplace
 
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.sfm.video import sharpest_frames
+from f3rm_ext.sfm.video import sharpest_frames, sharpness_of
 
 av = pytest.importorskip("av")
 FRAMES, SHARP = 40, 3
@@ -37,6 +37,11 @@ def movie(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(image: object) -> int:
     """The number of a frame, from the place of its bar."""
     return int(np.asarray(image).mean(axis=(0, 2)).argmax()) // 4
+
+
+def test_sharpness_is_the_variance_of_the_laplacian() -> None:
+    grey = np.random.default_rng(0).integers(0, 256, (40, 30)).astype(np.uint8)
+    assert sharpness_of(grey) == pytest.approx(laplace(grey.astype(float))[1:-1, 1:-1].var())
 
 
 def test_the_sharpest_frame_of_each_stretch_is_taken(movie: Path) -> None:
