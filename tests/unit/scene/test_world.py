@@ -4,7 +4,7 @@ import numpy as np
 
 from f3rm_ext.scene import objects
 from f3rm_ext.scene.cameras import HEIGHTS, RADII
-from f3rm_ext.scene.render import LitScene
+from f3rm_ext.scene.render import LitScene, render
 from f3rm_ext.scene.room import HALF, HEIGHT
 from f3rm_ext.scene.world import LOOK_AT, World, build_world
 
@@ -81,6 +81,15 @@ def test_light_falls_where_it_should(world: World, lit: LitScene) -> None:
     table = world.vertex_label == labels["table"]
     top, below = table & (up > 0.99) & (z > 0.7), table & (up < -0.99) & (z > 0.65)
     assert np.median(lit.light[top]) > 2 * np.median(lit.light[below])
+    ceiling, floor = (np.median(lit.light[world.vertex_label == labels[name]]) for name in ("ceiling", "floor"))
+    assert ceiling > floor, "nothing stands before the ceiling, which sees what is lit from above"
     # The sun stands low behind the window: none of it reaches the wall the window is in, nor any surface facing away.
     away = world.mesh.normals @ world.lights.sun[0] <= 0
     assert (lit.sun_light[away] == 0).all() and (lit.sun_light[~away] > 0).any()
+
+
+def test_what_is_seen_from_behind_has_normals_towards_the_camera(lit: LitScene) -> None:
+    above = np.eye(4)
+    above[2, 3] = HEIGHT + 1
+    view = render(lit, above, 24, 16, 20.0)
+    np.testing.assert_allclose(view.normals, np.broadcast_to([0.0, 0.0, 1.0], (16, 24, 3)), atol=1e-6)

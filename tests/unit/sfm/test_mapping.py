@@ -217,12 +217,14 @@ def test_torch_is_the_capture_readers(made_up: MakeUp, tmp_path: Path) -> None:
 
 
 def test_views_of_a_capture_are_upright_even_if_the_first_camera_looks_straight_down() -> None:
-    for pitch in (-20.0, -90.0):  # of the first camera; the others look around
-        turns = Rotation.from_euler("yx", [[0, pitch], [0, 0], [90, 0], [180, 0], [270, 0]], degrees=True)
+    world = Rotation.from_rotvec([0.5, 0.2, -0.4])
+    for pitch in (-20.0, -90.0):  # of the first cameras; the others look around
+        angles = [[0, pitch], [180, pitch], [0, 0], [90, 0], [180, 0], [270, 0]]
+        turns = world * Rotation.from_euler("YX", angles, degrees=True)
         images = [SimpleNamespace(rotation=SimpleNamespace(matrix=turn.inv().as_matrix)) for turn in turns]
         poses = [SimpleNamespace(cam_from_world=lambda image=image: image) for image in images]
-        axes = np.stack(axes_of(SimpleNamespace(image=poses.__getitem__, reg_image_ids=lambda: range(5))))
+        axes = np.stack(axes_of(SimpleNamespace(image=poses.__getitem__, reg_image_ids=lambda: range(6))))
         np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-9)
-        assert np.linalg.det(axes) == pytest.approx(1) and axes[2, 1] < -0.9
-        if pitch != -90:
-            assert axes[1, 2] > 0.9, "forward is where the first camera looks"
+        np.testing.assert_allclose(axes[2], world.apply([0, -1, 0]), atol=1e-9)
+        assert np.linalg.det(axes) == pytest.approx(1)
+        assert pitch == -90 or world.apply([0, 0, 1]) @ axes[1] > 0.9, "forward is where the first camera looks"
