@@ -56,8 +56,10 @@ def test_damage_names_the_file(make_capture):
             read(dataset, 1)
 
 
-def test_fisheye_circle(make_capture):
-    dataset = dataset_of(make_capture(2, val=None, extra={"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 4}))
+@pytest.mark.parametrize("size", [(12, 16), (13, 17)])
+def test_fisheye_circle(make_capture, size):
+    fisheye = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 4}
+    dataset = dataset_of(make_capture(2, sizes=(size,), val=None, extra=fisheye))
     valid = read_pixels(dataset, 0).valid
     assert valid is not None and bool(valid[6, 8]) and not bool(valid[0, 0])
     rows, columns = torch.nonzero(valid, as_tuple=True)

@@ -17,7 +17,7 @@ from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.capture.points import XYZ
-from f3rm_ext.sfm.capture_writer import SPARSE, write_capture
+from f3rm_ext.sfm.capture_writer import SPARSE, undistort, write_capture
 from f3rm_ext.sfm.database import FeatureDatabase
 from f3rm_ext.sfm.gps import align_with_gps
 from f3rm_ext.sfm.mapping import folds, names_of, refine_predicted, solve
@@ -161,6 +161,26 @@ def test_masks_and_several_cameras_are_written_for_every_frame(made_up: MakeUp, 
     assert meta["fl_x"] > 0 and all("fl_x" not in frame for frame in meta["frames"])
     assert {frame["file_path"].removeprefix("images/"): frame["mask_path"] for frame in meta["frames"]} == masks
     assert meta["applied_transform"] == np.eye(4)[:3].tolist()
+
+
+def test_masks_are_undistorted_with_their_photos(made_up: MakeUp, tmp_path: Path) -> None:
+    scene = made_up()
+    name = min(image.name for image in scene.truth.images.values())
+    write_capture(scene.truth, tmp_path, "images", {}, UNCHANGED)
+    (tmp_path / "masks").mkdir()
+    camera = next(iter(scene.truth.cameras.values()))
+    columns = np.where(np.arange(camera.width) < camera.width / 2, 255, 0).astype(np.uint8)
+    Image.fromarray(np.tile(columns, (camera.height, 1))).save(tmp_path / "masks/one.png")
+    seen: list[int] = []
+    plain = undistort(
+        scene.truth, tmp_path, "images", "straight", {name: "masks/one.png"}, lambda done, _: seen.append(done)
+    )
+    assert seen == list(range(1, 9)) and {one.model.name for one in plain.cameras.values()} == {"PINHOLE"}
+    with Image.open(tmp_path / "straight" / name) as photo, Image.open(tmp_path / "masks_undistorted/one.png") as mask:
+        assert photo.size == mask.size
+        kept = np.asarray(mask)
+    half = kept.shape[1] // 2
+    assert (kept[:, : half - 2] == 255).mean() > 0.9 and (kept[:, half + 2 :] == 0).all()
 
 
 @pytest.mark.parametrize("spread", [True, False])
