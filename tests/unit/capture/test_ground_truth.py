@@ -121,6 +121,8 @@ def test_a_box_is_tight(labelled: Path) -> None:
         {"frames": [3, {"file_path": 3}, {}]},
         {"frames": [{"file_path": "images/a.png", "label_file_path": "labels/a.png"}]},
         {"frames": [{"file_path": "images/a.png"}], "classes": ["nothing", "cup"]},
+        {"frames": [{"file_path": "images/a.png"}], "depth_unit_scale_factor": 1e-3},
+        {"frames": [{"file_path": "images/a.png", "depth_file_path": "depth/a.png"}]},
         {"frames": [], "classes": "cup"},
         [],
     ],
