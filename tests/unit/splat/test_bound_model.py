@@ -211,7 +211,9 @@ def test_a_mesh_of_which_cameras_see_a_part(
 ) -> None:
     ball, far = (trimesh.creation.icosphere(subdivisions=0, radius=0.6) for _ in range(2))
     far.apply_translation([0, 0, 500.0])
-    write_mesh(tmp_path / "both.ply", trimesh.util.concatenate([ball, far]), {})
+    both = trimesh.util.concatenate([ball, far])
+    assert isinstance(both, trimesh.Trimesh)
+    write_mesh(tmp_path / "both.ply", both, {})
     model = make_model(mesh=tmp_path / "both.ply", mesh_frame="scene", gaussians_per_triangle=1)
     begin_training(model)
     assert model.num_gaussians == 40
