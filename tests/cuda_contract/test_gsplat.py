@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import importlib
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -262,10 +263,13 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not works and "cannot be used" in found and "1.4 or 1.5" in advice
 
 
-def test_doctor_accepts_both(gsplat_version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_both(gsplat_version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from f3rm_ext import compat
 
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime.h").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setattr(compat, "has_cuda", lambda: True)
-    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/nvcc")
+    monkeypatch.setattr("shutil.which", lambda name: str(tmp_path / "bin" / "nvcc"))
     works, found, _ = compat.describe_gsplat()
     assert works and "compiled at first use" in found
