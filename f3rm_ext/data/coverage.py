@@ -65,9 +65,11 @@ class Coverage:
     def describe(self) -> str:
         """Describes the coverage in one line."""
         s = self.summary()
+        least, most = s["appearances_min"], s["appearances_max"]
+        windows = f"{least:.0f} to {most:.0f}" if least < most else f"{most:.0f}"
         return (
-            f"{s['images_seen']:.0f} of {s['images']:.0f} images seen, each in {s['appearances_min']:.0f} to "
-            f"{s['appearances_max']:.0f} windows; {s['rays']:.3g} rays, {s['effective_epochs']:.3g} effective epochs"
+            f"{s['images_seen']:.0f} of {s['images']:.0f} images seen, each in {windows} window{'s' * (most != 1)}; "
+            f"{s['rays']:.3g} rays, {s['effective_epochs']:.3g} effective epochs"
         )
 
     def state(self) -> dict[str, Any]:

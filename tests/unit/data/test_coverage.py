@@ -26,6 +26,8 @@ def test_counts(coverage: Coverage):
     assert summary["appearances_min"] == 1 and summary["appearances_max"] == 2
     assert summary["rays"] == 80 and summary["effective_epochs"] == pytest.approx(80 / 400)
     assert "3 of 3 images" in coverage.describe() and "1 to 2 windows" in coverage.describe()
+    coverage.add_windows([[0], [2]])
+    assert "in 2 windows" in coverage.describe()
 
 
 def test_state_round_trip(coverage: Coverage):
