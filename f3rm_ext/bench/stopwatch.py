@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from f3rm_ext.engine.cost import MIB, TrainingCost
+from f3rm_ext.engine.cost import MIB, TrainingCost, device_time
 from f3rm_ext.profiling.device import DeviceSampler, drivers_spill, spill_of, start_sampler
 
 LOSS_STEPS = 50
@@ -74,12 +74,12 @@ class Stopwatch:
         """Runs before everything else of a step."""
         self.cost.before_step(self.device)
         if step == self.first_step + self.warm_up:
-            self._began = self._now()
+            self._began = device_time(self.device)
 
     def after(self, step: int) -> None:
         """Runs after everything else of a step."""
         if step == self.last_step - 1:
-            self.seconds = self._now() - self._began
+            self.seconds = device_time(self.device) - self._began
         self.cost.after_step(step, self.device)
         now = time.perf_counter()
         if now - self._reported >= REPORT_EVERY_S or step == self.last_step - 1:
@@ -88,21 +88,15 @@ class Stopwatch:
             self.report(step + 1 - self.first_step, self.last_step - self.first_step)
 
         if step + 1 == self.save_after:
-            began = self._now()
+            began = device_time(self.device)
             self._save(step)
-            self._began += self._now() - began
+            self._began += device_time(self.device) - began
 
     def _look_for_spill(self) -> None:
         if self.device.type == "cuda" and self._spilled is not None:
             used = None if self._sampler is None else self._sampler.now
             verdict, least = spill_of(used, torch.cuda.memory_reserved(self.device), drivers_spill())
             self._spilled = None if verdict == "unknown" else max(self._spilled, least)
-
-    def _now(self) -> float:
-        """The time when the device has finished."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
 
     def figures(self) -> dict[str, float]:
         """Returns what was measured: ``it_per_s``, ``loss``, ``train_peak_mib``; on CUDA also ``device_mib``,

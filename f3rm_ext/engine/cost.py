@@ -14,6 +14,13 @@ def peak_mib(device: torch.device) -> float:
     return peak_bytes(device) / MIB
 
 
+def device_time(device: torch.device) -> float:
+    """Returns the time, seconds of :func:`time.perf_counter`, when a device has finished what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 class TrainingCost:
     """Peak memory and speed of a run so far. The peak is that of training steps alone, not of renders between them."""
 

@@ -1,13 +1,13 @@
 """How long a step takes on this machine: a few steps on pictures of noise."""
 
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from f3rm_ext.engine.cost import device_time
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.options import Plan
@@ -41,13 +41,7 @@ def step_seconds(plan: Plan, device: torch.device) -> float:
         views = both_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2")
         batches = batches_of_views(tiles, views, batch_size=batch, seed=0, first=0, workers=config.workers)
         training.train_step(batches)
-        began = _now(device)
+        began = device_time(device)
         for _ in range(_TIMED):
             training.train_step(batches)
-        return (_now(device) - began) / _TIMED * plan.accumulation
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+        return (device_time(device) - began) / _TIMED * plan.accumulation

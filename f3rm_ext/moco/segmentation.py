@@ -3,6 +3,7 @@
 Features are frozen; where it is wanted, the network is trained with the decoder, too.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -124,11 +125,12 @@ def evaluate_masks(
     table[classes] = range(len(classes))
     labels = torch.from_numpy(table[data.masks])
     side, count = data.images.shape[1], len(classes)
+    pretrained, architecture = open_backbone(weights)
     found = []
     for name in ("pre-trained", "random weights"):
         frozen, tuned = [], []
         for seed in range(seeds):
-            backbone, architecture = open_backbone(weights)
+            backbone = copy.deepcopy(pretrained)  # fine-tuning changes it
             if name == "random weights":
                 torch.manual_seed(number_from(seed, "random backbone"))
                 backbone = make_backbone(architecture, side)

@@ -5,7 +5,6 @@ import copy
 import itertools
 import statistics
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocati
 from nerfstudio.utils import writer
 
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.engine.cost import device_time
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
@@ -96,10 +96,7 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
     moments: list[float] = []
 
     def after(step: int) -> None:
-        device = torch.device(trainer.device)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        moments.append(time.perf_counter())
+        moments.append(device_time(torch.device(trainer.device)))
         if len(moments) > WARM_UP_STEPS + steps:
             raise _Enough
 

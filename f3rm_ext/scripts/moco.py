@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.moco.options import TrainConfig
+from f3rm_ext.moco.options import Architecture, TrainConfig
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Pairs:
     """Batches per process to list, 1 or more each."""
     queue_size: tuple[int, ...] = ()
     """Queues to list, 1 or more each; by default batch × 800, powers of two, and the longest advised one."""
-    architecture: Literal["none", "resnet18", "resnet50", "vit_small", "vit_base"] = "none"
+    architecture: Literal["none"] | Architecture = "none"
     """Network whose memory is told, with AMP."""
     image_size: Annotated[int, Range(32, 4096)] = 224
     """Side of its views, px, 32 to 4096."""

@@ -105,7 +105,7 @@ class Prepare:
         every = first == "all" and not others
         if not first or (self.captures and (every or others)):
             raise ConfigError("--captures make one category, and CO3D needs one or more: give --category its name.")
-        found = Listed({"train": 0, "test": 0}, {})
+        lists: list[Listed] = []
         with image_progress("images") as progress:
             task = progress.add_task("Images", total=None)
 
@@ -113,21 +113,22 @@ class Prepare:
                 progress.update(task, completed=done)
 
             if self.captures:
-                found = Listed(convert_captures(self.captures, self.output, first, show), {})
+                lists.append(Listed(convert_captures(self.captures, self.output, first, show), {}))
             else:
                 for category in downloaded(self.output) if every else self.category:
                     progress.update(task, description=category)
-                    found += list_co3d(self.output, category, show)
-        if found.missing:
-            names = ", ".join(list(found.missing)[:3]) + (" …" if len(found.missing) > 3 else "")
+                    lists.append(list_co3d(self.output, category, show))
+        missing = {name: path for each in lists for name, path in each.missing.items()}
+        if missing:
+            names = ", ".join(list(missing)[:3]) + (" …" if len(missing) > 3 else "")
             _say(
-                f"Files of {len(found.missing)} sequences are missing ({names}; {next(iter(found.missing.values()))} "
+                f"Files of {len(missing)} sequences are missing ({names}; {next(iter(missing.values()))} "
                 "for one): frames without them are left out. Download these sequences to use them."
             )
         wanted = "all_train" if every else ",".join(self.category)
         _say(
-            f"{found.counts['train']} images to train with and {found.counts['test']} to test with are in "
-            f"{self.output}.",
+            f"{sum(each.counts['train'] for each in lists)} images to train with and "
+            f"{sum(each.counts['test'] for each in lists)} to test with are in {self.output}.",
             f"To train: f3rm-ext sfm train dataset.path={self.output} dataset.category={wanted}",
         )
         return 0

@@ -122,11 +122,6 @@ class Listed(NamedTuple):
     missing: dict[str, Path]
     """The first missing file of each sequence that lacks some; its frames with missing files are left out."""
 
-    def __add__(self, other: "Listed") -> "Listed":  # type: ignore[override]
-        """Returns what came of both."""
-        counts: dict[Split, int] = {split: self.counts[split] + other.counts[split] for split in _SPLITS}
-        return Listed(counts, self.missing | other.missing)
-
 
 def downloaded(root: Path) -> list[str]:
     """Returns the categories of CO3D in ``root/co3d``, sorted.
