@@ -21,7 +21,7 @@ import numpy as np
 import trimesh
 import tyro
 
-from f3rm_ext.surface.texture import atlas
+from f3rm_ext.mesh.texture import atlas
 
 HERE = Path(__file__).parent
 WHOLE = 1 << 40

@@ -25,8 +25,8 @@ from rich.console import Console
 from scipy.ndimage import binary_erosion
 
 from f3rm_ext.query.run import load_run
-from f3rm_ext.report.commands import Command, run_command
-from f3rm_ext.report.demo import MOST_PHOTOS_FOR_SPLATS, RAYS_PER_STEP, STEPS
+from f3rm_ext.workflow.commands import Command, run_command
+from f3rm_ext.workflow.demo import MOST_PHOTOS_FOR_SPLATS, RAYS_PER_STEP, STEPS
 
 HERE = Path(__file__).parent
 FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"

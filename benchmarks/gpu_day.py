@@ -337,7 +337,7 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
 
 def make_capture(folder: Path) -> Path:
     """Makes a small synthetic capture."""
-    from f3rm_ext.scene import SynthConfig, synthesize
+    from f3rm_ext.synthetic import SynthConfig, synthesize
 
     config = SynthConfig(num_images=8, width=64, height=48, seed=1, light_rays=1, holdout_every=4)
     return synthesize(folder / "room", config, progress=False)

@@ -20,14 +20,14 @@ from typing import Any
 import tyro
 from commands import call
 
-from f3rm_ext.bench import worker
-from f3rm_ext.bench.comparison import Comparison, compare
-from f3rm_ext.bench.entry import Entry
-from f3rm_ext.bench.ledger import Ledger
-from f3rm_ext.bench.runs import Bench, Protocol, Side
-from f3rm_ext.bench.tables import Table, comparison_table, how_text, origin_text, percent, verdict_sentence, what_text
-from f3rm_ext.report.records import read_json
+from f3rm_ext.ledger import worker
+from f3rm_ext.ledger.comparison import Comparison, compare
+from f3rm_ext.ledger.entry import Entry
+from f3rm_ext.ledger.ledger import Ledger
+from f3rm_ext.ledger.runs import Bench, Protocol, Side
+from f3rm_ext.ledger.tables import Table, comparison_table, how_text, origin_text, percent, verdict_sentence, what_text
 from f3rm_ext.utils.console import console
+from f3rm_ext.workflow.records import read_json
 
 HERE = Path(__file__).parent
 BASE, SAME = "base", "same"

@@ -33,14 +33,14 @@ from PIL import Image
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.mesh.extraction import ExtractionOptions, extract_mesh
+from f3rm_ext.mesh.mesh_files import read_provenance, write_mesh
+from f3rm_ext.mesh.scenes import SurfaceScene
+from f3rm_ext.mesh.views import RenderedView, SceneViews, pinhole
 from f3rm_ext.scripts.eval_mesh import EvalMesh
 from f3rm_ext.scripts.export_mesh import Mesh
+from f3rm_ext.splat.regularization.options import RegularizationOptions
 from f3rm_ext.splat.schedule import FULL_STEPS
-from f3rm_ext.splat.surface.options import RegularizationOptions
-from f3rm_ext.surface.extraction import ExtractionOptions, extract_mesh
-from f3rm_ext.surface.mesh_files import read_provenance, write_mesh
-from f3rm_ext.surface.scenes import SurfaceScene
-from f3rm_ext.surface.views import RenderedView, SceneViews, pinhole
 
 HERE = Path(__file__).parent
 METHOD = "sugar-ext-lite"

@@ -26,13 +26,13 @@ import tyro
 from commands import call
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
+from f3rm_ext.mesh.cleaning import repaired, simplified
+from f3rm_ext.mesh.mesh_files import read_mesh, write_mesh
+from f3rm_ext.mesh.semantics.feature_file import features_path, load_features
+from f3rm_ext.mesh.semantics.mesh_run import open_mesh_run
 from f3rm_ext.query.builders import text_queries
 from f3rm_ext.query.encoders import TextEncoder
 from f3rm_ext.query.metrics import QueryMetrics
-from f3rm_ext.surface.cleaning import repaired, simplified
-from f3rm_ext.surface.mesh_files import read_mesh, write_mesh
-from f3rm_ext.surface.semantics.feature_file import features_path, load_features
-from f3rm_ext.surface.semantics.mesh_run import open_mesh_run
 
 HERE = Path(__file__).parent
 TABLE, TABLE_EDGE_M = 1, 0.05

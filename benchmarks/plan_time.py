@@ -39,7 +39,7 @@ def arguments_of(method: str, capture: Path, steps: int) -> list[str]:
 
 def make_capture(folder: Path) -> dict[str, Any]:
     """Writes the synthetic room."""
-    from f3rm_ext.scene import SynthConfig, synthesize
+    from f3rm_ext.synthetic import SynthConfig, synthesize
 
     room = SynthConfig(PHOTOS, width=WIDTH_PX, height=HEIGHT_PX, seed=1, light_rays=1, holdout_every=4)
     return {"capture": str(synthesize(folder, room, progress=False))}

@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter, map_coordinates
 
 from f3rm_ext.capture.checks import read_transforms
-from f3rm_ext.scene.cameras import look_at
+from f3rm_ext.synthetic.cameras import look_at
 
 WIDTH, HEIGHT, FOCAL_PX = 400, 300, 300.0
 _SIZE = np.array([2.0, 2.0, 1.3])
@@ -303,7 +303,7 @@ def _synth(number: int, seed: int) -> Callable[[Path], Photos]:
     def make(_: Path) -> Photos:
         import tempfile
 
-        from f3rm_ext.scene import SynthConfig, synthesize
+        from f3rm_ext.synthetic import SynthConfig, synthesize
 
         with tempfile.TemporaryDirectory() as folder:
             config = SynthConfig(num_images=number, width=320, height=240, seed=seed)

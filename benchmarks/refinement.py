@@ -26,7 +26,7 @@ from typing import Any
 import tyro
 from commands import call
 
-from f3rm_ext.surface.mesh_files import read_provenance
+from f3rm_ext.mesh.mesh_files import read_provenance
 
 HERE = Path(__file__).parent
 MODEL = "--pipeline.model."

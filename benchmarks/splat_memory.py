@@ -27,7 +27,7 @@ from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
-from f3rm_ext.splat.surface.options import RegularizationOptions
+from f3rm_ext.splat.regularization.options import RegularizationOptions
 
 RESULTS = Path(__file__).parent / "results"
 MILLIONS = 6_000_000

@@ -20,10 +20,10 @@ import torch
 from f3rm_ext.engine.cost import peak_mib, reset_peak
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.memory.accounting import Layout, account, total
-from f3rm_ext.splat.surface.density import density_loss, normal_loss
-from f3rm_ext.splat.surface.field import neighbour_field
-from f3rm_ext.splat.surface.sampling import sample_points
-from f3rm_ext.splat.surface.table import gaussian_table
+from f3rm_ext.splat.regularization.density import density_loss, normal_loss
+from f3rm_ext.splat.regularization.field import neighbour_field
+from f3rm_ext.splat.regularization.sampling import sample_points
+from f3rm_ext.splat.regularization.table import gaussian_table
 
 RESULT = Path(__file__).parent / "results" / "splat_regularization.json"
 SIZES = [(100_000, 1_000_000), (100_000, 3_000_000), (3_000_000, 10_000), (6_000_000, 1_000_000)]

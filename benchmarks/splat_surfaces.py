@@ -35,7 +35,7 @@ from scipy.spatial import KDTree
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine.opening import open_run
-from f3rm_ext.splat.surface.frames import pixel_rays
+from f3rm_ext.splat.regularization.frames import pixel_rays
 
 HERE = Path(__file__).parent
 METHOD = "sugar-ext-lite"

@@ -21,13 +21,13 @@ import tyro
 from scipy.sparse import csr_matrix
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
-from f3rm_ext.surface.mesh_files import read_mesh
-from f3rm_ext.surface.texture.atlas import Atlas, Texels, texture_texels, unwrap
-from f3rm_ext.surface.texture.baking import texel_areas
-from f3rm_ext.surface.texture.photos import Photo, Photos, open_capture
-from f3rm_ext.surface.texture.rendering import SAMPLES, MeshPicture, interpolated, score_photo
-from f3rm_ext.surface.texture.seams import level_seams, outward, seam_lookups
-from f3rm_ext.surface.texture.visibility import Occluder, PhotoLookup, Places, Sighting, bilinear_corners
+from f3rm_ext.mesh.mesh_files import read_mesh
+from f3rm_ext.mesh.texture.atlas import Atlas, Texels, texture_texels, unwrap
+from f3rm_ext.mesh.texture.baking import texel_areas
+from f3rm_ext.mesh.texture.photos import Photo, Photos, open_capture
+from f3rm_ext.mesh.texture.rendering import SAMPLES, MeshPicture, interpolated, score_photo
+from f3rm_ext.mesh.texture.seams import level_seams, outward, seam_lookups
+from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places, Sighting, bilinear_corners
 
 HERE = Path(__file__).parent
 WAYS = {

@@ -20,10 +20,10 @@ import tyro
 from scipy.ndimage import maximum_filter, minimum_filter
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
-from f3rm_ext.surface.mesh_files import read_mesh
-from f3rm_ext.surface.texture.photos import open_capture
-from f3rm_ext.surface.texture.rendering import MeshRenderer, score_photo
-from f3rm_ext.surface.texture.visibility import Occluder
+from f3rm_ext.mesh.mesh_files import read_mesh
+from f3rm_ext.mesh.texture.photos import open_capture
+from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo
+from f3rm_ext.mesh.texture.visibility import Occluder
 
 HERE = Path(__file__).parent
 JUMP = 1.05

@@ -19,8 +19,8 @@ import tyro
 from commands import call
 
 from f3rm_ext.capture.checks import read_transforms
-from f3rm_ext.report.records import newest_checkpoint, steps_of
 from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.workflow.records import newest_checkpoint, steps_of
 
 HERE = Path(__file__).parent
 METRICS = ("psnr", "ssim", "lpips", "num_rays_per_sec", "gaussian_count", "train_peak_memory_mib")

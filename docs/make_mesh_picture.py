@@ -17,8 +17,8 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import unproject
-from f3rm_ext.surface.mesh_files import read_mesh, vertex_colors
-from f3rm_ext.surface.open3d_library import raycasting_scene
+from f3rm_ext.mesh.mesh_files import read_mesh, vertex_colors
+from f3rm_ext.mesh.open3d_library import raycasting_scene
 
 HEIGHT_PX = 360
 

@@ -15,11 +15,11 @@ import tyro
 from PIL import Image
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
+from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
 from f3rm_ext.query.builders import exemplar_queries
 from f3rm_ext.query.queryable import checked_head, score_image
 from f3rm_ext.query.run import photo_views
 from f3rm_ext.query.visualization import resized
-from f3rm_ext.surface.semantics.mesh_run import open_run_or_mesh
 from f3rm_ext.utils.colormaps import heat_overlay_bytes
 from f3rm_ext.utils.pictures import to_bytes
 

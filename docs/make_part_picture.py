@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from f3rm_ext.surface.mesh_files import read_mesh
-from f3rm_ext.surface.texture.photos import Camera, open_capture
-from f3rm_ext.surface.texture.rendering import MeshRenderer
+from f3rm_ext.mesh.mesh_files import read_mesh
+from f3rm_ext.mesh.texture.photos import Camera, open_capture
+from f3rm_ext.mesh.texture.rendering import MeshRenderer
 
 WIDTH_PX = 420
 MARGIN = 1.25

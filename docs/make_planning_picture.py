@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from f3rm_ext.html.profile_charts import COLORS
 from f3rm_ext.planning.devices import GIB
 from f3rm_ext.planning.estimate import Category
 from f3rm_ext.planning.memory import estimate_memory
 from f3rm_ext.planning.plan import RAYS_OPTION
 from f3rm_ext.planning.request import PlanRequest
-from f3rm_ext.report.profile_charts import COLORS
 
 OUT = Path(__file__).parent / "images" / "planning-curves.png"
 CARDS_GIB = (8, 12, 16, 24)

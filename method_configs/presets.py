@@ -14,7 +14,7 @@ from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.nerf.fields import GridOptions
 from f3rm_ext.nerf.model import F3rmModelConfig, ProposalOptions
-from f3rm_ext.pipeline import FeaturePipelineConfig
+from f3rm_ext.query.pipeline import FeaturePipelineConfig
 
 
 def _model(name: str) -> F3rmModelConfig:

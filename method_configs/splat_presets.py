@@ -7,12 +7,12 @@ from nerfstudio.engine.optimizers import AdamOptimizerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
-from f3rm_ext.pipeline import FeaturePipelineConfig
+from f3rm_ext.mesh.bound.model import BoundModelConfig
+from f3rm_ext.query.pipeline import FeaturePipelineConfig
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
 from f3rm_ext.splat.model import SplatModelConfig
-from f3rm_ext.splat.surface.options import RegularizationOptions
-from f3rm_ext.surface.bound.model import BoundModelConfig
+from f3rm_ext.splat.regularization.options import RegularizationOptions
 
 LEARNING_RATES = {
     "means": 1.6e-4,

@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def open3d() -> ModuleType:
     """What nerfstudio exports with, and we make meshes with."""
-    from f3rm_ext.surface.open3d_library import open3d
+    from f3rm_ext.mesh.open3d_library import open3d
 
     return open3d()
 
@@ -82,7 +82,7 @@ def torch_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A synthetic room of 12 images of 64 × 48 pixels."""
-    from f3rm_ext.scene import SynthConfig, synthesize
+    from f3rm_ext.synthetic import SynthConfig, synthesize
 
     out = tmp_path_factory.mktemp("capture") / "room"
     return synthesize(

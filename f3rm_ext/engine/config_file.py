@@ -265,10 +265,10 @@ class _Builder:
             try:
                 importlib.import_module(module_name)
             except ImportError as error:
-                raise _Unfit(f"line {_line(node)} names {_printable(name)}, which is not here") from error
+                raise _Unfit(_missing(node, name)) from error
         module = sys.modules.get(module_name)
         if module is None or not hasattr(module, attribute):
-            raise _Unfit(f"line {_line(node)} names {_printable(name)}, which is not here")
+            raise _Unfit(_missing(node, name))
         return getattr(module, attribute)
 
     def _is_known(self, module: Any) -> bool:
@@ -295,6 +295,14 @@ def _package(module: str) -> str:
 
 def _line(node: Node) -> int:
     return node.start_mark.line + 1
+
+
+def _missing(node: Node, name: str) -> str:
+    """Says that a class or function is not installed; classes of this package had other names before."""
+    text = f"line {_line(node)} names {_printable(name)}, which is not here"
+    if _package(name) == _package(__name__):
+        text += "; an earlier version of f3rm_ext may have trained the run: install that version, or train again"
+    return text
 
 
 def _printable(name: str) -> str:

@@ -42,7 +42,7 @@ class SynchronizedOptimizers(Optimizers):
 
     torch's DDP would do it in the backward pass, but it needs a fixed set of parameters, which densification replaces,
     and dense gradients, which spherical harmonics do not have. Losses are weighted so that the sum is the gradient of
-    the mean over the batch of all ranks, see :class:`f3rm_ext.pipeline.FeaturePipeline`.
+    the mean over the batch of all ranks, see :class:`f3rm_ext.query.pipeline.FeaturePipeline`.
 
     Args:
         config: optimiser and scheduler of each parameter group.

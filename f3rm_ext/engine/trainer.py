@@ -18,7 +18,7 @@ from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import comms
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from f3rm_ext import compat, threads
+from f3rm_ext import compat
 from f3rm_ext.engine import checkpoint, launch, random_state
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
@@ -30,6 +30,7 @@ from f3rm_ext.engine.shortage import is_out_of_memory, shortage
 from f3rm_ext.engine.stopping import Stopping
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers, trained
 from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
+from f3rm_ext.utils import threads
 from f3rm_ext.utils.atomic_files import write_atomic
 
 EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1

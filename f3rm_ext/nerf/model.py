@@ -21,7 +21,6 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
-from f3rm_ext import threads
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
@@ -41,6 +40,7 @@ from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
 from f3rm_ext.nerf.levers import MIN_CHUNK, field_levers
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, feature_pairs
 from f3rm_ext.nerf.queryable import QueryableField
+from f3rm_ext.utils import threads
 from f3rm_ext.viewer.panel import QueryPanel
 
 

@@ -13,8 +13,8 @@ from nerfstudio.plugins.registry import discover_methods
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.planning.memory import PLANNERS
-from f3rm_ext.surface.bound.model import BoundModelConfig
 
 MOST_DEVICES = 4096
 """Of which a run is planned."""

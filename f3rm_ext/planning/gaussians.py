@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.planning.growth import final_gaussians, schedule_of, starting_gaussians
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.splat.model import SplatModelConfig
-from f3rm_ext.surface.bound.model import BoundModelConfig
 
 LIMIT = "pipeline.model.densify.max-gaussians"
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.planning.refinements import RefinementStart, plain_start
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.splat.initialization import FEWEST_POINTS
 from f3rm_ext.splat.schedule import Schedule
-from f3rm_ext.surface.bound.model import BoundModelConfig
 
 GROWN = 3_000_000
 """Gaussians at the end of growth without a limit, where the capture tells no more: 3DGS reports 1 to 6 million for the

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.nerf.model import F3rmModelConfig
 from f3rm_ext.planning.allowances import (
     CONTEXT_BYTES,
@@ -17,7 +18,6 @@ from f3rm_ext.planning.fields import estimate_field
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.splats import estimate_splats
 from f3rm_ext.splat.model import SplatModelConfig
-from f3rm_ext.surface.bound.model import BoundModelConfig
 
 MemoryPlanner = Callable[[PlanRequest], MemoryEstimate]
 """Returns the memory of the tensors of a run, for one kind of model: without what CUDA takes and without gaps."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.planning.advice import Advice, Estimator, Options, Peak, advise, largest, peak_of
 from f3rm_ext.planning.arguments import has_capture, parse, replace_options
 from f3rm_ext.planning.captures import ImageSizes
@@ -21,7 +22,6 @@ from f3rm_ext.planning.growth import final_gaussians
 from f3rm_ext.planning.refinements import RefinementStart
 from f3rm_ext.planning.request import Device, PlanRequest
 from f3rm_ext.planning.throughput import Throughput
-from f3rm_ext.surface.bound.model import BoundModelConfig
 from f3rm_ext.utils.console import silence
 from f3rm_ext.utils.ranges import Range, check_ranges
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from f3rm_ext import compat
+from f3rm_ext.mesh.bound import model as bound
+from f3rm_ext.mesh.bound.smoothness import TrianglePairs
 from f3rm_ext.planning.allowances import REFLECTIVE, TILES_PER_GAUSSIAN
 from f3rm_ext.splat import rasterize
 from f3rm_ext.splat.memory import adam, packed, remainder
@@ -22,8 +24,6 @@ from f3rm_ext.splat.rasterize import cpu
 from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
 from f3rm_ext.splat.rasterize.compositing import PIXELS, SHAPE_GRADS
 from f3rm_ext.splat.rasterize.tiles import GEOMETRY
-from f3rm_ext.surface.bound import model as bound
-from f3rm_ext.surface.bound.smoothness import TrianglePairs
 
 CHANNELS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33)
 """Numbers of channels for which gsplat has kernels; others are padded to the next."""

@@ -11,6 +11,7 @@ from nerfstudio.engine.callbacks import TrainingCallbackAttributes
 from torch import Tensor, nn
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.mesh.bound.model import FREE, BoundModel
 from f3rm_ext.planning.allowances import QUERY_PX, on_the_device
 from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.growth import final_gaussians, refinement_start, schedule_of
@@ -24,9 +25,8 @@ from f3rm_ext.query.queryable import Scorer
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.memory.accounting import CHUNKS_BYTES, FLOAT, PACKED_BYTES, Layout, account, total
 from f3rm_ext.splat.model import SplatModel
-from f3rm_ext.splat.surface.kernels import GRADIENT_BYTES
-from f3rm_ext.splat.surface.table import WIDTH
-from f3rm_ext.surface.bound.model import FREE, BoundModel
+from f3rm_ext.splat.regularization.kernels import GRADIENT_BYTES
+from f3rm_ext.splat.regularization.table import WIDTH
 
 FEW = 100
 """Gaussians with which the model is built, before it gets those of the plan."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
+from f3rm_ext.mesh.bound import layout
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.image_metrics import Lpips
 from f3rm_ext.planning.convolutions import BlockedConvolutions
@@ -23,7 +24,6 @@ from f3rm_ext.planning.shapes import shapes_only
 from f3rm_ext.planning.tracker import AllocationTracker, Bytes
 from f3rm_ext.splat import losses
 from f3rm_ext.splat.densify import relocation
-from f3rm_ext.surface.bound import layout
 from f3rm_ext.utils import colormaps
 
 ALEXNET = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))

@@ -58,8 +58,8 @@ def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
     Raises:
         UserError: the ledger cannot be read.
     """
-    from f3rm_ext.bench.conditions import hardware
-    from f3rm_ext.bench.ledger import throughput
+    from f3rm_ext.ledger.conditions import hardware
+    from f3rm_ext.ledger.ledger import throughput
 
     rays = getattr(config.pipeline.datamanager, "train_num_rays_per_batch", int(sizes.pixels.max()))
     if config.machine.num_devices * config.machine.num_machines > 1:

@@ -10,7 +10,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 if TYPE_CHECKING:
-    from f3rm_ext.bench.ledger import Ledger
+    from f3rm_ext.ledger.ledger import Ledger
 
 MADE_BY = "f3rm-ext bench report"
 
@@ -23,7 +23,7 @@ class _Book:
     """File of the ledger; by default $XDG_DATA_HOME/f3rm_ext/ledger.sqlite, otherwise in ~/.local/share/f3rm_ext."""
 
     def book(self) -> "Ledger":
-        from f3rm_ext.bench.ledger import Ledger
+        from f3rm_ext.ledger.ledger import Ledger
 
         return Ledger(self.ledger)
 
@@ -79,7 +79,7 @@ class Run(_Book):
 
     def main(self) -> int:
         """Measures. Returns the exit code."""
-        from f3rm_ext.bench.runs import Bench, Protocol, Side, baseline_side, require_python
+        from f3rm_ext.ledger.runs import Bench, Protocol, Side, baseline_side, require_python
         from f3rm_ext.utils.console import console
 
         if not self.command:
@@ -125,8 +125,8 @@ class Add(_Book):
 
     def main(self) -> int:
         """Adds. Returns the exit code."""
-        from f3rm_ext.bench.finished import add_runs
-        from f3rm_ext.bench.runs import Bench
+        from f3rm_ext.ledger.finished import add_runs
+        from f3rm_ext.ledger.runs import Bench
         from f3rm_ext.utils.console import console
 
         if not self.runs:
@@ -167,9 +167,9 @@ class Compare(_Book):
 
     def main(self) -> int:
         """Prints the comparison. Returns 1 on a regression, otherwise 0."""
-        from f3rm_ext.bench.comparison import compare
-        from f3rm_ext.bench.runs import baseline_name
-        from f3rm_ext.bench.tables import comparison_table, how_text, verdict_sentence, what_text
+        from f3rm_ext.ledger.comparison import compare
+        from f3rm_ext.ledger.runs import baseline_name
+        from f3rm_ext.ledger.tables import comparison_table, how_text, verdict_sentence, what_text
 
         check_ranges(self)
         book = self.book()
@@ -200,7 +200,7 @@ class Report(_Book):
 
     def main(self) -> int:
         """Writes the report. Returns the exit code."""
-        from f3rm_ext.bench.report import html_report, markdown_report
+        from f3rm_ext.ledger.report import html_report, markdown_report
         from f3rm_ext.utils.output_file import replacing
         from f3rm_ext.utils.provenance import require_ours, signed_text
 
@@ -228,8 +228,8 @@ class List(_Book):
 
     def main(self) -> int:
         """Prints a table. Returns the exit code."""
-        from f3rm_ext.bench.entry import METRICS
-        from f3rm_ext.bench.tables import Table, commit_of, figure_of
+        from f3rm_ext.ledger.entry import METRICS
+        from f3rm_ext.ledger.tables import Table, commit_of, figure_of
 
         shown = [metric for metric in METRICS if metric.key in ("it_per_s", "psnr", "train_peak_mib")]
         rows = [

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from f3rm_ext import __version__, compat, errors, threads
+from f3rm_ext import __version__, compat, errors
 from f3rm_ext.errors import ConfigError, UserError, reason_of
+from f3rm_ext.utils import threads
 
 PROGRAM = "f3rm-ext"
 INTERRUPTED = 130

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.report.demo import DemoOptions, DemoRun, Method, fresh_folder
+from f3rm_ext.workflow.demo import DemoOptions, DemoRun, Method, fresh_folder
 
 EXIT_INTERRUPTED = 130
 

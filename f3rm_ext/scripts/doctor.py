@@ -19,8 +19,9 @@ import rich.markup
 from rich.console import Console
 from rich.table import Table
 
-from f3rm_ext import __version__, compat, threads
+from f3rm_ext import __version__, compat
 from f3rm_ext.errors import ConfigError, reason_of
+from f3rm_ext.utils import threads
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
 from f3rm_ext.utils.libusb import LIBUSB, provide_libusb
 
@@ -178,7 +179,7 @@ def check_backends() -> Iterator[Finding]:
 
 def check_open3d() -> Iterator[Finding]:
     """Checks whether meshes can be made, and whose libusb Open3D gets."""
-    from f3rm_ext.surface.open3d_library import open3d
+    from f3rm_ext.mesh.open3d_library import open3d
 
     try:
         version = open3d().__version__

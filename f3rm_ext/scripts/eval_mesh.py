@@ -13,8 +13,8 @@ from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 if TYPE_CHECKING:
     import numpy as np
 
-    from f3rm_ext.surface.metrics import Comparison, SurfaceMetrics
-    from f3rm_ext.surface.protocols import Surface
+    from f3rm_ext.mesh.metrics import Comparison, SurfaceMetrics
+    from f3rm_ext.mesh.protocols import Surface
 
 Coordinate = Annotated[float, Range(-1e12)]
 Vector = tuple[Coordinate, Coordinate, Coordinate]
@@ -85,7 +85,7 @@ class EvalMesh:
         if self.protocol != "dtu" and (self.observation_mask or self.ground_plane):
             raise ConfigError("--observation-mask and --ground-plane belong to DTU: add --protocol dtu.")
         if self.protocol == "tanks-and-temples" and not self.thresholds:
-            from f3rm_ext.surface.protocols import TANKS_THRESHOLDS
+            from f3rm_ext.mesh.protocols import TANKS_THRESHOLDS
 
             known = ", ".join(f"{name} {value:g}" for name, value in TANKS_THRESHOLDS.items())
             raise ConfigError(f"Each scene of Tanks and Temples has its own threshold: give --thresholds ({known}).")
@@ -94,8 +94,8 @@ class EvalMesh:
 
     def main(self) -> int:
         """Compares, prints a table, and writes the metrics. Returns the exit code."""
-        from f3rm_ext.surface.mesh_files import read_surface
-        from f3rm_ext.surface.metrics import compare
+        from f3rm_ext.mesh.mesh_files import read_surface
+        from f3rm_ext.mesh.metrics import compare
         from f3rm_ext.utils.console import console, image_progress
         from f3rm_ext.utils.output_file import replacing, require_writable
         from f3rm_ext.utils.provenance import require_ours
@@ -134,7 +134,7 @@ class EvalMesh:
     def _default_thresholds(self, truth: "Surface") -> tuple[float, ...]:
         import numpy as np
 
-        from f3rm_ext.surface.mesh_files import SurfacePoints
+        from f3rm_ext.mesh.mesh_files import SurfacePoints
 
         if self.protocol == "dtu":
             return (1.0, 2.0)
@@ -146,7 +146,7 @@ class EvalMesh:
     ) -> "tuple[Surface, np.ndarray | None]":
         import numpy as np
 
-        from f3rm_ext.surface.protocols import icp_transform, moved, plain_comparison
+        from f3rm_ext.mesh.protocols import icp_transform, moved, plain_comparison
 
         transform = None
         if self.transform is not None:
@@ -167,8 +167,8 @@ class EvalMesh:
     def _comparison(self, surface: "Surface", truth: "Surface", thresholds: tuple[float, ...]) -> "Comparison":
         import trimesh
 
-        from f3rm_ext.surface import protocols
-        from f3rm_ext.surface.visibility import seen_points
+        from f3rm_ext.mesh import protocols
+        from f3rm_ext.mesh.visibility import seen_points
         from f3rm_ext.utils.console import image_progress
 
         if self.protocol == "dtu":

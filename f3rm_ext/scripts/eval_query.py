@@ -74,8 +74,8 @@ class EvalQuery(QueryTarget):
         from nerfstudio.utils.rich_utils import CONSOLE
 
         from f3rm_ext.features.extractors.registry import understands_text
+        from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.queryable import checked_head
-        from f3rm_ext.surface.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.utils.atomic_files import write_atomic
         from f3rm_ext.utils.output_file import require_writable
         from f3rm_ext.utils.provenance import require_ours

@@ -50,8 +50,8 @@ class EvalTexture:
         """Renders, compares, prints the means and writes the metrics. Returns the exit code."""
         import numpy as np
 
-        from f3rm_ext.surface.mesh_files import read_mesh
-        from f3rm_ext.surface.texture.rendering import MeshRenderer, score_photo
+        from f3rm_ext.mesh.mesh_files import read_mesh
+        from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo
         from f3rm_ext.utils.console import console, image_progress
         from f3rm_ext.utils.output_file import replacing, require_writable
         from f3rm_ext.utils.output_folder import png_bytes

@@ -87,10 +87,10 @@ class Features(QueryOptions):
         from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.export.cloud import estimate_normals, gather_points
         from f3rm_ext.export.features import FeatureCloud, write_features
+        from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.queryable import checked_head
         from f3rm_ext.query.writer import provenance
-        from f3rm_ext.surface.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.utils.console import console, image_progress
         from f3rm_ext.utils.provenance import require_ours
 

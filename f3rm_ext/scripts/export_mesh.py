@@ -10,8 +10,8 @@ from f3rm_ext.errors import ConfigError
 if TYPE_CHECKING:
     import trimesh
 
-    from f3rm_ext.surface.extraction import ExtractionOptions
-    from f3rm_ext.surface.scenes import SurfaceScene
+    from f3rm_ext.mesh.extraction import ExtractionOptions
+    from f3rm_ext.mesh.scenes import SurfaceScene
 
 COMMAND = "f3rm-ext export mesh"
 Vector = tuple[float, float, float]
@@ -134,8 +134,8 @@ class Mesh:
         import torch
 
         from f3rm_ext.engine.cost import peak_mib, reset_peak
-        from f3rm_ext.surface.extraction import extract_mesh
-        from f3rm_ext.surface.mesh_files import axis_up, require_output, write_mesh
+        from f3rm_ext.mesh.extraction import extract_mesh
+        from f3rm_ext.mesh.mesh_files import axis_up, require_output, write_mesh
         from f3rm_ext.utils.console import console, image_progress, shown_on
 
         require_output(self.out)
@@ -174,7 +174,7 @@ class Mesh:
 
     def _open(self) -> "SurfaceScene":
         from f3rm_ext.compat import default_device_type
-        from f3rm_ext.surface.scenes import open_run_scene, open_splat_scene
+        from f3rm_ext.mesh.scenes import open_run_scene, open_splat_scene
 
         depth = None if self.depth == "auto" else self.depth
         if self.load_config is not None:
@@ -191,7 +191,7 @@ class Mesh:
         )
 
     def _options(self, scene: "SurfaceScene") -> "ExtractionOptions":
-        from f3rm_ext.surface.extraction import ExtractionOptions
+        from f3rm_ext.mesh.extraction import ExtractionOptions
 
         unit = scene.frame.scale if self.frame == "capture" else 1.0
         return ExtractionOptions(
@@ -216,7 +216,7 @@ class Mesh:
         import numpy as np
 
         from f3rm_ext.errors import MeshError
-        from f3rm_ext.surface.cleaning import with_faces
+        from f3rm_ext.mesh.cleaning import with_faces
 
         if self.frame == "capture":
             mesh = mesh.copy()

@@ -57,12 +57,12 @@ class Part(QueryInputs):
 
     def main(self) -> int:
         """Cuts out the part and writes it. Returns the exit code."""
+        from f3rm_ext.mesh.mesh_files import axis_up, require_output, write_mesh
+        from f3rm_ext.mesh.semantics.cutting import cleaned_part, cut_above
+        from f3rm_ext.mesh.semantics.mesh_run import open_mesh_run, read_featured_mesh
+        from f3rm_ext.mesh.semantics.model import QueryableMesh
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.run import Photos
-        from f3rm_ext.surface.mesh_files import axis_up, require_output, write_mesh
-        from f3rm_ext.surface.semantics.cutting import cleaned_part, cut_above
-        from f3rm_ext.surface.semantics.mesh_run import open_mesh_run, read_featured_mesh
-        from f3rm_ext.surface.semantics.model import QueryableMesh
         from f3rm_ext.utils.console import console
 
         if self.out.resolve() == self.mesh.resolve():
@@ -106,8 +106,8 @@ def _color_vertices(part: "trimesh.Trimesh") -> None:
     import numpy as np
     from trimesh.visual.color import ColorVisuals
 
-    from f3rm_ext.surface.texture.atlas import vertex_texels
-    from f3rm_ext.surface.texture.rendering import SurfaceColors, texture_of
+    from f3rm_ext.mesh.texture.atlas import vertex_texels
+    from f3rm_ext.mesh.texture.rendering import SurfaceColors, texture_of
 
     if texture_of(part) is not None:
         corners = vertex_texels(part)

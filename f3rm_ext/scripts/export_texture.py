@@ -12,8 +12,8 @@ from f3rm_ext.errors import ConfigError, MeshError
 if TYPE_CHECKING:
     import trimesh
 
-    from f3rm_ext.surface.texture.baking import BakedMesh
-    from f3rm_ext.surface.texture.photos import PhotoSource
+    from f3rm_ext.mesh.texture.baking import BakedMesh
+    from f3rm_ext.mesh.texture.photos import PhotoSource
 
 COMMAND = "f3rm-ext export texture"
 Frame = Literal["auto", "capture", "scene"]
@@ -70,8 +70,8 @@ class Texture:
         import torch
 
         from f3rm_ext.engine.cost import peak_mib, reset_peak
-        from f3rm_ext.surface.mesh_files import axis_up, read_mesh, write_mesh
-        from f3rm_ext.surface.texture.baking import TextureOptions, bake_texture, bake_vertices
+        from f3rm_ext.mesh.mesh_files import axis_up, read_mesh, write_mesh
+        from f3rm_ext.mesh.texture.baking import TextureOptions, bake_texture, bake_vertices
         from f3rm_ext.utils.console import console, image_progress, shown_on
 
         self._check_output()
@@ -110,7 +110,7 @@ class Texture:
         return 0
 
     def _check_output(self) -> None:
-        from f3rm_ext.surface.mesh_files import require_format, require_replaceable
+        from f3rm_ext.mesh.mesh_files import require_format, require_replaceable
         from f3rm_ext.utils.output_file import require_writable
 
         require_format(self.out)
@@ -122,13 +122,13 @@ class Texture:
     def _name_material(self, mesh: "trimesh.Trimesh") -> None:
         from trimesh.visual.texture import TextureVisuals
 
-        from f3rm_ext.surface.mesh_files import texture_files
+        from f3rm_ext.mesh.mesh_files import texture_files
 
         if isinstance(mesh.visual, TextureVisuals):
             mesh.visual.material.name = texture_files(self.out)[1].stem
 
     def _record(self, made: "BakedMesh", frame: str) -> dict[str, object]:
-        from f3rm_ext.surface.mesh_files import read_provenance
+        from f3rm_ext.mesh.mesh_files import read_provenance
 
         kept = {"scene_from_capture", "scene_units_per_capture_unit"}
         said = {key: value for key, value in read_provenance(self.mesh).items() if key in kept}
@@ -150,7 +150,7 @@ class Texture:
 
 def photo_source(load_config: Path | None, data: Path | None) -> "PhotoSource":
     """Returns the photos of a run, or of a capture if there is no run."""
-    from f3rm_ext.surface.texture.photos import open_capture, open_run_capture
+    from f3rm_ext.mesh.texture.photos import open_capture, open_run_capture
 
     if load_config is not None:
         return open_run_capture(load_config)
@@ -160,7 +160,7 @@ def photo_source(load_config: Path | None, data: Path | None) -> "PhotoSource":
 
 def frame_of(mesh: Path, frame: Frame) -> Literal["capture", "scene"]:
     """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture."""
-    from f3rm_ext.surface.mesh_files import read_provenance
+    from f3rm_ext.mesh.mesh_files import read_provenance
 
     if frame != "auto":
         return frame

@@ -61,13 +61,13 @@ class LiftMesh:
 
         from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.engine.cost import peak_mib, reset_peak
+        from f3rm_ext.mesh.mesh_files import read_mesh
+        from f3rm_ext.mesh.semantics.code_map import lift_code_map, texture_side
+        from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, save_features
+        from f3rm_ext.mesh.semantics.lifting import lift_vertices
+        from f3rm_ext.mesh.semantics.mesh_run import frame_of_mesh, open_capture_manager
+        from f3rm_ext.mesh.texture.photos import photos_of
         from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
-        from f3rm_ext.surface.mesh_files import read_mesh
-        from f3rm_ext.surface.semantics.code_map import lift_code_map, texture_side
-        from f3rm_ext.surface.semantics.feature_file import MeshFeatures, features_path, save_features
-        from f3rm_ext.surface.semantics.lifting import lift_vertices
-        from f3rm_ext.surface.semantics.mesh_run import frame_of_mesh, open_capture_manager
-        from f3rm_ext.surface.texture.photos import photos_of
         from f3rm_ext.utils.console import console, image_progress, shown_on
         from f3rm_ext.utils.output_file import require_writable
         from f3rm_ext.utils.provenance import require_ours

@@ -59,10 +59,10 @@ class Query(QueryOptions):
 
     def main(self) -> int:
         """Runs the queries and writes their results. Returns the exit code."""
+        from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.render import score_views
         from f3rm_ext.query.run import read_camera_path
-        from f3rm_ext.surface.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.utils.console import console
 
         path = read_camera_path(Path(self.views)) if self.views.endswith(".json") else None
@@ -113,7 +113,7 @@ class Query(QueryOptions):
         import torch
         import trimesh
 
-        from f3rm_ext.surface.mesh_files import require_replaceable, write_mesh
+        from f3rm_ext.mesh.mesh_files import require_replaceable, write_mesh
         from f3rm_ext.utils.colormaps import heat_overlay
         from f3rm_ext.utils.pictures import to_bytes
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from f3rm_ext.scene import PictureConfig, SynthConfig, synthesize, take_picture
+from f3rm_ext.synthetic import PictureConfig, SynthConfig, synthesize, take_picture
 
 
 @contextmanager

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from f3rm_ext.chain.options import ChainOptions, split_passed_on, words_of
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.switches import parse_command
+from f3rm_ext.workflow.options import ChainOptions, split_passed_on, words_of
 
 EXIT_INTERRUPTED = 130
 
@@ -92,7 +92,7 @@ class Run(ChainOptions):
         """Runs the chain. Returns the exit code."""
         from rich.console import Console
 
-        from f3rm_ext.chain.runner import ChainRun
+        from f3rm_ext.workflow.runner import ChainRun
 
         console = Console()
         console.print(

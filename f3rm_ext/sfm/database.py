@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from f3rm_ext import compat, threads
+from f3rm_ext import compat
 from f3rm_ext.capture.colmap_model import colmap
 from f3rm_ext.errors import CaptureError, reason_of
+from f3rm_ext.utils import threads
 
 Count = Callable[[int, int], None]
 """Called with the units done and the units to do."""

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from f3rm_ext import threads
 from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, explained
+from f3rm_ext.utils import threads
 
 Mapper = Literal["incremental", "global"]
 _SMALLEST_MODEL = 3

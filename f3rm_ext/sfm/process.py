@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from f3rm_ext import threads
 from f3rm_ext.capture.checks import require_images
 from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED
 from f3rm_ext.capture.images import name_some
@@ -30,6 +29,7 @@ from f3rm_ext.sfm.report import write_report
 from f3rm_ext.sfm.second_pass import register_lost
 from f3rm_ext.sfm.verdict import collect_evidence, find_doubt
 from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS, WorkFolder, stamp_of
+from f3rm_ext.utils import threads
 from f3rm_ext.utils.console import StageProgress
 
 READING, FRAMES, FEATURES = "Reading photos", "Reading the video", "Finding features"

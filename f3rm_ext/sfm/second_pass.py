@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from f3rm_ext import threads
 from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, explained
 from f3rm_ext.sfm.reasons import FEW_FEATURES
+from f3rm_ext.utils import threads
 
 MOST_RATIO = 0.9
 """A match may be this much nearer than the second best; between photos COLMAP takes 0.8."""

@@ -11,7 +11,7 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count
 from f3rm_ext.splat.mip import sampling_intervals
-from f3rm_ext.splat.surface.neighbours import nearest_neighbours
+from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 
 ALPHA = 0.1
 """Initial opacity of every Gaussian."""

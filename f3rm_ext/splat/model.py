@@ -13,7 +13,6 @@ from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttrib
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
-from f3rm_ext import threads
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.uploads import upload
 from f3rm_ext.engine.cost import TrainingCost
@@ -34,11 +33,12 @@ from f3rm_ext.splat.memory.allocator import CacheClearing
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.options import SplatOptions
 from f3rm_ext.splat.rasterize import Rasterization
+from f3rm_ext.splat.regularization import Regularizer, make_regularizer
+from f3rm_ext.splat.regularization.multiview import DepthView, NeighbourViews
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_nearby, render_outputs
 from f3rm_ext.splat.schedule import Schedule
 from f3rm_ext.splat.sharding import own_slice, require_one_size
-from f3rm_ext.splat.surface import Regularizer, make_regularizer
-from f3rm_ext.splat.surface.multiview import DepthView, NeighbourViews
+from f3rm_ext.utils import threads
 from f3rm_ext.viewer.panel import QueryPanel
 
 

@@ -17,10 +17,10 @@ from f3rm_ext.splat.gaussians import MAX_SH_DEGREE
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Backend
+from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
 from f3rm_ext.splat.resources import fit_trainer, levers
 from f3rm_ext.splat.schedule import Stage
 from f3rm_ext.splat.sharding import check_sharding
-from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Literal
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import DensifyOptions
-from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
+from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
 
 Stage = Literal["vanilla", "entropy", "regularized"]
 FULL_STEPS = 15_000

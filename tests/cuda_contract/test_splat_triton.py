@@ -14,7 +14,7 @@ import torch
 
 from f3rm_ext.splat import triton_kernels
 from f3rm_ext.splat.memory import packed
-from f3rm_ext.splat.surface import field
+from f3rm_ext.splat.regularization import field
 
 TESTS = Path(__file__).parents[1]
 ARCHITECTURES = (75, 80, 89, 90)
@@ -60,7 +60,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_field_compiles(architecture: int) -> None:
-    from f3rm_ext.splat.surface import triton_field as kernels
+    from f3rm_ext.splat.regularization import triton_field as kernels
 
     given = dict.fromkeys(("points", "owners", "table", "neighbours"), "*fp32")
     given |= {"owners": "*i64", "neighbours": "*i32"}

@@ -10,9 +10,9 @@ import pytest
 import trimesh
 from PIL import Image
 
-from f3rm_ext.report.mesh_viewer import STYLE, StartView, mesh_viewer, page_mesh, viewer_script
-from f3rm_ext.report.page import html_page
-from f3rm_ext.surface.mesh_files import write_mesh
+from f3rm_ext.html.page import html_page
+from f3rm_ext.mesh.mesh_files import write_mesh
+from f3rm_ext.workflow.mesh_viewer import STYLE, StartView, mesh_viewer, page_mesh, viewer_script
 
 LEFT, RIGHT = (210, 40, 60), (30, 90, 200)
 VIEW = StartView((0.5, 0.5, 3.0), (0.0, 0.0, -1.0), (0.0, 1.0, 0.0), 40.0)

@@ -8,15 +8,15 @@ import torch
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
+from f3rm_ext.splat.regularization import make_regularizer
+from f3rm_ext.splat.regularization.field import TRITON_KERNELS, neighbour_field
+from f3rm_ext.splat.regularization.multiview import DepthView
+from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
+from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
+from f3rm_ext.splat.regularization.regularizer import Regularizer
+from f3rm_ext.splat.regularization.sampling import sample_points
+from f3rm_ext.splat.regularization.table import gaussian_table
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_nearby
-from f3rm_ext.splat.surface import make_regularizer
-from f3rm_ext.splat.surface.field import TRITON_KERNELS, neighbour_field
-from f3rm_ext.splat.surface.multiview import DepthView
-from f3rm_ext.splat.surface.neighbours import nearest_neighbours
-from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
-from f3rm_ext.splat.surface.regularizer import Regularizer
-from f3rm_ext.splat.surface.sampling import sample_points
-from f3rm_ext.splat.surface.table import gaussian_table
 from f3rm_ext.splat.triton_kernels import find_kernels
 
 

@@ -15,10 +15,10 @@ from nerfstudio.data.scene_box import SceneBox
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
+from f3rm_ext.splat.regularization import make_regularizer
+from f3rm_ext.splat.regularization.multiview import NeighbourViews
+from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
 from f3rm_ext.splat.schedule import Schedule
-from f3rm_ext.splat.surface import make_regularizer
-from f3rm_ext.splat.surface.multiview import NeighbourViews
-from f3rm_ext.splat.surface.options import Mode, RegularizationOptions
 
 STEPS = 100
 VISIBLE = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}

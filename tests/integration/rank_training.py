@@ -36,7 +36,7 @@ def see_both_images() -> None:
     """Has this one process train splats on the mean of the losses of both images that two processes would have."""
     from f3rm_ext.data.image_cycle import ImageCycle
     from f3rm_ext.data.image_stream import ImageStream
-    from f3rm_ext.pipeline import FeaturePipeline
+    from f3rm_ext.query.pipeline import FeaturePipeline
     from f3rm_ext.splat.densify import default
 
     seen: list[Any] = []
@@ -143,7 +143,7 @@ def launch_as_nerfstudio_does() -> None:
 
 def drift_apart() -> None:
     """Changes one number of rank 1 by one bit, as a GPU that computes otherwise might."""
-    from f3rm_ext.pipeline import FeaturePipeline
+    from f3rm_ext.query.pipeline import FeaturePipeline
 
     get_train_loss_dict = FeaturePipeline.get_train_loss_dict
 

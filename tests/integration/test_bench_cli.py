@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from f3rm_ext.bench.ledger import Ledger
+from f3rm_ext.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.integration
 
 FORKED = """
 import os, sys
-from f3rm_ext.bench import runs, worker
-from f3rm_ext.report.records import read_json
+from f3rm_ext.ledger import runs, worker
+from f3rm_ext.workflow.records import read_json
 from f3rm_ext.scripts.cli import main
 
 def work(self, job, folder, python, what):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from f3rm_ext.surface.mesh_files import read_mesh
+from f3rm_ext.mesh.mesh_files import read_mesh
 
 pytest.importorskip("pycolmap")
 pytestmark = pytest.mark.usefixtures("open3d")

@@ -24,7 +24,7 @@ def read(path: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A synthetic room with enough views for geometry to be learnt in minutes: matt, for the same reason."""
-    from f3rm_ext.scene import SynthConfig, synthesize
+    from f3rm_ext.synthetic import SynthConfig, synthesize
 
     options = SynthConfig(num_images=60, width=128, height=96, seed=1, light_rays=1, shiny=False, holdout_every=10)
     return synthesize(tmp_path_factory.mktemp("room") / "room", options, progress=False)

@@ -13,9 +13,9 @@ import pytest
 import torch
 import trimesh
 
+from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance
 from f3rm_ext.splat.files import SplatInfo, export_splats, read_splats
 from f3rm_ext.splat.start_from import read_start
-from f3rm_ext.surface.mesh_files import read_mesh, read_provenance
 
 Typed = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("open3d")

@@ -12,9 +12,9 @@ import pytest
 import trimesh
 from PIL import Image
 
-from f3rm_ext.surface.cleaning import repaired, simplified
-from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors
-from f3rm_ext.surface.texture.rendering import texture_of
+from f3rm_ext.mesh.cleaning import repaired, simplified
+from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors
+from f3rm_ext.mesh.texture.rendering import texture_of
 
 Typed = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("open3d")

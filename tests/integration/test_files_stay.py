@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from f3rm_ext.bench.ledger import Ledger
+from f3rm_ext.ledger.ledger import Ledger
 
 COMMANDS = {
     "sfm eval": ("--predicted", "{data}", "--truth", "{data}", "--out", "{mine}.json"),

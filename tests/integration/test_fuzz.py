@@ -279,7 +279,7 @@ def plans(make: Maker) -> Arguments:
 
 
 def ledger_file(make: Maker, damage: bool = True) -> Path:
-    from f3rm_ext.bench.ledger import Ledger
+    from f3rm_ext.ledger.ledger import Ledger
 
     path = make.folder / "ledger.sqlite"
     book = Ledger(path)
@@ -344,7 +344,7 @@ def states(make: Maker) -> Arguments:
         for number in range(2):
             make.file(f"photos/{number}.png", b"no photo")
         return ["sfm", "process", "--images", make.folder / "photos", "--output", out]
-    from f3rm_ext.chain.manifest import FORMAT, MADE_BY, identify
+    from f3rm_ext.workflow.manifest import FORMAT, MADE_BY, identify
 
     output = {"path": "coarse", "size": 3, "digest": "00"}
     record = {"state": "finished", "options": {"a": "b"}, "inputs": {"a": "b"}, "outputs": {"run": output}}

@@ -11,9 +11,9 @@ import trimesh
 from scipy.spatial import KDTree
 from trimesh.sample import sample_surface
 
-from f3rm_ext.surface.cleaning import repaired, simplified
-from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
-from f3rm_ext.surface.texture.rendering import texture_of
+from f3rm_ext.mesh.cleaning import repaired, simplified
+from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
+from f3rm_ext.mesh.texture.rendering import texture_of
 
 Typed = Callable[..., Any]
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("open3d")]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from f3rm_ext.report.records import read_scalars
+from f3rm_ext.workflow.records import read_scalars
 
 
 @pytest.fixture(scope="module")

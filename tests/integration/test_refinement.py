@@ -13,8 +13,8 @@ import torch
 import trimesh
 from scipy.spatial import KDTree
 
+from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors
 from f3rm_ext.splat.files import read_splats
-from f3rm_ext.surface.mesh_files import read_mesh, read_provenance, vertex_colors
 
 METHOD, STEPS = "sugar-ext-refine", 20
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 CALL = "!!python/object/apply:os.system ['touch {mark}']"
-TARGET = "_target: !!python/name:f3rm_ext.pipeline.FeaturePipeline ''"
+TARGET = "_target: !!python/name:f3rm_ext.query.pipeline.FeaturePipeline ''"
 CHANGES = {
     "a call": ("project_name: nerfstudio-project", f"project_name: {CALL}"),
     "a call where nothing belongs": ("\ndata: ", f"\noption_of_yore: {CALL}\ndata: "),

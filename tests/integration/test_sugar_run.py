@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from scipy.spatial import KDTree
 
-from f3rm_ext.surface.mesh_files import read_mesh
+from f3rm_ext.mesh.mesh_files import read_mesh
 from f3rm_ext.utils.ply import write_ply
 
 pytestmark = pytest.mark.usefixtures("open3d")

@@ -11,8 +11,8 @@ import pytest
 import torch
 import trimesh
 
+from f3rm_ext.mesh.mesh_files import read_mesh
 from f3rm_ext.splat.files import SplatInfo, export_splats, read_splats
-from f3rm_ext.surface.mesh_files import read_mesh
 
 Typed = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("open3d")

@@ -17,6 +17,7 @@ from nerfstudio.plugins.types import MethodSpecification
 
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.mesh.bound.model import PARAMETERS
 from f3rm_ext.method_configs.guarded import BrokenMethodConfig, guarded_method, guarded_splat_method
 from f3rm_ext.method_configs.nerf import PRESETS
 from f3rm_ext.method_configs.presets import make_config
@@ -24,7 +25,6 @@ from f3rm_ext.method_configs.splat import PRESETS as SPLATS
 from f3rm_ext.method_configs.splat import REFINEMENT
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.surface.bound.model import PARAMETERS
 
 ROOT = Path(__file__).parents[2]
 SPLAT_PRESETS = {**SPLATS, **REFINEMENT}

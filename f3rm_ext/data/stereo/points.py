@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int, UInt8
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
-from f3rm_ext import threads
 from f3rm_ext.capture.points import RGB, SOURCE, XYZ, read_point_cloud
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
 from f3rm_ext.data.stereo.sweep import AGREEING, FARTHEST, PhotoStereo
+from f3rm_ext.utils import threads
 from f3rm_ext.utils.atomic_files import FolderLock, digest_of, write_atomic
 from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.ply import write_ply

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
-from f3rm_ext import pipeline
 from f3rm_ext.engine import launch, ranks
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers
 from f3rm_ext.errors import RankError
+from f3rm_ext.query import pipeline
 
 
 def joined() -> ranks.Ranks:

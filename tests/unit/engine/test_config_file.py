@@ -171,13 +171,13 @@ def test_nerfstudios_loader_does_run_them(text: str, mark: Path, command: str) -
         "nerfstudio.utils.writer.LocalWriter",
         "nerfstudio.engine.trainer.Path",
         "nerfstudio.configs.base_config.InstantiateConfig",
-        "f3rm_ext.report.commands.run",
+        "f3rm_ext.workflow.commands.run",
     ],
 )
 def test_what_is_built_later_is_of_the_kind_that_belongs_there(
     read: Callable[[str], Any], text: str, target: str
 ) -> None:
-    right = f"{NAME}f3rm_ext.pipeline.FeaturePipeline ''"
+    right = f"{NAME}f3rm_ext.query.pipeline.FeaturePipeline ''"
     assert right in text
     with pytest.raises(ConfigError, match=r"is (refused|not understood).*line \d+ (asks for|names)"):
         read(text.replace(right, f"{NAME}{target} ''"))
@@ -188,7 +188,7 @@ def test_what_is_built_later_may_be_another_of_its_kind(read: Callable[[str], An
     from torch.optim import SGD
 
     changed = text.replace(
-        "f3rm_ext.pipeline.FeaturePipeline ''", "nerfstudio.pipelines.dynamic_batch.DynamicBatchPipeline ''"
+        "f3rm_ext.query.pipeline.FeaturePipeline ''", "nerfstudio.pipelines.dynamic_batch.DynamicBatchPipeline ''"
     )
     changed = changed.replace("torch.optim.adam.Adam ''", "torch.optim.sgd.SGD ''")
     config = read(changed)

@@ -47,7 +47,7 @@ def test_without_the_option_there_is_none_and_training_is_the_same(toy: ModuleTy
 def test_tensorboard_has_the_figures_even_if_the_run_writes_no_others(
     toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vis: str
 ) -> None:
-    from f3rm_ext.report.records import read_scalars
+    from f3rm_ext.workflow.records import read_scalars
 
     if vis == "viewer":  # The writers of nerfstudio stay from run to run within a process.
         monkeypatch.setattr(profiled.writer, "EVENT_WRITERS", [])

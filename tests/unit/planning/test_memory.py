@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.mesh.bound.layout import barycentric_weights
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.model_components import masks
@@ -30,9 +31,8 @@ from f3rm_ext.planning.splat_stand_in import CHANNELS
 from f3rm_ext.planning.steps import ssim_stand_in
 from f3rm_ext.planning.tracker import AllocationTracker
 from f3rm_ext.profiling.memory import mapped_bytes
-from f3rm_ext.splat.surface.kernels import GRADIENT_BYTES
-from f3rm_ext.splat.surface.table import WIDTH
-from f3rm_ext.surface.bound.layout import barycentric_weights
+from f3rm_ext.splat.regularization.kernels import GRADIENT_BYTES
+from f3rm_ext.splat.regularization.table import WIDTH
 
 GIB, COUNT = 1 << 30, 20_000
 CAPTURE = CaptureSizes(train_images=20, eval_images=3, width_px=160, height_px=90)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from f3rm_ext.bench.conditions import hardware
-from f3rm_ext.bench.ledger import Ledger
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.ledger.conditions import hardware
+from f3rm_ext.ledger.ledger import Ledger
 from f3rm_ext.planning.arguments import parse
 from f3rm_ext.planning.captures import ImageSizes
 from f3rm_ext.planning.throughput import Throughput, probe, recorded, stage_starts
@@ -19,7 +19,7 @@ from f3rm_ext.planning.throughput import Throughput, probe, recorded, stage_star
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """A ledger that knows 1024 rays per step only; returns what it was asked."""
     questions: list[dict[str, Any]] = []
-    conditions: Any = ModuleType("f3rm_ext.bench.conditions")
+    conditions: Any = ModuleType("f3rm_ext.ledger.conditions")
     conditions.hardware = lambda device_type: f"the {device_type} of this machine"
 
     def throughput(method: str, **question: Any) -> Any:
@@ -28,9 +28,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             return None
         return SimpleNamespace(it_per_s=SimpleNamespace(middle=4.0), samples=3, entries=("a", "b"))
 
-    ledger: Any = ModuleType("f3rm_ext.bench.ledger")
+    ledger: Any = ModuleType("f3rm_ext.ledger.ledger")
     ledger.throughput = throughput
-    for module in (ModuleType("f3rm_ext.bench"), conditions, ledger):
+    for module in (ModuleType("f3rm_ext.ledger"), conditions, ledger):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return questions
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from f3rm_ext.chain.options import ChainOptions, split_passed_on
 from f3rm_ext.scripts import cli
 from f3rm_ext.scripts.export import ExportCommand
 from f3rm_ext.scripts.moco import MocoCommand
@@ -12,6 +11,7 @@ from f3rm_ext.scripts.plan import Plan
 from f3rm_ext.scripts.sfm import SfmCommand
 from f3rm_ext.scripts.sugar import Run
 from f3rm_ext.scripts.switches import parse_command, plain_switches
+from f3rm_ext.workflow.options import ChainOptions, split_passed_on
 
 MESH = ["mesh", "--load-config", "config.yml", "--out", "mesh.ply"]
 

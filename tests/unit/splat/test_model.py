@@ -15,8 +15,8 @@ from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
-from f3rm_ext.splat.surface.options import RegularizationOptions
-from f3rm_ext.splat.surface.table import gaussian_table
+from f3rm_ext.splat.regularization.options import RegularizationOptions
+from f3rm_ext.splat.regularization.table import gaussian_table
 
 HEIGHT, WIDTH = 24, 32
 STEPS = 100
@@ -404,7 +404,7 @@ def test_the_surface_is_done_with_before_the_picture(
         table.register_hook(lambda grad: order.append("surface"))
         return table
 
-    monkeypatch.setattr("f3rm_ext.splat.surface.regularizer.gaussian_table", watched)
+    monkeypatch.setattr("f3rm_ext.splat.regularization.regularizer.gaussian_table", watched)
     hooks.before(SURFACE_STEP)
     outputs = model(camera)
     outputs["rendered"].rasterization.means2d.register_hook(lambda grad: order.append("picture"))

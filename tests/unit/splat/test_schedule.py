@@ -3,8 +3,8 @@
 import pytest
 
 from f3rm_ext.splat.densify import DensifyOptions
+from f3rm_ext.splat.regularization.options import RegularizationOptions
 from f3rm_ext.splat.schedule import Schedule
-from f3rm_ext.splat.surface.options import RegularizationOptions
 
 SURFACE = RegularizationOptions()
 

@@ -20,8 +20,8 @@ from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.mip import smoothing_filter
 from f3rm_ext.splat.rasterize import Rasterization
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
-from f3rm_ext.splat.surface.neighbours import nearest_neighbours
-from f3rm_ext.splat.surface.options import RegularizationOptions
+from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
+from f3rm_ext.splat.regularization.options import RegularizationOptions
 
 COUNT, MILLIONS = 120, 6_000_000
 GB = 1e9

@@ -1,0 +1,342 @@
+"""One training or evaluation of a benchmark, in a process of its own, as ``ns-train`` and ``ns-eval`` would do it.
+
+``python -c "from f3rm_ext.ledger.worker import main; main()" JOB.json`` reads what to do, writes the result as JSON to
+the file that the job names, and prints its progress in lines that begin with :data:`MARK`.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from f3rm_ext.errors import CheckpointError, ConfigError, install_excepthook
+from f3rm_ext.utils.atomic_files import write_atomic
+
+MARK = "BENCH"
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """A training to be measured."""
+
+    arguments: list[str]
+    """Arguments of ns-train, the method first."""
+    out: str
+    """Folder for the run and for :data:`RESULT`."""
+    steps: int
+    """Steps to make; 0 for all that are left of the run."""
+    warm_up: int
+    """Steps at the beginning that are not timed."""
+    seed_offset: int
+    """Added to the run's seed."""
+    eval_step: int = 0
+    """Step of the whole run after which it is evaluated; 0 for the last one."""
+
+
+@dataclass(frozen=True)
+class EvalJob:
+    """An evaluation of a run."""
+
+    config: str
+    """The run's config.yml."""
+    out: str
+    """Folder for :data:`RESULT`."""
+    train_views: int
+    """Number of training views to evaluate too, spread evenly."""
+    eval_step: int = 0
+    """Steps after which to evaluate it, of which there is a checkpoint; 0 for its newest one."""
+
+
+def write_job(job: TrainJob | EvalJob, path: Path) -> None:
+    """Writes a job for :func:`main`. The step of evaluation is left out if it is the last, for versions without it."""
+    values = {key: value for key, value in asdict(job).items() if key != "eval_step" or value}
+    path.write_text(json.dumps({"kind": type(job).__name__, **values}))
+
+
+def main() -> None:
+    """Does the job whose file is the only argument."""
+    install_excepthook()
+    job = json.loads(Path(sys.argv[1]).read_text())
+    if job.pop("kind") == "TrainJob":
+        result = train(TrainJob(**job))
+    else:
+        result = evaluate(EvalJob(**job))
+    write_atomic(Path(job["out"]) / RESULT, json.dumps(result).encode())
+
+
+def report(done: int, total: int) -> None:
+    """Prints the progress."""
+    print(f"\n{MARK} {done} {total}", flush=True)
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def train(job: TrainJob) -> dict[str, Any]:
+    """Runs ns-train with a stopwatch. Returns ``values``, ``conditions``, ``origin``, ``method``, ``seed``, ``config``.
+
+    Raises:
+        ConfigError: the run cannot be measured like this.
+    """
+    import torch
+    from nerfstudio.engine.trainer import Trainer
+    from nerfstudio.scripts import train as ns_train
+
+    from f3rm_ext.ledger.conditions import commit, config_digest, hardware, versions
+    from f3rm_ext.ledger.stopwatch import Stopwatch
+
+    watch = Stopwatch(job.warm_up, report, job.eval_step)
+    result: dict[str, Any] = {}
+    ns_main, loop = ns_train.main, Trainer.train
+
+    def measured_main(config: Any) -> None:
+        result["origin"] = {"schedule_steps": schedule_of(config), "config": "", **commit(), "versions": versions()}
+        result["steps"] = cut(config, job)
+        result["method"], result["seed"] = config.method_name, config.machine.seed
+        if config.data:
+            config.pipeline.datamanager.data = config.data
+        result["origin"]["config"] = config_digest(config)
+        result["config"] = str(config.get_base_dir() / "config.yml")
+        config.save_only_latest_checkpoint &= not job.eval_step
+        ns_main(config)
+
+    def measured_train(trainer: Any) -> None:
+        watch.attach(trainer, result["steps"])
+        result["rays_per_step"] = trainer.pipeline.datamanager.get_train_rays_per_batch()
+        loop(trainer)
+
+    ns_train.main, Trainer.train = measured_main, measured_train  # type: ignore[assignment, method-assign]
+    sys.argv = ["ns-train", *job.arguments]
+    ns_train.entrypoint()
+
+    values = watch.figures()
+    if result.get("rays_per_step"):
+        values["rays_per_step"] = float(result["rays_per_step"])
+        if "it_per_s" in values:
+            values["rays_per_s"] = values["it_per_s"] * values["rays_per_step"]
+    device = watch.device.type
+    conditions = {
+        "first_step": watch.first_step,
+        "last_step": watch.last_step,
+        "eval_step": job.eval_step or watch.last_step,
+        "warm_up_steps": job.warm_up,
+        "device": device,
+        "hardware": hardware(device),
+        "threads": torch.get_num_threads(),
+    }
+    about = {key: result[key] for key in ("origin", "method", "seed", "config")}
+    return {"values": values, "conditions": conditions, **about}
+
+
+def schedule_of(config: Any) -> int:
+    """Returns the number of steps that a run's schedules are made for."""
+    return max(config.max_num_iterations, getattr(config, "schedule_steps", 0))
+
+
+def cut(config: Any, job: TrainJob) -> int:
+    """Shortens a run to the window that is measured, with its schedule unchanged, and turns off what disturbs.
+
+    Args:
+        config: options of the run; they are changed.
+        job: what is to be measured.
+
+    Returns:
+        The number of steps of the window.
+
+    Raises:
+        ConfigError: the window is not one of the run, or the run is of several devices.
+        CheckpointError: the checkpoint to start from does not exist.
+    """
+    if config.load_config is not None:
+        raise ConfigError("`bench run` needs the options of a run, not --load-config: give its method and options.")
+    if config.machine.num_devices * config.machine.num_machines > 1:
+        raise ConfigError("`bench run` measures a single device: leave out --machine.num-devices and -machines.")
+    first = first_step(config)
+    whole = config.max_num_iterations
+    steps = job.steps or whole - first
+    if first + steps > whole:
+        raise ConfigError(
+            f"The window ends at step {first + steps}, but the run at step {whole} (--max-num-iterations): take fewer "
+            "steps (bench run --steps), or give the length of the whole run."
+        )
+    if job.eval_step and not first < job.eval_step <= first + steps:
+        raise ConfigError(
+            f"--eval-step is {job.eval_step}, but the window begins at step {first} and ends at {first + steps}: give "
+            "a step in it."
+        )
+    if steps - job.warm_up < 2:
+        raise ConfigError(
+            f"Of {max(steps, 0)} steps, {job.warm_up} are for warming up (--warm-up), which leaves too few to measure: "
+            "take more (--steps)."
+        )
+    if hasattr(config, "schedule_steps"):  # our methods count from the first run and can cut a schedule short
+        config.schedule_steps, config.max_num_iterations = schedule_of(config), first + steps
+    else:
+        config.max_num_iterations = steps
+    config.output_dir, config.experiment_name, config.timestamp = Path(job.out), "bench", "run"
+    config.vis = "tensorboard"
+    config.logging.local_writer.enable = False
+    config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
+    config.steps_per_save = 10**9
+    config.machine.seed += job.seed_offset
+    return steps
+
+
+def first_step(config: Any) -> int:
+    """Returns the step at which a run starts: that after its checkpoint, or 0.
+
+    Raises:
+        CheckpointError: the checkpoint does not exist.
+    """
+    from f3rm_ext.engine import checkpoint
+
+    path = config.load_checkpoint
+    if path is None and config.load_dir is not None:
+        if config.load_step is not None:
+            path = checkpoint.path_of(config.load_dir, config.load_step)
+        else:
+            path = next((path for _, path in checkpoint.newest_first(config.load_dir)), config.load_dir / "step-*.ckpt")
+    if path is None:
+        return 0
+    step = checkpoint.step_of(path)
+    if step is None or not path.is_file():
+        raise CheckpointError(f"There is no checkpoint {path} to start from: give one named step-000002999.ckpt.")
+    return step + 1
+
+
+def recorded_first_step(config: Any) -> int | None:
+    """Returns the step at which a finished run started, from its config.yml alone; None where that does not say it."""
+    from f3rm_ext.engine import checkpoint
+
+    if config.load_checkpoint is not None:
+        last = checkpoint.step_of(config.load_checkpoint)
+    elif config.load_dir is not None:
+        last = config.load_step  # without it, the newest checkpoint of that time was taken
+    else:
+        last = -1
+    return None if last is None else last + 1
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def evaluate(job: EvalJob) -> dict[str, Any]:
+    """Evaluates a run as ns-eval does, and some of its training views. Returns ``values`` and ``conditions``."""
+    from f3rm_ext.engine import checkpoint
+    from f3rm_ext.engine.config_file import read_config
+    from f3rm_ext.engine.cost import MIB
+    from f3rm_ext.engine.opening import open_run
+    from f3rm_ext.ledger.conditions import capture_conditions, config_digest
+
+    path = Path(job.config)
+    begun = recorded_first_step(read_config(path))  # opening a run changes what its options load
+    run = open_run(path, lambda config: True, "", step=job.eval_step - 1 if job.eval_step else None)
+    config, pipeline = run.config, run.pipeline
+    model: Any = pipeline.model
+    meter = _Meter(model)
+    values = meter.means(pipeline.datamanager.fixed_indices_eval_dataloader)  # type: ignore[union-attr]
+    values["eval_peak_mib"] = meter.peak_mib
+    train = meter.means(list(_train_views(pipeline.datamanager, job.train_views)))
+    values |= {f"train_{key}": train[key] for key in ("psnr", "ssim", "lpips", "l1") if key in train}
+    values |= _gaussians(model)
+    sizes = [parameter.numel() * parameter.element_size() for parameter in model.parameters()]
+    values["parameters_mib"] = sum(sizes) / MIB
+    moments = _bytes_of(checkpoint.load(run.checkpoint, needed=()).get("optimizers", {}))
+    values["persistent_mib"] = (sum(sizes) + moments) / MIB
+    conditions = {
+        **capture_conditions(pipeline),
+        **({} if begun is None else {"first_step": begun}),
+        "last_step": run.step + 1,
+        "eval_step": run.step + 1,
+        "train_views": job.train_views,
+        "device": config.machine.device_type,
+    }
+    return {
+        "values": values,
+        "conditions": conditions,
+        "cost": meter.cost,
+        "method": config.method_name,
+        "seed": config.machine.seed,
+        "origin": {"schedule_steps": schedule_of(config), "config": config_digest(config)},
+    }
+
+
+class _Meter:
+    """Renders views and compares them with their photos; keeps the peak of memory in rendering."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.peak_mib = model, 0.0
+        self.cost: dict[str, float] = {}
+        """What our models know of their training."""
+
+    def means(self, views: Any) -> dict[str, float]:
+        """Returns the mean of every metric over (camera, batch)."""
+        import torch
+
+        from f3rm_ext.engine.cost import peak_mib, reset_peak
+
+        found: dict[str, list[float]] = {}
+        device = self.model.device
+        for number, (camera, batch) in enumerate(views):
+            reset_peak(device)
+            with torch.no_grad():
+                outputs = self.model.get_outputs_for_camera(camera)
+            self.peak_mib = max(self.peak_mib, peak_mib(device))
+            with torch.no_grad():
+                metrics, images = self.model.get_image_metrics_and_images(outputs, batch)
+            if "l1" not in metrics and "img" in images:  # nerfstudio's own methods: photo and rendering side by side
+                photo, rendering = torch.chunk(images["img"], 2, dim=1)
+                metrics = {**metrics, "l1": float((photo - rendering).abs().mean())}
+            for key, value in metrics.items():
+                if key.startswith("train_"):
+                    self.cost[key] = float(value)
+                elif not key.startswith("eval_"):
+                    found.setdefault(key, []).append(float(value))
+            report(number + 1, len(views))
+        return {key: math.fsum(items) / len(items) for key, items in found.items()}
+
+
+def _train_views(manager: Any, count: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yields camera and batch of some training views, spread evenly over all."""
+    from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatamanager
+    from nerfstudio.data.utils.dataloaders import FixedIndicesEvalDataloader
+
+    from f3rm_ext.data.eval_dataloaders import EvalLoader
+
+    total = len(manager.train_dataset)
+    count = min(count, total)
+    chosen = sorted({round(index * (total - 1) / max(count - 1, 1)) for index in range(count)})
+    held = manager.fixed_indices_eval_dataloader
+    if isinstance(held, EvalLoader):
+        loader = type(held)(manager.train_dataset, manager.device, lambda: None)
+        yield from (loader.get_camera(index) for index in chosen)
+    elif isinstance(manager, FullImageDatamanager):
+        pictures = manager.cached_train  # this changes the cameras, because it undistorts
+        cameras = manager.train_dataset.cameras.to(manager.device)
+        yield from ((cameras[index : index + 1], dict(pictures[index])) for index in chosen)
+    else:
+        yield from FixedIndicesEvalDataloader(manager.train_dataset, tuple(chosen), manager.device, num_workers=0)  # type: ignore[arg-type]
+
+
+def _gaussians(model: Any) -> dict[str, float]:
+    """Number and mean opacity of splats, also nerfstudio's; empty for fields."""
+    import torch
+
+    parameters = getattr(model, "gauss_params", None)
+    if parameters is None or "opacities" not in parameters:
+        return {}
+    opacities = parameters["opacities"].detach()
+    return {"gaussian_count": float(len(opacities)), "mean_opacity": float(torch.sigmoid(opacities).mean())}
+
+
+def _bytes_of(state: Any) -> int:
+    """Bytes of all tensors in nested containers."""
+    if isinstance(state, dict):
+        return sum(map(_bytes_of, state.values()))
+    if isinstance(state, list | tuple):
+        return sum(map(_bytes_of, state))
+    return state.numel() * state.element_size() if hasattr(state, "element_size") else 0

@@ -1,0 +1,93 @@
+"""The mesh that a refinement starts from, in the scene frame."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.errors import MeshError
+
+Frame = Literal["capture", "scene"]
+_THINNEST = 1e-7
+"""Triangles are dropped whose height is a smaller share of their longest edge: float32 gives them no normal."""
+
+
+@dataclass(frozen=True)
+class StartMesh:
+    """A mesh to bind Gaussians to."""
+
+    vertices: Float[Tensor, "verts 3"]
+    """Scene frame; each belongs to a triangle, and no two lie at the same place."""
+    faces: Int[Tensor, "faces 3"]
+    """Vertex indices; every triangle has an area."""
+    corner_colors: Float[Tensor, "faces 3 3"] | None
+    """Colours of the triangles' corners, 0 to 1; None where the mesh has none."""
+    frame: Frame
+    """Frame of the file."""
+
+
+def read_start_mesh(
+    path: Path, frame: Literal["auto", "capture", "scene"], find_capture_frame: Callable[[], CaptureFrame]
+) -> StartMesh:
+    """Reads a mesh and brings it to the scene frame.
+
+    Args:
+        path: .ply, .obj, .glb …
+        frame: of the file; auto takes what the file says of itself, else capture.
+        find_capture_frame: gives the map between the frames; called for a mesh of the capture's frame.
+
+    Raises:
+        MeshError: there is no such file, it cannot be read, or it has no triangles with an area.
+    """
+    from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors
+
+    mesh = read_mesh(path)
+    if frame == "auto":
+        said = read_provenance(path).get("frame")
+        frame = cast(Frame, said) if said in ("capture", "scene") else "capture"
+    vertices, faces = np.asarray(mesh.vertices, np.float64), np.asarray(mesh.faces, np.int64)
+    if frame == "capture":
+        vertices = find_capture_frame().to_scene(vertices)
+    vertices = vertices.astype(np.float32)
+    solid = _have_area(vertices[faces].astype(np.float64))
+    if not solid.any():
+        raise MeshError(f"None of the {len(faces)} triangles of {path} has an area: give another mesh.")
+    faces = faces[solid]
+    colors = vertex_colors(mesh)
+    corners = None if colors is None else torch.from_numpy(colors[faces].astype(np.float32) / 255)
+    # Vertices doubled at seams and sharp edges would drift apart.
+    places, number = np.unique(vertices[faces].reshape(-1, 3), axis=0, return_inverse=True)
+    return StartMesh(torch.from_numpy(places), torch.from_numpy(number.reshape(-1, 3)), corners, frame)
+
+
+def far_from_mesh(
+    points: Float[Tensor, "points 3"], mesh: StartMesh, cameras: Float[Tensor, "cams 3"], share: float
+) -> Bool[Tensor, " points"]:
+    """Returns which points are farther from a mesh than a share of their distance from the nearest camera.
+
+    Args:
+        points: scene frame, CPU.
+        mesh: the mesh.
+        cameras: positions, scene frame, CPU.
+        share: above 0.
+    """
+    from scipy.spatial import KDTree
+
+    from f3rm_ext.mesh.open3d_library import raycasting_scene
+
+    scene = raycasting_scene(mesh.vertices.numpy(), mesh.faces.numpy())
+    away = scene.compute_distance(points.contiguous().numpy()).numpy()
+    return torch.from_numpy(away > share * KDTree(cameras.numpy()).query(points.numpy())[0])
+
+
+def _have_area(corners: Float[np.ndarray, "faces 3 3"]) -> np.ndarray:
+    edges = corners - np.roll(corners, 1, axis=1)
+    longest = np.square(edges).sum(axis=2).max(axis=1)
+    doubled = np.linalg.norm(np.cross(edges[:, 0], edges[:, 1]), axis=1)
+    return doubled > np.maximum(_THINNEST * longest, 1e-20)

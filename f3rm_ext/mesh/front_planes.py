@@ -1,0 +1,166 @@
+"""Depth of splats on the planes of those Gaussians at which a ray stops.
+
+The mean over all planes that a ray meets (:mod:`f3rm_ext.splat.regularization.planes`) is smooth, and right on a wall.
+But at the edge of an object, and on what is as thin as a leaf, a ray meets two surfaces, and the mean lies between them
+or behind both. Here a ray first finds the plane at which two fifths of its light are stopped (RaDe-GS takes half, Zhang
+et al. 2024), and then the mean of the planes near it. A little less than half keeps more of what is thin.
+
+The depth of a plane is that of :mod:`f3rm_ext.splat.regularization.planes`, z = d / (n · r), but not farther from the
+Gaussian's centre than three of its longest standard deviations; where the plane faces away, it is that of the centre.
+
+This is no sum over Gaussians, so rasterisers cannot composite it: it is computed on the CPU, without gradients.
+"""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.splat.rasterize import cpu, reference
+from f3rm_ext.splat.rasterize.camera import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE_PX, Camera
+from f3rm_ext.splat.regularization.frames import pixel_rays, to_camera
+from f3rm_ext.splat.regularization.normals import facing_normals
+from f3rm_ext.splat.regularization.planes import plane_distances
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene
+
+WINDOW = 0.12
+"""Planes that count, by their distance from the one that is found first, as a share of its depth."""
+STOPPED = 0.4
+"""Accumulation at the plane that is found first; a ray that gathers less has no depth."""
+_REACH = 3.0
+"""Standard deviations from its centre up to which a Gaussian has a plane."""
+_LEAST_COSINE = 1e-3
+"""Weight of planes seen edge-on."""
+Shapes = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Centres, rotations, standard deviations and opacities of Gaussians, on the CPU."""
+
+
+def front_plane_depth(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Float[Tensor, "h w"]:
+    """Returns the depth along the camera's axis, scene units, on the CPU; 0 where too little of the light stops.
+
+    Args:
+        scene: the Gaussians, on any device.
+        view: one camera.
+        settings: of the rasteriser.
+    """
+    camera = _camera(scene, view, settings)
+    shapes = _shapes(scene)
+    bins = cpu.bin_view(*shapes, camera, scene.mip.antialiased)
+    depth = np.zeros((camera.height, camera.width), np.float32)
+    planes = np.ascontiguousarray(_planes(scene, shapes, camera).numpy()[bins.order])
+    _march(bins.starts, bins.ranks, bins.geometry, planes, bins.columns, camera.K.numpy(), depth)
+    return torch.from_numpy(depth)
+
+
+def front_plane_depth_by_definition(
+    scene: SplatScene, view: PinholeCameras, settings: RenderSettings
+) -> Float[Tensor, "h w"]:
+    """Does the same as :func:`front_plane_depth`, written for readability; for tests, and small images."""
+    camera = _camera(scene, view, settings)
+    means, quats, sizes, alphas = shapes = _shapes(scene)
+    found = reference.project(means, quats, sizes, camera)
+    alphas = alphas * found.compensations if scene.mip.antialiased else alphas
+    drawn = found.radii.nonzero().squeeze(1)
+    order = drawn[found.depths[drawn].argsort(stable=True)]
+    rows, columns = torch.meshgrid(torch.arange(camera.height), torch.arange(camera.width), indexing="ij")
+    pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2) + 0.5
+    first, stop = reference.tile_bounds(found.means2d[order], found.radii[order])
+    tiles = (pixels / TILE_PX).floor()[:, None]
+    in_tile = ((tiles >= first) & (tiles < stop)).all(dim=-1)
+    offsets = pixels[:, None] - found.means2d[order]
+    weights = reference.pixel_weights(offsets, found.conics[order], alphas[order], in_tile)
+    normals, distances, centers, reach = _planes(scene, shapes, camera)[order].split([3, 1, 1, 1], dim=1)
+    x, y = pixel_rays(camera.height, camera.width, camera.K)
+    rays = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1).reshape(-1, 3)
+    cosines = rays @ normals.T
+    facing = cosines < 0
+    met = torch.where(facing, distances.T / torch.where(facing, cosines, -1.0), centers.T)
+    met = met.clamp((centers - reach).T, (centers + reach).T)
+    gathered = weights.cumsum(dim=1)
+    middle = met.gather(1, (gathered >= STOPPED).int().argmax(dim=1, keepdim=True))
+    near = weights * (-cosines).clamp_min(_LEAST_COSINE) * ((met - middle).abs() <= WINDOW * middle)
+    depth = (near * met).sum(dim=1) / near.sum(dim=1).clamp_min(1e-12)
+    return torch.where(gathered[:, -1] >= STOPPED, depth, 0).reshape(camera.height, camera.width)
+
+
+def _camera(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Camera:
+    size = int(view.widths[0]), int(view.heights[0])
+    near_plane, eps2d = settings.near_plane, scene.mip.eps2d
+    return Camera(view.viewmats[0].cpu(), view.Ks[0].cpu(), *size, near_plane=near_plane, eps2d=eps2d)
+
+
+def _shapes(scene: SplatScene) -> Shapes:
+    shapes = (scene.gaussians.means, scene.gaussians.quats, *scene.filtered())
+    means, quats, sizes, alphas = (value.detach().cpu().float() for value in shapes)
+    return means, quats, sizes, alphas
+
+
+def _planes(scene: SplatScene, shapes: Shapes, camera: Camera) -> Float[Tensor, "gaussians 6"]:
+    """Normal (x, y, z; camera frame), distance of the plane, depth of the centre, and reach of each Gaussian."""
+    means, _, sizes, _ = shapes
+    facing = facing_normals(scene.gaussians.normals().detach().cpu().float(), means, camera.viewmat)
+    distances, depths = plane_distances(facing, means, camera.viewmat), to_camera(means, camera.viewmat)[:, 2]
+    return torch.cat([facing, torch.stack([distances, depths, _REACH * sizes.amax(dim=1)], dim=1)], dim=1)
+
+
+@no_type_check
+@numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
+def _march(starts, ranks, geometry, planes, columns, K, depth):
+    """Computes the depth of every pixel.
+
+    Args:
+        starts: first intersection of each tile.
+        ranks: Gaussian of each intersection, front to back in each tile.
+        geometry: see :class:`~f3rm_ext.splat.rasterize.tiles.Bins`.
+        planes: of each rank, (ranks, 6).
+        columns: tiles per row of tiles.
+        K: intrinsics, pixels.
+        depth: result, (h, w).
+    """
+    height, width = depth.shape
+    zero, one, stopped = np.float32(0), np.float32(1), np.float32(STOPPED)
+    top, skip, end = np.float32(MAX_ALPHA), np.float32(MIN_ALPHA), np.float32(MIN_TRANSMITTANCE)
+    window, least = np.float32(WINDOW), np.float32(_LEAST_COSINE)
+    for tile in numba.prange(starts.size - 1):
+        left, upper = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
+        for row in range(upper, min(upper + TILE_PX, height)):
+            for column in range(left, min(left + TILE_PX, width)):
+                x, y = np.float32(column + 0.5), np.float32(row + 0.5)
+                ray_x, ray_y = (x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]
+                middle, total, weighted = zero, zero, zero
+                # The first turn finds the first plane, the second the mean around it.
+                for turn in range(2):
+                    through = one
+                    for k in range(starts[tile], starts[tile + 1]):
+                        rank = ranks[k]
+                        dx, dy = geometry[rank, 0] - x, geometry[rank, 1] - y
+                        if abs(dx) > geometry[rank, 6] or abs(dy) > geometry[rank, 7]:
+                            continue
+                        power = np.float32(0.5) * (geometry[rank, 2] * dx * dx + geometry[rank, 4] * dy * dy)
+                        power += geometry[rank, 3] * dx * dy
+                        alpha = min(top, geometry[rank, 5] * np.exp(-power))
+                        if power < zero or alpha < skip:
+                            continue
+                        after = through * (one - alpha)
+                        if after <= end:
+                            break
+                        weight, through = through * alpha, after
+                        cosine = planes[rank, 0] * ray_x + planes[rank, 1] * ray_y + planes[rank, 2]
+                        center, reach = planes[rank, 4], planes[rank, 5]
+                        met = planes[rank, 3] / cosine if cosine < zero else center
+                        met = min(max(met, center - reach), center + reach)
+                        if turn == 1:
+                            if abs(met - middle) <= window * middle:
+                                near = weight * max(-cosine, least)
+                                total += near
+                                weighted += near * met
+                        elif one - through >= stopped:
+                            middle = met
+                            break
+                    if middle <= zero:
+                        break
+                depth[row, column] = weighted / total if total > zero else zero

@@ -1,0 +1,164 @@
+"""Meshes from rendered depth: truncated signed distances (Curless and Levoy 1996), fused by Open3D.
+
+Memory is bounded: the scene is cut into slabs with a limited number of blocks of voxels, which are fused one after the
+other.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import trimesh
+
+from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.open3d_library import from_open3d, open3d
+from f3rm_ext.mesh.views import StoredViews
+
+TRUNCATION_VOXELS = 5.0
+"""Distance from the surface up to which voxels are filled, in voxels."""
+BLOCK = 16
+"""Voxels along each side of a block."""
+MOST_BLOCKS = 8192
+"""Blocks that are in memory at once: 20 bytes per voxel, 640 MiB."""
+NO_DEPTH = (
+    "No depth is left to fuse: the views show no surface on which enough of them agree, so lower --min-views, raise "
+    "--tolerance, or train longer."
+)
+"""What is said where no view has depth."""
+_FAR = 1e6
+
+
+def fuse_depth(
+    stored: StoredViews,
+    voxel: float,
+    min_weight: float = 1.0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    most_blocks: int = MOST_BLOCKS,
+    wanted: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> trimesh.Trimesh:
+    """Fuses the depth and colours of all views into a mesh.
+
+    Args:
+        stored: the views.
+        voxel: side of a voxel, scene units.
+        min_weight: number of views that must have filled a voxel.
+        on_progress: called with the number of views done and to do; slabs multiply them.
+        most_blocks: blocks in memory at once.
+        wanted: tells which blocks are filled from their middles, (blocks, 3); by default all.
+
+    Raises:
+        MeshError: no view has depth.
+    """
+    blocks = _all_blocks(stored, voxel, on_progress)
+    if wanted is not None:
+        blocks = blocks[wanted((blocks + 0.5) * (voxel * BLOCK))]
+    if not len(blocks):
+        raise MeshError(NO_DEPTH)
+    slabs = _slabs(blocks, most_blocks)
+    total = len(stored) * (1 + len(slabs))
+    parts = []
+    for number, (axis, low, high) in enumerate(slabs):
+        done = len(stored) * (1 + number)
+        parts.append(
+            _fuse_slab(
+                stored, voxel, min_weight, blocks, axis, low, high, lambda view, d=done: on_progress(d + view, total)
+            )
+        )
+    parts = [part for part in parts if len(part.faces)]
+    if not parts:
+        raise MeshError(
+            "No surface is left: voxels are seen by too few views, so lower --min-views or enlarge --voxel."
+        )
+    if len(parts) == 1:
+        return parts[0]
+    joined = trimesh.util.concatenate(parts)
+    assert isinstance(joined, trimesh.Trimesh)
+    # Vertices on the borders of slabs are in both, to the last bit.
+    _, first, place = np.unique(joined.vertices, axis=0, return_index=True, return_inverse=True)
+    joined.update_vertices(first, inverse=place.reshape(-1))
+    return joined
+
+
+def _grid(voxel: float, blocks: int) -> Any:
+    o3d = open3d()
+    kind = o3d.core.float32
+    return o3d.t.geometry.VoxelBlockGrid(
+        ("tsdf", "weight", "color"), (kind, kind, kind), ((1), (1), (3)), voxel, BLOCK, blocks
+    )
+
+
+def _frame(stored: StoredViews, index: int) -> tuple[Any, Any, Any]:
+    """A view's depth image, intrinsics and pose for Open3D, whose voxel grid rounds pixels down as we do."""
+    o3d = open3d()
+    K = stored.cameras.Ks[index].double().numpy()
+    pose = stored.cameras.viewmats[index].double().numpy()
+    depth = o3d.t.geometry.Image(o3d.core.Tensor(np.array(stored.depth(index), np.float32)))
+    return depth, o3d.core.Tensor(np.ascontiguousarray(K)), o3d.core.Tensor(np.ascontiguousarray(pose))
+
+
+def _touched(grid: Any, depth: Any, K: Any, pose: Any) -> np.ndarray:
+    """Coordinates of the blocks that a view touches, (blocks, 3) int32. Open3D looks at every fourth pixel."""
+    try:
+        touched = grid.compute_unique_block_coordinates(depth, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
+    except RuntimeError as error:
+        if "No block is touched" not in str(error):
+            raise
+        return np.zeros((0, 3), np.int32)
+    return touched.numpy().astype(np.int32)
+
+
+def _all_blocks(stored: StoredViews, voxel: float, on_progress: Callable[[int, int], None]) -> np.ndarray:
+    """Coordinates of all blocks that some view touches, (blocks, 3) int32."""
+    grid, found = _grid(voxel, 1), np.zeros((0, 3), np.int32)
+    for index in range(len(stored)):
+        if (np.asarray(stored.depth(index)) > 0).any():
+            found = np.unique(np.concatenate([found, _touched(grid, *_frame(stored, index))]), axis=0)
+        on_progress(index + 1, 2 * len(stored))
+    return found
+
+
+def _slabs(blocks: np.ndarray, most: int) -> list[tuple[int, int, int]]:
+    """Axis, first and end of block coordinates of slabs with at most this many blocks, but at least one layer."""
+    axis = int(np.ptp(blocks, axis=0).argmax())
+    first = int(blocks[:, axis].min())
+    layers = np.bincount(blocks[:, axis] - first)
+    slabs, begin, count = [], 0, 0
+    for layer, size in enumerate(layers):
+        if count and count + size > most:
+            slabs.append((axis, first + begin, first + layer))
+            begin, count = layer, 0
+        count += int(size)
+    slabs.append((axis, first + begin, first + len(layers)))
+    return slabs
+
+
+def _fuse_slab(
+    stored: StoredViews,
+    voxel: float,
+    min_weight: float,
+    blocks: np.ndarray,
+    axis: int,
+    low: int,
+    high: int,
+    on_view: Callable[[int], None],
+) -> trimesh.Trimesh:
+    o3d = open3d()
+    # The cubes of the last layer reach into the first voxels of the next one.
+    wanted = np.unique(blocks[(blocks[:, axis] >= low) & (blocks[:, axis] <= high)], axis=0)
+    keys = {tuple(block) for block in wanted.tolist()}
+    grid = _grid(voxel, len(wanted))
+    for index in range(len(stored)):
+        if (np.asarray(stored.depth(index)) > 0).any():
+            depth, K, pose = _frame(stored, index)
+            touched = _touched(grid, depth, K, pose)
+            mine = np.array([block for block in touched.tolist() if tuple(block) in keys], np.int32).reshape(-1, 3)
+            if len(mine):
+                color = o3d.t.geometry.Image(o3d.core.Tensor(stored.color(index).astype(np.float32) / 255.0))
+                grid.integrate(o3d.core.Tensor(mine), depth, color, K, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
+        on_view(index + 1)
+    mesh = from_open3d(grid.extract_triangle_mesh(min_weight - 0.5).to_legacy())
+    if len(mesh.faces):
+        middle = mesh.triangles_center[:, axis] / (voxel * BLOCK)
+        mesh.update_faces((middle >= low) & (middle < high))
+        mesh.remove_unreferenced_vertices()
+    return mesh

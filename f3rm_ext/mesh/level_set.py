@@ -1,0 +1,195 @@
+"""Points on a level of the Gaussians' density, and Gaussians' centres as points on a surface.
+
+The level set follows SuGaR (Guédon and Lepetit 2024, §4.2): along rays from the training cameras, the density is
+evaluated around the rendered depth, within three standard deviations of the Gaussian there; where it first rises above
+the level, there is a point, with the negative gradient of the density as its normal. The deviation is that of the
+Gaussian's profile along the ray: its extent in that direction, SuGaR's choice, is many times as long where a flat
+Gaussian is seen at an angle.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.mesh.views import StoredViews
+from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
+from f3rm_ext.splat.knn import NearestGaussians
+from f3rm_ext.splat.mip import sampling_intervals
+from f3rm_ext.splat.regularization.field import neighbour_field
+from f3rm_ext.splat.regularization.frames import rotate
+from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
+from f3rm_ext.splat.regularization.table import ALPHA, MEAN, WHITEN, gaussian_table
+
+SAMPLES = 21
+"""Places along each ray at which the density is evaluated."""
+REACH = 3.0
+"""Standard deviations on either side of the rendered depth."""
+FIELD_NEIGHBOURS = 16
+"""Gaussians whose densities are added."""
+CANDIDATES = 8
+"""Nearest Gaussians among which the densest one at a point is its own."""
+THINNEST = 0.3
+"""Thinnest side of a Gaussian in pixels."""
+SOLID = 0.5
+"""Lowest opacity of a Gaussian whose centre is taken as a point."""
+_CHUNK = 1 << 14
+"""Rays at a time: 344 000 places."""
+
+
+class SurfaceCloud(NamedTuple):
+    """Points on a surface, with all that a mesh needs."""
+
+    positions: Float[np.ndarray, "points 3"]
+    """Scene frame."""
+    normals: Float[np.ndarray, "points 3"]
+    """Outwards, unit vectors."""
+    colors: Float[np.ndarray, "points 3"]
+    """0 to 1."""
+
+
+@dataclass
+class DensityField:
+    """The density of Gaussians, d(p) = Σ α G(p) over the neighbours of the Gaussian that a point belongs to."""
+
+    gaussians: Gaussians
+    """Float32, on the CPU."""
+
+    def __post_init__(self) -> None:
+        with torch.no_grad():
+            self._table = gaussian_table(self.gaussians)
+            self._neighbours = nearest_neighbours(self.gaussians.means, FIELD_NEIGHBOURS)
+        self._nearest = NearestGaussians(self.gaussians.means)
+
+    def owners(self, points: Float[Tensor, "points 3"]) -> Int[Tensor, " points"]:
+        """Returns each point's own Gaussian: the densest one there among those with the nearest centres."""
+        near = self._nearest(points, CANDIDATES)
+        rows = self._table[near]
+        away = points[:, None] - rows[..., MEAN:WHITEN]
+        squared = rotate(away, rows[..., WHITEN:ALPHA].unflatten(-1, (3, 3))).square().sum(-1)
+        best = (rows[..., ALPHA].clamp_min(1e-12).log() - 0.5 * squared).argmax(dim=1)
+        return near.gather(1, best[:, None]).squeeze(1)
+
+    def widths(self, owners: Int[Tensor, " points"], directions: Float[Tensor, "points 3"]) -> Float[Tensor, " points"]:
+        """Returns standard deviations of the profiles of Gaussians along rays with unit directions, 1 / ‖S⁻¹ Rᵀ v‖."""
+        whiten = self._table[owners, WHITEN:ALPHA].unflatten(-1, (3, 3))
+        return 1 / rotate(directions, whiten).norm(dim=1)
+
+    def density(self, points: Float[Tensor, "points 3"], owners: Int[Tensor, " points"]) -> Float[Tensor, " points"]:
+        """Returns the density; differentiable in the points."""
+        return neighbour_field(points, owners, self._table, self._neighbours).density
+
+
+def level_points(
+    stored: StoredViews,
+    gaussians: Gaussians,
+    level: float,
+    count: int,
+    on_progress: Callable[[int], None] = lambda views: None,
+) -> SurfaceCloud:
+    """Finds points where the density rises to a level on the way from the training cameras.
+
+    Args:
+        stored: rendered views; where on which rays to search, and the colours.
+        gaussians: float32, on the CPU, without the 3D filter.
+        level: of the density, above 0.
+        count: number of rays, spread evenly over the views. Rays without a crossing give no point.
+        on_progress: called with the number of views done.
+    """
+    field = DensityField(thick_enough(gaussians, stored.cameras))
+    generator = torch.Generator().manual_seed(0)
+    parts: list[SurfaceCloud] = []
+    share = -(-count // max(1, len(stored)))
+    for index in range(len(stored)):
+        points, pixels = stored.points(index)
+        chosen = torch.randperm(len(points), generator=generator)[:share].sort().values
+        center, focal = stored.cameras.positions[index], float(stored.cameras.Ks[index, 0, 0])
+        colors = stored.color(index).reshape(-1, 3)
+        for part in chosen.split(_CHUNK):
+            found, normals, rays = crossings(field, points[part].float(), center, level, 1 / focal)
+            color = colors[pixels[part][rays].numpy()].astype(np.float64) / 255.0
+            parts.append(SurfaceCloud(found.double().numpy(), normals.double().numpy(), color))
+        on_progress(index + 1)
+    if not parts:
+        return SurfaceCloud(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3)))
+    return SurfaceCloud(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+
+def thick_enough(gaussians: Gaussians, cameras: PinholeCameras) -> Gaussians:
+    """Returns the Gaussians with no side thinner than the samples along rays are apart, so that none is missed.
+
+    Args:
+        gaussians: without the 3D filter.
+        cameras: the training cameras; a side is at least :data:`THINNEST` pixels of the nearest one.
+    """
+    interval, seen = sampling_intervals(gaussians.means, *cameras)
+    least = torch.where(seen, THINNEST * interval, 0).clamp_min(1e-12).log()
+    return replace(gaussians, scales=torch.maximum(gaussians.scales, least[:, None]))
+
+
+def crossings(
+    field: DensityField,
+    points: Float[Tensor, "points 3"],
+    center: Float[Tensor, "3"],
+    level: float,
+    pixel: float = 0.0,
+) -> tuple[Float[Tensor, "found 3"], Float[Tensor, "found 3"], Int[Tensor, " found"]]:
+    """Finds where the density first rises to a level along rays.
+
+    A ray whose density is above the level from the start, as it is within geometry, has no crossing.
+
+    Args:
+        field: the density.
+        points: where the rays are thought to meet the surface.
+        center: where the rays begin.
+        level: of the density.
+        pixel: width of a pixel per unit of distance; the search reaches at least three pixels to either side.
+
+    Returns:
+        The crossings, linearly interpolated between samples; unit normals; and the indices of their rays.
+    """
+    away = points - center
+    distance = away.norm(dim=1)
+    directions = away / distance.clamp_min(1e-12)[:, None]
+    owners = field.owners(points)
+    with torch.no_grad():
+        reach = REACH * torch.maximum(field.widths(owners, directions), pixel * distance)
+        steps = torch.linspace(-1, 1, SAMPLES)
+        along = (distance[:, None] + reach[:, None] * steps).clamp_min(0)
+        places = center + along[..., None] * directions[:, None]
+        density = field.density(places.flatten(0, 1), owners.repeat_interleave(SAMPLES)).view(-1, SAMPLES)
+        rises = (density[:, :-1] < level) & (density[:, 1:] >= level)
+        first = rises.int().argmax(dim=1)
+        rays = (rises.any(dim=1) & (density[:, 0] < level)).nonzero().squeeze(1)
+        first = first[rays, None]
+        low, high = density[rays].gather(1, first), density[rays].gather(1, first + 1)
+        near, far = along[rays].gather(1, first), along[rays].gather(1, first + 1)
+        at = near + (level - low) / (high - low).clamp_min(1e-12) * (far - near)
+        found = center + at * directions[rays]
+    found.requires_grad_()
+    (gradient,) = torch.autograd.grad(field.density(found, owners[rays]).sum(), found)
+    length = gradient.norm(dim=1)
+    usable = length > 0
+    normals = -gradient[usable] / length[usable, None]
+    return found.detach()[usable], normals, rays[usable]
+
+
+def center_points(gaussians: Gaussians, cameras: Float[Tensor, "cams 3"]) -> SurfaceCloud:
+    """Returns the centres of opaque Gaussians; their normals are the thinnest axes, towards the nearest camera.
+
+    Args:
+        gaussians: the Gaussians.
+        cameras: positions of the training cameras, scene frame.
+    """
+    solid = gaussians[gaussians.alphas() >= SOLID]
+    normals = solid.normals()
+    for part in torch.arange(len(solid)).split(_CHUNK):
+        towards = cameras[torch.cdist(solid.means[part], cameras).argmin(dim=1)] - solid.means[part]
+        normals[part] *= torch.where((normals[part] * towards).sum(dim=1, keepdim=True) < 0, -1.0, 1.0)
+    colors = sh_to_rgb(solid.features_dc).clamp(0, 1)
+    return SurfaceCloud(*(value.double().numpy() for value in (solid.means, normals, colors)))

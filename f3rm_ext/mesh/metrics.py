@@ -1,0 +1,165 @@
+"""Distances between a surface and the true one: accuracy, completeness, chamfer, F-score, normal consistency.
+
+Distances are those of points to the nearest point of the other surface, in the units of the truth. Memory is bounded by
+the points and one chunk of distances, whatever the number of triangles.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import trimesh
+from jaxtyping import Float
+from scipy.spatial import KDTree
+
+from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.mesh_files import SurfacePoints
+
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Score:
+    """Shares of points within a distance."""
+
+    threshold: float
+    """The distance, units of the truth."""
+    precision: float
+    """Share of the surface's points that are nearer to the truth."""
+    recall: float
+    """Share of the truth's points that are nearer to the surface."""
+    f_score: float
+    """Harmonic mean of the two; 0 if both are."""
+
+
+@dataclass(frozen=True)
+class SurfaceMetrics:
+    """How well a surface fits the truth."""
+
+    accuracy: float
+    """Mean distance from the surface to the truth."""
+    completeness: float
+    """Mean distance from the truth to the surface. Holes show here alone."""
+    accuracy_median: float
+    """Median distance from the surface to the truth."""
+    completeness_median: float
+    """Median distance from the truth to the surface."""
+    scores: tuple[Score, ...]
+    """Precision, recall and F-score at each threshold."""
+    normal_accuracy: float | None
+    """Mean |cos| between the normals of the surface's points and of their nearest true points; None without normals."""
+    normal_completeness: float | None
+    """The same for the truth's points."""
+    points: int
+    """Points of the surface that count."""
+    true_points: int
+    """Points of the truth that count."""
+
+    @property
+    def chamfer(self) -> float:
+        """Mean of accuracy and completeness, as DTU has it."""
+        return (self.accuracy + self.completeness) / 2
+
+    @property
+    def normal_consistency(self) -> float | None:
+        """Mean of normal accuracy and normal completeness; None without normals."""
+        if self.normal_accuracy is None or self.normal_completeness is None:
+            return None
+        return (self.normal_accuracy + self.normal_completeness) / 2
+
+    def record(self) -> dict[str, object]:
+        """Returns all metrics as JSON."""
+        return {**asdict(self), "chamfer": self.chamfer, "normal_consistency": self.normal_consistency}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Points of a surface and of the truth, ready to compare."""
+
+    surface: SurfacePoints
+    """Points of the surface whose distances count (accuracy)."""
+    truth: SurfacePoints
+    """Points of the truth whose distances count (completeness)."""
+    near_surface: SurfacePoints
+    """Points of the surface to which the truth's distances are measured: also those that do not count."""
+    near_truth: SurfacePoints
+    """Points of the truth to which the surface's distances are measured."""
+    max_distance: float = np.inf
+    """Points farther away do not count (DTU's outliers)."""
+
+
+def compare(
+    comparison: Comparison, thresholds: Sequence[float], on_progress: Callable[[int], None] = lambda points: None
+) -> SurfaceMetrics:
+    """Computes all metrics.
+
+    Args:
+        comparison: the points.
+        thresholds: distances for the F-score, units of the truth.
+        on_progress: called with the number of points done.
+
+    Raises:
+        MeshError: there is nothing to compare.
+    """
+    surface, truth = comparison.surface, comparison.truth
+    if not len(surface) or not len(truth):
+        empty = "the mesh" if not len(surface) else "the truth"
+        raise MeshError(
+            f"No point of {empty} is left to compare: check that both are in the same frame and units, and the crop, "
+            "masks and cameras."
+        )
+    there, their_cosines = _nearest(surface, comparison.near_truth, on_progress)
+    back, our_cosines = _nearest(truth, comparison.near_surface, lambda done: on_progress(len(surface) + done))
+    there_in, back_in = there[there < comparison.max_distance], back[back < comparison.max_distance]
+    if not len(there_in) or not len(back_in):
+        raise MeshError(
+            f"All points of the mesh and the truth are more than {comparison.max_distance:g} apart: check that both "
+            "are in the same frame and units."
+        )
+    return SurfaceMetrics(
+        accuracy=float(there_in.mean()),
+        completeness=float(back_in.mean()),
+        accuracy_median=float(np.median(there_in)),
+        completeness_median=float(np.median(back_in)),
+        scores=tuple(_score(there, back, threshold) for threshold in thresholds),
+        normal_accuracy=None if their_cosines is None else float(their_cosines.mean()),
+        normal_completeness=None if our_cosines is None else float(our_cosines.mean()),
+        points=len(surface),
+        true_points=len(truth),
+    )
+
+
+def sample_mesh(mesh: trimesh.Trimesh, count: int, seed: int = 0) -> SurfacePoints:
+    """Returns points spread evenly over a mesh's area, with the normals of their faces.
+
+    Raises:
+        MeshError: the mesh has no area.
+    """
+    if not len(mesh.faces) or not mesh.area > 0:
+        raise MeshError("The mesh has no faces with an area, so there is nothing to compare: extract it again.")
+    points, faces = trimesh.sample.sample_surface(mesh, count, seed=seed)[:2]
+    return SurfacePoints(np.asarray(points, np.float64), np.asarray(mesh.face_normals)[np.asarray(faces)])
+
+
+def _score(there: np.ndarray, back: np.ndarray, threshold: float) -> Score:
+    precision, recall = float((there < threshold).mean()), float((back < threshold).mean())
+    both = precision + recall
+    return Score(threshold, precision, recall, 2 * precision * recall / both if both else 0.0)
+
+
+def _nearest(
+    points: SurfacePoints, others: SurfacePoints, on_progress: Callable[[int], None]
+) -> tuple[Float[np.ndarray, " points"], Float[np.ndarray, " points"] | None]:
+    """Distances to the nearest of the other points, and |cos| between the normals there, if both have them."""
+    # Splitting at the middle of boxes is several times faster to build and as fast to search.
+    tree = KDTree(others.positions, balanced_tree=False, compact_nodes=False)
+    distances = np.empty(len(points))
+    cosines = None if points.normals is None or others.normals is None else np.empty(len(points))
+    for start in range(0, len(points), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        distances[part], found = tree.query(points.positions[part], workers=-1)
+        if cosines is not None:
+            assert points.normals is not None and others.normals is not None
+            cosines[part] = np.abs((points.normals[part] * others.normals[found]).sum(axis=1))
+        on_progress(min(start + _CHUNK, len(points)))
+    return distances, cosines

@@ -1,0 +1,156 @@
+"""What a fused mesh misses: leaves and other thin things, and surfaces on which too few views agree.
+
+A thing thinner than the truncation has no inside: the distances that views from its two sides give to a voxel cancel
+out, and it is gone. So pixels whose depth lies in front of the mesh are fused again, apart from all others, and apart
+from those of other directions of sight: what is seen from one side is one sheet.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import trimesh
+from jaxtyping import Bool, Float32, UInt8
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh import cleaning
+from f3rm_ext.mesh.open3d_library import open3d, raycasting_scene
+from f3rm_ext.mesh.views import StoredViews
+
+GAP = 0.03
+"""How far in front of the mesh a pixel's depth is that the mesh misses, as a share of the depth."""
+FEWEST_FACES = 20
+"""Smaller pieces of what was missed are dropped."""
+Fuse = Callable[[StoredViews], trimesh.Trimesh]
+"""Fuses views; raises MeshError where they show no surface."""
+Report = Callable[[int], None]
+"""Called with the number of views done."""
+
+
+class Missed(NamedTuple):
+    """Parts that a mesh lacks."""
+
+    parts: list[trimesh.Trimesh]
+    """Scene frame."""
+    share: float
+    """Share of all pixels that they were made of."""
+
+
+def thin_parts(
+    stored: StoredViews, mesh: trimesh.Trimesh, fuse: Fuse, on_progress: Report = lambda done: None
+) -> Missed:
+    """Fuses what views agree on and the mesh does not show, from each of six sides by itself.
+
+    Args:
+        stored: the views that the mesh was made of, with the depth that was fused.
+        mesh: scene frame.
+        fuse: makes meshes of pixels.
+        on_progress: called with the number of views done.
+    """
+
+    def choose(index: int, seen: "_Seen") -> UInt8[np.ndarray, "h w"]:
+        depth = stored.depth(index)
+        missed = (depth > 0) & (seen.depth > (1 + GAP) * depth)
+        return np.where(missed, 1 + _sides(stored.cameras, index), 0).astype(np.uint8)
+
+    return _fuse_missed(stored, mesh, choose, stored.depth, fuse, on_progress)
+
+
+def hole_parts(
+    stored: StoredViews, mesh: trimesh.Trimesh, fuse: Fuse, on_progress: Report = lambda done: None
+) -> Missed:
+    """Fuses what was rendered where photos look through holes of a mesh, although too few views agree on it.
+
+    Through a hole a camera sees nothing of the mesh, or its inside.
+
+    Args:
+        stored: the views that the mesh was made of.
+        mesh: scene frame, triangles counter-clockwise from outside.
+        fuse: makes meshes of pixels.
+        on_progress: called with the number of views done.
+    """
+
+    def choose(index: int, seen: "_Seen") -> UInt8[np.ndarray, "h w"]:
+        rendered = stored.rendered_depth(index)
+        through = np.isinf(seen.depth) | (seen.inside & (seen.depth > (1 + GAP) * rendered))
+        return ((rendered > 0) & through).astype(np.uint8)
+
+    return _fuse_missed(stored, mesh, choose, stored.rendered_depth, fuse, on_progress)
+
+
+class _Seen(NamedTuple):
+    """What a camera sees of a mesh."""
+
+    depth: Float32[np.ndarray, "h w"]
+    """Along the camera's axis, scene units; infinite where there is no mesh."""
+    inside: Bool[np.ndarray, "h w"]
+    """Whether it is the back of a triangle."""
+
+
+class _SomePixels(StoredViews):
+    """Views in which only some pixels have depth."""
+
+    def __init__(self, stored: StoredViews, depth: Callable[[int], Float32[np.ndarray, "h w"]]) -> None:
+        self.cameras, self._stored, self._depth = stored.cameras, stored, depth
+
+    def color(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
+        return self._stored.color(index)
+
+    def depth(self, index: int) -> Float32[np.ndarray, "h w"]:
+        return self._depth(index)
+
+
+def _fuse_missed(
+    stored: StoredViews,
+    mesh: trimesh.Trimesh,
+    choose: Callable[[int, _Seen], UInt8[np.ndarray, "h w"]],
+    depth: Callable[[int], Float32[np.ndarray, "h w"]],
+    fuse: Fuse,
+    on_progress: Report,
+) -> Missed:
+    """Fuses pixels that are chosen by what is seen of the mesh, those of each number above 0 by themselves."""
+    tensor, scene = open3d().core.Tensor, raycasting_scene(mesh.vertices, mesh.faces)
+    counts = np.zeros(256, np.int64)
+    with tempfile.TemporaryDirectory(prefix="f3rm-ext-missed-") as folder:
+        for index in range(len(stored)):
+            height, width = stored.rendered_depth(index).shape
+            K, viewmat = (part[index].double().numpy().copy() for part in (stored.cameras.Ks, stored.cameras.viewmats))
+            rays = scene.create_rays_pinhole(tensor(K), tensor(viewmat), width, height)
+            hit = scene.cast_rays(rays)
+            inside = (hit["primitive_normals"].numpy() * rays.numpy()[..., 3:]).sum(axis=-1) > 0
+            chosen = choose(index, _Seen(hit["t_hit"].numpy(), inside))
+            counts += np.bincount(chosen.reshape(-1), minlength=256)
+            np.save(_file(folder, index), chosen)
+            on_progress(index + 1)
+        parts = []
+        for number in np.flatnonzero(counts[1:]) + 1:
+
+            def chosen_depth(index: int, number: int = int(number)) -> Float32[np.ndarray, "h w"]:
+                return np.where(np.load(_file(folder, index)) == number, depth(index), np.float32(0))
+
+            try:
+                part = cleaning.repaired(fuse(_SomePixels(stored, chosen_depth)))
+            except MeshError:  # a few pixels alone make no surface
+                continue
+            part = cleaning.without_crumbs(part, FEWEST_FACES)
+            if len(part.faces):
+                parts.append(part)
+    return Missed(parts, float(counts[1:].sum() / max(counts.sum(), 1)))
+
+
+def _file(folder: str, index: int) -> Path:
+    return Path(folder) / f"chosen{index}.npy"
+
+
+def _sides(cameras: PinholeCameras, index: int) -> UInt8[np.ndarray, "h w"]:
+    """Which axis of the scene each pixel's ray follows most, and in which direction: 0 to 5."""
+    K, turn = cameras.Ks[index].double().numpy(), cameras.viewmats[index, :3, :3].double().numpy()
+    x = (np.arange(int(cameras.widths[index])) + 0.5 - K[0, 2]) / K[0, 0]
+    y = (np.arange(int(cameras.heights[index])) + 0.5 - K[1, 2]) / K[1, 1]
+    rays = np.stack(np.broadcast_arrays(x, y[:, None], 1.0), axis=-1) @ turn
+    axis = np.abs(rays).argmax(axis=-1)
+    backwards = np.take_along_axis(rays, axis[..., None], axis=-1)[..., 0] < 0
+    return (2 * axis + backwards).astype(np.uint8)

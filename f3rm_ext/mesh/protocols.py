@@ -1,0 +1,254 @@
+"""What is compared, under the conventions of benchmarks.
+
+- ``plain``: points spread evenly over both meshes. Distances are measured to all of the other surface.
+- ``dtu`` (Jensen et al. 2014, as the evaluation script in Python has it): points 0.2 mm apart, within the observation
+  mask (accuracy) and above the ground plane (completeness); distances of 20 mm and more do not count. Millimetres.
+- ``tanks-and-temples`` (Knapitsch et al. 2017): both clouds are cropped to a polygon's volume and down-sampled to
+  voxels of half the threshold. Metres as scanned; the published scripts then also align by ICP, here only on request.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import trimesh
+from jaxtyping import Bool, Float, Int
+
+from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.mesh.mesh_files import SurfacePoints
+from f3rm_ext.mesh.metrics import Comparison, sample_mesh
+from f3rm_ext.mesh.open3d_library import open3d, point_cloud
+from f3rm_ext.mesh.thinning import thinned
+
+Protocol = Literal["plain", "dtu", "tanks-and-temples"]
+Surface = trimesh.Trimesh | SurfacePoints
+Corner = tuple[float, float, float] | None
+DTU_SPACING_MM, DTU_PATCH_MM, DTU_OUTLIER_MM = 0.2, 60.0, 20.0
+TANKS_THRESHOLDS = {
+    **{"Barn": 0.01, "Caterpillar": 0.005, "Church": 0.025, "Courthouse": 0.025},
+    **{"Ignatius": 0.003, "Meetingroom": 0.01, "Truck": 0.005},
+}
+"""Distance at which each scene of Tanks and Temples is scored, its own units."""
+_POINTS_PER_SPACING = 2.0
+"""Samples per square of the spacing, before points that are too close are removed."""
+_MOST_SAMPLES = 40_000_000
+
+
+@dataclass(frozen=True)
+class DtuMasks:
+    """Where a DTU scan can be judged."""
+
+    observed: Bool[np.ndarray, "nx ny nz"]
+    """Voxels that the scanner saw."""
+    box: Float[np.ndarray, "2 3"]
+    """Lowest and highest corner of the voxels, mm."""
+    voxel_mm: float
+    """Side of a voxel."""
+    plane: Float[np.ndarray, "4"] | None
+    """Ground plane: points with ⟨plane, (x, y, z, 1)⟩ > 0 are above it; None counts all."""
+
+    @classmethod
+    def read(cls, observed: Path, plane: Path | None) -> "DtuMasks":
+        """Reads ObsMask*.mat and Plane*.mat.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        mask = _read_mat(observed, ("ObsMask", "BB", "Res"))
+        ground = None if plane is None else _read_mat(plane, ("P",))["P"].reshape(4)
+        return cls(mask["ObsMask"].astype(bool), mask["BB"].astype(np.float64), float(mask["Res"].item()), ground)
+
+    def near(self, points: Float[np.ndarray, "points 3"]) -> Bool[np.ndarray, " points"]:
+        """Returns which points lie in the box, widened by a patch below and two above, as the script has it."""
+        low, high = self.box[0] - DTU_PATCH_MM, self.box[1] + 2 * DTU_PATCH_MM
+        return ((points >= low) & (points < high)).all(axis=1)
+
+    def counts(self, points: Float[np.ndarray, "points 3"]) -> Bool[np.ndarray, " points"]:
+        """Returns which points lie in observed voxels."""
+        places = np.around((points - self.box[0]) / self.voxel_mm).astype(np.int64)
+        inside = ((places >= 0) & (places < self.observed.shape)).all(axis=1)
+        places[~inside] = 0
+        return inside & self.observed[tuple(places.T)]
+
+    def above(self, points: Float[np.ndarray, "points 3"]) -> Bool[np.ndarray, " points"]:
+        """Returns which points lie above the ground plane."""
+        if self.plane is None:
+            return np.ones(len(points), bool)
+        return points @ self.plane[:3] + self.plane[3] > 0
+
+
+def plain_comparison(
+    surface: Surface, truth: Surface, count: int, low: Corner = None, high: Corner = None
+) -> Comparison:
+    """Compares points spread evenly over both surfaces; given points are taken as they are.
+
+    Args:
+        surface: the surface.
+        truth: the true one.
+        count: points on each mesh; with a box, as many again on the faces in it, so that small parts are not left to
+            the few points that fall on them.
+        low: lowest corner of the box in which points count; None for no limit.
+        high: highest corner.
+    """
+    near, counted = [], []
+    for seed, part in enumerate((surface, truth)):
+        points = inside = part if isinstance(part, SurfacePoints) else sample_mesh(part, count, seed)
+        if isinstance(part, trimesh.Trimesh) and (low or high):
+            within = part.submesh([_faces_in_box(part, low, high)], append=True, repair=False)
+            if isinstance(within, trimesh.Trimesh) and 0 < len(within.faces) < len(part.faces) and within.area > 0:
+                inside = sample_mesh(within, count, seed + 2)
+                points = _joined(points, inside)
+        near.append(points)
+        counted.append(inside.take(box_mask(inside, low, high)))
+    return Comparison(counted[0], counted[1], near[0], near[1])
+
+
+def _faces_in_box(mesh: trimesh.Trimesh, low: Corner, high: Corner) -> Int[np.ndarray, " faces"]:
+    """Indices of the faces whose own boxes touch a box."""
+    corners = mesh.triangles
+    touches = (corners.max(axis=1) >= (low or (-np.inf,) * 3)) & (corners.min(axis=1) <= (high or (np.inf,) * 3))
+    return np.flatnonzero(touches.all(axis=1))
+
+
+def _joined(one: SurfacePoints, two: SurfacePoints) -> SurfacePoints:
+    normals = None if one.normals is None or two.normals is None else np.concatenate([one.normals, two.normals])
+    return SurfacePoints(np.concatenate([one.positions, two.positions]), normals)
+
+
+def dtu_comparison(surface: Surface, truth: Surface, masks: DtuMasks) -> Comparison:
+    """Compares as DTU's evaluation does; millimetres."""
+    ours, theirs = (
+        thinned(_dense(part, DTU_SPACING_MM), DTU_SPACING_MM) if isinstance(part, trimesh.Trimesh) else part
+        for part in (surface, truth)
+    )
+    if isinstance(surface, SurfacePoints):
+        ours = thinned(ours, DTU_SPACING_MM)
+    near = ours.take(masks.near(ours.positions))
+    return Comparison(
+        surface=near.take(masks.counts(near.positions)),
+        truth=theirs.take(masks.above(theirs.positions)),
+        near_surface=near,
+        near_truth=theirs,
+        max_distance=DTU_OUTLIER_MM,
+    )
+
+
+def tanks_comparison(surface: Surface, truth: Surface, crop: Path | None, threshold: float) -> Comparison:
+    """Compares as the scripts of Tanks and Temples do, except for their alignment.
+
+    Args:
+        surface: in the frame of the truth.
+        truth: the scan.
+        crop: polygon of the scene (.json); None crops nothing.
+        threshold: τ of the scene.
+    """
+    parts = []
+    for part in (surface, truth):
+        points = _dense(part, threshold / 2) if isinstance(part, trimesh.Trimesh) else part
+        points = points if crop is None else points.take(volume_mask(points, crop))
+        parts.append(voxel_means(points, threshold / 2))
+    ours, theirs = parts
+    return Comparison(ours, theirs, ours, theirs)
+
+
+def volume_mask(points: SurfacePoints, crop: Path) -> Bool[np.ndarray, " points"]:
+    """Returns which points lie in the volume of a polygon file (.json) of Tanks and Temples or Open3D.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if not crop.is_file():
+        raise ConfigError(f"There is no file {crop}: give the .json of a polygon with --crop.")
+    volume = open3d().visualization.read_selection_polygon_volume(str(crop))
+    if not volume.orthogonal_axis:
+        raise ConfigError(f"{crop} holds no polygon of Open3D's format: give the .json that comes with the scan.")
+    inside = np.zeros(len(points), bool)
+    inside[np.asarray(volume.crop_in_polygon(point_cloud(points.positions)), dtype=np.int64)] = True
+    return inside
+
+
+def voxel_means(points: SurfacePoints, side: float) -> SurfacePoints:
+    """Returns the mean of the points, and of their normals, in each voxel of a grid."""
+    reduced = point_cloud(points.positions, points.normals).voxel_down_sample(side)
+    normals = None
+    if points.normals is not None:
+        normals = np.array(reduced.normals)
+        normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    return SurfacePoints(np.array(reduced.points), normals)
+
+
+def box_mask(points: SurfacePoints, low: Corner, high: Corner) -> Bool[np.ndarray, " points"]:
+    """Returns which points lie in a box."""
+    inside = np.ones(len(points), bool)
+    if low is not None:
+        inside &= (points.positions >= np.asarray(low)).all(axis=1)
+    if high is not None:
+        inside &= (points.positions <= np.asarray(high)).all(axis=1)
+    return inside
+
+
+def only(
+    comparison: Comparison,
+    surface: Bool[np.ndarray, " points"] | None = None,
+    truth: Bool[np.ndarray, " true_points"] | None = None,
+) -> Comparison:
+    """Lets fewer points count. Distances are measured to all points as before."""
+    if surface is not None:
+        comparison = replace(comparison, surface=comparison.surface.take(surface))
+    if truth is not None:
+        comparison = replace(comparison, truth=comparison.truth.take(truth))
+    return comparison
+
+
+def icp_transform(surface: SurfacePoints, truth: SurfacePoints, distance: float) -> Float[np.ndarray, "4 4"]:
+    """Returns the rigid motion that brings the surface's points nearest to the truth's (point-to-point ICP).
+
+    Args:
+        surface: points to move.
+        truth: points to move to.
+        distance: farther points are not matched.
+    """
+    o3d = open3d()
+    ours, theirs = (point_cloud(voxel_means(part, distance / 2).positions) for part in (surface, truth))
+    found = o3d.pipelines.registration.registration_icp(ours, theirs, distance)
+    return np.array(found.transformation)
+
+
+def moved(surface: Surface, transform: Float[np.ndarray, "4 4"]) -> Surface:
+    """Returns a surface under a similarity transform."""
+    if isinstance(surface, trimesh.Trimesh):
+        surface = surface.copy()
+        surface.apply_transform(transform)
+        return surface
+    normals = surface.normals
+    if normals is not None:
+        normals = normals @ transform[:3, :3].T
+        normals = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    return SurfacePoints(surface.positions @ transform[:3, :3].T + transform[:3, 3], normals)
+
+
+def _dense(mesh: trimesh.Trimesh, spacing: float) -> SurfacePoints:
+    count = int(_POINTS_PER_SPACING * mesh.area / spacing**2) + 1
+    if count > _MOST_SAMPLES:
+        raise MeshError(
+            f"The mesh has an area of {mesh.area:.3g} square units, which at a spacing of {spacing:g} takes "
+            f"{count:.2g} points: check that it is in the frame and units of the truth."
+        )
+    return sample_mesh(mesh, count)
+
+
+def _read_mat(path: Path, names: tuple[str, ...]) -> Mapping[str, Any]:
+    from scipy.io import loadmat
+
+    if not path.is_file():
+        raise ConfigError(f"There is no file {path}: give the .mat that comes with DTU's evaluation.")
+    try:
+        content = loadmat(path)
+    except Exception as error:  # scipy raises whatever comes
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__}): give a .mat file of DTU.") from error
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}: give DTU's ObsMask*.mat and Plane*.mat.")
+    return content

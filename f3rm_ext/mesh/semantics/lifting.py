@@ -1,0 +1,155 @@
+"""Lifting: 2D features of photos become features of places on a mesh, without training.
+
+A place takes the mean of the features where photos see it, with the weights by which texture baking blends colours:
+visible, sharp and frontal views count most, pixels at edges of objects hardly at all. Vertices that no photo sees take
+the feature of the nearest one along the surface that is seen.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import trimesh
+from jaxtyping import Bool, Float, Float16, Int
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import dijkstra
+from scipy.spatial import KDTree
+
+from f3rm_ext.errors import MeshError
+from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.features.sampling import PackedMaps
+from f3rm_ext.mesh.texture.photos import Photos
+from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places
+from f3rm_ext.utils.console import StageProgress
+
+SUMS_MIB = 512
+"""Memory of the sums of features. Where a mesh needs more, its places are lifted in several passes over the photos."""
+_PLACES_AT_ONCE = 1 << 16
+_VERTEX_SHARE = 1 / 9
+"""Area that a vertex stands for, as a share of its largest triangle."""
+
+
+class LiftedPlaces(NamedTuple):
+    """Features of places on a mesh."""
+
+    codes: Float16[np.ndarray, "places feat"]
+    """0 where no photo sees a place."""
+    seen: Bool[np.ndarray, " places"]
+    """Places that at least one photo sees."""
+
+
+def lift_vertices(
+    mesh: trimesh.Trimesh,
+    photos: Photos,
+    load: Callable[[int], FeatureMap],
+    dim: int,
+    on_progress: StageProgress = lambda stage, done, total: None,
+) -> LiftedPlaces:
+    """Lifts one feature onto the vertices of a mesh. Vertices at the same place get the same feature.
+
+    Args:
+        mesh: triangles, in the frame of the cameras.
+        photos: the photos with their cameras.
+        load: returns the feature map of a photo.
+        dim: dimension of the feature.
+        on_progress: called with stages and their progress.
+
+    Returns:
+        Features of all vertices; those that no photo sees are filled.
+
+    Raises:
+        MeshError: no photo sees any vertex.
+    """
+    points, place_of = np.unique(np.asarray(mesh.vertices, np.float32), axis=0, return_inverse=True)
+    place_of = place_of.reshape(-1)
+    faces = place_of[mesh.faces]
+    # The largest triangle at a place, the last in this order, gives its normal and its area.
+    order = np.argsort(mesh.area_faces, kind="stable")
+    face_of = np.zeros(len(points), np.int64)
+    face_of[faces[order].reshape(-1)] = np.repeat(order, 3)
+    places = Places(
+        points,
+        np.asarray(mesh.face_normals, np.float32)[face_of],
+        (np.asarray(mesh.area_faces, np.float32) * _VERTEX_SHARE)[face_of],
+    )
+    codes, seen = np.zeros((len(points), dim), np.float16), np.zeros(len(points), bool)
+    for part, lifted in lift_places(mesh, places, photos, load, dim, on_progress):
+        codes[part], seen[part] = lifted
+    if not seen.any():
+        raise MeshError(
+            "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
+            "--frame capture."
+        )
+    codes = codes[nearest_seen(points, faces, seen)]
+    return LiftedPlaces(codes[place_of], seen[place_of])
+
+
+@torch.no_grad()
+def lift_places(
+    mesh: trimesh.Trimesh,
+    places: Places,
+    photos: Photos,
+    load: Callable[[int], FeatureMap],
+    dim: int,
+    on_progress: StageProgress = lambda stage, done, total: None,
+) -> Iterator[tuple[slice, LiftedPlaces]]:
+    """Lifts one feature onto places on a mesh, part by part; memory holds one photo and :data:`SUMS_MIB` of sums.
+
+    Args:
+        mesh: hides places from photos; in the frame of the cameras.
+        places: where to lift to.
+        photos: the photos with their cameras.
+        load: returns the feature map of a photo.
+        dim: dimension of the feature.
+        on_progress: called with a stage and its progress.
+    """
+    occluder = Occluder(mesh)
+    at_once = max(1, int(SUMS_MIB * 2**20) // (4 * dim))
+    parts = [slice(start, start + at_once) for start in range(0, len(places.points), at_once)]
+    for number, part in enumerate(parts):
+        count = len(places.points[part])
+        sums, total = torch.zeros(count, dim), torch.zeros(count)
+        for index, camera in enumerate(photos.cameras):
+            lookup, packed = PhotoLookup(camera, photos.read(index), occluder), PackedMaps.pack([load(index)])
+            for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
+                now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
+                sighting = lookup.see(Places(*(values[now] for values in places)))
+                which = torch.from_numpy(start - part.start + sighting.which)
+                weights = torch.from_numpy(sighting.weights).float()
+                yx_px = torch.from_numpy(sighting.at[:, ::-1].astype(np.float32))
+                found = packed.sample(torch.zeros(len(which), dtype=torch.int64), yx_px)
+                sums[which] += found.mul_(weights[:, None])
+                total[which] += weights
+            on_progress("Photos", number * len(photos) + index + 1, len(parts) * len(photos))
+        seen = total > 0
+        codes = torch.where(seen[:, None], sums.div_(total.clamp_min(1e-30)[:, None]), 0.0).half()
+        yield part, LiftedPlaces(codes.numpy(), seen.numpy())
+
+
+def nearest_seen(
+    points: Float[np.ndarray, "places 3"], faces: Int[np.ndarray, "faces 3"], seen: Bool[np.ndarray, " places"]
+) -> Int[np.ndarray, " places"]:
+    """Returns for each place the nearest seen one along edges, itself if it is seen.
+
+    A connected part of which nothing is seen takes the nearest ones in space.
+
+    Args:
+        points: places, all different.
+        faces: triangles between them.
+        seen: at least one is.
+    """
+    source = np.arange(len(points))
+    if seen.all():
+        return source
+    ends = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
+    ends = np.unique(np.sort(ends[ends[:, 0] != ends[:, 1]], axis=1), axis=0)
+    lengths = np.linalg.norm(points[ends[:, 0]] - points[ends[:, 1]], axis=1)
+    graph = coo_array((lengths, (ends[:, 0], ends[:, 1])), shape=(len(points),) * 2).tocsr()
+    known = np.flatnonzero(seen)
+    away, _, found = dijkstra(graph, directed=False, indices=known, min_only=True, return_predecessors=True)
+    reached = np.isfinite(away)
+    source[reached] = found[reached]
+    if not reached.all():
+        source[~reached] = known[KDTree(points[known]).query(points[~reached])[1]]
+    return source

@@ -1,0 +1,180 @@
+"""A mesh opened for queries as a run is, with its capture; and the capture whose features are lifted onto a mesh."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import trimesh
+
+from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig, LiftedFeatureOptions
+from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance
+from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, load_features
+from f3rm_ext.mesh.semantics.model import QueryableMesh
+from f3rm_ext.query.run import Photos, load_run
+from f3rm_ext.utils.json_shape import parse_json
+
+_SAME_FRAME = 1e-4
+"""By how much entries of two transforms may differ: files round them."""
+
+
+@dataclass
+class MeshRun(Photos):
+    """A mesh with features and the capture they were lifted from."""
+
+    mesh: Path
+    """Its file."""
+    features: Path
+    """The file of its features."""
+
+    def describe(self) -> dict[str, object]:
+        """Returns the mesh and its features as JSON, for files that hold results."""
+        return {"mesh": str(self.mesh.resolve()), "features": str(self.features.resolve())}
+
+
+def open_run_or_mesh(load_config: Path | None, mesh: Path | None, data: Path | None) -> Photos:
+    """Opens what is to be queried.
+
+    Args:
+        load_config: config.yml of a run; None for a mesh.
+        mesh: the mesh; None for a run.
+        data: where the capture of the mesh is now; None for where it was.
+
+    Raises:
+        UserError: it cannot be opened.
+    """
+    if mesh is not None:
+        return open_mesh_run(mesh, data)
+    assert load_config is not None
+    return load_run(load_config)
+
+
+def read_featured_mesh(path: Path) -> tuple[trimesh.Trimesh, MeshFeatures]:
+    """Reads a mesh, in the coordinates of its file but z up, and the features beside it.
+
+    Raises:
+        MeshError: one of them is missing, damaged, or the features are of another mesh.
+    """
+    mesh = read_mesh(path)
+    return mesh, load_features(features_path(path), mesh)
+
+
+def open_mesh_run(path: Path, data: Path | None = None) -> MeshRun:
+    """Opens a mesh with features.
+
+    Args:
+        path: the mesh.
+        data: where its capture is now; None for where it was.
+
+    Raises:
+        UserError: the mesh, its features or its capture cannot be used, or the capture is another one.
+    """
+    mesh, features = read_featured_mesh(path)
+    said = features.provenance
+    specs = [head.spec for head in features.heads.by_name.values()]
+    codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
+    config = None if data is not None or said.get("load_config") is None else Path(said["load_config"])
+    manager = open_capture_manager(
+        config,
+        None if config is not None else data or Path(said["data"]),
+        extractors=[spec.extractor for spec in specs],
+        codes=max(codes),
+        cache_dir=None if said.get("cache_dir") is None else Path(said["cache_dir"]),
+    )
+    frame = CaptureFrame.of_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
+    if not same_frame(said, frame):
+        raise MeshError(
+            f"The cameras of {manager.dataparser.config.data} are not those from which the features of {path} were "
+            "lifted, so they would look elsewhere: give the right capture with --data, or lift the features again."
+        )
+    if said["frame"] == "capture":
+        mesh.vertices = frame.to_scene(np.asarray(mesh.vertices))
+    model = QueryableMesh(mesh, features.heads, features.maps)
+    return MeshRun(model, manager, path, features_path(path))
+
+
+def open_capture_manager(
+    load_config: Path | None,
+    data: Path | None,
+    *,
+    extractors: Sequence[str] = (),
+    codes: int | None = None,
+    cache_dir: Path | None = None,
+) -> ImageDataManager:
+    """Opens the photos of a run, as its dataparser reads them, or of a capture. No checkpoint is needed.
+
+    Args:
+        load_config: config.yml of the run; None for a capture.
+        data: the capture; None for that of the run.
+        extractors: which 2D features to use; none for those of the run.
+        codes: number of PCA codes; None for that of the run.
+        cache_dir: folder of the feature store; None for that of the run.
+
+    Raises:
+        UserError: the capture or the run cannot be used.
+    """
+    from f3rm_ext.compat import default_device_type
+
+    if load_config is not None:
+        config = _of_run(load_config)
+    else:
+        config = ImageDataManagerConfig(data=data, dataparser=CaptureDataParserConfig())
+    options = config.features
+    config.features = LiftedFeatureOptions(
+        tuple(extractors) or options.extractors,
+        cache_dir or options.cache_dir,
+        options.codes if codes is None else codes,
+    )
+    return cast(ImageDataManager, config.setup(device=default_device_type(), test_mode="test"))
+
+
+def _of_run(load_config: Path) -> ImageDataManagerConfig:
+    from f3rm_ext.engine.config_file import read_config
+
+    if not load_config.is_file():
+        raise ConfigError(f"There is no file {load_config}: give the config.yml that ns-train wrote for a run.")
+    manager = cast(Any, read_config(load_config).pipeline.datamanager)
+    options = getattr(manager, "features", LiftedFeatureOptions())
+    return ImageDataManagerConfig(
+        data=Path(manager.data or manager.dataparser.data),
+        dataparser=manager.dataparser,
+        camera_res_scale_factor=getattr(manager, "camera_res_scale_factor", 1.0),
+        features=LiftedFeatureOptions(options.extractors, options.cache_dir, options.codes),
+    )
+
+
+def frame_of_mesh(path: Path, frame: Literal["auto", "capture", "scene"], capture: CaptureFrame) -> str:
+    """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture.
+
+    Raises:
+        MeshError: the file is in the scene frame of another capture.
+    """
+    said = read_provenance(path)
+    found = frame if frame != "auto" else "scene" if said.get("frame") == "scene" else "capture"
+    if frame == "auto" and found == "scene" and not same_frame(said, capture):
+        raise MeshError(
+            f"{path} is in the scene frame of another capture, or of this one with other options of its dataparser: "
+            "give the run that it was made of with --load-config, or a mesh in the frame of the capture."
+        )
+    return found
+
+
+def same_frame(said: dict[str, Any], frame: CaptureFrame) -> bool:
+    """Returns whether a provenance has this map between frames, or none."""
+    if "scene_from_capture" not in said:
+        return True
+    here: dict[str, Any] = frame.describe()
+    for key in ("scene_from_capture", "scene_units_per_capture_unit"):
+        there = said.get(key)
+        try:
+            value = np.array(parse_json(there, Any) if isinstance(there, str) else there, dtype=np.float64)
+        except (ValueError, TypeError, OverflowError):
+            return False
+        wanted = np.asarray(here[key])
+        if value.shape != wanted.shape or not np.allclose(value, wanted, atol=_SAME_FRAME):
+            return False
+    return True

@@ -1,0 +1,202 @@
+"""A mesh with features as a target of queries: see :class:`~f3rm_ext.query.queryable.Queryable`."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import trimesh
+from jaxtyping import Float
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.cameras.rays import RayBundle
+from nerfstudio.data.scene_box import OrientedBox
+from torch import Tensor
+from trimesh.visual.texture import TextureVisuals
+
+from f3rm_ext.features.space import ExtraOutput
+from f3rm_ext.mesh.cleaning import with_faces
+from f3rm_ext.mesh.mesh_files import vertex_colors
+from f3rm_ext.mesh.semantics.code_map import CodeMap
+from f3rm_ext.mesh.semantics.division import ScoredMesh, divided
+from f3rm_ext.mesh.texture.atlas import vertex_texels
+from f3rm_ext.mesh.texture.rendering import SurfaceColors, interpolated, texture_of
+from f3rm_ext.mesh.texture.visibility import Occluder
+from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
+from f3rm_ext.query.embeddings import Query
+from f3rm_ext.query.queryable import Scorer
+from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
+
+CHUNK = 1 << 15
+"""Vertices scored at once."""
+REACH = 0.01
+"""Distance up to which points belong to the mesh, as a share of the diagonal of its box."""
+_GREY = 0.6
+
+
+class _Hits(NamedTuple):
+    """Places on a mesh."""
+
+    faces: np.ndarray
+    """Triangle of each."""
+    weights: np.ndarray
+    """Barycentric weights of its second and third corner."""
+
+    def take(self, which: np.ndarray) -> "_Hits":
+        return _Hits(self.faces[which], self.weights[which])
+
+
+class QueryableMesh:
+    """A mesh with features, :class:`~f3rm_ext.query.queryable.Queryable`. Everything runs on the CPU.
+
+    A ray has the feature of the place where it first meets the mesh, a point that of the nearest place if it is near.
+    Where there is a code map, a place has the feature of its texel, otherwise it is interpolated between vertices.
+
+    Args:
+        mesh: triangles, scene frame.
+        heads: one code per vertex and feature.
+        maps: code maps by the feature's name.
+    """
+
+    training = False
+
+    def __init__(self, mesh: trimesh.Trimesh, heads: LiftedHeads, maps: Mapping[str, CodeMap]) -> None:
+        self.mesh = mesh
+        self._heads, self._maps = heads, maps
+        self._occluder, self._faces = Occluder(mesh), np.asarray(mesh.faces)
+        colored = texture_of(mesh) is not None or vertex_colors(mesh) is not None
+        self._colors = SurfaceColors(mesh) if colored else None
+        self._renderer = ChunkedRenderer()
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def train(self, mode: bool = True) -> "QueryableMesh":
+        """Does nothing: there is nothing to train."""
+        return self
+
+    def query_heads(self) -> dict[str, LiftedHead]:
+        """Returns the features by name, the primary one first."""
+        return self._heads.by_name
+
+    @torch.no_grad()
+    def render_camera(
+        self, camera: Cameras, extra: Mapping[str, ExtraOutput], obb_box: OrientedBox | None = None
+    ) -> dict[str, Tensor]:
+        """Renders all outputs of one camera, (h, w, channels) each, and computes further ones chunk by chunk.
+
+        Rays that meet no surface are white, and 0 in the other outputs and in the further ones.
+
+        Args:
+            camera: one camera.
+            extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
+            obb_box: triangles whose middle lies outside are left out.
+        """
+        if obb_box is not None:
+            middles = torch.from_numpy(np.asarray(self.mesh.triangles_center, np.float32))
+            within = np.flatnonzero(obb_box.within(middles).numpy())
+            cropped = with_faces(self.mesh, np.isin(np.arange(len(self._faces)), within))
+            occluder = Occluder(cropped)
+        else:
+            within, occluder = None, self._occluder
+
+        def forward(rays: RayBundle) -> dict[str, Tensor | list]:
+            hit = occluder.cast(torch.cat([rays.origins, rays.directions], dim=-1).float().numpy())
+            met = np.isfinite(hit["t_hit"])
+            faces = hit["primitive_ids"][met].astype(np.int64)
+            places = _Hits(faces if within is None else within[faces], hit["primitive_uvs"][met])
+            depth = torch.from_numpy(np.where(met, hit["t_hit"], 0.0).astype(np.float32))[:, None]
+            opaque = torch.from_numpy(met)[:, None].float()
+            rgb = torch.ones(len(met), 3)
+            rgb[torch.from_numpy(met)] = self._shaded(places, rays.directions.numpy()[met])
+            outputs: dict[str, Tensor | list] = {
+                "rgb": rgb,
+                "accumulation": opaque,
+                "depth": depth,
+                "expected_depth": depth,
+            }
+            rendered: dict[str, Tensor] = {}
+
+            def rendered_of(name: str) -> Tensor:
+                if name not in rendered:
+                    values = torch.zeros(len(met), self._heads.by_name[name].codes.shape[1])
+                    values[torch.from_numpy(met)] = self._values(name, places)
+                    rendered[name] = values
+                return rendered[name]
+
+            for name, compute in extra.items():
+                value = compute({k: v for k, v in outputs.items() if isinstance(v, Tensor)}, rendered_of)
+                if value is not None:
+                    outputs[name] = value * opaque
+            return outputs
+
+        rays = camera.generate_rays(camera_indices=0, keep_shape=True)
+        return self._renderer.render(rays.to("cpu"), forward, self.device)
+
+    @torch.no_grad()
+    def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points feat"]]:
+        """Returns the features at points of the scene frame: those of the nearest places on the mesh.
+
+        Points farther away than :data:`REACH` have NaN, so that no query finds them.
+        """
+        faces, weights, away = self._occluder.nearest(points.cpu().float().numpy())
+        beyond = torch.from_numpy(away > REACH * self.mesh.scale)
+        return {
+            name: self._values(name, _Hits(faces, weights)).masked_fill_(beyond[:, None], torch.nan)
+            for name in self.query_heads()
+        }
+
+    @torch.no_grad()
+    def score_vertices(self, queries: Sequence[Query]) -> Float[np.ndarray, "verts queries"]:
+        """Returns the scores of the mesh's vertices.
+
+        Raises:
+            ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.of_model`.
+        """
+        scorer, heads = Scorer.of_model(self, queries), self.query_heads()
+        parts = []
+        for start in range(0, len(self.mesh.vertices), CHUNK):
+            parts.append(scorer(lambda name, start=start: heads[name].codes[start : start + CHUNK].float()))
+        return torch.cat(parts).numpy()
+
+    @torch.no_grad()
+    def scored(self, query: Query) -> ScoredMesh:
+        """Returns the mesh with the scores of its vertices; with a code map, as fine as that.
+
+        Raises:
+            ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.of_model`.
+        """
+        scores, scorer = self.score_vertices([query])[:, 0], Scorer.of_model(self, [query])
+        code_map = self._maps.get(scorer.heads[0])
+        if code_map is None:
+            return ScoredMesh(self.mesh, scores)
+        codes = torch.from_numpy(code_map.dictionary).float()
+        return divided(self.mesh, scores, code_map, scorer(lambda _: codes)[:, 0].numpy())
+
+    def vertex_colors(self) -> Float[np.ndarray, "verts 3"]:
+        """Returns the colours of the vertices, 0 to 1; grey for a mesh without colours."""
+        if self._colors is None:
+            return np.full((len(self.mesh.vertices), 3), _GREY)
+        corners = vertex_texels(self.mesh)
+        return self._colors(corners.faces, corners.weights) / 255.0
+
+    def _values(self, name: str, places: _Hits) -> Float[Tensor, "n feat"]:
+        codes = self._heads.by_name[name].codes.numpy()
+        values = np.empty((len(places.faces), codes.shape[1]), np.float32)
+        corners, missing = self._faces[places.faces], np.ones(len(values), bool)
+        if name in self._maps:
+            assert isinstance(self.mesh.visual, TextureVisuals)
+            entries = self._maps[name].look_up(interpolated(np.asarray(self.mesh.visual.uv), corners, places.weights))
+            missing = entries < 0
+            values[~missing] = self._maps[name].dictionary[entries[~missing]]
+        values[missing] = interpolated(codes, corners[missing], places.weights[missing])
+        return torch.from_numpy(values)
+
+    def _shaded(self, places: _Hits, directions: np.ndarray) -> Float[Tensor, "n 3"]:
+        """Colours, 0 to 1; a mesh without colours is grey, lighter where it faces the camera."""
+        if self._colors is not None:
+            return torch.from_numpy(self._colors(places.faces, places.weights) / 255.0).float()
+        normals = np.asarray(self.mesh.face_normals)[places.faces]
+        facing = np.abs((normals * directions).sum(axis=1)) / np.linalg.norm(directions, axis=1)
+        return torch.from_numpy(np.repeat(0.2 + 0.7 * facing[:, None], 3, axis=1)).float()

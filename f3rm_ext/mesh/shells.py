@@ -1,0 +1,107 @@
+"""Meshes of scenes without bounds: boxes around the cameras, each with voxels twice as wide as those in the one before.
+
+The innermost box reaches as far beyond the cameras as half of their pixels do. Farther away a pixel covers more of a
+surface, and so may a voxel: time and memory grow with the logarithm of the distance.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import trimesh
+from jaxtyping import Bool, Float
+
+from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.cleaning import with_faces
+from f3rm_ext.mesh.contraction import Contraction
+from f3rm_ext.mesh.fusion import BLOCK, fuse_depth
+from f3rm_ext.mesh.views import StoredViews
+
+MOST_SHELLS = 12
+"""Boxes around the innermost one. What is outside the last, 4096 times as wide, is left out as sky."""
+OVERLAP_VOXELS = 1.0
+"""How far a shell reaches into the box inside it, in its voxels, so that no gap is seen between both."""
+_PARTS = 100
+
+
+def contraction_of(stored: StoredViews) -> Contraction:
+    """Returns the contraction of a capture, from the depth of its views."""
+    depths = (np.asarray(stored.depth(index)) for index in range(len(stored)))
+    positions = stored.cameras.positions.double().numpy()
+    return Contraction.of_cameras(positions, [depth[depth > 0] for depth in depths])
+
+
+def fuse_shells(
+    stored: StoredViews,
+    voxel: float,
+    space: Contraction,
+    min_weight: float = 1.0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[trimesh.Trimesh]:
+    """Fuses the depth and colours of all views into meshes of the innermost box and of the shells around it.
+
+    Args:
+        stored: the views.
+        voxel: side of a voxel in the innermost box, scene units.
+        space: the innermost box.
+        min_weight: number of views that must have filled a voxel.
+        on_progress: called with the work done and to do.
+
+    Raises:
+        MeshError: no surface was found.
+    """
+    parts, error = [], MeshError("No depth is left to fuse: no view shows a surface.")
+    shells = _shells_with_depth(stored, space)
+    for number, shell in enumerate(shells):
+        wide = voxel * 2**shell
+        inner, outer = (2.0 ** (shell - 1) - OVERLAP_VOXELS * wide / space.radius if shell else 0.0), 2.0**shell
+        try:
+            part = fuse_depth(
+                stored,
+                wide,
+                min_weight,
+                lambda done, total, n=number: on_progress(
+                    n * _PARTS + _PARTS * done // max(total, 1), len(shells) * _PARTS
+                ),
+                wanted=_between(space, inner, outer, BLOCK * wide / space.radius),
+            )
+        except MeshError as reason:  # a few pixels alone make no surface
+            error = reason
+            continue
+        part = with_faces(part, _between(space, inner, outer)(part.triangles_center))
+        if len(part.faces):
+            parts.append(part)
+    if not parts:
+        raise error
+    return parts
+
+
+def simplified_evenly(
+    mesh: trimesh.Trimesh, space: Contraction, simplify: Callable[[trimesh.Trimesh], trimesh.Trimesh]
+) -> trimesh.Trimesh:
+    """Simplifies a mesh in contracted space, where errors count less the farther away they are."""
+    mesh = mesh.copy()
+    mesh.vertices = space.contract(np.asarray(mesh.vertices))
+    mesh = simplify(mesh)
+    mesh.vertices = space.expand(np.asarray(mesh.vertices))
+    return mesh
+
+
+def _shells_with_depth(stored: StoredViews, space: Contraction) -> list[int]:
+    """The shells in which some pixel has depth; 0 is the innermost box."""
+    found: set[int] = set()
+    for index in range(len(stored)):
+        away = space.distances(stored.points(index)[0].numpy())
+        found |= set(np.unique(np.ceil(np.log2(np.maximum(away, 1.0)))).astype(int).tolist())
+    return sorted(shell for shell in found if shell <= MOST_SHELLS)
+
+
+def _between(
+    space: Contraction, inner: float, outer: float, margin: float = 0.0
+) -> Callable[[Float[np.ndarray, "n 3"]], Bool[np.ndarray, " n"]]:
+    """Tells which points are in a shell or not farther from it than the margin; all lengths are in radii."""
+
+    def inside(points: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, " n"]:
+        away = space.distances(points)
+        return (away >= inner - margin) & (away < outer + margin)
+
+    return inside

@@ -1,0 +1,120 @@
+"""Colours of places on a mesh, blended from all photos that see them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import trimesh
+from jaxtyping import Bool, Float
+from scipy.spatial import KDTree
+
+from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.texture.atlas import Texels
+from f3rm_ext.mesh.texture.exposure import find_gains
+from f3rm_ext.mesh.texture.photos import Photos
+from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places
+from f3rm_ext.utils.console import StageProgress
+
+CHUNK = 1 << 19
+"""Places coloured at once."""
+_SAMPLES = 20_000
+"""Places on which exposures are compared."""
+_ANCHORS = 200_000
+"""Coloured places from which unseen ones are filled."""
+_NEAREST = 6
+
+
+@dataclass
+class Blend:
+    """Colours of places."""
+
+    colors: Float[np.ndarray, "texels 3"]
+    """0 to 255; those of unseen places are filled from the nearest seen ones."""
+    seen: Bool[np.ndarray, " texels"]
+    """Places that at least one photo sees."""
+    gains: Float[np.ndarray, "photos 3"]
+    """Factors on the colours of the photos by which their exposures were balanced."""
+
+
+def blend_photos(
+    mesh: trimesh.Trimesh,
+    texels: Texels,
+    areas: Float[np.ndarray, " faces"],
+    photos: Photos,
+    balance: bool = True,
+    on_progress: StageProgress = lambda stage, done, total: None,
+) -> Blend:
+    """Colours places on a mesh from photos; memory holds one photo at a time.
+
+    Args:
+        mesh: triangles, in the frame of the cameras.
+        texels: the places.
+        areas: area of a texel on each triangle.
+        photos: what colours them.
+        balance: whether to balance exposures.
+        on_progress: called with stages and their progress.
+
+    Raises:
+        MeshError: no photo sees any place.
+        CaptureError: a photo cannot be read.
+    """
+    occluder = Occluder(mesh)
+    corners = np.asarray(mesh.vertices, np.float32)[mesh.faces]
+    normals = np.asarray(mesh.face_normals, np.float32)
+    points = np.empty((len(texels), 3), np.float32)
+    for part in _chunks(len(texels)):
+        triangle, (b, c) = corners[texels.faces[part]], texels.weights[part].T[..., None]
+        points[part] = triangle[:, 0] * (1 - b - c) + triangle[:, 1] * b + triangle[:, 2] * c
+
+    def places(which: np.ndarray | slice) -> Places:
+        face = texels.faces[which]
+        return Places(points[which], normals[face], areas[face])
+
+    sampled = np.random.default_rng(0).permutation(len(texels))[:_SAMPLES]
+    said, weights = np.zeros((len(photos), len(sampled), 3), np.float32), np.zeros((len(photos), len(sampled)))
+    if balance:
+        for index, camera in enumerate(photos.cameras):
+            sighting = PhotoLookup(camera, photos.read(index), occluder).see(places(sampled))
+            said[index, sighting.which], weights[index, sighting.which] = sighting.colors, sighting.weights
+            on_progress("Exposure", index + 1, len(photos))
+    gains = find_gains(said, weights)
+    sums, total = np.zeros((len(texels), 3), np.float32), np.zeros(len(texels), np.float32)
+    for index, camera in enumerate(photos.cameras):
+        lookup = PhotoLookup(camera, photos.read(index), occluder)
+        for part in _chunks(len(texels)):
+            sighting = lookup.see(places(part))
+            which = part.start + sighting.which
+            sums[which] += sighting.weights[:, None] * sighting.colors * gains[index]
+            total[which] += sighting.weights
+        on_progress("Photos", index + 1, len(photos))
+    seen = total > 0
+    if not seen.any():
+        raise MeshError(
+            "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
+            "--frame capture."
+        )
+    sums[seen] /= total[seen, None]
+    _fill(points, sums, seen, on_progress)
+    return Blend(np.clip(sums, 0, 255, out=sums), seen, gains)
+
+
+def _fill(points: np.ndarray, colors: np.ndarray, seen: np.ndarray, on_progress: StageProgress) -> None:
+    """Gives unseen places the mean colour of the nearest seen ones in space, whatever chart they are on."""
+    unseen = np.flatnonzero(~seen)
+    if not len(unseen):
+        return
+    anchors = np.flatnonzero(seen)
+    if len(anchors) > _ANCHORS:
+        anchors = np.random.default_rng(0).choice(anchors, _ANCHORS, replace=False)
+    tree = KDTree(points[anchors])
+    count = min(_NEAREST, len(anchors))
+    done = 0
+    for part in np.array_split(unseen, len(unseen) // CHUNK + 1):
+        away, nearest = tree.query(points[part], k=[*range(1, count + 1)], workers=-1)  # type: ignore[arg-type]
+        share = 1 / np.maximum(away, 1e-9)
+        colors[part] = (colors[anchors[nearest]] * (share / share.sum(axis=1, keepdims=True))[..., None]).sum(axis=1)
+        done += len(part)
+        on_progress("Unseen texels", done, len(unseen))
+
+
+def _chunks(count: int) -> list[slice]:
+    return [slice(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]

@@ -1,0 +1,194 @@
+"""How well a photo sees places on a mesh: hidden or not, how sharp, and how near to an edge that could bleed."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import trimesh
+from jaxtyping import Bool, Float, Int
+from scipy.ndimage import distance_transform_edt, maximum_filter, minimum_filter
+
+from f3rm_ext.mesh.open3d_library import open3d, raycasting_scene
+from f3rm_ext.mesh.texture.photos import Camera, Photo
+
+_NEAR = 2e-3
+"""Share of the distance by which a ray ends before its place, so that the place's own triangle does not hide it."""
+_FLATTEST = 0.1
+"""Cosine between viewing direction and normal below which a photo says nothing about a place."""
+_JUMP = 0.02
+"""Relative jump of inverse depth between neighbouring pixels that is an edge of an object."""
+_STEEPEST = 8.0
+"""Change of slope, as depth over width, that is no edge yet but the ridge of a solid."""
+_EDGE_WEIGHT = 1e-4
+"""Factor on the weight of pixels at such edges: a slightly wrong mesh would take them from the wrong side."""
+_BORDER = 0.05
+"""Share of the picture's shorter side over which weights fall to zero, so that no photo ends in a visible line."""
+
+_HALVINGS = 2
+"""Smaller copies of a photo, for texels that cover several pixels."""
+
+
+class Places(NamedTuple):
+    """Places on a mesh."""
+
+    points: Float[np.ndarray, "n 3"]
+    """Where they are."""
+    normals: Float[np.ndarray, "n 3"]
+    """Normals of their triangles."""
+    areas: Float[np.ndarray, " n"]
+    """Area of the texel at each."""
+
+
+class Sighting(NamedTuple):
+    """What a photo says about some places."""
+
+    which: Int[np.ndarray, " m"]
+    """The places that it sees."""
+    weights: Float[np.ndarray, " m"]
+    """Weight of its colours."""
+    colors: Float[np.ndarray, "m 3"]
+    """Its colours, 0 to 255."""
+    at: Float[np.ndarray, "m 2"]
+    """Column and row of the places in it."""
+
+
+class Occluder:
+    """A mesh that hides places from photos."""
+
+    def __init__(self, mesh: trimesh.Trimesh) -> None:
+        """Builds the tree for ray casting."""
+        self._tensor: Any = open3d().core.Tensor
+        self.scene = raycasting_scene(mesh.vertices, mesh.faces)
+
+    def cast(self, rays: Float[np.ndarray, "*shape 6"]) -> dict[str, np.ndarray]:
+        """Returns ``t_hit``, ``primitive_ids`` and ``primitive_uvs`` of rays; t_hit is infinite where they miss."""
+        hit = self.scene.cast_rays(self._tensor(rays))
+        return {key: hit[key].numpy() for key in ("t_hit", "primitive_ids", "primitive_uvs")}
+
+    def hidden(self, center: Float[np.ndarray, "3"], points: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, " n"]:
+        """Returns which points the mesh hides from a camera."""
+        away = points - center
+        rays = np.concatenate([np.broadcast_to(center, away.shape), away], axis=1).astype(np.float32)
+        return self.scene.test_occlusions(self._tensor(rays), tnear=0.0, tfar=1.0 - _NEAR).numpy()
+
+    def nearest(
+        self, points: Float[np.ndarray, "n 3"]
+    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n 2"], Float[np.ndarray, " n"]]:
+        """Returns the nearest places on the mesh: triangles, weights of their second and third corner, distances."""
+        points = np.ascontiguousarray(points, np.float32)
+        near = self.scene.compute_closest_points(self._tensor(points))
+        away = np.linalg.norm(near["points"].numpy() - points, axis=1)
+        return near["primitive_ids"].numpy().astype(np.int64), near["primitive_uvs"].numpy(), away
+
+
+class PhotoLookup:
+    """One photo, ready to colour places.
+
+    Args:
+        camera: its camera.
+        photo: its pixels.
+        occluder: the mesh.
+    """
+
+    def __init__(self, camera: Camera, photo: Photo, occluder: Occluder) -> None:
+        self._camera, self._occluder = camera, occluder
+        self._colors = _halved(photo.colors.astype(np.float32), np.mean)
+        # Bilinear lookups reach into the next pixel, which is larger in a smaller picture.
+        trust = _halved(_trust(camera, photo.valid, occluder)[..., None], np.min)
+        self._trust = [trust[0], *(minimum_filter(level, (3, 3, 1)) for level in trust[1:])]
+
+    def see(self, places: Places) -> Sighting:
+        """Returns what the photo says about places.
+
+        The weight grows with the square of the number of pixels that a texel covers, up to one pixel, and with the
+        cosine of the viewing angle. It is small at edges of objects and of the picture, and zero under a mask.
+        """
+        camera = self._camera
+        at, depth = camera.project(places.points)
+        inside = (depth > 0) & (at >= 0.5).all(axis=1)
+        inside &= (at[:, 0] <= camera.width - 0.5) & (at[:, 1] <= camera.height - 0.5)
+        which = np.flatnonzero(inside)
+        away = places.points[which] - camera.center
+        # Both sides of a surface are coloured: where only one can be seen, the mesh hides the other.
+        cosine = np.abs((away * places.normals[which]).sum(axis=1)) / np.maximum(np.linalg.norm(away, axis=1), 1e-12)
+        pixels = places.areas[which] * cosine * camera.focal.prod() / np.square(depth[which])
+        # Where a texel covers many pixels, a smaller picture has their mean.
+        level = np.log2(np.clip(np.sqrt(pixels), 1.0, None)).round().astype(int).clip(max=len(self._colors) - 1)
+        trust = _looked_up(
+            self._trust, at[which], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])]
+        )
+        good = np.flatnonzero((cosine > _FLATTEST) & (trust[:, 0] > 0))
+        good = good[~self._occluder.hidden(camera.center, places.points[which[good]])]
+        which = which[good]
+        weights = trust[good, 0] * cosine[good] * np.square(np.clip(pixels[good], 1e-6, 1.0))
+        return Sighting(which, weights, _looked_up(self._colors, at[which], level[good], bilinear), at[which])
+
+
+def _looked_up(
+    levels: list[np.ndarray], at: np.ndarray, level: np.ndarray, look: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Values at places (column, row of the first level), each from its own level."""
+    values = np.zeros((len(at), levels[0].shape[2]), np.float32)
+    for number in np.unique(level):
+        chosen = level == number
+        height, width = levels[number].shape[:2]
+        values[chosen] = look(levels[number], np.minimum(at[chosen] / 2.0**number, [width - 0.5, height - 0.5]))
+    return values
+
+
+def bilinear(picture: Float[np.ndarray, "h w c"], at: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n c"]:
+    """Returns values of a picture at places (column, row); the centre of the first pixel is at 0.5."""
+    index, share = bilinear_corners(at, picture.shape[1], picture.shape[0])
+    values = picture.reshape(-1, picture.shape[2])
+    return sum(values[index[:, k]] * share[:, k, None] for k in range(4))  # type: ignore[return-value]
+
+
+def bilinear_corners(
+    at: Float[np.ndarray, "n 2"], width: int, height: int
+) -> tuple[Int[np.ndarray, "n 4"], Float[np.ndarray, "n 4"]]:
+    """Returns the four pixels around places, as indices in the flattened picture, and their shares."""
+    x, y = np.clip(at[:, 0] - 0.5, 0, width - 1), np.clip(at[:, 1] - 0.5, 0, height - 1)
+    left, top = np.minimum(x.astype(np.int64), max(width - 2, 0)), np.minimum(y.astype(np.int64), max(height - 2, 0))
+    right, below = np.minimum(left + 1, width - 1), np.minimum(top + 1, height - 1)
+    fx, fy = (x - left).astype(np.float32), (y - top).astype(np.float32)
+    index = np.stack([top * width + left, top * width + right, below * width + left, below * width + right], axis=1)
+    return index, np.stack([(1 - fx) * (1 - fy), fx * (1 - fy), (1 - fx) * fy, fx * fy], axis=1)
+
+
+def _halved(picture: np.ndarray, pool: Callable[..., np.ndarray]) -> list[np.ndarray]:
+    """The picture, a half and a quarter of its size."""
+    levels = [picture]
+    for _ in range(_HALVINGS):
+        height, width = (side // 2 * 2 for side in levels[-1].shape[:2])
+        blocks = levels[-1][:height, :width].reshape(height // 2, 2, width // 2, 2, -1)
+        levels.append(pool(blocks, axis=(1, 3)))
+    return levels
+
+
+def _trust(camera: Camera, valid: np.ndarray | None, occluder: Occluder) -> Float[np.ndarray, "h w"]:
+    """Factor on the weight of each pixel, 0 to 1."""
+    rows, columns = np.arange(camera.height) + 0.5, np.arange(camera.width) + 0.5
+    grid = np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)
+    # Directions have depth 1, so that distances along rays are depths. Inverse depth is linear on a plane.
+    inverse = 1 / occluder.cast(camera.rays(grid))["t_hit"]
+    # Where two planes meet, it goes on smoothly from one side at least; where a part of the mesh ends, from neither.
+    edge = np.zeros(inverse.shape, bool)
+    smallest = max(_JUMP, _STEEPEST / float(camera.focal.min()))
+    for axis in (0, 1):
+        line, found = np.moveaxis(inverse, axis, 0), np.moveaxis(edge, axis, 0)
+        bend = np.abs(line[2:] - 2 * line[1:-1] + line[:-2])
+        jump = np.minimum(bend[1:], bend[:-1]) > smallest * np.maximum(line[1:-2], line[2:-1])
+        found[1:-2] |= jump
+        found[2:-1] |= jump
+    edge = maximum_filter(edge, 3)
+    border = max(_BORDER * min(camera.width, camera.height), 1.0)
+    near = np.minimum(np.minimum(columns, camera.width - columns), np.minimum(rows, camera.height - rows)[:, None])
+    trust = np.where(edge, _EDGE_WEIGHT, 1.0) * np.clip(near / border, 0.01, 1)
+    if valid is not None:
+        # Bilinear lookups reach into the next pixel.
+        trust = (
+            trust
+            * (maximum_filter(~valid, 3) == 0)
+            * np.clip(np.asarray(distance_transform_edt(valid)) / border, 0.01, 1)
+        )
+    return trust.astype(np.float32)

@@ -1,0 +1,175 @@
+"""The field of a Gaussian's neighbours: density, thickness and direction at points around it.
+
+For a point p drawn from Gaussian g with neighbours k (SuGaR, Guédon and Lepetit 2024, §4.1):
+
+- density d(p) = Σ α_k G_k(p), G_k(p) = exp(−½ ‖S_k⁻¹ R_kᵀ (p − μ_k)‖²),
+- thickness β(p) = the neighbours' mean of the smallest standard deviation s_k,
+- direction n(p) = Σ w_k ± n_k, w_k ∝ α_k G_k(p) |⟨p − μ_k, n_k⟩| / s_k², Σ w_k = 1, n_k the axis of s_k, its sign that
+  of ⟨n_k, n_g⟩. Where all Gaussians are flat, this is the gradient of the density up to its length. Weights and signs
+  are detached.
+
+There are three implementations: torch in chunks (any device and dtype), and kernels with an analytic gradient for
+float32, numba's on the CPU and Triton's on CUDA.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from f3rm_ext.splat.memory.allocator import fitting_rows
+from f3rm_ext.splat.regularization.frames import rotate
+from f3rm_ext.splat.regularization.table import ALPHA, MAX_SQUARED, MEAN, MIN_WEIGHT, NORMAL, SIZE, WHITEN
+from f3rm_ext.splat.triton_kernels import find_kernels
+
+FieldBackend = Literal["auto", "torch", "numba", "triton"]
+
+TRITON_KERNELS = "f3rm_ext.splat.regularization.triton_field"
+CHUNK_POINTS, MOST_POINTS = 1 << 15, 1 << 19
+"""Fewest and most points per chunk in torch. The fewest take 280 MiB of float32 at 16 neighbours, forward and backward
+(measured)."""
+NEIGHBOUR_BYTES = 550
+"""Memory of a chunk in torch, per point and neighbour, float32."""
+
+
+class NeighbourField(NamedTuple):
+    """The field at points."""
+
+    density: Float[Tensor, " points"]
+    """d, not clamped: above 1 where Gaussians overlap."""
+    beta: Float[Tensor, " points"]
+    """β, scene units."""
+    direction: Float[Tensor, "points 3"]
+    """n, of length ≤ 1; the point's own n_g where all weights vanish."""
+    center: Float[Tensor, "points 3"]
+    """μ_g, the centre of the point's own Gaussian. Reading it from the table separately would cost a second gradient
+    of the table's size; the same holds for ``normal``."""
+    normal: Float[Tensor, "points 3"]
+    """n_g, the axis of the smallest deviation of the point's own Gaussian."""
+
+
+def neighbour_field(
+    points: Float[Tensor, "points 3"],
+    owners: Int[Tensor, " points"],
+    table: Float[Tensor, "gaussians 17"],
+    neighbours: Int[Tensor, "gaussians neighbours"],
+    *,
+    chunk: int = 0,
+    backend: FieldBackend = "auto",
+) -> NeighbourField:
+    """Computes the field at points; differentiable once in points and table.
+
+    Peak memory beyond points, table and their gradients: torch holds the intermediates of one chunk, about
+    chunk · neighbours · 550 bytes in float32 for any number of points, since the backward pass recomputes each chunk.
+    numba holds one gradient table per thread, together at most 256 MiB unless a single table is larger. Triton holds
+    nothing more.
+
+    Args:
+        points: positions, scene frame.
+        owners: index of the Gaussian each point belongs to; the neighbours of that Gaussian contribute.
+        table: see :func:`~f3rm_ext.splat.regularization.table.gaussian_table`.
+        neighbours: indices into the table, -1 for none.
+        chunk: points per chunk (torch only); 0 for 32 768 on the CPU and for as many as fit in a quarter of the free
+            memory of a GPU.
+        backend: "auto" selects, for float32, numba on the CPU and Triton on CUDA if it works there; else torch.
+    """
+    if backend == "auto":
+        backend = _backend_for(points, table)
+    if backend == "numba":
+        from f3rm_ext.splat.regularization.kernels import field_numba
+
+        return NeighbourField(*field_numba(points, owners, table, neighbours))
+    if backend == "triton":
+        from f3rm_ext.splat.regularization.triton_field import field_triton
+
+        return NeighbourField(*field_triton(points, owners, table, neighbours))
+    if not chunk:
+        chunk = fitting_rows(points.device, NEIGHBOUR_BYTES * neighbours.shape[1], CHUNK_POINTS, MOST_POINTS)
+    return NeighbourField(*_ChunkedField.apply(points, owners, table, neighbours, chunk))  # type: ignore[misc]
+
+
+def _backend_for(points: Tensor, table: Tensor) -> FieldBackend:
+    if not points.dtype == torch.float32 == table.dtype:
+        return "torch"
+    if points.device.type == "cpu":
+        return "numba"
+    return "triton" if find_kernels(TRITON_KERNELS, points.device) else "torch"
+
+
+def field_reference(
+    points: Float[Tensor, "points 3"],
+    own: Float[Tensor, "points 17"],
+    rows: Float[Tensor, "points neighbours 17"],
+    present: Float[Tensor, "points neighbours"],
+) -> NeighbourField:
+    """Defines the field in plain torch, all points at once.
+
+    Args:
+        points: positions, scene frame.
+        own: table rows of the points' own Gaussians.
+        rows: table rows of the neighbours.
+        present: 1 where that neighbour exists, else 0.
+    """
+    offsets = points[:, None] - rows[..., MEAN:WHITEN]
+    whiten = rows[..., WHITEN:ALPHA].unflatten(-1, (3, 3))
+    squared = rotate(offsets, whiten).square().sum(-1).clamp(max=MAX_SQUARED)
+    shares = rows[..., ALPHA] * (-0.5 * squared).exp() * present
+    beta = (rows[..., SIZE] * present).sum(1) / present.sum(1).clamp_min(1)
+    normals = rows[..., NORMAL:]
+    with torch.no_grad():
+        signs = torch.where((normals * own[:, None, NORMAL:]).sum(-1) < 0, -1.0, 1.0)
+        heights = (normals * offsets).sum(-1).abs()
+        weights = shares * heights / rows[..., SIZE].square()
+        total = weights.sum(1, keepdim=True)
+        signed = torch.where(total > MIN_WEIGHT, weights * signs / total.clamp_min(MIN_WEIGHT), 0)
+        alone = total <= MIN_WEIGHT
+    direction = (signed[..., None] * normals).sum(1)
+    own_center, own_normal = own[:, MEAN:WHITEN], own[:, NORMAL:]
+    return NeighbourField(shares.sum(1), beta, torch.where(alone, own_normal, direction), own_center, own_normal)
+
+
+class _ChunkedField(torch.autograd.Function):
+    """Runs :func:`field_reference` chunk by chunk; the backward pass recomputes each and adds to one table gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor, chunk: int
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(points, owners, table, neighbours)
+        ctx.chunk = chunk
+        density, beta = points.new_empty(len(points)), points.new_empty(len(points))
+        field = (density, beta, *(torch.empty_like(points) for _ in range(3)))
+        for start in range(0, len(points), chunk):
+            part = slice(start, start + chunk)
+            index, present = _rows(owners[part], neighbours, points.dtype)
+            found = field_reference(points[part], table[owners[part]], table[index], present)
+            for value, piece in zip(field, found, strict=True):
+                value[part] = piece
+        return field
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        points, owners, table, neighbours = ctx.saved_tensors
+        grad_points, grad_table = torch.zeros_like(points), torch.zeros_like(table)
+        for start in range(0, len(points), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            index, present = _rows(owners[part], neighbours, points.dtype)
+            with torch.enable_grad():
+                at = points[part].detach().requires_grad_()
+                own = table[owners[part]].detach().requires_grad_()
+                rows = table[index].detach().requires_grad_()
+                outputs = field_reference(at, own, rows, present)
+                grads = torch.autograd.grad(outputs, (at, own, rows), [grad[part] for grad in grad_outputs])
+            grad_points[part] = grads[0]
+            grad_table.index_add_(0, owners[part], grads[1])
+            grad_table.index_add_(0, index.flatten(), grads[2].flatten(0, 1))
+        return grad_points, None, grad_table, None, None
+
+
+def _rows(owners: Tensor, neighbours: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    index = neighbours[owners].long()
+    # A missing neighbour reads the row of the point's own Gaussian, with weight 0.
+    return torch.where(index < 0, owners[:, None], index), (index >= 0).to(dtype)

@@ -1,0 +1,148 @@
+"""Normals of Gaussians and of depth maps, and the loss that makes them agree."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, to_camera
+
+
+def facing_normals(
+    normals: Float[Tensor, "gaussians 3"],
+    means: Float[Tensor, "gaussians 3"],
+    viewmat: Float[Tensor, "4 4"],
+) -> Float[Tensor, "gaussians 3"]:
+    """Returns normals of Gaussians for compositing: in the camera's frame (OpenCV axes), flipped towards the camera.
+
+    Args:
+        normals: unit vectors, scene frame, either sign.
+        means: centres, scene frame.
+        viewmat: scene to camera.
+    """
+    local = rotate(normals, viewmat[:3, :3])
+    with torch.no_grad():
+        away = (local * to_camera(means, viewmat)).sum(1, keepdim=True) > 0
+    return torch.where(away, -local, local)
+
+
+def normals_from_depth(
+    depth: Float[Tensor, "h w"], K: Float[Tensor, "3 3"]
+) -> tuple[Float[Tensor, "h w 3"], Bool[Tensor, "h w"]]:
+    """Computes normals of the surface that a depth map describes, towards the camera, and a mask of valid pixels.
+
+    Each is the cross product of central differences of the back-projected depth, as in 2D Gaussian splatting: unit
+    length, in the camera's frame (OpenCV axes). Border pixels are invalid, as are pixels without positive, finite depth
+    there and at the four neighbours; their normals are zero. A factor on the whole map changes nothing.
+
+    Args:
+        depth: along the camera's axis, scene units.
+        K: intrinsics in pixels; pixel centres at +½.
+    """
+    h, w = depth.shape
+    normals = depth.new_zeros(h, w, 3)
+    valid = torch.zeros(h, w, dtype=torch.bool, device=depth.device)
+    if h < 3 or w < 3:
+        return normals, valid
+    with torch.no_grad():
+        known = torch.isfinite(depth) & (depth > 0)
+        valid[1:-1, 1:-1] = known[1:-1, 1:-1] & known[:-2, 1:-1] & known[2:, 1:-1] & known[1:-1, :-2] & known[1:-1, 2:]
+    # Sets unknown depth to 1 before any arithmetic, so that masked pixels cannot produce NaN gradients.
+    depth = torch.where(known, depth, 1)
+    x, y = pixel_rays(h, w, K)
+    points = torch.stack([depth * x, depth * y[:, None], depth], dim=-1)
+    across = points[1:-1, 2:] - points[1:-1, :-2]
+    down = points[2:, 1:-1] - points[:-2, 1:-1]
+    inner = functional.normalize(torch.linalg.cross(down, across), dim=-1, eps=1e-20)
+    inner = torch.where(valid[1:-1, 1:-1, None], inner, 0)
+    return functional.pad(inner, (0, 0, 1, 1, 1, 1)), valid
+
+
+def expected_depth(
+    depth: Float[Tensor, "h w"], alpha: Float[Tensor, "h w"], *, divide: bool, min_alpha: float
+) -> Float[Tensor, "h w"]:
+    """Returns composited depth Σ w z, optionally divided by Σ w; 0 where Σ w does not exceed ``min_alpha``. See
+    :func:`dn_consistency`."""
+    with torch.no_grad():
+        dense = torch.isfinite(alpha) & torch.isfinite(depth) & (alpha > max(min_alpha, 1e-6)) & (depth > 0)
+    if divide:
+        depth = torch.where(dense, depth, 0) / torch.where(dense, alpha, 1)
+    return torch.where(dense, depth, 0)
+
+
+def unit_normals(
+    normals: Float[Tensor, "h w 3"], *, rebuild_z: bool
+) -> tuple[Float[Tensor, "h w 3"], Bool[Tensor, "h w"]]:
+    """Normalises composited normals Σ w n; also returns a mask of valid pixels.
+
+    Args:
+        normals: in the camera's frame, towards the camera.
+        rebuild_z: keep x and y and set z = −√(1 − x² − y²), as SuGaR does; unsaturated pixels (Σ w < 1) then turn
+            towards the camera. Otherwise divide all three by their length, which is independent of Σ w.
+    """
+    with torch.no_grad():
+        usable = torch.isfinite(normals).all(-1)
+        if rebuild_z:
+            usable &= normals[..., :2].square().sum(-1) < 1 - 1e-6
+        else:
+            usable &= normals.square().sum(-1) > 1e-12
+    straight = torch.zeros_like(normals[0, 0])
+    straight[2] = -1.0  # filled on the device; a tensor made of numbers would be copied there
+    normals = torch.where(usable[..., None], normals, straight)
+    if rebuild_z:
+        z = -(1 - normals[..., :2].square().sum(-1, keepdim=True)).sqrt()
+        return torch.cat([normals[..., :2], z], dim=-1), usable
+    return functional.normalize(normals, dim=-1), usable
+
+
+def dn_consistency(
+    depth: Float[Tensor, "h w"],
+    alpha: Float[Tensor, "h w"],
+    normals: Float[Tensor, "h w 3"],
+    K: Float[Tensor, "3 3"],
+    *,
+    divide: bool = True,
+    rebuild_z: bool = False,
+    min_alpha: float = 0.5,
+    mask: Bool[Tensor, "h w"] | None = None,
+    weights: Float[Tensor, "h w"] | None = None,
+) -> Float[Tensor, ""]:
+    """Computes 1 − N_rendered · N_depth, summed over valid pixels and divided by the number of all pixels.
+
+    Neither side is detached. A pixel is valid if both normals exist and alpha exceeds ``min_alpha`` there and at its
+    four neighbours, away from the border. Other pixels contribute nothing, so an empty image gives 0, and a small
+    object has the same weight as its pixels in the colour loss.
+
+    **Whether to divide.** The composited depth is D = A z̄ with A = Σ w and the mean depth z̄ along the ray. A factor on
+    the whole depth map does not change normals, so both variants agree where A is constant: inside an opaque object,
+    or at A = 0.9 everywhere. Where A varies, D bends with A. On a wall seen straight on whose A falls from 1 to ½
+    within a few pixels, D describes a ramp towards the camera, and the loss turns and moves Gaussians to correct an
+    error of opacity. There z̄ = D / A is right.
+    **Divide** (the default) to learn geometry: objects with soft or masked borders, thin parts, early stages with
+    opacities far from 1. The price is that z̄ is undefined at A = 0 and noisy near it, hence ``min_alpha``, and that
+    the loss tolerates A < 1.
+    **Do not divide** to reproduce SuGaR's results (it composites over 0 and does not divide), or for closed indoor or
+    outdoor scenes without background. There A is near 1 wherever training has converged, and the loss may close the
+    remaining holes: D has no singularity, and its gradient with respect to opacity favours a constant A.
+
+    Args:
+        depth: Σ w z along the camera's axis, over 0.
+        alpha: Σ w.
+        normals: Σ w n of :func:`facing_normals`.
+        K: intrinsics in pixels.
+        divide: use Σ w z / Σ w instead of Σ w z.
+        rebuild_z: see :func:`unit_normals`; SuGaR uses True, with ``divide`` False.
+        min_alpha: accumulation that a pixel must exceed, 0 to 1.
+        mask: True for pixels that count; None for all.
+        weights: factors on pixels; None for 1.
+    """
+    used = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
+    # Depth 0 at thin pixels makes them and their neighbours invalid.
+    from_depth, valid = normals_from_depth(used, K)
+    rendered, usable = unit_normals(normals, rebuild_z=rebuild_z)
+    valid = valid & usable
+    if mask is not None:
+        valid = valid & mask
+    error = 1 - (rendered * from_depth).sum(-1)
+    error = error if weights is None else weights * error
+    return torch.where(valid, error, 0).sum() / max(1, depth.numel())

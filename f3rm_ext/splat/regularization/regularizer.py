@@ -1,0 +1,239 @@
+"""The surface regularisation of a run, on SuGaR's schedule: what to render, which losses, when to prune."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from nerfstudio.utils.rich_utils import CONSOLE
+from torch import Tensor
+
+from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
+from f3rm_ext.splat.regularization.density import density_loss, normal_loss
+from f3rm_ext.splat.regularization.field import neighbour_field
+from f3rm_ext.splat.regularization.frames import to_camera
+from f3rm_ext.splat.regularization.neighbours import NONE, NeighbourIndex
+from f3rm_ext.splat.regularization.normals import dn_consistency
+from f3rm_ext.splat.regularization.options import RegularizationOptions
+from f3rm_ext.splat.regularization.sampling import sample_points
+from f3rm_ext.splat.regularization.sdf import background_depth, look_up, near_depth, sdf_loss
+from f3rm_ext.splat.regularization.table import gaussian_table
+
+MOST_LOST = 0.1
+"""If more than this share of the Gaussians is removed at once, neighbours are searched again."""
+FEWEST_LEFT = 0.01
+"""Pruning by opacity is skipped if it would leave less than this share of the Gaussians."""
+
+
+class Needs(NamedTuple):
+    """Images that the model must render at a step, differentiably."""
+
+    depth: bool
+    """Composited depth and accumulation."""
+    normals: bool
+    """Composited normals: :func:`~f3rm_ext.splat.regularization.normals.facing_normals` as three channels over 0."""
+    planes: bool = False
+    """Normals as above, and depth of planes (:mod:`~f3rm_ext.splat.regularization.planes`)."""
+    neighbour: bool = False
+    """Depth of planes of a nearby training view; without gradient."""
+
+
+def opacity_entropy(alphas: Float[Tensor, " gaussians"], visible: Bool[Tensor, " gaussians"]) -> Float[Tensor, ""]:
+    """Computes the mean of −α log(α + ε) − (1 − α) log(1 − α + ε) over visible Gaussians, ε = 1e-10; 0 for none."""
+    alphas = alphas[visible & torch.isfinite(alphas.detach())]
+    entropy = -alphas * (alphas + 1e-10).log() - (1 - alphas) * (1 - alphas + 1e-10).log()
+    return entropy.sum() / max(1, len(alphas))
+
+
+class Regularizer:
+    """Computes the losses of a step and keeps the neighbours that they need.
+
+    The neighbours take 4 bytes each. A step with N Gaussians and P points takes (float32, measured on the CPU) at most
+    180 N bytes for the table of Gaussians, its gradient and those of the parameters; 224 P bytes for points, field and
+    their gradients; and in torch 280 MiB for a chunk of 32 768 points. Without chunks, the neighbours of 1 M points
+    alone would take 5 GiB. The kernels of numba and Triton need no chunks.
+
+    Args:
+        options: kind, schedule and constants.
+        workers: threads of the search for neighbours on the CPU, -1 for all cores.
+    """
+
+    def __init__(self, options: RegularizationOptions, workers: int = -1) -> None:
+        self.options = options
+        self.neighbours = NeighbourIndex(
+            options.neighbours, options.neighbours_start, options.neighbours_every, workers=workers
+        )
+
+    def active(self, step: int) -> bool:
+        """Returns whether the surface losses (not only the entropy) are active at a step."""
+        return self.options.mode != "none" and step > self.options.start
+
+    def needs(self, step: int) -> Needs:
+        """Returns what must be rendered for :meth:`losses`."""
+        active, options = self.active(step), self.options
+        consistency = active and options.mode == "dn-consistency" and options.dn_factor > 0
+        return Needs(depth=consistency or (active and options.mode == "sdf"), normals=consistency)
+
+    def losses(
+        self,
+        step: int,
+        gaussians: Gaussians,
+        visible: Bool[Tensor, " gaussians"],
+        viewmat: Float[Tensor, "4 4"],
+        K: Float[Tensor, "3 3"],
+        *,
+        extent: float,
+        depth: Float[Tensor, "h w"] | None = None,
+        alpha: Float[Tensor, "h w"] | None = None,
+        normals: Float[Tensor, "h w 3"] | None = None,
+        mask: Bool[Tensor, "h w"] | None = None,
+        generator: torch.Generator | None = None,
+        **_: Any,
+    ) -> dict[str, Tensor]:
+        """Computes the weighted losses of a step, by name, for the caller to sum.
+
+        A loss without data (no visible Gaussian, empty depth) is 0 with gradient 0. Gaussians that are not finite are
+        ignored.
+
+        Args:
+            step: position in the schedule.
+            gaussians: all Gaussians, with gradients.
+            visible: True for Gaussians with a positive radius in this view.
+            viewmat: scene to camera, OpenCV axes.
+            K: intrinsics in pixels, at the rendered resolution.
+            extent: radius of the cameras' positions, scene units (sdf only).
+            depth: Σ w z over 0, not divided; required if ``needs(step).depth``.
+            alpha: Σ w; required with depth.
+            normals: Σ w n in the camera's frame; required if ``needs(step).normals``.
+            mask: True for pixels of the scene, at the resolution of K. Pixels outside do not count, and Gaussians whose
+                centre projects outside are not sampled.
+            generator: random number generator of the points.
+            _: what only :class:`~f3rm_ext.splat.regularization.planar.PlanarRegularizer` needs.
+        """
+        options, losses = self.options, {}
+        if options.mode == "none":
+            return losses
+        if options.entropy_factor > 0 and options.entropy_start < step < options.entropy_end:
+            losses["opacity_entropy"] = options.entropy_factor * opacity_entropy(gaussians.alphas(), visible)
+        if not self.active(step):
+            return losses
+        needs = self.needs(step)
+        if (needs.depth and (depth is None or alpha is None)) or (needs.normals and normals is None):
+            raise ValueError(f"step {step} of mode {options.mode} needs {needs}")
+        if mask is not None:
+            visible = visible & self._in_mask(gaussians.means.detach(), viewmat, K, mask)
+        background = None
+        if options.mode == "sdf" and depth is not None and alpha is not None:
+            z = to_camera(gaussians.means.detach()[visible], viewmat)[:, 2]
+            z = z[torch.isfinite(z)]
+            background = background_depth(depth, alpha, z.max() if len(z) else z.new_zeros(()))
+        losses |= self._at_points(step, gaussians, visible, viewmat, K, extent, background, generator)
+        if needs.normals and depth is not None and alpha is not None and normals is not None:
+            losses["dn_consistency"] = options.dn_factor * dn_consistency(
+                depth,
+                alpha,
+                normals,
+                K,
+                divide=options.dn_divide,
+                rebuild_z=options.dn_rebuild_z,
+                min_alpha=options.dn_min_alpha,
+                mask=mask,
+            )
+        return losses
+
+    def _at_points(
+        self,
+        step: int,
+        gaussians: Gaussians,
+        visible: Tensor,
+        viewmat: Tensor,
+        K: Tensor,
+        extent: float,
+        background: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> dict[str, Tensor]:
+        """Computes the losses at points near the visible Gaussians: density or sdf, and normals."""
+        options = self.options
+        neighbours = self.neighbours.at(step, gaussians.means)
+        table = gaussian_table(gaussians)
+        finite = torch.isfinite(table.detach().sum(dim=1))  # the sum avoids a mask of the whole table
+        if not bool(finite.all()):
+            visible = visible & finite
+            known = (neighbours >= 0) & finite[neighbours.long().clamp_min(0)]
+            neighbours = torch.where(known, neighbours, NONE)
+        if background is not None:
+            seen = visible.nonzero().squeeze(1)
+            means, quats, scales = (
+                value.detach()[seen] for value in (gaussians.means, gaussians.quats, gaussians.scales)
+            )
+            near = near_depth(
+                means,
+                quats_to_rotations(quats),
+                scales.exp(),
+                background.detach(),
+                viewmat,
+                K,
+                sigmas=options.sdf_sigmas,
+            )
+            visible = torch.zeros_like(visible).index_fill(0, seen[near], True)
+        points, owners = sample_points(gaussians, visible, options.samples, spread=options.spread, generator=generator)
+        field = neighbour_field(points, owners, table, neighbours, chunk=options.chunk_points)
+        losses = {}
+        if background is not None:
+            losses["surface_sdf"] = options.sdf_factor * sdf_loss(
+                points, field, background, viewmat, K, extent, unit=options.sdf_unit, most=options.sdf_most
+            )
+        else:
+            losses["surface_density"] = options.density_factor * density_loss(points, field)
+        losses["surface_normal"] = options.normal_factor * normal_loss(field)
+        return losses
+
+    @staticmethod
+    def _in_mask(means: Tensor, viewmat: Tensor, K: Tensor, mask: Tensor) -> Tensor:
+        share, usable = look_up(mask.to(means.dtype), to_camera(means, viewmat), K)
+        return usable & (share > 0.5)
+
+    def pruning(self) -> tuple[int, float]:
+        """Returns the step at which Gaussians are removed by opacity, and the opacity below which."""
+        return self.options.prune_step, self.options.prune_opacity
+
+    def prune_mask(self, step: int, gaussians: Gaussians) -> Bool[Tensor, " gaussians"] | None:
+        """Returns a mask of Gaussians to remove after a step; None for none.
+
+        Skips pruning, and logs this, if hardly any Gaussian would remain, as happens in short runs.
+        """
+        due, least = self.pruning()
+        if self.options.mode == "none" or step != due or least <= 0:
+            return None
+        remove = ~(gaussians.alphas().detach() >= least)
+        opaque = len(remove) - int(remove.sum())
+        if opaque == len(remove):
+            return None
+        if opaque < FEWEST_LEFT * len(remove):
+            CONSOLE.log(
+                f"Pruning by opacity is skipped: only {opaque} of {len(remove)} Gaussians have an opacity of "
+                f"{least} or more, as happens in short runs; raise --max-num-iterations or lower "
+                "--pipeline.model.surface.prune-opacity to have the others removed.",
+                markup=False,
+            )
+            return None
+        return remove
+
+    def after_change(self, keep: Bool[Tensor, " gaussians"] | Int[Tensor, " kept"]) -> None:
+        """Must be called whenever Gaussians were removed, reordered, split or added.
+
+        Args:
+            keep: mask of Gaussians that stay, or for each new Gaussian the index of its source (-1 for none).
+        """
+        index = self.neighbours.index
+        kept = int(keep.sum()) if keep.dtype == torch.bool else len(keep)
+        if index is not None and kept < (1 - MOST_LOST) * len(index):
+            self.neighbours.forget()
+        self.neighbours.after_change(keep)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state from which a resumed run continues as if it had not stopped."""
+        return {"neighbours": self.neighbours.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
+        self.neighbours.load_state_dict(state["neighbours"])

@@ -1,0 +1,133 @@
+"""The sdf loss, which compares the distance implied by the density with the distance to the rendered depth."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+from f3rm_ext.splat.regularization.field import NeighbourField
+from f3rm_ext.splat.regularization.frames import rotate, to_camera
+
+MAX_DENSITY = 1 - 1e-3
+"""Upper limit of densities; there √(−2 log d) has the finite slope 22, while at 1 it is infinite."""
+MIN_DENSITY = 1e-16
+"""Lower limit of densities, a distance of 8.6 β."""
+NEAR = 0.01
+"""Points nearer to the camera are not usable, scene units."""
+
+
+def background_depth(
+    depth: Float[Tensor, "h w"], alpha: Float[Tensor, "h w"], farthest: Float[Tensor, ""]
+) -> Float[Tensor, "h w"]:
+    """Returns composited depth over a background at the farthest depth: Σ w z + (1 − Σ w) z_max."""
+    return depth + (1 - alpha) * farthest
+
+
+def look_up(
+    image: Float[Tensor, "h w"], points: Float[Tensor, "points 3"], K: Float[Tensor, "3 3"]
+) -> tuple[Float[Tensor, " points"], Bool[Tensor, " points"]]:
+    """Interpolates an image where camera-frame points project (bilinear; pixel centres at +½); differentiable.
+
+    Returns:
+        Values, and a mask of usable points: in front of the camera, inside the image, with a finite value. Others
+        are 0.
+    """
+    h, w = image.shape
+    with torch.no_grad():
+        ahead = points[:, 2] > NEAR
+    z = torch.where(ahead, points[:, 2], 1)
+    x = points[:, 0] / z * K[0, 0] + K[0, 2]
+    y = points[:, 1] / z * K[1, 1] + K[1, 2]
+    with torch.no_grad():
+        inside = ahead & (x >= 0) & (x <= w) & (y >= 0) & (y <= h)
+    where = torch.stack([2 * x / w - 1, 2 * y / h - 1], dim=-1)
+    where = torch.where(inside[:, None], where, 0)
+    finite = torch.isfinite(image)
+    clean = torch.where(finite, image, 0)
+    values = _bilinear(clean, where)
+    if not bool(finite.all()):
+        # A non-finite pixel makes exactly those points unusable that interpolate it.
+        inside = inside & (_bilinear((~finite).to(image.dtype), where.detach()) == 0)
+    return torch.where(inside, values, 0), inside
+
+
+def _bilinear(image: Tensor, where: Tensor) -> Tensor:
+    found = functional.grid_sample(
+        image[None, None], where[None, None], mode="bilinear", padding_mode="border", align_corners=False
+    )
+    return found[0, 0, 0]
+
+
+def view_deviations(
+    means: Float[Tensor, "gaussians 3"],
+    rotations: Float[Tensor, "gaussians 3 3"],
+    sizes: Float[Tensor, "gaussians 3"],
+    viewmat: Float[Tensor, "4 4"],
+) -> Float[Tensor, " gaussians"]:
+    """Returns standard deviations of Gaussians along the line from the camera to their centres, scene units."""
+    position = -rotate(viewmat[:3, 3], viewmat[:3, :3].T)
+    directions = functional.normalize(means - position, dim=1)
+    own = rotate(directions, rotations.transpose(1, 2))
+    return (own * sizes).norm(dim=1)
+
+
+@torch.no_grad()
+def near_depth(
+    means: Float[Tensor, "gaussians 3"],
+    rotations: Float[Tensor, "gaussians 3 3"],
+    sizes: Float[Tensor, "gaussians 3"],
+    depth: Float[Tensor, "h w"],
+    viewmat: Float[Tensor, "4 4"],
+    K: Float[Tensor, "3 3"],
+    *,
+    sigmas: float = 2.0,
+) -> Bool[Tensor, " gaussians"]:
+    """Returns Gaussians whose centres lie near the depth map: |z_map − z_g| < sigmas · σ, with σ along the view."""
+    local = to_camera(means, viewmat)
+    found, usable = look_up(depth, local, K)
+    return usable & ((found - local[:, 2]).abs() < sigmas * view_deviations(means, rotations, sizes, viewmat))
+
+
+def implied_distance(density: Float[Tensor, " points"], beta: Float[Tensor, " points"]) -> Float[Tensor, " points"]:
+    """Computes f = β √(−2 log d): the distance at which flat, opaque Gaussians have this density, scene units.
+
+    Densities of 1 or more are divided by their own detached value. Overlapping Gaussians thus count as lying on the
+    surface but still get a gradient, with the slope at :data:`MAX_DENSITY`.
+    """
+    scaled = density / density.detach().clamp_min(1)
+    # Clamps the value but passes the gradient through.
+    capped = scaled - (scaled - MAX_DENSITY).clamp_min(0).detach()
+    return beta * (-2 * capped.clamp_min(MIN_DENSITY).log()).sqrt()
+
+
+def sdf_loss(
+    points: Float[Tensor, "points 3"],
+    field: NeighbourField,
+    depth: Float[Tensor, "h w"],
+    viewmat: Float[Tensor, "4 4"],
+    K: Float[Tensor, "3 3"],
+    extent: float,
+    *,
+    unit: float = 0.1,
+    most: float = 10.0,
+) -> Float[Tensor, ""]:
+    """Computes the mean of min(|f − |f̂|| / (unit · extent), most · extent), f̂ = z_map(p) − z(p) (SuGaR §4.1).
+
+    Gradients flow through the density, the points and the depth map. Points without a value in the map do not count;
+    the loss is 0 if none is left.
+
+    Args:
+        points: sampled from Gaussians :func:`near_depth`.
+        field: the neighbours' field at the points.
+        depth: along the camera's axis, over a background (:func:`background_depth`), scene units.
+        viewmat: scene to camera, OpenCV axes.
+        K: intrinsics in pixels.
+        extent: radius of the cameras' positions, scene units.
+        unit: error that counts as 1, as a share of the extent.
+        most: upper limit of the loss of a point, in units of the extent (applied to a plain number, as in SuGaR).
+    """
+    local = to_camera(points, viewmat)
+    found, usable = look_up(depth, local, K)
+    error = (implied_distance(field.density, field.beta) - (found - local[:, 2]).abs()).abs() / (unit * extent)
+    error = torch.where(usable, error.clamp(max=most * extent), 0)
+    return error.sum() / usable.sum().clamp_min(1)

@@ -1,0 +1,270 @@
+"""The neighbours' field on CUDA: Triton kernels with analytic gradients, one launch each way.
+
+They must agree with the definition, :func:`f3rm_ext.splat.regularization.field.field_reference`.
+"""
+
+import math
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from f3rm_ext.splat.regularization.table import ALPHA, MEAN, MIN_WEIGHT, NORMAL, WHITEN, WIDTH
+
+BLOCK = 128
+"""Points per program."""
+FAR = tl.constexpr(170.0)
+"""Squared distance, in standard deviations, beyond which G is taken as 0: exp(−85) = 1e-37."""
+LEAST = tl.constexpr(MIN_WEIGHT)
+ROW = tl.constexpr(WIDTH)
+
+
+@no_type_check
+@triton.jit
+def _load_point(points, owners, i, there):
+    """Returns the owners and the coordinates of points."""
+    g = tl.load(owners + i, mask=there, other=0)
+    px = tl.load(points + 3 * i, mask=there, other=0.0)
+    py = tl.load(points + 3 * i + 1, mask=there, other=0.0)
+    pz = tl.load(points + 3 * i + 2, mask=there, other=0.0)
+    return g, px, py, pz
+
+
+@no_type_check
+@triton.jit
+def _load_normal(row, there):
+    nx = tl.load(row + 14, mask=there, other=0.0)
+    ny = tl.load(row + 15, mask=there, other=0.0)
+    nz = tl.load(row + 16, mask=there, other=0.0)
+    return nx, ny, nz
+
+
+@no_type_check
+@triton.jit
+def _load_whiten(row, there):
+    """Returns S⁻¹ Rᵀ by rows."""
+    a = tl.load(row + 3, mask=there, other=0.0)
+    b = tl.load(row + 4, mask=there, other=0.0)
+    c = tl.load(row + 5, mask=there, other=0.0)
+    d = tl.load(row + 6, mask=there, other=0.0)
+    e = tl.load(row + 7, mask=there, other=0.0)
+    f = tl.load(row + 8, mask=there, other=0.0)
+    g = tl.load(row + 9, mask=there, other=0.0)
+    h = tl.load(row + 10, mask=there, other=0.0)
+    i = tl.load(row + 11, mask=there, other=0.0)
+    return a, b, c, d, e, f, g, h, i
+
+
+@no_type_check
+@triton.jit
+def _falloff(mx, my, mz):
+    """Returns G at whitened offsets."""
+    squared = mx * mx + my * my + mz * mz
+    return tl.where(squared > FAR, 0.0, tl.exp(-0.5 * squared))
+
+
+@no_type_check
+@triton.jit
+def _signed_weight(nx, ny, nz, ox, oy, oz, dx, dy, dz, size, share):
+    """Returns w before its division by the sum, without and with its sign."""
+    height = tl.abs(nx * dx + ny * dy + nz * dz)
+    weight = share * height / (size * size)
+    return weight, tl.where(nx * ox + ny * oy + nz * oz < 0.0, -weight, weight)
+
+
+@no_type_check
+@triton.jit
+def _forward(
+    points, owners, table, neighbours, density, beta, direction, totals, count, K: tl.constexpr, SIZE: tl.constexpr
+):
+    i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    there = i < count
+    g, px, py, pz = _load_point(points, owners, i, there)
+    ox, oy, oz = _load_normal(table + g * ROW, there)
+    d = tl.zeros([SIZE], tl.float32)
+    sizes = tl.zeros([SIZE], tl.float32)
+    present = tl.zeros([SIZE], tl.float32)
+    total = tl.zeros([SIZE], tl.float32)
+    sx = tl.zeros([SIZE], tl.float32)
+    sy = tl.zeros([SIZE], tl.float32)
+    sz = tl.zeros([SIZE], tl.float32)
+    for k in range(K):
+        j = tl.load(neighbours + g * K + k, mask=there, other=-1).to(tl.int64)
+        known = j >= 0
+        row = table + j * ROW
+        dx = px - tl.load(row, mask=known, other=0.0)
+        dy = py - tl.load(row + 1, mask=known, other=0.0)
+        dz = pz - tl.load(row + 2, mask=known, other=0.0)
+        w0, w1, w2, w3, w4, w5, w6, w7, w8 = _load_whiten(row, known)
+        alpha = tl.load(row + 12, mask=known, other=0.0)
+        size = tl.load(row + 13, mask=known, other=1.0)
+        nx, ny, nz = _load_normal(row, known)
+        g_ = _falloff(w0 * dx + w1 * dy + w2 * dz, w3 * dx + w4 * dy + w5 * dz, w6 * dx + w7 * dy + w8 * dz)
+        share = alpha * g_
+        weight, signed = _signed_weight(nx, ny, nz, ox, oy, oz, dx, dy, dz, size, share)
+        d += share
+        sizes += tl.where(known, size, 0.0)
+        present += tl.where(known, 1.0, 0.0)
+        total += weight
+        sx += signed * nx
+        sy += signed * ny
+        sz += signed * nz
+    tl.store(density + i, d, mask=there)
+    tl.store(beta + i, sizes / tl.maximum(present, 1.0), mask=there)
+    tl.store(totals + i, total, mask=there)
+    weighed = total > LEAST
+    divisor = tl.where(weighed, total, 1.0)
+    tl.store(direction + 3 * i, tl.where(weighed, sx / divisor, ox), mask=there)
+    tl.store(direction + 3 * i + 1, tl.where(weighed, sy / divisor, oy), mask=there)
+    tl.store(direction + 3 * i + 2, tl.where(weighed, sz / divisor, oz), mask=there)
+
+
+@no_type_check
+@triton.jit
+def _add3(target, x, y, z, there):
+    """Adds vectors to rows that other threads may be adding to."""
+    tl.atomic_add(target, x, mask=there, sem="relaxed")
+    tl.atomic_add(target + 1, y, mask=there, sem="relaxed")
+    tl.atomic_add(target + 2, z, mask=there, sem="relaxed")
+
+
+@no_type_check
+@triton.jit
+def _backward(
+    points, owners, table, neighbours, totals, grad_density, grad_beta, grad_direction, grad_points, grad_table, count,
+    K: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    there = i < count
+    g, px, py, pz = _load_point(points, owners, i, there)
+    ox, oy, oz = _load_normal(table + g * ROW, there)
+    gd = tl.load(grad_density + i, mask=there, other=0.0)
+    gb = tl.load(grad_beta + i, mask=there, other=0.0)
+    hx = tl.load(grad_direction + 3 * i, mask=there, other=0.0)
+    hy = tl.load(grad_direction + 3 * i + 1, mask=there, other=0.0)
+    hz = tl.load(grad_direction + 3 * i + 2, mask=there, other=0.0)
+    total = tl.load(totals + i, mask=there, other=0.0)
+    weighed = total > LEAST
+    divisor = tl.where(weighed, total, 1.0)
+    _add3(grad_table + g * ROW + 14, hx, hy, hz, there & (total <= LEAST))
+    present = tl.zeros([SIZE], tl.float32)
+    for k in range(K):
+        j = tl.load(neighbours + g * K + k, mask=there, other=-1)
+        present += tl.where(j >= 0, 1.0, 0.0)
+    gb = gb / tl.maximum(present, 1.0)
+    sx = tl.zeros([SIZE], tl.float32)
+    sy = tl.zeros([SIZE], tl.float32)
+    sz = tl.zeros([SIZE], tl.float32)
+    for k in range(K):
+        j = tl.load(neighbours + g * K + k, mask=there, other=-1).to(tl.int64)
+        known = j >= 0
+        row, grad = table + j * ROW, grad_table + j * ROW
+        tl.atomic_add(grad + 13, gb, mask=known, sem="relaxed")
+        dx = px - tl.load(row, mask=known, other=0.0)
+        dy = py - tl.load(row + 1, mask=known, other=0.0)
+        dz = pz - tl.load(row + 2, mask=known, other=0.0)
+        w0, w1, w2, w3, w4, w5, w6, w7, w8 = _load_whiten(row, known)
+        mx = w0 * dx + w1 * dy + w2 * dz
+        my = w3 * dx + w4 * dy + w5 * dz
+        mz = w6 * dx + w7 * dy + w8 * dz
+        falloff = _falloff(mx, my, mz)
+        # Most neighbours are too far from the point to matter: they cost no additions.
+        near = known & (falloff != 0.0)
+        alpha = tl.load(row + 12, mask=near, other=0.0)
+        size = tl.load(row + 13, mask=near, other=1.0)
+        nx, ny, nz = _load_normal(row, near)
+        share = alpha * falloff
+        tl.atomic_add(grad + 12, gd * falloff, mask=near, sem="relaxed")
+        # ∂d/∂m = −α G m, then the chain rule for the whitening matrix and the offset.
+        factor = -gd * share
+        qx, qy, qz = factor * mx, factor * my, factor * mz
+        _add3(grad + 3, qx * dx, qx * dy, qx * dz, near)
+        _add3(grad + 6, qy * dx, qy * dy, qy * dz, near)
+        _add3(grad + 9, qz * dx, qz * dy, qz * dz, near)
+        bx = w0 * qx + w3 * qy + w6 * qz
+        by = w1 * qx + w4 * qy + w7 * qz
+        bz = w2 * qx + w5 * qy + w8 * qz
+        _add3(grad, -bx, -by, -bz, near)
+        sx += tl.where(near, bx, 0.0)
+        sy += tl.where(near, by, 0.0)
+        sz += tl.where(near, bz, 0.0)
+        _, signed = _signed_weight(nx, ny, nz, ox, oy, oz, dx, dy, dz, size, share)
+        signed = signed / divisor
+        _add3(grad + 14, signed * hx, signed * hy, signed * hz, near & weighed)
+    tl.store(grad_points + 3 * i, sx, mask=there)
+    tl.store(grad_points + 3 * i + 1, sy, mask=there)
+    tl.store(grad_points + 3 * i + 2, sz, mask=there)
+
+
+class _FieldFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
+        points, table, owners, neighbours = (t.contiguous() for t in (points, table, owners, neighbours))
+        density, beta, totals = (points.new_empty(len(points)) for _ in range(3))
+        direction = torch.empty_like(points)
+        if len(points):
+            with torch.cuda.device_of(points):
+                _forward[(triton.cdiv(len(points), BLOCK),)](
+                    points, owners, table, neighbours, density, beta, direction, totals, len(points),
+                    K=neighbours.shape[1], SIZE=BLOCK, enable_fp_fusion=True,  # pyright: ignore[reportCallIssue]
+                )  # fmt: skip
+        ctx.save_for_backward(points, owners, table, neighbours, totals)
+        center, normal = (columns.index_select(0, owners) for columns in (table[:, MEAN:WHITEN], table[:, NORMAL:]))
+        return density, beta, direction, center, normal
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        points, owners, table, neighbours, totals = ctx.saved_tensors
+        grad_points, grad_table = torch.empty_like(points), torch.zeros_like(table)
+        if len(points):
+            density, beta, direction = (grad.contiguous() for grad in grad_outputs[:3])
+            with torch.cuda.device_of(points):
+                _backward[(triton.cdiv(len(points), BLOCK),)](
+                    points, owners, table, neighbours, totals, density, beta, direction, grad_points, grad_table,
+                    len(points), K=neighbours.shape[1], SIZE=BLOCK,
+                    enable_fp_fusion=True,  # pyright: ignore[reportCallIssue]
+                )  # fmt: skip
+        grad_table[:, MEAN:WHITEN].index_add_(0, owners, grad_outputs[3])
+        grad_table[:, NORMAL:].index_add_(0, owners, grad_outputs[4])
+        return grad_points, None, grad_table, None
+
+
+def field_triton(
+    points: Float[Tensor, "points 3"],
+    owners: Int[Tensor, " points"],
+    table: Float[Tensor, "gaussians 17"],
+    neighbours: Int[Tensor, "gaussians neighbours"],
+) -> tuple[Tensor, ...]:
+    """Computes :class:`~f3rm_ext.splat.regularization.field.NeighbourField` on CUDA, float32; differentiable once.
+
+    Gradients of the table are added in any order, so their last bits differ from run to run.
+    """
+    return _FieldFunction.apply(points, owners, table, neighbours)  # type: ignore[return-value]
+
+
+def try_out(device: torch.device) -> None:
+    """Compiles the kernels and runs them on a few points.
+
+    Args:
+        device: of the points.
+
+    Raises:
+        RuntimeError: the results are wrong.
+    """
+    with torch.enable_grad():
+        points = torch.zeros(4, 3, device=device, requires_grad=True)
+        table = torch.ones(2, WIDTH, device=device, requires_grad=True)
+        neighbours = torch.zeros(2, 1, dtype=torch.int32, device=device)
+        field = field_triton(points, torch.zeros(4, dtype=torch.int64, device=device), table, neighbours)
+        (by_table,) = torch.autograd.grad(field[0].sum(), table)
+    # Offsets of −1 in each axis, whitened to −3: G = exp(−27 / 2). Reading values waits for the kernels.
+    falloff = math.exp(-13.5)
+    if not math.isclose(float(field[0].detach().mean()), falloff, rel_tol=1e-3):
+        raise RuntimeError("the field's Triton kernel computes wrong values")
+    if not math.isclose(float(by_table[0, ALPHA]), 4 * falloff, rel_tol=1e-3):
+        raise RuntimeError("the field's Triton kernel computes wrong gradients")

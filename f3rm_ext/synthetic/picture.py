@@ -1,0 +1,73 @@
+"""Renders one large picture of the room. Import this module late, because it imports numba."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.synthetic.cameras import focal_length_px, look_at
+from f3rm_ext.synthetic.capture_files import encode_normals, sync
+from f3rm_ext.synthetic.config import PictureConfig
+from f3rm_ext.synthetic.render import View, render
+from f3rm_ext.synthetic.world import LOOK_AT, build_world, light_world
+from f3rm_ext.utils.colormaps import label_table_bytes
+
+_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
+
+
+def write_picture(out: Path, config: PictureConfig) -> Path:
+    """Writes one picture of the room, see :func:`f3rm_ext.synthetic.take_picture`."""
+    config.check()
+    if out.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"{out} does not end in .jpg or .png, so its format is unclear: choose such a name.")
+    if out.is_dir() or (out.exists() and not config.overwrite):
+        raise CaptureError(f"{out} already exists and would be lost: choose another name, or use --overwrite.")
+    scene = light_world(build_world(config.seed, config.shiny, config.light_rays), config.light_rays)
+    angle = np.deg2rad(config.azimuth)
+    eye = np.array([config.distance * np.cos(angle), config.distance * np.sin(angle), config.eye_height])
+    view = render(
+        scene,
+        look_at(eye, np.array(LOOK_AT)),
+        config.width,
+        config.height,
+        focal_length_px(config.fov, config.width),
+        samples=config.samples,
+        bounces=config.bounces,
+    )
+    picture = Image.fromarray(view.rgb)
+    if config.maps:
+        picture = _with_maps(picture, view)
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(partial, _FORMATS[out.suffix.lower()], quality=85, optimize=True)
+        sync(partial)
+        os.replace(partial, out)
+    except OSError as error:
+        raise CaptureError(f"Cannot write {out}: {error.strerror or error}; choose a writable place.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return out
+
+
+def _with_maps(picture: Image.Image, view: View) -> Image.Image:
+    """Returns the picture with depth, normals and labels side by side below it."""
+    width = picture.width // 3
+    height = round(picture.height * width / picture.width)
+    sheet = Image.new("RGB", (picture.width, picture.height + height))
+    sheet.paste(picture)
+    palette = np.concatenate([np.zeros((1, 3), np.uint8), label_table_bytes(int(view.labels.max()))])  # 0: nothing hit
+    panels = (_grey(view.depth), encode_normals(view.normals), palette[view.labels])
+    for k, pixels in enumerate(panels):
+        sheet.paste(Image.fromarray(pixels).resize((width, height), Image.Resampling.BOX), (k * width, picture.height))
+    return sheet
+
+
+def _grey(depth: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
+    """Shows depth as grey that is linear in inverse depth; near is bright."""
+    inverse = 1 / np.maximum(depth, 1e-3)
+    low, high = inverse.min(), inverse.max()
+    return np.repeat((255 * (inverse - low) / max(high - low, 1e-9)).astype(np.uint8)[..., None], 3, axis=2)

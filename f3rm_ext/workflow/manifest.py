@@ -1,0 +1,231 @@
+"""What a chain has done: its capture, and options, inputs, outputs, time and memory of each stage, as JSON."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from f3rm_ext import __version__
+from f3rm_ext.capture.checks import read_transforms
+from f3rm_ext.capture.colmap_model import capture_files
+from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, write_atomic
+from f3rm_ext.utils.provenance import require_own_folder
+
+NAME, MADE_BY, FORMAT = "manifest.json", "f3rm-ext sugar run", 1
+_KNOWN = {".lock", "logs"}
+"""What a chain makes before its manifest."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that a stage has written."""
+
+    path: str
+    """Relative to the folder, if it is in it."""
+    size: int
+    """Bytes."""
+    digest: str
+    """BLAKE2b hash."""
+
+
+@dataclass
+class Record:
+    """A stage as it was run."""
+
+    state: Literal["running", "finished"] = "running"
+    options: dict[str, str] = field(default_factory=dict)
+    """What the user decided: names and values."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Hashes of what it was made of, by name."""
+    outputs: dict[str, Output] = field(default_factory=dict)
+    command: str = ""
+    """As it was typed."""
+    seconds: float = 0.0
+    """Wall time of all its runs."""
+    peak_mib: float = 0.0
+    """Most resident memory of its process, MiB."""
+    runs: int = 0
+    """Times that it was started with these options and inputs."""
+    attempt: int = 1
+    """Times that it was begun from nothing."""
+    notes: list[str] = field(default_factory=list)
+    """What the command said to the user."""
+
+    @property
+    def key(self) -> str:
+        """Names options and inputs, and the attempt."""
+        text = json.dumps([self.options, self.inputs], sort_keys=True)
+        return digest_of(text.encode())[:8] + (f"-{self.attempt}" if self.attempt > 1 else "")
+
+
+class _Capture(TypedDict):
+    path: str
+    digest: str
+
+
+class _Defaults(TypedDict, total=False):
+    """Options of :mod:`~f3rm_ext.workflow.defaults`."""
+
+    coarse_method: str
+    vertices: int
+    refinement_time: Literal["short", "medium", "long"]
+    resolution_scale: float
+
+
+@dataclass
+class _File:
+    """What a manifest looks like."""
+
+    made_by: str
+    format: int
+    capture: _Capture
+    stages: dict[str, Record]
+    checked: str = ""
+    defaults: _Defaults = field(default_factory=_Defaults)
+
+
+class Manifest:
+    """The manifest of a folder.
+
+    Args:
+        folder: output of the chain.
+        capture: of :func:`identify` or :func:`identify_photos`.
+    """
+
+    def __init__(self, folder: Path, capture: Mapping[str, Any]) -> None:
+        self.folder, self.capture = folder, dict(capture)
+        self.records: dict[str, Record] = {}
+        self.checked = ""
+        """Options of the refinement that were found to be right."""
+        self.defaults: dict[str, Any] = {}
+        """What was chosen by the machine on which the chain was begun, by option."""
+
+    @classmethod
+    def open(cls, folder: Path, capture: Mapping[str, Any]) -> "Manifest":
+        """Reads the manifest of a folder, or begins one.
+
+        Args:
+            folder: output of the chain; created if needed.
+            capture: of :func:`identify` or :func:`identify_photos`.
+
+        Raises:
+            ConfigError: the folder holds other files, a damaged manifest, or one of another capture.
+        """
+        manifest, path = cls(folder, capture), folder / NAME
+        found: _File | None = require_own_folder(folder, NAME, MADE_BY, ignored=_KNOWN, kind=_File)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--output {folder} cannot be used ({error.strerror}): choose another folder.") from error
+        if found is None:
+            return manifest
+        if found.format != FORMAT:
+            raise ConfigError(f"{path} is not of this version of `{MADE_BY}`: choose a new folder with --output.")
+        was = found.capture
+        if was["digest"] != capture["digest"]:
+            changed = was["path"] == capture["path"]
+            raise ConfigError(
+                f"The folder {folder} is of {was['path']}"
+                + (", which has changed since" if changed else f", not of {capture['path']}")
+                + ": choose a new folder with --output."
+            )
+        manifest.checked, manifest.defaults, manifest.records = found.checked, dict(found.defaults), found.stages
+        return manifest
+
+    def save(self) -> None:
+        """Writes the manifest under a temporary name and renames it.
+
+        Raises:
+            ConfigError: it cannot be written; the old one stays.
+        """
+        content = {
+            "made_by": MADE_BY,
+            "version": __version__,
+            "format": FORMAT,
+            "capture": self.capture,
+            "checked": self.checked,
+            "defaults": self.defaults,
+            "stages": {name: asdict(record) for name, record in self.records.items()},
+        }
+        try:
+            write_atomic(self.folder / NAME, (json.dumps(content, indent=1) + "\n").encode())
+        except OSError as error:
+            raise ConfigError(
+                f"{self.folder / NAME} cannot be written ({error.strerror or error}): make room and run the same "
+                "command again."
+            ) from error
+
+    def output(self, path: Path) -> Output:
+        """Describes a file that was written."""
+        name = str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
+        return Output(name, path.stat().st_size, digest_of_file(path))
+
+    def why_again(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> str | None:
+        """Returns why a stage has to be run again; empty if it never was, None if it need not.
+
+        Args:
+            name: of the stage.
+            options: as they are now.
+            inputs: as they are now.
+        """
+        record = self.records.get(name)
+        if record is None:
+            return ""
+        for option in sorted(set(record.options) | set(options)):
+            if record.options.get(option) != options.get(option):
+                return f"{option} {_changed(record.options.get(option), options.get(option))}"
+        for item in sorted(set(record.inputs) | set(inputs)):
+            if record.inputs.get(item) != inputs.get(item):
+                return f"its input ({item}) has changed"
+        if record.state != "finished":
+            return "it was interrupted"
+        for output in record.outputs.values():
+            path = self.folder / output.path
+            if not path.is_file():
+                return f"{output.path} is missing"
+            if path.stat().st_size != output.size or digest_of_file(path) != output.digest:
+                return f"{output.path} was changed"
+        return None
+
+
+def identify(data: Path) -> dict[str, Any]:
+    """Returns what a capture is known by: its place, the number of its photos, and a hash.
+
+    The hash is of transforms.json or COLMAP's model, and of names and sizes of the photos and masks in it.
+
+    Args:
+        data: folder with transforms.json or a COLMAP model, or such a JSON file.
+
+    Raises:
+        CaptureError: there is no such capture, or it cannot be read.
+    """
+    poses = capture_files(data)
+    if data.is_dir() and not poses:
+        raise CaptureError(
+            f"{data} has neither transforms.json nor COLMAP's sparse/0: give --data a capture with poses, or --images "
+            "a folder of photos without."
+        )
+    meta, folder = read_transforms(data)
+    frames = meta["frames"]
+    files = [str(frame[key]) for frame in frames for key in ("file_path", "mask_path") if key in frame]
+    sizes = [(name, item.stat().st_size if (item := folder / name).is_file() else -1) for name in files]
+    text = json.dumps([*map(digest_of_file, poses), sizes])
+    return {"path": str(data.resolve()), "photos": len(frames), "digest": digest_of(text.encode())}
+
+
+def identify_photos(images: Path) -> dict[str, Any]:
+    """Returns what photos without poses are known by: their folder. Photos may be added to it and removed.
+
+    Args:
+        images: folder of the photos.
+    """
+    path = str(images.resolve())
+    return {"path": path, "digest": digest_of(path.encode())}
+
+
+def _changed(was: str | None, now: str | None) -> str:
+    if was is None:
+        return f"is now {now}"
+    return f"was {was} and is now left out" if now is None else f"was {was} and is now {now}"

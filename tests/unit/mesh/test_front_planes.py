@@ -1,0 +1,100 @@
+"""Depth on the planes at which a ray stops: the fast kernel beside its definition, and what it is for."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.mesh.front_planes import WINDOW, front_plane_depth, front_plane_depth_by_definition
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.mip import MipOptions
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+
+SETTINGS = RenderSettings()
+PLAIN = MipOptions(filter_3d=False, filter_2d=False)
+
+
+def sheets(*depths_and_alphas: tuple[float, float]) -> SplatScene:
+    """Sheets across the view, each made of one wide, flat Gaussian."""
+    count = len(depths_and_alphas)
+    depths, alphas = torch.tensor(depths_and_alphas).T
+    gaussians = Gaussians(
+        means=torch.stack([torch.zeros(count), torch.zeros(count), depths], dim=1),
+        scales=torch.tensor([[50.0, 50.0, 0.01]]).log().repeat(count, 1),
+        quats=torch.tensor([[1.0, 0, 0, 0]]).repeat(count, 1),
+        opacities=torch.logit(alphas)[:, None],
+        features_dc=torch.zeros(count, 3),
+        features_rest=torch.zeros(count, 0, 3),
+    )
+    return SplatScene(gaussians, torch.zeros(count), PLAIN)
+
+
+def view_of(width: int = 16, height: int = 16) -> PinholeCameras:
+    K = torch.tensor([[[20.0, 0, width / 2], [0, 20, height / 2], [0, 0, 1]]])
+    sides = (torch.tensor([side], dtype=torch.int32) for side in (width, height))
+    return PinholeCameras(torch.eye(4)[None], K, *sides)
+
+
+@pytest.mark.parametrize("mip", [PLAIN, MipOptions(filter_3d=False, filter_2d=True)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_kernel_does_what_the_definition_says(mip: MipOptions, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    count = 400
+    places = torch.rand(count, 3, generator=generator) * torch.tensor([4.0, 3.0, 3.0]) + torch.tensor([-2, -1.5, 2.0])
+    gaussians = Gaussians(
+        means=places,
+        scales=(torch.rand(count, 3, generator=generator) * torch.tensor([0.4, 0.4, 0.02]) + 0.01).log(),
+        quats=torch.randn(count, 4, generator=generator),
+        opacities=torch.randn(count, 1, generator=generator) + 1,
+        features_dc=torch.zeros(count, 3),
+        features_rest=torch.zeros(count, 0, 3),
+    )
+    scene, view = SplatScene(gaussians, torch.zeros(count), mip), view_of(37, 29)
+    fast = front_plane_depth(scene, view, SETTINGS)
+    slow = front_plane_depth_by_definition(scene, view, SETTINGS)
+    assert 0.3 < (fast > 0).float().mean() < 1
+    # Where a sum ends within rounding of a limit, the two may take different planes.
+    different = (fast - slow).abs() > 1e-3 * slow
+    assert different.float().mean() < 0.003
+
+
+@pytest.mark.parametrize(("front", "depth"), [(0.8, 2.0), (0.3, 6.0)])
+def test_of_two_sheets_the_one_that_stops_the_light_counts(front: float, depth: float) -> None:
+    scene, view = sheets((2.0, front), (6.0, 0.999)), view_of()
+    over_all = render(scene, view, 0, torch.zeros(3), SETTINGS, planes=True).plane_depth
+    assert over_all is not None and 2.5 < float(over_all[8, 8]) < 5
+    np.testing.assert_allclose(front_plane_depth(scene, view, SETTINGS)[4:12, 4:12], depth, rtol=1e-4)
+
+
+def test_layers_of_one_surface_are_averaged() -> None:
+    near, far = 2.0, 2.0 * (1 + 0.5 * WINDOW)
+    found = float(front_plane_depth(sheets((near, 0.6), (far, 0.999)), view_of(), SETTINGS)[8, 8])
+    assert found == pytest.approx(0.6 * near + 0.4 * far, rel=1e-3)
+
+
+def test_a_tilted_wall_is_exact() -> None:
+    turn = np.radians(60.0)
+    scene = sheets((3.0, 0.999))
+    tilted = dataclasses.replace(
+        scene.gaussians, quats=torch.tensor([[np.cos(turn / 2), 0.0, np.sin(turn / 2), 0.0]], dtype=torch.float32)
+    )
+    found = front_plane_depth(SplatScene(tilted, torch.zeros(1), PLAIN), view_of(), SETTINGS)
+    x = (torch.arange(16) + 0.5 - 8) / 20
+    normal_x, normal_z = np.sin(turn), np.cos(turn)
+    expected = 3 * normal_z / (normal_x * x + normal_z)
+    np.testing.assert_allclose(found[8], expected, rtol=2e-3)
+
+
+def test_what_lets_most_of_the_light_through_has_no_depth() -> None:
+    assert (front_plane_depth(sheets((2.0, 0.35)), view_of(), SETTINGS) == 0).all()
+    assert (front_plane_depth(sheets((-2.0, 0.9)), view_of(), SETTINGS) == 0).all()
+
+
+def test_a_ball_is_where_it_is(make_ball: Callable[..., Gaussians], ring: PinholeCameras) -> None:
+    scene = SplatScene(make_ball(), torch.zeros(3000), PLAIN)
+    view = PinholeCameras(*(part[:1] for part in (ring.viewmats, ring.Ks, ring.widths, ring.heights)))
+    depth = front_plane_depth(scene, view, SETTINGS)
+    assert float(depth[24, 24]) == pytest.approx(1.0, abs=0.01)

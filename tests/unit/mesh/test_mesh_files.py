@@ -1,0 +1,153 @@
+"""Files of meshes, opened by other readers and by ours."""
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+
+from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.mesh.mesh_files import (
+    SUFFIXES,
+    SurfacePoints,
+    read_mesh,
+    read_provenance,
+    read_surface,
+    require_replaceable,
+    vertex_colors,
+    write_mesh,
+)
+from f3rm_ext.utils.ply import write_ply
+
+OURS = {"made_by": "f3rm-ext export mesh", "frame": "capture", "note": "naïve"}
+
+
+@pytest.fixture
+def box() -> trimesh.Trimesh:
+    made = trimesh.creation.box((1, 2, 3))
+    colors = np.random.default_rng(0).integers(0, 256, (len(made.vertices), 3), dtype=np.uint8)
+    return trimesh.Trimesh(made.vertices, made.faces, vertex_colors=colors, process=False)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("up", ["z", "y"])
+def test_written_and_read(box: trimesh.Trimesh, tmp_path: Path, suffix: str, up: Any) -> None:
+    path = tmp_path / f"box{suffix}"
+    write_mesh(path, box, OURS, up)
+    back = read_mesh(path)
+    np.testing.assert_allclose(back.vertices[back.faces], box.vertices[box.faces], atol=1e-6)
+    theirs, ours = vertex_colors(back), vertex_colors(box)
+    assert theirs is not None and ours is not None
+    np.testing.assert_allclose(theirs[back.faces].astype(int), ours[box.faces], atol=1)
+    said = read_provenance(path)
+    assert said["made_by"] == OURS["made_by"] and said["up"] == up
+    raw = trimesh.load(path, process=False, force="mesh")
+    tall = {"z": [1, 2, 3], "y": [1, 3, 2]}[up]
+    np.testing.assert_allclose(raw.extents, tall, atol=1e-6)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_open3d_reads_it(box: trimesh.Trimesh, tmp_path: Path, suffix: str, open3d: ModuleType) -> None:
+    write_mesh(tmp_path / f"box{suffix}", box, OURS)
+    found = open3d.io.read_triangle_mesh(str(tmp_path / f"box{suffix}"))
+    assert len(found.triangles) == len(box.faces) and found.has_vertex_colors()
+    np.testing.assert_allclose(found.get_surface_area(), box.area, rtol=1e-5)
+
+
+def test_disk_full_keeps_the_old_file(box: trimesh.Trimesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "box.ply"
+    write_mesh(path, box, OURS)
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        write_mesh(path, box.subdivide(), OURS)
+    assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["box.ply"]
+
+
+def test_only_our_files_are_replaced(box: trimesh.Trimesh, tmp_path: Path) -> None:
+    for suffix in SUFFIXES:
+        write_mesh(tmp_path / f"ours{suffix}", box, OURS)
+        require_replaceable(tmp_path / f"ours{suffix}")
+        box.export(tmp_path / f"theirs{suffix}")
+        with pytest.raises(ConfigError, match=f"theirs{suffix}"):
+            require_replaceable(tmp_path / f"theirs{suffix}")
+    with pytest.raises(ConfigError, match="--out"):
+        require_replaceable(tmp_path)
+    with pytest.raises(MeshError, match="written as"):
+        write_mesh(tmp_path / "box.stl", box, OURS)
+
+
+def test_points_with_normals(tmp_path: Path) -> None:
+    columns = {name: np.arange(3, dtype=np.float32) for name in ("x", "y", "z")}
+    columns |= {"nx": np.zeros(3, np.float32), "ny": np.zeros(3, np.float32), "nz": np.full(3, 2, np.float32)}
+    with (tmp_path / "points.ply").open("wb") as stream:
+        write_ply(stream, columns)
+    np.savez(
+        tmp_path / "points.npz",
+        points=np.ones((4, 3), np.float32),
+        normals=np.tile(np.array([0, 0, 127], np.int8), (4, 1)),
+    )
+    for name, count in (("points.ply", 3), ("points.npz", 4)):
+        found = read_surface(tmp_path / name)
+        assert isinstance(found, SurfacePoints) and len(found) == count and found.normals is not None
+        np.testing.assert_allclose(found.normals, np.tile([0.0, 0, 1], (count, 1)))
+        with pytest.raises(MeshError, match="no faces"):
+            read_mesh(tmp_path / name)
+
+
+def test_bad_files(tmp_path: Path, box: trimesh.Trimesh) -> None:
+    with pytest.raises(MeshError, match="There is no file"):
+        read_surface(tmp_path / "none.ply")
+    (tmp_path / "bad.ply").write_bytes(b"ply\nformat binary_little_endian 1.0\nelement vertex 9\nend_header\n")
+    (tmp_path / "bad.glb").write_bytes(b"nothing")
+    np.savez(tmp_path / "bad.npz", other=np.zeros(3))
+    for name in ("bad.ply", "bad.glb", "bad.npz"):
+        with pytest.raises(MeshError):
+            read_surface(tmp_path / name)
+    box.vertices[0, 0] = np.nan
+    np.savez(tmp_path / "nan.npz", vertices=box.vertices, faces=box.faces)
+    with pytest.raises(MeshError, match="NaN"):
+        read_surface(tmp_path / "nan.npz")
+
+
+@pytest.mark.parametrize("index", [-3, 8, 2**31, 2**62])
+def test_corners_that_are_no_vertices(tmp_path: Path, box: trimesh.Trimesh, index: int) -> None:
+    faces = np.array(box.faces)
+    faces[5, 1] = index
+    np.savez(tmp_path / "box.npz", vertices=box.vertices, faces=faces)
+    with pytest.raises(MeshError, match=str(index)):
+        read_mesh(tmp_path / "box.npz")
+
+
+@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize("suffix", [".npz", ".ply", ".obj"])
+def test_vertices_too_far_out(tmp_path: Path, box: trimesh.Trimesh, suffix: str, side: int) -> None:
+    path = tmp_path / f"box{suffix}"
+    box.vertices[0, 0] = side * 1e30
+    if suffix == ".npz":
+        np.savez(path, vertices=box.vertices, faces=box.faces)
+    else:
+        box.export(path)
+    with pytest.raises(MeshError, match="vertices"):
+        read_mesh(path)
+
+
+@pytest.mark.parametrize(
+    ("vertices", "faces"),
+    [((8, 2), (12, 3)), ((24,), (12, 3)), ((8, 3), (12, 2)), ((8, 3), (36,)), ((8, 3), (12, 4))],
+)
+def test_arrays_of_other_shapes(tmp_path: Path, vertices: tuple[int, ...], faces: tuple[int, ...]) -> None:
+    np.savez(tmp_path / "box.npz", vertices=np.ones(vertices), faces=np.ones(faces, int))
+    with pytest.raises(MeshError, match="shape"):
+        read_mesh(tmp_path / "box.npz")
+    np.savez(tmp_path / "box.npz", vertices=np.ones((8, 3)), faces=np.ones((12, 3)))
+    with pytest.raises(MeshError, match="float64"):
+        read_mesh(tmp_path / "box.npz")

@@ -1,0 +1,141 @@
+"""A ball between one near and five far walls, fused in shells."""
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+
+from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.stereo.agreement import unproject
+from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh import fusion
+from f3rm_ext.mesh.contraction import Contraction
+from f3rm_ext.mesh.extraction import ExtractionOptions, extract_mesh
+from f3rm_ext.mesh.fusion import fuse_depth
+from f3rm_ext.mesh.scenes import SurfaceScene
+from f3rm_ext.mesh.shells import contraction_of, fuse_shells
+from f3rm_ext.mesh.views import RenderedView, SceneViews, stored_views
+
+SIZE_PX, FOCAL_PX = 64, 60.0
+NEAR, FAR, BALL = 2.0, 60.0, 0.4
+"""Distances of the walls from the middle, where the ball is, and its radius."""
+VOXEL = 0.05
+SPACE = Contraction(np.zeros(3), 3.0)
+
+
+@pytest.fixture(scope="module")
+def cameras() -> PinholeCameras:
+    """Sixteen cameras in a circle around the ball, looking at it and at what is behind it."""
+    viewmats = []
+    for turn in np.linspace(0, 2 * np.pi, 16, endpoint=False):
+        ahead = -np.array([np.cos(turn), np.sin(turn), 0.0])
+        side = np.cross(ahead, [0, 0, 1.0])
+        viewmat = np.eye(4)
+        viewmat[:3, :3] = np.stack([side, np.cross(ahead, side), ahead])
+        viewmat[:3, 3] = viewmat[:3, :3] @ (1.5 * ahead)
+        viewmats.append(viewmat)
+    K = torch.tensor([[FOCAL_PX, 0, SIZE_PX / 2], [0, FOCAL_PX, SIZE_PX / 2], [0, 0, 1]])
+    sizes = torch.full((len(viewmats),), SIZE_PX, dtype=torch.int32)
+    return PinholeCameras(torch.tensor(np.array(viewmats)).float(), K.repeat(len(viewmats), 1, 1), sizes, sizes.clone())
+
+
+def render(cameras: PinholeCameras, index: int) -> RenderedView:
+    """The exact depth of what is nearest."""
+    pixels = torch.arange(SIZE_PX**2)
+    center = cameras.positions[index].double()
+    ahead = unproject(cameras, index, torch.ones(len(pixels), dtype=torch.float64), pixels) - center
+    a, b, c = ahead.square().sum(1), (ahead * center).sum(1), center.square().sum() - BALL**2
+    ball = torch.where(b * b > a * c, (-b - (b * b - a * c).clamp_min(0).sqrt()) / a, torch.inf)
+    ahead = torch.where(ahead.abs() < 1e-9, 1e-9, ahead)
+    walls = torch.full_like(ahead, FAR)
+    walls[:, 0] = torch.where(ahead[:, 0] > 0, NEAR, FAR)
+    depth = torch.minimum(ball, ((walls * ahead.sign() - center) / ahead).amin(dim=1))
+    shape = (SIZE_PX, SIZE_PX)
+    return RenderedView(np.full((*shape, 3), 128, np.uint8), depth.float().numpy().reshape(shape))
+
+
+@pytest.fixture
+def views(cameras: PinholeCameras) -> SceneViews:
+    return SceneViews(cameras, lambda index: render(cameras, index))
+
+
+def ball_error(mesh: trimesh.Trimesh) -> float:
+    radii = np.linalg.norm(mesh.vertices, axis=1)
+    assert (radii < 1).sum() > 20
+    return float(np.abs(radii[radii < 1] - BALL).max())
+
+
+def test_space_is_contracted_and_expanded() -> None:
+    space = Contraction(np.array([1.0, 2.0, 3.0]), 2.0)
+    points = np.random.default_rng(0).normal(size=(500, 3)) * np.geomspace(0.1, 1e4, 500)[:, None] + space.center
+    inside = space.distances(points) <= 1
+    small = space.contract(points)
+    assert 20 < inside.sum() < 480 and np.abs(small).max() < 2
+    np.testing.assert_allclose(small[inside], (points[inside] - space.center) / 2)
+    np.testing.assert_allclose(space.expand(small), points, rtol=1e-7, atol=1e-9)
+
+
+def test_near_is_fine_and_far_is_there(views: SceneViews, open3d: ModuleType) -> None:
+    seen: list[tuple[int, int]] = []
+    with stored_views(views) as stored:
+        parts = fuse_shells(stored, VOXEL, SPACE, on_progress=lambda done, total: seen.append((done, total)))
+    assert len(parts) == 1 + np.ceil(np.log2(FAR / SPACE.radius)) and ball_error(parts[0]) < VOXEL
+    far = np.abs(parts[-1].vertices)
+    off = np.abs(far.max(axis=1) - FAR)
+    assert np.quantile(off, 0.95) < VOXEL * 2 ** (len(parts) - 1)
+    # A shell has about as many triangles as the one inside it, although it covers four times the area.
+    assert max(len(part.faces) for part in parts[1:]) < len(parts[0].faces)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen) and seen[-1][0] == seen[-1][1]
+
+
+def test_there_are_no_gaps_between_shells(views: SceneViews, open3d: ModuleType) -> None:
+    with stored_views(views) as stored:
+        parts = fuse_shells(stored, VOXEL, SPACE)
+    scene = open3d.t.geometry.RaycastingScene()
+    for part in parts[:2]:
+        vertices, faces = np.asarray(part.vertices, np.float32), np.asarray(part.faces, np.uint32)
+        scene.add_triangles(open3d.core.Tensor(vertices), open3d.core.Tensor(faces))
+    y, z = np.meshgrid(SPACE.radius + np.linspace(-4, 4, 81) * VOXEL, np.linspace(-1, 1, 41))
+    rays = np.stack([np.ones_like(y), y, z, np.ones_like(y), 0 * y, 0 * y], axis=-1).reshape(-1, 6).astype(np.float32)
+    x = 1 + scene.cast_rays(open3d.core.Tensor(rays))["t_hit"].numpy()
+    assert np.abs(x - NEAR).max() < 2 * VOXEL
+
+
+def test_a_bounded_scene_gives_the_same_mesh(ball_views: SceneViews, open3d: ModuleType) -> None:
+    with stored_views(ball_views) as stored:
+        space = contraction_of(stored)
+        one = fuse_depth(stored, 0.02)
+        (two,) = fuse_shells(stored, 0.02, space)
+    assert space.radius == pytest.approx(1.65 + 1.05, abs=0.1) and len(one.faces) == len(two.faces)
+    ordered = [np.unique(np.asarray(mesh.vertices).round(6), axis=0) for mesh in (one, two)]
+    np.testing.assert_allclose(ordered[0], ordered[1], atol=2e-6)
+
+
+def test_memory_is_bounded(views: SceneViews, monkeypatch: pytest.MonkeyPatch, open3d: ModuleType) -> None:
+    made: list[int] = []
+    grid = fusion._grid
+    monkeypatch.setattr(fusion, "_grid", lambda voxel, blocks: made.append(blocks) or grid(voxel, blocks))
+    with stored_views(views) as stored:
+        fuse_shells(stored, VOXEL, SPACE)
+        with_shells = max(made)
+        made.clear()
+        fuse_depth(stored, VOXEL * 8)  # even then
+    assert with_shells < max(made)
+
+
+def test_the_foreground_survives_cleaning_and_simplification(views: SceneViews, open3d: ModuleType) -> None:
+    scene = SurfaceScene(views, None, CaptureFrame(np.eye(3), np.zeros(3), 1.0), {})
+    options = ExtractionOptions(voxel=0.1, unbounded=True, min_views=1, min_part=0.01, vertices=2000)
+    found = extract_mesh(scene, options)
+    assert 1900 < len(found.mesh.vertices) <= 2000
+    assert ball_error(found.mesh) < 0.15 and np.abs(found.mesh.vertices).max() > 0.98 * FAR
+
+
+def test_no_depth(cameras: PinholeCameras, open3d: ModuleType) -> None:
+    nothing = RenderedView(np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64), np.float32))
+    with stored_views(SceneViews(cameras, lambda index: nothing)) as stored:
+        with pytest.raises(MeshError, match="No depth is left"):
+            fuse_shells(stored, VOXEL, contraction_of(stored))

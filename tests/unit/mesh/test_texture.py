@@ -1,0 +1,398 @@
+"""Textures of a box and of walls whose colours are known everywhere."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+from PIL import Image
+from trimesh.visual.texture import TextureVisuals
+
+from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
+from f3rm_ext.mesh.texture import baking, seams
+from f3rm_ext.mesh.texture.atlas import Atlas, Texels, pieces, texture_texels, unwrap
+from f3rm_ext.mesh.texture.baking import (
+    TextureOptions,
+    bake_texture,
+    bake_vertices,
+    choose_size,
+    distant_background,
+)
+from f3rm_ext.mesh.texture.exposure import find_gains
+from f3rm_ext.mesh.texture.photos import Camera, Photo, Photos
+from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo, texture_of
+from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places, bilinear, bilinear_corners
+
+pytestmark = pytest.mark.usefixtures("open3d")
+SIDE_PX = 96
+Colors = Callable[[np.ndarray], np.ndarray]
+
+
+def smooth(points: np.ndarray) -> np.ndarray:
+    """The true colours: they change slowly over the surface."""
+    return 128 + 90 * np.sin(2.0 * points + np.array([0.0, 1.0, 2.0]))
+
+
+def camera_at(center: np.ndarray, target: np.ndarray | None = None, focal: float = 100.0) -> Camera:
+    ahead = (np.zeros(3) if target is None else target) - center
+    ahead = ahead / np.linalg.norm(ahead)
+    side = np.cross(ahead, [0.1, 0.2, 1.0])
+    side /= np.linalg.norm(side)
+    rotation = np.stack([side, np.cross(ahead, side), ahead])
+    return Camera(rotation, np.asarray(center, float), np.full(2, focal), np.full(2, SIDE_PX / 2), SIDE_PX, SIDE_PX)
+
+
+def photograph(mesh: trimesh.Trimesh, camera: Camera, colors: Colors = smooth) -> Photo:
+    """An exact photo; what is not on the mesh is white."""
+    grid = np.stack(np.meshgrid(np.arange(SIDE_PX) + 0.5, np.arange(SIDE_PX) + 0.5), axis=-1)
+    rays = camera.rays(grid)
+    depth = Occluder(mesh).cast(rays)["t_hit"]
+    hit = np.isfinite(depth)
+    picture = np.full((SIDE_PX, SIDE_PX, 3), 255.0)
+    picture[hit] = colors(rays[hit][:, :3] + rays[hit][:, 3:] * depth[hit][:, None])
+    return Photo(np.rint(np.clip(picture, 0, 255)).astype(np.uint8), None)
+
+
+def around(mesh: trimesh.Trimesh, colors: Colors = smooth, gains: np.ndarray | None = None) -> Photos:
+    """Twenty photos from all around."""
+    index = np.arange(20) + 0.5
+    polar, turn = np.arccos(1 - index / 10), np.pi * (1 + 5**0.5) * index
+    places = 2.5 * np.stack([np.cos(turn) * np.sin(polar), np.sin(turn) * np.sin(polar), np.cos(polar)], axis=1)
+    cameras = [camera_at(place) for place in places]
+    taken = [photograph(mesh, camera, colors) for camera in cameras]
+    if gains is not None:
+        taken = [Photo((photo.colors * gain).astype(np.uint8), None) for photo, gain in zip(taken, gains, strict=True)]
+    return Photos(cameras, lambda number: taken[number])
+
+
+@pytest.fixture(scope="module")
+def box() -> trimesh.Trimesh:
+    return trimesh.creation.box((1.0, 1.0, 1.0)).subdivide().subdivide()
+
+
+def colors_on(atlas: Atlas, texture: np.ndarray, points: np.ndarray, faces: np.ndarray) -> np.ndarray:
+    """Colours of a textured mesh at places on it."""
+    weights = trimesh.triangles.points_to_barycentric(atlas.mesh.triangles[faces], points)
+    at = (atlas.pixels[atlas.mesh.faces[faces]] * weights[..., None]).sum(axis=1)
+    return bilinear(texture.astype(np.float32), at)
+
+
+def test_a_box_has_its_true_colours_and_no_seams(box: trimesh.Trimesh) -> None:
+    stages: dict[str, tuple[int, int]] = {}
+    made = bake_texture(
+        box, around(box), TextureOptions(size_px=128), lambda stage, done, total: stages.update({stage: (done, total)})
+    )
+    assert stages["Photos"] == stages["Exposure"] == (20, 20) and made.unseen == 0
+    points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
+    texture = texture_of(made.mesh)
+    assert texture is not None and texture.shape == (128, 128, 3)
+    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 128, 0)
+    error = np.abs(colors_on(atlas, texture, points, faces) - smooth(points))
+    # Small photos see the corners of the box only at its rim, where its colours mix with the white behind it.
+    assert error.mean() < 2 and np.quantile(error, 0.97) < 10
+    np.testing.assert_allclose(made.gains, 1, atol=0.01)
+    score = score_photo(
+        MeshRenderer(made.mesh).render(camera_at(np.array([2.0, 1.2, 0.9]))),
+        photograph(box, camera_at(np.array([2.0, 1.2, 0.9]))),
+    )
+    assert score.psnr_covered > 30 and 0.1 < score.coverage < 0.9
+
+
+def test_pieces_have_all_faces_once_and_lie_together(box: trimesh.Trimesh) -> None:
+    parts = pieces(box, 30)
+    assert sorted(np.concatenate(parts)) == list(range(len(box.faces))) and len(parts) == 8
+    assert all(len(part) == 24 and np.ptp(box.triangles_center[part], axis=0).prod() < 0.3 for part in parts)
+    assert [list(part) for part in pieces(box, len(box.faces))] == [list(range(len(box.faces)))]
+
+
+def test_a_mesh_of_many_pieces_is_textured_as_one(box: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baking, "unwrap", partial(unwrap, piece_faces=30))
+    made = bake_texture(box, around(box), TextureOptions(size_px=256))
+    texture = texture_of(made.mesh)
+    assert texture is not None and made.unseen == 0
+    np.testing.assert_array_equal(np.sort(made.mesh.area_faces), np.sort(box.area_faces))
+    points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
+    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 256, 0)
+    assert np.abs(colors_on(atlas, texture, points, faces) - smooth(points)).mean() < 2
+    inside = atlas.pixels[made.mesh.faces].mean(axis=1)
+    assert len(np.unique(np.floor(inside), axis=0)) == len(box.faces)  # no two triangles share their texels
+
+
+def test_vertices_take_the_same_colours(box: trimesh.Trimesh) -> None:
+    made = bake_vertices(box, around(box), TextureOptions())
+    colors = vertex_colors(made.mesh)
+    assert colors is not None and made.unseen == 0
+    error = np.abs(colors - smooth(np.asarray(made.mesh.vertices))).max(axis=1)
+    assert np.median(error) < 3 and np.quantile(error, 0.8) < 20
+
+
+def test_what_is_hidden_keeps_its_own_colour() -> None:
+    wall = trimesh.creation.box((0.02, 2.0, 2.0))
+    plate = trimesh.creation.box((0.02, 0.6, 0.6)).apply_translation([0.7, 0, 0])
+    both = trimesh.util.concatenate([wall, plate])
+    assert isinstance(both, trimesh.Trimesh)
+
+    def colors(points: np.ndarray) -> np.ndarray:
+        return np.where(points[:, :1] > 0.5, [[220.0, 30, 30]], [[30.0, 30, 220]])
+
+    cameras = [camera_at(np.array([2.5, y, 0.3]), np.array([0.0, 0, 0])) for y in (-1.5, 0.0, 1.5)]
+    taken = [photograph(both, camera, colors) for camera in cameras]
+    made = bake_texture(both, Photos(cameras, lambda index: taken[index]), TextureOptions(size_px=128))
+    texture = texture_of(made.mesh)
+    assert texture is not None and 0 < made.unseen < made.places
+    points, faces = trimesh.sample.sample_surface(made.mesh, 6000, seed=0)[:2]
+    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 128, 0)
+    found = colors_on(atlas, texture, points, faces)
+    front = (points[:, 0] > 0) & (points[:, 0] < 0.5) & (np.abs(points[:, 1:]) < 0.9).all(axis=1)
+    assert front.sum() > 1000
+    # The plate stands before the wall in every photo and stains it in none.
+    assert np.abs(found[front] - [30, 30, 220]).max() < 40
+
+
+def test_exposures_are_balanced(box: trimesh.Trimesh) -> None:
+    gains = np.random.default_rng(0).uniform(0.7, 1.05, (20, 3))
+    photos = around(box, gains=gains)
+    made = bake_texture(box, photos, TextureOptions(size_px=64))
+    product = made.gains * gains
+    assert (product.std(axis=0) / product.mean(axis=0)).max() < 0.015
+    off = bake_texture(box, photos, TextureOptions(size_px=64, balance=False))
+    assert (off.gains == 1).all()
+
+
+def test_gains_ignore_reflections_and_lonely_photos() -> None:
+    rng = np.random.default_rng(1)
+    truth, places = np.array([0.8, 1.0, 1.25, 1.0]), rng.uniform(60, 150, (500, 3))
+    colors = places / truth[:, None, None]
+    weights = (rng.random((4, 500)) < 0.7).astype(float)
+    weights[3] = 0
+    colors[0, :60] = 230
+    found = find_gains(colors, weights)
+    ratios = found[:3] / truth[:3, None]
+    np.testing.assert_allclose(ratios / ratios[0], 1, atol=0.01)
+    assert (found[3] == 1).all()
+
+
+def test_both_sides_of_a_cut_agree(box: trimesh.Trimesh) -> None:
+    atlas = unwrap(box, 64, 4)
+    texels = texture_texels(atlas)
+    noisy = np.random.default_rng(0).uniform(60, 190, (len(texels), 3)).astype(np.float32)
+    sides = seams._seam_samples(atlas)
+    assert len(sides[0]) > 100
+
+    def gap(colors: np.ndarray) -> float:
+        texture = np.full((64 * 64, 3), np.nan, np.float32)
+        texture[texels.places] = colors
+        first, second = (bilinear(texture.reshape(64, 64, 3), side) for side in sides)
+        return float(np.abs(first - second).mean())
+
+    before, levelled = gap(noisy), noisy.copy()
+    # No lookup on a chart reads a free texel, which is NaN here.
+    assert np.isfinite(before)
+    seams.level_seams(atlas, texels, levelled)
+    assert gap(levelled) < 0.35 * before
+    filled = seams.fill_outward(texels, levelled, 64)
+    assert filled.min() > 0
+    np.testing.assert_array_equal(filled.reshape(-1, 3)[texels.places], np.rint(levelled).astype(np.uint8))
+
+
+def test_lookups_on_slivers_read_texels_of_charts() -> None:
+    corners = np.random.default_rng(0).normal(size=(60, 3, 3))
+    corners[:, 2] = corners[:, 1] + 0.01 * corners[:, 2]  # a hundred times as long as wide
+    slivers = trimesh.Trimesh(corners.reshape(-1, 3), np.arange(180).reshape(-1, 3), process=False)
+    atlas = unwrap(slivers, 1024, 4)
+    read = np.zeros(1024**2, bool)
+    read[texture_texels(atlas).places] = True
+    triangles, share = atlas.pixels[atlas.mesh.faces], np.random.default_rng(1).dirichlet(np.ones(3), 1000)
+    at = np.einsum("nc,fcd->fnd", share, triangles)
+    assert np.linalg.norm(triangles[:, 0] - triangles[:, 1], axis=1).max() > 20
+    assert read[bilinear_corners(at.reshape(-1, 2), 1024, 1024)[0]].all()
+
+
+def test_levelling_reads_the_texels_along_cuts_and_no_others(box: trimesh.Trimesh) -> None:
+    atlas = unwrap(box, 64, 4)
+    texels = texture_texels(atlas)
+    noisy = np.random.default_rng(0).uniform(60, 190, (len(texels), 3)).astype(np.float32)
+    along = np.isin(texels.places, seams.seam_lookups(atlas))
+    assert 0.1 < along.mean() < 0.9
+    whole, part = noisy.copy(), noisy[along]
+    seams.level_seams(atlas, texels, whole)
+    seams.level_seams(atlas, Texels(texels.faces[along], texels.weights[along], texels.places[along]), part)
+    np.testing.assert_array_equal(part, whole[along])
+    np.testing.assert_array_equal(noisy[~along], whole[~along])
+
+
+def test_masked_pixels_colour_nothing(box: trimesh.Trimesh) -> None:
+    photos = around(box)
+    spoiled = []
+    for index in range(20):
+        colors, valid = photos.read(index).colors.copy(), np.ones((SIDE_PX, SIDE_PX), bool)
+        valid[:, 42:52] = False
+        colors[~valid] = [255, 0, 255]
+        spoiled.append(Photo(colors, valid))
+    made = bake_texture(box, Photos(photos.cameras, lambda index: spoiled[index]), TextureOptions(size_px=64))
+    texture = texture_of(made.mesh)
+    # The mask is magenta, and no true colour has so little green.
+    assert texture is not None and texture[..., 1].min() > 30
+
+
+def test_sharp_and_frontal_photos_weigh_most() -> None:
+    wall = trimesh.creation.box((0.02, 4.0, 4.0))
+    place = Places(np.array([[0.01, 0, 0]]), np.array([[1.0, 0, 0]]), np.array([1e-4]))
+    occluder = Occluder(wall)
+
+    def weight(center: tuple[float, float, float]) -> float:
+        camera = camera_at(np.array(center), np.array([0.01, 0, 0]))
+        return float(PhotoLookup(camera, photograph(wall, camera), occluder).see(place).weights[0])
+
+    assert weight((1.2, 0, 0)) > 2 * weight((2.0, 0, 0)) > 4 * weight((4.0, 0, 0))
+    assert weight((1.2, 0, 0)) > 2 * weight((0.8, 0.9, 0))
+
+
+@pytest.mark.parametrize("center", [(1.2, 0, 0), (3.0, 0, 0), (1.5, 0.4, 1.0), (0.7, -1.2, 0)])
+@pytest.mark.parametrize("area", [1e-4, 2e-5, 1e-2])
+def test_the_weight_is_the_squared_number_of_pixels_times_the_cosine(
+    center: tuple[float, float, float], area: float
+) -> None:
+    wall = trimesh.creation.box((0.02, 4.0, 4.0))
+    point, ahead = np.array([0.01, 0, 0]), np.array([1.0, 0, 0])
+    camera = camera_at(np.array(center), point)._replace(focal=np.array([70.0, 120.0]))
+    corners, _ = camera.project(point + 1e-4 * np.array([[0, 0, 0], [0, 1, 0], [0, 0, 1]]))
+    pixels = area * abs(float(np.linalg.det(corners[1:] - corners[0]))) / 1e-8
+    away = camera.center - point
+    cosine = float(away @ ahead / np.linalg.norm(away))
+    lookup = PhotoLookup(camera, photograph(wall, camera), Occluder(wall))
+    (weight,) = lookup.see(Places(point[None], ahead[None], np.array([area]))).weights
+    assert weight == pytest.approx(cosine * min(pixels, 1.0) ** 2, rel=2e-3)
+
+
+def test_texels_of_many_pixels_take_their_mean() -> None:
+    wall = trimesh.creation.box((0.02, 4.0, 4.0))
+    camera = camera_at(np.array([2.01, 0, 0]))
+    stripes = np.zeros((SIDE_PX, SIDE_PX, 3), np.uint8)
+    stripes[:, np.arange(SIDE_PX) // 2 % 2 == 1] = 200  # two pixels wide
+    (ray,) = camera.rays(np.array([[49.0, 49.0]])).astype(float)  # the middle of a dark one
+    point = ray[:3] + 2 * ray[3:]
+    lookup = PhotoLookup(camera, Photo(stripes, None), Occluder(wall))
+    for pixels, wanted in ((0.1, 0), (1, 0), (4, 0), (16, 100), (1000, 100)):
+        place = Places(point[None], np.array([[1.0, 0, 0]]), np.array([pixels * (2 / 100) ** 2]))
+        np.testing.assert_allclose(lookup.see(place).colors, wanted, atol=0.5, err_msg=f"{pixels} pixels")
+
+
+def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
+    photos = around(box)
+    soup = trimesh.Trimesh(np.random.default_rng(0).random((3000, 3)), np.arange(3000).reshape(-1, 3), process=False)
+    with pytest.raises(MeshError, match=r"falls into \d+ charts, which do not fit"):
+        unwrap(soup, 64, 4)
+    photos.cameras = photos.cameras[:1]
+    away = box.copy().apply_translation([0, 0, 500])
+    for bake in (bake_texture, bake_vertices):
+        with pytest.raises(MeshError, match="No training photo sees the mesh"):
+            bake(away, photos, TextureOptions(size_px=64))
+    with pytest.raises(MeshError, match="No training photo sees the mesh"):
+        choose_size(away, photos)
+    flat = trimesh.Trimesh(np.zeros((3, 3)), [[0, 1, 2]], process=False)
+    with pytest.raises(MeshError, match="no area"):
+        bake_texture(flat, photos, TextureOptions(size_px=64))
+    with pytest.raises(MeshError, match="neither a texture nor vertex colours"):
+        MeshRenderer(box)
+
+
+def test_a_mesh_that_is_no_surface_is_textured_too(box: trimesh.Trimesh) -> None:
+    fin = [[0.5, 0.5, -0.5], [0.5, 0.5, 0.5], [0.9, 0.9, 0.0]]  # a third triangle at an edge
+    broken = trimesh.Trimesh(
+        np.concatenate([box.vertices, fin, box.vertices[box.faces[0]]]),
+        np.concatenate([box.faces, np.arange(6).reshape(2, 3) + len(box.vertices), box.faces[:1]]),  # doubled faces
+        process=False,
+    )
+    made = bake_texture(broken, around(broken), TextureOptions(size_px=128))
+    texture = texture_of(made.mesh)
+    assert texture is not None and made.unseen < 0.1 * made.places and len(made.mesh.faces) == len(broken.faces)
+    points, faces = trimesh.sample.sample_surface(made.mesh, 2000, seed=0)[:2]
+    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 128, 0)
+    assert np.abs(colors_on(atlas, texture, points, faces) - smooth(points)).mean() < 4
+
+
+def test_a_camera_inside_of_the_mesh(box: trimesh.Trimesh) -> None:
+    shell = box.copy().apply_scale(0.2).apply_translation([0, 0, 2.5])  # a floater around the camera
+    both = trimesh.util.concatenate([box, shell])
+    assert isinstance(both, trimesh.Trimesh)
+    photos = around(box)
+    black = Photo(np.zeros((SIDE_PX, SIDE_PX, 3), np.uint8), None)
+    inside = Photos(
+        [*photos.cameras, camera_at(np.array([0, 0, 2.5]))], lambda at: photos.read(at) if at < 20 else black
+    )
+    made = bake_texture(both, inside, TextureOptions(size_px=256, balance=False))
+    texture = texture_of(made.mesh)
+    assert texture is not None
+    points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
+    below = (points[:, 2] < 0.6) & (np.abs(points).max(axis=1) < 0.6)
+    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 256, 0)
+    error = np.abs(colors_on(atlas, texture, points[below], faces[below]) - smooth(points[below]))
+    assert below.sum() > 2000 and error.mean() < 3  # its black photo says nothing about what its blob hides from it
+
+
+def doubled_areas_px(atlas: Atlas) -> np.ndarray:
+    a, b, c = (atlas.pixels[atlas.mesh.faces[:, corner]] for corner in range(3))
+    return np.abs(np.linalg.det(np.stack([b - a, c - a], axis=1)))
+
+
+def test_tiny_triangles_have_their_place_too(box: trimesh.Trimesh) -> None:
+    atlas = unwrap(box.copy().apply_scale(1e-5), 128, 4)
+    assert atlas.charts == unwrap(box, 128, 4).charts and (doubled_areas_px(atlas) > 1).all()
+
+
+def test_the_size_fits_the_photos(box: trimesh.Trimesh) -> None:
+    photos = around(box)
+    finer = Photos([camera._replace(focal=4 * camera.focal) for camera in photos.cameras], photos.read)
+    assert choose_size(box, photos) == 256 and choose_size(box, finer) == 512
+
+
+def test_a_distant_background_does_not_fill_the_texture(box: trimesh.Trimesh) -> None:
+    photos, hall = around(box), trimesh.creation.box((200.0, 200.0, 200.0)).subdivide().subdivide()
+    photos = Photos([camera._replace(focal=2.2 * camera.focal) for camera in photos.cameras], photos.read)
+    assert distant_background(box, photos) is None
+    both = trimesh.util.concatenate([box, hall])
+    assert isinstance(both, trimesh.Trimesh)
+    space = distant_background(both, photos)
+    assert space is not None and 2.5 < space.radius < 6
+    atlas = unwrap(both, 512, 2, space=space)
+    pixels = doubled_areas_px(atlas)
+    near = np.abs(atlas.mesh.triangles_center).max(axis=1) < 1
+    # By area alone, the box would have 6 of 240 006 parts.
+    assert pixels[near].sum() > 0.002 * pixels.sum() and (pixels[~near] > 0.5).all()
+
+
+def test_a_texture_of_free_size_is_doubled_until_the_charts_fit() -> None:
+    soup = trimesh.Trimesh(np.random.default_rng(0).random((300, 3)), np.arange(300).reshape(-1, 3), process=False)
+    for size_px, padding_px, grow, wanted in ((64, 1, True, 128), (64, 4, True, 256), (128, 1, False, 128)):
+        atlas = unwrap(soup, size_px, padding_px, grow)
+        assert atlas.size_px == wanted and atlas.pixels.min() >= 0 and 0.7 * wanted < atlas.pixels.max() <= wanted
+
+
+@pytest.mark.parametrize("suffix", [".glb", ".obj"])
+def test_files_keep_the_texture(box: trimesh.Trimesh, tmp_path: Path, suffix: str) -> None:
+    import open3d as o3d
+
+    made = bake_texture(box, around(box), TextureOptions(size_px=64)).mesh
+    assert isinstance(made.visual, TextureVisuals)
+    made.visual.material.name = "box"
+    path = tmp_path / f"box{suffix}"
+    write_mesh(path, made, {"made_by": "f3rm-ext export texture"}, "y" if suffix == ".glb" else "z")
+    expected = {"box.glb"} if suffix == ".glb" else {"box.obj", "box.mtl", "box.png"}
+    assert {file.name for file in tmp_path.iterdir()} == expected
+    assert read_provenance(path)["made_by"] == "f3rm-ext export texture"
+    back = read_mesh(path)
+    kept, written = texture_of(back), texture_of(made)
+    assert kept is not None and written is not None
+    np.testing.assert_array_equal(kept, written)
+    camera = camera_at(np.array([2.0, 1.2, 0.9]))
+    pictures = [MeshRenderer(mesh).render(camera).colors for mesh in (made, back)]
+    np.testing.assert_allclose(pictures[0], pictures[1], atol=1)
+    model = o3d.io.read_triangle_model(str(path))  # type: ignore[arg-type]
+    opened = [np.asarray(material.albedo_img) for material in model.materials if material.albedo_img is not None]
+    assert [image.shape[:2] for image in opened] == [(64, 64)]
+    if suffix == ".obj":
+        assert np.asarray(Image.open(tmp_path / "box.png")).shape == (64, 64, 3)

@@ -1,0 +1,111 @@
+"""The density and normal losses by hand, and what an optimiser makes of them."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.regularization.density import density_loss, heights, ideal_density, normal_loss
+from f3rm_ext.splat.regularization.field import NeighbourField, neighbour_field
+from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
+from f3rm_ext.splat.regularization.sampling import sample_points
+from f3rm_ext.splat.regularization.table import gaussian_table
+
+
+def field_of(
+    density: list[float], beta: list[float], direction: list[list[float]], center: tuple[float, float, float]
+) -> NeighbourField:
+    """Of points whose own Gaussian lies flat at a centre."""
+    own = (torch.tensor([values] * len(density)) for values in (center, (0.0, 0.0, 1.0)))
+    return NeighbourField(torch.tensor(density), torch.tensor(beta), torch.tensor(direction), *own)
+
+
+def test_heights_are_along_the_smallest_axis(wall: Callable[..., Gaussians]) -> None:
+    gaussians = wall(side=3)
+    neighbours = nearest_neighbours(gaussians.means, 4)
+    points = torch.tensor([[5.0, -7.0, 10.25], [0.0, 0.0, 9.5]])
+    field = neighbour_field(points, torch.tensor([0, 8]), gaussian_table(gaussians), neighbours)
+    found = heights(points, field)
+    assert torch.allclose(found.abs(), torch.tensor([0.25, 0.5])) and found[0] * found[1] < 0
+
+
+def test_density_loss_by_hand() -> None:
+    points = torch.tensor([[0.0, 0.0, 10.1], [0.0, 0.0, 10.0]])
+    field = field_of([0.5, 1.7], [0.1, 0.1], [[0.0, 0.0, 1.0]] * 2, center=(0.0, 0.0, 10.0))
+    expected = (abs(0.5 - math.exp(-0.5)) + abs(1.7 - 1)) / 2
+    assert float(density_loss(points, field)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_normal_loss_by_hand() -> None:
+    field = field_of([1.0, 1.0], [0.1, 0.1], [[0.0, 0.6, 0.8], [0.0, 0.0, 1.0]], center=(0.0, 0.0, 0.0))
+    assert float(normal_loss(field)) == pytest.approx((0.36 + 0.04) / 2, abs=1e-6)
+
+
+def test_ideal_density_of_vanishing_thickness_is_finite() -> None:
+    distance = torch.tensor([0.0, 1e-3, 1e6], requires_grad=True)
+    beta = torch.full((3,), 1e-9, requires_grad=True)
+    ideal = ideal_density(distance, beta)
+    assert ideal.tolist() == [1, 0, 0]
+    grads = torch.autograd.grad(ideal.sum(), (distance, beta))
+    assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+def test_no_points_cost_nothing() -> None:
+    empty = NeighbourField(torch.zeros(0), torch.zeros(0), *(torch.zeros(0, 3) for _ in range(3)))
+    assert float(density_loss(torch.zeros(0, 3), empty)) == 0
+    assert float(normal_loss(empty)) == 0
+
+
+def losses(gaussians: Gaussians, neighbours: Tensor, seed: int, count: int = 4000) -> tuple[Tensor, Tensor]:
+    visible = torch.ones(len(gaussians), dtype=torch.bool)
+    generator = torch.Generator().manual_seed(seed)
+    points, owners = sample_points(gaussians, visible, count, generator=generator)
+    table = gaussian_table(gaussians)
+    field = neighbour_field(points, owners, table, neighbours)
+    return density_loss(points, field), normal_loss(field)
+
+
+def test_a_wall_is_nearly_ideal_and_a_cloud_is_not(
+    wall: Callable[..., Gaussians], random_gaussians: Callable[..., Gaussians]
+) -> None:
+    flat = wall(side=21)
+    # Only the inside of the wall: at its border half of the neighbours are missing.
+    inside = (flat.means[:, :2].abs() < 6).all(1)
+    neighbours = nearest_neighbours(flat.means, 16)
+    visible_points = sample_points(
+        flat,
+        inside,
+        4000,
+        spread=1.0,
+        generator=torch.Generator().manual_seed(0),
+    )
+    table = gaussian_table(flat)
+    field = neighbour_field(*visible_points, table, neighbours)
+    assert float(density_loss(visible_points.points, field)) < 0.02
+    assert float(normal_loss(field)) < 1e-9
+    cloud = random_gaussians(400, torch.float32)
+    density, normal = losses(cloud, nearest_neighbours(cloud.means, 16), seed=0)
+    assert float(density) > 0.2 and float(normal) > 0.2
+
+
+def test_the_losses_align_normals(wall: Callable[..., Gaussians], leaves: Callable[[Gaussians], Gaussians]) -> None:
+    """Gaussians of a wall, tilted at random: what the losses alone make of their normals."""
+    start = wall(side=9, thickness=0.1)
+    noise = torch.randn(81, 4, generator=torch.Generator().manual_seed(5))
+    start.quats += 0.15 * noise
+    gaussians = leaves(start)
+    neighbours = nearest_neighbours(start.means, 16)
+    optimizer = torch.optim.Adam([gaussians.quats], lr=0.02)
+
+    def tilt() -> float:
+        return float((1 - gaussian_table(gaussians)[:, 16].abs()).mean().detach())
+
+    before = tilt()
+    for step in range(25):
+        optimizer.zero_grad()
+        sum(losses(gaussians, neighbours, seed=step, count=500)).backward()
+        optimizer.step()
+    assert tilt() < 0.5 * before

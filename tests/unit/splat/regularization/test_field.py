@@ -1,0 +1,238 @@
+"""The neighbours' field: torch and numba against loops over points and neighbours in numpy, values and gradients."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.regularization import table as table_module
+from f3rm_ext.splat.regularization.field import FieldBackend, NeighbourField, neighbour_field
+from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
+from f3rm_ext.splat.regularization.sampling import SurfaceSamples, sample_points
+from f3rm_ext.splat.regularization.table import NORMAL, gaussian_table
+
+BACKENDS: tuple[FieldBackend, ...] = ("torch", "numba")
+
+
+def rotation(quat: np.ndarray) -> np.ndarray:
+    w, x, y, z = quat / np.linalg.norm(quat)
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.eye(3) + 2 * w * cross + 2 * cross @ cross
+
+
+def by_definition(
+    gaussians: Gaussians, points: Tensor, owners: Tensor, neighbours: Tensor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Density, beta, direction, and the coefficient ± w_k of every neighbour's normal."""
+    mu, alphas = gaussians.means.numpy(), gaussians.alphas().numpy()
+    sizes, quats = gaussians.sizes().numpy(), gaussians.quats.numpy()
+    normals = [rotation(q)[:, s.argmin()] for q, s in zip(quats, sizes, strict=True)]
+    density, beta = np.zeros(len(points)), np.zeros(len(points))
+    direction, coefficients = np.zeros((len(points), 3)), np.zeros((len(points), neighbours.shape[1]))
+    for i, (p, g) in enumerate(zip(points.numpy(), owners.tolist(), strict=True)):
+        there = [(k, j) for k, j in enumerate(neighbours[g].tolist()) if j >= 0]
+        for k, j in there:
+            covariance = rotation(quats[j]) @ np.diag(sizes[j] ** 2) @ rotation(quats[j]).T
+            offset = p - mu[j]
+            share = alphas[j] * math.exp(-0.5 * offset @ np.linalg.solve(covariance, offset))
+            density[i] += share
+            beta[i] += sizes[j].min() / len(there)
+            side = -1.0 if normals[j] @ normals[g] < 0 else 1.0
+            coefficients[i, k] = side * share * abs(offset @ normals[j]) / sizes[j].min() ** 2
+        coefficients[i] /= np.abs(coefficients[i]).sum()
+        direction[i] = sum(coefficients[i, k] * normals[j] for k, j in there)
+    return density, beta, direction, coefficients
+
+
+def draw(gaussians: Gaussians, count: int, seed: int = 0) -> SurfaceSamples:
+    visible = torch.ones(len(gaussians), dtype=torch.bool)
+    return sample_points(
+        gaussians,
+        visible,
+        count,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def as_dtype(gaussians: Gaussians, dtype: torch.dtype) -> Gaussians:
+    return Gaussians.of({name: value.to(dtype) for name, value in gaussians.tensors().items()})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [3, 40])
+def test_values(backend: FieldBackend, n: int, random_gaussians: Callable[..., Gaussians]) -> None:
+    gaussians = random_gaussians(n)
+    neighbours = nearest_neighbours(gaussians.means, 16)
+    points, owners = draw(gaussians, 60)
+    expected = by_definition(gaussians, points, owners, neighbours)
+    dtype = torch.float64 if backend == "torch" else torch.float32
+    table = gaussian_table(as_dtype(gaussians, dtype))
+    field = neighbour_field(points.to(dtype), owners, table, neighbours, chunk=7, backend=backend)
+    tolerance = 1e-10 if backend == "torch" else 2e-5
+    own = gaussians.means[owners].numpy(), table[owners, NORMAL:].numpy()
+    for value, reference in zip(field, (*expected[:3], *own), strict=True):
+        np.testing.assert_allclose(value.numpy(), reference, rtol=tolerance, atol=tolerance)
+
+
+def test_gradients_of_density_and_thickness(
+    random_gaussians: Callable[..., Gaussians], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "CHUNK_GAUSSIANS", 4)
+    gaussians = random_gaussians(6)
+    neighbours = nearest_neighbours(gaussians.means, 4)
+    neighbours[2, 3] = -1
+    points, owners = draw(gaussians, 7)
+    inputs = [points, gaussians.means, gaussians.scales, gaussians.quats, gaussians.opacities]
+    inputs = [value.clone().requires_grad_() for value in inputs]
+
+    def outputs(points: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        means, scales, quats, opacities = parameters
+        moved = Gaussians(means, scales, quats, opacities, gaussians.features_dc, gaussians.features_rest)
+        field = neighbour_field(points, owners, gaussian_table(moved), neighbours, chunk=4)
+        return field.density, field.beta
+
+    assert torch.autograd.gradcheck(outputs, inputs, fast_mode=False)
+
+
+def test_gradient_of_direction_goes_to_normals_alone(random_gaussians: Callable[..., Gaussians]) -> None:
+    gaussians = random_gaussians(9)
+    neighbours = nearest_neighbours(gaussians.means, 4)
+    points, owners = draw(gaussians, 12)
+    *_, coefficients = by_definition(gaussians, points, owners, neighbours)
+    upstream = torch.randn(12, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    points.requires_grad_()
+    table = gaussian_table(gaussians).requires_grad_()
+    neighbour_field(points, owners, table, neighbours, chunk=5).direction.backward(upstream)
+    expected = np.zeros((9, 17))
+    for i, g in enumerate(owners.tolist()):
+        for k, j in enumerate(neighbours[g].tolist()):
+            expected[j, NORMAL:] += coefficients[i, k] * upstream[i].numpy()
+    assert table.grad is not None and points.grad is not None
+    np.testing.assert_allclose(table.grad.numpy(), expected, atol=1e-12)
+    assert not points.grad.any()
+
+
+def gradients(
+    backend: FieldBackend, gaussians: Gaussians, samples: SurfaceSamples, neighbours: Tensor, dtype: torch.dtype
+) -> list[Tensor]:
+    points = samples.points.detach().to(dtype).requires_grad_()
+    table = gaussian_table(as_dtype(gaussians, dtype)).detach().requires_grad_()
+    field = neighbour_field(points, samples.owners, table, neighbours, backend=backend)
+    upstream = torch.Generator().manual_seed(8)
+    total = points.new_zeros(())
+    for value in field:
+        total = total + (value * torch.randn(value.shape, generator=upstream, dtype=torch.float64).to(dtype)).sum()
+    return list(torch.autograd.grad(total, (points, table)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numba_gradients_are_those_of_torch(
+    threads: int, random_gaussians: Callable[..., Gaussians], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numba
+
+    monkeypatch.setattr(numba, "get_num_threads", lambda: threads)  # number of gradient tables
+    gaussians = random_gaussians(50)
+    neighbours = nearest_neighbours(gaussians.means, 16)
+    neighbours[::3, 11:] = -1
+    samples = draw(gaussians, 301)
+    ours = gradients("numba", gaussians, samples, neighbours, torch.float32)
+    theirs = gradients("torch", gaussians, samples, neighbours, torch.float64)
+    for value, reference in zip(ours, theirs, strict=True):
+        scale = float(reference.abs().max())
+        assert torch.allclose(value.double(), reference, rtol=1e-3, atol=2e-5 * scale)
+
+
+def test_gradient_tables_stay_within_their_bound(
+    random_gaussians: Callable[..., Gaussians], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numba
+
+    from f3rm_ext.splat.regularization import kernels
+
+    monkeypatch.setattr(numba, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(kernels, "GRADIENT_BYTES", 3 * 50 * 17 * 4)
+    made = []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *shape, **options: made.append(shape) or zeros(*shape, **options))
+    gaussians = random_gaussians(50)
+    gradients("numba", gaussians, draw(gaussians, 20), nearest_neighbours(gaussians.means, 4), torch.float32)
+    assert (3, 50, 17) in made
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_far_from_all_gaussians(backend: FieldBackend, random_gaussians: Callable[..., Gaussians]) -> None:
+    """No weight at all: density 0, the own normal as direction, and finite gradients."""
+    gaussians = random_gaussians(5, torch.float32)
+    neighbours = nearest_neighbours(gaussians.means, 3)
+    table = gaussian_table(gaussians).requires_grad_()
+    points = torch.full((2, 3), 1e5, requires_grad=True)
+    owners = torch.tensor([1, 4])
+    field = neighbour_field(points, owners, table, neighbours, backend=backend)
+    assert not field.density.any()
+    assert torch.equal(field.direction, table[owners][:, NORMAL:])
+    grads = torch.autograd.grad(sum(value.sum() for value in field), (points, table))
+    assert all(torch.isfinite(grad).all() for grad in grads)
+    assert torch.equal(grads[1][[1, 4], NORMAL:], torch.full((2, 3), 2.0))  # of direction and of normal
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_points(backend: FieldBackend, random_gaussians: Callable[..., Gaussians]) -> None:
+    gaussians = random_gaussians(5, torch.float32)
+    table = gaussian_table(gaussians).requires_grad_()
+    nobody = torch.zeros(0, dtype=torch.int64)
+    field = neighbour_field(torch.zeros(0, 3), nobody, table, nearest_neighbours(gaussians.means, 3), backend=backend)
+    sum(value.sum() for value in field).backward()
+    assert table.grad is not None and not table.grad.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vanishing_sizes_stay_finite(backend: FieldBackend, random_gaussians: Callable[..., Gaussians]) -> None:
+    gaussians = random_gaussians(6, torch.float32)
+    gaussians.scales[:3] = -200.0
+    table = gaussian_table(gaussians).requires_grad_()
+    owners = torch.arange(6)
+    points = gaussians.means.clone().requires_grad_()
+    neighbours = nearest_neighbours(gaussians.means, 4)
+    field = neighbour_field(points, owners, table, neighbours, backend=backend)
+    assert all(torch.isfinite(value).all() for value in field)
+    assert (field.density >= gaussians.alphas() - 1e-6).all()
+    grads = torch.autograd.grad(sum(value.sum() for value in field), (points, table))
+    assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+def test_wall_has_the_density_of_a_flat_surface(wall: Callable[..., Gaussians]) -> None:
+    gaussians = wall(thickness=0.05)
+    middle = 40
+    assert gaussians.means[middle].tolist() == [0, 0, 10]
+    heights = torch.linspace(-0.2, 0.2, 9)
+    points = torch.stack([torch.full((9,), 0.3), torch.full((9,), -0.2), 10 + heights], dim=1)
+    neighbours = nearest_neighbours(gaussians.means, 16)
+    field = neighbour_field(points, torch.full((9,), middle), gaussian_table(gaussians), neighbours)
+    assert torch.allclose(field.beta, torch.tensor(0.05))
+    assert torch.allclose(field.density, torch.exp(-0.5 * (heights / 0.05) ** 2), rtol=0.03, atol=1e-6)
+    off = heights != 0
+    assert torch.allclose(field.direction[off].abs(), torch.tensor([0.0, 0.0, 1.0]).expand(8, 3), atol=1e-6)
+
+
+def test_normals_are_columns_of_the_rotation(random_gaussians: Callable[..., Gaussians]) -> None:
+    gaussians = random_gaussians(20)
+    axes = gaussians.normals()
+    for axis, quat, size in zip(axes, gaussians.quats, gaussians.sizes(), strict=True):
+        np.testing.assert_allclose(axis.numpy(), rotation(quat.numpy())[:, int(size.argmin())], atol=1e-12)
+    table = gaussian_table(gaussians)
+    assert torch.equal(table[:, NORMAL:], axes)
+
+
+@pytest.mark.shapes
+def test_field_has_named_parts(random_gaussians: Callable[..., Gaussians]) -> None:
+    gaussians = random_gaussians(5, torch.float32)
+    points, owners = draw(gaussians, 4)
+    field = neighbour_field(points, owners, gaussian_table(gaussians), nearest_neighbours(gaussians.means, 3))
+    assert isinstance(field, NeighbourField)
+    with pytest.raises(Exception, match=r"(?i)type|shape|dim"):
+        neighbour_field(points[:, :2], owners, gaussian_table(gaussians), nearest_neighbours(gaussians.means, 3))

@@ -1,0 +1,167 @@
+"""Depth of the Gaussians' planes: against intersections written out, exactness on planes, gradients, bad input."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.mip import MipOptions
+from f3rm_ext.splat.rasterize import Backend, reference
+from f3rm_ext.splat.rasterize.camera import Camera
+from f3rm_ext.splat.regularization.normals import facing_normals
+from f3rm_ext.splat.regularization.planes import MIN_COSINE, plane_depth
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+
+PLAIN = MipOptions(filter_2d=False, filter_3d=False)
+WIDTH, HEIGHT, FOCAL = 24, 17, 22.0
+
+
+def turned(angle: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Quaternion of a rotation about the y axis."""
+    half = torch.tensor(angle / 2, dtype=dtype)
+    return torch.stack([half.cos(), 0 * half, half.sin(), 0 * half])
+
+
+def view_of(dtype: torch.dtype = torch.float32) -> PinholeCameras:
+    K = torch.tensor([[FOCAL, 0, WIDTH / 2 + 0.3], [0, FOCAL, HEIGHT / 2 - 0.4], [0, 0, 1]], dtype=dtype)
+    viewmat = torch.eye(4, dtype=dtype)
+    viewmat[:3, 3] = torch.tensor([0.1, -0.2, 0.3])
+    return PinholeCameras(viewmat[None], K[None], torch.tensor([WIDTH]), torch.tensor([HEIGHT]))
+
+
+def cloud(dtype: torch.dtype, count: int = 30) -> Gaussians:
+    """Flat Gaussians in front of the camera, in all directions."""
+    dice = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=dice, dtype=torch.float64)
+
+    means = torch.cat([0.6 * normal(count, 2), 3 + 0.5 * normal(count, 1)], dim=1)
+    scales = torch.tensor([0.4, 0.3, 0.02], dtype=torch.float64).log() + 0.1 * normal(count, 3)
+    rest = normal(count, 0, 3)
+    values = means, scales, normal(count, 4), 1 + normal(count, 1), normal(count, 3), rest
+    return Gaussians(*(value.to(dtype) for value in values))
+
+
+def written_out(gaussians: Gaussians, view: PinholeCameras) -> tuple[Tensor, Tensor]:
+    """Intersects every ray with every plane; returns the weighted mean of the depths, and the total weight."""
+    viewmat, K = view.viewmats[0], view.Ks[0]
+    camera = Camera(viewmat, K, WIDTH, HEIGHT, eps2d=0.3)
+    projected = reference.project(gaussians.means, gaussians.quats, gaussians.sizes(), camera)
+    order = torch.argsort(projected.depths.detach())
+    order = order[projected.radii[order] > 0]
+    rows, columns = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
+    pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2).to(K) + 0.5
+    first, stop = reference.tile_bounds(projected.means2d[order].detach(), projected.radii[order])
+    tiles = (pixels / 16).floor()[:, None]
+    weights = reference.pixel_weights(
+        pixels[:, None] - projected.means2d[order],
+        projected.conics[order],
+        gaussians.alphas()[order],
+        ((tiles >= first) & (tiles < stop)).all(-1),
+    )
+    rays = torch.cat([(pixels - K[:2, 2]) / K[[0, 1], [0, 1]], torch.ones(len(pixels), 1).to(K)], dim=1)
+    normals = facing_normals(gaussians.normals(), gaussians.means, viewmat)[order]
+    centres = gaussians.means[order] @ viewmat[:3, :3].T + viewmat[:3, 3]
+    cosines = rays @ normals.T
+    meeting = (normals * centres).sum(1) / cosines
+    weights = -weights * cosines
+    total = weights.sum(1)
+    mean = (weights * meeting).sum(1) / torch.where(total.abs() > 1e-9, total, 1)
+    return mean.reshape(HEIGHT, WIDTH), total.detach().reshape(HEIGHT, WIDTH)
+
+
+def leaves_of(gaussians: Gaussians) -> Gaussians:
+    return Gaussians.of({name: value.clone().requires_grad_() for name, value in gaussians.tensors().items()})
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("torch", torch.float64), ("numba", torch.float32)])
+def test_it_is_the_mean_of_the_intersections(backend: Backend, dtype: torch.dtype) -> None:
+    ours, theirs = leaves_of(cloud(dtype)), leaves_of(cloud(torch.float64))
+    scene = SplatScene(ours, torch.zeros(30), PLAIN)
+    background = torch.zeros(3, dtype=dtype)
+    found = render(scene, view_of(dtype), 0, background, RenderSettings(backend=backend), planes=True).plane_depth
+    assert found is not None
+    expected, total = written_out(theirs, view_of(torch.float64))
+    sure = (found > 0) & (total > 0.2)
+    assert int(sure.sum()) > 100
+    tolerance = 1e-9 if dtype == torch.float64 else 2e-3
+    torch.testing.assert_close(found[sure], expected[sure].to(dtype), atol=tolerance, rtol=tolerance)
+    found[sure].sin().sum().backward()
+    expected[sure].sin().sum().backward()
+    for name in ("means", "scales", "quats", "opacities"):
+        one, two = getattr(ours, name).grad, getattr(theirs, name).grad
+        assert bool(two.any()), name
+        assert float((one - two).norm() / two.norm()) < (1e-6 if dtype == torch.float64 else 5e-3), name
+
+
+def test_gradients_are_finite_differences() -> None:
+    dtype = torch.float64
+    gaussians, view = cloud(dtype, 5), view_of(dtype)
+
+    def total(means: Tensor, quats: Tensor) -> Tensor:
+        moved = Gaussians.of({**gaussians.tensors(), "means": means, "quats": quats})
+        scene = SplatScene(moved, torch.zeros(5), PLAIN)
+        found = render(scene, view, 0, torch.zeros(3, dtype=dtype), RenderSettings(backend="torch"), planes=True)
+        assert found.plane_depth is not None
+        # Far from the edges of planes and pictures, where what counts would change between the two differences.
+        return found.plane_depth[6:10, 8:16].sum()
+
+    inputs = [value.clone().requires_grad_() for value in (gaussians.means, gaussians.quats)]
+    assert torch.autograd.gradcheck(total, inputs, eps=1e-7, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.5, 1.0])
+def test_on_a_tilted_plane_it_is_exact(angle: float, wall: Callable[..., Gaussians]) -> None:
+    """Where the depth of centres is off by a part of the size of a Gaussian."""
+    flat = wall(side=15, thickness=1e-3, depth=0.0, alpha=0.7)
+    axis = torch.tensor([torch.tensor(angle).cos(), 0.0, -torch.tensor(angle).sin()])
+    means = flat.means[:, :1] * axis + flat.means[:, 1:2] * torch.tensor([0.0, 1.0, 0.0])
+    means[:, 2] += 12.0
+    tilted = Gaussians.of({**flat.tensors(), "means": means, "quats": turned(angle).repeat(len(means), 1)})
+    view = view_of()._replace(viewmats=torch.eye(4)[None])
+    rendered = render(
+        SplatScene(tilted, torch.zeros(225), PLAIN), view, 0, torch.zeros(3), RenderSettings(), planes=True
+    )
+    found = rendered.plane_depth
+    assert found is not None
+    x = (torch.arange(WIDTH) + 0.5 - view.Ks[0, 0, 2]) / FOCAL
+    normal = torch.tensor([torch.tensor(angle).sin(), 0.0, torch.tensor(angle).cos()])
+    true = (12.0 * normal[2] / (normal[0] * x + normal[2])).expand(HEIGHT, WIDTH)
+    middle = slice(6, 11), slice(9, 15)
+    torch.testing.assert_close(found[middle], true[middle], atol=1e-4, rtol=1e-4)
+    centres = rendered.outputs()["depth"][..., 0]
+    if angle:
+        assert float((centres - true)[middle].abs().max()) > 100 * float((found - true)[middle].abs().max())
+
+
+def test_normals_are_the_same_with_and_without() -> None:
+    scene = SplatScene(cloud(torch.float32), torch.zeros(30), PLAIN)
+    with_planes = render(scene, view_of(), 0, torch.ones(3), RenderSettings(), planes=True)
+    without = render(scene, view_of(), 0, torch.ones(3), RenderSettings(), normals=True)
+    assert without.plane_depth is None and with_planes.normals is not None
+    assert torch.equal(with_planes.normals, without.normals)  # type: ignore[arg-type]
+    assert torch.equal(with_planes.outputs()["rgb"], without.outputs()["rgb"])
+
+
+def test_edges_holes_and_backs_have_no_depth_and_no_gradient() -> None:
+    K = view_of().Ks[0]
+    facing = torch.tensor([0.0, 0.0, -1.0]).repeat(3, 4, 1)
+    away = torch.full((3, 4), -2.0)
+    facing[0, 0] = torch.tensor([1.0, 0.0, 0.0]) - 0.5 * MIN_COSINE * torch.tensor([0.0, 0.0, 1.0])
+    facing[0, 1] = 0.0
+    facing[0, 2] = torch.tensor([0.0, 0.0, 1.0])
+    away[0, 3] = float("nan")
+    away[1, 0] = 0.0
+    K = K.clone()
+    K[0, 2] = 0.5  # the ray of the first column has x = 0
+    normals, distances = facing.requires_grad_(), away.requires_grad_()
+    found = plane_depth(normals, distances, K)
+    assert not bool(found[0].any()) and found[1, 0] == 0
+    torch.testing.assert_close(found[1:].flatten()[1:], torch.full((7,), 2.0))
+    found.sum().backward()
+    assert not bool(normals.grad[0].any()) and not bool(distances.grad[0].any())  # type: ignore[index]
+    assert bool(torch.isfinite(normals.grad).all()) and bool(normals.grad[1, 1].any())  # type: ignore[index, arg-type]

@@ -1,0 +1,224 @@
+"""The files of a capture agree with each other: images, depth, normals, labels, mesh and poses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import trimesh
+
+from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.synthetic import SynthConfig, synthesize
+from f3rm_ext.synthetic.capture_files import encode_depth, encode_normals
+from f3rm_ext.synthetic.world import LOOK_AT
+
+
+def test_depth_lies_on_the_mesh_where_the_labels_say(
+    capture: SimpleNamespace, unproject: Callable[..., np.ndarray], nearest_face: Callable[..., tuple[float, int]]
+) -> None:
+    """Depth is rounded to millimetres: unprojected it is half of one, along the ray, off the mesh."""
+    agree = []
+    for k in range(10):
+        rows, cols = np.random.default_rng(k).integers((0, 0), (32, 48), (6, 2)).T
+        for point, label in zip(unproject(capture, k)[rows, cols], capture.labels[k][rows, cols], strict=True):
+            distance, face = nearest_face(point)
+            assert distance < 8e-4
+            agree.append(capture.mesh["face_label"][face] == label)
+    # Where two things touch, the rounding may pick the other one.
+    assert np.mean(agree) > 0.95
+
+
+def test_centre_rays_of_a_reference_tracer_see_the_same(
+    capture: SimpleNamespace, unproject: Callable[..., np.ndarray]
+) -> None:
+    """Depth, label and normal of some pixels, by solving for every triangle of the ground-truth mesh."""
+    from f3rm_ext.synthetic.kernels import cast_brute_force
+
+    rows, cols = np.array([5, 16, 20, 27, 30]), np.array([3, 24, 30, 12, 45])
+    eye = capture.poses[5, :3, 3]
+    directions = unproject(capture, 5)[rows, cols] - eye
+    t, face = cast_brute_force(capture.mesh["vertices"], capture.mesh["faces"], np.tile(eye, (5, 1)), directions)
+    np.testing.assert_allclose(t, 1, atol=1e-3)
+    np.testing.assert_array_equal(capture.mesh["face_label"][face], capture.labels[5][rows, cols])
+    corners = capture.mesh["faces"][face]
+    smooth = capture.mesh["vertex_normal"][corners].mean(axis=1)
+    cosine = np.abs((capture.normals[5][rows, cols] * smooth).sum(axis=1)) / np.linalg.norm(smooth, axis=1)
+    assert cosine.min() > 0.95
+
+
+def test_normals_are_unit_and_face_the_camera(capture: SimpleNamespace, unproject: Callable[..., np.ndarray]) -> None:
+    np.testing.assert_allclose(np.linalg.norm(capture.normals, axis=-1), 1, atol=0.01)
+    towards = np.mean(
+        [((capture.poses[k, :3, 3] - unproject(capture, k)) * capture.normals[k]).sum(-1) > 0 for k in range(10)]
+    )
+    assert towards > 0.99
+
+
+def test_normals_agree_with_depth(capture: SimpleNamespace, unproject: Callable[..., np.ndarray]) -> None:
+    """On the floor, walls and table top neighbouring points span a plane across the normal."""
+    flat = [t["label"] for t in capture.scene["objects"] if t["name"] in ("floor", "walls", "rug")]
+    for k in (1, 4):
+        points, labels, normals = unproject(capture, k), capture.labels[k], capture.normals[k]
+        right, down = points[:-1, 1:] - points[:-1, :-1], points[1:, :-1] - points[:-1, :-1]
+        cross = np.cross(down, right)
+        cosine = (cross * normals[:-1, :-1]).sum(-1) / np.linalg.norm(cross, axis=-1)
+        same = (labels[:-1, :-1] == labels[:-1, 1:]) & (labels[:-1, :-1] == labels[1:, :-1])
+        assert np.median(cosine[same & np.isin(labels[:-1, :-1], flat)]) > 0.995
+
+
+def test_poses_are_rigid_and_look_at_the_centre(capture: SimpleNamespace) -> None:
+    rotation = capture.poses[:, :3, :3]
+    np.testing.assert_allclose(rotation @ rotation.transpose(0, 2, 1), np.tile(np.eye(3), (10, 1, 1)), atol=1e-12)
+    np.testing.assert_allclose(np.linalg.det(rotation), 1)
+    np.testing.assert_array_equal(capture.poses[:, 3], np.tile([0, 0, 0, 1], (10, 1)))
+    assert capture.scene["look_at"] == list(LOOK_AT)
+    # OpenGL: what the camera looks at lies on its negative z axis, and the world's up is up in the picture.
+    in_camera = np.einsum("nji,nj->ni", rotation, np.array(LOOK_AT) - capture.poses[:, :3, 3])
+    np.testing.assert_allclose(in_camera[:, :2], 0, atol=1e-12)
+    assert (in_camera[:, 2] < -1).all() and (rotation[:, 2, 1] > 0.5).all()
+
+
+def test_known_object_appears_where_its_pose_says(capture: SimpleNamespace) -> None:
+    """The centre of the lamp's shade projects onto pixels of the lamp, above the middle of the picture."""
+    info = capture.transforms
+    lamp = next(t for t in capture.scene["objects"] if t["name"] == "lamp")
+    shade = (np.array(lamp["object_to_world"]) @ [0, 0, 0.45, 1])[:3]
+    for k in range(10):
+        x, y, z = capture.poses[k, :3, :3].T @ (shade - capture.poses[k, :3, 3])
+        col, row = info["cx"] + info["fl_x"] * x / -z, info["cy"] - info["fl_y"] * y / -z
+        assert capture.labels[k][int(row), int(col)] == lamp["label"] and row < info["h"] / 2
+
+
+def test_split_is_complete_and_disjoint(capture: SimpleNamespace) -> None:
+    info = capture.transforms
+    train, val, test = (info[f"{split}_filenames"] for split in ("train", "val", "test"))
+    assert val == test and test and not set(train) & set(test)
+    assert sorted(train + test) == sorted(frame["file_path"] for frame in info["frames"])
+    assert {f["file_path"] for f in info["frames"] if f["split"] == "test"} == set(test)
+
+
+def test_nerfstudio_reads_it(capture: SimpleNamespace) -> None:
+    from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
+
+    parser = NerfstudioDataParserConfig(
+        data=capture.path, orientation_method="none", center_method="none", auto_scale_poses=False, downscale_factor=1
+    ).setup()
+    train, val = parser.get_dataparser_outputs("train"), parser.get_dataparser_outputs("val")
+    assert len(train.image_filenames) + len(val.image_filenames) == 10
+    index = [f["file_path"] for f in capture.transforms["frames"]].index(f"images/{val.image_filenames[0].name}")
+    np.testing.assert_allclose(val.cameras.camera_to_worlds[0].numpy(), capture.poses[index, :3], atol=1e-6)
+    assert train.metadata["depth_unit_scale_factor"] == capture.transforms["depth_unit_scale_factor"]
+    # nerfstudio's own rays and the depth meet the mesh's floor at z = 0.
+    rays = val.cameras.generate_rays(0).flatten()
+    depth = capture.depth_m[index].reshape(-1, 1)
+    steps = depth * rays.metadata["directions_norm"].numpy()
+    points = rays.origins.numpy() + rays.directions.numpy() * steps
+    floor = next(t["label"] for t in capture.scene["objects"] if t["name"] == "floor")
+    on_floor = capture.labels[index].reshape(-1) == floor
+    assert on_floor.any()
+    np.testing.assert_allclose(points[on_floor, 2], 0, atol=1e-3)
+
+
+def test_mesh_files_agree(capture: SimpleNamespace) -> None:
+    loaded = trimesh.load(capture.path / "gt_mesh.ply", process=False)
+    np.testing.assert_array_equal(loaded.vertices.astype(np.float32), capture.mesh["vertices"])
+    np.testing.assert_array_equal(loaded.faces, capture.mesh["faces"])
+    np.testing.assert_array_equal(loaded.visual.vertex_colors[:, :3], capture.mesh["vertex_color"])
+    raw = loaded.metadata["_ply_raw"]["vertex"]["data"]
+    np.testing.assert_array_equal(np.asarray(raw["label"]).ravel(), capture.mesh["vertex_label"])
+
+
+def test_names_are_the_same_everywhere(capture: SimpleNamespace) -> None:
+    lines = (capture.path / "classes.txt").read_text().splitlines()
+    names = capture.transforms["classes"]
+    assert lines == [f"{i} {name}" for i, name in enumerate(names)]
+    assert json.loads((capture.path / "classes.json").read_text()) == {str(i): name for i, name in enumerate(names)}
+    assert {t["label"]: t["name"] for t in capture.scene["objects"]} == dict(enumerate(names[1:], start=1))
+    assert capture.labels.max() < len(names) and (capture.labels > 0).all()
+
+
+def test_colors_fill_the_range(capture: SimpleNamespace) -> None:
+    """Not black, not burnt out, and lit differently in different places."""
+    assert 40 < capture.rgb.mean() < 180
+    assert (capture.rgb.max(axis=-1) >= 254).mean() < 0.2 and (capture.rgb.max(axis=-1) <= 3).mean() < 0.05
+    assert capture.rgb.std(axis=(0, 1, 2)).min() > 30
+
+
+def test_encodings() -> None:
+    np.testing.assert_array_equal(encode_depth(np.array([[0.0, 1.2344, 1.2346, 100.0]])), [[0, 1234, 1235, 65535]])
+    normals = np.array([[[0.0, 0.0, 1.0], [-1.0, 0.6, 0.8], [0.0, 0.0, 0.0]]])
+    np.testing.assert_array_equal(encode_normals(normals)[0], [[128, 128, 255], [0, 204, 230], [128, 128, 128]])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("num_images", 0),
+        ("num_images", 1),
+        ("width", -5),
+        ("height", 0),
+        ("fov", 180.0),
+        ("fov", float("nan")),
+        ("samples", 0),
+        ("seed", -1),
+        ("holdout_every", 1),
+        ("light_rays", 0),
+    ],
+)
+def test_bad_options_name_the_option(tmp_path: Path, option: str, value: float) -> None:
+    with pytest.raises(ConfigError, match="--" + option.replace("_", "-")):
+        synthesize(tmp_path / "room", SynthConfig(**{option: value}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_in_use_is_left_alone(tmp_path: Path, tiny_config: Callable[..., SynthConfig]) -> None:
+    (tmp_path / "photo.jpg").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(CaptureError, match="choose a new folder"):
+            synthesize(tmp_path, tiny_config(overwrite=overwrite))
+    with pytest.raises(CaptureError, match="not a folder"):
+        synthesize(tmp_path / "photo.jpg", tiny_config(overwrite=True))
+    assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"] and (tmp_path / "photo.jpg").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("ready_scene")
+def test_overwrite_replaces_a_capture_and_keeps_other_files(
+    tmp_path: Path, tiny_config: Callable[..., SynthConfig]
+) -> None:
+    out = synthesize(tmp_path / "room", tiny_config(num_images=3))
+    (out / "features").mkdir()
+    (out / "features" / "notes.txt").write_text("mine")
+    synthesize(out, tiny_config(num_images=2, overwrite=True))
+    assert len(list((out / "images").iterdir())) == 2
+    assert (out / "features" / "notes.txt").read_text() == "mine"
+    (out / "images" / "photo.jpg").write_text("mine")
+    with pytest.raises(CaptureError, match=r"photo\.jpg"):
+        synthesize(out, tiny_config(num_images=2, overwrite=True))
+    assert [p.name for p in tmp_path.iterdir()] == ["room"]
+
+
+@pytest.mark.usefixtures("ready_scene")
+@pytest.mark.parametrize("trouble", [KeyboardInterrupt(), OSError(28, "No space left on device"), RuntimeError("bug")])
+def test_trouble_half_way_leaves_nothing(
+    tmp_path: Path,
+    tiny_config: Callable[..., SynthConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: BaseException,
+) -> None:
+    from f3rm_ext.synthetic import capture_files as files
+
+    written = []
+
+    def fail_at_the_third(path: Path, pixels: np.ndarray) -> None:
+        written.append(path)
+        if len(written) == 3:
+            raise trouble
+
+    monkeypatch.setattr(files, "write_png", fail_at_the_third)
+    expected = CaptureError if isinstance(trouble, OSError) else type(trouble)
+    with pytest.raises(expected) as caught:
+        synthesize(tmp_path / "room", tiny_config(num_images=2))
+    assert not isinstance(trouble, OSError) or "No space left" in str(caught.value)
+    assert len(written) == 3 and list(tmp_path.iterdir()) == []

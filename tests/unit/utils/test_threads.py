@@ -1,0 +1,250 @@
+"""As many threads as usable cores, whatever limits them; and waiting threads that sleep."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from f3rm_ext.utils import threads
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is Linux's")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., None]:
+    """Writes files of control groups: folder, then name and content."""
+
+    def write(folder: str, **files: str) -> None:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (tmp_path / folder / name.replace("__", ".")).write_text(content + "\n")
+
+    return write
+
+
+class TestQuota:
+    def test_version_2(self, write: Callable[..., None], tmp_path: Path) -> None:
+        write("", cpu__max="150000 100000")
+        assert threads.cpu_quota("0::/\n", tmp_path) == 1.5
+
+    def test_no_limit(self, write: Callable[..., None], tmp_path: Path) -> None:
+        write("a", cpu__max="max 100000")
+        assert threads.cpu_quota("0::/a\n", tmp_path) is None
+
+    def test_the_tightest_of_the_groups_around_counts(self, write: Callable[..., None], tmp_path: Path) -> None:
+        write("a", cpu__max="200000 100000")
+        write("a/b", cpu__max="max 100000")
+        write("a/b/c", cpu__max="400000 100000")
+        assert threads.cpu_quota("0::/a/b/c\n", tmp_path) == 2
+
+    @pytest.mark.parametrize(("mount", "controllers"), [("cpu", "cpu"), ("cpu,cpuacct", "cpu,cpuacct")])
+    def test_version_1(self, write: Callable[..., None], tmp_path: Path, mount: str, controllers: str) -> None:
+        write(f"{mount}/docker/x", cpu__cfs_quota_us="250000", cpu__cfs_period_us="100000")
+        write("memory/docker/x", cpu__cfs_quota_us="1", cpu__cfs_period_us="100000")
+        memberships = f"5:memory:/docker/x\n4:{controllers}:/docker/x\n1:name=systemd:/docker/x\n"
+        assert threads.cpu_quota(memberships, tmp_path) == 2.5
+
+    def test_version_1_without_limit(self, write: Callable[..., None], tmp_path: Path) -> None:
+        write("cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+        assert threads.cpu_quota("4:cpu:/\n", tmp_path) is None
+
+    def test_both_versions_at_once(self, write: Callable[..., None], tmp_path: Path) -> None:
+        write("cpu", cpu__cfs_quota_us="300000", cpu__cfs_period_us="100000")
+        write("unified/a", cpu__max="100000 100000")
+        assert threads.cpu_quota("1:cpu:/\n0::/a\n", tmp_path) == 1
+
+    def test_group_named_as_outside_of_the_container(self, write: Callable[..., None], tmp_path: Path) -> None:
+        write("cpu", cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000")
+        assert threads.cpu_quota("4:cpu:/docker/0123abc\n", tmp_path) == 0.5
+        write("", cpu__max="50000 100000")
+        assert threads.cpu_quota("0::/../../x\n", tmp_path) == 0.5
+
+    @pytest.mark.parametrize("content", ["", "one two three", "x 100000", "100000 0"])
+    def test_what_cannot_be_read_is_no_limit(self, write: Callable[..., None], tmp_path: Path, content: str) -> None:
+        write("", cpu__max=content)
+        assert threads.cpu_quota("0::/\n", tmp_path) is None
+
+    @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (0.5, 1), (1.5, 2), (3.0, 3), (64.0, 4)])
+    def test_usable_cores(self, monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int) -> None:
+        monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+        monkeypatch.setattr(threads, "own_quota", lambda: quota)
+        assert threads.usable_cores() == expected
+
+
+class TestEnvironment:
+    @pytest.fixture(autouse=True)
+    def _before_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+        monkeypatch.setattr(threads, "own_quota", lambda: 1.0)
+
+    def test_waiting_threads_sleep_and_there_are_as_many_as_cores(self) -> None:
+        environment: dict[str, str] = {}
+        threads.prepare_environment(environment)
+        assert environment == {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+
+    def test_what_the_user_says_is_kept(self) -> None:
+        said = {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "7", "NUMBA_NUM_THREADS": "6"}
+        environment = dict(said)
+        threads.prepare_environment(environment)
+        assert environment == said
+        environment = {"GOMP_SPINCOUNT": "10", **said}
+        del environment["OMP_WAIT_POLICY"]
+        threads.prepare_environment(environment)
+        assert "OMP_WAIT_POLICY" not in environment
+
+    def test_without_a_quota_libraries_count_themselves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(threads, "own_quota", lambda: None)
+        environment: dict[str, str] = {}
+        threads.prepare_environment(environment)
+        assert environment == {"OMP_WAIT_POLICY": "PASSIVE"}
+
+    def test_too_late_once_torch_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        environment: dict[str, str] = {}
+        threads.prepare_environment(environment)
+        assert environment == {}
+
+
+def run(code: str, **environment: str) -> dict[str, float]:
+    """The JSON a process prints that is free in how its threads wait and how many they are."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "NUMBA_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**inherited, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+PAUSES = """
+import json, time
+import torch, numba, numpy as np
+from f3rm_ext.utils import threads
+
+torch.set_num_threads(2)
+x, y = torch.rand(100_000), np.random.rand(100_000)
+
+@numba.njit(parallel=True)
+def doubled(y):
+    for i in numba.prange(y.shape[0]):
+        y[i] = 2 * y[i]
+
+def idle_cpu_ms(work):
+    "CPU time of pauses of 5 ms, each after a parallel loop, per pause: nothing but waiting threads."
+    work()
+    spent = 0.0
+    for _ in range(60):
+        work()
+        began = time.process_time()
+        time.sleep(0.005)
+        spent += time.process_time() - began
+    return 1e3 * spent / 60
+
+works = {"torch": lambda: x * 2, "numba": lambda: doubled(y)}
+report = {name: idle_cpu_ms(work) for name, work in works.items()}
+%s
+report |= {f"{name} after": idle_cpu_ms(work) for name, work in works.items()}
+print(json.dumps(report))
+"""
+
+
+@linux
+@pytest.mark.skipif(threads.usable_cores() < 2, reason="one thread only")
+class TestWaiting:
+    def test_waiting_threads_sleep_although_torch_is_there_already(self) -> None:
+        found = run(PAUSES % "assert threads.let_waiting_threads_sleep()", NUMBA_NUM_THREADS="2")
+        for library in ("torch", "numba"):
+            # On a busy machine threads find little time to spin in.
+            assert found[f"{library} after"] < max(found[library] / 3, 0.1), found
+
+    def test_what_the_user_says_about_waiting_is_kept(self) -> None:
+        code = PAUSES % "assert not threads.let_waiting_threads_sleep() and not threads._asleep"
+        assert run(code, GOMP_SPINCOUNT="100000")
+
+
+SETTLED = """
+import json, os, sys
+import torch
+from f3rm_ext.utils import threads
+threads.own_quota = lambda: 1.0
+threads.settle(numba=True)
+threads.settle(numba=True)
+import numba, threading
+asleep = [thread.name for thread in threading.enumerate() if thread.name.startswith("f3rm_ext")]
+print(json.dumps({"torch": torch.get_num_threads(), "numba": numba.config.NUMBA_NUM_THREADS, "teams": len(asleep)}))
+"""
+
+
+class TestSettle:
+    def test_threads_of_the_quota(self) -> None:
+        found = run(SETTLED)
+        assert (found["torch"], found["numba"]) == (1, 1)
+        assert found["teams"] <= 2, "one for each library, whatever often it is called"
+
+    def test_numbers_the_user_gives_are_kept(self) -> None:
+        found = run(SETTLED, OMP_NUM_THREADS="2", NUMBA_NUM_THREADS="2")
+        assert (found["torch"], found["numba"]) == (2, 2)
+
+    def test_where_numba_is_missing_torch_is_settled_all_the_same(self) -> None:
+        code = (
+            "import json, sys, torch; sys.modules['numba'] = None; from f3rm_ext.utils import threads; "
+            "threads.own_quota = lambda: 1.0; threads.settle(numba=True); "
+            "print(json.dumps({'torch': torch.get_num_threads()}))"
+        )
+        assert run(code) == {"torch": 1}
+
+
+class TestWhereItIsCalled:
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        calls: list[bool] = []
+        monkeypatch.setattr(threads, "settle", lambda *, numba: calls.append(numba))
+        return calls
+
+    def test_fields(self, calls: list[bool], make_model: Callable[..., object]) -> None:
+        make_model()
+        assert calls == [True]
+
+    def test_splats(self, calls: list[bool]) -> None:
+        from nerfstudio.data.scene_box import SceneBox
+
+        from f3rm_ext.splat.model import SplatModelConfig
+
+        box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
+        SplatModelConfig(num_random=10).setup(scene_box=box, num_train_data=1, device="cpu")
+        assert calls == [True]
+
+    def test_training(self, calls: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        from nerfstudio.engine.trainer import Trainer
+
+        from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig
+
+        class Reached(Exception):
+            pass
+
+        def setup(self: object, test_mode: str) -> None:
+            assert calls == [True], "before features are extracted"
+            raise Reached
+
+        monkeypatch.setattr(Trainer, "setup", setup)
+        config = F3rmTrainerConfig(output_dir=tmp_path, experiment_name="e", timestamp="t", method_name="m")
+        config.machine.device_type = "cpu"
+        with pytest.raises(Reached):
+            F3rmTrainer(config).setup()
+
+    def test_our_commands_before_torch(self) -> None:
+        code = (
+            "import json, os, sys; from f3rm_ext.scripts import cli; cli.main(['--version']); assert 'torch' not in "
+            "sys.modules; import torch; print(json.dumps({'policy': os.environ['OMP_WAIT_POLICY']}))"
+        )
+        assert run(code) == {"policy": "PASSIVE"}
+
+
+def test_description() -> None:
+    text = threads.describe()
+    for part in ("cores usable", "threads of PyTorch", "of numba (", "waiting threads"):
+        assert part in text

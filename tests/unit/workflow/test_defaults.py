@@ -1,0 +1,121 @@
+"""What the chain takes on a machine without a GPU, and what it says before it begins."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.workflow.manifest import NAME
+
+RunChain = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(player: Any) -> None:
+    player.device_type = "cpu"
+
+
+def commands(player: Any, program: str) -> list[str]:
+    return [" ".join(words) for words in player.ran if words[0] == program]
+
+
+def test_small_splats_a_short_refinement_and_small_photos(run_chain: RunChain, player: Any, capture: Path) -> None:
+    meta = json.loads((capture / "transforms.json").read_text())
+    (capture / "transforms.json").write_text(json.dumps({**meta, "w": 1600, "h": 1200}))
+    said = run_chain()
+    coarse, refine = commands(player, "ns-train")
+    assert coarse.startswith("ns-train sugar-ext-lite") and "--resolution-scale 0.25" in coarse
+    assert "--refinement-time short" in refine and "--resolution-scale 0.25" in refine
+    assert "--vertices 30000" in commands(player, "f3rm-ext")[0]
+    for chosen in ("--coarse-method sugar-ext-lite", "--resolution-scale 0.25", "--refinement-time short"):
+        assert chosen in said
+
+
+def test_photos_without_poses_are_reduced_by_their_own_size(run_chain: RunChain, player: Any, photos: Path) -> None:
+    for path in photos.iterdir():
+        Image.fromarray(np.zeros((80, 800, 3), np.uint8)).save(path)
+    run_chain(data=None, images=photos)
+    assert all("--resolution-scale 0.5" in command for command in commands(player, "ns-train"))
+
+
+def test_what_is_given_wins(run_chain: RunChain, player: Any, capture: Path) -> None:
+    (capture / "transforms.json").write_text(json.dumps({"frames": [], "w": 1600, "h": 1200}))
+    run_chain(
+        coarse_method="sugar-ext",
+        vertices=99,
+        passed_on={
+            "coarse": {"pipeline.datamanager.camera-res-scale-factor": ("0.5",)},
+            "refine": {"max-num-iterations": ("9",)},
+        },
+    )
+    coarse, refine = commands(player, "ns-train")
+    assert coarse.startswith("ns-train sugar-ext ") and "--refinement-time" not in refine
+    assert "--resolution-scale" not in coarse + refine
+    assert "--vertices 99" in commands(player, "f3rm-ext")[0]
+
+
+def test_a_chain_goes_on_as_it_was_begun(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain(until_stage="coarse")
+    assert json.loads((tmp_path / "out" / NAME).read_text())["defaults"]["coarse_method"] == "sugar-ext-lite"
+    player.device_type = "cuda"  # on another machine
+    player.forget()
+    run_chain()
+    (refine,) = commands(player, "ns-train")
+    assert "--refinement-time short" in refine
+
+
+def test_the_time_is_told_once_before_the_first_training(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    player.fails["Refined splats"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_chain()
+    (words,) = player.estimates
+    assert words[3] == "sugar-ext-lite" and "--data" in words
+    run_chain()
+    assert len(player.estimates) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "minutes"), [({}, 10 + 22), ({"skip_refine": True}, 10), ({"until_stage": "mesh"}, 10)]
+)
+def test_it_is_the_time_of_both_trainings(run_chain: RunChain, options: dict[str, Any], minutes: int) -> None:
+    assert f"about {minutes} minutes" in run_chain(**options)
+
+
+def test_a_chain_runs_even_if_its_time_cannot_be_told(
+    run_chain: RunChain, player: Any, failure: Callable[[str], Exception]
+) -> None:
+    player.fails["Estimate of the time"] = failure("It failed.")
+    assert "estimate.log" in run_chain()
+    assert len(commands(player, "ns-train")) == 2
+
+
+def test_with_a_gpu_nothing_is_reduced_or_estimated(run_chain: RunChain, player: Any) -> None:
+    player.device_type = "cuda"
+    run_chain()
+    coarse, refine = commands(player, "ns-train")
+    assert coarse.startswith("ns-train sugar-ext ") and "--refinement-time" not in refine
+    assert "--vertices 200000" in commands(player, "f3rm-ext")[0] and not player.estimates
+
+
+def test_what_a_later_stage_lacks_is_told_before_the_first(
+    run_chain: RunChain, player: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from f3rm_ext.workflow import runner
+
+    player.notes = ["LPIPS is left out."]
+    assert "LPIPS is left out." in run_chain(until_stage="coarse")
+
+    def refuse(*_: object, **__: object) -> list[str]:
+        raise ConfigError("Open3D cannot be imported.")
+
+    monkeypatch.setattr(runner, "check_requirements", refuse)
+    player.forget()
+    run_chain(until_stage="coarse")  # nothing is left to do
+    with pytest.raises(ConfigError, match="Open3D"):
+        run_chain()
+    assert not player.ran

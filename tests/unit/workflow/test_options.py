@@ -1,0 +1,113 @@
+"""Options of the chain and those passed on to single stages."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.scripts.sugar import EXIT_INTERRUPTED, Run
+from f3rm_ext.workflow.options import ChainOptions, split_passed_on, words_of
+from f3rm_ext.workflow.runner import ChainRun
+
+
+def parse(*words: object) -> Run:
+    return Run.parse(["run", "--data", "d", "--output", "o", *map(str, words)], "f3rm-ext sugar")
+
+
+def test_options_of_stages_are_separated_from_own_ones() -> None:
+    words = ["--coarse.a.b_c", "1", "-2", "--data", "x", "--refine.flag", "--mesh.crop-min=0", "-r", "sdf"]
+    own, passed = split_passed_on(words)
+    assert own == ["--data", "x", "-r", "sdf"]
+    assert passed == {"coarse": {"a.b-c": ("1", "-2")}, "refine": {"flag": ("True",)}, "mesh": {"crop-min": ("0",)}}
+    assert words_of(passed["coarse"]) == ("--a.b-c", "1", "-2")
+
+
+def test_an_option_of_no_stage_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--pipeline\.model\.sh-degree is an option of no stage"):
+        split_passed_on(["--pipeline.model.sh-degree", "2"])
+
+
+@pytest.mark.parametrize("word", ["--coarse.load-config", "--refine.load_config=config.yml"])
+def test_another_config_in_place_of_a_trainings_options_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"--(coarse|refine)\.load-config would replace all options"):
+        split_passed_on([word, "config.yml"])
+
+
+def test_the_spellings_of_the_guides() -> None:
+    run = parse("--refinement_time", "short", "-r", "dn_consistency", "--optimize_memory", "True", "--sh_degree", 2)
+    assert run.refinement_time == "short" and run.regularization == "dn_consistency"
+    assert run.of_trainings() == {"sh-degree": ("2",), "optimize-memory": ("True",)}
+    run = parse("--skip_coarse", "True", "--coarse_checkpoint", "a.ply", "-r", "refinement")
+    assert run.skip_coarse and run.coarse_checkpoint == Path("a.ply") and run.regularization is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--skip-coarse", "True"), "go together"),
+        (("--coarse-checkpoint", "a.ply"), "go together"),
+        (("--skip-coarse", "True", "--coarse-checkpoint", "a.ply", "-r", "sdf"), "--skip-coarse leaves out"),
+        (("--from-stage", "texture", "--until-stage", "mesh"), "--from-stage texture comes after --until-stage mesh"),
+        (("--vertices", 3), "--vertices is 3"),
+        (("--texture-size", 9), "--texture-size is 9"),
+        (("--images", "photos"), "and not both"),
+        (("--from-stage", "sfm"), "The stage sfm finds poses of photos"),
+        (
+            ("--dense-points", "always", "--skip-coarse", "True", "--coarse-checkpoint", "a.ply"),
+            "--skip-coarse leaves these out",
+        ),
+        (("--sfm.max-size", 100), "--sfm.OPTION is for photos without poses"),
+        (("--mesh.min-views", 0), "--min-views is 0"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(words: tuple[Any, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "and not neither"),
+        (("--images", "NONE"), "There is nothing at"),
+        (("--images", "HERE", "--sfm.feature-size", 1), "--feature-size is 1"),
+        (("--images", "HERE", "--sfm.method", "magic"), "choose from auto, colmap"),
+        (("--images", "HERE", "--sfm.video", "clip.mp4"), "and not both"),
+        (("--images", "HERE", "--skip-coarse", "True", "--coarse-checkpoint", "a.ply"), "give --data"),
+    ],
+)
+def test_mistakes_with_photos_are_told_before_anything_runs(words: tuple[Any, ...], says: str, tmp_path: Path) -> None:
+    typed = [str(tmp_path) if word == "HERE" else str(word) for word in words]
+    with pytest.raises(ConfigError, match=says):
+        Run.parse(["run", "--output", "o", *typed], "f3rm-ext sugar")
+
+
+def test_an_unknown_option_of_an_export_ends_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parse("--mesh.no-such-thing", 1)
+    assert leaving.value.code == 2 and "no-such-thing" in capsys.readouterr().err
+
+
+def test_only_run_is_a_command() -> None:
+    with pytest.raises(ConfigError, match="There is no command `f3rm-ext sugar walk`"):
+        Run.parse(["walk"], "f3rm-ext sugar")
+
+
+def test_what_is_passed_on_wins() -> None:
+    options = ChainOptions(data=Path("d"), output=Path("o"), sh_degree=2, passed_on={"coarse": {"sh-degree": ("1",)}})
+    assert options.of_stage("coarse", options.of_trainings()) == {"sh-degree": ("1",)}
+    assert options.of_stage("refine", options.of_trainings()) == {"sh-degree": ("2",)}
+
+
+def test_ctrl_c_between_two_commands_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: ChainRun) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ChainRun, "run", stop)
+    monkeypatch.setattr(sys, "argv", ["f3rm-ext", "sugar", "run", "--data", "my room", "--from-stage", "mesh"])
+    assert parse().main() == EXIT_INTERRUPTED
+    assert "To go on: f3rm-ext sugar run --data 'my room'\n" in capsys.readouterr().err

@@ -1,0 +1,312 @@
+"""What the chain runs, keeps, goes on with and does again; the commands themselves are played by a stand-in."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from f3rm_ext.errors import ConfigError, UserError
+from f3rm_ext.utils.atomic_files import FolderLock
+from f3rm_ext.workflow import runner
+from f3rm_ext.workflow.manifest import NAME
+
+RunChain = Callable[..., str]
+ALL = [
+    "ns-train sugar-ext",
+    "export mesh",
+    "ns-train sugar-ext-refine",
+    "export refined-mesh",
+    "export texture",
+    "ns-eval",
+    "ns-eval",
+    "eval-mesh",
+    "eval-texture",
+]
+
+
+def records(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "out" / NAME).read_text())["stages"]
+
+
+def test_all_stages_run_in_order_and_not_again(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain()
+    assert player.names() == ALL
+    assert (tmp_path / "out" / "report.html").read_text() == "<html>"
+    found = records(tmp_path)
+    assert all(record["state"] == "finished" and record["peak_mib"] == 100 for record in found.values())
+    assert found["coarse"]["command"].startswith("ns-train sugar-ext --data")
+    player.forget()
+    assert run_chain().count("done before") == len(ALL)
+    assert player.ran == []
+
+
+def test_a_changed_option_does_its_stage_again_and_those_that_depend_on_it(run_chain: RunChain, player: Any) -> None:
+    run_chain()
+    player.forget()
+    said = run_chain(texture_size=512)
+    assert player.names() == ["export texture", "eval-texture"]
+    assert "The stage texture is done again, because --texture-size is now 512." in said
+    assert "The stage eval-texture is done again, because its input (textured mesh) has changed." in said
+    player.forget()
+    said = run_chain(texture_size=512, passed_on={"coarse": {"max-num-iterations": ("9",)}}, vertices=99)
+    assert player.names() == ALL[:-1]  # the stand-in's texture came out as it was
+    assert "The stage coarse is done again, because --max-num-iterations is now 9." in said
+    assert "The stage mesh is done again, because --vertices was 200000 and is now 99." in said
+
+
+def test_a_training_goes_on_at_its_checkpoint(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    player.fails["Coarse splats"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_chain()
+    assert records(tmp_path)["coarse"]["state"] == "running"
+    player.fails["Refined splats"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_chain()
+    said = run_chain()
+    assert "The stage refine goes on after 50 steps, because it was interrupted." in said
+    trainings = [words for words in player.ran if words[0] == "ns-train"]
+    assert ["--load-dir" in words for words in trainings] == [False, True, False, True]
+    stamps = [words[words.index("--timestamp") + 1] for words in trainings]
+    assert stamps[0] == stamps[1] and stamps[2] == stamps[3]
+    assert records(tmp_path)["refine"]["runs"] == 2
+    assert player.names().count("export mesh") == 1
+
+
+def test_a_stage_is_done_again_alone(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain()
+    player.forget()
+    said = run_chain(from_stage="texture", until_stage="texture")
+    assert player.names() == ["export texture"] and "because --from-stage is texture" in said
+    player.forget()
+    run_chain(from_stage="coarse", until_stage="coarse")
+    assert "--load-dir" not in player.ran[0]  # from nothing, in a folder of its own
+    assert len(list((tmp_path / "out/runs/coarse/sugar-ext").iterdir())) == 2
+
+
+def test_stages_are_left_out(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain(until_stage="mesh")
+    assert player.names() == ALL[:2]
+    player.forget()
+    run_chain(skip_refine=True, skip_eval=True)
+    assert player.names() == ["export texture"]
+    assert str(tmp_path / "out" / "mesh.ply") in player.ran[0]
+    splats = tmp_path / "splats.ply"
+    splats.write_bytes(b"ply")
+    player.forget()
+    run_chain(skip_coarse=True, coarse_checkpoint=splats, output=tmp_path / "other", splats_frame="capture")
+    assert player.names() == [*ALL[1:6], *ALL[7:]]
+    assert player.ran[0][3:5] == ["--splats", str(splats)] and "capture" in player.ran[0]
+
+
+def test_a_run_in_place_of_coarse_splats(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    config = tmp_path / "run" / "config.yml"
+    (config.parent / "nerfstudio_models").mkdir(parents=True)
+    config.write_text("config")
+    with pytest.raises(ConfigError, match="has no checkpoint"):
+        run_chain(skip_coarse=True, coarse_checkpoint=config)
+    (config.parent / "nerfstudio_models" / "step-000000009.ckpt").write_text("weights")
+    run_chain(skip_coarse=True, coarse_checkpoint=config)
+    assert player.names() == ALL[1:]
+    assert player.ran[0][3:5] == ["--load-config", str(config)]
+    (config.parent / "nerfstudio_models" / "step-000000019.ckpt").write_text("better weights")
+    assert "because its input (coarse splats) has changed." in run_chain(skip_coarse=True, coarse_checkpoint=config)
+
+
+def test_a_lost_or_changed_file_is_made_again(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain()
+    (tmp_path / "out" / "textured.glb").unlink()
+    (tmp_path / "out" / "refined-mesh.ply").write_text("edited")
+    player.forget()
+    said = run_chain()
+    assert "because refined-mesh.ply was changed" in said and "because textured.glb is missing" in said
+    assert player.names()[:2] == ["export refined-mesh", "export texture"]
+
+
+def test_notes_of_commands_are_kept(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    player.says["Mesh"] = ["progress: 3/12 Views", "The surface has fewer vertices than the 9 of --vertices.", "noise"]
+    said = run_chain(until_stage="mesh")
+    assert "The surface has fewer vertices than the 9 of --vertices." in said and "noise" not in said
+    assert records(tmp_path)["mesh"]["notes"] == ["The surface has fewer vertices than the 9 of --vertices."]
+
+
+def test_a_failure_leaves_the_manifest_as_it_was(
+    run_chain: RunChain, player: Any, failure: Any, tmp_path: Path
+) -> None:
+    player.fails["Texture"] = failure("No photo sees the mesh.")
+    with pytest.raises(UserError, match="No photo sees the mesh"):
+        run_chain()
+    assert [record["state"] for record in records(tmp_path).values()] == ["finished"] * 4 + ["running"]
+    player.forget()
+    run_chain()
+    assert player.names()[0] == "export texture"
+
+
+@pytest.mark.parametrize("first", ["mesh", "texture"])
+def test_stages_out_of_order(run_chain: RunChain, first: str) -> None:
+    with pytest.raises(ConfigError, match=f"--from-stage {first} needs the stage coarse, which is not finished"):
+        run_chain(from_stage=first)
+
+
+def test_two_chains_in_one_folder(run_chain: RunChain, tmp_path: Path) -> None:
+    run_chain(until_stage="coarse")
+    with FolderLock(tmp_path / "out" / ".lock").hold(), pytest.raises(ConfigError, match="Another chain is running"):
+        run_chain()
+
+
+def test_options_of_the_refinement_are_checked_first(run_chain: RunChain, player: Any) -> None:
+    run_chain(passed_on={"refine": {"steps-per-save": ("9",)}}, until_stage="coarse", refinement_time="short")
+    assert player.ran[0][1:] == [
+        *("-m", "f3rm_ext.workflow.check", "sugar-ext-refine"),
+        *("--refinement-time", "short", "--steps-per-save", "9"),
+    ]
+    player.forget()
+    run_chain(passed_on={"refine": {"steps-per-save": ("9",)}}, until_stage="mesh", refinement_time="short")
+    assert player.names() == ["export mesh"]
+
+
+def test_a_truth_that_is_not_there(run_chain: RunChain, tmp_path: Path, capture: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no true surface"):
+        run_chain(truth=tmp_path / "none.ply")
+    (capture / "gt_mesh.npz").unlink()
+    run_chain()
+    assert "eval-mesh" not in records(tmp_path)
+
+
+def test_a_save_leaves_what_a_stage_is_writing_and_a_killed_one_leaves_nothing(
+    run_chain: RunChain, player: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_chain(until_stage="coarse")
+    folder, file = tmp_path / "out" / ".dense-capture.7.tmp", tmp_path / "out" / ".mesh.ply.8-ab.tmp"
+    folder.mkdir()
+    for left in (folder / "stereo_points.ply", file):
+        left.write_bytes(b"half of it")
+    monkeypatch.setattr(runner, "_SAVE_EVERY_S", -1.0)
+    found = list[bool]()
+
+    def write(command: Any, where: Path, console: Any) -> Any:
+        found.append(folder.exists() or file.exists())
+        file.write_bytes(b"half of a new one")
+        command.on_poll()
+        found.append(file.exists())
+        return player(command, where, console)
+
+    monkeypatch.setattr(runner, "run_command", write)
+    run_chain(until_stage="mesh")
+    assert found == [False, True]
+
+
+# --- dense points ----------------------------------------------------------------------------------------------------
+
+
+def test_dense_points_are_an_option_of_the_coarse_training(run_chain: RunChain, player: Any) -> None:
+    run_chain(dense_points="always", until_stage="coarse")
+    assert player.ran[0][player.ran[0].index("--dense-points") + 1] == "always"
+    player.forget()
+    run_chain(until_stage="coarse")
+    assert player.names() == [ALL[0]] and "--dense-points" not in player.ran[0]
+
+
+# --- photos without poses --------------------------------------------------------------------------------------------
+
+
+def test_poses_of_photos_come_first_and_the_rest_is_made_of_that_capture(
+    run_chain: RunChain, player: Any, photos: Path, tmp_path: Path
+) -> None:
+    player.says["Camera poses"] = ["Matching photos: 3 of 3", "Without a pose: 2.jpg: no matches."]
+    given = {"data": None, "images": photos, "passed_on": {"sfm": {"max-size": ("1600",)}}}
+    said = run_chain(**given)
+    assert player.names() == ["sfm", *(name for name in ALL if name != "eval-mesh")]
+    capture = str(tmp_path / "out" / "capture")
+    assert player.ran[0][1:] == [
+        *("sfm", "process", "--images", str(photos), "--output", capture, "--max-size", "1600")
+    ]  # fmt: skip
+    assert player.ran[1][2:4] == ["--data", capture]
+    assert "Without a pose: 2.jpg: no matches." in said
+    found = records(tmp_path)["sfm"]
+    assert found["notes"] == ["Without a pose: 2.jpg: no matches."] and set(found["outputs"]) == {"poses", "points"}
+    player.forget()
+    assert run_chain(**given).count("done before") == len(ALL) and player.ran == []
+
+
+def test_a_texture_too_small_for_the_mesh_is_refused_before_anything_runs(run_chain: RunChain, player: Any) -> None:
+    for given in (
+        {"texture_size": 64, "vertices": 4097},
+        {"passed_on": {"texture": {"texture-size": ("64",)}, "mesh": {"vertices": ("5000",)}}},
+        {"texture_size": 256},  # for the default of 200,000
+    ):
+        with pytest.raises(ConfigError, match=r"--texture-size .* --vertices"):
+            run_chain(**given)
+    assert not player.ran
+    run_chain(texture_size=64, vertices=4096, until_stage="mesh")
+
+
+def test_a_photo_that_is_added_finds_poses_again_in_the_same_folder(
+    run_chain: RunChain, player: Any, photos: Path
+) -> None:
+    run_chain(data=None, images=photos, until_stage="mesh")
+    (photos / "3.jpg").write_bytes(b"a new photo")
+    player.forget()
+    said = run_chain(data=None, images=photos, until_stage="mesh")
+    assert player.names() == ["sfm", *ALL[:2]]
+    assert "The stage sfm is done again, because its input (photos) has changed." in said
+    assert "The stage coarse is done again, because its input (capture) has changed." in said
+
+
+def test_poses_found_again_that_are_the_same_train_nothing(
+    run_chain: RunChain, player: Any, photos: Path, tmp_path: Path
+) -> None:
+    run_chain(data=None, images=photos, until_stage="coarse")
+    (tmp_path / "out" / "capture" / "gt_mesh.npz").write_text("of the user")
+    player.forget()
+    run_chain(data=None, images=photos, from_stage="sfm", until_stage="sfm")
+    assert player.ran[-1][-1] == "--start-over", "the stage itself keeps the capture until another is whole"
+    assert (tmp_path / "out" / "capture" / "gt_mesh.npz").exists()
+    run_chain(data=None, images=photos, until_stage="coarse")
+    assert player.names() == ["sfm"]
+
+
+def test_a_pose_stage_that_was_killed_goes_on(run_chain: RunChain, player: Any, photos: Path, tmp_path: Path) -> None:
+    player.fails["Camera poses"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_chain(data=None, images=photos)
+    kept = tmp_path / "out" / "capture" / "database.db"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_bytes(b"features")
+    run_chain(data=None, images=photos, until_stage="sfm")
+    assert kept.exists() and records(tmp_path)["sfm"]["runs"] == 2
+
+
+def test_a_folder_of_other_photos_is_refused(run_chain: RunChain, photos: Path, tmp_path: Path) -> None:
+    run_chain(data=None, images=photos, until_stage="sfm")
+    other = photos.rename(tmp_path / "others")
+    with pytest.raises(ConfigError, match=r"is of .*photos, not of .*others: choose a new folder"):
+        run_chain(data=None, images=other)
+    with pytest.raises(ConfigError, match=r"is of .*photos, not of .*room: choose a new folder"):
+        run_chain()
+
+
+def test_options_of_both_trainings_are_checked_before_poses_are_found(
+    run_chain: RunChain, player: Any, photos: Path
+) -> None:
+    steps = {"steps-per-save": ("9",)}
+    given = {"data": None, "images": photos, "until_stage": "sfm", "passed_on": {"coarse": steps, "refine": steps}}
+    run_chain(**given)
+    assert [words[3] for words in player.ran[:2]] == ["sugar-ext", "sugar-ext-refine"]
+    assert player.names()[2:] == ["sfm"]
+    player.forget()
+    run_chain(**given)
+    assert player.ran == []
+
+
+def test_paths_in_options_of_stages_are_relative_to_where_the_user_is(
+    run_chain: RunChain, player: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "masks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    options = {"sfm": {"masks": ("masks",)}, "refine": {"steps-per-save": ("9",)}}
+    run_chain(data=None, images=photos, passed_on=options)
+    first = player.ran[1]  # before it, the options of the refinement are checked
+    assert first[first.index("--masks") + 1] == "masks" and (player.places[1] / "masks").is_dir()
+    assert set(player.places) == {tmp_path}
