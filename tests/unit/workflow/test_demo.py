@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.workflow import demo as module
 from f3rm_ext.html.content import ReportContent
 from f3rm_ext.utils.atomic_files import FolderLock
+from f3rm_ext.workflow import demo as module
 from f3rm_ext.workflow.commands import Command, Outcome
 from f3rm_ext.workflow.demo import DemoOptions, DemoRun, fresh_folder
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.errors import CaptureError, ConfigError
-from f3rm_ext.workflow import measure as module
 from f3rm_ext.query.run import Run, load_run
+from f3rm_ext.workflow import measure as module
 from f3rm_ext.workflow.measure import Measure
 
 QuerySpec = Callable[..., dict[str, Any]]
