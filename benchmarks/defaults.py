@@ -32,6 +32,8 @@ HERE = Path(__file__).parent
 FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
 MASKED = "--pipeline.datamanager.masked-pixels"
 DENSE = "--pipeline.datamanager.stereo-points"
+SEED = 42
+"""First seed of a case's runs; nerfstudio's default."""
 FEW, MANY = 300, 2000
 """Steps of short runs, and of long ones."""
 CONSOLE = Console(stderr=True)
@@ -55,6 +57,8 @@ class Case:
     """Training steps by method."""
     mesh: bool = False
     """Measures the mesh, too."""
+    seeds: int = 1
+    """Number of runs, whose mean figures make the row."""
 
     @property
     def key(self) -> str:
@@ -124,6 +128,7 @@ def point_cases() -> list[Case]:
             scale * share,
             {SPLATS: MANY if long else FEW},
             long,
+            3 if long and share == 1 and change == "no points" else 1,
         )
         for long in (False, True)
         for share in (1, 2)
@@ -176,21 +181,18 @@ class Defaults:
         if not (capture / "transforms.json").exists():
             case.make(self.data.absolute(), capture)
         method = arguments[0] if len(arguments) == 1 else case.method
-        run = self.work / "runs" / plain(case.key) / method / plain(option)
-        command = ["ns-train", method, "--data", capture, "--output-dir", run.parents[2], "--vis", "tensorboard"]
-        command += ["--experiment-name", run.parents[1].name, "--timestamp", run.name, *arguments[len(arguments) % 2 :]]
-        command += ["--resolution-scale", case.scale, "--max-num-iterations", case.steps[method], *ARGUMENTS[method]]
-        row: dict[str, Any] = {**place, "train_s": self._run(command)}
-        pictures = run / "pictures"
-        judge = ["ns-eval", "--load-config", run / "config.yml", "--output-path", run / "eval.json"]
-        self._run([*judge, "--render-output-path", pictures] if "masks" in case.change else judge)
-        results = json.loads((run / "eval.json").read_text())["results"]
-        row |= {key: results[key] for key in ("psnr", "ssim", "lpips") if key in results}
-        if "masks" in case.change:
-            row["inner_psnr"] = inner_psnr(run / "config.yml", pictures)
-        if case.mesh:
-            row["f_score"] = self._mesh(capture, run)
-        config = (run / "config.yml").read_text()
+        options = [*arguments[len(arguments) % 2 :], "--resolution-scale", case.scale]
+        options += ["--max-num-iterations", case.steps[method], *ARGUMENTS[method]]
+        folder = self.work / "runs" / plain(case.key)
+        names = [plain(option) if case.seeds == 1 else f"{plain(option)}-{SEED + i}" for i in range(case.seeds)]
+        runs = [folder / method / name for name in names]
+        figures = [
+            self._train(case, capture, run, [*options, "--machine.seed", SEED + i]) for i, run in enumerate(runs)
+        ]
+        row: dict[str, Any] = {**place, **{key: np.mean([each[key] for each in figures]) for key in figures[0]}}
+        if case.seeds > 1:
+            row["runs"] = figures
+        config = (runs[0] / "config.yml").read_text()
         row["takes"] = [name for name, given in case.options.items() if option == "default" and took(config, given)]
         self.rows.append(row)
         report = {
@@ -202,6 +204,31 @@ class Defaults:
         self.out.write_text(json.dumps(report, indent=1) + "\n")
         print(row, flush=True)
         return row
+
+    def _train(self, case: Case, capture: Path, run: Path, options: Sequence[object]) -> dict[str, float]:
+        """Trains once and returns the figures of the run."""
+        command = [
+            "ns-train",
+            run.parent.name,
+            "--data",
+            capture,
+            "--output-dir",
+            run.parents[2],
+            "--vis",
+            "tensorboard",
+        ]
+        command += ["--experiment-name", run.parents[1].name, "--timestamp", run.name, *options]
+        figures = {"train_s": self._run(command)}
+        pictures = run / "pictures"
+        judge = ["ns-eval", "--load-config", run / "config.yml", "--output-path", run / "eval.json"]
+        self._run([*judge, "--render-output-path", pictures] if "masks" in case.change else judge)
+        results = json.loads((run / "eval.json").read_text())["results"]
+        figures |= {key: results[key] for key in ("psnr", "ssim", "lpips") if key in results}
+        if "masks" in case.change:
+            figures["inner_psnr"] = inner_psnr(run / "config.yml", pictures)
+        if case.mesh:
+            figures["f_score"] = self._mesh(capture, run)
+        return figures
 
     def _mesh(self, capture: Path, run: Path) -> float:
         """Returns the F-score of the mesh of a run."""

@@ -279,7 +279,8 @@ def _masked_pixels(report: Report) -> str:
 def _defaults(report: Report) -> str:
     def score(row: Report) -> str:
         inner = f" (inside {row['inner_psnr']:.2f})" if "inner_psnr" in row else ""
-        return f"{row['psnr']:.2f}" + inner + (f" (F {row['f_score']:.3f})" if "f_score" in row else "")
+        runs = f", mean of {len(row['runs'])} runs" if "runs" in row else ""
+        return f"{row['psnr']:.2f}" + inner + (f" (F {row['f_score']:.3f}{runs})" if "f_score" in row else "")
 
     cases: dict[tuple[str, ...], dict[str, Report]] = {}
     for row in report["rows"]:
