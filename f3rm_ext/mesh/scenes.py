@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from nerfstudio.cameras.cameras import Cameras
@@ -21,6 +21,9 @@ from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render_outputs
 from f3rm_ext.splat.start_from import read_start
+
+if TYPE_CHECKING:
+    from f3rm_ext.query.run import Run
 
 SplatsFrame = Literal["auto", "scene", "capture"]
 
@@ -57,10 +60,15 @@ def open_run_scene(
         UserError: the run cannot be opened.
     """
     from f3rm_ext.query.run import load_run
+
+    return run_scene(load_run(load_config), scale, depth, stereo_width)
+
+
+def run_scene(run: "Run", scale: float = 1.0, depth: Depth | None = None, stereo_width: int = 0) -> SurfaceScene:
+    """Returns the scene of a run that is open; see :func:`open_run_scene`."""
     from f3rm_ext.splat.export import SplatRun
     from f3rm_ext.splat.model import SplatModel
 
-    run = load_run(load_config)
     cameras = run.cameras("train")
     outputs = run.manager.train_dataparser_outputs
     frame, stereo = CaptureFrame.of_outputs(outputs, run.data), _stereo(outputs, stereo_width)

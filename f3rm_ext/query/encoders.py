@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 
 from f3rm_ext.capture.images import image_size
@@ -154,18 +154,13 @@ class ExampleEncoder:
     def _extract(self, head: QueryHead, region: Region) -> FeatureMap:
         """Extracts the features of an image file that is no photo of the capture."""
         path = Path(region.image)
-        image = _read_upright(path)
+        image = read_upright(path)
         height, width = image.shape[:2]
         region.require_inside(width, height)
         extractor = self._extractor(head)
-        with torch.inference_mode():
-            if isinstance(extractor, FileExtractor):
-                (values,) = extractor.extract_files([image], [path])
-            else:
-                (values,) = extractor.extract([image])
-            values = values.float().cpu()
-            if head.basis is not None:
-                values = encode(head.basis.float().cpu(), values)
+        values = extract_values(extractor, image, path)
+        if head.basis is not None:
+            values = encode(head.basis.float().cpu(), values)
         half = values.numpy().astype(np.float16)
         has_codes = head.basis is not None
         return FeatureMap(
@@ -201,8 +196,30 @@ def require_same_model(head: QueryHead, extractor: Extractor) -> None:
             )
 
 
-def _read_upright(path: Path) -> UInt8[np.ndarray, "h w 3"]:
-    """Reads an image file, upright, and on white where it is transparent."""
+@torch.inference_mode()
+def extract_values(
+    extractor: Extractor, image: UInt8[np.ndarray, "h w 3"], path: Path
+) -> Float[torch.Tensor, "rows cols feat"]:
+    """Returns the features of one image, float32 on the CPU, not normalised.
+
+    Args:
+        extractor: Any extractor, also one that reads files beside the image.
+        image: Its pixels.
+        path: Its file.
+    """
+    if isinstance(extractor, FileExtractor):
+        (values,) = extractor.extract_files([image], [path])
+    else:
+        (values,) = extractor.extract([image])
+    return values.float().cpu()
+
+
+def read_upright(path: Path) -> UInt8[np.ndarray, "h w 3"]:
+    """Reads an image file, upright, and on white where it is transparent.
+
+    Raises:
+        ConfigError: there is no such file, or it is no picture.
+    """
     try:
         with Image.open(path) as image:
             upright = ImageOps.exif_transpose(image)
