@@ -80,10 +80,6 @@ def _grids(report: Report) -> str:
     return table([*head, "kept, bytes per point", "operators"], rows)
 
 
-def _adam(report: Report) -> str:
-    return table(["table", "Adam", "ms/step"], [[r["table"], r["adam"], f"{r['ms']:.1f}"] for r in report["rows"]])
-
-
 def _starts(report: Report) -> str:
     rows = [
         [name, *(f"{m:.2f} ({a:.2f}–{b:.2f})" for a, m, b in (clocks["wall_s"], clocks["cpu_s"]))]
@@ -126,12 +122,6 @@ def _splat_sizes(report: Report) -> str:
         [f"{row['gaussians'] / 1e6:g} million", *(f"{row[key] / 1e9:.2f}" for key in columns)] for row in report["rows"]
     ]
     return table(["Gaussians", *columns], rows)
-
-
-def _splat_regularization(report: Report) -> str:
-    keys = ("gaussians", "points", "measured_mib", "account_mib")
-    rows = [[f"{row[key]:,.0f}" for key in keys] for row in report["rows"]]
-    return table(["Gaussians", "points", "measured, MiB", "account, MiB"], rows)
 
 
 def _splat_precision(report: Report) -> str:
@@ -237,74 +227,6 @@ def _splats(report: Report) -> str:
     return f"{table(head, rows)}\n\n{lifting}"
 
 
-def _captures(report: Report) -> str:
-    head = [
-        "capture",
-        "image size ×",
-        "training, s",
-        "PSNR",
-        "SSIM",
-        "LPIPS",
-        "Gaussians",
-        "peak MiB, training",
-        "evaluation",
-    ]
-    rows = [
-        [
-            row["capture"],
-            f"{row['scale']:g}",
-            f"{row['train_s']:.0f}" if "train_s" in row else "–",
-            *quality(row),
-            f"{row['gaussian_count']:,.0f}",
-            *(f"{row[key]:,.0f}" for key in ("train_peak_memory_mib", "eval_peak_memory_mib")),
-        ]
-        for row in report["rows"]
-    ]
-    return table(head, rows)
-
-
-def _masked_pixels(report: Report) -> str:
-    rows = [
-        [
-            row["method"],
-            row["masked_pixels"],
-            *quality(row),
-            f"{row['fog']:.3f}",
-        ]
-        for row in report["rows"]
-    ]
-    return table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
-
-
-def _defaults(report: Report) -> str:
-    def score(row: Report) -> str:
-        inner = f" (inside {row['inner_psnr']:.2f})" if "inner_psnr" in row else ""
-        runs = f", mean of {len(row['runs'])} runs" if "runs" in row else ""
-        return f"{row['psnr']:.2f}" + inner + (f" (F {row['f_score']:.3f}{runs})" if "f_score" in row else "")
-
-    cases: dict[tuple[str, ...], dict[str, Report]] = {}
-    for row in report["rows"]:
-        cases.setdefault((row["capture"], row["change"], row["method"]), {})[row["option"]] = row
-    rows = []
-    for case, options in cases.items():
-        best = max(options, key=lambda option: options[option]["psnr"])
-        default = options["default"]
-        taken = ", ".join(default["takes"]) or "auto"
-        rest = ", ".join(f"{name} {score(row)}" for name, row in options.items() if name not in ("default", best))
-        rows.append(
-            [
-                *case,
-                score(default),
-                taken,
-                score(options[best]),
-                taken if best == "default" else best,
-                rest or "–",
-            ]
-        )
-    head = ["capture", "with", "method", "default, dB", "it took", "best, dB", "which is", "others, dB"]
-    return table(head, rows)
-
-
 def _shared(report: Report) -> str:
     def cell(method: str, waiting: str, company: str, figure: str, digits: int) -> tuple[float, str]:
         (row,) = [row for row in report["rows"] if (row["method"], row["waiting"]) == (method, waiting)]
@@ -359,23 +281,15 @@ def _step_operators(report: Report) -> str:
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "cpu_speed": _speed,
-    "lite_choices": _training,
     "hash_grid": _grids,
     "step_operators": _step_operators,
-    "optimizer": _adam,
     "import_time": _starts,
     "query_quality": _answers,
     "rasterize_cpu": _splats,
     "splat_surfaces": mesh_tables.surfaces,
     "mesh_extraction": mesh_tables.meshes,
     "refinement": mesh_tables.refinement,
-    "texture_choices": mesh_tables.texture_choices,
-    "texture_errors": mesh_tables.texture_errors,
-    "chart_pieces": mesh_tables.chart_pieces,
     "mesh_queries": mesh_tables.mesh_queries,
-    "splat_captures": _captures,
-    "masked_pixels": _masked_pixels,
-    "defaults": _defaults,
     "query_memory": _memory,
     "plan_memory": _plan_memory,
     "plan_process": _plan_process,
@@ -383,19 +297,13 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "code_queries": _codes,
     "splat_memory": _splat_memory,
     "splat_sizes": _splat_sizes,
-    "splat_regularization": _splat_regularization,
     "splat_precision": _splat_precision,
     "shared_cores": _shared,
     "gpu_day": _gpu_day,
     "poses": learning_tables.poses,
     "pose_verdicts": learning_tables.pose_verdicts,
-    "unposed": learning_tables.unposed,
-    "tiny_diffusion": learning_tables.tiny_diffusion,
     "pose_training": learning_tables.pose_training,
     "moco_training": learning_tables.moco_training,
-    "moco_seeds": learning_tables.moco_seeds,
-    "moco_queues": learning_tables.moco_queues,
-    "moco_distilled": learning_tables.moco_distilled,
 }
 MISSING = {"gpu_day": "Not measured: no GPU was at hand."}
 """What stands in place of a table whose results are missing."""

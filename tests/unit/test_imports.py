@@ -77,6 +77,12 @@ def test_registration_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines() == ["f3rm-ext F3rmTrainerConfig", "[]"]
 
 
+def test_importing_the_package_imports_only_itself() -> None:
+    code = "import sys, f3rm_ext; print(sorted({'torch', 'numpy', 'nerfstudio'} & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout == "[]\n", result.stderr
+
+
 def test_broken_part_of_ours_leaves_a_method_that_explains_itself() -> None:
     code = """
 import sys
