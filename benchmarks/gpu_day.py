@@ -1,400 +1,295 @@
-"""Everything that a GPU has to show, in three commands of ten minutes: kernels, then speed, then tests and memory.
+"""Everything that a GPU has to show: a list of programs in three calls, each of which takes at most ten minutes.
 
-    python benchmarks/gpu_day.py --data CAPTURE --call build     # needs CUDA; writes results/gpu_day.json
-    python benchmarks/gpu_day.py --data CAPTURE --call speed --keep benchmarks/results/gpu_day.json
-    python benchmarks/gpu_day.py --data CAPTURE --call checks --keep benchmarks/results/gpu_day.json
-    python benchmarks/gpu_day.py --rehearse          # the same programs on the CPU, with tiny sizes
+    python benchmarks/gpu_day.py --data CAPTURE --call build    # compiles gsplat's kernels
+    python benchmarks/gpu_day.py --data CAPTURE --call speed    # fields and splats beside their peers, queries
+    python benchmarks/gpu_day.py --data CAPTURE --call checks   # tests/gpu, planned memory, pose training, MoCo
+    python benchmarks/gpu_day.py --call speed --rehearse        # the same programs on the CPU, tiny sizes
 
-Sections: kernels (gsplat is compiled; seconds where its wheel has them, see build_kernels.py), features (extracted),
-fields (f3rm-ext with every hash-grid backend there is, f3rm-ext-big, nerfacto, nerfacto with F3RM's features), splats
-(sugar-ext beside splatfacto with the same Gaussians), splat-features (lifting, and a text query), tests (tests/gpu),
-plan (planned memory beside what is allocated), poses and moco (training DiffusionSfM at the published size, and MoCo
-with the four presets: step time, and memory beside the plan). Every measurement is a process of its own. A failure is
-recorded with its sentence and stops nothing else; the file is written again after every row.
-
-Without --call or --only it runs all sections, within --minutes. --keep names the report whose other sections are taken
-over; it may lie elsewhere than the new one, as where outputs are emptied at each call.
-Nothing is downloaded. Features are those of a CLIP with random weights, which cost what real ones cost and mean
-nothing; give --extractor for others.
+Every program is a process of its own. A failure is recorded as a sentence and stops nothing else; the report is written
+again after each program. A call replaces its own rows in results/gpu_day.json and keeps the others if they are of the
+same machine and versions; --keep names another report to take them from. Nothing is downloaded: features are those of a
+CLIP with random weights, which cost what real ones cost and mean nothing; give --extractor for others.
 """
 
 import argparse
 import datetime
-import functools
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
-import re
-import shutil
 import sys
 import tempfile
 import time
-import typing
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import moco_training
-import plan_memory
-import pose_training
-from gpu_day_report import (
-    BUDGETS_S,
-    CALLS,
-    F3RM_PEER,
-    PEER,
-    PLANAR,
-    REGULARIZED,
-    VANILLA,
-    Day,
-    Part,
-    tables,
-    write_report,
-)
-from processes import attempt, last_words, result_of, run
+from processes import attempt, last_words, result_of, run, write_report
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "triton",
-    "diffusers",
-    "nerfstudio",
-    "gsplat",
-    "nerfacc",
-    "tinycudann",
-    "numba",
-    "numpy",
+CALL_S = 585
+"""Seconds of a call without its start-up."""
+VANILLA, REGULARIZED = "sugar-ext without regularisation", "sugar-ext, dn-consistency"
+VARIANTS = ("splatfacto", "sugar-ext without filters", VANILLA, "sugar-ext, density", REGULARIZED, "sugar-ext, planar")
+PACKAGES = "torch torchvision triton diffusers nerfstudio gsplat nerfacc tinycudann numba numpy".split()
+TARGETS = (
+    ("f3rm-ext: Triton ÷ tiny-cuda-nn, rays/s, ≥ 0.8", "f3rm-ext, triton", "rays_per_s", "f3rm-ext, tcnn"),
+    (
+        "f3rm-ext, Triton ÷ nerfacto with F3RM's features, rays/s, ≥ 2",
+        "f3rm-ext, triton",
+        "rays_per_s",
+        "nerfacto-f3rm",
+    ),
+    ("sugar-ext, vanilla stage ÷ splatfacto, it/s, ≥ 1", VANILLA, "steps_per_s", "splatfacto"),
+    ("sugar-ext, regularised ÷ splatfacto, it/s, ≥ 0.5", REGULARIZED, "steps_per_s", "splatfacto"),
+    ("text query at 1080p, splats, ms, ≤ 50", "features on splats", "query_ms", ""),
+    ("text query at 1080p, field, ms, ≤ 50", "f3rm-ext, triton", "query_ms", ""),
+    ("features lifted onto splats, s, ≤ 15", "features on splats", "lifting_s", ""),
 )
-VARIANTS = (PEER, "sugar-ext without filters", VANILLA, "sugar-ext, density", REGULARIZED, PLANAR)
-REPORTED = re.compile(r"(?P<name>\S+::.+?) (?P<state>PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
-REPORTED_BY_WORKER = re.compile(r"\[gw\d+\] \[ *\d+%\] (?P<state>PASSED|FAILED|ERROR|SKIPPED|XFAIL) (?P<name>\S+::.+)")
-SMALL_FIELD = [
-    "pipeline.model.grid.log2_hashmap_size=12",
-    "pipeline.model.feature_grid.log2_hashmap_size=12",
-    "pipeline.model.num_samples=8",
-]
-SMALL_NERFACTO = [
-    "pipeline.model.log2_hashmap_size=12",
-    "pipeline.model.num_proposal_samples_per_ray=(16, 8)",
-    "pipeline.model.num_nerf_samples_per_ray=8",
-]
-PATIENCE = 8
-"""How many times as long everything may take in a rehearsal: CPUs are slow, and some are busy."""
+"""What was promised before the first run: name with the wanted figure, row, key, and the row to divide by."""
+COLUMNS = {
+    "fields": "steps rays_per_step rays_per_s step_ms psnr ssim peak_mib launches_per_step synchronisations_per_step "
+    "picture_ms query_ms",
+    "splats": "gaussians steps_per_s step_ms peak_mib accounted_mib launches_per_step synchronisations_per_step",
+    "splat-features": "gaussians views dimensions lifting_s lifting_peak_mib query_ms",
+    "plan": "train_planned_mib train_mib evaluation_planned_mib evaluation_mib whole_planned_mib reserved_mib",
+    "poses": "batch images full_step_ms step_ms steps_per_s images_per_s planned_mib peak_mib peak_to_plan "
+    "whole_planned_mib reserved_mib synchronisations_per_step stage_steps stage_days",
+    "moco": "batch accumulation queue step_ms steps_per_s images_per_s planned_mib peak_mib peak_to_plan "
+    "whole_planned_mib reserved_mib run_steps run_hours views_images_per_s",
+}
+"""What the table of a section shows beside the seconds of the program; the report has more."""
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="a capture with a transforms.json; needed without --rehearse")
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU, with a synthetic capture")
-    parser.add_argument("--out", type=Path, help="the report; results/gpu_day.json, or for a rehearsal a new folder")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--call", choices=list(CALLS), help="run the sections of one of the three calls")
-    what.add_argument("--only", nargs="+", choices=list(BUDGETS_S), help="sections to run; all by default")
-    parser.add_argument("--keep", type=Path, help="a report whose other sections are kept, if it is of this machine")
-    parser.add_argument("--minutes", type=float, default=10.0, help=f"for all sections; × {PATIENCE} in a rehearsal")
-    parser.add_argument("--extractor", help="of the features; it has to understand text")
-    parser.add_argument("--scale", type=float, default=1.0, help="ratio of the images' sides to those of the files")
-    parser.add_argument("--gaussians", type=int, default=500_000, help="number of splats")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of training of each method, after its warm-up")
-    return parser
+@dataclass(frozen=True)
+class Program:
+    """One row of the report."""
+
+    section: str
+    """Its table."""
+    label: str
+    """Unique in the report."""
+    seconds: float
+    """It may take that long, and what the programs before it left over."""
+    command: tuple[object, ...]
+    """Arguments of Python."""
+    has_result: bool = True
+    """Whether it hands over a result (:func:`processes.report_result`); otherwise its exit code counts."""
 
 
-class GpuDay:
-    """The sections of a GPU day.
+def programs(options: argparse.Namespace, work: Path) -> dict[str, list[Program]]:
+    """Returns the programs of each call.
 
     Args:
         options: of the command line.
         work: an empty folder.
     """
+    from moco_training import PRESETS
+    from plan_memory import RUNS
+    from pose_training import ROWS
 
-    def __init__(self, options: argparse.Namespace, work: Path) -> None:
-        self.options, self.work = options, work
-        self.device = "cpu" if options.rehearse else "cuda"
-        tiny = "clip:model=ViT-B-32,pretrained=random,short_side_px=64"
-        full = "clip:model=ViT-L-14-336,pretrained=random"
-        self.extractor: str = options.extractor or (tiny if options.rehearse else full)
-        self.picture = ("64", "36") if options.rehearse else ("1920", "1080")
-        self.environment = {
-            **os.environ,
-            "F3RM_EXT_CACHE": str(work / "cache"),
-            "HF_HUB_OFFLINE": "1",
-            "WANDB_MODE": "disabled",
-            "TORCHDYNAMO_DISABLE": "1",
-        }
-        if options.rehearse:
-            self.environment |= {"CUDA_VISIBLE_DEVICES": "", "F3RM_EXT_REHEARSE_GPU_TESTS": "1"}
-
-    def kernels(self, part: Part) -> None:
-        """Compiles gsplat's kernels, which torch keeps for later processes."""
-        if self.device == "cpu":
-            part.row("gsplat", lambda _: {"problem": "On the CPU there is nothing to compile."})
-            return
-        code = (
-            "from processes import report_result; from f3rm_ext import compat; compat.check_gsplat_kernels();"
-            "report_result({'kernels': 'usable'})"
-        )
-        part.row("gsplat's kernels", self._measured("-c", code))
-
-    def tests(self, part: Part) -> None:
-        """Runs tests/gpu. Without CUDA only those run that may be rehearsed on the CPU."""
-        part.row("tests/gpu", self._run_tests)
-
-    def features(self, part: Part) -> None:
-        """Extracts the features that the fields distil, so that no training pays for it."""
-
-        def extract(limit_s: float) -> dict[str, Any]:
-            command = [Path(sys.executable).parent / "f3rm-ext", "features", "extract", "--data", self.options.data]
-            command += ["--features.extractors", self.extractor, "--device", self.device]
-            command += ["--camera-res-scale-factor", self.options.scale]
-            code, said = run(command, limit_s, self.environment)
-            return {} if code == 0 else {"problem": last_words(said, code), "log": said[-2000:]}
-
-        part.row("extraction, with start-up", extract)
-
-    def fields(self, part: Part) -> None:
-        """Trains fields for the same time."""
-        small = self.options.rehearse
-        nerfacto, ours = (SMALL_NERFACTO, SMALL_FIELD) if small else ([], [])
-        there = "tiny-cuda-nn" if self.device == "cuda" and is_there("tinycudann") else "torch"
-        runs: list[tuple[str, str, list[str], str]] = []
-        for backend, problem in backends(self.device).items():
-            if problem:
-                part.row(f"f3rm-ext, {backend}", lambda _, problem=problem: {"problem": problem})
-            else:
-                runs.append((f"f3rm-ext, {backend}", "f3rm-ext", [*ours, f"pipeline.model.backend='{backend}'"], "ask"))
-        peer = ["pipeline.model.feature_log2_hashmap_size=12"] if small else []
-        runs.append((F3RM_PEER, "nerfacto-f3rm", [*nerfacto, *peer], ""))
-        runs.append(("nerfacto", "nerfacto", nerfacto, ""))
-        runs.append(("f3rm-ext-big", "f3rm-ext-big", ours, ""))
-        for index, (label, method, changes, query) in enumerate(runs):
-            command = [HERE / "gpu_day_field.py", "--method", method, "--data", self.options.data]
-            command += ["--output-dir", self.work / f"field-{index}", "--scale", self.options.scale]
-            command += ["--device", self.device, "--steps", 20 if small else 30_000]
-            command += ["--seconds", self.options.seconds, "--warm-up", 2 if small else 50]
-            if method != "nerfacto":
-                command += ["--extractors", self.extractor]
-            if query:
-                command += ["--text", "a chair", "--picture", *self.picture]
-            if small:
-                command += ["--rays", 64, "--views", 1]
-            command += ["--change", *changes] if changes else []
-            part.row(label, self._measured(*command), share=max(0.4, 1 / (len(runs) - index)))
-            rows = part.section["rows"]
-            rows[-1].setdefault("grids", there if method.startswith("nerfacto") else None)
-
-    def splats(self, part: Part) -> None:
-        """Trains splats whose number stays the same."""
-        from splat_speed import accounted_mib
-
-        for index, name in enumerate(VARIANTS):
-            if self.device == "cpu" and name == PEER:
-                part.row(name, lambda _: {"problem": "splatfacto draws on CUDA only."})
-                continue
-            command = [HERE / "splat_speed.py", *self._splat_options(), "--one", name]
-            part.row(name, self._measured(*command), share=max(0.4, 1 / (len(VARIANTS) - index)))
-            account = accounted_mib(name, self._gaussians, self._points)
-            part.section["rows"][-1]["accounted_mib"] = account and round(account)
-
-    def splat_features(self, part: Part) -> None:
-        """Lifts features onto splats and queries them."""
-        command = [HERE / "gpu_day_splats.py", *self._splat_options(), "--extractor", self.extractor]
-        part.row("sugar-ext", self._measured(*command, "--picture", *self.picture))
-
-    def plan(self, part: Part) -> None:
-        """Compares planned memory with what torch's allocator hands out."""
-        names = list(plan_memory.RUNS)
-        for index, name in enumerate(names):
-            command = [HERE / "plan_memory.py", "--one", name, "--device", self.device]
-            command += ["--tiny"] if self.options.rehearse else []
-            part.row(name, self._measured(*command), share=max(0.4, 1 / (len(names) - index)))
-
-    def poses(self, part: Part) -> None:
-        """Trains the pose estimator at the published size, beside its plan."""
-        self._training(part, "pose_training.py", list(pose_training.ROWS))
-
-    def moco(self, part: Part) -> None:
-        """Pre-trains with MoCo's presets, beside their plans."""
-        self._training(part, "moco_training.py", list(moco_training.PRESETS))
-
-    def _training(self, part: Part, program: str, names: list[str]) -> None:
-        for index, name in enumerate(names):
-            command = [HERE / program, "--one", name, "--device", self.device, "--seconds", self.options.seconds]
-            command += ["--tiny", "--warm-up", 1, "--steps", 4] if self.options.rehearse else []
-            part.row(name, self._measured(*command), share=max(0.4, 1 / (len(names) - index)))
-
-    @property
-    def _gaussians(self) -> int:
-        return 300 if self.options.rehearse else self.options.gaussians
-
-    @property
-    def _points(self) -> int:
-        return 1000 if self.options.rehearse else 1_000_000
-
-    def _splat_options(self) -> list[object]:
-        small = self.options.rehearse
-        return [
-            *("--data", self.options.data, "--device", self.device, "--scale", self.options.scale),
-            *("--count", self._gaussians, "--samples", self._points, "--steps", 16 if small else 2000),
-            *("--seconds", self.options.seconds, "--warm-up", 3 if small else 50),
-        ]
-
-    def _measured(self, *command: object) -> typing.Callable[[float], dict[str, Any]]:
-        def measure(limit_s: float) -> dict[str, Any]:
-            environment = {**self.environment, "PYTHONPATH": str(HERE)}
-            return attempt(lambda: result_of([sys.executable, *command], limit_s, environment))
-
-        return measure
-
-    def _run_tests(self, limit_s: float) -> dict[str, Any]:
-        command = [sys.executable, "-m", "pytest", ROOT / "tests" / "gpu", "-v", "-p", "no:cacheprovider"]
-        command += ["--tb=line", "-W", "ignore", "--durations=0", "--durations-min=5"]
-        if self.device == "cuda" and is_there("xdist"):
-            command += ["-n", min(4, os.cpu_count() or 1), "--dist", "loadfile"]  # most of the time is start-up
-        # Output that comes line by line keeps what was found when the time is over.
-        environment = {**self.environment, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
-        code, said = run(command, limit_s, environment)
-        found = read_tests(said)
-        if code == 124:
-            found["problem_of_all"] = f"The tests were ended after {limit_s:.0f} s."
-        elif not any(found[key] for key in ("passed", "failed", "skipped")):
-            return {"problem": last_words(said, code), "log": said[-2000:]}
-        return {**found, "log": said[-4000:] if found["failed"] or code == 124 else ""}
-
-
-def read_tests(said: str) -> dict[str, Any]:
-    """Counts what `pytest -v` reported, with or without xdist, also if it was ended before its summary.
-
-    >>> read_tests("tests/a.py::b PASSED [ 50%]\\n[gw0] [100%] FAILED tests/a.py::c[1]\\n")["failures"]
-    ['tests/a.py::c[1]']
-    """
-    states: Counter[str] = Counter()
-    failures: list[str] = []
-    for line in said.splitlines():
-        if match := REPORTED.match(line) or REPORTED_BY_WORKER.match(line):
-            state, name = match["state"], match["name"]
-            states[state] += 1
-            if state in ("FAILED", "ERROR"):
-                failures.append(name)
+    small = options.rehearse
+    device = "cpu" if small else "cuda"
+    extractor = options.extractor or (
+        "clip:model=ViT-B-32,pretrained=random,short_side_px=64"
+        if small
+        else "clip:model=ViT-L-14-336,pretrained=random"
+    )
+    cli = "from f3rm_ext.scripts.cli import main; raise SystemExit(main())"
+    extract = ("-c", cli, "features", "extract", "--data", options.data)
+    features = ("--features.extractors", extractor, "--device", device, "--camera-res-scale-factor", options.scale)
+    picture = ("--picture", *(("64", "36") if small else ("1920", "1080")))
+    splats = (
+        *("--data", options.data, "--device", device, "--scale", options.scale),
+        *("--count", 300 if small else options.gaussians, "--samples", 1000 if small else 1_000_000),
+        *("--steps", 16 if small else 2000, "--warm-up", 2 if small else 50, "--seconds", options.seconds),
+    )
+    training = ("--device", device, "--seconds", options.seconds)
+    training += ("--tiny", "--warm-up", 1, "--steps", 4) if small else ()
+    code = "from f3rm_ext import compat; compat.check_gsplat_kernels()"
+    tests = ("-m", "pytest", HERE.parent / "tests" / "gpu", "-q", "-p", "no:cacheprovider", "--tb=line", "-rfE")
+    if not small and importlib.util.find_spec("xdist"):
+        tests += ("-n", min(4, os.cpu_count() or 1), "--dist", "loadfile")  # most of the time is start-up
     return {
-        "passed": states["PASSED"],
-        "failed": states["FAILED"] + states["ERROR"],
-        "skipped": states["SKIPPED"] + states["XFAIL"],
-        "failures": failures,
-    }
+        "build": [] if small else [Program("kernels", "gsplat's kernels", CALL_S, ("-c", code), False)],
+        "speed": [
+            Program("features", "extraction, with start-up", 45, (*extract, *features), False),
+            *(
+                Program("fields", label, 40,
+                        field(method, changes, options, extractor, work / f"field-{index}", picture))
+                for index, (label, method, changes) in enumerate(fields(small))
+            ),
+            *(
+                Program("splats", name, 35, (HERE / "splat_speed.py", *splats, "--one", name))
+                for name in (VARIANTS[1:] if small else VARIANTS)  # splatfacto draws on CUDA only
+            ),
+            Program("splat-features", "features on splats", 85,
+                    (HERE / "gpu_day_splats.py", *splats, "--extractor", extractor, *picture)),
+        ],
+        "checks": [
+            Program("tests", "tests/gpu", 170, tests, False),
+            *(
+                Program("plan", name, 11, (HERE / "plan_memory.py", "--one", name, "--device", device,
+                        *(("--tiny",) if small else ())))
+                for name in RUNS
+            ),
+            *(Program("poses", name, 57, (HERE / "pose_training.py", "--one", name, *training)) for name in ROWS),
+            *(Program("moco", name, 35, (HERE / "moco_training.py", "--one", name, *training)) for name in PRESETS),
+        ],
+    }  # fmt: skip
 
 
-def is_there(module: str) -> bool:
-    """Whether a module is installed."""
-    return importlib.util.find_spec(module) is not None
+def fields(small: bool) -> list[tuple[str, str, list[str]]]:
+    """Returns label, method and changed options of each field: our backends, then peers."""
+    tiny = "pipeline.model.{}log2_hashmap_size=12"
+    ours = [tiny.format("grid."), tiny.format("feature_grid."), "pipeline.model.num_samples=8"] if small else []
+    peer = [tiny.format(""), "pipeline.model.num_proposal_samples_per_ray=(16, 8)"] if small else []
+    peer += ["pipeline.model.num_nerf_samples_per_ray=8"] if small else []
+    backends = ("numba", "torch") if small else ("triton", "tcnn", "torch")
+    return [
+        *((f"f3rm-ext, {name}", "f3rm-ext", [*ours, f"pipeline.model.backend='{name}'"]) for name in backends),
+        ("nerfacto-f3rm", "nerfacto-f3rm", [*peer, *([tiny.format("feature_")] if small else [])]),
+        ("nerfacto", "nerfacto", peer),
+        ("f3rm-ext-big", "f3rm-ext-big", ours),
+    ]
 
 
-def backends(device: str) -> dict[str, str]:
-    """Returns the hash-grid backends of a device, each with why it cannot be measured or an empty text."""
-    from f3rm_ext.nerf.hash_grid import Backend
+def field(
+    method: str,
+    changes: list[str],
+    options: argparse.Namespace,
+    extractor: str,
+    out: Path,
+    picture: tuple[object, ...],
+) -> tuple[object, ...]:
+    """Returns the command that trains a field for a while and measures it."""
+    small = options.rehearse
+    command: tuple[object, ...] = (HERE / "gpu_day_field.py", "--method", method, "--data", options.data)
+    command += ("--output-dir", out, "--scale", options.scale, "--device", "cpu" if small else "cuda")
+    command += ("--steps", 20 if small else 30_000, "--seconds", options.seconds, "--warm-up", 2 if small else 50)
+    command += ("--rays", 64, "--views", 1) if small else ()
+    command += ("--extractors", extractor) if method != "nerfacto" else ()
+    command += ("--text", "a chair", *picture) if method == "f3rm-ext" else ()
+    return (*command, "--change", *changes) if changes else command
 
-    known = typing.get_args(Backend)
-    if device == "cpu":
-        return {name: "" for name in ("numba", "torch")}
-    missing = {
-        "tcnn": "" if is_there("tinycudann") else "tiny-cuda-nn (tinycudann) is not installed.",
-        "triton": "" if is_there("triton") else "Triton is not installed.",
-        "torch": "",
-    }
-    return {name: why if name in known else "This version has no such backend." for name, why in missing.items()}
+
+def measure(program: Program, limit_s: float, environment: dict[str, str]) -> dict[str, Any]:
+    """Returns the row of a program: its result, or the sentence with which it failed."""
+    command, begin = [sys.executable, *program.command], time.monotonic()
+    if limit_s < 3:
+        row: dict[str, Any] = {"problem": "The time of this call was over."}
+    elif program.has_result:
+        row = attempt(lambda: result_of(command, limit_s, environment))
+        row["query_ms"] = row.pop("query", {}).get("ms")
+    else:
+        code, said = run(command, limit_s, environment)
+        problem = f"It was ended after {limit_s:.0f} s." if code == 124 else last_words(said, code)
+        row = {"said": problem} if code == 0 else {"problem": problem, "log": said[-4000:]}
+    return {"section": program.section, "label": program.label, **row, "seconds": round(time.monotonic() - begin, 1)}
 
 
-def describe(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns machine, versions and options, for the report."""
+def machine(rehearsal: bool) -> dict[str, Any]:
+    """Returns device and versions."""
     import torch
 
-    device = platform.processor() or platform.machine()
-    machine: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
-    if torch.cuda.is_available() and not options.rehearse:
+    there = {name for name in PACKAGES if importlib.util.find_spec(name)}
+    found: dict[str, Any] = {"rehearsal": rehearsal, "cores": os.cpu_count(), "python": platform.python_version()}
+    found |= {"device": platform.processor() or platform.machine()}
+    if torch.cuda.is_available() and not rehearsal:
         properties = torch.cuda.get_device_properties(0)
-        device = properties.name
-        machine |= {"memory_mib": properties.total_memory >> 20, "capability": f"{properties.major}.{properties.minor}"}
-        machine["cuda"] = torch.version.cuda
-    machine |= {"device": device, "nvcc": shutil.which("nvcc") is not None}
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    return {
-        "date": datetime.date.today().isoformat(),
-        "rehearsal": options.rehearse,
-        "machine": machine,
-        "versions": versions,
-        "capture": "synthetic room" if options.data is None else options.data.name,
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
-    }
+        found |= {"device": properties.name, "memory_mib": properties.total_memory >> 20, "cuda": torch.version.cuda}
+    distributions = importlib.metadata.packages_distributions()
+    return found | {name: importlib.metadata.version(distributions[name][0]) for name in sorted(there)}
 
 
-def make_capture(folder: Path) -> Path:
-    """Makes a small synthetic capture."""
-    from f3rm_ext.synthetic import SynthConfig, synthesize
+def tables(report: dict[str, Any]) -> str:
+    """Returns the report as Markdown: machine, targets, a table for each section, and what failed."""
+    rows = {row["label"]: row for row in report["rows"]}
+    parts = [", ".join(f"{key} {value}" for key, value in {"date": report["date"], **report["machine"]}.items())]
+    found = [(name, ratio(rows, label, key, peer)) for name, label, key, peer in TARGETS]
+    parts.append(table(["target", "found"], [[name, cell(value)] for name, value in found]))
+    for section, columns in COLUMNS.items():
+        here = [row for row in report["rows"] if row["section"] == section and "problem" not in row]
+        if here:
+            keys = columns.split()
+            body = [[row["label"], *(cell(row.get(key)) for key in keys), cell(row["seconds"])] for row in here]
+            parts.append(table([section, *(key.replace("_", " ") for key in keys), "seconds"], body))
+    for row in report["rows"]:
+        said = [row[key] for key in ("problem", "problem_of_all", "said") if key in row] + row.get("refused", [])
+        parts += [f"{row['label']}: {sentence}".replace("|", "/") for sentence in said]
+    return "\n\n".join(parts)
 
-    config = SynthConfig(num_images=8, width=64, height=48, seed=1, light_rays=1, holdout_every=4)
-    return synthesize(folder / "room", config, progress=False)
+
+def ratio(rows: dict[str, dict[str, Any]], label: str, key: str, peer: str) -> float | None:
+    """Returns a figure, divided by that of a peer if there is one; None if one of them was not measured."""
+    value, other = (rows.get(name, {}).get(key) for name in (label, peer))
+    return value if value is None or not peer else value / other if other else None
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Returns a Markdown table whose columns but the first are aligned to the right."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] + ["--:"] * (len(head) - 1), *rows])
+
+
+def cell(value: float | None) -> str:
+    """Returns a figure with three digits or more.
+
+    >>> cell(1234567.0), cell(20.123), cell(None)
+    ('1,234,567', '20.12', '–')
+    """
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.4g}"
 
 
 def main() -> None:
-    """Runs the sections, writes the report and prints its tables."""
-    parser = make_parser()
+    """Runs the programs of a call, writes the report and prints its tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--call", choices=["build", "speed", "checks"], required=True, help="which programs to run")
+    parser.add_argument("--data", type=Path, help="a capture with a transforms.json; needed without --rehearse")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU, with a synthetic capture")
+    parser.add_argument("--out", type=Path, help="the report; results/gpu_day.json, or a new folder for a rehearsal")
+    parser.add_argument("--keep", type=Path, help="the report whose other rows are kept; by default that of --out")
+    parser.add_argument("--extractor", help="of the features; it has to understand text")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the size of the images")
+    parser.add_argument("--gaussians", type=int, default=500_000, help="number of splats")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of training of each method, after its warm-up")
     options = parser.parse_args()
-    if not options.rehearse:
-        import torch
-
-        if options.data is None:
-            parser.error("--data is missing: give a capture with a transforms.json, or --rehearse.")
-        if not torch.cuda.is_available():
-            parser.error("This machine has no CUDA device that PyTorch can use: give --rehearse to try the programs.")
-    report = describe(options)
+    if not options.rehearse and options.data is None:
+        parser.error("--data is missing: give a capture with a transforms.json, or --rehearse.")
+    report = {"date": datetime.date.today().isoformat(), "machine": machine(options.rehearse), "rows": []}
+    if not options.rehearse and "cuda" not in report["machine"]:
+        parser.error("PyTorch finds no CUDA device on this machine: give --rehearse to try the programs.")
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as folder:
         work = Path(folder)
-        options.data = make_capture(work) if options.data is None else options.data.resolve()
         if options.rehearse:
             options.seconds = min(options.seconds, 2.0)
-        path = options.out
-        if path is None and options.rehearse:
-            path = Path(tempfile.mkdtemp(prefix="gpu-day-rehearsal-")) / "gpu_day.json"
-        path = path or HERE / "results" / "gpu_day.json"
-        sections_to_run = options.only or list(CALLS[options.call] if options.call else BUDGETS_S)
-        if options.keep:
-            report["sections"] = kept_sections(json.loads(options.keep.read_text()), report, sections_to_run)
-        patience = PATIENCE if options.rehearse else 1
-        day = Day(report, path, 60 * options.minutes * patience)
-        sections = GpuDay(options, work)
-        begin = time.monotonic()
-        for name in sections_to_run:
-            found = day.run(name, BUDGETS_S[name] * patience, functools.partial(call, sections, name))
-            print(f"{name}: {found['state']} after {found['seconds']:.0f} s. {found.get('problem', '')}", flush=True)
-        report["seconds"] = round(time.monotonic() - begin, 1)
-        write_report(report, path)
+        if options.data is None:
+            from f3rm_ext.synthetic import SynthConfig, synthesize
+
+            room = SynthConfig(num_images=8, width=64, height=48, seed=1, light_rays=1, holdout_every=4)
+            options.data = synthesize(work / "room", room, progress=False)
+        options.data = options.data.resolve()
+        place = Path(tempfile.mkdtemp(prefix="gpu-day-rehearsal-")) if options.rehearse else HERE / "results"
+        path = options.out or place / "gpu_day.json"
+        todo, before = programs(options, work)[options.call], options.keep or path
+        if before.is_file():
+            old, labels = json.loads(before.read_text()), {program.label for program in todo}
+            if old["machine"] == report["machine"]:
+                report["rows"] = [row for row in old["rows"] if row["label"] not in labels]
+        environment = {
+            **os.environ,
+            **{"F3RM_EXT_CACHE": str(work / "cache"), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"},
+            **{"TORCHDYNAMO_DISABLE": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
+            **({"CUDA_VISIBLE_DEVICES": "", "F3RM_EXT_REHEARSE_GPU_TESTS": "1"} if options.rehearse else {}),
+        }
+        end = time.monotonic()
+        for program in todo:
+            end += program.seconds * (8 if options.rehearse else 1)  # CPUs are slow, and some are busy
+            row = measure(program, end - time.monotonic(), environment)
+            report["rows"].append(row)
+            write_report(report, path)
+            print(f"{program.label}: {row['seconds']:.0f} s. {row.get('problem', '')}", flush=True)
     print(f"\n{tables(report)}\n\nThe report is {path}.")
-
-
-def kept_sections(before: dict[str, Any], report: dict[str, Any], anew: list[str]) -> dict[str, Any]:
-    """Returns the sections of an earlier report that are not measured anew; none if it is of another machine.
-
-    Args:
-        before: the earlier report.
-        report: the new one.
-        anew: names of its sections.
-    """
-    if any(before.get(key) != report[key] for key in ("rehearsal", "machine", "versions")):
-        return {}
-    return {name: section for name, section in before.get("sections", {}).items() if name not in anew}
-
-
-def call(sections: GpuDay, name: str, part: Part) -> None:
-    """Runs the method of a section."""
-    getattr(sections, name.replace("-", "_"))(part)
 
 
 if __name__ == "__main__":

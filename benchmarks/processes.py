@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 MARK = "RESULT "
@@ -23,6 +24,14 @@ class MeasurementError(Exception):
     def __init__(self, sentence: str, log: str = "") -> None:
         super().__init__(sentence)
         self.log = log
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """Writes JSON under a temporary name and renames it, so that the file is whole whenever the program ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    os.replace(temporary, path)
 
 
 def report_result(result: Mapping[str, Any]) -> None:

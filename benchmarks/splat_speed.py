@@ -136,6 +136,7 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         "pixels": int(cameras.height[0]) * int(cameras.width[0]),
         # Our methods take the counter back before every step, and remember.
         "peak_mib": max(peak_mib(device), model.cost.peak_mib if hasattr(model, "cost") else 0) if cuda else None,
+        "accounted_mib": accounted_mib(name, options.count, options.samples),
         "gaps_mib": gaps_mib(device),
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         **found,
@@ -199,7 +200,7 @@ def main() -> None:
             found[name].append(in_process(name, sys.argv[1:]))
             print(f"{name}: {found[name][-1]['steps_per_s']:.2f} steps per second", flush=True)
     rows = []
-    for name, results in found.items():
+    for results in found.values():
         speeds = [result["steps_per_s"] for result in results]
         rows.append(
             {
@@ -207,7 +208,6 @@ def main() -> None:
                 "steps_per_s": statistics.median(speeds),
                 "steps_per_s_all": speeds,
                 "peak_mib": max((result["peak_mib"] or 0.0) for result in results) or None,
-                "accounted_mib": accounted_mib(name, options.count, options.samples),
             }
         )
     first = rows[0]["steps_per_s"]

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from gpu_day_report import write_report
-from processes import MARK
+from processes import MARK, write_report
 from step_watch import SyncWarnings, tally
 
 MIB = 1 << 20
