@@ -37,17 +37,7 @@ def pose_verdicts(report: Report) -> str:
         "wrong, trusted",
         "refused",
     ]
-    rows = [
-        [row["what"], row["half"], row["mapper"], f"{row['registered']} of {row['photos']}",
-         f"{row['reprojection_error_px']:.2f}", f"{row['rotation_deg']:.1f}°", f"{row['centres_near']:.0%}",
-         "right" if row["right"] else "wrong", row["verdict"], f"{row['evidence']['matches_fit']:.0%}",
-         f"{row['evidence']['pairs_fit']:.0%}", f"{row['evidence']['blind']:.0%}", f"{row['evidence']['turn_fit']:.0%}",
-         f"{row['evidence']['points_per_photo']:.0f}"]
-        for row in judged
-    ]  # fmt: skip
-    columns = ["photos", "half", "mapper", "with a pose", "reprojection px", "rotation error", "centres near", "poses",
-               "verdict", "matches fit", "pairs fit", "see nothing", "fit a turn", "points"]  # fmt: skip
-    return f"{table(head, sums)}\n\n{table(columns, rows)}"
+    return table(head, sums)
 
 
 def _beside_plan(row: Report) -> list[str]:
