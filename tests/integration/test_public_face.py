@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.spatial import KDTree
 
 import f3rm_ext
 from f3rm_ext.errors import ConfigError
@@ -97,7 +98,8 @@ def test_readme_on_a_run(run_folder: Path, tiny_capture: Path, tmp_path: Path, m
     mesh = seen["mesh"]
     assert Path("room.ply").is_file() and len(mesh.faces) > 0
     in_scene = run.frame.to_scene(np.asarray(mesh.vertices))
-    np.testing.assert_allclose(in_scene, run.mesh(frame="scene").vertices, atol=1e-4)
+    apart, _ = KDTree(run.mesh(frame="scene").vertices).query(in_scene)  # their order is not fixed
+    assert apart.max() < 1e-4 * np.ptp(in_scene)
 
     (example,) = run.query(
         example="frame_00001.png:20,14,16,12", views="frame_00002.png", scale=0.5, negatives=["none"]
