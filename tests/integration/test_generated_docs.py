@@ -1,10 +1,15 @@
-"""Tables of the docs are those that their scripts make."""
+"""Tables of the docs are those that their scripts make, and the API pages have every module."""
 
+import importlib.util
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import f3rm_ext
 
 DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.integration
@@ -14,3 +19,18 @@ pytestmark = pytest.mark.integration
 def test_tables_are_up_to_date(script: str) -> None:
     done = subprocess.run([sys.executable, str(DOCS / script), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_every_public_module_has_its_place_in_the_api_pages() -> None:
+    spec = importlib.util.spec_from_file_location("api_pages", DOCS / "api_pages.py")
+    assert spec is not None and spec.loader is not None
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    text = "".join(map(pages.page, pages.packages())) + (DOCS / "python.md").read_text()
+    shown = re.findall(r"^::: (\S+)$", text, re.M)
+    modules = [name for _, name, _ in pkgutil.walk_packages(f3rm_ext.__path__, "f3rm_ext.")]
+    mapped = [f"method_configs.{path.stem}" for path in (DOCS.parent / "method_configs").glob("[!_]*.py")]
+    public = {name for name in modules + mapped if "._" not in name and "f3rm_ext.method_configs" not in name}
+    assert len(set(shown)) == len(shown) and public <= set(shown)
+    for guide in pages.GUIDES.values():
+        assert (DOCS / f"{guide}.md").is_file()
