@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"f3rm_ext.method_configs": ROOT / "method_configs"}
@@ -55,12 +56,21 @@ def modules(package: str) -> list[str]:
 def page(package: str) -> str:
     """Returns the Markdown of a package's page."""
     name = package.removeprefix("f3rm_ext.")
-    guide = f"Its guide is [{GUIDES[name]}](../{GUIDES[name]}.md).\n\n" if name in GUIDES else ""
+    guide = ""
+    if name in GUIDES:
+        path = f"{GUIDES[name]}.md"
+        title = (ROOT / "docs" / path).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        guide = f"The guide is [{title}](../{path}).\n\n"
     if package == "f3rm_ext":  # its own docstrings are those of api
         blocks = [module for module in modules(package)[1:] if module != "f3rm_ext.api"]
     else:
         blocks = modules(package)
     return f"# {package}\n\n{guide}" + "".join(f"::: {module}\n" for module in blocks)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Shows Sphinx's roles of docstrings, such as ``:class:`~a.b.Name```, as plain code."""
+    return re.sub(r":(?:class|func|meth|mod|attr|data):<code>(?:~[\w.]*\.)?([\w.]+)</code>", r"<code>\1</code>", html)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
