@@ -4,8 +4,8 @@ r"""Meshes of splats beside the true surface: every regularisation with every ex
     python benchmarks/mesh_extraction.py --captures room --modes --true-depth
     python benchmarks/mesh_extraction.py --captures room --modes "planar, full size"
 
-The room and the tabletop of docs/benchmarks.md are copies: benchmarks/sparse_points.py (at commit
-ece9c25) gives them points of structure from motion, and `f3rm-ext sfm points` dense ones.
+The room and the tabletop of docs/benchmarks.md are copies: benchmarks/sparse_points.py gives them points of structure
+from motion, and `f3rm-ext sfm points` dense ones.
 
 Trains `sugar-ext-lite` once per capture and regularisation, extracts a mesh with every extractor, and measures it with
 `f3rm-ext eval-mesh`. A capture has `gt_mesh.npz` or `gt_points.npz`; its settings are those of its name in

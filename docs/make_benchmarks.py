@@ -245,6 +245,48 @@ def _shared(report: Report) -> str:
     return table([*head, *(f"{kind}, CPU ms/step" for kind in kinds)], body)
 
 
+def _masked_pixels(report: Report) -> str:
+    rows = [
+        [
+            row["method"],
+            row["masked_pixels"],
+            *quality(row),
+            f"{row['fog']:.3f}",
+        ]
+        for row in report["rows"]
+    ]
+    return table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
+
+
+def _defaults(report: Report) -> str:
+    def score(row: Report) -> str:
+        inner = f" (inside {row['inner_psnr']:.2f})" if "inner_psnr" in row else ""
+        runs = f", mean of {len(row['runs'])} runs" if "runs" in row else ""
+        return f"{row['psnr']:.2f}" + inner + (f" (F {row['f_score']:.3f}{runs})" if "f_score" in row else "")
+
+    cases: dict[tuple[str, ...], dict[str, Report]] = {}
+    for row in report["rows"]:
+        cases.setdefault((row["capture"], row["change"], row["method"]), {})[row["option"]] = row
+    rows = []
+    for case, options in cases.items():
+        best = max(options, key=lambda option: options[option]["psnr"])
+        default = options["default"]
+        taken = ", ".join(default["takes"]) or "auto"
+        rest = ", ".join(f"{name} {score(row)}" for name, row in options.items() if name not in ("default", best))
+        rows.append(
+            [
+                *case,
+                score(default),
+                taken,
+                score(options[best]),
+                taken if best == "default" else best,
+                rest or "–",
+            ]
+        )
+    head = ["capture", "with", "method", "default, dB", "it took", "best, dB", "which is", "others, dB"]
+    return table(head, rows)
+
+
 def _gpu_day(report: Report) -> str:
     """Targets and sections, as the program prints them."""
     sys.path.insert(0, str(RESULTS.parent))
@@ -285,6 +327,8 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "mesh_extraction": mesh_tables.meshes,
     "refinement": mesh_tables.refinement,
     "mesh_queries": mesh_tables.mesh_queries,
+    "masked_pixels": _masked_pixels,
+    "defaults": _defaults,
     "query_memory": _memory,
     "plan_memory": _plan_memory,
     "plan_process": _plan_process,

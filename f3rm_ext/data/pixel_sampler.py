@@ -12,7 +12,7 @@ from f3rm_ext.errors import CaptureError
 
 EMPTY_SHARE = 0.25
 """Largest share of a batch's rays for masked pixels that are trained as empty: the object needs the others. After 600
-steps the chair of docs/benchmarks.md has 21.6 dB with it, and 18.0 dB with rays in proportion to areas."""
+steps the chair of benchmarks/masked_pixels.py has 21.6 dB with it, and 18.0 dB with rays in proportion to areas."""
 
 
 def batch_seed(*parts: int | str) -> int:

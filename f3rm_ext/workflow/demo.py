@@ -31,7 +31,7 @@ FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
 Method = Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"]
 MOST_PHOTOS_FOR_SPLATS = 20
 """Captures of at most so many photos get splats. At 20 photos of the fox both have the same quality, and splats take
-two thirds of the time (docs/benchmarks.md)."""
+two thirds of the time (`benchmarks/defaults.py --only photos`)."""
 STEPS = {FIELD: 3000, SPLATS: 1200}
 """Steps of training by default."""
 EXTRACTOR = "dense-daisy"
