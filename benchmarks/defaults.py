@@ -235,7 +235,7 @@ class Defaults:
         mesh, report = run / "mesh.ply", run / "mesh.json"
         self._run(["f3rm-ext", "export", "mesh", "--load-config", run / "config.yml", "--out", mesh])
         truth = self.data / "tabletop" / "gt_mesh.npz"
-        self._run(["f3rm-ext", "eval-mesh", mesh, "--truth", truth, "--seen-from", capture, "--out", report, *MESH])
+        self._run(["f3rm-ext", "eval", "mesh", mesh, "--truth", truth, "--seen-from", capture, "--out", report, *MESH])
         return json.loads(report.read_text())["scores"][0]["f_score"]
 
     def _run(self, command: Sequence[object]) -> float:

@@ -8,7 +8,7 @@ The room and the tabletop of docs/benchmarks.md are copies: benchmarks/sparse_po
 from motion, and `f3rm-ext sfm points` dense ones.
 
 Trains `sugar-ext-lite` once per capture and regularisation, extracts a mesh with every extractor, and measures it with
-`f3rm-ext eval-mesh`. A capture has `gt_mesh.npz` or `gt_points.npz`; its settings are those of its name in
+`f3rm-ext eval mesh`. A capture has `gt_mesh.npz` or `gt_points.npz`; its settings are those of its name in
 :data:`SETTINGS`, or the last ones. All regularisations but planar share the steps before the first of them begins, as
 these are the same. `--true-depth` fuses the true depth of the training views instead of rendered depth: no run can do
 better with this extractor. Each row is printed and written to results/mesh_extraction.json at once. What is there
@@ -64,7 +64,7 @@ class Settings:
     most: int
     """Most Gaussians of a run."""
     thresholds: tuple[float, ...] = ()
-    """Distances of the F-scores; by default those of eval-mesh."""
+    """Distances of the F-scores; by default those of eval mesh."""
     crop: tuple[Vector, Vector] | None = None
     """Lowest and highest corner of what is measured."""
 

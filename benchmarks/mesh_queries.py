@@ -4,7 +4,7 @@ r"""Queries to meshes with features: how well they find the labelled objects of 
     python benchmarks/mesh_queries.py --data room --meshes tsdf=mesh_extraction/room-true-depth.ply
     python benchmarks/mesh_queries.py --data room --meshes true=room/gt_mesh.npz --vertices 5000 --texture-size 1024
 
-Each mesh, in the frame of the capture, gets label features by `f3rm-ext features lift-mesh`, and `f3rm-ext eval-query
+Each mesh, in the frame of the capture, gets label features by `f3rm-ext features lift-mesh`, and `f3rm-ext eval query
 --mesh` queries every class by its name. With --vertices, the mesh is simplified first, textured, and lifted twice: onto
 vertices alone, and with a code map. If the mesh file has a label for each vertex, they are compared too, also those
 that no photo sees. Each row is printed and written to results/mesh_queries.json, which keeps the rows of other captures
@@ -120,7 +120,7 @@ class MeshQueries:
         ]
         call([*lift, "--extractors", f"labels:data={self.data}", *options])
         began = time.perf_counter()
-        call(["f3rm-ext", "eval-query", "--mesh", path, "--out", scores])
+        call(["f3rm-ext", "eval", "query", "--mesh", path, "--out", scores])
         seconds = time.perf_counter() - began
         found, mesh = json.loads(scores.read_text())["protocols"], read_mesh(path)
         features = load_features(features_path(path), mesh)

@@ -1,6 +1,6 @@
 """How well a field answers queries on held-out views, beside the 2D features it was distilled from.
 
-Three short runs of f3rm-ext-lite on a capture with labels, each asked by `f3rm-ext eval-query`:
+Three short runs of f3rm-ext-lite on a capture with labels, each asked by `f3rm-ext eval query`:
 
 1. one-hot labels as features: everything but the encoder,
 2. DINOv2 features, asked by one pixel of each class in one training photo,
@@ -60,7 +60,7 @@ class QueryQuality:
         for name, extractor, steps, options in runs:
             config = self._train(name, extractor, steps)
             answers = self.work / f"{name}.json"
-            self._call(["f3rm-ext", "eval-query", "--load-config", str(config), "--out", str(answers), *options])
+            self._call(["f3rm-ext", "eval", "query", "--load-config", str(config), "--out", str(answers), *options])
             record = json.loads(answers.read_text())
             classes = len(record["queries"])
             for protocol, figures in record["protocols"].items():

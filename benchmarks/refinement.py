@@ -7,7 +7,7 @@ r"""Refined meshes beside the free splats that they come from: held-out quality,
 2. *mesh*: `f3rm-ext export mesh` of it,
 3. *refined*: `sugar-ext-refine` of that mesh, with as many steps as the free splats, and each of the variants,
 4. *textured*: `f3rm-ext export texture` of the mesh, of the refined mesh and, where there is one, of the true mesh,
-   with `f3rm-ext eval-texture` on the held-out photos at their full size.
+   with `f3rm-ext eval texture` on the held-out photos at their full size.
 
 prints each row and writes results/refinement.json, which keeps the rows of other captures. Rows that are there already
 are left as they are: remove them, or the file, to measure again. Runs that are there already are only measured.
@@ -131,7 +131,7 @@ class Refinement:
         if not out.exists():
             call(["f3rm-ext", "export", "texture", "--data", self.data, "--mesh", mesh, "--output", out])
         scores = out.with_suffix(".json")
-        command = ["f3rm-ext", "eval-texture", out, "--data", self.data, "--out", scores]
+        command = ["f3rm-ext", "eval", "texture", out, "--data", self.data, "--out", scores]
         call([*command, "--pictures", out.with_suffix("")])
         found, said = json.loads(scores.read_text()), read_provenance(out)
         kept = {key: found[key] for key in ("psnr", "psnr_covered", "coverage")}

@@ -8,7 +8,7 @@ in nerfstudio's with `gt_mesh.npz` (that of `f3rm-ext scene synth`):
    :func:`chamfer`),
 2. spherical harmonics stored as float16 beside float32, and of other degrees than 2, over some seeds,
 3. without mip filters beside with them, evaluated at the size of training and larger and smaller (`f3rm-ext
-   eval-scales`).
+   eval scales`).
 
     python benchmarks/splat_surfaces.py --data chair
     python benchmarks/splat_surfaces.py --data room --only none density dn-consistency planar --seeds 1 \
@@ -193,7 +193,7 @@ class SplatSurfaces:
         row |= {output: chamfer(depth_points(folder, output), surface) for output in ("depth", "plane_depth")}
         if name in ("none", "no mip filters"):
             scales = self.work / f"{self.data.name}-{folder.name}-scales.json"
-            call(["f3rm-ext", "eval-scales", "--load-config", folder / "config.yml", "--out", scales])
+            call(["f3rm-ext", "eval", "scales", "--load-config", folder / "config.yml", "--out", scales])
             kept = ("scale", "psnr", "ssim", "lpips")
             entries = json.loads(scales.read_text())["scales"]
             row["scales"] = [{key: entry[key] for key in kept if key in entry} for entry in entries]

@@ -3,7 +3,7 @@
 python docs/make_moco_picture.py CONFIG.yml --thing pear --view 008.jpg --heads moco dense-daisy dinov2 --out OUT.jpg
 
 CONFIG is of a run on a capture with labels that distils the features, such as that of benchmarks/moco_distilled.py. The
-example is one pixel in a training photo, as `f3rm-ext eval-query --by example` chooses it; it is compared with the rest
+example is one pixel in a training photo, as `f3rm-ext eval query --by example` chooses it; it is compared with the rest
 of that photo and with the other things.
 """
 

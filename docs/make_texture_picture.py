@@ -1,4 +1,4 @@
-"""Stacks pictures of `f3rm-ext eval-texture --pictures`: the textured mesh beside the photo, one view below the other.
+"""Stacks pictures of `f3rm-ext eval texture --pictures`: the textured mesh beside the photo, one view below the other.
 
 python docs/make_texture_picture.py OUT.jpg PICTURE PICTURE …
 """

@@ -62,13 +62,8 @@ GROUPS = {
     "doctor": Group(
         "f3rm_ext.scripts.doctor", "Doctor", "Report what is installed and found, and how to get what is missing."
     ),
-    "eval-mesh": Group("f3rm_ext.scripts.eval_mesh", "EvalMesh", "Score a mesh against the true surface."),
-    "eval-query": Group("f3rm_ext.scripts.eval_query", "EvalQuery", "Score queries against the labels of a capture."),
-    "eval-scales": Group(
-        "f3rm_ext.scripts.eval_scales", "EvalScales", "Score splats against photos at smaller and larger sizes."
-    ),
-    "eval-texture": Group(
-        "f3rm_ext.scripts.eval_texture", "EvalTexture", "Score pictures of a coloured mesh against photos."
+    "eval": Group(
+        "f3rm_ext.scripts.eval", "EvalCommand", "Score meshes, queries, splats at several sizes, and textures."
     ),
     "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Write the scene for other programs."),
     "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
@@ -96,6 +91,9 @@ GROUPS = {
         "f3rm_ext.scripts.sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."
     ),
 }
+
+RENAMED = {f"eval-{kind}": f"eval {kind}" for kind in ("mesh", "query", "scales", "texture")}
+"""Former names of commands, and their present ones."""
 
 
 def overview() -> str:
@@ -139,6 +137,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if first.startswith("--tyro-"):
         return _complete(arguments)
+    if first in RENAMED:
+        raise ConfigError(f"`{PROGRAM} {first}` is now `{PROGRAM} {RENAMED[first]}`, with the same options.")
     if first not in GROUPS:
         raise ConfigError(f"There is no command `{first}`: choose from {', '.join(GROUPS)}.")
     from f3rm_ext.scripts.switches import parse_command

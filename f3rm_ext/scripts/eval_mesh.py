@@ -1,4 +1,4 @@
-"""``f3rm-ext eval-mesh``: how well a mesh fits the true surface."""
+"""``f3rm-ext eval mesh``: how well a mesh fits the true surface."""
 
 import json
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ class EvalMesh:
     per voxel of half the threshold. Figures of different protocols cannot be compared.
 
     Typical calls:
-      f3rm-ext eval-mesh room.ply --truth room/gt_mesh.ply --seen-from room
-      f3rm-ext eval-mesh objects.obj --truth gt_mesh.npz --thresholds 0.005 --crop-min -0.5 -0.5 0.004
-      f3rm-ext eval-mesh scan24.ply --truth stl024_total.ply --protocol dtu --observation-mask ObsMask24_10.mat \\
+      f3rm-ext eval mesh room.ply --truth room/gt_mesh.ply --seen-from room
+      f3rm-ext eval mesh objects.obj --truth gt_mesh.npz --thresholds 0.005 --crop-min -0.5 -0.5 0.004
+      f3rm-ext eval mesh scan24.ply --truth stl024_total.ply --protocol dtu --observation-mask ObsMask24_10.mat \\
         --ground-plane Plane24.mat
-      f3rm-ext eval-mesh barn.ply --truth Barn.ply --protocol tanks-and-temples --crop Barn.json --thresholds 0.01 \\
+      f3rm-ext eval mesh barn.ply --truth Barn.ply --protocol tanks-and-temples --crop Barn.json --thresholds 0.01 \\
         --transform Barn_trans.txt
     """
 
@@ -101,7 +101,7 @@ class EvalMesh:
         from f3rm_ext.utils.provenance import require_ours
 
         if self.out is not None:
-            require_ours(self.out, "f3rm-ext eval-mesh")
+            require_ours(self.out, "f3rm-ext eval mesh")
             require_writable(self.out)
         surface, truth = read_surface(self.mesh), read_surface(self.truth)
         thresholds = self.thresholds or self._default_thresholds(truth)
@@ -111,7 +111,7 @@ class EvalMesh:
             task = progress.add_task("Distances", total=len(comparison.surface) + len(comparison.truth))
             metrics = compare(comparison, thresholds, lambda done: progress.update(task, completed=done))
         record = {
-            "made_by": "f3rm-ext eval-mesh",
+            "made_by": "f3rm-ext eval mesh",
             "mesh": str(self.mesh.resolve()),
             "truth": str(self.truth.resolve()),
             "protocol": self.protocol,

@@ -1,4 +1,4 @@
-"""``f3rm-ext eval-query``: how well queries find the labelled objects of a capture."""
+"""``f3rm-ext eval query``: how well queries find the labelled objects of a capture."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from f3rm_ext.query.queryable import QueryHead
     from f3rm_ext.query.run import Photos
 
-COMMAND = "f3rm-ext eval-query"
+COMMAND = "f3rm-ext eval query"
 Protocol = Literal["rendered", "image-features", "direct-3d"]
 TITLES: dict[Protocol, str] = {
     "rendered": "Rendered held-out views",
@@ -38,10 +38,10 @@ class EvalQuery(QueryTarget):
     LERF-OVS.
 
     Typical calls:
-      f3rm-ext eval-query --load-config outputs/tabletop/f3rm-ext/.../config.yml
-      f3rm-ext eval-query --load-config .../config.yml --by example --example-photo 007.jpg
-      f3rm-ext eval-query --load-config .../config.yml --labels lerf_ovs/label/figurines
-      f3rm-ext eval-query --mesh tabletop.ply
+      f3rm-ext eval query --load-config outputs/tabletop/f3rm-ext/.../config.yml
+      f3rm-ext eval query --load-config .../config.yml --by example --example-photo 007.jpg
+      f3rm-ext eval query --load-config .../config.yml --labels lerf_ovs/label/figurines
+      f3rm-ext eval query --mesh tabletop.ply
     """
 
     labels: Path | None = None

@@ -1,4 +1,4 @@
-"""``f3rm-ext eval-scales``: image quality of splats at resolutions above and below that of training."""
+"""``f3rm-ext eval scales``: image quality of splats at resolutions above and below that of training."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from f3rm_ext.splat.export import SplatRun
     from f3rm_ext.splat.multiscale_eval import ScaleResult
 
-COMMAND = "f3rm-ext eval-scales"
+COMMAND = "f3rm-ext eval scales"
 Switch = Literal["as-trained", "on", "off"]
 _SWITCHES: dict[Switch, bool | None] = {"as-trained": None, "on": True, "off": False}
 
@@ -30,8 +30,8 @@ class EvalScales:
 
     Typical calls:
       ns-train sugar-ext --data room --pipeline.datamanager.camera-res-scale-factor 0.125
-      f3rm-ext eval-scales --load-config .../config.yml
-      f3rm-ext eval-scales --load-config .../config.yml --filter-3d off --scales 1 2 4
+      f3rm-ext eval scales --load-config .../config.yml
+      f3rm-ext eval scales --load-config .../config.yml --filter-3d off --scales 1 2 4
     """
 
     load_config: Path

@@ -1,4 +1,4 @@
-"""``f3rm-ext eval-texture``: how well pictures of a coloured mesh fit photos."""
+"""``f3rm-ext eval texture``: how well pictures of a coloured mesh fit photos."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -20,8 +20,8 @@ class EvalTexture:
     Masked pixels do not count.
 
     Typical calls:
-      f3rm-ext eval-texture room.glb --data room
-      f3rm-ext eval-texture room.glb --load-config .../config.yml --out scores.json --pictures pictures
+      f3rm-ext eval texture room.glb --data room
+      f3rm-ext eval texture room.glb --load-config .../config.yml --out scores.json --pictures pictures
     """
 
     mesh: tyro.conf.Positional[Path]
@@ -58,13 +58,13 @@ class EvalTexture:
         from f3rm_ext.utils.provenance import require_ours
 
         if self.out is not None:
-            require_ours(self.out, "f3rm-ext eval-texture")
+            require_ours(self.out, "f3rm-ext eval texture")
             require_writable(self.out)
         if self.pictures is not None:
             require_writable(self.pictures / "any", "--pictures")
         renderer = MeshRenderer(read_mesh(self.mesh), str(self.mesh))
         photos = photo_source(self.load_config, self.data).photos(self.views, frame_of(self.mesh, self.frame))
-        sign, scores = {"made_by": "f3rm-ext eval-texture"}, []
+        sign, scores = {"made_by": "f3rm-ext eval texture"}, []
         pictures = [self.pictures / f"{self.views}-{index:04d}.png" for index in range(len(photos)) if self.pictures]
         for path in pictures:
             require_ours(path, sign["made_by"], "--pictures")

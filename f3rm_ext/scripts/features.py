@@ -98,7 +98,7 @@ class Lift:
 
     ns-train does this by itself if it is given --pipeline.model.features. This command rewrites the run's newest
     checkpoint with the new features, which replace features lifted before. The run then answers queries in the
-    viewer and in f3rm-ext query, eval-query and export features. Further training drops the features; they are
+    viewer and in f3rm-ext query, eval query and export features. Further training drops the features; they are
     lifted again at its end only with --pipeline.model.features.
 
     Typical calls:

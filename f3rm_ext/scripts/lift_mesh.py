@@ -20,7 +20,7 @@ class LiftMesh:
     Each vertex takes the mean of the features where photos see it, with the weights of `f3rm-ext export texture`.
     Vertices that no photo sees take the feature of the nearest one along the surface. The features are written beside
     the mesh, room.features.npz for room.ply, and belong to that mesh only. The mesh then answers f3rm-ext query,
-    eval-query and export features with --mesh, and f3rm-ext export part cuts out what a query finds.
+    eval query and export features with --mesh, and f3rm-ext export part cuts out what a query finds.
 
     Typical calls:
       f3rm-ext features lift-mesh --mesh room.ply --data room --extractors clip --codes 64

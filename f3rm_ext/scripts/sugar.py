@@ -18,7 +18,7 @@ class Run(ChainOptions):
 
     Each stage is a command of its own, which the report lists: f3rm-ext sfm process for photos without poses, ns-train
     sugar-ext, f3rm-ext export mesh, ns-train sugar-ext-refine, f3rm-ext export refined-mesh, f3rm-ext export texture,
-    ns-eval, eval-mesh and eval-texture. The same command again skips the stages that are finished and goes on with a
+    ns-eval, eval mesh and eval texture. The same command again skips the stages that are finished and goes on with a
     training at its last checkpoint, also after a kill. A changed option does its stage again, and those that depend on
     it; the command says why.
 

@@ -220,7 +220,7 @@ class Chain:
         places: Words = (str(mesh), "--truth", str(truth.absolute()), "--out", str(scores))
         # Only parts that cameras see can be found; what hides them is known of the capture's own mesh.
         seen = ("--seen-from", str(self.options.capture.absolute())) if self.options.truth is None else ()
-        return Stage("eval-mesh", ("f3rm-ext", "eval-mesh"), {}, inputs, (*places, *seen), {"scores": scores})
+        return Stage("eval-mesh", ("f3rm-ext", "eval", "mesh"), {}, inputs, (*places, *seen), {"scores": scores})
 
     def _eval_texture(self) -> Stage | None:
         if self.options.skip_eval:
@@ -228,7 +228,7 @@ class Chain:
         scores, pictures = self._scores("eval-texture"), self._scores("eval-texture").parent / PICTURES
         places = (str(self.folder / TEXTURED), *self._data(), "--out", str(scores), "--pictures", str(pictures))
         inputs = self._photos() | {"textured mesh": self._digest("texture", "mesh")}
-        return Stage("eval-texture", ("f3rm-ext", "eval-texture"), {}, inputs, places, {"scores": scores}, pictures)
+        return Stage("eval-texture", ("f3rm-ext", "eval", "texture"), {}, inputs, places, {"scores": scores}, pictures)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 

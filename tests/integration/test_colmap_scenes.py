@@ -68,8 +68,8 @@ def test_runs_go_through_all_commands(
         ("f3rm-ext", "export", "mesh", "--load-config", trained_run, "--out", mesh, *TINY_MESH),
         ("f3rm-ext", "export", "texture", "--data", garden, *texture, "--out", tmp_path / "a.glb"),
         ("f3rm-ext", "export", "texture", "--load-config", trained_run, *texture, "--out", tmp_path / "b.glb"),
-        ("f3rm-ext", "eval-texture", tmp_path / "a.glb", "--data", garden, "--out", tmp_path / "a.json"),
-        ("f3rm-ext", "eval-mesh", mesh, *truth),
+        ("f3rm-ext", "eval", "texture", tmp_path / "a.glb", "--data", garden, "--out", tmp_path / "a.json"),
+        ("f3rm-ext", "eval", "mesh", mesh, *truth),
         ("f3rm-ext", "export", "splats", "--load-config", trained_run, "--out", splats),
         ("f3rm-ext", "export", "mesh", "--splats", splats, "--data", garden, "--out", again, *TINY_MESH),
     ):

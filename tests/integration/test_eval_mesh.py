@@ -1,4 +1,4 @@
-"""``f3rm-ext eval-mesh`` as a user types it."""
+"""``f3rm-ext eval mesh`` as a user types it."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Typed = Callable[..., Any]
 def test_the_truth_itself_scores_full(f3rm_ext: Typed, tiny_capture: Path, tmp_path: Path, open3d: ModuleType) -> None:
     mesh, out = tiny_capture / "gt_mesh.ply", tmp_path / "scores.json"
     done = f3rm_ext(
-        *("eval-mesh", mesh, "--truth", tiny_capture / "gt_mesh.npz", "--points", 20_000),
+        *("eval", "mesh", mesh, "--truth", tiny_capture / "gt_mesh.npz", "--points", 20_000),
         *("--thresholds", 0.05, 0.1, "--seen-from", tiny_capture, "--crop-min", -2, -2, 0.05, "--out", out),
     )
     assert done.code == 0, done.err
@@ -38,7 +38,7 @@ def test_a_shift_is_undone_by_a_matrix_or_icp(f3rm_ext: Typed, tmp_path: Path, o
     accuracy = {}
     for name, more in (("as is", ()), ("matrix", ("--transform", tmp_path / "back.txt")), ("icp", ("--icp",))):
         done = f3rm_ext(
-            *("eval-mesh", tmp_path / "away.ply", "--truth", tmp_path / "truth.ply", "--points", 30_000),
+            *("eval", "mesh", tmp_path / "away.ply", "--truth", tmp_path / "truth.ply", "--points", 30_000),
             *("--out", tmp_path / "scores.json", *more),
         )
         assert done.code == 0, done.err
@@ -68,4 +68,4 @@ def test_mistakes(
     trimesh.PointCloud(np.random.default_rng(0).random((50, 3))).export(tmp_path / "points.ply")
     (tmp_path / "empty.ply").write_text("ply\nformat ascii 1.0\nelement vertex 0\nproperty float x\nend_header\n")
     monkeypatch.chdir(tmp_path)
-    assert says in f3rm_ext("eval-mesh", *arguments).refuses()
+    assert says in f3rm_ext("eval", "mesh", *arguments).refuses()

@@ -1,4 +1,4 @@
-"""``f3rm-ext eval-query`` and the queries of ``ns-eval``, on a field trained for labels: perfect by construction.
+"""``f3rm-ext eval query`` and the queries of ``ns-eval``, on a field trained for labels: perfect by construction.
 
 What is wrong in the results then is wrong in the 3D pipeline: cameras, rays, geometry, distillation, queries.
 """
@@ -48,9 +48,9 @@ def config(room: Path, run_command: Callable[..., Any], tmp_path_factory: pytest
 
 @pytest.fixture(scope="module")
 def figures(config: Path, run_command: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``eval-query`` says of it, with what was printed."""
+    """What ``eval query`` says of it, with what was printed."""
     out = tmp_path_factory.mktemp("figures") / "figures.json"
-    done = run_command(*("f3rm-ext", "eval-query", "--load-config", config, "--negatives", "both", "--out", out))
+    done = run_command(*("f3rm-ext", "eval", "query", "--load-config", config, "--negatives", "both", "--out", out))
     assert done.code == 0, done.text[-4000:]
     return {**read(out), "printed": done.stdout, "file": str(out)}
 
@@ -90,7 +90,7 @@ def test_the_record_names_run_and_queries(figures: dict[str, Any], config: Path,
 def test_by_example_from_one_photo(config: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     out = tmp_path / "e.json"
     done = f3rm_ext(
-        *("eval-query", "--load-config", config, "--by", "example", "--example-photo", "frame_00001.png"),
+        *("eval", "query", "--load-config", config, "--by", "example", "--example-photo", "frame_00001.png"),
         *("--skip", "curtains", "--out", out),
     )
     assert done.code == 0, done.err
@@ -232,7 +232,7 @@ def polygons(room: Path, tmp_path: Path) -> Path:
 
 def test_polygons_of_lerf(config: Path, polygons: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     out = tmp_path / "e.json"
-    done = f3rm_ext("eval-query", "--load-config", config, "--labels", polygons, "--out", out)
+    done = f3rm_ext("eval", "query", "--load-config", config, "--labels", polygons, "--out", out)
     assert done.code == 0, done.err
     protocols = read(out)["protocols"]
     assert set(protocols) == {"rendered", "image-features"} and protocols["rendered"]["pairs"] == 2
@@ -246,7 +246,7 @@ class TestRefusals:
     def out(self, tmp_path: Path) -> Path:
         path = tmp_path / "before" / "query.json"
         path.parent.mkdir()
-        path.write_text('{"made_by": "f3rm-ext eval-query", "figures": "of before"}')
+        path.write_text('{"made_by": "f3rm-ext eval query", "figures": "of before"}')
         return path
 
     @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ class TestRefusals:
         words: tuple[str, ...],
     ) -> None:
         before = remember(out.parent)
-        said = f3rm_ext("eval-query", "--load-config", untrained.config, "--out", out, *arguments).refuses()
+        said = f3rm_ext("eval", "query", "--load-config", untrained.config, "--out", out, *arguments).refuses()
         assert all(word in said for word in words), said
         assert before.is_as_it_was()
 
@@ -290,7 +290,7 @@ class TestRefusals:
             (other_basis, ("--by", "example"), "another basis"),
         ]
         for config, options, word in cases:
-            said = f3rm_ext("eval-query", "--load-config", config, "--out", out, *options).refuses()
+            said = f3rm_ext("eval", "query", "--load-config", config, "--out", out, *options).refuses()
             assert word in said, said
         assert before.is_as_it_was()
 
@@ -298,7 +298,7 @@ class TestRefusals:
         self, weightless: tuple[Path, Path], f3rm_ext: Typed, tmp_path: Path
     ) -> None:
         out = tmp_path / "e.json"
-        assert f3rm_ext("eval-query", "--load-config", weightless[0], "--by", "example", "--out", out).code == 0
+        assert f3rm_ext("eval", "query", "--load-config", weightless[0], "--by", "example", "--out", out).code == 0
         assert read(out)["protocols"]["image-features"]["pairs"] > 0
 
     def test_labels_of_other_photos(
@@ -311,6 +311,6 @@ class TestRefusals:
         (tmp_path / "polygons").mkdir()
         (tmp_path / "polygons" / "elsewhere.json").write_text(json.dumps(labels))
         before = remember(out.parent)
-        typed = ("eval-query", "--load-config", untrained.config, "--out", out)
+        typed = ("eval", "query", "--load-config", untrained.config, "--out", out)
         said = f3rm_ext(*typed, "--labels", tmp_path / "polygons").refuses()
         assert "None of the held-out photos has labels" in said and before.is_as_it_was()

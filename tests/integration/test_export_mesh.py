@@ -170,7 +170,7 @@ def test_eval_mesh_reads_what_export_writes(
     )
     assert done.code == 0, done.err
     done = f3rm_ext(
-        *("eval-mesh", out, "--truth", tiny_capture / "gt_mesh.npz", "--seen-from", tiny_capture),
+        *("eval", "mesh", out, "--truth", tiny_capture / "gt_mesh.npz", "--seen-from", tiny_capture),
         *("--thresholds", 0.1, "--points", 50_000, "--out", tmp_path / "scores.json"),
     )
     assert done.code == 0, done.err

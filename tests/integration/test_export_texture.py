@@ -1,4 +1,4 @@
-"""``f3rm-ext export texture`` and ``f3rm-ext eval-texture`` as a user types them, on the true mesh of the tiny room."""
+"""``f3rm-ext export texture`` and ``f3rm-ext eval texture`` as a user types them, on the true mesh of the tiny room."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_cap
     texture = texture_of(mesh)
     assert texture is not None and texture.shape[0] == texture.shape[1] == said["texture_px"]
     np.testing.assert_allclose(mesh.bounds, read_mesh(room).bounds, atol=1e-4)
-    done = f3rm_ext("eval-texture", out, "--data", tiny_capture, "--out", scores, "--pictures", pictures)
+    done = f3rm_ext("eval", "texture", out, "--data", tiny_capture, "--out", scores, "--pictures", pictures)
     assert done.code == 0, done.err
     found = json.loads(scores.read_text())
     assert found["psnr"] > 17 and found["coverage"] > 0.98 and len(found["photos"]) == 3
@@ -101,5 +101,5 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
     ):
         assert says in f3rm_ext("export", "texture", *arguments).refuses(), arguments
     assert sorted(path.name for path in tmp_path.iterdir()) == ["away.ply", "points.ply", "theirs.png"]
-    assert "neither a texture nor vertex colours" in f3rm_ext("eval-texture", away, *data).refuses()
-    assert "either --load-config or --data" in f3rm_ext("eval-texture", away).refuses()
+    assert "neither a texture nor vertex colours" in f3rm_ext("eval", "texture", away, *data).refuses()
+    assert "either --load-config or --data" in f3rm_ext("eval", "texture", away).refuses()

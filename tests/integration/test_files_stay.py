@@ -10,9 +10,9 @@ from f3rm_ext.ledger.ledger import Ledger
 
 COMMANDS = {
     "sfm eval": ("--predicted", "{data}", "--truth", "{data}", "--out", "{mine}.json"),
-    "eval-mesh": ("{data}/gt_mesh.ply", "--truth", "{data}/gt_mesh.ply", "--out", "{mine}.json"),
-    "eval-texture": ("{data}/gt_mesh.ply", "--data", "{data}", "--out", "{mine}.json"),
-    "eval-texture --pictures": ("{data}/gt_mesh.ply", "--data", "{data}", "--views", "test", "--pictures", "{folder}"),
+    "eval mesh": ("{data}/gt_mesh.ply", "--truth", "{data}/gt_mesh.ply", "--out", "{mine}.json"),
+    "eval texture": ("{data}/gt_mesh.ply", "--data", "{data}", "--out", "{mine}.json"),
+    "eval texture --pictures": ("{data}/gt_mesh.ply", "--data", "{data}", "--views", "test", "--pictures", "{folder}"),
     "moco eval": ("--data", "{data}", "--weights", "none", "--table", "{mine}.md"),
     "bench report": ("--ledger", "{ledger}", "--out", "{mine}.html"),
     "export texture": ("--data", "{data}", "--mesh", "{data}/gt_mesh.ply", "--out", "{mine}.glb"),

@@ -221,7 +221,7 @@ def captures(make: Maker) -> Arguments:
         return ["sfm", "points", data, "--out", make.folder / "out", "--points", 50, "--side", 32]
     mesh = make.room / "gt_mesh.ply"
     if command == 8:
-        return ["eval-mesh", mesh, "--truth", mesh, "--points", 500, "--seen-from", data]
+        return ["eval", "mesh", mesh, "--truth", mesh, "--points", 500, "--seen-from", data]
     return ["export", "texture", "--data", data, "--mesh", mesh, "--out", make.folder / "out.ply"]
 
 
@@ -229,9 +229,9 @@ def meshes(make: Maker) -> Arguments:
     mesh, command, truth = make.mesh(), make.rng.randrange(8), make.room / "gt_mesh.npz"
     if command < 6:
         one, other = (mesh, truth) if command % 2 else (truth, mesh)
-        return ["eval-mesh", one, "--truth", other, "--points", 500, "--out", make.folder / "out.json"]
+        return ["eval", "mesh", one, "--truth", other, "--points", 500, "--out", make.folder / "out.json"]
     if command == 6:
-        return ["eval-texture", "--data", make.room, "--mesh", mesh, "--out", make.folder / "out"]
+        return ["eval", "texture", "--data", make.room, "--mesh", mesh, "--out", make.folder / "out"]
     return ["export", "texture", "--data", make.room, "--mesh", mesh, "--out", make.folder / "out.ply"]
 
 
@@ -252,7 +252,7 @@ def options(make: Maker) -> Arguments:
         ),
         ("sfm", "eval", "--predicted", str(make.room), "--truth", str(make.room)): ("out", "missing"),
         ("sfm", "points", str(make.room), "--out", f"{make.folder}/out"): ("points", "side"),
-        ("eval-mesh", f"{make.room}/gt_mesh.ply", "--truth", f"{make.room}/gt_mesh.ply", "--points", "300"): (
+        ("eval", "mesh", f"{make.room}/gt_mesh.ply", "--truth", f"{make.room}/gt_mesh.ply", "--points", "300"): (
             *("thresholds", "points", "crop", "transform", "ground-plane"),
         ),
         ("bench", "report", "--ledger", str(ledger_file(make, False))): ("tolerance", "baseline", "out"),

@@ -46,7 +46,7 @@ def test_from_photos_to_a_part(f3rm_ext: Typed, room: Path, tiny_capture: Path, 
     np.testing.assert_allclose(heat.bounds, read_mesh(room).bounds, atol=1e-4)
     best = json.loads((tmp_path / "found" / "summary.json").read_text())["best"]["stool"]
 
-    done = f3rm_ext("eval-query", "--mesh", room, "--out", tmp_path / "query.json")
+    done = f3rm_ext("eval", "query", "--mesh", room, "--out", tmp_path / "query.json")
     assert done.code == 0, done.err
     found = json.loads((tmp_path / "query.json").read_text())
     assert found["mesh"] == str(room.resolve()) and found["protocols"]["direct-3d"]["miou"] > 0.6
@@ -93,7 +93,7 @@ def test_texture_stays_and_texels_carry_features(
         assert done.code == 0, done.err
         part = read_mesh(tmp_path / name)
         assert (vertex_colors(part) is not None) if name == "part.ply" else (texture_of(part) is not None)
-    done = f3rm_ext("eval-query", "--mesh", glb, "--by", "example", "--out", tmp_path / "query.json")
+    done = f3rm_ext("eval", "query", "--mesh", glb, "--by", "example", "--out", tmp_path / "query.json")
     assert done.code == 0, done.err
 
 
@@ -117,7 +117,13 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
         (query, "either --load-config or --mesh"),
         ((*query, "--load-config", "c.yml", "--mesh", room), "either --load-config or --mesh"),
         ((*query, "--load-config", "c.yml", "--data", tiny_capture), "--data belongs to --mesh"),
-        (("eval-query",), "either --load-config or --mesh"),
+        (
+            (
+                "eval",
+                "query",
+            ),
+            "either --load-config or --mesh",
+        ),
         ((*query, "--mesh", bare), "has no features: lift some with"),
         ((*query, "--mesh", other), "are of another mesh"),
         ((*part, "--mesh", points, "--text", "stool"), "has points but no faces"),

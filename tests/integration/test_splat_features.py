@@ -81,7 +81,7 @@ def test_queries_by_text_and_by_example(splats: Path, f3rm_ext: Typed, tmp_path:
 
 
 def test_eval_query(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
-    done = f3rm_ext("eval-query", "--load-config", splats / "config.yml", "--out", tmp_path / "query.json")
+    done = f3rm_ext("eval", "query", "--load-config", splats / "config.yml", "--out", tmp_path / "query.json")
     assert done.code == 0, done.err
     assert "Rendered held-out views" in done.out and "table" in done.out
     assert (tmp_path / "query.json").is_file()

@@ -98,7 +98,7 @@ def test_the_splats_are_exported_and_compared_at_several_sizes(
     for comment in ("filter_3d: fused", "SplatRenderMode: mip", f"step: {STEPS - 1}", "method: sugar-ext-lite"):
         assert comment in head
     done = run_command(
-        "f3rm-ext", "eval-scales", "--load-config", config, "--scales", 0.5, 1, 2, "--out", tmp_path / "figures.json"
+        "f3rm-ext", "eval", "scales", "--load-config", config, "--scales", 0.5, 1, 2, "--out", tmp_path / "figures.json"
     )
     assert done.code == 0 and "×2 is left out: it needs photos of 128 × 96 px" in done.text, done.text[-3000:]
     record = json.loads((tmp_path / "figures.json").read_text())

@@ -18,8 +18,8 @@ CHANGES = {
 }
 COMMANDS = {
     "query": ("--text", "mug"),
-    "eval-query": (),
-    "eval-scales": (),
+    "eval query": (),
+    "eval scales": (),
     "export features": (),
     "export splats": (),
     "features lift": ("--extractors", "dense-daisy"),
@@ -58,7 +58,7 @@ def test_no_command_runs_it(
     f3rm_ext: Callable[..., Any], strange: Callable[[str], tuple[Path, Path]], tmp_path: Path, command: str
 ) -> None:
     config, mark = strange("a call")
-    kind = {"eval-scales": ".json", "export features": ".ply", "export splats": ".ply"}.get(command, "")
+    kind = {"eval scales": ".json", "export features": ".ply", "export splats": ".ply"}.get(command, "")
     out = () if command == "features lift" else ("--out", tmp_path / f"out{kind}")
     said = f3rm_ext(*command.split(), "--load-config", config, *out, *COMMANDS[command]).refuses()
     assert "config.yml is refused, because line" in said and "os.system" in said

@@ -88,6 +88,12 @@ def test_unknown_command_names_those_there(capsys: pytest.CaptureFixture) -> Non
     assert capsys.readouterr().err == "Error: There is no command `dance`: choose from greet, both, broken.\n"
 
 
+@pytest.mark.parametrize("kind", ["mesh", "query", "scales", "texture"])
+def test_a_former_name_says_where_the_command_went(kind: str, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main([f"eval-{kind}", "--help"]) == 2
+    assert f"`f3rm-ext eval {kind}`" in capsys.readouterr().err
+
+
 def test_wrong_option_has_exit_code_2(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as leaving:
         cli.main(["greet", "--nmae", "x"])

@@ -166,7 +166,7 @@ def evaluate(
 
     def run(*arguments: object) -> tuple[int, str, Path]:
         capsys.readouterr()
-        code = main(["eval-scales", "--load-config", str(config), *map(str, arguments)])
+        code = main(["eval", "scales", "--load-config", str(config), *map(str, arguments)])
         said = capsys.readouterr()
         return code, " ".join((said.out + said.err).split()), config.parent
 
@@ -231,7 +231,7 @@ def test_a_name_that_cannot_be_written_is_found_out_before_the_work(
 
 
 def test_a_run_of_another_method_is_refused(untrained: Any, capsys: pytest.CaptureFixture) -> None:
-    assert main(["eval-scales", "--load-config", str(untrained.config)]) == 2
+    assert main(["eval", "scales", "--load-config", str(untrained.config)]) == 2
     assert "which has no splats" in capsys.readouterr().err
     assert not list(untrained.folder.glob("scales*"))
 

@@ -15,7 +15,6 @@ from f3rm_ext.workflow.commands import Command, CommandError, Outcome
 from f3rm_ext.workflow.options import ChainOptions
 
 _NAMED = {"ns-train": (0, 2), "ns-eval": (0, 1)}
-_OF_TWO = [["export", kind] for kind in ("mesh", "refined-mesh", "texture")]
 
 
 def make_capture(folder: Path, photos: Path) -> None:
@@ -85,7 +84,8 @@ class Player:
     def names(self) -> list[str]:
         """What ran, by the distinctive words of the commands."""
         return [
-            " ".join(words[slice(*_NAMED.get(words[0], (1, 3 if words[1:3] in _OF_TWO else 2)))]) for words in self.ran
+            " ".join(words[slice(*_NAMED.get(words[0], (1, 3 if words[1] in ("export", "eval") else 2)))])
+            for words in self.ran
         ]
 
     def forget(self) -> None:

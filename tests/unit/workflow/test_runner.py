@@ -21,8 +21,8 @@ ALL = [
     "export texture",
     "ns-eval",
     "ns-eval",
-    "eval-mesh",
-    "eval-texture",
+    "eval mesh",
+    "eval texture",
 ]
 
 
@@ -46,7 +46,7 @@ def test_a_changed_option_does_its_stage_again_and_those_that_depend_on_it(run_c
     run_chain()
     player.forget()
     said = run_chain(texture_size=512)
-    assert player.names() == ["export texture", "eval-texture"]
+    assert player.names() == ["export texture", "eval texture"]
     assert "The stage texture is done again, because --texture-size is now 512." in said
     assert "The stage eval-texture is done again, because its input (textured mesh) has changed." in said
     player.forget()
@@ -217,7 +217,7 @@ def test_poses_of_photos_come_first_and_the_rest_is_made_of_that_capture(
     player.says["Camera poses"] = ["Matching photos: 3 of 3", "Without a pose: 2.jpg: no matches."]
     given = {"data": None, "images": photos, "passed_on": {"sfm": {"max-size": ("1600",)}}}
     said = run_chain(**given)
-    assert player.names() == ["sfm", *(name for name in ALL if name != "eval-mesh")]
+    assert player.names() == ["sfm", *(name for name in ALL if name != "eval mesh")]
     capture = str(tmp_path / "out" / "capture")
     assert player.ran[0][1:] == [
         *("sfm", "process", "--images", str(photos), "--output", capture, "--max-size", "1600")
