@@ -33,8 +33,9 @@ from PIL import Image
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.mesh.extraction import ExtractionOptions, extract_mesh
+from f3rm_ext.mesh.extraction import extract_mesh
 from f3rm_ext.mesh.mesh_files import read_provenance, write_mesh
+from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.scenes import SurfaceScene
 from f3rm_ext.mesh.views import RenderedView, SceneViews, pinhole
 from f3rm_ext.scripts.eval_mesh import EvalMesh

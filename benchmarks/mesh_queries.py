@@ -26,7 +26,7 @@ import tyro
 from commands import call
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
-from f3rm_ext.mesh.cleaning import repaired, simplified
+from f3rm_ext.mesh.cleaning import clean, simplify
 from f3rm_ext.mesh.mesh_files import read_mesh, write_mesh
 from f3rm_ext.mesh.semantics.feature_file import features_path, load_features
 from f3rm_ext.mesh.semantics.mesh_run import open_mesh_run
@@ -90,7 +90,7 @@ class MeshQueries:
     def _textured(self, mesh: trimesh.Trimesh, name: str) -> Path:
         mesh.merge_vertices(merge_tex=True, merge_norm=True)
         coarse, path = self.work / f"{self.data.name}-{name}-coarse.ply", self.work / f"{self.data.name}-{name}.glb"
-        write_mesh(coarse, simplified(repaired(mesh), self.vertices), MADE_BY)
+        write_mesh(coarse, simplify(clean(mesh), self.vertices), MADE_BY)
         command = ["f3rm-ext", "export", "texture", "--data", self.data, "--mesh", coarse, "--out", path]
         call([*command, "--texture-size", self.texture_size, "--padding", 1])
         return path

@@ -175,13 +175,14 @@ class Scene:
             frame: Coordinates of the vertices: those of transforms.json, or those of the model.
             resolution_scale: Factor on the size of the rendered views, above 0.
             on_progress: Called with each stage and how far it is.
-            options: Fields of :class:`~f3rm_ext.mesh.extraction.ExtractionOptions`, such as ``vertices=50_000``.
+            options: Fields of :class:`~f3rm_ext.mesh.options.ExtractionOptions`, such as ``vertices=50_000``.
 
         Raises:
             ConfigError: The method needs Gaussians, and the run is a field.
             MeshError: There is no surface.
         """
-        from f3rm_ext.mesh.extraction import ExtractionOptions, extract_mesh
+        from f3rm_ext.mesh.extraction import extract_mesh
+        from f3rm_ext.mesh.options import ExtractionOptions
         from f3rm_ext.mesh.scenes import run_scene
 
         if isinstance(self.photos, Run):

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import tyro
 
+from f3rm_ext.export.splats import load_splat_run
 from f3rm_ext.mesh.bound.model import BoundModel
-from f3rm_ext.splat.export import load_splat_run
 from f3rm_ext.splat.files import SplatInfo, export_splats
 
 Vector = tuple[float, float, float]

@@ -1,8 +1,15 @@
-"""Repairs of a mesh: broken faces, small parts, holes, and the number of vertices."""
+"""Repairs of a mesh: broken faces, small parts, holes, and the number of vertices.
+
+Meshes are :class:`trimesh.Trimesh` everywhere; Open3D's appear only inside the functions that need Open3D.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import trimesh
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.mesh_files import vertex_colors
@@ -11,65 +18,76 @@ from f3rm_ext.mesh.open3d_library import from_open3d, open3d, to_open3d
 _ROUNDS = 40
 
 
-def repaired(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
-    """Removes double vertices and faces, faces without area, non-manifold edges, and vertices without faces.
+def clean(mesh: trimesh.Trimesh, min_part: float = 0.0) -> trimesh.Trimesh:
+    """Removes double vertices and faces, faces without area, non-manifold edges, unused vertices and small parts.
+
+    Args:
+        mesh: triangles.
+        min_part: share of the area, 0 to 1; smaller connected parts are dropped, but the largest one stays.
 
     Raises:
         MeshError: no face is left.
     """
-    made = to_open3d(mesh)
+    broken = to_open3d(mesh)
     for repair in ("duplicated_vertices", "duplicated_triangles", "degenerate_triangles", "non_manifold_edges"):
-        getattr(made, f"remove_{repair}")()
-    made.remove_unreferenced_vertices()
-    if not len(made.triangles):
+        getattr(broken, f"remove_{repair}")()
+    broken.remove_unreferenced_vertices()
+    if not len(broken.triangles):
         raise MeshError("The mesh has no face with an area: extract it again with other options.")
-    return from_open3d(made)
+    mesh = from_open3d(broken)
+    return select_faces(mesh, ~small_parts(mesh, min_part)) if min_part > 0 else mesh
 
 
-def without_small_parts(mesh: trimesh.Trimesh, share: float) -> trimesh.Trimesh:
-    """Removes connected parts whose area is less than a share of the whole mesh's.
+def small_parts(mesh: trimesh.Trimesh, min_part: float) -> Bool[np.ndarray, " faces"]:
+    """Returns the faces of connected parts whose area is below a share (0 to 1) of the whole; the largest part stays.
 
-    Args:
-        mesh: vertices of neighbouring faces are the same.
-        share: 0 to 1; the largest part always stays.
+    Vertices of neighbouring faces must be the same.
     """
-    return with_faces(mesh, ~small_parts(mesh, share))
+    parts = face_components(mesh)
+    areas = np.bincount(parts, mesh.area_faces)
+    small = areas < min_part * areas.sum()
+    small[areas.argmax()] = False
+    return small[parts]
 
 
-def small_parts(mesh: trimesh.Trimesh, share: float) -> Bool[np.ndarray, " faces"]:
-    """Returns the faces that :func:`without_small_parts` removes."""
-    clusters, _, areas = to_open3d(mesh).cluster_connected_triangles()
-    clusters, areas = np.asarray(clusters), np.asarray(areas)
-    large = areas >= share * areas.sum()
-    large[areas.argmax()] = True
-    return ~large[clusters]
+def face_components(mesh: trimesh.Trimesh) -> Int[np.ndarray, " faces"]:
+    """Returns the number of the connected part that each face belongs to; faces that share an edge are connected."""
+    edges = np.unique(mesh.edges_sorted, axis=0, return_inverse=True)[1].reshape(-1)
+    faces, count = np.asarray(mesh.edges_face), len(mesh.faces)
+    graph = coo_array((np.ones(len(edges), bool), (faces, count + edges)), shape=(count + len(edges),) * 2)
+    return np.unique(connected_components(graph, directed=False)[1][:count], return_inverse=True)[1].reshape(-1)
 
 
-def without_crumbs(mesh: trimesh.Trimesh, fewest: int) -> trimesh.Trimesh:
-    """Removes connected parts with fewer faces; nothing may be left."""
-    clusters, counts, _ = to_open3d(mesh).cluster_connected_triangles()
-    return with_faces(mesh, (np.asarray(counts) >= fewest)[np.asarray(clusters)])
-
-
-def with_faces(mesh: trimesh.Trimesh, which: Bool[np.ndarray, " faces"]) -> trimesh.Trimesh:
+def select_faces(mesh: trimesh.Trimesh, mask: Bool[np.ndarray, " faces"]) -> trimesh.Trimesh:
     """Returns some of the faces with their vertices."""
-    if which.all():
+    if mask.all():
         return mesh
     mesh = mesh.copy()
-    mesh.update_faces(which)
+    mesh.update_faces(mask)
     mesh.remove_unreferenced_vertices()
     return mesh
 
 
-def with_holes_closed(mesh: trimesh.Trimesh, size: float) -> trimesh.Trimesh:
-    """Closes holes up to a size, the radius of a sphere around the hole; larger ones stay open."""
+def join(parts: Sequence[trimesh.Trimesh]) -> trimesh.Trimesh:
+    """Returns one mesh of all parts; their vertices stay apart."""
+    if len(parts) == 1:
+        return parts[0]
+    mesh = trimesh.util.concatenate(list(parts))
+    assert isinstance(mesh, trimesh.Trimesh)
+    return mesh
+
+
+def close_holes(mesh: trimesh.Trimesh, radius: float) -> trimesh.Trimesh:
+    """Closes holes up to the radius of a sphere around the hole; larger ones stay open. 0 closes none."""
+    if radius == 0:
+        return mesh
     # Only faces are new. Open3D's result points into the memory of its input, which a name has to keep alive.
     given = open3d().t.geometry.TriangleMesh.from_legacy(to_open3d(mesh))
-    faces = given.fill_holes(size).triangle.indices.numpy().astype(np.int64)
+    faces = given.fill_holes(radius).triangle.indices.numpy().astype(np.int64)
     return trimesh.Trimesh(mesh.vertices, faces, vertex_colors=vertex_colors(mesh), process=False)
 
 
-def simplified(mesh: trimesh.Trimesh, vertices: int) -> trimesh.Trimesh:
+def simplify(mesh: trimesh.Trimesh, vertices: int | None) -> trimesh.Trimesh:
     """Merges edges by quadric error (Garland and Heckbert 1997) until there are at most this many vertices.
 
     Open3D's target counts triangles, of which a mesh has about two per vertex, fewer if it has borders; the target is
@@ -77,16 +95,16 @@ def simplified(mesh: trimesh.Trimesh, vertices: int) -> trimesh.Trimesh:
 
     Args:
         mesh: returned as it is where it is small enough.
-        vertices: most vertices, 4 or more.
+        vertices: maximum number, 4 or more; None keeps all.
     """
+    if vertices is None or len(mesh.vertices) <= vertices:
+        return mesh
     made = to_open3d(mesh)
     for _ in range(_ROUNDS):
-        have = len(made.vertices)
-        if have <= vertices:
+        excess, faces = len(made.vertices) - vertices, len(made.triangles)
+        if excess <= 0:
             break
-        faces = len(made.triangles)
         # A merge removes one vertex and two faces, or one at a border: the last vertices go one by one.
-        excess = have - vertices
         made = made.simplify_quadric_decimation(max(4, faces - max(1, int(excess * (1.6 if excess > 20 else 1)))))
         made.remove_unreferenced_vertices()
         if len(made.triangles) == faces:

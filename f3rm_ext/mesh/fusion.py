@@ -11,8 +11,9 @@ import numpy as np
 import trimesh
 
 from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.cleaning import join
 from f3rm_ext.mesh.open3d_library import from_open3d, open3d
-from f3rm_ext.mesh.views import StoredViews
+from f3rm_ext.mesh.views import NO_DEPTH, StoredViews
 
 TRUNCATION_VOXELS = 5.0
 """Distance from the surface up to which voxels are filled, in voxels."""
@@ -20,11 +21,6 @@ BLOCK = 16
 """Voxels along each side of a block."""
 MOST_BLOCKS = 8192
 """Blocks that are in memory at once: 20 bytes per voxel, 640 MiB."""
-NO_DEPTH = (
-    "No depth is left to fuse: the views show no surface on which enough of them agree, so lower --min-views, raise "
-    "--tolerance, or train longer."
-)
-"""What is said where no view has depth."""
 _FAR = 1e6
 
 
@@ -71,8 +67,7 @@ def fuse_depth(
         )
     if len(parts) == 1:
         return parts[0]
-    joined = trimesh.util.concatenate(parts)
-    assert isinstance(joined, trimesh.Trimesh)
+    joined = join(parts)
     # Vertices on the borders of slabs are in both, to the last bit.
     _, first, place = np.unique(joined.vertices, axis=0, return_index=True, return_inverse=True)
     joined.update_vertices(first, inverse=place.reshape(-1))

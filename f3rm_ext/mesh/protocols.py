@@ -7,20 +7,24 @@
   voxels of half the threshold. Metres as scanned; the published scripts then also align by ICP, here only on request.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, no_type_check
 
 import numpy as np
+import torch
 import trimesh
 from jaxtyping import Bool, Float, Int
+from numba import njit
+from scipy.spatial import KDTree
 
+from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.mesh.mesh_files import SurfacePoints
 from f3rm_ext.mesh.metrics import Comparison, sample_mesh
-from f3rm_ext.mesh.open3d_library import open3d, point_cloud
-from f3rm_ext.mesh.thinning import thinned
+from f3rm_ext.mesh.open3d_library import open3d, point_cloud, raycasting_scene
 
 Protocol = Literal["plain", "dtu", "tanks-and-temples"]
 Surface = trimesh.Trimesh | SurfacePoints
@@ -252,3 +256,102 @@ def _read_mat(path: Path, names: tuple[str, ...]) -> Mapping[str, Any]:
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}: give DTU's ObsMask*.mat and Plane*.mat.")
     return content
+
+
+NEEDED_VIEWS = 2
+"""Cameras that must see a point: one alone cannot tell how far away it is."""
+_RAY_END = 1e-3
+"""Share of the distance by which a ray ends before its point, so that the point's own face does not hide it."""
+
+
+def seen_points(
+    points: Float[np.ndarray, "points 3"],
+    truth: trimesh.Trimesh,
+    capture: Path,
+    on_progress: Callable[[int], None] = lambda views: None,
+) -> Bool[np.ndarray, " points"]:
+    """Returns which points on a mesh at least two training cameras see: in their images, and not hidden by the mesh.
+
+    Args:
+        points: on the mesh, in the frame of the capture.
+        truth: the mesh.
+        capture: its folder.
+        on_progress: called with the number of views done.
+
+    Raises:
+        CaptureError: the capture cannot be read.
+    """
+    tensor = open3d().core.Tensor
+    views, frame = capture_views(capture)
+    scene = raycasting_scene(truth.vertices, truth.faces)
+    in_scene = torch.from_numpy(frame.to_scene(points))
+    centers = frame.to_capture(views.positions.double().numpy())
+    count = np.zeros(len(points), np.int8)
+    for index, center in enumerate(centers):
+        left = np.flatnonzero(count < NEEDED_VIEWS)
+        x, y, z = (in_scene[left] @ views.viewmats[index, :3, :3].double().T + views.viewmats[index, :3, 3]).unbind(1)
+        fx, fy, cx, cy = (float(views.Ks[index, row, col]) for row, col in ((0, 0), (1, 1), (0, 2), (1, 2)))
+        across, down = fx * x / z + cx, fy * y / z + cy
+        inside = (z > 0) & (across >= 0) & (across < views.widths[index]) & (down >= 0) & (down < views.heights[index])
+        left = left[inside.numpy()]
+        away = points[left] - center
+        rays = np.concatenate([np.broadcast_to(center, away.shape), away], axis=1).astype(np.float32)
+        hidden = scene.test_occlusions(tensor(rays), tnear=0.0, tfar=1.0 - _RAY_END).numpy()
+        count[left[~hidden]] += 1
+        on_progress(index + 1)
+    return count >= NEEDED_VIEWS
+
+
+def capture_views(capture: Path) -> tuple[PinholeCameras, CaptureFrame]:
+    """Returns the training cameras of a capture, scene frame, and the map from its own frame.
+
+    Raises:
+        CaptureError: the capture cannot be read.
+    """
+    from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+
+    outputs = CaptureDataParserConfig(data=capture).setup().get_dataparser_outputs("train")
+    return PinholeCameras.of(outputs.cameras), CaptureFrame.of_outputs(outputs, capture)
+
+
+_SLAB = 1 << 20
+
+
+def thinned(points: SurfacePoints, spacing: float, seed: int = 0) -> SurfacePoints:
+    """Removes points until none is nearer than the spacing to another: in random order, each keeps its neighbours out.
+
+    Works on slabs along the longest axis, so that memory holds the pairs of one slab only.
+    """
+    order = np.random.default_rng(seed).permutation(len(points))
+    axis = int(np.ptp(points.positions, axis=0).argmax()) if len(points) else 0
+    slabs = max(1, len(points) // _SLAB)
+    slab_of = np.argsort(np.argsort(points.positions[order, axis], kind="stable")) * slabs // max(1, len(points))
+    kept: list[np.ndarray] = []
+    for slab in range(slabs):
+        mine = order[slab_of == slab]
+        places = points.positions[mine]
+        if kept:
+            before = KDTree(points.positions[kept[-1]])
+            mine = mine[before.query(places, distance_upper_bound=spacing)[0] > spacing]
+            places = points.positions[mine]
+        pairs = KDTree(places).query_pairs(spacing, output_type="ndarray") if len(places) else np.zeros((0, 2), int)
+        kept.append(mine[_independent(len(mine), pairs)])
+    return points.take(np.sort(np.concatenate(kept)))
+
+
+def _independent(count: int, pairs: Int[np.ndarray, "pairs 2"]) -> Bool[np.ndarray, " count"]:
+    """Returns which places stay when each, in order, keeps out those it is paired with."""
+    later = np.sort(pairs, axis=1)
+    later = later[np.argsort(later[:, 0], kind="stable")]
+    return _keep(np.searchsorted(later[:, 0], np.arange(count + 1)), later[:, 1].copy())
+
+
+@no_type_check
+@njit(cache=True)
+def _keep(starts, ends):
+    keep = np.ones(len(starts) - 1, np.bool_)
+    for place in range(len(keep)):
+        if keep[place]:
+            for index in range(starts[place], starts[place + 1]):
+                keep[ends[index]] = False
+    return keep

@@ -12,9 +12,8 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo.sweep import PhotoStereo
-from f3rm_ext.errors import ConfigError, MeshError
-from f3rm_ext.mesh.front_planes import front_plane_depth
-from f3rm_ext.mesh.median_depth import median_depth
+from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.splat_depth import front_plane_depth, median_depth
 from f3rm_ext.mesh.views import Depth, RenderedView, SceneViews, pinhole, rendered_view
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.splat.gaussians import Gaussians
@@ -66,7 +65,7 @@ def open_run_scene(
 
 def run_scene(run: "Run", scale: float = 1.0, depth: Depth | None = None, stereo_width: int = 0) -> SurfaceScene:
     """Returns the scene of a run that is open; see :func:`open_run_scene`."""
-    from f3rm_ext.splat.export import SplatRun
+    from f3rm_ext.export.splats import SplatRun
     from f3rm_ext.splat.model import SplatModel
 
     cameras = run.cameras("train")
@@ -160,14 +159,3 @@ def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: 
         return rendered_view(outputs, found)
 
     return SceneViews(PinholeCameras.of(cameras), render)
-
-
-def require_gaussians(scene: SurfaceScene, method: str) -> Gaussians:
-    """Returns the Gaussians of a scene.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    if scene.gaussians is None:
-        raise ConfigError(f"--method {method} needs Gaussians, and this run is a field: use --method tsdf.")
-    return scene.gaussians

@@ -11,8 +11,8 @@ import trimesh
 from jaxtyping import Bool, Float
 
 from f3rm_ext.errors import MeshError
-from f3rm_ext.mesh.cleaning import with_faces
-from f3rm_ext.mesh.contraction import Contraction
+from f3rm_ext.mesh.box_contraction import BoxContraction
+from f3rm_ext.mesh.cleaning import select_faces, simplify
 from f3rm_ext.mesh.fusion import BLOCK, fuse_depth
 from f3rm_ext.mesh.views import StoredViews
 
@@ -23,17 +23,17 @@ OVERLAP_VOXELS = 1.0
 _PARTS = 100
 
 
-def contraction_of(stored: StoredViews) -> Contraction:
+def contraction_of(stored: StoredViews) -> BoxContraction:
     """Returns the contraction of a capture, from the depth of its views."""
     depths = (np.asarray(stored.depth(index)) for index in range(len(stored)))
     positions = stored.cameras.positions.double().numpy()
-    return Contraction.of_cameras(positions, [depth[depth > 0] for depth in depths])
+    return BoxContraction.of_cameras(positions, [depth[depth > 0] for depth in depths])
 
 
 def fuse_shells(
     stored: StoredViews,
     voxel: float,
-    space: Contraction,
+    space: BoxContraction,
     min_weight: float = 1.0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[trimesh.Trimesh]:
@@ -67,7 +67,7 @@ def fuse_shells(
         except MeshError as reason:  # a few pixels alone make no surface
             error = reason
             continue
-        part = with_faces(part, _between(space, inner, outer)(part.triangles_center))
+        part = select_faces(part, _between(space, inner, outer)(part.triangles_center))
         if len(part.faces):
             parts.append(part)
     if not parts:
@@ -75,18 +75,16 @@ def fuse_shells(
     return parts
 
 
-def simplified_evenly(
-    mesh: trimesh.Trimesh, space: Contraction, simplify: Callable[[trimesh.Trimesh], trimesh.Trimesh]
-) -> trimesh.Trimesh:
+def simplify_evenly(mesh: trimesh.Trimesh, space: BoxContraction, vertices: int) -> trimesh.Trimesh:
     """Simplifies a mesh in contracted space, where errors count less the farther away they are."""
     mesh = mesh.copy()
     mesh.vertices = space.contract(np.asarray(mesh.vertices))
-    mesh = simplify(mesh)
+    mesh = simplify(mesh, vertices)
     mesh.vertices = space.expand(np.asarray(mesh.vertices))
     return mesh
 
 
-def _shells_with_depth(stored: StoredViews, space: Contraction) -> list[int]:
+def _shells_with_depth(stored: StoredViews, space: BoxContraction) -> list[int]:
     """The shells in which some pixel has depth; 0 is the innermost box."""
     found: set[int] = set()
     for index in range(len(stored)):
@@ -96,7 +94,7 @@ def _shells_with_depth(stored: StoredViews, space: Contraction) -> list[int]:
 
 
 def _between(
-    space: Contraction, inner: float, outer: float, margin: float = 0.0
+    space: BoxContraction, inner: float, outer: float, margin: float = 0.0
 ) -> Callable[[Float[np.ndarray, "n 3"]], Bool[np.ndarray, " n"]]:
     """Tells which points are in a shell or not farther from it than the margin; all lengths are in radii."""
 

@@ -15,12 +15,17 @@ from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import DepthMaps
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.query.queryable import Queryable
 from f3rm_ext.utils.pictures import to_bytes
 
 MIN_ACCUMULATION = 0.5
 """Pixels with less accumulation have no depth."""
+NO_DEPTH = (
+    "No depth is left to fuse: the views show no surface on which enough of them agree, so lower --min-views, raise "
+    "--tolerance, or train longer."
+)
+"""Error where no view has depth."""
 
 
 Depth = Literal["median", "mean", "planes"]
@@ -147,13 +152,19 @@ def pinhole(cameras: Cameras, scale: float) -> Cameras:
 
 
 def pixel_size(stored: StoredViews) -> float:
-    """Returns the median width of a pixel on the surface, scene units; 0 if no view has depth."""
+    """Returns the median width of a pixel on the surface, scene units.
+
+    Raises:
+        MeshError: no view has depth.
+    """
     medians = []
     for index in range(len(stored)):
         depth = np.asarray(stored.depth(index))
         if (depth > 0).any():
             medians.append(float(np.median(depth[depth > 0])) / float(stored.cameras.Ks[index, 0, 0]))
-    return float(np.median(medians)) if medians else 0.0
+    if not medians:
+        raise MeshError(NO_DEPTH)
+    return float(np.median(medians))
 
 
 def _ray_lengths(views: PinholeCameras, index: int) -> Float[Tensor, "h w"]:

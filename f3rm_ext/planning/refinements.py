@@ -8,8 +8,8 @@ from typing import Any
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
 from f3rm_ext.capture.frame import CaptureFrame
-from f3rm_ext.mesh.bound.division import with_detail
 from f3rm_ext.mesh.bound.start import read_start_mesh
+from f3rm_ext.mesh.bound.subdivision import with_detail
 from f3rm_ext.splat.start_from import read_start
 from f3rm_ext.utils.console import messages_to_stderr
 

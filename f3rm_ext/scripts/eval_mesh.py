@@ -168,7 +168,7 @@ class EvalMesh:
         import trimesh
 
         from f3rm_ext.mesh import protocols
-        from f3rm_ext.mesh.visibility import seen_points
+        from f3rm_ext.mesh.protocols import seen_points
         from f3rm_ext.utils.console import image_progress
 
         if self.protocol == "dtu":

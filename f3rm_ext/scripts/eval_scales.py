@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
-    from f3rm_ext.splat.export import SplatRun
+    from f3rm_ext.export.splats import SplatRun
     from f3rm_ext.splat.multiscale_eval import ScaleResult
 
 COMMAND = "f3rm-ext eval scales"
@@ -63,7 +63,7 @@ class EvalScales:
         """Evaluates and writes the metrics. Returns the exit code."""
         from nerfstudio.utils.rich_utils import CONSOLE
 
-        from f3rm_ext.splat.export import load_splat_run
+        from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.splat.multiscale_eval import evaluate_scales, possible_scales, strip_png
         from f3rm_ext.utils.console import image_progress
         from f3rm_ext.utils.output_file import replacing, require_writable

@@ -200,7 +200,7 @@ class Splats:
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
-        from f3rm_ext.splat.export import export_run, load_splat_run
+        from f3rm_ext.export.splats import export_run, load_splat_run
         from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
         from f3rm_ext.utils.console import console
 

@@ -1,16 +1,19 @@
 """``f3rm-ext export mesh``: a triangle mesh of the scene."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.mesh.options import ExtractionOptions
+from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
     import trimesh
 
-    from f3rm_ext.mesh.extraction import ExtractionOptions
     from f3rm_ext.mesh.scenes import SurfaceScene
 
 COMMAND = "f3rm-ext export mesh"
@@ -47,8 +50,6 @@ class Mesh:
     capture for folders and SuGaR's files, else scene."""
     out: Path
     """File to write: .ply, .obj or .glb."""
-    method: Literal["tsdf", "level-set", "poisson-centres"] = "tsdf"
-    """How to find the surface."""
     frame: Literal["capture", "scene"] = "capture"
     """Coordinates of the file: those of the capture, in the units of transforms.json, or those of the scene as the
     model sees it, with cameras within about ±1."""
@@ -59,39 +60,13 @@ class Mesh:
     """Where the surface is along a ray, tsdf and level-set: where half of the weight is reached, at the mean of all
     weights, or on the planes of the Gaussians at which the ray stops. auto takes planes for runs of planar, else
     median."""
-    stereo_width: int = 0
+    stereo_width: Annotated[int, Range(0)] = 0
     """Width of the photos whose stereo replaces rendered depth where it is sure, pixels, 32 or more; tsdf. 320 is a
     good value: about 3 s per photo. 0 takes rendered depth alone."""
-    resolution_scale: float = 1.0
+    resolution_scale: Positive = 1.0
     """Factor on the width and height of the rendered views, above 0; tsdf and level-set."""
-    voxel: float = 0.0
-    """Side of the voxels in units of --frame; tsdf. 0 takes the width of a pixel on the surface."""
-    unbounded: bool = False
-    """For scenes without walls around them: from a box around the cameras outwards, voxels double in width each time
-    that the distance doubles; tsdf."""
-    thin_parts: bool = True
-    """Fuse leaves and other thin things from each side by itself, since distances from both sides cancel out; tsdf."""
-    fill_holes: bool = False
-    """Where photos look through a hole of the mesh, fuse the rendered depth although too few views agree on it; tsdf.
-    A guess in place of nothing."""
-    min_views: int = 2
-    """Number of views that must agree on a pixel's depth, itself included, 1 or more; tsdf and level-set."""
-    tolerance: float = 0.02
-    """Largest difference between depths that agree, as a share of the depth, above 0; tsdf and level-set."""
-    level: float = 0.3
-    """Density of the surface, above 0; level-set. SuGaR uses 0.1, 0.3 or 0.5."""
-    points: int = 2_000_000
-    """Number of rays on which the surface is searched, 1 or more; level-set."""
-    poisson_depth: int = 10
-    """Depth of the octree, 4 to 14: each more halves its cells; level-set and poisson-centres."""
-    trim: float = 0.1
-    """Share of the vertices to remove where points are rarest, 0 to below 1; level-set and poisson-centres."""
-    min_part: float = 0.001
-    """Drop connected parts with a smaller share of the area, 0 to 1."""
-    close_holes: float = 0.0
-    """Close holes up to this radius in units of --frame; 0 closes none."""
-    vertices: int | None = None
-    """Simplify to at most this many vertices, 4 or more; by default all are kept."""
+    extraction: Annotated[ExtractionOptions, tyro.conf.arg(name="")] = field(default_factory=ExtractionOptions)
+    """How to find the surface."""
     crop_min: Vector | None = None
     """Lowest x, y and z of the mesh, in the coordinates of --frame."""
     crop_max: Vector | None = None
@@ -104,28 +79,14 @@ class Mesh:
             raise ConfigError("Splats in a file come without cameras: add their capture with --data.")
         if self.splats is None and self.data is not None:
             raise ConfigError("--data belongs to --splats: a run knows its capture, so leave it out.")
-        for name in ("unbounded", "fill_holes", "stereo_width"):
-            if getattr(self, name) and self.method != "tsdf":
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} is of --method tsdf, and --method is {self.method}: leave one of the "
-                    "two out."
-                )
-        for name, valid, needs in (
-            ("stereo_width", self.stereo_width == 0 or self.stereo_width >= 32, "0, or 32 or more"),
-            ("resolution_scale", self.resolution_scale > 0, "a number above 0"),
-            ("voxel", self.voxel >= 0, "0 or more"),
-            ("min_views", self.min_views >= 1, "1 or more"),
-            ("tolerance", self.tolerance > 0, "a number above 0"),
-            ("level", self.level > 0, "a number above 0"),
-            ("points", self.points >= 1, "1 or more"),
-            ("poisson_depth", 4 <= self.poisson_depth <= 14, "4 to 14"),
-            ("trim", 0 <= self.trim < 1, "0 to below 1"),
-            ("min_part", 0 <= self.min_part <= 1, "0 to 1"),
-            ("close_holes", self.close_holes >= 0, "0 or more"),
-            ("vertices", self.vertices is None or self.vertices >= 4, "4 or more"),
-        ):
-            if not valid:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}: use {needs}.")
+        check_ranges(self)
+        if 0 < self.stereo_width < 32:
+            raise ConfigError(f"--stereo-width is {self.stereo_width}: give 0, or 32 or more.")
+        if self.stereo_width and self.extraction.method != "tsdf":
+            raise ConfigError(
+                f"--stereo-width only works with --method tsdf, but --method is {self.extraction.method}: leave one of "
+                "them out."
+            )
         if self.crop_min and self.crop_max and any(a >= b for a, b in zip(self.crop_min, self.crop_max, strict=True)):
             raise ConfigError("The crop box is empty: each value of --crop-min must be below that of --crop-max.")
 
@@ -140,19 +101,21 @@ class Mesh:
 
         require_output(self.out)
         scene = self._open()
-        options = self._options(scene)
+        unit = scene.frame.scale if self.frame == "capture" else 1.0
+        lengths = {name: getattr(self.extraction, name) * unit for name in ("voxel", "close_holes")}
+        options = replace(self.extraction, **lengths)
         cpu = torch.device("cpu")
         reset_peak(cpu)
         began = time.perf_counter()
         with image_progress("steps") as progress:
-            found = extract_mesh(scene, options, shown_on(progress))
-        mesh = self._placed(found.mesh, scene)
+            extraction = extract_mesh(scene, options, shown_on(progress))
+        mesh = self._in_frame(extraction.mesh, scene)
         up = axis_up(self.out, self.up)
         record = {
             "made_by": COMMAND,
             **scene.origin,
             **asdict(options),
-            **found.facts,
+            **extraction.facts,
             "frame": self.frame,
             **scene.frame.describe(),
             "crop_min": self.crop_min,
@@ -162,8 +125,8 @@ class Mesh:
         }
         write_mesh(self.out, mesh, record, up)
         lines = []
-        if self.vertices and len(mesh.vertices) < 0.98 * self.vertices:
-            lines.append(f"The surface has fewer vertices than the {self.vertices} of --vertices.")
+        if options.vertices and len(mesh.vertices) < 0.98 * options.vertices:
+            lines.append(f"The surface has fewer vertices than the {options.vertices} of --vertices.")
         lines.append(
             f"{len(mesh.vertices)} vertices and {len(mesh.faces)} triangles are in {self.out} (frame of the "
             f"{self.frame}, {up} up; {record['seconds']} s, {record['peak_mib']} MiB)."
@@ -190,40 +153,19 @@ class Mesh:
             self.stereo_width,
         )
 
-    def _options(self, scene: "SurfaceScene") -> "ExtractionOptions":
-        from f3rm_ext.mesh.extraction import ExtractionOptions
-
-        unit = scene.frame.scale if self.frame == "capture" else 1.0
-        return ExtractionOptions(
-            method=self.method,
-            voxel=self.voxel * unit,
-            unbounded=self.unbounded,
-            thin_parts=self.thin_parts,
-            fill_holes=self.fill_holes,
-            min_views=self.min_views,
-            tolerance=self.tolerance,
-            level=self.level,
-            points=self.points,
-            poisson_depth=self.poisson_depth,
-            trim=self.trim,
-            min_part=self.min_part,
-            close_holes=self.close_holes * unit,
-            vertices=self.vertices or 0,
-        )
-
-    def _placed(self, mesh: "trimesh.Trimesh", scene: "SurfaceScene") -> "trimesh.Trimesh":
+    def _in_frame(self, mesh: "trimesh.Trimesh", scene: "SurfaceScene") -> "trimesh.Trimesh":
         """Brings a mesh of the scene frame to that of the file, and crops it."""
         import numpy as np
 
         from f3rm_ext.errors import MeshError
-        from f3rm_ext.mesh.cleaning import with_faces
+        from f3rm_ext.mesh.cleaning import select_faces
 
         if self.frame == "capture":
             mesh = mesh.copy()
             mesh.vertices = scene.frame.to_capture(np.asarray(mesh.vertices))
         low, high = np.asarray(self.crop_min or (-np.inf,) * 3), np.asarray(self.crop_max or (np.inf,) * 3)
         inside = ((mesh.vertices >= low) & (mesh.vertices <= high)).all(axis=1)
-        mesh = with_faces(mesh, inside[mesh.faces].all(axis=1))
+        mesh = select_faces(mesh, inside[mesh.faces].all(axis=1))
         if not len(mesh.faces):
             raise MeshError(
                 f"No triangle lies in the crop box: choose it in the coordinates of the {self.frame}, or leave it out."

@@ -37,10 +37,10 @@ class RefinedMesh:
         import numpy as np
 
         from f3rm_ext.capture.frame import CaptureFrame
-        from f3rm_ext.mesh.bound.mesh import refined_mesh
+        from f3rm_ext.export.splats import load_splat_run
+        from f3rm_ext.mesh.bound.gaussians import refined_mesh
         from f3rm_ext.mesh.bound.model import BoundModel
         from f3rm_ext.mesh.mesh_files import axis_up, require_output, write_mesh
-        from f3rm_ext.splat.export import load_splat_run
         from f3rm_ext.utils.console import console
 
         require_output(self.out)

@@ -1,13 +1,14 @@
 """``f3rm-ext export texture``: colours of a mesh from the photos of its capture."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.mesh.options import TextureOptions
 
 if TYPE_CHECKING:
     import trimesh
@@ -44,12 +45,8 @@ class Texture:
     """The mesh: .ply, .obj, .glb, .stl, or .npz with vertices and faces."""
     out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
     """File to write: .glb, .obj or .ply."""
-    texture_size: int | None = None
-    """Side of the texture in pixels, 64 to 8192. By default the power of two that fits the photos."""
-    padding: int = 4
-    """Free texels between charts, 1 to 64."""
-    balance_exposure: bool = True
-    """Balance differences of exposure and white balance between photos, by one factor for each photo and channel."""
+    texture: Annotated[TextureOptions, tyro.conf.arg(name="")] = field(default_factory=TextureOptions)
+    """How to colour the mesh."""
     frame: Frame = "auto"
     """Coordinates of the mesh: those of the capture, or those of the scene as the model sees it. auto is what the mesh
     file says, else capture. The written file has the same."""
@@ -60,10 +57,6 @@ class Texture:
     def __post_init__(self) -> None:
         if (self.load_config is None) == (self.data is None):
             raise ConfigError("The photos are those of a run or of a capture: give either --load-config or --data.")
-        if not 1 <= self.padding <= 64:
-            raise ConfigError(f"--padding is {self.padding}: use 1 to 64.")
-        if self.texture_size is not None and not 64 <= self.texture_size <= 8192:
-            raise ConfigError(f"--texture-size is {self.texture_size}: use 64 to 8192.")
 
     def main(self) -> int:
         """Colours and writes the mesh. Returns the exit code."""
@@ -71,7 +64,7 @@ class Texture:
 
         from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.mesh.mesh_files import axis_up, read_mesh, write_mesh
-        from f3rm_ext.mesh.texture.baking import TextureOptions, bake_texture, bake_vertices
+        from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices
         from f3rm_ext.utils.console import console, image_progress, shown_on
 
         self._check_output()
@@ -83,8 +76,7 @@ class Texture:
         reset_peak(cpu)
         began = time.perf_counter()
         with image_progress("steps") as progress:
-            options = TextureOptions(self.texture_size or 0, self.padding, self.balance_exposure)
-            made = bake(mesh, photos, options, shown_on(progress))
+            made = bake(mesh, photos, self.texture, shown_on(progress))
         up = axis_up(self.out, self.up)
         record = self._record(made, frame) | {
             "seconds": round(time.perf_counter() - began, 1),
@@ -137,8 +129,8 @@ class Texture:
             "mesh": str(self.mesh.resolve()),
             "capture": str((self.load_config or self.data or Path()).resolve()),
             **made.facts,
-            "padding": self.padding,
-            "balance_exposure": self.balance_exposure,
+            "padding": self.texture.padding,
+            "balance_exposure": self.texture.balance_exposure,
             "largest_gain": round(float(made.gains.max()), 4),
             "smallest_gain": round(float(made.gains.min()), 4),
             "places": made.places,

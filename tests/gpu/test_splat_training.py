@@ -89,7 +89,7 @@ def test_memory_options(train_splats: Callable[..., Path], arguments: tuple[obje
 
 
 def test_both_devices_draw_the_same(config: Path, cuda: torch.device) -> None:
-    from f3rm_ext.splat.export import load_splat_run
+    from f3rm_ext.export.splats import load_splat_run
 
     run = load_splat_run(config)
     camera = run.photos.cameras[:1]
@@ -101,7 +101,7 @@ def test_both_devices_draw_the_same(config: Path, cuda: torch.device) -> None:
 
 
 def test_the_filter_and_the_export_do_not_depend_on_the_device(config: Path, tmp_path: Path) -> None:
-    from f3rm_ext.splat.export import export_run, load_splat_run
+    from f3rm_ext.export.splats import export_run, load_splat_run
     from f3rm_ext.splat.files import read_splats
 
     run = load_splat_run(config)

@@ -143,14 +143,14 @@ def test_mistakes(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_pa
         (("--splats", room_splats, *out), "add their capture with --data"),
         ((*splats, "--out", tmp_path / "room.stl"), "written as .ply, .obj, .glb"),
         ((*splats, "--out", tmp_path / "theirs.ply"), "theirs.ply is there already"),
-        ((*splats, *out, "--vertices", 3), "--vertices is 3: use 4 or more"),
+        ((*splats, *out, "--vertices", 3), "--vertices is 3"),
         ((*splats, *out, "--min-views", 99), "--min-views is 99, but the capture has"),
         (
             (*splats, *out, "--method", "level-set", "--level", 50, "--min-views", 1, "--points", 500),
             "level 50 nowhere",
         ),
-        ((*splats, *out, "--method", "level-set", "--unbounded", True), "--unbounded is of --method tsdf"),
-        ((*splats, *out, "--method", "level-set", "--fill-holes", True), "--fill-holes is of --method tsdf"),
+        ((*splats, *out, "--method", "level-set", "--unbounded", True), "--unbounded only works with --method tsdf"),
+        ((*splats, *out, "--method", "level-set", "--fill-holes", True), "--fill-holes only works with --method tsdf"),
         ((*splats, *out, "--method", "poisson-centres", "--poisson-depth", 5, "--crop-min", 99, 99, 99), "crop box"),
         (("--splats", far, "--data", tiny_capture, *out), "try --splats-frame capture"),
     ):

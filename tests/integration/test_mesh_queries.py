@@ -11,7 +11,7 @@ import trimesh
 from scipy.spatial import KDTree
 from trimesh.sample import sample_surface
 
-from f3rm_ext.mesh.cleaning import repaired, simplified
+from f3rm_ext.mesh.cleaning import clean, simplify
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
 from f3rm_ext.mesh.texture.rendering import texture_of
 
@@ -25,7 +25,7 @@ def room(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     truth = read_mesh(tiny_capture / "gt_mesh.npz")
     truth.merge_vertices()
     path = tmp_path_factory.mktemp("mesh") / "room.ply"
-    write_mesh(path, simplified(repaired(truth), 20_000), {"made_by": "f3rm-ext export mesh", "frame": "capture"})
+    write_mesh(path, simplify(clean(truth), 20_000), {"made_by": "f3rm-ext export mesh", "frame": "capture"})
     return path
 
 
@@ -81,7 +81,7 @@ def test_texture_stays_and_texels_carry_features(
 ) -> None:
     glb = tmp_path / "room.glb"
     coarse = tmp_path / "coarse.ply"
-    write_mesh(coarse, simplified(read_mesh(room), 4000), {"made_by": "f3rm-ext export mesh", "frame": "capture"})
+    write_mesh(coarse, simplify(read_mesh(room), 4000), {"made_by": "f3rm-ext export mesh", "frame": "capture"})
     texture = ("export", "texture", "--data", tiny_capture, "--mesh", coarse, "--out", glb)
     assert f3rm_ext(*texture, "--texture-size", 512, "--padding", 1).code == 0
     done = lift(f3rm_ext, glb, tiny_capture, "--code-map")

@@ -1,14 +1,19 @@
 """Flat Gaussians as a function of the mesh that they are bound to."""
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.mesh.bound.layout import barycentric_weights, initial_size
-from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count
+from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count, sh_to_rgb
+
+if TYPE_CHECKING:
+    import trimesh
 
 THICKNESS = 1e-6
 """Standard deviation of a flat Gaussian along its triangle's normal, in units of the extent of the scene."""
@@ -217,3 +222,34 @@ def _in_plane_edges(corners: Float[Tensor, "faces 3 3"]) -> Float[Tensor, "faces
     """Returns the edges from the first corner as columns, in the first two axes of the triangles' frames."""
     edges = torch.stack([corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]], dim=2)
     return triangle_frames(corners)[:, :, :2].transpose(1, 2) @ edges
+
+
+@torch.no_grad()
+def refined_mesh(bound: BoundGaussians) -> "trimesh.Trimesh":
+    """Returns the mesh that Gaussians are bound to, scene frame.
+
+    A vertex has the mean colour of the Gaussians on its triangles, those near it counting more: their weight is their
+    opacity times the barycentric weight of the vertex.
+    """
+    import trimesh  # slow to import
+
+    count = len(bound.scales)
+    colors = sh_to_rgb(bound.features_dc[:count]).clamp(0, 1).reshape(len(bound.faces), -1, 3)
+    alphas = bound.opacities[:count].sigmoid().reshape(len(bound.faces), -1)
+    weights = alphas[:, :, None] * barycentric_weights(bound.per_triangle, alphas.device, alphas.dtype)
+    corners = bound.faces.flatten()
+    total = bound.vertices.new_zeros(len(bound.vertices), 4)
+    total.index_add_(
+        0,
+        corners,
+        torch.cat([torch.einsum("fnk,fnc->fkc", weights, colors), weights.sum(dim=1)[:, :, None]], dim=2).reshape(
+            -1, 4
+        ),
+    )
+    shades = (total[:, :3] / total[:, 3:].clamp_min(1e-12) * 255).round().to(torch.uint8)
+    return trimesh.Trimesh(
+        bound.vertices.cpu().numpy().astype(np.float64),
+        bound.faces.cpu().numpy(),
+        vertex_colors=shades.cpu().numpy(),
+        process=False,
+    )

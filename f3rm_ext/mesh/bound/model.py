@@ -16,8 +16,6 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import CheckpointError, ConfigError, MeshError
-from f3rm_ext.mesh.bound.colors import photo_colors
-from f3rm_ext.mesh.bound.division import with_detail
 from f3rm_ext.mesh.bound.gaussians import THICKNESS, BoundGaussians, bind
 from f3rm_ext.mesh.bound.layout import PerTriangle
 from f3rm_ext.mesh.bound.smoothness import (
@@ -27,7 +25,8 @@ from f3rm_ext.mesh.bound.smoothness import (
     roughness,
     triangle_pairs,
 )
-from f3rm_ext.mesh.bound.start import read_start_mesh
+from f3rm_ext.mesh.bound.start import photo_colors, read_start_mesh
+from f3rm_ext.mesh.bound.subdivision import with_detail
 from f3rm_ext.mesh.texture.photos import photos_of
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.gaussian_model import PREFIX

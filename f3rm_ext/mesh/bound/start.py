@@ -12,6 +12,9 @@ from torch import Tensor
 
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.bound.gaussians import BoundGaussians
+from f3rm_ext.mesh.bound.layout import barycentric_weights
+from f3rm_ext.mesh.texture.photos import Photos
 
 Frame = Literal["capture", "scene"]
 _THINNEST = 1e-7
@@ -91,3 +94,25 @@ def _have_area(corners: Float[np.ndarray, "faces 3 3"]) -> np.ndarray:
     longest = np.square(edges).sum(axis=2).max(axis=1)
     doubled = np.linalg.norm(np.cross(edges[:, 0], edges[:, 1]), axis=1)
     return doubled > np.maximum(_THINNEST * longest, 1e-20)
+
+
+def photo_colors(bound: BoundGaussians, photos: Photos) -> Float[Tensor, "bound 3"]:
+    """Returns the colours of the Gaussians on triangles, 0 to 1, blended from photos as those of texels are.
+
+    A short run could not find them: a step of Adam changes a colour by no more than its learning rate.
+
+    Args:
+        bound: Gaussians on a mesh, CPU.
+        photos: in its frame; at least one sees it.
+    """
+    import trimesh  # slow to import
+
+    from f3rm_ext.mesh.texture.atlas import Texels
+    from f3rm_ext.mesh.texture.blending import blend_photos
+
+    count, faces = bound.per_triangle, bound.faces.numpy()
+    mesh = trimesh.Trimesh(bound.vertices.double().numpy(), faces, process=False)
+    weights = np.tile(barycentric_weights(count)[:, 1:].numpy(), (len(faces), 1))
+    centers = Texels(np.repeat(np.arange(len(faces)), count), weights, np.arange(len(weights)))
+    blend = blend_photos(mesh, centers, np.asarray(mesh.area_faces / count, np.float32), photos, balance=False)
+    return torch.from_numpy(blend.colors / 255).float()

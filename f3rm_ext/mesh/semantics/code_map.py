@@ -7,12 +7,14 @@ A dictionary of cluster centres makes 2 bytes of each texel's feature; a query s
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import trimesh
 from jaxtyping import Float, Float16, Float32, Int, UInt16
 from scipy.cluster.vq import kmeans2
+from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.features.base import FeatureMap
@@ -127,3 +129,51 @@ def _places(atlas: Atlas, texels: Texels) -> Places:
 def _staged(stage: str, on_progress: StageProgress) -> StageProgress:
     """Passes progress on under another name."""
     return lambda _, done, total: on_progress(stage, done, total)
+
+
+EDGE_TEXELS = 4.0
+"""Length of edges in the texture that is small enough."""
+MOST_FACES = 2_000_000
+"""Triangles that a division may lead to."""
+_SHARE = 0.9
+"""Share of the edges that must be small enough."""
+
+
+class ScoredMesh(NamedTuple):
+    """A mesh with a score at each vertex."""
+
+    mesh: trimesh.Trimesh
+    scores: Float[np.ndarray, " verts"]
+
+
+def divided(
+    mesh: trimesh.Trimesh,
+    scores: Float[np.ndarray, " verts"],
+    code_map: CodeMap,
+    code_scores: Float[np.ndarray, " codes"],
+) -> ScoredMesh:
+    """Returns a mesh whose vertices have the scores of their texels.
+
+    All triangles are divided into four, as often as their size in the texture needs, so that neighbours still share
+    their vertices.
+
+    Args:
+        mesh: with texture coordinates.
+        scores: of its vertices, for places whose texels have no feature.
+        code_map: of the feature that was queried.
+        code_scores: scores of its dictionary.
+    """
+    visual = mesh.visual
+    assert isinstance(visual, TextureVisuals)
+    size = np.array(code_map.texels.shape[::-1])
+    vertices, faces = np.asarray(mesh.vertices), np.asarray(mesh.faces)
+    values: dict[str, np.ndarray] = {"uv": np.asarray(visual.uv), "scores": np.asarray(scores, np.float64)[:, None]}
+    while 4 * len(faces) <= MOST_FACES:
+        edges = (values["uv"][faces] - np.roll(values["uv"][faces], 1, axis=1)) * size
+        if np.quantile(np.linalg.norm(edges, axis=2), _SHARE) <= EDGE_TEXELS:
+            break
+        vertices, faces, values = trimesh.remesh.subdivide(vertices, faces, vertex_attributes=values)  # type: ignore[misc]
+    made = trimesh.Trimesh(vertices, faces, process=False)
+    made.visual = TextureVisuals(uv=values["uv"], material=visual.material)
+    entries = code_map.look_up(values["uv"])
+    return ScoredMesh(made, np.where(entries < 0, values["scores"][:, 0], code_scores[entries]))

@@ -9,7 +9,7 @@ from trimesh.visual.color import ColorVisuals
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
-from f3rm_ext.mesh.cleaning import small_parts, with_faces, with_holes_closed
+from f3rm_ext.mesh.cleaning import close_holes, select_faces, small_parts
 from f3rm_ext.mesh.mesh_files import vertex_colors
 
 
@@ -73,7 +73,7 @@ def cleaned_part(part: trimesh.Trimesh, min_part: float, close_holes: float) -> 
         min_part: connected parts with a smaller share of the area are dropped; the largest one stays.
         close_holes: radius up to which holes are closed; 0 closes none. Lids have the colour of their rim.
     """
-    part = with_faces(part, ~small_parts(_welded(part)[0], min_part))
+    part = select_faces(part, ~small_parts(_welded(part)[0], min_part))
     return part if close_holes == 0 else _closed(part, close_holes)
 
 
@@ -116,7 +116,7 @@ def _closed(part: trimesh.Trimesh, size: float) -> trimesh.Trimesh:
             "The part has edges with more than two triangles, so its holes cannot be closed: leave --close-holes out, "
             "or make the mesh with `f3rm-ext export mesh`, which repairs it."
         )
-    lids = np.asarray(with_holes_closed(welded, size).faces)[len(welded.faces) :]
+    lids = np.asarray(close_holes(welded, size).faces)[len(welded.faces) :]
     if not len(lids):
         return part
     corners, vertices = vertex_at[lids], np.asarray(part.vertices)

@@ -14,10 +14,9 @@ from torch import Tensor
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.features.space import ExtraOutput
-from f3rm_ext.mesh.cleaning import with_faces
+from f3rm_ext.mesh.cleaning import select_faces
 from f3rm_ext.mesh.mesh_files import vertex_colors
-from f3rm_ext.mesh.semantics.code_map import CodeMap
-from f3rm_ext.mesh.semantics.division import ScoredMesh, divided
+from f3rm_ext.mesh.semantics.code_map import CodeMap, ScoredMesh, divided
 from f3rm_ext.mesh.texture.atlas import vertex_texels
 from f3rm_ext.mesh.texture.rendering import SurfaceColors, interpolated, texture_of
 from f3rm_ext.mesh.texture.visibility import Occluder
@@ -96,7 +95,7 @@ class QueryableMesh:
         if obb_box is not None:
             middles = torch.from_numpy(np.asarray(self.mesh.triangles_center, np.float32))
             within = np.flatnonzero(obb_box.within(middles).numpy())
-            cropped = with_faces(self.mesh, np.isin(np.arange(len(self._faces)), within))
+            cropped = select_faces(self.mesh, np.isin(np.arange(len(self._faces)), within))
             occluder = Occluder(cropped)
         else:
             within, occluder = None, self._occluder

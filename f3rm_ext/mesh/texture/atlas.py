@@ -10,7 +10,7 @@ from scipy.ndimage import binary_dilation
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import ConfigError, MeshError, reason_of
-from f3rm_ext.mesh.contraction import Contraction
+from f3rm_ext.mesh.box_contraction import BoxContraction
 from f3rm_ext.mesh.open3d_library import open3d, raycasting_scene
 
 SMALLEST_PX, LARGEST_PX = 64, 8192
@@ -70,7 +70,7 @@ def unwrap(
     size_px: int,
     padding_px: int,
     grow: bool = False,
-    space: Contraction | None = None,
+    space: BoxContraction | None = None,
     piece_faces: int = PIECE_FACES,
 ) -> Atlas:
     """Cuts a mesh into charts and lays them out in a square texture.
@@ -142,7 +142,7 @@ def pieces(mesh: trimesh.Trimesh, most_faces: int) -> list[Int[np.ndarray, " fac
     return done
 
 
-def contracted(mesh: trimesh.Trimesh, space: Contraction) -> trimesh.Trimesh:
+def contracted(mesh: trimesh.Trimesh, space: BoxContraction) -> trimesh.Trimesh:
     """Returns the triangles in contracted space, where the innermost box has the size that it has in the scene."""
     return trimesh.Trimesh(space.contract(np.asarray(mesh.vertices)) * space.radius, mesh.faces, process=False)
 

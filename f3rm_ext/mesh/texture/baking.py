@@ -11,7 +11,8 @@ from trimesh.visual.material import PBRMaterial
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
-from f3rm_ext.mesh.contraction import Contraction
+from f3rm_ext.mesh.box_contraction import BoxContraction
+from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.mesh.texture.atlas import (
     LARGEST_PX,
     Atlas,
@@ -33,18 +34,6 @@ _PROBES = 4096
 """Rays of each photo from which the size of the texture is chosen."""
 _DISTANT = 8.0
 """How far a mesh reaches, in radii of a contraction, whose background gets smaller charts."""
-
-
-@dataclass(frozen=True)
-class TextureOptions:
-    """How to texture a mesh."""
-
-    size_px: int = 0
-    """Side of the texture; 0 chooses a power of two from the capture's resolution."""
-    padding_px: int = 4
-    """Free texels between charts."""
-    balance: bool = True
-    """Whether to balance the exposures of the photos."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +65,11 @@ def bake_texture(
     """
     on_progress("Charts", 0, 1)
     space = distant_background(mesh, photos)
-    size_px = options.size_px or choose_size(mesh, photos, space)
-    atlas = unwrap(mesh, size_px, options.padding_px, not options.size_px, space)
+    size_px = options.texture_size or choose_size(mesh, photos, space)
+    atlas = unwrap(mesh, size_px, options.padding, options.texture_size is None, space)
     on_progress("Charts", 1, 1)
     texels = texture_texels(atlas)
-    blend = blend_photos(atlas.mesh, texels, texel_areas(atlas), photos, options.balance, on_progress)
+    blend = blend_photos(atlas.mesh, texels, texel_areas(atlas), photos, options.balance_exposure, on_progress)
     level_seams(atlas, texels, blend.colors)
     picture = Image.fromarray(fill_outward(texels, blend.colors, atlas.size_px))
     visual = atlas.mesh.visual
@@ -106,12 +95,12 @@ def bake_vertices(
     made = welded(mesh)
     # A vertex takes the mean of a small part of the triangles around it, so that edges of objects stay clean.
     areas = np.asarray(made.area_faces, np.float32) / 9
-    blend = blend_photos(made, vertex_texels(made), areas, photos, options.balance, on_progress)
+    blend = blend_photos(made, vertex_texels(made), areas, photos, options.balance_exposure, on_progress)
     made.visual = ColorVisuals(made, vertex_colors=np.rint(blend.colors).astype(np.uint8))
     return BakedMesh(made, len(made.vertices), int((~blend.seen).sum()), blend.gains, {})
 
 
-def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: Contraction | None = None) -> int:
+def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | None = None) -> int:
     """Returns the power of two that has about one texel per pixel of the photos that are near the surface.
 
     Args:
@@ -136,13 +125,13 @@ def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: Contraction | None
     return int(np.clip(2 ** np.round(np.log2(side)), 256, LARGEST_PX))
 
 
-def distant_background(mesh: trimesh.Trimesh, photos: Photos) -> Contraction | None:
+def distant_background(mesh: trimesh.Trimesh, photos: Photos) -> BoxContraction | None:
     """Returns the contraction that keeps a distant background from filling the texture; None without such a one."""
     positions = np.array([camera.center for camera in photos.cameras])
-    space = Contraction.of_cameras(positions, [])  # smaller than with depths, which take longer
+    space = BoxContraction.of_cameras(positions, [])  # smaller than with depths, which take longer
     if space.distances(np.asarray(mesh.vertices)).max() <= _DISTANT:
         return None
-    space = Contraction.of_cameras(positions, _probed_depths(mesh, photos))
+    space = BoxContraction.of_cameras(positions, _probed_depths(mesh, photos))
     return space if space.distances(np.asarray(mesh.vertices)).max() > _DISTANT else None
 
 

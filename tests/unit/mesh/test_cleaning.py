@@ -5,7 +5,7 @@ import pytest
 import trimesh
 
 from f3rm_ext.errors import MeshError
-from f3rm_ext.mesh.cleaning import repaired, simplified, with_holes_closed, without_crumbs, without_small_parts
+from f3rm_ext.mesh.cleaning import clean, close_holes, face_components, simplify, small_parts
 from f3rm_ext.mesh.mesh_files import vertex_colors
 
 pytestmark = pytest.mark.usefixtures("open3d")
@@ -20,9 +20,9 @@ def test_small_parts_are_dropped_and_the_largest_stays() -> None:
     large, small = trimesh.creation.icosphere(3, 1.0), trimesh.creation.icosphere(2, 0.02).apply_translation([3, 0, 0])
     pair = trimesh.util.concatenate([large, small])
     assert isinstance(pair, trimesh.Trimesh)
-    assert len(without_small_parts(pair, 0.001).faces) == len(large.faces)
-    assert len(without_small_parts(pair, 0.0).faces) == len(pair.faces)
-    assert len(without_small_parts(pair, 1.0).faces) == len(large.faces)
+    assert (~small_parts(pair, 0.001)).sum() == len(large.faces)
+    assert (~small_parts(pair, 0.0)).sum() == len(pair.faces)
+    assert (~small_parts(pair, 1.0)).sum() == len(large.faces)
 
 
 def test_a_part_is_small_by_its_share_of_the_whole_area() -> None:
@@ -31,10 +31,19 @@ def test_a_part_is_small_by_its_share_of_the_whole_area() -> None:
     parts = [box, box.copy().apply_translation([2, 0, 0]), fine.apply_translation([4, 0, 0])]
     three = trimesh.util.concatenate(parts)
     assert isinstance(three, trimesh.Trimesh)
-    assert len(without_small_parts(three, 0.10).faces) == len(three.faces)
-    assert len(without_small_parts(three, 0.12).faces) == 2 * len(box.faces)
-    assert len(without_crumbs(three, len(box.faces)).faces) == len(three.faces)
-    assert len(without_crumbs(three, len(box.faces) + 1).faces) == len(fine.faces)
+    assert (~small_parts(three, 0.10)).sum() == len(three.faces)
+    assert (~small_parts(three, 0.12)).sum() == 2 * len(box.faces)
+    assert len(clean(three, 0.12).faces) == 2 * len(box.faces)
+
+
+def test_faces_are_connected_by_edges_of_any_number_of_faces() -> None:
+    faces = [[0, 1, 2], [0, 1, 3], [1, 0, 4], [2, 5, 6]]  # three at one edge, and one at a corner
+    assert face_components(trimesh.Trimesh(np.random.default_rng(0).random((7, 3)), faces, process=False)).tolist() == [
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 def test_broken_faces_are_removed() -> None:
@@ -46,11 +55,11 @@ def test_broken_faces_are_removed() -> None:
         faces,
         process=False,
     )
-    mended = repaired(colored(broken))
+    mended = clean(colored(broken))
     assert len(mended.faces) == len(box.faces) and len(mended.vertices) == len(box.vertices)
     assert vertex_colors(mended) is not None
     with pytest.raises(MeshError, match="no face with an area"):
-        repaired(trimesh.Trimesh(np.zeros((3, 3)), [[0, 1, 2]], process=False))
+        clean(trimesh.Trimesh(np.zeros((3, 3)), [[0, 1, 2]], process=False))
 
 
 def test_holes_are_closed_up_to_a_size() -> None:
@@ -59,9 +68,9 @@ def test_holes_are_closed_up_to_a_size() -> None:
     ball.update_faces((centers[:, 2] < 0.98) & (centers[:, 2] > -0.6))
     ball.remove_unreferenced_vertices()
     assert not ball.is_watertight
-    some = with_holes_closed(ball, 0.5)
+    some = close_holes(ball, 0.5)
     assert len(ball.faces) < len(some.faces) and not some.is_watertight
-    every = with_holes_closed(ball, 3.0)
+    every = close_holes(ball, 3.0)
     assert every.is_watertight and len(every.vertices) == len(ball.vertices)
     theirs, ours = vertex_colors(every), vertex_colors(ball)
     assert theirs is not None and ours is not None
@@ -75,7 +84,7 @@ def test_the_target_counts_vertices(target: int) -> None:
     sheet = trimesh.creation.box().subdivide().subdivide().subdivide().subdivide()
     half = sheet.slice_plane([0, 0, 0], [0, 0, 1])
     assert half is not None and len(half.vertices) > 700
-    made = simplified(colored(half), target)
+    made = simplify(colored(half), target)
     assert 0.9 * target <= len(made.vertices) <= target
     assert vertex_colors(made) is not None
 
@@ -87,9 +96,9 @@ def test_a_sheet_keeps_no_fewer_vertices_than_wanted(target: int) -> None:
     faces = [(at, at + step, at + 13) for at in corners for step in (1, 12)]
     faces = [face if face[1] == face[0] + 1 else face[::-1] for face in faces]
     sheet = trimesh.Trimesh(places, faces, process=False)
-    assert len(simplified(sheet, target).vertices) == target
+    assert len(simplify(sheet, target).vertices) == target
 
 
 def test_a_small_mesh_stays() -> None:
     ball = trimesh.creation.icosphere(2)
-    np.testing.assert_array_equal(simplified(ball, 10_000).faces, ball.faces)
+    np.testing.assert_array_equal(simplify(ball, 10_000).faces, ball.faces)

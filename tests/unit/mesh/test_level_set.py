@@ -79,7 +79,7 @@ def test_level_set_of_a_ball(ball_views: SceneViews, make_ball: Make) -> None:
 def test_level_set_becomes_a_mesh(ball_views: SceneViews, make_ball: Make, open3d: ModuleType) -> None:
     with stored_views(ball_views) as stored:
         cloud = level_points(stored, make_ball(), 0.5, 6000)
-    mesh = poisson_mesh(*cloud, depth=6, trim=0.02)
+    mesh = poisson_mesh(cloud, depth=6, trim=0.02)
     radii = np.linalg.norm(mesh.vertices, axis=1)
     assert abs(np.median(radii) - 0.512) < 0.02 and mesh.area == pytest.approx(np.pi, rel=0.15)
 

@@ -16,15 +16,17 @@ from f3rm_ext.mesh.metrics import compare
 from f3rm_ext.mesh.protocols import (
     DtuMasks,
     box_mask,
+    capture_views,
     dtu_comparison,
     icp_transform,
     moved,
     plain_comparison,
+    seen_points,
     tanks_comparison,
+    thinned,
     volume_mask,
     voxel_means,
 )
-from f3rm_ext.mesh.thinning import thinned
 
 
 def sheet(z_mm: float, side_mm: float = 10.0) -> trimesh.Trimesh:
@@ -45,7 +47,7 @@ def masks(tmp_path: Path) -> DtuMasks:
 def test_thinned_points_are_apart_and_cover(monkeypatch: pytest.MonkeyPatch) -> None:
     points = SurfacePoints(np.random.default_rng(0).random((4000, 3)), None)
     for slab in (1 << 20, 500):
-        monkeypatch.setattr("f3rm_ext.mesh.thinning._SLAB", slab)
+        monkeypatch.setattr("f3rm_ext.mesh.protocols._SLAB", slab)
         kept = thinned(points, 0.08).positions
         distance, _ = KDTree(kept).query(kept, k=2)
         assert distance[:, 1].min() > 0.08
@@ -138,3 +140,18 @@ def test_a_box_gets_points_of_its_own() -> None:
     # Half of a face that reaches out of the box does not count.
     half = plain_comparison(sheet(0.0), sheet(0.0), 2000, None, (5.0, 20.0, 1.0))
     assert half.surface.positions[:, 0].max() <= 5 and len(half.surface) == pytest.approx(1000, rel=0.1)
+
+
+def test_what_is_behind_or_outside_is_not_seen(tiny_capture: Path, open3d: ModuleType) -> None:
+    views, frame = capture_views(tiny_capture)
+    center = frame.to_capture(views.positions.double().numpy())[0]
+    ahead = frame.directions_to_capture(views.forward.double().numpy())[0]
+    points = center + np.outer([1.0, 2.0, -1.0], ahead)
+    # Nothing hides the first two; a wall around the first point then hides the second.
+    far = trimesh.creation.box((1e-3, 1e-3, 1e-3)).apply_translation(center + 100)
+    first = seen_points(points, far, tiny_capture)
+    assert first[0] and first[1]
+    shell = trimesh.creation.icosphere(4, 0.2).apply_translation(points[1])
+    counted: list[int] = []
+    hidden = seen_points(points, shell, tiny_capture, counted.append)
+    assert not hidden[1] and counted[-1] == len(views.widths)

@@ -12,9 +12,10 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import unproject
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh import fusion
-from f3rm_ext.mesh.contraction import Contraction
-from f3rm_ext.mesh.extraction import ExtractionOptions, extract_mesh
+from f3rm_ext.mesh.box_contraction import BoxContraction
+from f3rm_ext.mesh.extraction import extract_mesh
 from f3rm_ext.mesh.fusion import fuse_depth
+from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.scenes import SurfaceScene
 from f3rm_ext.mesh.shells import contraction_of, fuse_shells
 from f3rm_ext.mesh.views import RenderedView, SceneViews, stored_views
@@ -23,7 +24,7 @@ SIZE_PX, FOCAL_PX = 64, 60.0
 NEAR, FAR, BALL = 2.0, 60.0, 0.4
 """Distances of the walls from the middle, where the ball is, and its radius."""
 VOXEL = 0.05
-SPACE = Contraction(np.zeros(3), 3.0)
+SPACE = BoxContraction(np.zeros(3), 3.0)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def ball_error(mesh: trimesh.Trimesh) -> float:
 
 
 def test_space_is_contracted_and_expanded() -> None:
-    space = Contraction(np.array([1.0, 2.0, 3.0]), 2.0)
+    space = BoxContraction(np.array([1.0, 2.0, 3.0]), 2.0)
     points = np.random.default_rng(0).normal(size=(500, 3)) * np.geomspace(0.1, 1e4, 500)[:, None] + space.center
     inside = space.distances(points) <= 1
     small = space.contract(points)

@@ -12,10 +12,10 @@ from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
+from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.mesh.texture import baking, seams
 from f3rm_ext.mesh.texture.atlas import Atlas, Texels, pieces, texture_texels, unwrap
 from f3rm_ext.mesh.texture.baking import (
-    TextureOptions,
     bake_texture,
     bake_vertices,
     choose_size,
@@ -83,7 +83,10 @@ def colors_on(atlas: Atlas, texture: np.ndarray, points: np.ndarray, faces: np.n
 def test_a_box_has_its_true_colours_and_no_seams(box: trimesh.Trimesh) -> None:
     stages: dict[str, tuple[int, int]] = {}
     made = bake_texture(
-        box, around(box), TextureOptions(size_px=128), lambda stage, done, total: stages.update({stage: (done, total)})
+        box,
+        around(box),
+        TextureOptions(texture_size=128),
+        lambda stage, done, total: stages.update({stage: (done, total)}),
     )
     assert stages["Photos"] == stages["Exposure"] == (20, 20) and made.unseen == 0
     points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
@@ -110,7 +113,7 @@ def test_pieces_have_all_faces_once_and_lie_together(box: trimesh.Trimesh) -> No
 
 def test_a_mesh_of_many_pieces_is_textured_as_one(box: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baking, "unwrap", partial(unwrap, piece_faces=30))
-    made = bake_texture(box, around(box), TextureOptions(size_px=256))
+    made = bake_texture(box, around(box), TextureOptions(texture_size=256))
     texture = texture_of(made.mesh)
     assert texture is not None and made.unseen == 0
     np.testing.assert_array_equal(np.sort(made.mesh.area_faces), np.sort(box.area_faces))
@@ -140,7 +143,7 @@ def test_what_is_hidden_keeps_its_own_colour() -> None:
 
     cameras = [camera_at(np.array([2.5, y, 0.3]), np.array([0.0, 0, 0])) for y in (-1.5, 0.0, 1.5)]
     taken = [photograph(both, camera, colors) for camera in cameras]
-    made = bake_texture(both, Photos(cameras, lambda index: taken[index]), TextureOptions(size_px=128))
+    made = bake_texture(both, Photos(cameras, lambda index: taken[index]), TextureOptions(texture_size=128))
     texture = texture_of(made.mesh)
     assert texture is not None and 0 < made.unseen < made.places
     points, faces = trimesh.sample.sample_surface(made.mesh, 6000, seed=0)[:2]
@@ -155,10 +158,10 @@ def test_what_is_hidden_keeps_its_own_colour() -> None:
 def test_exposures_are_balanced(box: trimesh.Trimesh) -> None:
     gains = np.random.default_rng(0).uniform(0.7, 1.05, (20, 3))
     photos = around(box, gains=gains)
-    made = bake_texture(box, photos, TextureOptions(size_px=64))
+    made = bake_texture(box, photos, TextureOptions(texture_size=64))
     product = made.gains * gains
     assert (product.std(axis=0) / product.mean(axis=0)).max() < 0.015
-    off = bake_texture(box, photos, TextureOptions(size_px=64, balance=False))
+    off = bake_texture(box, photos, TextureOptions(texture_size=64, balance_exposure=False))
     assert (off.gains == 1).all()
 
 
@@ -232,7 +235,7 @@ def test_masked_pixels_colour_nothing(box: trimesh.Trimesh) -> None:
         valid[:, 42:52] = False
         colors[~valid] = [255, 0, 255]
         spoiled.append(Photo(colors, valid))
-    made = bake_texture(box, Photos(photos.cameras, lambda index: spoiled[index]), TextureOptions(size_px=64))
+    made = bake_texture(box, Photos(photos.cameras, lambda index: spoiled[index]), TextureOptions(texture_size=64))
     texture = texture_of(made.mesh)
     # The mask is magenta, and no true colour has so little green.
     assert texture is not None and texture[..., 1].min() > 30
@@ -290,12 +293,12 @@ def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
     away = box.copy().apply_translation([0, 0, 500])
     for bake in (bake_texture, bake_vertices):
         with pytest.raises(MeshError, match="No training photo sees the mesh"):
-            bake(away, photos, TextureOptions(size_px=64))
+            bake(away, photos, TextureOptions(texture_size=64))
     with pytest.raises(MeshError, match="No training photo sees the mesh"):
         choose_size(away, photos)
     flat = trimesh.Trimesh(np.zeros((3, 3)), [[0, 1, 2]], process=False)
     with pytest.raises(MeshError, match="no area"):
-        bake_texture(flat, photos, TextureOptions(size_px=64))
+        bake_texture(flat, photos, TextureOptions(texture_size=64))
     with pytest.raises(MeshError, match="neither a texture nor vertex colours"):
         MeshRenderer(box)
 
@@ -307,7 +310,7 @@ def test_a_mesh_that_is_no_surface_is_textured_too(box: trimesh.Trimesh) -> None
         np.concatenate([box.faces, np.arange(6).reshape(2, 3) + len(box.vertices), box.faces[:1]]),  # doubled faces
         process=False,
     )
-    made = bake_texture(broken, around(broken), TextureOptions(size_px=128))
+    made = bake_texture(broken, around(broken), TextureOptions(texture_size=128))
     texture = texture_of(made.mesh)
     assert texture is not None and made.unseen < 0.1 * made.places and len(made.mesh.faces) == len(broken.faces)
     points, faces = trimesh.sample.sample_surface(made.mesh, 2000, seed=0)[:2]
@@ -324,7 +327,7 @@ def test_a_camera_inside_of_the_mesh(box: trimesh.Trimesh) -> None:
     inside = Photos(
         [*photos.cameras, camera_at(np.array([0, 0, 2.5]))], lambda at: photos.read(at) if at < 20 else black
     )
-    made = bake_texture(both, inside, TextureOptions(size_px=256, balance=False))
+    made = bake_texture(both, inside, TextureOptions(texture_size=256, balance_exposure=False))
     texture = texture_of(made.mesh)
     assert texture is not None
     points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
@@ -376,7 +379,7 @@ def test_a_texture_of_free_size_is_doubled_until_the_charts_fit() -> None:
 def test_files_keep_the_texture(box: trimesh.Trimesh, tmp_path: Path, suffix: str) -> None:
     import open3d as o3d
 
-    made = bake_texture(box, around(box), TextureOptions(size_px=64)).mesh
+    made = bake_texture(box, around(box), TextureOptions(texture_size=64)).mesh
     assert isinstance(made.visual, TextureVisuals)
     made.visual.material.name = "box"
     path = tmp_path / f"box{suffix}"

@@ -11,6 +11,7 @@ from scipy.spatial.transform import Rotation
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth, project
+from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.views import Depth, RenderedView, SceneViews, pixel_size, rendered_view, stored_views
 
 
@@ -113,7 +114,9 @@ def test_nothing_seen_is_nothing(ring: PinholeCameras) -> None:
         ring, lambda index: RenderedView(np.zeros((48, 48, 3), np.uint8), np.zeros((48, 48), np.float32))
     )
     with stored_views(empty) as stored:
-        assert pixel_size(stored) == 0 and (agreeing_depth(stored, 0, 3, 0.01) == 0).all()
+        assert (agreeing_depth(stored, 0, 3, 0.01) == 0).all()
+        with pytest.raises(MeshError, match="--min-views"):
+            pixel_size(stored)
 
 
 def test_hardly_opaque_pixels_have_no_depth() -> None:

@@ -13,11 +13,11 @@ import trimesh
 from nerfstudio.data.scene_box import SceneBox
 
 from f3rm_ext.errors import CheckpointError, ConfigError, MeshError
+from f3rm_ext.export.splats import SplatRun
 from f3rm_ext.mesh.bound.gaussians import THICKNESS
 from f3rm_ext.mesh.bound.model import FREE, PARAMETERS, BoundModel, BoundModelConfig
 from f3rm_ext.mesh.mesh_files import write_mesh
 from f3rm_ext.method_configs.splat_presets import make_splat_config
-from f3rm_ext.splat.export import SplatRun
 from f3rm_ext.splat.memory.packed import forget_gradient
 from f3rm_ext.splat.mip import fuse
 from f3rm_ext.splat.model import SplatModel

@@ -10,9 +10,9 @@ import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, SplatFileError
+from f3rm_ext.export.splats import SplatRun, export_run, load_splat_run
 from f3rm_ext.scripts.cli import main
 from f3rm_ext.splat import rendering as drawing
-from f3rm_ext.splat.export import SplatRun, export_run, load_splat_run
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions

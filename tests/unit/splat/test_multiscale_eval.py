@@ -15,9 +15,9 @@ from nerfstudio.models.base_model import Model
 from PIL import Image
 
 from f3rm_ext.data.undistort import PinholeIntrinsics
+from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.scripts import eval_scales
 from f3rm_ext.scripts.cli import main
-from f3rm_ext.splat.export import SplatRun, load_splat_run
 from f3rm_ext.splat.multiscale_eval import (
     GAP_PX,
     HEIGHT_PX,

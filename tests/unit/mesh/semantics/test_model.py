@@ -9,8 +9,8 @@ import trimesh
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 
-from f3rm_ext.mesh.semantics import division
-from f3rm_ext.mesh.semantics.code_map import CodeMap
+from f3rm_ext.mesh.semantics import code_map as code_maps
+from f3rm_ext.mesh.semantics.code_map import CodeMap, divided
 from f3rm_ext.mesh.semantics.cutting import cut_above
 from f3rm_ext.mesh.semantics.model import QueryableMesh
 from f3rm_ext.query.embeddings import Embeddings, Query
@@ -102,11 +102,11 @@ def test_parts_are_cut_along_texels(two_triangles: trimesh.Trimesh, make_spec: C
 
 
 def test_division_ends(two_triangles: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(division, "MOST_FACES", 40)
+    monkeypatch.setattr(code_maps, "MOST_FACES", 40)
     texels = np.zeros((64, 64), np.uint16)
     texels[:, :32] = 65535
     code_map = CodeMap(np.eye(2, 3, dtype=np.float16), texels)
-    mesh, scores = division.divided(two_triangles, np.full(4, 0.2), code_map, np.array([0.7, 0.9]))
+    mesh, scores = divided(two_triangles, np.full(4, 0.2), code_map, np.array([0.7, 0.9]))
     assert len(mesh.faces) == 32
     np.testing.assert_allclose(scores, np.where(mesh.vertices[:, 0] < 0, 0.2, 0.7))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.mesh.front_planes import WINDOW, front_plane_depth, front_plane_depth_by_definition
+from f3rm_ext.mesh.splat_depth import WINDOW, front_plane_depth, front_plane_depth_by_definition, median_depth
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
@@ -98,3 +98,23 @@ def test_a_ball_is_where_it_is(make_ball: Callable[..., Gaussians], ring: Pinhol
     view = PinholeCameras(*(part[:1] for part in (ring.viewmats, ring.Ks, ring.widths, ring.heights)))
     depth = front_plane_depth(scene, view, SETTINGS)
     assert float(depth[24, 24]) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize(("front", "median"), [(0.8, 2.0), (0.3, 6.0)])
+def test_the_median_is_on_a_sheet_where_the_mean_is_between(front: float, median: float) -> None:
+    scene = sheets((2.0, front), (6.0, 0.999))
+    mean = render(scene, view_of(), 0, torch.zeros(3), SETTINGS).outputs()["depth"][..., 0]
+    assert 2.5 < float(mean[8, 8]) < 5
+    found = median_depth(scene, view_of(), mean, SETTINGS)
+    np.testing.assert_allclose(found[4:12, 4:12], median, rtol=1e-3)
+
+
+def test_nothing_has_no_depth() -> None:
+    scene = sheets((-2.0, 0.9))
+    assert (median_depth(scene, view_of(), torch.zeros(16, 16), SETTINGS) == 0).all()
+
+
+def test_what_lies_beyond_the_bins_is_in_the_outer_ones() -> None:
+    scene = sheets((3.0, 0.999), (500.0, 0.999))
+    found = median_depth(scene, view_of(), torch.full((16, 16), 3.0), SETTINGS)
+    np.testing.assert_allclose(found[8, 8], 3.0, rtol=1e-3)

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32, UInt8
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import MeshError
-from f3rm_ext.mesh import cleaning
+from f3rm_ext.mesh.cleaning import clean, face_components, select_faces
 from f3rm_ext.mesh.open3d_library import open3d, raycasting_scene
 from f3rm_ext.mesh.views import StoredViews
 
@@ -30,7 +30,7 @@ Report = Callable[[int], None]
 """Called with the number of views done."""
 
 
-class Missed(NamedTuple):
+class Completion(NamedTuple):
     """Parts that a mesh lacks."""
 
     parts: list[trimesh.Trimesh]
@@ -41,7 +41,7 @@ class Missed(NamedTuple):
 
 def thin_parts(
     stored: StoredViews, mesh: trimesh.Trimesh, fuse: Fuse, on_progress: Report = lambda done: None
-) -> Missed:
+) -> Completion:
     """Fuses what views agree on and the mesh does not show, from each of six sides by itself.
 
     Args:
@@ -51,17 +51,17 @@ def thin_parts(
         on_progress: called with the number of views done.
     """
 
-    def choose(index: int, seen: "_Seen") -> UInt8[np.ndarray, "h w"]:
+    def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:
         depth = stored.depth(index)
-        missed = (depth > 0) & (seen.depth > (1 + GAP) * depth)
+        missed = (depth > 0) & (view.depth > (1 + GAP) * depth)
         return np.where(missed, 1 + _sides(stored.cameras, index), 0).astype(np.uint8)
 
-    return _fuse_missed(stored, mesh, choose, stored.depth, fuse, on_progress)
+    return _fuse_selected(stored, mesh, choose, stored.depth, fuse, on_progress)
 
 
 def hole_parts(
     stored: StoredViews, mesh: trimesh.Trimesh, fuse: Fuse, on_progress: Report = lambda done: None
-) -> Missed:
+) -> Completion:
     """Fuses what was rendered where photos look through holes of a mesh, although too few views agree on it.
 
     Through a hole a camera sees nothing of the mesh, or its inside.
@@ -73,15 +73,15 @@ def hole_parts(
         on_progress: called with the number of views done.
     """
 
-    def choose(index: int, seen: "_Seen") -> UInt8[np.ndarray, "h w"]:
+    def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:
         rendered = stored.rendered_depth(index)
-        through = np.isinf(seen.depth) | (seen.inside & (seen.depth > (1 + GAP) * rendered))
+        through = np.isinf(view.depth) | (view.inside & (view.depth > (1 + GAP) * rendered))
         return ((rendered > 0) & through).astype(np.uint8)
 
-    return _fuse_missed(stored, mesh, choose, stored.rendered_depth, fuse, on_progress)
+    return _fuse_selected(stored, mesh, choose, stored.rendered_depth, fuse, on_progress)
 
 
-class _Seen(NamedTuple):
+class _MeshView(NamedTuple):
     """What a camera sees of a mesh."""
 
     depth: Float32[np.ndarray, "h w"]
@@ -90,7 +90,7 @@ class _Seen(NamedTuple):
     """Whether it is the back of a triangle."""
 
 
-class _SomePixels(StoredViews):
+class _SelectedPixels(StoredViews):
     """Views in which only some pixels have depth."""
 
     def __init__(self, stored: StoredViews, depth: Callable[[int], Float32[np.ndarray, "h w"]]) -> None:
@@ -103,25 +103,25 @@ class _SomePixels(StoredViews):
         return self._depth(index)
 
 
-def _fuse_missed(
+def _fuse_selected(
     stored: StoredViews,
     mesh: trimesh.Trimesh,
-    choose: Callable[[int, _Seen], UInt8[np.ndarray, "h w"]],
+    choose: Callable[[int, _MeshView], UInt8[np.ndarray, "h w"]],
     depth: Callable[[int], Float32[np.ndarray, "h w"]],
     fuse: Fuse,
     on_progress: Report,
-) -> Missed:
+) -> Completion:
     """Fuses pixels that are chosen by what is seen of the mesh, those of each number above 0 by themselves."""
     tensor, scene = open3d().core.Tensor, raycasting_scene(mesh.vertices, mesh.faces)
     counts = np.zeros(256, np.int64)
-    with tempfile.TemporaryDirectory(prefix="f3rm-ext-missed-") as folder:
+    with tempfile.TemporaryDirectory(prefix="f3rm-ext-completion-") as folder:
         for index in range(len(stored)):
             height, width = stored.rendered_depth(index).shape
             K, viewmat = (part[index].double().numpy().copy() for part in (stored.cameras.Ks, stored.cameras.viewmats))
             rays = scene.create_rays_pinhole(tensor(K), tensor(viewmat), width, height)
             hit = scene.cast_rays(rays)
             inside = (hit["primitive_normals"].numpy() * rays.numpy()[..., 3:]).sum(axis=-1) > 0
-            chosen = choose(index, _Seen(hit["t_hit"].numpy(), inside))
+            chosen = choose(index, _MeshView(hit["t_hit"].numpy(), inside))
             counts += np.bincount(chosen.reshape(-1), minlength=256)
             np.save(_file(folder, index), chosen)
             on_progress(index + 1)
@@ -132,13 +132,14 @@ def _fuse_missed(
                 return np.where(np.load(_file(folder, index)) == number, depth(index), np.float32(0))
 
             try:
-                part = cleaning.repaired(fuse(_SomePixels(stored, chosen_depth)))
+                part = clean(fuse(_SelectedPixels(stored, chosen_depth)))
             except MeshError:  # a few pixels alone make no surface
                 continue
-            part = cleaning.without_crumbs(part, FEWEST_FACES)
+            pieces = face_components(part)
+            part = select_faces(part, (np.bincount(pieces) >= FEWEST_FACES)[pieces])
             if len(part.faces):
                 parts.append(part)
-    return Missed(parts, float(counts[1:].sum() / max(counts.sum(), 1)))
+    return Completion(parts, float(counts[1:].sum() / max(counts.sum(), 1)))
 
 
 def _file(folder: str, index: int) -> Path:

@@ -8,9 +8,10 @@ import trimesh
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import unproject
-from f3rm_ext.mesh.extraction import ExtractionOptions, extract_mesh
+from f3rm_ext.mesh.completion import hole_parts, thin_parts
+from f3rm_ext.mesh.extraction import extract_mesh
 from f3rm_ext.mesh.fusion import fuse_depth
-from f3rm_ext.mesh.missed import hole_parts, thin_parts
+from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.scenes import SurfaceScene
 from f3rm_ext.mesh.views import RenderedView, SceneViews, StoredViews, stored_views
 

@@ -1,4 +1,4 @@
-"""Contraction of space without bounds around the cameras of a capture."""
+"""BoxContraction of space without bounds around the cameras of a capture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from jaxtyping import Float, Float64
 
 
 @dataclass(frozen=True)
-class Contraction:
+class BoxContraction:
     """Pulls unbounded space into a cube (mip-NeRF 360, Barron et al. 2022, with the largest coordinate as the norm).
 
     The innermost box becomes the cube from -1 to 1 and is only scaled; infinity becomes the surface of the cube from -2
@@ -23,7 +23,7 @@ class Contraction:
     @classmethod
     def of_cameras(
         cls, positions: Float[np.ndarray, "cams 3"], depths: Sequence[Float[np.ndarray, "..."]]
-    ) -> "Contraction":
+    ) -> "BoxContraction":
         """Returns that of a capture: the radius is the extent of the cameras and the median depth together.
 
         Args:

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 import trimesh
 
-from f3rm_ext.mesh.bound.division import divided
 from f3rm_ext.mesh.bound.start import StartMesh
+from f3rm_ext.mesh.bound.subdivision import divided
 from f3rm_ext.mesh.open3d_library import raycasting_scene
 
 

@@ -1,16 +1,19 @@
-"""Depth of splats on the planes of those Gaussians at which a ray stops.
+"""Depth of splats: the median of each pixel, and the depth on the planes of those Gaussians at which a ray stops.
 
-The mean over all planes that a ray meets (:mod:`f3rm_ext.splat.regularization.planes`) is smooth, and right on a wall.
-But at the edge of an object, and on what is as thin as a leaf, a ray meets two surfaces, and the mean lies between them
-or behind both. Here a ray first finds the plane at which two fifths of its light are stopped (RaDe-GS takes half, Zhang
-et al. 2024), and then the mean of the planes near it. A little less than half keeps more of what is thin.
+The mean depth of a pixel, Σ w z / Σ w, lies between two surfaces where both are seen, as it does at the edge of an
+object or on a leaf, and is drawn away by whatever is faintly seen behind.
 
-The depth of a plane is that of :mod:`f3rm_ext.splat.regularization.planes`, z = d / (n · r), but not farther from the
-Gaussian's centre than three of its longest standard deviations; where the plane faces away, it is that of the centre.
+The median, from a histogram of depth in every pixel, stays on the surface that holds half of the weight.
 
-This is no sum over Gaussians, so rasterisers cannot composite it: it is computed on the CPU, without gradients.
+For flat Gaussians the mean over all planes that a ray meets (:mod:`f3rm_ext.splat.regularization.planes`) is smooth,
+and right on a wall. Elsewhere a ray first finds the plane at which two fifths of its light are stopped (RaDe-GS takes
+half, Zhang et al. 2024), and then the mean of the planes near it. A little less than half keeps more of what is thin.
+The depth of a plane is z = d / (n · r), but not farther from the Gaussian's centre than three of its longest standard
+deviations; where the plane faces away, it is that of the centre. This is no sum over Gaussians, so rasterisers cannot
+composite it: it is computed on the CPU, without gradients.
 """
 
+import math
 from typing import no_type_check
 
 import numba
@@ -18,6 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.rasterize import cpu, reference
@@ -25,7 +29,46 @@ from f3rm_ext.splat.rasterize.camera import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTA
 from f3rm_ext.splat.regularization.frames import pixel_rays, to_camera
 from f3rm_ext.splat.regularization.normals import facing_normals
 from f3rm_ext.splat.regularization.planes import plane_distances
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, composite
+
+BINS = 64
+"""Bins of depth, in equal ratios. Twice as many channels are composited."""
+_OUTER = 0.01
+"""Share of the mean depths that may lie beyond the first and last bin on either side."""
+_MARGIN = 1.2
+
+
+def median_depth(
+    scene: SplatScene, view: PinholeCameras, mean: Float[Tensor, "h w"], settings: RenderSettings
+) -> Float[Tensor, "h w"]:
+    """Returns the median depth along the camera's axis, scene units; 0 where nothing is seen.
+
+    The weights of the Gaussians are composited into bins of depth. The result is the mean depth of the bin in which
+    half of the weight is reached, and of its neighbours, so that it is finer than a bin.
+
+    Args:
+        scene: the Gaussians.
+        view: one camera.
+        mean: the mean depth, from which the range of the bins is taken; 0 where nothing is seen.
+        settings: of the rasteriser.
+    """
+    seen = mean[mean > 0]
+    if not len(seen):
+        return torch.zeros_like(mean)
+    # Not torch.quantile, which refuses more than 16 million values.
+    order, edge = seen.sort().values, int(_OUTER * (len(seen) - 1))
+    low, high = float(order[edge]) / _MARGIN, float(order[len(seen) - 1 - edge]) * _MARGIN
+    depth = to_camera(scene.gaussians.means, view.viewmats[0])[:, 2]
+    edges = torch.logspace(math.log10(low), math.log10(high), BINS - 1, device=depth.device)
+    mine = functional.one_hot(torch.bucketize(depth.contiguous(), edges), BINS).to(depth)
+    both = composite(scene, view, torch.cat([mine, mine * depth[:, None]], dim=1), settings)
+    weight, weighted = both.split(BINS, dim=-1)
+    half = 0.5 * weight.sum(dim=-1, keepdim=True)
+    middle = (weight.cumsum(dim=-1) >= half).int().argmax(dim=-1, keepdim=True)
+    near = (torch.arange(BINS, device=depth.device) - middle).abs() <= 1
+    total = (weight * near).sum(dim=-1)
+    return torch.where(total > 0, (weighted * near).sum(dim=-1) / total.clamp_min(1e-12), 0)
+
 
 WINDOW = 0.12
 """Planes that count, by their distance from the one that is found first, as a share of its depth."""
