@@ -239,10 +239,10 @@ class Defaults:
         return json.loads(report.read_text())["scores"][0]["f_score"]
 
     def _run(self, command: Sequence[object]) -> float:
-        """Runs a command, forked from a process that has imported nerfstudio once; returns its seconds."""
+        """Runs a command and returns its seconds."""
         name, *arguments = map(str, command)
         log = self.work / "log.txt"
-        return run_command(Command(name, [name, *arguments], log, is_forked=True), Path.cwd(), CONSOLE).seconds
+        return run_command(Command(name, [name, *arguments], log), Path.cwd(), CONSOLE).seconds
 
 
 def inner_psnr(config: Path, pictures: Path) -> float:

@@ -4,6 +4,8 @@ import pickle
 import sys
 from types import TracebackType
 
+from f3rm_ext import events
+
 EXIT_CODE = 2
 
 
@@ -81,7 +83,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def report(error: UserError) -> None:
-    """Prints an error the way users see it: one line on stderr."""
+    """Prints an error the way users see it, one line on stderr, and tells it to the program that started this one."""
+    events.error(str(error))
     print(f"Error: {error}", file=sys.stderr, flush=True)
 
 

@@ -9,6 +9,7 @@ from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.utils.misc import get_dict_to_torch
 from nerfstudio.utils.rich_utils import CONSOLE
 
+from f3rm_ext import events
 from f3rm_ext.data.image_reader import read_eval_batch
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.features.source import FeatureSource
@@ -68,6 +69,7 @@ class EvalLoader:
                 empty += 1
             else:
                 yield camera, batch
+            events.progress("Views", image_idx + 1, len(self))
         if empty and empty == len(self):
             raise CaptureError(NOTHING_KEPT)
         if empty:

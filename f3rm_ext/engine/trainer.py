@@ -18,7 +18,7 @@ from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import comms
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from f3rm_ext import compat
+from f3rm_ext import compat, events
 from f3rm_ext.engine import checkpoint, launch, random_state
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
@@ -420,6 +420,8 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
     def _after_step(self, step: int) -> None:
         """Runs after all other callbacks of a step."""
         self._step_at_work = None
+        if is_first():
+            events.progress("Steps", step + 1, self._end_step)
         if self.ranks is not None and not self._sharded and (step + 1) % CHECK_EVERY == 0:
             self.ranks.require_same(trained(self.optimizers), f"after step {step}")
 

@@ -1,6 +1,5 @@
 """Running a benchmark: trainings and evaluations in processes of their own, in turn with those of a baseline."""
 
-import re
 import secrets
 import shutil
 import sys
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError, LedgerError
 from f3rm_ext.ledger.ledger import Ledger
-from f3rm_ext.ledger.worker import MARK, RESULT, EvalJob, TrainJob, write_job
-from f3rm_ext.workflow.commands import Command, CommandError, Progress, run_command
+from f3rm_ext.ledger.worker import RESULT, EvalJob, TrainJob, write_job
+from f3rm_ext.workflow.commands import Command, CommandError, run_command
 from f3rm_ext.workflow.records import read_json
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 # The folder that Python would put first is taken away, as it is not there for installed commands: a checkout in the
 # working directory must not replace the package of another Python.
 _PROGRAM = "import sys; sys.path.pop(0); from f3rm_ext.ledger.worker import main; main()"
-_PROGRESS = re.compile(rf"^{MARK} (\d+) (\d+)")
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,6 @@ class Bench:
     def __init__(self, ledger: Ledger, console: "Console", keep_runs: Path | None = None) -> None:
         self.ledger, self.console, self.keep_runs = ledger, console, keep_runs
         self.session = secrets.token_hex(6)
-        self._has_begun = False
-        """Whether the process that runs now has made a step: what fails before is a mistake in the command."""
 
     def run(self, sides: Sequence[Side], protocol: Protocol) -> list[str]:
         """Measures sides in turn, every other time in the other order, so that none always has the warmer machine.
@@ -98,7 +94,7 @@ class Bench:
                     try:
                         result = self._measure(side, protocol, number, work, what)
                     except CommandError as error:
-                        if self._has_begun:
+                        if error.made_progress:  # what fails before is a mistake in the command
                             self._record_failure(side, names[id(side)], error)
                         raise
                     names[id(side)] = self._record(side, names[id(side)], result)
@@ -137,17 +133,12 @@ class Bench:
         write_job(job, path)
         result.unlink(missing_ok=True)
         name = "train" if isinstance(job, TrainJob) else "eval"
-        self._has_begun = False
-        command = Command(what, [python, "-c", _PROGRAM, str(path)], folder / f"{name}.log", self._read_progress)
-        run_command(command, Path.cwd(), self.console)
+        command = Command(what, [python, "-c", _PROGRAM, str(path)], folder / f"{name}.log")
+        outcome = run_command(command, Path.cwd(), self.console)
         if not result.is_file():
-            raise CommandError(f"{what} ended without a result: its log is {command.log}.")
+            sentence = f"{what} ended without a result: its log is {command.log}."
+            raise CommandError(sentence, made_progress=outcome.working_s > 0)
         return read_json(result)
-
-    def _read_progress(self, line: str) -> Progress | None:
-        found = _PROGRESS.match(line)
-        self._has_begun |= found is not None
-        return (int(found[1]), int(found[2]), f"{found[1]} of {found[2]}") if found else None
 
     def _record(self, side: Side, name: str, result: dict[str, Any]) -> str:
         if not name:

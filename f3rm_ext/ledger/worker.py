@@ -1,7 +1,7 @@
 """One training or evaluation of a benchmark, in a process of its own, as ``ns-train`` and ``ns-eval`` would do it.
 
 ``python -c "from f3rm_ext.ledger.worker import main; main()" JOB.json`` reads what to do, writes the result as JSON to
-the file that the job names, and prints its progress in lines that begin with :data:`MARK`.
+the file that the job names, and tells its progress by :mod:`f3rm_ext.events`.
 """
 
 import json
@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from f3rm_ext import events
 from f3rm_ext.errors import CheckpointError, ConfigError, install_excepthook
 from f3rm_ext.utils.atomic_files import write_atomic
 
-MARK = "BENCH"
 RESULT = "result.json"
 
 
@@ -69,8 +69,8 @@ def main() -> None:
 
 
 def report(done: int, total: int) -> None:
-    """Prints the progress."""
-    print(f"\n{MARK} {done} {total}", flush=True)
+    """Tells the progress."""
+    events.progress("Steps", done, total)
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext import events
 from f3rm_ext.errors import WeightsNotFoundError, reason_of
 from f3rm_ext.model_components import masks
 
@@ -140,6 +141,7 @@ class ImageMetrics:
 
 @functools.cache
 def _say_once(text: str) -> None:
+    events.note(text)
     CONSOLE.print(f"Warning: {text}", style="bold yellow", markup=False, soft_wrap=True)
 
 

@@ -6,6 +6,7 @@ In a process of its own, since it trains a few steps.
 import sys
 from collections.abc import Sequence
 
+from f3rm_ext import events
 from f3rm_ext.errors import install_excepthook
 from f3rm_ext.planning.arguments import parse
 from f3rm_ext.planning.throughput import probe
@@ -15,7 +16,7 @@ STEPS = 5
 
 
 def main(words: Sequence[str]) -> None:
-    """Prints the steps and the seconds of a training.
+    """Prints the steps and the seconds of a training, and tells them as its result.
 
     Args:
         words: the method, and arguments of ``ns-train``.
@@ -24,9 +25,11 @@ def main(words: Sequence[str]) -> None:
         UserError: the training cannot begin.
     """
     config = parse(words[0], words[1:])
-    print("progress: 0/1 training a few steps", flush=True)
+    events.progress("Training a few steps", 0, 1)
     steps = config.max_num_iterations
-    print(f"Steps: {steps}, seconds: {probe(config, STEPS).duration_s(steps):.1f}", flush=True)
+    seconds = probe(config, STEPS).duration_s(steps)
+    events.result(steps=steps, seconds=seconds)
+    print(f"Steps: {steps}, seconds: {seconds:.1f}", flush=True)
 
 
 if __name__ == "__main__":

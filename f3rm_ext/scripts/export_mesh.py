@@ -97,7 +97,7 @@ class Mesh:
         from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.mesh.extraction import extract_mesh
         from f3rm_ext.mesh.mesh_files import axis_up, require_output, write_mesh
-        from f3rm_ext.utils.console import console, image_progress, shown_on
+        from f3rm_ext.utils.console import console, image_progress, note, shown_on
 
         require_output(self.out)
         scene = self._open()
@@ -124,15 +124,15 @@ class Mesh:
             "peak_mib": round(peak_mib(cpu)),
         }
         write_mesh(self.out, mesh, record, up)
-        lines = []
         if options.vertices and len(mesh.vertices) < 0.98 * options.vertices:
-            lines.append(f"The surface has fewer vertices than the {options.vertices} of --vertices.")
-        lines.append(
+            note(f"The surface has fewer vertices than the {options.vertices} of --vertices.")
+        console().print(
             f"{len(mesh.vertices)} vertices and {len(mesh.faces)} triangles are in {self.out} (frame of the "
-            f"{self.frame}, {up} up; {record['seconds']} s, {record['peak_mib']} MiB)."
+            f"{self.frame}, {up} up; {record['seconds']} s, {record['peak_mib']} MiB).",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
         )
-        for line in lines:
-            console().print(line, highlight=False, markup=False, soft_wrap=True)
         return 0
 
     def _open(self) -> "SurfaceScene":

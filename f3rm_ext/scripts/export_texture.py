@@ -65,7 +65,7 @@ class Texture:
         from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.mesh.mesh_files import axis_up, read_mesh, write_mesh
         from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices
-        from f3rm_ext.utils.console import console, image_progress, shown_on
+        from f3rm_ext.utils.console import console, image_progress, note, shown_on
 
         self._check_output()
         mesh = read_mesh(self.mesh)
@@ -86,19 +86,19 @@ class Texture:
         write_mesh(self.out, made.mesh, record, up)
         size = made.facts.get("texture_px")
         kind = "vertices" if size is None else "texels"
-        lines = [
-            f"No photo sees {made.unseen} of {made.places} {kind} ({made.unseen / made.places:.1%}): they have the "
-            "colours of the nearest ones that are seen."
-        ]
-        if not made.unseen:
-            lines = []
+        if made.unseen:
+            note(
+                f"No photo sees {made.unseen} of {made.places} {kind} ({made.unseen / made.places:.1%}): they have the "
+                "colours of the nearest ones that are seen."
+            )
         what = "vertex colours" if size is None else f"a texture of {size} × {size} in {made.facts['charts']} charts"
-        lines.append(
+        console().print(
             f"{len(made.mesh.faces)} triangles with {what} are in {self.out} (frame of the {frame}, {up} up; "
-            f"{record['seconds']} s, {record['peak_mib']} MiB)."
+            f"{record['seconds']} s, {record['peak_mib']} MiB).",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
         )
-        for line in lines:
-            console().print(line, highlight=False, markup=False, soft_wrap=True)
         return 0
 
     def _check_output(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from f3rm_ext import events
 from f3rm_ext.errors import DoubtfulPosesError
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.utils.console import image_progress
@@ -34,6 +35,7 @@ class StageBars:
 
     def show(self, stage: str, done: int, total: int) -> None:
         """Shows how far a stage is."""
+        events.progress(stage, done, total)
         if self._console.is_terminal:
             if stage != self._stage:
                 self.close()
@@ -81,13 +83,17 @@ class Process:
         from f3rm_ext.sfm.report import sentences
         from f3rm_ext.sfm.work_folder import REPORT
 
+        def say(sentence: str) -> None:
+            events.note(sentence)
+            print(sentence, flush=True)
+
         bars = StageBars()
         try:
-            result = Processing(self.config, bars.show, lambda text: print(text, flush=True)).run()
+            result = Processing(self.config, bars.show, say).run()
         finally:
             bars.close()
         for sentence in sentences(result):
-            print(sentence)
+            say(sentence)
         print(f"Report: {self.config.output / REPORT}; look around: f3rm-ext sfm view --capture {self.config.output}")
         if result["doubt"]:
             raise DoubtfulPosesError(

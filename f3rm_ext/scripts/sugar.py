@@ -92,7 +92,7 @@ class Run(ChainOptions):
         """Runs the chain. Returns the exit code."""
         from rich.console import Console
 
-        from f3rm_ext.workflow.runner import ChainRun
+        from f3rm_ext.workflow.chain import ChainRun
 
         console = Console()
         console.print(

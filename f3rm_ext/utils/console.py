@@ -1,11 +1,11 @@
 """Nerfstudio's console, and a progress bar on it."""
 
 import contextlib
-import os
 import sys
-import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from f3rm_ext import events
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 StageProgress = Callable[[str, int, int], None]
 """Called with the name of a stage, the units done and the units to do."""
-PROGRESS_LINES = "F3RM_EXT_PROGRESS_LINES"
-"""Variable of the environment: set by a program that reads progress as lines, since it shows the bars itself."""
-_LINE_EVERY_S = 0.5
 
 
 def console() -> "Console":
@@ -49,8 +46,16 @@ def silence() -> "Iterator[None]":
         log.quiet = before
 
 
+def note(sentence: str) -> None:
+    """Prints a sentence that the user should read, and tells it to the program that started this one."""
+    events.note(sentence)
+    console().print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
 def image_progress(unit: str = "images", on: "Console | None" = None, *, disable: bool = False) -> "Progress":
     """Returns a progress bar that shows how many units are done, the rate and the time left.
+
+    It also tells the progress to the program that started this one, see :mod:`f3rm_ext.events`.
 
     Args:
         unit: What is counted, in the plural.
@@ -65,7 +70,21 @@ def image_progress(unit: str = "images", on: "Console | None" = None, *, disable
             speed = task.finished_speed or task.speed
             return Text(f"    - {unit}/s" if speed is None else f"{speed:5.1f} {unit}/s")
 
-    return Progress(
+    class Bars(Progress):
+        def update(self, task_id: "TaskID", **changes: Any) -> None:
+            super().update(task_id, **changes)
+            self._tell(task_id)
+
+        def advance(self, task_id: "TaskID", advance: int | float = 1) -> None:
+            super().advance(task_id, advance)
+            self._tell(task_id)
+
+        def _tell(self, task_id: "TaskID") -> None:
+            task = self._tasks[task_id]
+            if task.total is not None:
+                events.progress(task.description, task.completed, task.total)
+
+    return Bars(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -78,17 +97,10 @@ def image_progress(unit: str = "images", on: "Console | None" = None, *, disable
 
 
 def shown_on(progress: "Progress") -> StageProgress:
-    """Returns a function that shows each stage as a bar of a progress display, or prints it in lines.
-
-    Lines are for a program that has set :data:`PROGRESS_LINES`: ``progress: 3/12 Views``.
-    """
+    """Returns a function that shows each stage as a bar of a progress display."""
     tasks: dict[str, TaskID] = {}
-    printed: dict[str, float] = {}
 
     def show(stage: str, done: int, total: int) -> None:
-        if os.environ.get(PROGRESS_LINES) and time.monotonic() - printed.get(stage, 0.0) > _LINE_EVERY_S:
-            printed[stage] = time.monotonic()
-            print(f"progress: {done}/{total} {stage}", flush=True)
         if stage not in tasks:
             tasks[stage] = progress.add_task(stage, total=total)
         progress.update(tasks[stage], completed=done, total=total)

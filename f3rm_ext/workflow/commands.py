@@ -1,36 +1,31 @@
-"""Runs the commands of the demo and of the chain with a log file, a progress bar and clean interruption."""
+"""Runs a command with a log file, a progress bar and clean interruption, and collects what it tells by events."""
 
 import contextlib
 import os
-import queue
 import re
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from io import TextIOBase
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from io import BufferedWriter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import UserError
-from f3rm_ext.utils.console import PROGRESS_LINES
-from f3rm_ext.workflow.forks import Fork, start_fork
-from f3rm_ext.workflow.records import plain_text
+from f3rm_ext.events import EventPipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Progress = tuple[int | float, int | float, str]
-"""Amount done, total amount, and a note."""
-
-_COUNT = re.compile(r"^([A-Z][a-z]+ .*): (\d+) of (\d+)$")
 _POLL_S = 0.25
 _TAIL_LINES = 6
 _LIMIT_GRACE_S, _LEAVE_GRACE_S = 60.0, 30.0
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DIES_WITH_US = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
@@ -41,25 +36,27 @@ _DIES_WITH_US = (
 class CommandError(UserError):
     """A command failed."""
 
+    def __init__(self, sentence: str, *, exit_code: int = UserError.exit_code, made_progress: bool = False) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+        self.made_progress = made_progress
+        """Whether it had told any progress."""
+
 
 @dataclass
 class Command:
     """A command to run, as a user would type it."""
 
-    name: str
-    """Name of the stage, for the progress bar."""
+    title: str
+    """Name for the progress bar."""
     arguments: Sequence[str]
-    """Program and arguments."""
+    """Program and arguments. The program is searched beside this Python first, so no environment has to be active."""
     log: Path
     """File to which the output is appended."""
-    on_line: Callable[[str], Progress | None] = lambda line: None
-    """Reads progress from a line of output."""
-    on_poll: Callable[[], Progress | None] = lambda: None
-    """Reads progress from elsewhere; called a few times a second."""
-    is_forked: bool = False
-    """Start it in a fork of a process that has imported what commands share (:mod:`f3rm_ext.workflow.forks`)."""
     limit_s: float = float("inf")
     """Time after the first progress at which the command is stopped with SIGINT, which does not count as a failure."""
+    on_poll: Callable[[], None] = lambda: None
+    """Called a few times a second."""
 
     @property
     def text(self) -> str:
@@ -69,63 +66,58 @@ class Command:
 
 @dataclass
 class Outcome:
-    """How a command ended."""
+    """What a command did, and how it ended."""
 
-    seconds: float
+    seconds: float = 0.0
     """Wall time of the command."""
-    working_s: float
-    """Wall time since the first progress, without start-up."""
-    stopped_by_limit: bool
+    working_s: float = 0.0
+    """Wall time since the first progress, without start-up; 0 without progress."""
+    stopped_by_limit: bool = False
     """Whether the command was stopped at its time limit."""
     peak_mib: float = 0.0
-    """Most resident memory of its process, MiB; 0 where the system does not tell."""
-
-
-def progress_of(line: str) -> Progress | None:
-    """Reads the progress of a command that prints lines such as the following; None for other lines.
-
-    >>> progress_of("Finding features: 3 of 16")
-    (3, 16, 'Finding features: 3 of 16')
-    """
-    match = _COUNT.match(line)
-    return (int(match[2]), int(match[3]), f"{match[1]}: {match[2]} of {match[3]}") if match else None
+    """Peak resident memory of its process, MiB; 0 where the system does not tell."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the user, each once."""
+    result: dict[str, Any] = field(default_factory=dict)
+    """Values that it was run for."""
+    error: str = ""
+    """Why it ended."""
 
 
 def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
     """Runs a command to its end, with a progress bar.
 
     Args:
-        command: the command. Its program is searched beside this Python first, so no environment has to be activated.
+        command: the command.
         folder: working directory.
         console: shows progress and, at the end, a line with the time taken.
 
     Raises:
-        CommandError: the command failed. The message is its own error sentence, if it printed one.
+        CommandError: the command failed. The message is its own error sentence, if it told one.
         KeyboardInterrupt: the user pressed Ctrl-C; the command had time to save.
         SystemExit: this process got SIGTERM; the command had time to save.
     """
-    command.log.parent.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
-    with command.log.open("a", encoding="utf-8", errors="replace") as log:
-        log.write(f"$ {command.text}\n")
-        log.flush()
+    start_s, outcome, events = time.monotonic(), Outcome(), EventPipe()
+    with contextlib.closing(events), _open_log(command) as log:
         position = log.tell()
-        with _leaves_on_sigterm():
-            process = _start(command, folder)
+        with _exit_on_sigterm():
+            process = _start(command, folder, log, events)
             try:
-                working_s, stopped, peak_mib = _follow(process, command, log, console)
+                _follow(process, command, events, outcome, console)
             except (KeyboardInterrupt, SystemExit):
-                _leave(process, log)
+                log.write(b"^C\n")
+                log.flush()
+                _interrupt(process)
                 raise
             except BaseException:
                 process.kill()
                 process.wait()
                 raise
-    if process.returncode and not stopped:
-        raise _failure(command, process.returncode, _since(command.log, position))
-    seconds = time.monotonic() - start
-    console.print(f"  [green]done[/] {command.name} [dim]({seconds:.0f} s)[/]", highlight=False)
-    return Outcome(seconds, working_s, stopped, peak_mib)
+    if process.returncode and not outcome.stopped_by_limit:
+        raise _failure(command, process.returncode, position, outcome)
+    outcome.seconds = time.monotonic() - start_s
+    console.print(f"  [green]done[/] {command.title} [dim]({outcome.seconds:.0f} s)[/]", highlight=False)
+    return outcome
 
 
 def program(name: str) -> str:
@@ -134,101 +126,85 @@ def program(name: str) -> str:
     return str(beside) if beside.is_file() else name
 
 
-def _start(command: Command, folder: Path) -> "subprocess.Popen[str] | Fork":
+def _open_log(command: Command) -> BufferedWriter:
+    try:
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        log = command.log.open("ab")
+        log.write(f"$ {command.text}\n".encode(errors="backslashreplace"))
+        log.flush()
+    except OSError as error:
+        raise CommandError(f"{command.log} cannot be written ({error.strerror}): make room, then try again.") from error
+    return log
+
+
+def _start(command: Command, folder: Path, log: BufferedWriter, events: EventPipe) -> subprocess.Popen[bytes]:
     first, *rest = command.arguments
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "160", "TQDM_DISABLE": "1", PROGRESS_LINES: "1"}
-    if command.is_forked and (fork := start_fork(command.arguments, folder, environment)) is not None:
-        return fork
     words = [first if Path(first).is_absolute() else program(first), *rest]
     if sys.platform == "linux":
         words = [sys.executable, "-I", "-S", "-c", _DIES_WITH_US, str(os.getpid()), *words]
     return subprocess.Popen(
         words,
         cwd=folder,
-        env=environment,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "160", "TQDM_DISABLE": "1", **events.variable},
+        pass_fds=[events.writer],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=log,
         stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
         # Ctrl-C must reach it only once: from us, and not from the terminal as well.
         start_new_session=True,
     )
 
 
 def _follow(
-    process: "subprocess.Popen[str] | Fork", command: Command, log: TextIOBase, console: "Console"
-) -> tuple[float, bool, float]:
-    """Shows progress until the process ends.
+    process: subprocess.Popen[bytes], command: Command, events: EventPipe, outcome: Outcome, console: "Console"
+) -> None:
+    """Shows progress and fills in the outcome until the process ends."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    Returns:
-        Seconds since the first progress, whether it hit the limit, and its peak of resident memory, MiB.
-    """
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    assert process.stdout is not None
-    reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
-    reader.start()
-    began_s: float | None = None
-    stopped_s: float | None = None
     columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
     columns = (*columns, TextColumn("ETA"), TimeRemainingColumn())
-    looked_s, peak_mib = 0.0, 0.0
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(command.name, total=None, note="")
-
-        def show(progress: Progress | None) -> None:
-            nonlocal began_s
-            if progress is not None:
-                began_s = time.monotonic() if began_s is None else began_s
-                bar.update(task, completed=progress[0], total=progress[1], note=progress[2])
-
-        while True:
+    first_s: float | None = None
+    stopped_s: float | None = None
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(command.title, total=None, note="")
+        is_running = True
+        while is_running:
+            is_running = process.poll() is None  # before reading, so that nothing is left in the pipe at the end
+            outcome.peak_mib = max(outcome.peak_mib, _peak_mib(process.pid))
+            for event in events.read():
+                match event["event"]:
+                    case "progress":
+                        first_s = time.monotonic() if first_s is None else first_s
+                        count = f"{event['stage']}: {event['done']:g} of {event['total']:g}"
+                        bar.update(task, completed=event["done"], total=event["total"], note=count)
+                    case "note" if event["text"] not in outcome.notes:
+                        outcome.notes.append(event["text"])
+                    case "result":
+                        outcome.result |= event["values"]
+                    case "error":
+                        outcome.error = event["text"]
             now = time.monotonic()
-            if now - looked_s > _POLL_S:
-                looked_s, peak_mib = now, max(peak_mib, _peak_mib(process.pid))
-            if stopped_s is None and began_s is not None and now - began_s > command.limit_s:
-                stopped_s = now
+            outcome.working_s = 0.0 if first_s is None else now - first_s
+            if stopped_s is None and outcome.working_s > command.limit_s:
+                stopped_s, outcome.stopped_by_limit = now, True
                 process.send_signal(signal.SIGINT)
             elif stopped_s is not None and now - stopped_s > _LIMIT_GRACE_S:
                 process.kill()
-            try:
-                line = lines.get(timeout=_POLL_S)
-            except queue.Empty:
-                if process.poll() is not None and not reader.is_alive():
-                    break
-                show(command.on_poll())
-                continue
-            if line is None:
-                break
-            log.write(line)
-            log.flush()
-            show(command.on_line(plain_text(line)))
-    process.wait()
-    return 0.0 if began_s is None else time.monotonic() - began_s, stopped_s is not None, peak_mib
+            command.on_poll()
+            if is_running:
+                select.select([events.reader], [], [], _POLL_S)
 
 
 def _peak_mib(pid: int) -> float:
-    """The most resident memory of a process since its start or last reset, MiB; 0 where the system does not tell."""
+    """The peak resident memory of a process since its start or last reset, MiB; 0 where the system does not tell."""
     try:
         return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
     except (OSError, IndexError, ValueError):
         return 0.0
 
 
-def _read(stream: Iterable[str], lines: "queue.SimpleQueue[str | None]") -> None:
-    try:
-        for line in stream:
-            lines.put(line)
-    finally:
-        lines.put(None)
-
-
 @contextlib.contextmanager
-def _leaves_on_sigterm() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """Makes SIGTERM raise SystemExit, since the command, in a session of its own, would outlive this process."""
 
     def leave(number: int, _frame: object) -> None:
@@ -244,11 +220,9 @@ def _leaves_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _leave(process: "subprocess.Popen[str] | Fork", log: TextIOBase) -> None:
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
     """Passes Ctrl-C on and waits. A second Ctrl-C, SIGTERM or a long wait kills the process."""
-    log.write("^C\n")
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     try:
         process.wait(timeout=_LEAVE_GRACE_S)
     except (KeyboardInterrupt, SystemExit, subprocess.TimeoutExpired):
@@ -256,24 +230,21 @@ def _leave(process: "subprocess.Popen[str] | Fork", log: TextIOBase) -> None:
         process.wait()
 
 
-def _since(log: Path, position: int) -> str:
-    with log.open("rb") as file:
-        file.seek(position)
-        return plain_text(file.read().decode("utf-8", errors="replace"))
-
-
-def _failure(command: Command, code: int, output: str) -> CommandError:
+def _failure(command: Command, code: int, position: int, outcome: Outcome) -> CommandError:
     """Quotes the command's own error sentence, or else the end of its output, and names the log."""
-    sentences = re.findall(r"^Error: (.+)$", output, re.MULTILINE)
-    if sentences:
-        sentence = sentences[-1].strip().removesuffix(".")
-        error = CommandError(f"{sentence} (from `{command.arguments[0]}`, log in {command.log}).")
-        error.exit_code = code
-        return error
+    made_progress = outcome.working_s > 0
+    if outcome.error:
+        sentence = outcome.error.strip().removesuffix(".")
+        text = f"{sentence} (from `{Path(command.arguments[0]).name}`, log in {command.log})."
+        return CommandError(text, exit_code=max(code, UserError.exit_code), made_progress=made_progress)
+    with command.log.open("rb") as log:
+        log.seek(position)
+        output = _ANSI.sub("", log.read().decode("utf-8", errors="replace"))
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:]) or "  | (no output)"
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
     return CommandError(
-        f"`{Path(command.arguments[0]).name}` {how} while {command.name.lower()}: its log is {command.log} "
-        f"and ends as follows. Fix the cause, then run the same command again.\n{tail}"
+        f"`{Path(command.arguments[0]).name}` {how} ({command.title}): its log is {command.log} "
+        f"and ends as follows. Fix the cause, then run the same command again.\n{tail}",
+        made_progress=made_progress,
     )

@@ -1,4 +1,4 @@
-"""What the chain takes where an option is not given: by the device, and on a CPU by the size of the photos."""
+"""Defaults of ``f3rm-ext sugar run`` that depend on the device, and scales that reduce large photos for a CPU."""
 
 import dataclasses
 from pathlib import Path
@@ -7,11 +7,15 @@ from typing import Any
 from PIL import Image
 
 from f3rm_ext import compat
+from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.utils.pictures import UNREADABLE
-from f3rm_ext.workflow.demo import LONG_SIDE_PX, longest_side_px
 from f3rm_ext.workflow.options import ChainOptions
 
 ON_GPU: dict[str, Any] = {"coarse_method": "sugar-ext", "vertices": 200_000}
+LONG_SIDE_PX = 400
+"""Photos are reduced to about this longest side."""
+_LARGE_PX = 1600
+"""Of larger images nerfstudio loads reduced copies from images_2, images_4 ... if these folders exist."""
 ON_CPU: dict[str, Any] = {"coarse_method": "sugar-ext-lite", "vertices": 30_000, "refinement_time": "short"}
 
 
@@ -28,9 +32,37 @@ def choose_defaults(options: ChainOptions) -> dict[str, Any]:
     device_type = " ".join(given) if given else compat.default_device_type()
     if device_type != "cpu":
         return dict(ON_GPU)
-    longest = longest_side_px(options.capture) if options.images is None else _longest_photo_px(options.images)
-    scale = {"resolution_scale": max(0.01, round(LONG_SIDE_PX / longest, 2))} if longest > LONG_SIDE_PX else {}
-    return ON_CPU | scale
+    longest_px = longest_side_px(options.capture) if options.images is None else _longest_photo_px(options.images)
+    scale = choose_scale(longest_px)
+    return ON_CPU | ({} if scale == 1 else {"resolution_scale": scale})
+
+
+def choose_scale(longest_px: float) -> float:
+    """Returns the factor on the size of photos that reduces them to about :data:`LONG_SIDE_PX`; 1 for smaller ones.
+
+    >>> choose_scale(960), choose_scale(320)
+    (0.42, 1.0)
+    """
+    return max(0.01, round(LONG_SIDE_PX / longest_px, 2)) if longest_px > LONG_SIDE_PX else 1.0
+
+
+def longest_side_px(data: Path) -> float:
+    """Returns the longest side of a capture's images as training loads them; 0 if the capture does not tell.
+
+    Args:
+        data: the capture.
+
+    Raises:
+        CaptureError: it cannot be read.
+    """
+    meta, folder = read_transforms(data)
+    first = next(iter(meta["frames"]), {})
+    sizes = [value for source in (meta, first) for value in (source.get("w"), source.get("h"))]
+    longest = max((float(value) for value in sizes if isinstance(value, int | float)), default=0.0)
+    halvings = 0
+    while longest > _LARGE_PX and (folder / f"images_{2 ** (halvings + 1)}").is_dir():
+        halvings, longest = halvings + 1, longest / 2
+    return longest
 
 
 def with_defaults(options: ChainOptions, defaults: dict[str, Any]) -> ChainOptions:
@@ -38,20 +70,20 @@ def with_defaults(options: ChainOptions, defaults: dict[str, Any]) -> ChainOptio
     names = {(stage, name.rsplit(".", 1)[-1]) for stage, words in options.passed_on.items() for name in words}
     length_given = names & {("refine", "max-num-iterations"), ("refine", "refinement-time")}
     size_given = names & {(stage, "camera-res-scale-factor") for stage in ("coarse", "refine")}
-    left_out = {"refinement_time"} if length_given or options.skip_refine else set()
-    left_out |= {"resolution_scale"} if size_given else set()
-    taken = {name: value for name, value in defaults.items() if name not in left_out and getattr(options, name) is None}
-    return dataclasses.replace(options, **taken)
+    omitted = {"refinement_time"} if length_given or options.skip_refine else set()
+    omitted |= {"resolution_scale"} if size_given else set()
+    chosen = {name: value for name, value in defaults.items() if name not in omitted and getattr(options, name) is None}
+    return dataclasses.replace(options, **chosen)
 
 
-def describe_defaults(given: ChainOptions, taken: ChainOptions) -> str | None:
+def describe_defaults(given: ChainOptions, complete: ChainOptions) -> str | None:
     """Returns a sentence on what was chosen for a CPU; None if nothing was.
 
     Args:
         given: options as they were typed.
-        taken: the same with defaults.
+        complete: the same with defaults.
     """
-    chosen = {name: getattr(taken, name) for name in (*ON_CPU, "resolution_scale") if getattr(given, name) is None}
+    chosen = {name: getattr(complete, name) for name in (*ON_CPU, "resolution_scale") if getattr(given, name) is None}
     chosen = {name: value for name, value in chosen.items() if value is not None and value != ON_GPU.get(name)}
     if given.skip_coarse:
         chosen.pop("coarse_method", None)

@@ -1,4 +1,4 @@
-"""What a chain has done: its capture, and options, inputs, outputs, time and memory of each stage, as JSON."""
+"""What a workflow has done: its capture, and options, inputs, outputs, time and memory of each stage, as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -13,9 +13,10 @@ from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, write_atomic
 from f3rm_ext.utils.provenance import require_own_folder
 
-NAME, MADE_BY, FORMAT = "manifest.json", "f3rm-ext sugar run", 1
+NAME, FORMAT = "manifest.json", 1
+INTERRUPTED = "it was interrupted"
 _KNOWN = {".lock", "logs"}
-"""What a chain makes before its manifest."""
+"""What a workflow makes before its manifest."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Record:
     """A stage as it was run."""
 
     state: Literal["running", "finished"] = "running"
+    title: str = ""
+    """For people."""
     options: dict[str, str] = field(default_factory=dict)
     """What the user decided: names and values."""
     inputs: dict[str, str] = field(default_factory=dict)
@@ -44,14 +47,16 @@ class Record:
     """As it was typed."""
     seconds: float = 0.0
     """Wall time of all its runs."""
+    working_s: float = 0.0
+    """The part of it after the first progress, without start-up, of runs that were not interrupted."""
     peak_mib: float = 0.0
-    """Most resident memory of its process, MiB."""
+    """Peak resident memory of its process, MiB."""
     runs: int = 0
     """Times that it was started with these options and inputs."""
     attempt: int = 1
     """Times that it was begun from nothing."""
     notes: list[str] = field(default_factory=list)
-    """What the command said to the user."""
+    """Sentences of the command for the user."""
 
     @property
     def key(self) -> str:
@@ -66,7 +71,7 @@ class _Capture(TypedDict):
 
 
 class _Defaults(TypedDict, total=False):
-    """Options of :mod:`~f3rm_ext.workflow.defaults`."""
+    """Options that :mod:`~f3rm_ext.workflow.defaults` chooses."""
 
     coarse_method: str
     vertices: int
@@ -80,7 +85,7 @@ class _File:
 
     made_by: str
     format: int
-    capture: _Capture
+    capture: _Capture | None
     stages: dict[str, Record]
     checked: str = ""
     defaults: _Defaults = field(default_factory=_Defaults)
@@ -90,48 +95,53 @@ class Manifest:
     """The manifest of a folder.
 
     Args:
-        folder: output of the chain.
-        capture: of :func:`identify` or :func:`identify_photos`.
+        folder: output of the workflow.
+        command: that makes the folder, such as ``f3rm-ext sugar run``.
+        capture: of :func:`identify` or :func:`identify_photos`; None where the folder may be used for any capture.
     """
 
-    def __init__(self, folder: Path, capture: Mapping[str, Any]) -> None:
-        self.folder, self.capture = folder, dict(capture)
+    def __init__(self, folder: Path, command: str, capture: Mapping[str, Any] | None) -> None:
+        self.folder, self.command, self.capture = folder, command, capture
         self.records: dict[str, Record] = {}
         self.checked = ""
-        """Options of the refinement that were found to be right."""
+        """Options of trainings that :mod:`~f3rm_ext.workflow.check` has accepted."""
         self.defaults: dict[str, Any] = {}
-        """What was chosen by the machine on which the chain was begun, by option."""
+        """Options that were chosen for the machine on which the work began."""
 
     @classmethod
-    def open(cls, folder: Path, capture: Mapping[str, Any]) -> "Manifest":
+    def open(cls, folder: Path, command: str, option: str, capture: Mapping[str, Any] | None) -> "Manifest":
         """Reads the manifest of a folder, or begins one.
 
         Args:
-            folder: output of the chain; created if needed.
-            capture: of :func:`identify` or :func:`identify_photos`.
+            folder: created if needed.
+            command: see the class.
+            option: that gave the folder, for messages.
+            capture: see the class.
 
         Raises:
             ConfigError: the folder holds other files, a damaged manifest, or one of another capture.
         """
-        manifest, path = cls(folder, capture), folder / NAME
-        found: _File | None = require_own_folder(folder, NAME, MADE_BY, ignored=_KNOWN, kind=_File)
+        manifest, path, advice = cls(folder, command, capture), folder / NAME, f"choose a new folder with {option}"
+        content: _File | None = require_own_folder(folder, NAME, command, option, _KNOWN, _File)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--output {folder} cannot be used ({error.strerror}): choose another folder.") from error
-        if found is None:
+            raise ConfigError(f"{option} {folder} cannot be used ({error.strerror}): choose another folder.") from error
+        if content is None:
             return manifest
-        if found.format != FORMAT:
-            raise ConfigError(f"{path} is not of this version of `{MADE_BY}`: choose a new folder with --output.")
-        was = found.capture
-        if was["digest"] != capture["digest"]:
-            changed = was["path"] == capture["path"]
-            raise ConfigError(
-                f"The folder {folder} is of {was['path']}"
-                + (", which has changed since" if changed else f", not of {capture['path']}")
-                + ": choose a new folder with --output."
-            )
-        manifest.checked, manifest.defaults, manifest.records = found.checked, dict(found.defaults), found.stages
+        if content.format != FORMAT:
+            raise ConfigError(f"{path} is not of this version of `{command}`: {advice}.")
+        if capture is not None:
+            previous = content.capture or {"path": "no capture", "digest": ""}
+            if previous["digest"] != capture["digest"]:
+                is_changed = previous["path"] == capture["path"]
+                raise ConfigError(
+                    f"The folder {folder} is of {previous['path']}"
+                    + (", which has changed since" if is_changed else f", not of {capture['path']}")
+                    + f": {advice}."
+                )
+        manifest.checked, manifest.defaults = content.checked, dict(content.defaults)
+        manifest.records = content.stages
         return manifest
 
     def save(self) -> None:
@@ -141,7 +151,7 @@ class Manifest:
             ConfigError: it cannot be written; the old one stays.
         """
         content = {
-            "made_by": MADE_BY,
+            "made_by": self.command,
             "version": __version__,
             "format": FORMAT,
             "capture": self.capture,
@@ -162,7 +172,14 @@ class Manifest:
         name = str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
         return Output(name, path.stat().st_size, digest_of_file(path))
 
-    def why_again(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> str | None:
+    def record_of(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> Record:
+        """Returns the record of a stage; a new one if options or inputs have changed, see :meth:`reason_to_run`."""
+        record = self.records.get(name)
+        if record is None or (record.options, record.inputs) != (options, inputs):
+            record = Record(options=dict(options), inputs=dict(inputs))
+        return record
+
+    def reason_to_run(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> str | None:
         """Returns why a stage has to be run again; empty if it never was, None if it need not.
 
         Args:
@@ -175,12 +192,12 @@ class Manifest:
             return ""
         for option in sorted(set(record.options) | set(options)):
             if record.options.get(option) != options.get(option):
-                return f"{option} {_changed(record.options.get(option), options.get(option))}"
+                return f"{option} {_describe_change(record.options.get(option), options.get(option))}"
         for item in sorted(set(record.inputs) | set(inputs)):
             if record.inputs.get(item) != inputs.get(item):
                 return f"its input ({item}) has changed"
         if record.state != "finished":
-            return "it was interrupted"
+            return INTERRUPTED
         for output in record.outputs.values():
             path = self.folder / output.path
             if not path.is_file():
@@ -191,7 +208,7 @@ class Manifest:
 
 
 def identify(data: Path) -> dict[str, Any]:
-    """Returns what a capture is known by: its place, the number of its photos, and a hash.
+    """Returns what identifies a capture: its path, the number of its photos, and a hash.
 
     The hash is of transforms.json or COLMAP's model, and of names and sizes of the photos and masks in it.
 
@@ -216,7 +233,7 @@ def identify(data: Path) -> dict[str, Any]:
 
 
 def identify_photos(images: Path) -> dict[str, Any]:
-    """Returns what photos without poses are known by: their folder. Photos may be added to it and removed.
+    """Returns what identifies photos without poses: their folder. Photos may be added to it and removed.
 
     Args:
         images: folder of the photos.
@@ -225,7 +242,7 @@ def identify_photos(images: Path) -> dict[str, Any]:
     return {"path": path, "digest": digest_of(path.encode())}
 
 
-def _changed(was: str | None, now: str | None) -> str:
-    if was is None:
+def _describe_change(before: str | None, now: str | None) -> str:
+    if before is None:
         return f"is now {now}"
-    return f"was {was} and is now left out" if now is None else f"was {was} and is now {now}"
+    return f"was {before} and is now left out" if now is None else f"was {before} and is now {now}"

@@ -18,6 +18,7 @@ from nerfstudio.cameras.cameras import Cameras
 from PIL import Image
 from torch import Tensor
 
+from f3rm_ext import events
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledObject
 from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
@@ -123,7 +124,7 @@ class Measure:
         if not indices:
             raise CaptureError(NOTHING_KEPT)
         for number, index in enumerate(indices):
-            print(f"View {number + 1} of {len(indices)}", flush=True)
+            events.progress("Views", number, len(indices))
             view, entry = self._view(index, number, [example.query for example in examples], masks[index])
             views.append(view)
             record["views"].append(entry)

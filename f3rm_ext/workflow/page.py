@@ -12,24 +12,24 @@ from f3rm_ext.html.content import capture_name, duration, machine_facts, plural
 from f3rm_ext.html.page import html_page
 from f3rm_ext.html.tables import fact_list
 from f3rm_ext.utils.pictures import data_uri, read_picture
+from f3rm_ext.workflow.chain_stages import MESH, REFINED_MESH, TEXTURED
 from f3rm_ext.workflow.manifest import Record
 from f3rm_ext.workflow.mesh_viewer import STYLE, first_photo_view, mesh_viewer, page_mesh, viewer_script
 from f3rm_ext.workflow.options import ChainOptions
 from f3rm_ext.workflow.records import read_json
-from f3rm_ext.workflow.stages import MESH, PICTURES, REFINED_MESH, SCORES, TEXTURED, TITLES
+from f3rm_ext.workflow.stages import PICTURES, scores_file
 
-REPORT = "report.html"
 _VIEWS = 6
 _SPLATS = {"eval-coarse": "coarse splats", "eval-refined": "refined splats"}
 _SHOWN = (("eval-texture", TEXTURED), ("texture", TEXTURED), ("refined-mesh", REFINED_MESH), ("mesh", MESH))
 
 
-def write_report(
+def write_page(
     options: ChainOptions,
     folder: Path,
     capture: Mapping[str, Any],
     records: Mapping[str, Record],
-    done_before: set[str],
+    kept: set[str],
 ) -> str:
     """Returns the page.
 
@@ -38,7 +38,7 @@ def write_report(
         folder: its output.
         capture: of :func:`f3rm_ext.workflow.manifest.identify`.
         records: of finished stages, in order.
-        done_before: stages that an earlier call has finished.
+        kept: stages that an earlier call has finished.
     """
     scores = {name: _scores(folder, name) for name in records if name.startswith("eval-")}
     shown, script = _mesh(options, folder, records)
@@ -48,7 +48,7 @@ def write_report(
             shown,
             _views(folder, scores),
             _figures(_poses(options), scores),
-            _stages(records, done_before),
+            _stages(records, kept),
             _commands(folder, records),
             f'<h2>Made with</h2><div class="card">{fact_list(machine_facts(_device(scores)))}</div>',
         ]
@@ -66,7 +66,7 @@ def write_report(
 
 
 def _scores(folder: Path, name: str) -> dict[str, Any]:
-    found = read_json(folder / "eval" / name.removeprefix("eval-") / SCORES)
+    found = read_json(scores_file(folder, name))
     return found.get("results", found)
 
 
@@ -75,7 +75,7 @@ def _device(scores: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _lead(options: ChainOptions, capture: Mapping[str, Any], records: Mapping[str, Record]) -> str:
-    done = [TITLES[name].lower() for name in records if not name.startswith("eval-")]  # type: ignore[index]
+    done = [record.title.lower() for name, record in records.items() if not name.startswith("eval-")]
     if options.images is not None:
         given = _poses(options).get("photos", capture["photos"])
         return f"From {plural(given, 'photo')} without poses in {len(done)} stages: {', '.join(done)}."
@@ -150,7 +150,7 @@ def _views(folder: Path, scores: Mapping[str, Any]) -> str:
 
 def _halves(folder: Path, name: str, pattern: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Left and right half of each picture of an evaluation."""
-    for path in sorted((folder / "eval" / name.removeprefix("eval-") / PICTURES).glob(pattern))[:_VIEWS]:
+    for path in sorted((scores_file(folder, name).parent / PICTURES).glob(pattern))[:_VIEWS]:
         picture = read_picture(path)
         middle = picture.shape[1] // 2
         yield picture[:, :middle], picture[:, middle:]
@@ -193,7 +193,7 @@ def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) 
     return f'<h2>Measured</h2><div class="card scroll"><table class="named">{body}</table></div>'
 
 
-def _stages(records: Mapping[str, Record], done_before: set[str]) -> str:
+def _stages(records: Mapping[str, Record], kept: set[str]) -> str:
     rows = []
     for name, record in records.items():
         size = sum(output.size for output in record.outputs.values())
@@ -201,14 +201,14 @@ def _stages(records: Mapping[str, Record], done_before: set[str]) -> str:
             *(note.rstrip(".") for note in record.notes),
             *([plural(record.runs, "run")] if record.runs > 1 else []),
         ]
-        notes += ["done before"] if name in done_before else []
+        notes += ["done before"] if name in kept else []
         cells = (
             duration(record.seconds),
             f"{record.peak_mib:,.0f} MiB",
             f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB",
         )
         rows.append(
-            f"<tr><td>{escape(TITLES[name])}</td>"  # type: ignore[index]
+            f"<tr><td>{escape(record.title)}</td>"
             + "".join(f'<td class="n">{cell}</td>' for cell in cells)
             + f'<td class="soft small">{escape("; ".join(notes))}</td></tr>'
         )
@@ -221,7 +221,7 @@ def _stages(records: Mapping[str, Record], done_before: set[str]) -> str:
 
 
 def _commands(folder: Path, records: Mapping[str, Record]) -> str:
-    typed = "".join(f"<pre>{escape(_short(record.command, folder))}</pre>" for record in records.values())
+    typed = "".join(f"<pre>{escape(shorten(record.command, folder))}</pre>" for record in records.values())
     last = next((records[name] for name in ("refine", "coarse") if name in records), None)
     further = ""
     if last is not None:
@@ -237,5 +237,6 @@ def _commands(folder: Path, records: Mapping[str, Record]) -> str:
     )
 
 
-def _short(command: str, folder: Path) -> str:
+def shorten(command: str, folder: Path) -> str:
+    """Returns a command with paths relative to a folder, and without that of the home folder."""
     return command.replace(f"{folder}/", "").replace(str(Path.home()), "~")

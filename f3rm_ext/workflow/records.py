@@ -1,4 +1,4 @@
-"""Reading the records of a run: JSON files, TensorBoard scalars and logs."""
+"""Reading what a run has written: JSON files, checkpoints, TensorBoard scalars."""
 
 import json
 import re
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
-_LPIPS = re.compile(r"Warning: (LPIPS is left out.*)")
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -58,18 +56,3 @@ def read_scalars(folder: Path) -> dict[str, list[tuple[float, float]]]:
         except Exception:  # the file was cut short by a kill; keep what was read
             continue
     return {tag: sorted((float(step), value) for step, value in points.items()) for tag, points in curves.items()}
-
-
-def plain_text(text: str) -> str:
-    """Removes colour codes from a log."""
-    return _ANSI.sub("", text)
-
-
-def lpips_reason(log: Path) -> str:
-    """Returns the reason that a log of ns-eval gives for missing LPIPS; empty if it gives none."""
-    try:
-        found = _LPIPS.search(plain_text(log.read_text(encoding="utf-8", errors="replace")))
-    except OSError:
-        return ""
-    # Reports are shared, so they must not reveal the path of the home folder.
-    return found[1].strip().replace(str(Path.home()), "~") if found else ""

@@ -344,12 +344,12 @@ def states(make: Maker) -> Arguments:
         for number in range(2):
             make.file(f"photos/{number}.png", b"no photo")
         return ["sfm", "process", "--images", make.folder / "photos", "--output", out]
-    from f3rm_ext.workflow.manifest import FORMAT, MADE_BY, identify
+    from f3rm_ext.workflow.manifest import FORMAT, identify
 
     output = {"path": "coarse", "size": 3, "digest": "00"}
     record = {"state": "finished", "options": {"a": "b"}, "inputs": {"a": "b"}, "outputs": {"run": output}}
     record |= {"command": "ns-train", "seconds": 1.0, "peak_mib": 1.0, "runs": 1, "attempt": 1, "notes": ["a"]}
-    manifest = {"made_by": MADE_BY, "version": "1", "format": FORMAT, "capture": identify(make.room)}
+    manifest = {"made_by": "f3rm-ext sugar run", "version": "1", "format": FORMAT, "capture": identify(make.room)}
     manifest |= {"checked": "", "defaults": {"vertices": 100}, "stages": {"coarse": record, "mesh": record}}
     (out / "manifest.json").write_bytes(json_bytes(damaged_json(manifest, rng), rng))
     return ["sugar", "run", "--data", make.room, "--output", out, "--from-stage", "texture"]

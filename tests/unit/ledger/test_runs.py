@@ -11,7 +11,7 @@ from rich.console import Console
 from f3rm_ext.errors import ConfigError, LedgerError
 from f3rm_ext.ledger.ledger import Ledger
 from f3rm_ext.ledger.runs import Bench, Protocol, Side, baseline_side, require_python
-from f3rm_ext.ledger.worker import MARK, EvalJob, TrainJob
+from f3rm_ext.ledger.worker import EvalJob, TrainJob
 from f3rm_ext.workflow.commands import CommandError
 
 PROTOCOL = Protocol(repeats=3, steps=50, warm_up=5, train_views=2)
@@ -30,11 +30,9 @@ class Workers(Bench):
         self.said.append(what)
         self.folders.append(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._has_begun = False
         if what == self.fails_at:
-            if self.after_progress:
-                self._read_progress(f"{MARK} 3 50\n")
-            raise CommandError("Memory ran out in step 3. (from `ns-train`, log in x)\n  | more")
+            sentence = "Memory ran out in step 3. (from `ns-train`, log in x)\n  | more"
+            raise CommandError(sentence, made_progress=self.after_progress)
         if isinstance(job, EvalJob):
             return {"values": {"psnr": 20.0}, "conditions": {"width_px": 64}}
         about = {"origin": {"commit": "c"}, "method": job.arguments[0], "seed": 42 + job.seed_offset, "config": "c.yml"}

@@ -1,4 +1,4 @@
-"""A capture of two photos, and a stand-in for the commands of the chain."""
+"""A capture of two photos, and a stand-in for the commands of the workflows."""
 
 import io
 import json
@@ -10,15 +10,17 @@ import pytest
 from rich.console import Console
 
 from f3rm_ext import compat
-from f3rm_ext.workflow import estimate, runner
+from f3rm_ext.html.content import ReportContent
+from f3rm_ext.workflow import chain, demo, runner
 from f3rm_ext.workflow.commands import Command, CommandError, Outcome
 from f3rm_ext.workflow.options import ChainOptions
 
-_NAMED = {"ns-train": (0, 2), "ns-eval": (0, 1)}
+_NAMES = {"ns-train": (0, 2), "ns-eval": (0, 1)}
+_OF_TWO = ("export", "eval", "scene", "features")
 
 
 def make_capture(folder: Path, photos: Path) -> None:
-    """Writes what `f3rm-ext sfm process` would, as far as the chain looks at it."""
+    """Writes what `f3rm-ext sfm process` would, as far as workflows look at it."""
     folder.mkdir(exist_ok=True)
     names = sorted(path.name for path in photos.iterdir())
     for name in names:
@@ -32,60 +34,73 @@ class Player:
 
     def __init__(self) -> None:
         self.ran: list[list[str]] = []
-        self.places: list[Path] = []
+        self.folders: list[Path] = []
         """Working directories of the commands."""
-        self.fails: dict[str, BaseException] = {}
+        self.limits_s: list[float] = []
+        """Time limits of the trainings."""
+        self.failures: dict[str, BaseException] = {}
         """What ends the command of a stage, by its title, after a training has saved a checkpoint."""
-        self.says: dict[str, list[str]] = {}
-        """Lines of the commands, by title."""
+        self.notes: dict[str, list[str]] = {}
+        """Notes of the commands, by title."""
+        self.reach: int | None = None
+        """Steps after which a training is stopped by its time limit."""
         self.device_type = "cuda"
-        self.notes: list[str] = []
-        """On what stages will do without."""
+        self.shortages: list[str] = []
+        """What stages will do without."""
         self.estimates: list[list[str]] = []
-        """Commands that were to tell how long the trainings take."""
+        """Commands that estimate how long trainings take."""
+        self.measured: dict[str, Any] = {}
 
     def __call__(self, command: Command, folder: Path, console: Console) -> Outcome:
         words = [str(word) for word in command.arguments]
-        self.ran.append(words)
-        self.places.append(folder)
-        for line in self.says.get(command.name, []):
-            command.on_line(line)
-        failure = self.fails.pop(command.name, None)
+        outcome = Outcome(1.0, 1.0, False, 100.0, self.notes.get(command.title, []))
+        failure = self.failures.pop(command.title, None)
+        if "f3rm_ext.planning.duration" in words:
+            self.estimates.append(words)
+            outcome.result = {"steps": 3000, "seconds": 600.0}
+        else:
+            self.ran.append(words)
+            self.folders.append(folder)
         if words[0] == "ns-train":
-            self._train(words, whole=failure is None)
+            self.limits_s.append(command.limit_s)
+            steps = int(words[words.index("--max-num-iterations") + 1]) if "--max-num-iterations" in words else 100
+            reach = steps if failure is None else steps // 2
+            self._train(words, reach if self.reach is None else self.reach)
+            if self.reach is not None:
+                outcome.working_s, outcome.stopped_by_limit = command.limit_s + 1, True
         if failure is not None:
             raise failure
         if words[1:3] == ["sfm", "process"]:
             make_capture(Path(words[words.index("--output") + 1]), Path(words[words.index("--images") + 1]))
+        if words[1:3] == ["scene", "synth"]:
+            make_capture(Path(words[3]), Path(words[3]))
+            Path(words[3], "scene.json").write_text(" ".join(words[4:]))
         for option in ("--out", "--output-path"):
             if option in words:
                 path = Path(words[words.index(option) + 1])
-                path.write_text(json.dumps({"results": {}, "of": words}))
-        return Outcome(1.0, 1.0, False, 100.0)
+                if "f3rm_ext.workflow.measure" in words:
+                    path.mkdir(exist_ok=True)
+                    (path / "measure.json").write_text(json.dumps(self.measured))
+                else:
+                    path.write_text(json.dumps({"results": {"psnr": 20.0, "ssim": 0.5, "l1": 0.1}, "of": words}))
+        return outcome
 
-    def estimate(self, command: Command, folder: Path, console: Console) -> Outcome:
-        """Stands in for a few steps: 3000 take 600 s."""
-        self.estimates.append([str(word) for word in command.arguments])
-        if failure := self.fails.pop(command.name, None):
-            raise failure
-        command.on_line("Steps: 3000, seconds: 600.0")
-        return Outcome(1.0, 1.0, False, 100.0)
-
-    def _train(self, words: list[str], whole: bool) -> None:
+    def _train(self, words: list[str], steps: int) -> None:
         def value(name: str) -> str:
             return words[words.index(name) + 1]
 
         run = Path(value("--output-dir"), value("--experiment-name"), words[1], value("--timestamp"))
         (run / "nerfstudio_models").mkdir(parents=True, exist_ok=True)
         (run / "config.yml").write_text("config")
+        if not steps:
+            return
         decided = [word for word in words[1:] if "/" not in word]
-        (run / "nerfstudio_models" / f"step-{99 if whole else 49:09d}.ckpt").write_text(" ".join(decided))
+        (run / "nerfstudio_models" / f"step-{steps - 1:09d}.ckpt").write_text(" ".join(decided))
 
     def names(self) -> list[str]:
         """What ran, by the distinctive words of the commands."""
         return [
-            " ".join(words[slice(*_NAMED.get(words[0], (1, 3 if words[1] in ("export", "eval") else 2)))])
-            for words in self.ran
+            " ".join(words[slice(*_NAMES.get(words[0], (1, 3 if words[1] in _OF_TWO else 2)))]) for words in self.ran
         ]
 
     def forget(self) -> None:
@@ -94,13 +109,15 @@ class Player:
 
 
 @pytest.fixture
-def player(monkeypatch: pytest.MonkeyPatch) -> Player:
+def player(monkeypatch: pytest.MonkeyPatch, make_content: Callable[..., ReportContent]) -> Player:
     player = Player()
-    monkeypatch.setattr(runner, "run_command", player)
-    monkeypatch.setattr(estimate, "run_command", player.estimate)
-    monkeypatch.setattr(runner, "check_requirements", lambda *_, **__: player.notes)
+    player.measured = make_content().measured
+    for module in (runner, chain):
+        monkeypatch.setattr(module, "run_command", player)
+    for module in (demo, chain):
+        monkeypatch.setattr(module, "check_requirements", lambda *_, **__: player.shortages)
     monkeypatch.setattr(compat, "default_device_type", lambda: player.device_type)
-    monkeypatch.setattr(runner, "write_report", lambda *_: "<html>")
+    monkeypatch.setattr(chain, "write_page", lambda *_: "<html>")
     return player
 
 
@@ -134,7 +151,7 @@ def run_chain(player: Player, capture: Path, tmp_path: Path) -> Callable[..., st
     def run(**options: Any) -> str:
         console = Console(file=io.StringIO(), width=200)
         given = ChainOptions(**{"data": capture, "output": tmp_path / "out", **options})
-        runner.ChainRun(given, console).run()
+        chain.ChainRun(given, console).run()
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     return run

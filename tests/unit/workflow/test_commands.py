@@ -1,4 +1,4 @@
-"""Commands of the demo: logs, failures as one sentence, time limits, Ctrl-C."""
+"""Commands: logs, events, failures as one sentence, time limits, Ctrl-C."""
 
 import io
 import re
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,13 +15,16 @@ from rich.console import Console
 
 from f3rm_ext.workflow.commands import Command, CommandError, program, run_command
 
+TELL = "from f3rm_ext import events; "
 PATIENT = """
 import signal, sys, time
+from f3rm_ext import events
 def stop(number, frame):
     print("saved", flush=True)
     sys.exit(130)
 signal.signal(signal.SIGINT, stop)
 print("ready", flush=True)
+events.progress("Waiting", 1, 2)
 time.sleep(60)
 """
 
@@ -46,38 +50,41 @@ def test_output_goes_to_the_log_and_time_to_the_console(tmp_path: Path, console:
 
 def test_a_second_run_keeps_the_first_log(tmp_path: Path, console: Console) -> None:
     for word in ("first", "second"):
-        run_command(python(f"print('{word}')", tmp_path), tmp_path, console)
+        run_command(python(f"print('{word}'); open('{word}', 'w').close()", tmp_path), tmp_path, console)
     log = (tmp_path / "logs" / "work.log").read_text()
     assert log.index("first") < log.index("second") and log.count("$ python") == 2
+    assert (tmp_path / "first").is_file(), "it runs in the folder"
 
 
-def test_it_runs_in_the_folder(tmp_path: Path, console: Console) -> None:
-    run_command(python("open('here', 'w').close()", tmp_path), tmp_path, console)
-    assert (tmp_path / "here").is_file()
+def test_notes_and_results_come_by_events(tmp_path: Path, console: Console) -> None:
+    code = "[events.note(text) for text in ('seen', 'seen', 'kept')]; events.result(a=1); events.result(b=2)"
+    outcome = run_command(python(f"{TELL}{code}; print('Error: no event')", tmp_path), tmp_path, console)
+    assert outcome.notes == ["seen", "kept"] and outcome.result == {"a": 1, "b": 2}
 
 
-def test_progress_comes_from_plain_lines(tmp_path: Path, console: Console) -> None:
-    seen: list[str] = []
-    code = r"print('\x1b[31mstep 1\x1b[0m'); print('step 2')"
-    run_command(python(code, tmp_path, on_line=lambda line: seen.append(line.strip())), tmp_path, console)
-    assert seen == ["step 1", "step 2"]
-
-
-def test_a_user_error_of_the_command_is_passed_on(tmp_path: Path, console: Console) -> None:
-    code = "import sys; print('noise'); print('Error: The photo a.png is missing: copy it back.'); sys.exit(2)"
-    with pytest.raises(CommandError) as caught:
-        run_command(python(code, tmp_path), tmp_path, console)
-    message = str(caught.value)
-    assert message.startswith("The photo a.png is missing: copy it back (from")
-    assert str(tmp_path / "logs" / "work.log") in message and "noise" not in message
+@pytest.mark.parametrize("made_progress", [False, True])
+def test_a_user_error_of_the_command_is_passed_on(tmp_path: Path, console: Console, made_progress: bool) -> None:
+    code = "from f3rm_ext.errors import *; install_excepthook(); "
+    code += "events.progress('Steps', 1, 9); " if made_progress else ""
+    code += "print('noise'); raise DoubtfulPosesError('The photo a.png is missing: copy it back.')"
+    with pytest.raises(CommandError, match=r"^The photo a\.png is missing: copy it back \(from") as caught:
+        run_command(python(TELL + code, tmp_path), tmp_path, console)
+    assert str(tmp_path / "logs" / "work.log") in str(caught.value) and "noise" not in str(caught.value)
+    assert caught.value.exit_code == 3 and caught.value.made_progress == made_progress
 
 
 def test_an_old_error_in_the_log_is_not_taken_for_a_new_one(tmp_path: Path, console: Console) -> None:
     with pytest.raises(CommandError, match="first"):
-        run_command(python("print('Error: the first.'); raise SystemExit(2)", tmp_path), tmp_path, console)
+        run_command(python("print('the first'); raise SystemExit(2)", tmp_path), tmp_path, console)
     with pytest.raises(CommandError) as caught:
         run_command(python("print('something else'); raise SystemExit(3)", tmp_path), tmp_path, console)
     assert "first" not in str(caught.value) and "something else" in str(caught.value)
+
+
+def test_a_log_that_cannot_be_written(tmp_path: Path, console: Console) -> None:
+    (tmp_path / "logs").touch()
+    with pytest.raises(CommandError, match=r"work\.log"):
+        run_command(python("", tmp_path), tmp_path, console)
 
 
 def test_a_crash_shows_the_end_of_the_log_and_where_it_is(tmp_path: Path, console: Console) -> None:
@@ -95,9 +102,7 @@ def test_a_silent_death_by_signal_is_named(tmp_path: Path, console: Console) -> 
 
 
 def test_the_limit_counts_from_the_first_progress_and_is_no_failure(tmp_path: Path, console: Console) -> None:
-    command = python(
-        PATIENT, tmp_path, limit_s=0.05, on_line=lambda line: (1, 2, "") if line.startswith("ready") else None
-    )
+    command = python(PATIENT, tmp_path, limit_s=0.05)
     start = time.monotonic()
     outcome = run_command(command, tmp_path, console)
     assert outcome.stopped_by_limit and time.monotonic() - start < 30
@@ -111,47 +116,45 @@ def test_without_progress_there_is_no_limit(tmp_path: Path, console: Console) ->
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 77), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_reach_the_command_once_and_wait_for_it(tmp_path: Path, number: int, code: int) -> None:
+def test_ctrl_c_and_sigterm_reach_the_command_once_and_wait_for_it(
+    tmp_path: Path, wait_until: Callable[..., None], number: int, code: int
+) -> None:
     log = tmp_path / "work.log"
     caller = f"""
 import sys
 from pathlib import Path
 from rich.console import Console
 from f3rm_ext.workflow.commands import Command, run_command
-command = Command("Working", [sys.executable, "-c", {PATIENT!r}], Path({str(log)!r}),
-                  on_line=lambda line: print(line, end="", flush=True))
+command = Command("Working", [sys.executable, "-c", {PATIENT!r}], Path({str(log)!r}))
 try:
     run_command(command, Path({str(tmp_path)!r}), Console(file=sys.stderr))
 except KeyboardInterrupt:
     sys.exit(77)
 """
-    process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = subprocess.Popen([sys.executable, "-c", caller])
+    wait_until(lambda: log.exists() and "ready" in log.read_text().split("\n"), 60, "it began")
     process.send_signal(number)
     assert process.wait(timeout=60) == code
-    process.stdout.close()
     assert re.search(r"ready\n\^C", log.read_text())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a command with the program that started it")
-def test_a_command_dies_with_the_program_that_started_it(tmp_path: Path) -> None:
+def test_a_command_dies_with_the_program_that_started_it(tmp_path: Path, wait_until: Callable[..., None]) -> None:
+    log = tmp_path / "log"
     caller = f"""
 import sys
 from pathlib import Path
 from rich.console import Console
 from f3rm_ext.workflow.commands import Command, run_command
 code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
-command = Command("Working", [sys.executable, "-c", code], Path({str(tmp_path / "log")!r}),
-                  on_line=lambda line: print(line, end="", flush=True))
+command = Command("Working", [sys.executable, "-c", code], Path({str(log)!r}))
 run_command(command, Path({str(tmp_path)!r}), Console(file=sys.stderr))
 """
-    process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    child = psutil.Process(int(process.stdout.readline().split()[1]))
+    process = subprocess.Popen([sys.executable, "-c", caller])
+    wait_until(lambda: log.exists() and "\npid " in log.read_text(), 60, "it began")
+    child = psutil.Process(int(log.read_text().splitlines()[1].split()[1]))
     process.kill()
     process.wait(timeout=60)
-    process.stdout.close()
     psutil.wait_procs([child], timeout=60)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 

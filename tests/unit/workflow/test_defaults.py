@@ -1,4 +1,4 @@
-"""What the chain takes on a machine without a GPU, and what it says before it begins."""
+"""What `sugar run` chooses on a machine without a GPU, and what it says before it begins."""
 
 import json
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.workflow.defaults import choose_scale, longest_side_px
 from f3rm_ext.workflow.manifest import NAME
 
 RunChain = Callable[..., str]
@@ -70,7 +71,7 @@ def test_a_chain_goes_on_as_it_was_begun(run_chain: RunChain, player: Any, tmp_p
 
 
 def test_the_time_is_told_once_before_the_first_training(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
-    player.fails["Refined splats"] = KeyboardInterrupt()
+    player.failures["Refined splats"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         run_chain()
     (words,) = player.estimates
@@ -89,7 +90,7 @@ def test_it_is_the_time_of_both_trainings(run_chain: RunChain, options: dict[str
 def test_a_chain_runs_even_if_its_time_cannot_be_told(
     run_chain: RunChain, player: Any, failure: Callable[[str], Exception]
 ) -> None:
-    player.fails["Estimate of the time"] = failure("It failed.")
+    player.failures["Estimate of the time"] = failure("It failed.")
     assert "estimate.log" in run_chain()
     assert len(commands(player, "ns-train")) == 2
 
@@ -105,17 +106,37 @@ def test_with_a_gpu_nothing_is_reduced_or_estimated(run_chain: RunChain, player:
 def test_what_a_later_stage_lacks_is_told_before_the_first(
     run_chain: RunChain, player: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from f3rm_ext.workflow import runner
+    from f3rm_ext.workflow import chain
 
-    player.notes = ["LPIPS is left out."]
+    player.shortages = ["LPIPS is left out."]
     assert "LPIPS is left out." in run_chain(until_stage="coarse")
 
     def refuse(*_: object, **__: object) -> list[str]:
         raise ConfigError("Open3D cannot be imported.")
 
-    monkeypatch.setattr(runner, "check_requirements", refuse)
+    monkeypatch.setattr(chain, "check_requirements", refuse)
     player.forget()
     run_chain(until_stage="coarse")  # nothing is left to do
     with pytest.raises(ConfigError, match="Open3D"):
         run_chain()
     assert not player.ran
+
+
+@pytest.mark.parametrize(
+    ("meta", "folders", "expected"),
+    [
+        ({"w": 320, "h": 240, "frames": []}, [], 1.0),
+        ({"w": 540, "h": 960, "frames": []}, [], 0.42),
+        ({"frames": [{"file_path": "a.png", "w": 100, "h": 4000}]}, [], 0.1),
+        ({"w": 4000, "h": 3000, "frames": []}, ["images_2", "images_4"], 0.4),
+        ({"w": 4000, "h": 3000, "frames": []}, ["images_2"], 0.2),
+        ({"frames": []}, [], 1.0),
+    ],
+)
+def test_captures_are_reduced_to_about_400_px(
+    tmp_path: Path, meta: dict[str, Any], folders: list[str], expected: float
+) -> None:
+    (tmp_path / "transforms.json").write_text(json.dumps(meta))
+    for name in folders:
+        (tmp_path / name).mkdir()
+    assert choose_scale(longest_side_px(tmp_path)) == pytest.approx(expected)

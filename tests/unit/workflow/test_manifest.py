@@ -4,11 +4,16 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.workflow.manifest import NAME, Manifest, Record, identify
+
+
+def read(folder: Path, capture: dict[str, Any] | None) -> Manifest:
+    return Manifest.open(folder, "f3rm-ext sugar run", "--output", capture)
 
 
 def test_a_capture_is_known_by_its_content(capture: Path, tmp_path: Path) -> None:
@@ -24,31 +29,33 @@ def test_a_capture_is_known_by_its_content(capture: Path, tmp_path: Path) -> Non
 
 def test_a_manifest_is_read_as_it_was_written(capture: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    manifest = Manifest.open(folder, identify(capture))
+    manifest = read(folder, identify(capture))
     (folder / "mesh.ply").write_bytes(b"mesh")
     outputs = {"mesh": manifest.output(folder / "mesh.ply")}
-    manifest.records["mesh"] = Record("finished", {"--vertices": "9"}, {"capture": "a"}, outputs, "type this", 1.5)
+    options, inputs = {"--vertices": "9"}, {"capture": "a"}
+    manifest.records["mesh"] = Record("finished", "Mesh", options, inputs, outputs, "type this", 1.5)
     manifest.save()
-    again = Manifest.open(folder, identify(capture))
+    again = read(folder, identify(capture))
     assert again.records == manifest.records
-    assert again.why_again("mesh", {"--vertices": "9"}, {"capture": "a"}) is None
-    assert again.why_again("refine", {}, {}) == ""
-    assert again.why_again("mesh", {}, {"capture": "a"}) == "--vertices was 9 and is now left out"
-    assert again.why_again("mesh", {"--vertices": "8"}, {"capture": "b"}) == "--vertices was 9 and is now 8"
-    assert again.why_again("mesh", {"--vertices": "9"}, {"capture": "b"}) == "its input (capture) has changed"
+    assert again.reason_to_run("mesh", {"--vertices": "9"}, {"capture": "a"}) is None
+    assert again.reason_to_run("refine", {}, {}) == ""
+    assert again.reason_to_run("mesh", {}, {"capture": "a"}) == "--vertices was 9 and is now left out"
+    assert again.reason_to_run("mesh", {"--vertices": "8"}, {"capture": "b"}) == "--vertices was 9 and is now 8"
+    assert again.reason_to_run("mesh", {"--vertices": "9"}, {"capture": "b"}) == "its input (capture) has changed"
 
 
 def test_manifests_of_other_captures_are_refused(capture: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    Manifest.open(folder, identify(capture)).save()
+    read(folder, identify(capture)).save()
     before = (folder / NAME).read_bytes()
     other = {**identify(capture), "path": "/elsewhere", "digest": "other"}
     with pytest.raises(ConfigError, match="not of /elsewhere: choose a new folder"):
-        Manifest.open(folder, other)
+        read(folder, other)
     (capture / "transforms.json").write_text(json.dumps({"frames": []}))
     with pytest.raises(ConfigError, match="which has changed since"):
-        Manifest.open(folder, identify(capture))
+        read(folder, identify(capture))
     assert (folder / NAME).read_bytes() == before
+    assert read(folder, None).records == {}, "a demo may change its capture"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"made_by": "another"}', b"[]"])
@@ -57,11 +64,11 @@ def test_what_is_not_ours_is_left_alone(capture: Path, tmp_path: Path, content: 
     folder.mkdir()
     (folder / NAME).write_bytes(content)
     with pytest.raises(ConfigError, match=NAME):
-        Manifest.open(folder, identify(capture))
+        read(folder, identify(capture))
     assert (folder / NAME).read_bytes() == content
     (folder / NAME).rename(folder / "holiday.jpg")
     with pytest.raises(ConfigError, match=r"holiday\.jpg"):
-        Manifest.open(folder, identify(capture))
+        read(folder, identify(capture))
 
 
 @pytest.mark.parametrize(
@@ -78,16 +85,16 @@ def test_what_is_not_ours_is_left_alone(capture: Path, tmp_path: Path, content: 
     ],
 )
 def test_manifests_of_another_shape_are_refused(capture: Path, tmp_path: Path, change: dict[str, object]) -> None:
-    manifest = Manifest.open(tmp_path / "out", identify(capture))
+    manifest = read(tmp_path / "out", identify(capture))
     manifest.save()
     path = tmp_path / "out" / NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ConfigError, match=NAME):
-        Manifest.open(tmp_path / "out", identify(capture))
+        read(tmp_path / "out", identify(capture))
 
 
 def test_a_full_disk_leaves_the_old_manifest(capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = Manifest.open(tmp_path / "out", identify(capture))
+    manifest = read(tmp_path / "out", identify(capture))
     manifest.save()
     before = (tmp_path / "out" / NAME).read_bytes()
 

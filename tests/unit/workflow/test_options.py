@@ -8,8 +8,8 @@ import pytest
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.sugar import EXIT_INTERRUPTED, Run
+from f3rm_ext.workflow.chain import ChainRun
 from f3rm_ext.workflow.options import ChainOptions, split_passed_on, words_of
-from f3rm_ext.workflow.runner import ChainRun
 
 
 def parse(*words: object) -> Run:

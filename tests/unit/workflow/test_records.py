@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from f3rm_ext.workflow.records import lpips_reason, plain_text, read_json, read_scalars
+from f3rm_ext.workflow.records import read_json, read_scalars
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[1, 2]", "\xff"])
@@ -37,16 +37,3 @@ def test_scalars_of_a_resumed_run_are_one_curve(tmp_path: Path) -> None:
 
 def test_no_events_no_curves(tmp_path: Path) -> None:
     assert read_scalars(tmp_path) == {}
-
-
-def test_reason_for_missing_lpips(tmp_path: Path) -> None:
-    log = tmp_path / "eval.log"
-    assert lpips_reason(log) == ""
-    log.write_text("start\n\x1b[1;33mWarning: LPIPS is left out: no network here.\x1b[0m\nend\n")
-    assert lpips_reason(log) == "LPIPS is left out: no network here."
-    log.write_text("all well\n")
-    assert lpips_reason(log) == ""
-
-
-def test_color_codes_are_removed() -> None:
-    assert plain_text("\x1b[2K\x1b[1;32mdone\x1b[0m\n") == "done\n"

@@ -1,0 +1,172 @@
+"""``f3rm-ext sugar run``: from photos or a capture to a textured mesh, in stages."""
+
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from f3rm_ext import compat
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.workflow.chain_stages import ChainStages
+from f3rm_ext.workflow.commands import Command, CommandError, run_command
+from f3rm_ext.workflow.defaults import choose_defaults, describe_defaults, with_defaults
+from f3rm_ext.workflow.manifest import identify, identify_photos
+from f3rm_ext.workflow.options import STAGES, ChainOptions, Words, words_of
+from f3rm_ext.workflow.page import write_page
+from f3rm_ext.workflow.requirements import check_requirements
+from f3rm_ext.workflow.runner import StageRunner
+from f3rm_ext.workflow.stages import Stage
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REFINING_COST = 3.3
+"""Time of a refining step over that of a coarse step on a CPU: 11.7 and 3.6 steps per second in
+``benchmarks/refinement.py``."""
+_ESTIMATE_LIMIT_S = 120.0
+
+
+class ChainRun(StageRunner):
+    """One call of ``f3rm-ext sugar run``.
+
+    Args:
+        options: of the command.
+        console: shows progress.
+    """
+
+    command = "f3rm-ext sugar run"
+
+    def __init__(self, options: ChainOptions, console: "Console") -> None:
+        super().__init__(options.output, console)
+        self.options = options
+
+    def run(self) -> Path:
+        """Runs all stages that are not finished, and writes the report.
+
+        Returns:
+            Path of the report.
+
+        Raises:
+            UserError: the folder or an option cannot be used, or a command failed.
+            KeyboardInterrupt: the user pressed Ctrl-C.
+        """
+        images = self.options.images
+        with self.open_folder(identify_photos(images) if images is not None else identify(self.options.capture)):
+            self._take_defaults()
+            self._check_texture()
+            self._require_earlier_stages()
+            self._check_trainings()
+            first = self.options.from_stage
+            for stage in ChainStages(self.options, self.folder, self.records).build():
+                is_demanded = first is not None and STAGES.index(stage.name) >= STAGES.index(first)  # type: ignore[arg-type]
+                self.run_stage(stage, f"--from-stage is {first}" if is_demanded else "")
+                if stage.name == self.options.until_stage:
+                    break
+            capture = identify(self.options.capture)
+            return self.write_report(write_page(self.options, self.folder, capture, self.records, self.kept))
+
+    def check_requirements(self) -> list[str]:
+        """See :meth:`StageRunner.check_requirements`."""
+        training = None if self.options.skip_coarse and self.options.skip_refine else "splats"
+        return check_requirements(self.folder, training=training, meshes=True, scores=not self.options.skip_eval)
+
+    def prepare(self, stage: Stage, resumes: bool) -> None:
+        """Says on a CPU, before the first training, how long the trainings will take."""
+        if stage.name != "coarse" or resumes or compat.default_device_type() != "cpu":
+            return
+        log = self.folder / "logs" / "estimate.log"
+        minutes = self._estimate_minutes(stage, log)
+        if minutes is None:
+            self.say(f"The time of the trainings cannot be estimated; {log} says why.")
+            return
+        parts = [
+            f"{one:.0f} for the {name}"
+            for one, name in zip(minutes, ("coarse splats", "refinement"), strict=True)
+            if one
+        ]
+        self.say(f"The trainings take about {max(1, sum(minutes)):.0f} minutes here: {' and '.join(parts)}.")
+
+    def _estimate_minutes(self, stage: Stage, log: Path) -> tuple[float, float] | None:
+        """Times a few coarse steps, which are thrown away.
+
+        Returns:
+            Minutes of the coarse training and of the refinement; None if they cannot be estimated.
+        """
+        words = (*stage.program[1:], *stage.arguments, *words_of(stage.options))
+        words = (sys.executable, "-m", "f3rm_ext.planning.duration", *words)
+        try:
+            command = Command("Estimate of the time", words, log, _ESTIMATE_LIMIT_S)
+            timing = run_command(command, Path.cwd(), self.console).result
+        except CommandError:
+            return None
+        if not timing:
+            return None
+        step_s = timing["seconds"] / timing["steps"]
+        return timing["seconds"] / 60, self._refining_steps() * REFINING_COST * step_s / 60
+
+    def _refining_steps(self) -> int:
+        options = self.options
+        if options.skip_refine or STAGES.index(options.until_stage or STAGES[-1]) < STAGES.index("refine"):
+            return 0
+        from f3rm_ext.mesh.bound.model import STEPS
+
+        given = options.passed_on.get("refine", {}).get("max-num-iterations")
+        return int(given[0]) if given and given[0].isdigit() else STEPS[options.refinement_time or "long"]
+
+    def _take_defaults(self) -> None:
+        """Takes what an earlier call has chosen, or chooses for this machine, and says so."""
+        if not self.manifest.defaults:
+            self.manifest.defaults = choose_defaults(self.options)
+        given, self.options = self.options, with_defaults(self.options, self.manifest.defaults)
+        self.say(describe_defaults(given, self.options))
+
+    def _require_earlier_stages(self) -> None:
+        """Raises ConfigError unless all stages before --from-stage are finished."""
+        first = self.options.from_stage
+        if first is None:
+            return
+        omitted = {"sfm"} if self.options.images is None else set()
+        omitted |= {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
+        omitted |= {"refine", "refined-mesh", "eval-refined"} if self.options.skip_refine else set()
+        records = self.manifest.records
+        for name in STAGES[: STAGES.index(first)]:
+            if name.startswith("eval-") or name in omitted:
+                continue
+            if name not in records or records[name].state != "finished":
+                raise ConfigError(
+                    f"--from-stage {first} needs the stage {name}, which is not finished: leave --from-stage out."
+                )
+
+    def _check_texture(self) -> None:
+        """Raises ConfigError where the texture is too small for the mesh, which its command would find out last."""
+        options = self.options
+        given = options.of_stage("texture", {"texture-size": (str(options.texture_size or 0),)})["texture-size"]
+        size = int(" ".join(given))
+        vertices = int(" ".join(options.of_stage("mesh", {"vertices": (str(options.vertices or 0),)})["vertices"]))
+        if 0 < size**2 < vertices:
+            least = 1 << math.ceil(math.log2(vertices) / 2)
+            raise ConfigError(
+                f"--texture-size {size} gives {size**2:,} texels for the {vertices:,} --vertices of the "
+                f"mesh, less than one for each: use {least} or more, or fewer --vertices."
+            )
+
+    def _check_trainings(self) -> None:
+        """Checks the options of trainings that do not begin at once."""
+        options, checks = self.options, list[Words]()
+        time_given = {"refinement-time": (options.refinement_time,)} if options.refinement_time else {}
+        if options.images is not None and "coarse" in options.passed_on and not options.skip_coarse:
+            words = words_of(options.of_stage("coarse", options.of_trainings()))
+            checks.append((str(options.coarse_method), *words))
+        if "refine" in options.passed_on and not options.skip_refine:
+            words = words_of(options.of_stage("refine", options.of_trainings() | time_given))
+            checks.append(("sugar-ext-refine", *words))
+        checked = "; ".join(map(shlex.join, checks))
+        if not checks or self.manifest.checked == checked:
+            return
+        for words in checks:
+            check = [sys.executable, "-m", "f3rm_ext.workflow.check", *words]
+            log = self.folder / "logs" / "check.log"
+            run_command(Command(f"Options of {words[0]}", check, log), Path.cwd(), self.console)
+        self.manifest.checked = checked
+        self.manifest.save()

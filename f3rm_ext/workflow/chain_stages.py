@@ -1,0 +1,208 @@
+"""The stages of ``f3rm-ext sugar run``, from photos or a capture to a textured mesh."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.atomic_files import digest_of_file
+from f3rm_ext.workflow.manifest import Record, identify
+from f3rm_ext.workflow.options import ChainOptions, StageName, StageOptions, Words
+from f3rm_ext.workflow.records import newest_checkpoint
+from f3rm_ext.workflow.stages import PICTURES, POSES, Stage, digest_of_path, pose_stage, scores_file, view_stage
+
+TITLES: dict[StageName, str] = {
+    "sfm": POSES,
+    "coarse": "Coarse splats",
+    "mesh": "Mesh",
+    "refine": "Refined splats",
+    "refined-mesh": "Refined mesh",
+    "texture": "Texture",
+    "eval-coarse": "Evaluation of the coarse splats",
+    "eval-refined": "Evaluation of the refined splats",
+    "eval-mesh": "Evaluation of the mesh",
+    "eval-texture": "Evaluation of the texture",
+}
+MESH, REFINED_MESH, TEXTURED = "mesh.ply", "refined-mesh.ply", "textured.glb"
+
+
+@dataclass(frozen=True)
+class ChainStages:
+    """Builds the stages.
+
+    What a stage needs of earlier ones comes from their records, so :meth:`build` is consumed while they run.
+    """
+
+    options: ChainOptions
+    folder: Path
+    """Output, absolute."""
+    records: Mapping[str, Record]
+    """Of finished stages."""
+
+    def build(self) -> Iterator[Stage]:
+        """Yields the stages in order; each is built after those before it have finished."""
+        makers: tuple[Callable[[], Stage | None], ...] = (
+            self._sfm,
+            self._coarse,
+            self._mesh,
+            self._refine,
+            self._refined_mesh,
+            self._texture,
+            lambda: self._eval_splats("eval-coarse", "coarse"),
+            lambda: self._eval_splats("eval-refined", "refine"),
+            self._eval_mesh,
+            self._eval_texture,
+        )
+        for make in makers:
+            stage = make()
+            if stage is not None:
+                yield stage
+
+    # --- making ------------------------------------------------------------------------------------------------------
+
+    def _sfm(self) -> Stage | None:
+        images, options = self.options.images, self.options.of_stage("sfm", {})
+        if images is None:
+            return None
+        return pose_stage(images, self.options.capture.absolute(), options, self.options.from_stage == "sfm")
+
+    def _coarse(self) -> Stage | None:
+        if self.options.skip_coarse:
+            return None
+        own: StageOptions = {}
+        if self.options.regularization:
+            own["regularization"] = (self.options.regularization,)
+        if self.options.dense_points:
+            own["dense-points"] = (self.options.dense_points,)
+        options = self.options.of_stage("coarse", self.options.of_trainings() | own)
+        program = ("ns-train", str(self.options.coarse_method))
+        return Stage("coarse", TITLES["coarse"], program, options, self._photos(), self._data())
+
+    def _mesh(self) -> Stage:
+        places, inputs = self._splats()
+        own: StageOptions = {"method": (self.options.mesh_method,), "vertices": (str(self.options.vertices),)}
+        if places[0] == "--splats":
+            own["splats-frame"] = (self.options.splats_frame,)
+        return Stage(
+            "mesh",
+            TITLES["mesh"],
+            ("f3rm-ext", "export", "mesh"),
+            self.options.of_stage("mesh", own),
+            self._photos() | inputs,
+            (*places, "--out", str(self.folder / MESH)),
+            {"mesh": self.folder / MESH},
+        )
+
+    def _refine(self) -> Stage | None:
+        if self.options.skip_refine:
+            return None
+        time = {"refinement-time": (self.options.refinement_time,)} if self.options.refinement_time else {}
+        options = self.options.of_stage("refine", self.options.of_trainings() | time)
+        inputs = self._photos() | {"mesh": self._digest("mesh", "mesh")}
+        words = (*self._data(), "--mesh", str(self.folder / MESH))
+        if not self.options.skip_coarse:  # what is far from the mesh goes on as it was
+            inputs["coarse splats"] = self._digest("coarse", "checkpoint")
+            coarse = self.folder / self.records["coarse"].outputs["checkpoint"].path
+            words = (*words, "--pipeline.model.start-from", str(coarse))
+        return Stage("refine", TITLES["refine"], ("ns-train", "sugar-ext-refine"), options, inputs, words)
+
+    def _refined_mesh(self) -> Stage | None:
+        if self.options.skip_refine:
+            return None
+        path, program = self.folder / REFINED_MESH, ("f3rm-ext", "export", "refined-mesh")
+        words = ("--load-config", self._config("refine"), "--out", str(path))
+        inputs = {"refined splats": self._digest("refine", "checkpoint")}
+        return Stage("refined-mesh", TITLES["refined-mesh"], program, {}, inputs, words, {"mesh": path})
+
+    def _texture(self) -> Stage:
+        size = {"texture-size": (str(self.options.texture_size),)} if self.options.texture_size else {}
+        mesh, inputs = self._final_mesh()
+        return Stage(
+            "texture",
+            TITLES["texture"],
+            ("f3rm-ext", "export", "texture"),
+            self.options.of_stage("texture", size),
+            self._photos() | inputs,
+            (*self._data(), "--mesh", str(mesh), "--out", str(self.folder / TEXTURED)),
+            {"mesh": self.folder / TEXTURED},
+        )
+
+    # --- measuring ---------------------------------------------------------------------------------------------------
+
+    def _eval_splats(self, name: StageName, training: StageName) -> Stage | None:
+        if self.options.skip_eval:
+            return None
+        if training == "coarse" and self.options.skip_coarse:
+            splats = self.options.coarse_checkpoint
+            if splats is None or splats.name != "config.yml":
+                return None  # splats of a file have no run to evaluate
+            config, inputs = str(splats.absolute()), self._splats()[1]
+        elif training == "refine" and self.options.skip_refine:
+            return None
+        else:
+            config = self._config(training)
+            inputs = {TITLES[training].lower(): self._digest(training, "checkpoint")}
+        return view_stage(name, TITLES[name], self.folder, config, inputs)
+
+    def _eval_mesh(self) -> Stage | None:
+        truth = self.options.truth or self.options.capture / "gt_mesh.npz"
+        if self.options.skip_eval or (self.options.truth is None and not truth.is_file()):
+            return None
+        if not truth.is_file():
+            raise ConfigError(f"There is no true surface {truth}: check --truth.")
+        mesh, inputs = self._final_mesh()
+        inputs |= {"truth": digest_of_file(truth)}
+        scores = scores_file(self.folder, "eval-mesh")
+        words = (str(mesh), "--truth", str(truth.absolute()), "--out", str(scores))
+        # Only parts that cameras see can be found; what hides them is known of the capture's own mesh.
+        seen = ("--seen-from", str(self.options.capture.absolute())) if self.options.truth is None else ()
+        program, outputs = ("f3rm-ext", "eval", "mesh"), {"scores": scores}
+        return Stage("eval-mesh", TITLES["eval-mesh"], program, {}, inputs, (*words, *seen), outputs)
+
+    def _eval_texture(self) -> Stage | None:
+        if self.options.skip_eval:
+            return None
+        scores, program = scores_file(self.folder, "eval-texture"), ("f3rm-ext", "eval", "texture")
+        pictures = scores.parent / PICTURES
+        words = (str(self.folder / TEXTURED), *self._data(), "--out", str(scores), "--pictures", str(pictures))
+        inputs = self._photos() | {"textured mesh": self._digest("texture", "mesh")}
+        return Stage("eval-texture", TITLES["eval-texture"], program, {}, inputs, words, {"scores": scores}, pictures)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _capture(self) -> str:
+        """Hash of the capture, which exists when the first training begins."""
+        return identify(self.options.capture)["digest"]
+
+    def _photos(self) -> dict[str, str]:
+        return {"capture": self._capture}
+
+    def _data(self) -> Words:
+        return ("--data", str(self.options.capture.absolute()))
+
+    def _digest(self, stage: StageName, output: str) -> str:
+        return self.records[stage].outputs[output].digest
+
+    def _config(self, stage: StageName) -> str:
+        return str(self.folder / self.records[stage].outputs["config"].path)
+
+    def _final_mesh(self) -> tuple[Path, dict[str, str]]:
+        if self.options.skip_refine:
+            return self.folder / MESH, {"mesh": self._digest("mesh", "mesh")}
+        return self.folder / REFINED_MESH, {"refined mesh": self._digest("refined-mesh", "mesh")}
+
+    def _splats(self) -> tuple[Words, dict[str, str]]:
+        """The coarse splats as options of a command, and their hash."""
+        splats = self.options.coarse_checkpoint
+        if splats is None:
+            return ("--load-config", self._config("coarse")), {"coarse splats": self._digest("coarse", "checkpoint")}
+        if not splats.exists():
+            raise ConfigError(f"There is no {splats}: check --coarse-checkpoint.")
+        if splats.suffix in (".yml", ".yaml"):
+            checkpoint = newest_checkpoint(splats.parent)
+            if checkpoint is None:
+                raise ConfigError(f"The run of {splats} has no checkpoint: give one that was saved at least once.")
+            return ("--load-config", str(splats.absolute())), {"coarse splats": digest_of_file(checkpoint)}
+        return ("--splats", str(splats.absolute()), *self._data()), {"coarse splats": digest_of_path(splats)}
