@@ -1,13 +1,10 @@
 """``f3rm-ext demo``: from photos, or from nothing, to a report."""
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from f3rm_ext.workflow.demo import DemoOptions, DemoRun
-
-EXIT_INTERRUPTED = 130
 
 
 @dataclass
@@ -30,16 +27,11 @@ class Demo(DemoOptions):
         """Runs the demo and returns the exit code."""
         from rich.console import Console
 
-        options = dataclasses.replace(self, out=new_folder(self.out)) if self.fresh else self
-        out, console = options.out, Console()
-        console.print(f"f3rm-ext demo in [bold]{out}[/]; logs in {out / 'logs'}", highlight=False, soft_wrap=True)
-        try:
-            report = DemoRun(options, console).run()
-        except KeyboardInterrupt:
-            print("\nStopped. The same command continues from here.", file=sys.stderr)
-            return EXIT_INTERRUPTED
-        console.print(f"Report: [bold]{report}[/]", highlight=False, soft_wrap=True)
-        return 0
+        if not self.fresh:
+            return DemoRun(self, Console()).main("type the same command again.")
+        out = new_folder(self.out)
+        run = DemoRun(dataclasses.replace(self, out=out), Console())
+        return run.main(f"type the same command with --out {out} in place of --fresh.")
 
 
 def new_folder(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""``f3rm-ext sugar run``: from a capture to a textured mesh, in stages that can be stopped and gone on with."""
+"""``f3rm-ext sugar run``: from photos or a capture to a textured mesh, in stages that can be interrupted."""
 
 import shlex
 import sys
@@ -9,18 +9,16 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.switches import parse_command
 from f3rm_ext.workflow.options import ChainOptions, split_passed_on, words_of
 
-EXIT_INTERRUPTED = 130
-
 
 @dataclass(kw_only=True)
 class Run(ChainOptions):
-    """Trains splats, extracts a mesh, refines both together, textures the mesh, measures all, and writes a report.
+    """Trains splats, extracts a mesh, refines both, textures the mesh, evaluates everything and writes a report.
 
     Each stage is a command of its own, which the report lists: f3rm-ext sfm process for photos without poses, ns-train
     sugar-ext, f3rm-ext export mesh, ns-train sugar-ext-refine, f3rm-ext export refined-mesh, f3rm-ext export texture,
-    ns-eval, eval mesh and eval texture. The same command again skips the stages that are finished and goes on with a
-    training at its last checkpoint, also after a kill. A changed option does its stage again, and those that depend on
-    it; the command says why.
+    ns-eval, eval mesh and eval texture. If you run the same command again, it skips finished stages and resumes a
+    training at its last checkpoint, even after a kill. If an option has changed, its stage and those that depend on it
+    are repeated; the command says why.
 
     Options of single stages begin with the stage: --sfm.OPTION for f3rm-ext sfm process, --coarse.OPTION and
     --refine.OPTION for ns-train, --mesh.OPTION and --texture.OPTION for f3rm-ext export. `f3rm-ext sfm process --help`
@@ -60,10 +58,10 @@ class Run(ChainOptions):
         return run
 
     def check_stages(self) -> None:
-        """Lets stages other than trainings say now what is wrong with their options.
+        """Checks the options of stages other than trainings.
 
         Raises:
-            ConfigError: an option of theirs cannot work.
+            ConfigError: an option cannot work.
             SystemExit: from tyro, after an unknown option.
         """
         from f3rm_ext.scripts.export_mesh import Mesh
@@ -72,7 +70,7 @@ class Run(ChainOptions):
         from f3rm_ext.sfm.estimators import build_estimator
 
         if self.images is None and "sfm" in self.passed_on:
-            raise ConfigError("--sfm.OPTION is for photos without poses: give them with --images in place of --data.")
+            raise ConfigError("--sfm.OPTION is for photos without poses: give them with --images instead of --data.")
         if self.images is not None:
             words = ("--images", str(self.images), "--output", str(self.capture))
             options = words_of(self.of_stage("sfm", {}))
@@ -89,37 +87,22 @@ class Run(ChainOptions):
             parse_command(kind, f"f3rm-ext export {kind.__name__.lower()}", [*words, *words_of(options)])
 
     def main(self) -> int:
-        """Runs the chain. Returns the exit code."""
+        """Runs the stages. Returns the exit code."""
         from rich.console import Console
 
         from f3rm_ext.workflow.chain import ChainRun
 
-        console = Console()
-        console.print(
-            f"f3rm-ext sugar run in [bold]{self.output}[/]; logs in {self.output / 'logs'}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        run = ChainRun(self, Console())
         if self.skip_coarse and self.coarse_checkpoint is not None and self.coarse_checkpoint.suffix == ".ply":
             frame = "scene" if self.splats_frame == "auto" else self.splats_frame
-            console.print(
-                f"  The splats are taken to be in the frame of the {frame}; --splats-frame changes that.",
-                highlight=False,
-                soft_wrap=True,
-            )
-        try:
-            report = ChainRun(self, console).run()
-        except KeyboardInterrupt:
-            print(f"\nStopped; what is finished is kept. To go on: {_go_on(sys.argv)}", file=sys.stderr)
-            return EXIT_INTERRUPTED
-        console.print(f"Report: [bold]{report}[/]", highlight=False, soft_wrap=True)
-        return 0
+            run.say(f"The splats are assumed to be in {frame} coordinates; --splats-frame changes that.")
+        return run.main(_resume_command(sys.argv))
 
 
-def _go_on(argv: Sequence[str]) -> str:
-    """The command line without what would begin a stage anew.
+def _resume_command(argv: Sequence[str]) -> str:
+    """The command line without --from-stage, which would repeat stages.
 
-    >>> _go_on(["/bin/f3rm-ext", "sugar", "run", "--from-stage", "mesh", "--data", "my room"])
+    >>> _resume_command(["/bin/f3rm-ext", "sugar", "run", "--from-stage", "mesh", "--data", "my room"])
     "f3rm-ext sugar run --data 'my room'"
     """
     words: list[str] = []

@@ -42,15 +42,7 @@ class ChainRun(StageRunner):
         self.options = options
 
     def run(self) -> Path:
-        """Runs all stages that are not finished, and writes the report.
-
-        Returns:
-            Path of the report.
-
-        Raises:
-            UserError: the folder or an option cannot be used, or a command failed.
-            KeyboardInterrupt: the user pressed Ctrl-C.
-        """
+        """See :meth:`StageRunner.run`."""
         images = self.options.images
         with self.open_folder(identify_photos(images) if images is not None else identify(self.options.capture)):
             self._take_defaults()

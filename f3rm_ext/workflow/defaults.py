@@ -40,7 +40,7 @@ def choose_defaults(options: ChainOptions) -> dict[str, Any]:
 def choose_scale(longest_px: float) -> float:
     """Returns the factor on the size of photos that reduces them to about :data:`LONG_SIDE_PX`; 1 for smaller ones.
 
-    >>> choose_scale(960), choose_scale(320)
+    >>> choose_scale(960.0), choose_scale(320.0)
     (0.42, 1.0)
     """
     return max(0.01, round(LONG_SIDE_PX / longest_px, 2)) if longest_px > LONG_SIDE_PX else 1.0
@@ -90,7 +90,7 @@ def describe_defaults(given: ChainOptions, complete: ChainOptions) -> str | None
     if not chosen:
         return None
     words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
-    return f"Chosen for a machine without a GPU: {words}. Give other values for more detail, which takes longer."
+    return f"Chosen for a machine without a GPU: {words}. Other values give more detail and take longer."
 
 
 def _longest_photo_px(images: Path) -> float:

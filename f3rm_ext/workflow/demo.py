@@ -94,15 +94,7 @@ class DemoRun(StageRunner):
         """Remark on the training, for the report."""
 
     def run(self) -> Path:
-        """Runs all stages that are not finished, and writes the report.
-
-        Returns:
-            Path of the report.
-
-        Raises:
-            UserError: the folder or an option cannot be used, or a command failed.
-            KeyboardInterrupt: the user pressed Ctrl-C.
-        """
+        """See :meth:`StageRunner.run`."""
         with self.open_folder(None):
             data = self._make_capture()
             capture = identify(data)

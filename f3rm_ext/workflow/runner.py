@@ -1,5 +1,6 @@
 """Runs the stages of a workflow: skips what is finished, resumes what was interrupted, repeats what has changed."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 REPORT = "report.html"
+EXIT_INTERRUPTED = 130
 _SAVE_EVERY_S = 10.0
 
 
@@ -42,6 +44,34 @@ class StageRunner:
         self.kept: set[str] = set()
         """Stages that an earlier call has finished."""
         self._is_ready = False
+
+    def run(self) -> Path:
+        """Runs all stages that are not finished, and writes the report.
+
+        Returns:
+            Path of the report.
+
+        Raises:
+            UserError: the folder or an option cannot be used, or a command failed.
+            KeyboardInterrupt: the user pressed Ctrl-C.
+        """
+        raise NotImplementedError
+
+    def main(self, how_to_resume: str) -> int:
+        """Does :meth:`run` for a command that was typed. Returns the exit code.
+
+        Args:
+            how_to_resume: completes the sentence "To resume: ..." after Ctrl-C.
+        """
+        logs = self.output / "logs"
+        self.console.print(f"{self.command} in [bold]{self.output}[/]; logs in {logs}", highlight=False, soft_wrap=True)
+        try:
+            report = self.run()
+        except KeyboardInterrupt:
+            print(f"\nStopped; finished stages are kept. To resume: {how_to_resume}", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        self.console.print(f"Report: [bold]{report}[/]", highlight=False, soft_wrap=True)
+        return 0
 
     def check_requirements(self) -> list[str]:
         """Looks, before the first stage that runs, for what later ones need. Returns sentences on what is missing.

@@ -157,7 +157,7 @@ def test_ctrl_c_says_how_to_go_on(
         os.kill(process.pid, signal.SIGINT)
         said = process.communicate(timeout=100)[1]
     assert process.returncode == 130
-    assert "To go on: f3rm-ext sugar run --data" in said and "Traceback" not in said
+    assert "To resume: f3rm-ext sugar run --data" in said and "Traceback" not in said
 
 
 def test_mistakes(capture: Path, tiny_capture: Path, run_command: Run, chain: tuple[Path, str], tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.scripts.sugar import EXIT_INTERRUPTED, Run
+from f3rm_ext.scripts.sugar import Run
 from f3rm_ext.workflow.chain import ChainRun
 from f3rm_ext.workflow.options import ChainOptions, split_passed_on, words_of
+from f3rm_ext.workflow.runner import EXIT_INTERRUPTED
 
 
 def parse(*words: object) -> Run:
@@ -25,13 +26,13 @@ def test_options_of_stages_are_separated_from_own_ones() -> None:
 
 
 def test_an_option_of_no_stage_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"--pipeline\.model\.sh-degree is an option of no stage"):
+    with pytest.raises(ConfigError, match=r"--pipeline\.model\.sh-degree belongs to no stage"):
         split_passed_on(["--pipeline.model.sh-degree", "2"])
 
 
 @pytest.mark.parametrize("word", ["--coarse.load-config", "--refine.load_config=config.yml"])
 def test_another_config_in_place_of_a_trainings_options_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"--(coarse|refine)\.load-config would replace all options"):
+    with pytest.raises(ConfigError, match=r"--(coarse|refine)\.load-config "):
         split_passed_on([word, "config.yml"])
 
 
@@ -46,19 +47,19 @@ def test_the_spellings_of_the_guides() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--skip-coarse", "True"), "go together"),
-        (("--coarse-checkpoint", "a.ply"), "go together"),
-        (("--skip-coarse", "True", "--coarse-checkpoint", "a.ply", "-r", "sdf"), "--skip-coarse leaves out"),
-        (("--from-stage", "texture", "--until-stage", "mesh"), "--from-stage texture comes after --until-stage mesh"),
+        (("--skip-coarse", "True"), "--coarse-checkpoint"),
+        (("--coarse-checkpoint", "a.ply"), "--coarse-checkpoint"),
+        (("--skip-coarse", "True", "--coarse-checkpoint", "a.ply", "-r", "sdf"), "--regularization"),
+        (("--from-stage", "texture", "--until-stage", "mesh"), "--from-stage texture .* --until-stage mesh"),
         (("--vertices", 3), "--vertices is 3"),
         (("--texture-size", 9), "--texture-size is 9"),
-        (("--images", "photos"), "and not both"),
-        (("--from-stage", "sfm"), "The stage sfm finds poses of photos"),
+        (("--images", "photos"), "--data and --images"),
+        (("--from-stage", "sfm"), "--images"),
         (
             ("--dense-points", "always", "--skip-coarse", "True", "--coarse-checkpoint", "a.ply"),
-            "--skip-coarse leaves these out",
+            "--dense-points",
         ),
-        (("--sfm.max-size", 100), "--sfm.OPTION is for photos without poses"),
+        (("--sfm.max-size", 100), "--sfm.OPTION"),
         (("--mesh.min-views", 0), "--min-views is 0"),
     ],
 )
@@ -70,7 +71,7 @@ def test_mistakes_are_told_before_anything_runs(words: tuple[Any, ...], says: st
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "and not neither"),
+        ((), "--data nor --images"),
         (("--images", "NONE"), "There is nothing at"),
         (("--images", "HERE", "--sfm.feature-size", 1), "--feature-size is 1"),
         (("--images", "HERE", "--sfm.method", "magic"), "choose from auto, colmap"),
@@ -110,4 +111,4 @@ def test_ctrl_c_between_two_commands_says_how_to_go_on(
     monkeypatch.setattr(ChainRun, "run", stop)
     monkeypatch.setattr(sys, "argv", ["f3rm-ext", "sugar", "run", "--data", "my room", "--from-stage", "mesh"])
     assert parse().main() == EXIT_INTERRUPTED
-    assert "To go on: f3rm-ext sugar run --data 'my room'\n" in capsys.readouterr().err
+    assert "To resume: f3rm-ext sugar run --data 'my room'\n" in capsys.readouterr().err
