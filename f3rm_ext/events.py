@@ -11,6 +11,8 @@ from typing import Any
 
 VARIABLE = "F3RM_EXT_EVENTS"
 """Variable of the environment: ``DESCRIPTOR:INODE:STARTER``, where STARTER is the process that holds the descriptor."""
+STEPS = "Steps"
+"""Stage of progress that follows all preparations, such as the steps of a training. Time limits count from it on."""
 _EVERY_S = 0.2
 _descriptors: dict[str, int] = {}
 """What the values of the variable led to; -1 where there is no such pipe."""

@@ -421,7 +421,7 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
         """Runs after all other callbacks of a step."""
         self._step_at_work = None
         if is_first():
-            events.progress("Steps", step + 1, self._end_step)
+            events.progress(events.STEPS, step + 1, self._end_step)
         if self.ranks is not None and not self._sharded and (step + 1) % CHECK_EVERY == 0:
             self.ranks.require_same(trained(self.optimizers), f"after step {step}")
 

@@ -70,7 +70,7 @@ def main() -> None:
 
 def report(done: int, total: int) -> None:
     """Tells the progress."""
-    events.progress("Steps", done, total)
+    events.progress(events.STEPS, done, total)
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def main(words: Sequence[str]) -> None:
         UserError: the training cannot begin.
     """
     config = parse(words[0], words[1:])
-    events.progress("Training a few steps", 0, 1)
+    events.progress(events.STEPS, 0, 1)
     steps = config.max_num_iterations
     seconds = probe(config, STEPS).duration_s(steps)
     events.result(steps=steps, seconds=seconds)

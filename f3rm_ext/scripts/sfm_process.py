@@ -92,8 +92,10 @@ class Process:
             result = Processing(self.config, bars.show, say).run()
         finally:
             bars.close()
-        for sentence in sentences(result):
-            say(sentence)
+        summary, *remarks = sentences(result)
+        print(summary)
+        for remark in remarks:
+            say(remark)
         print(f"Report: {self.config.output / REPORT}; look around: f3rm-ext sfm view --capture {self.config.output}")
         if result["doubt"]:
             raise DoubtfulPosesError(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import UserError
-from f3rm_ext.events import EventPipe
+from f3rm_ext.events import STEPS, EventPipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ class CommandError(UserError):
         super().__init__(sentence)
         self.exit_code = exit_code
         self.made_progress = made_progress
-        """Whether it had told any progress."""
+        """Whether it had made steps."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Command:
     log: Path
     """File to which the output is appended."""
     limit_s: float = float("inf")
-    """Time after the first progress at which the command is stopped with SIGINT, which does not count as a failure."""
+    """Time after the first step at which the command is stopped with SIGINT, which does not count as a failure."""
     on_poll: Callable[[], None] = lambda: None
     """Called a few times a second."""
 
@@ -71,7 +71,7 @@ class Outcome:
     seconds: float = 0.0
     """Wall time of the command."""
     working_s: float = 0.0
-    """Wall time since the first progress, without start-up; 0 without progress."""
+    """Wall time since the first step (:data:`f3rm_ext.events.STEPS`), without preparations; 0 without steps."""
     stopped_by_limit: bool = False
     """Whether the command was stopped at its time limit."""
     peak_mib: float = 0.0
@@ -174,7 +174,8 @@ def _follow(
             for event in events.read():
                 match event["event"]:
                     case "progress":
-                        first_s = time.monotonic() if first_s is None else first_s
+                        if event["stage"] == STEPS and first_s is None:
+                            first_s = time.monotonic()
                         count = f"{event['stage']}: {event['done']:g} of {event['total']:g}"
                         bar.update(task, completed=event["done"], total=event["total"], note=count)
                     case "note" if event["text"] not in outcome.notes:

@@ -48,7 +48,7 @@ class Record:
     seconds: float = 0.0
     """Wall time of all its runs."""
     working_s: float = 0.0
-    """The part of it after the first progress, without start-up, of runs that were not interrupted."""
+    """The part of it after the first step, without preparations, of runs that were not interrupted."""
     peak_mib: float = 0.0
     """Peak resident memory of its process, MiB."""
     runs: int = 0

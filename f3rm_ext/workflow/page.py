@@ -194,13 +194,14 @@ def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) 
 
 
 def _stages(records: Mapping[str, Record], kept: set[str]) -> str:
-    rows = []
+    rows, shown = [], set[str]()
     for name, record in records.items():
         size = sum(output.size for output in record.outputs.values())
         notes = [
-            *(note.rstrip(".") for note in record.notes),
+            *(note.rstrip(".") for note in record.notes if note not in shown),
             *([plural(record.runs, "run")] if record.runs > 1 else []),
         ]
+        shown.update(record.notes)
         notes += ["done before"] if name in kept else []
         cells = (
             duration(record.seconds),

@@ -44,6 +44,7 @@ class StageRunner:
         self.kept: set[str] = set()
         """Stages that an earlier call has finished."""
         self._is_ready = False
+        self._notes: set[str] = set()
 
     def run(self) -> Path:
         """Runs all stages that are not finished, and writes the report.
@@ -200,4 +201,6 @@ class StageRunner:
         record.state = "finished"
         self.manifest.save()
         for note in record.notes:
-            self.say(f"  {note}")
+            if note not in self._notes:
+                self.say(f"  {note}")
+        self._notes.update(record.notes)

@@ -24,7 +24,7 @@ def stop(number, frame):
     sys.exit(130)
 signal.signal(signal.SIGINT, stop)
 print("ready", flush=True)
-events.progress("Waiting", 1, 2)
+events.progress(events.STEPS, 1, 2)
 time.sleep(60)
 """
 
@@ -101,7 +101,7 @@ def test_a_silent_death_by_signal_is_named(tmp_path: Path, console: Console) -> 
         run_command(python("import os; os.kill(os.getpid(), 9)", tmp_path), tmp_path, console)
 
 
-def test_the_limit_counts_from_the_first_progress_and_is_no_failure(tmp_path: Path, console: Console) -> None:
+def test_the_limit_counts_from_the_first_step_and_is_no_failure(tmp_path: Path, console: Console) -> None:
     command = python(PATIENT, tmp_path, limit_s=0.05)
     start = time.monotonic()
     outcome = run_command(command, tmp_path, console)
@@ -110,8 +110,9 @@ def test_the_limit_counts_from_the_first_progress_and_is_no_failure(tmp_path: Pa
     assert "saved" in command.log.read_text()
 
 
-def test_without_progress_there_is_no_limit(tmp_path: Path, console: Console) -> None:
-    outcome = run_command(python("import time; time.sleep(0.6)", tmp_path, limit_s=0.01), tmp_path, console)
+def test_preparations_have_no_limit(tmp_path: Path, console: Console) -> None:
+    code = TELL + "import time; events.progress('Finding features', 1, 2); time.sleep(0.6)"
+    outcome = run_command(python(code, tmp_path, limit_s=0.01), tmp_path, console)
     assert not outcome.stopped_by_limit and outcome.working_s == 0
 
 
