@@ -1,173 +1,187 @@
-"""Small charts as inline SVG. The page's style sheet colours them, so they follow its light and dark modes."""
+"""Charts by matplotlib as inline SVG, in the colours of the page's style sheet."""
 
-import math
-from collections.abc import Sequence
-from html import escape
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 640, 46, 12, 10, 30
+import numpy as np
+from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Points = Sequence[tuple[float, float]]
 
+# A browser gets variables of the style sheet in place of these colours, so that charts follow light and dark mode.
+SOFT, LINE, ACCENT, WARM = _COLORS = ("#010203", "#010204", "#010205", "#010206")
+_VARIABLES = dict(zip(_COLORS, ("var(--soft)", "var(--line)", "var(--accent)", "var(--warm)"), strict=True))
+_STYLE = {
+    "axes.edgecolor": LINE,
+    "axes.grid.axis": "y",
+    "axes.grid": True,
+    "axes.labelcolor": SOFT,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 10.5,
+    "grid.color": LINE,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "f3rm-ext",
+    "text.color": SOFT,
+    "text.parse_math": False,  # a $ in a name is a $
+    "xtick.bottom": False,
+    "xtick.labelcolor": SOFT,
+    "ytick.labelcolor": SOFT,
+    "ytick.left": False,
+}
+_UNWANTED = re.compile(r"""<style.*?</style>| id="[\w.]+_\d+"| xmlns(:\w+)?="[^"]*"|font-family: [^;]*; """, re.DOTALL)
+"""Rules that would hold for the whole page, names that are not unique in it, addresses, and fonts."""
 
-def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Returns about ``count`` round numbers that cover the range from ``low`` to ``high``.
 
-    >>> nice_ticks(0.3, 9.2)
-    [0.0, 2.5, 5.0, 7.5, 10.0]
+def svg_chart(
+    draw: Callable[["Axes"], object],
+    label: str,
+    *,
+    width_px: int = 640,
+    height_px: int = 220,
+    tooltips: Sequence[str] = (),
+) -> Markup:
+    """Draws a chart.
+
+    Args:
+        draw: draws into the axes that it is given. An artist whose ``gid`` is ``tip-3`` gets the fourth tooltip.
+        label: description for screen readers.
+        width_px: width of the drawing; it scales with the page.
+        height_px: height of the drawing.
+        tooltips: texts that are shown below the pointer.
     """
-    span = max(high - low, 1e-9)
-    raw = span / max(1, count)
-    scale = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * scale for factor in (1, 2, 2.5, 5, 10) if factor * scale >= raw * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, max(last, first + 1) + 1)]
+    from matplotlib.figure import Figure
+
+    with chart_style():
+        figure = Figure(figsize=(width_px / 100, height_px / 100), layout="constrained")
+        axes = figure.subplots()
+        axes.tick_params(length=0)
+        axes.set_axisbelow(True)
+        draw(axes)
+        stream = io.StringIO()
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(stream, format="svg", transparent=True, metadata=metadata)
+    svg = _UNWANTED.sub("", stream.getvalue().partition("<svg")[2]).replace("xlink:href", "href")
+    for color, variable in _VARIABLES.items():
+        svg = svg.replace(color, variable)
+    for index, text in enumerate(tooltips):
+        svg = svg.replace(f'<g id="tip-{index}">', f"<g><title>{escape(text)}</title>")
+    return Markup(f'<svg role="img" aria-label="{escape(label)}"{svg}')
 
 
-def number(value: float) -> str:
-    """Formats a number for an axis.
+@contextmanager
+def chart_style() -> Iterator[None]:
+    """Sets matplotlib's options for charts in pages; characters that its font lacks are the browser's matter."""
+    from matplotlib import rc_context
 
-    >>> number(25000.0), number(0.5)
-    ('25k', '0.5')
-    """
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:g}M"
-    if abs(value) >= 1e4:
-        return f"{value / 1e3:g}k"
-    return f"{value:.6g}"
+    with rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
 
 
-def line_chart(points: Points, *, label: str, unit: str = "", height: int = 220, x_label: str = "step") -> str:
-    """Draws a curve over steps and marks its last value. Returns an empty string for fewer than two finite points.
+def line_chart(points: Points, *, label: str, unit: str = "", x_label: str = "step") -> Markup:
+    """Draws a curve and marks its last value. Returns an empty string for fewer than two finite points.
 
     Args:
         points: (x, y), x ascending.
         label: description of the chart for screen readers.
         unit: unit of y.
-        height: height of the drawing in SVG units; the drawing scales with the page.
         x_label: label of the x axis.
     """
-    points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    points = [point for point in points if np.isfinite(point).all()]
     if len(points) < 2:
-        return ""
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    ticks = nice_ticks(min(ys), max(ys))
-    low, high = ticks[0], ticks[-1]
-    x_low, x_high = xs[0], max(xs[-1], xs[0] + 1e-9)
+        return Markup()
+    xs, ys = zip(*points, strict=True)
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
-        return across, TOP + (high - y) / (high - low) * (height - TOP - BOTTOM)
+    def draw(axes: "Axes") -> None:
+        axes.plot(xs, ys, color=ACCENT, linewidth=2)
+        axes.plot(xs[-1], ys[-1], "o", color=ACCENT, markersize=5)
+        axes.set_xlabel(x_label, loc="right")
+        axes.margins(x=0.02)
 
-    parts = [_open(height, f"{label}: from {ys[0]:.3g} to {ys[-1]:.3g} {unit}".strip())]
-    for tick in ticks:
-        _, y = place(x_low, tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
-    for tick in nice_ticks(x_low, x_high):
-        if x_low <= tick <= x_high:
-            x, _ = place(tick, low)
-            parts.append(f'<text x="{x:.1f}" y="{height - 10}" text-anchor="middle">{number(tick)}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{height}" text-anchor="end">{escape(x_label)}</text>')
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-    parts.append(f'<polyline class="curve" points="{path}"/>')
-    x, y = place(*points[-1])
-    parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4"/></svg>')
-    return "".join(parts)
+    return svg_chart(draw, f"{label}: from {ys[0]:.3g} to {ys[-1]:.3g} {unit}".strip())
 
 
-def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit: str = "", height: int = 160) -> str:
-    """Draws one bar per item, with its name and value as a tooltip. Returns an empty string if there are no items.
+def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit: str = "") -> Markup:
+    """Draws a bar for each item, with its name and value as a tooltip. Returns an empty string if there are no items.
 
     Args:
         values: heights, ≥ 0.
         names: names of the items.
         label: description of the chart for screen readers.
         unit: unit of the values.
-        height: height of the drawing in SVG units.
     """
     if not values:
-        return ""
-    ticks = nice_ticks(0.0, max([1e-9, *values]), 3)
-    top = ticks[-1]
-    room, base = WIDTH - LEFT - RIGHT, height - BOTTOM
-    step = room / len(values)
-    parts = [_open(height, f"{label}: from {min(values):.3g} to {max(values):.3g} {unit}".strip())]
-    for tick in ticks:
-        y = base - tick / top * (base - TOP)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
-    for index, (value, name) in enumerate(zip(values, names, strict=True)):
-        tall = value / top * (base - TOP)
-        parts.append(
-            f'<rect class="bar" x="{LEFT + index * step + step * 0.1:.1f}" y="{base - tall:.1f}" '
-            f'width="{step * 0.8:.1f}" height="{tall:.1f}" rx="1.5">'
-            f"<title>{escape(name)}: {value:.3g} {escape(unit)}</title></rect>"
-        )
-    parts.append(f'<text x="{LEFT}" y="{height - 10}">{escape(names[0])}</text>')
-    if len(names) > 1:
-        parts.append(f'<text x="{WIDTH - RIGHT}" y="{height - 10}" text-anchor="end">{escape(names[-1])}</text>')
-    return "".join(parts) + "</svg>"
+        return Markup()
+
+    def draw(axes: "Axes") -> None:
+        for index, bar in enumerate(axes.bar(range(len(values)), values, color=ACCENT)):
+            bar.set_gid(f"tip-{index}")
+        last = len(names) - 1
+        axes.set_xticks([0, last] if last else [0], [printable(names[index]) for index in ([0, last] if last else [0])])
+        axes.margins(x=0.01)
+
+    tooltips = [f"{name}: {value:.3g} {unit}" for name, value in zip(names, values, strict=True)]
+    text = f"{label}: from {min(values):.3g} to {max(values):.3g} {unit}".strip()
+    return svg_chart(draw, text, height_px=160, tooltips=tooltips)
 
 
 def range_chart(
     ranges: Sequence[tuple[float, float, float]], names: Sequence[str], *, label: str, unit: str = ""
-) -> str:
-    """Draws a line per item from its lower to its upper quartile, with a dot at the median and its name on the left.
-
-    Returns an empty string if there are no items.
+) -> Markup:
+    """Draws a line for each item from its lower to its upper quartile, with a dot at the median.
 
     Args:
         ranges: lower quartile, median and upper quartile of each item, finite.
         names: names of the items.
         label: description of the chart for screen readers.
         unit: unit of the values.
+
+    Returns:
+        The chart, with tooltips; an empty string if there are no items.
     """
     if not ranges:
-        return ""
-    low, high = min(low for low, _, _ in ranges), max(high for _, _, high in ranges)
-    margin = 0.005 * max(abs(low), abs(high))  # so that differences of a thousandth do not look large
-    ticks = nice_ticks(low - margin, high + margin)
-    left, row = 200, 26
-    height = TOP + row * len(ranges) + BOTTOM
-    room = WIDTH - left - 3 * RIGHT
+        return Markup()
+    lows, medians, highs = np.array(ranges).T
 
-    def across(value: float) -> float:
-        return left + (value - ticks[0]) / (ticks[-1] - ticks[0]) * room
+    def draw(axes: "Axes") -> None:
+        rows = range(len(names))
+        axes.hlines(rows, lows, highs, color=ACCENT, linewidth=2)
+        for row, median in enumerate(medians):
+            axes.plot(median, row, "o", color=ACCENT, markersize=7, gid=f"tip-{row}")
+        axes.set_yticks(rows, [printable(name if len(name) <= 26 else f"{name[:25]}…") for name in names])
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        margin = 0.005 * float(np.abs(ranges).max())  # so that differences of a thousandth do not look large
+        axes.set_xlim(lows.min() - margin, highs.max() + margin)
+        axes.locator_params(axis="x", nbins=5)
+        axes.grid(axis="y", visible=False)
+        axes.grid(axis="x", visible=True)
 
-    medians = [middle for _, middle, _ in ranges]
-    parts = [_open(height, f"{label}: medians from {min(medians):.4g} to {max(medians):.4g} {unit}".strip())]
-    for tick in ticks:
-        x = across(tick)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{height - 10}" text-anchor="middle">{number(tick)}</text>')
-    for index, ((low, middle, high), name) in enumerate(zip(ranges, names, strict=True)):
-        y = TOP + row * (index + 0.5)
-        shown = name if len(name) <= 26 else f"{name[:25]}…"
-        parts.append(
-            f"<g><title>{escape(name)}: {middle:.4g} ({low:.4g}–{high:.4g}) {escape(unit)}</title>"
-            f'<text x="{left - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(shown)}</text>'
-            f'<line class="curve" x1="{across(low):.1f}" x2="{across(high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<circle class="dot" cx="{across(middle):.1f}" cy="{y:.1f}" r="4.5"/></g>'
-        )
-    return "".join(parts) + "</svg>"
+    tooltips = [
+        f"{name}: {median:.4g} ({low:.4g}–{high:.4g}) {unit}"
+        for name, (low, median, high) in zip(names, ranges, strict=True)
+    ]
+    text = f"{label}: medians from {medians.min():.4g} to {medians.max():.4g} {unit}".strip()
+    return svg_chart(draw, text, height_px=60 + 26 * len(names), tooltips=tooltips)
 
 
-def downsample(points: Points, most: int = 240) -> list[tuple[float, float]]:
-    """Reduces a curve to at most ``most`` points by averaging groups of neighbours."""
-    group = max(1, -(-len(points) // most))
-    parts = [points[start : start + group] for start in range(0, len(points), group)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
-
-
-def smooth(points: Points, share: float = 0.04) -> list[tuple[float, float]]:
+def smooth(points: Points, share: float = 0.04) -> Points:
     """Returns the running mean of a curve, over a window that spans a share of its points."""
-    reach = max(0, int(len(points) * share / 2))
-    out = []
-    for index, (x, _) in enumerate(points):
-        around = points[max(0, index - reach) : index + reach + 1]
-        out.append((x, sum(y for _, y in around) / len(around)))
-    return out
+    from scipy.ndimage import uniform_filter1d
+
+    width = 2 * int(len(points) * share / 2) + 1
+    ys = uniform_filter1d([y for _, y in points], width, mode="nearest").tolist() if points else []
+    return [(x, y) for (x, _), y in zip(points, ys, strict=True)]
 
 
-def _open(height: int, label: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height + 4}" role="img" aria-label="{escape(label)}">'
+def printable(name: str) -> str:
+    """Returns a name that matplotlib can lay out; bytes of a file name that are no text become question marks."""
+    return name.encode(errors="replace").decode()

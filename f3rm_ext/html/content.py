@@ -81,25 +81,6 @@ class ReportContent:
         return self.method.startswith("f3rm")
 
 
-def plural(count: int, thing: str) -> str:
-    """Returns a count with its noun.
-
-    >>> plural(1, "image"), plural(2, "image")
-    ('1 image', '2 images')
-    """
-    return f"{count} {thing}{'' if count == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration.
-
-    >>> duration(42.0), duration(200.0)
-    ('42 s', '3 min 20 s')
-    """
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
-
-
 def machine_facts(device: str) -> list[tuple[str, str]]:
     """Returns versions, device and date as (name, value), without names of users, hosts or folders.
 

@@ -1,19 +1,21 @@
-"""The report of a tensor profile as tables for the terminal."""
+"""The report of `f3rm-ext profile` as tables, and in the terminal."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rich.console import Console
-from rich.table import Table
 
+from f3rm_ext.html.tables import Table
 from f3rm_ext.profiling.conclusions import comparison_sentence, conclude
 from f3rm_ext.profiling.memory import readable
 from f3rm_ext.profiling.profile_file import Profile
 from f3rm_ext.profiling.snapshot import Snapshot
 
-MOST_TENSORS = 12
-"""Largest tensors that are listed."""
+MAX_TENSORS = 12
+"""Number of largest tensors that are listed."""
 PARTS = ("parameters", "gradients", "optimizer")
+
+Rows = list[list[str]]
 
 
 def print_profile(profile: Profile, other: Profile | None, console: Console) -> None:
@@ -24,162 +26,133 @@ def print_profile(profile: Profile, other: Profile | None, console: Console) -> 
         other: of a run to compare with.
         console: to print on.
     """
-    last = profile.snapshots[-1]
-    console.print(f"[bold]{describe(profile)}[/]", highlight=False, soft_wrap=True)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    say(describe(profile), "bold")
     if other is not None:
-        console.print(f"compared with {describe(other)}", highlight=False, soft_wrap=True)
-    for title, head, rows in tables(profile, other):
-        console.print(_table(title, head, rows))
-    found = conclude(profile)
-    for sentence in found.sentences:
-        console.print(sentence, highlight=False)
+        say(f"compared with {describe(other)}")
+    for title, table in tables(profile, other):
+        say(title, "bold")
+        say(f"{table.text()}\n")
+    conclusion = conclude(profile)
+    for sentence in conclusion.sentences:
+        say(sentence)
     if other is not None:
-        console.print(comparison_sentence(profile, other), highlight=False)
-    for finding in found.warnings:
-        console.print(f"[yellow]Warning: {finding.text}[/]", highlight=False)
-    console.print(f"[bold]{found.verdict}[/]", highlight=False)
-    for number, advice in enumerate(found.advice, 1):
-        text = f"  {number}. {advice.command}  (now {advice.now}; {advice.loss}; lowers {advice.lowers})"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f"[dim]{cost_sentence(profile)}{damage_sentence(profile)} Step {last.step} is the last record.[/]",
-        highlight=False,
-    )
+        say(comparison_sentence(profile, other))
+    for warning in conclusion.warnings:
+        say(f"Warning: {warning.text}", "yellow")
+    say(conclusion.verdict, "bold")
+    for number, item in enumerate(conclusion.advice, 1):
+        say(f"  {number}. {item.command}  (now {item.now}; {item.loss}; lowers {item.lowers})")
+    say(f"{cost_sentence(profile)} Step {profile.snapshots[-1].step} is the last record.", "dim")
 
 
-Rows = list[tuple[str, ...]]
-
-
-def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, tuple[str, ...], Rows]]:
-    """Returns the tables of a report: title, head and rows. Columns after the first are right-aligned.
+def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, Table]]:
+    """Returns the tables of a report with their titles.
 
     Args:
         profile: of the run.
         other: of a run to compare with.
     """
-    last, before = profile.snapshots[-1], None if other is None else other.snapshots[-1]
+    last = profile.snapshots[-1]
     step = f"step {last.step}"
-    found: list[tuple[str, tuple[str, ...], Rows]] = []
-    found.append(("Tensors by category", ("category", step, "share"), _categories(last)))
-    if last.host:
-        found.append(("In main memory", ("category", step, "share"), _sizes(last.host)))
-    found.append(("Parameters by name", ("name", *PARTS, "all"), _named(last)))
-    found.append(("Peaks by phase", ("phase", *_measured(profile)), _phases(profile)))
-    found.append(("By dtype", ("dtype", step, "share"), _sizes(last.dtypes)))
-    found.append(
-        ("Memory", ("", step, "of the GPU" if profile.device == "cuda" else "of the machine"), _memory(profile))
-    )
-    rows: Rows = [
-        (one["name"], one["category"], f"{one['dtype']} {'×'.join(map(str, one['shape']))}", readable(one["bytes"]))
-        for one in last.largest[:MOST_TENSORS]
+    categories = [
+        *_sizes(last.categories),
+        ["all", readable(last.total), "100 %"],
+        ["activations, within a step", readable(last.activations), ""],
     ]
-    found.append((f"Largest tensors ({last.large} of 10 MiB or more)", ("tensor", "category", "shape", "size"), rows))
-    if before is not None and other is not None:
-        found.append(("Compared", ("", "this run", "other run", "change"), _compared(profile, other)))
-    return [(title, head, rows) for title, head, rows in found if rows]
+    largest = [
+        [one["name"], one["category"], f"{one['dtype']} {'×'.join(map(str, one['shape']))}", readable(one["bytes"])]
+        for one in last.largest[:MAX_TENSORS]
+    ]
+    of_device = "of the GPU" if profile.device == "cuda" else "of the machine"
+    found = {
+        "Tensors by category": Table(["category", step, "share"], categories),
+        "In main memory": Table(["category", step, "share"], _sizes(last.host)),
+        "Parameters by name": Table(["name", *PARTS, "all"], _named(last)),
+        "Peaks by phase": _phases(profile),
+        "By dtype": Table(["dtype", step, "share"], _sizes(last.dtypes)),
+        "Memory": Table(["", step, of_device], _memory(profile)),
+        f"Largest tensors ({last.large} of 10 MiB or more)": Table(["tensor", "category", "shape", "size"], largest),
+    }
+    if other is not None:
+        found["Compared"] = Table(["", "this run", "other run", "change"], _comparison(profile, other))
+    return [(title, table) for title, table in found.items() if table.rows]
 
 
 def describe(profile: Profile) -> str:
-    """Names a run: method, device, when and how it ended."""
+    """Names a run: its folder, method, device, when it began and how it ended."""
     start = profile.start
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(start.get("began", 0))))
-    end = profile.end or "no end recorded: it goes on, or was killed"
+    end = profile.end or "no end recorded: it is still running, or was killed"
     return f"{profile.path.parent}: {start.get('method', 'run')} on {start.get('device', '?')}, {began}, {end}"
 
 
 def cost_sentence(profile: Profile) -> str:
-    """Says what the snapshots have cost."""
+    """Says what the snapshots cost, and how many lines of the file were damaged."""
     costs = [one.cost_ms for one in profile.snapshots]
     total_s = max(1e-9, profile.snapshots[-1].seconds)
     share = sum(costs) / total_s / 10
-    return f"{len(costs)} records took {sum(costs) / len(costs):.0f} ms each, {share:.2g} % of the run."
-
-
-def damage_sentence(profile: Profile) -> str:
-    """Says how many lines of the file were skipped; empty for none."""
-    return f" {profile.damaged} damaged line(s) of the profile were skipped." if profile.damaged else ""
-
-
-def _categories(last: Snapshot) -> Rows:
-    rows = _sizes(last.categories)
-    rows.append(("all", readable(last.total), "100 %"))
-    rows.append(("activations, within a step", readable(last.activations), ""))
-    return rows
+    damage = f" {profile.damaged} damaged line(s) of the profile were skipped." if profile.damaged else ""
+    return f"{len(costs)} records took {sum(costs) / len(costs):.0f} ms each, {share:.2g} % of the run.{damage}"
 
 
 def _sizes(sizes: Mapping[str, int]) -> Rows:
     total = max(1, sum(sizes.values()))
     ordered = sorted(sizes.items(), key=lambda item: -item[1])
-    return [(name, readable(size), f"{100 * size / total:.1f} %") for name, size in ordered if size]
+    return [[name, readable(size), f"{100 * size / total:.1f} %"] for name, size in ordered if size]
 
 
 def _named(last: Snapshot) -> Rows:
     ordered = sorted(last.named.items(), key=lambda item: -sum(item[1].values()))
     return [
-        (name, *(readable(parts.get(part, 0)) for part in PARTS), readable(sum(parts.values())))
+        [name, *(readable(parts.get(part, 0)) for part in PARTS), readable(sum(parts.values()))]
         for name, parts in ordered
     ]
 
 
-def _phases(profile: Profile) -> Rows:
+def _phases(profile: Profile) -> Table:
     tensors, device = profile.peaks(), profile.peaks("device")
-    ordered = sorted(tensors.items(), key=lambda item: -item[1])
-    if not device:
-        return [(name, readable(size)) for name, size in ordered]
-    return [(name, readable(size), readable(device[name]) if name in device else "–") for name, size in ordered]
+    header = ["phase", "tensors" if profile.device == "cuda" else "process", *["whole GPU"] * bool(device)]
+    rows = []
+    for name, size in sorted(tensors.items(), key=lambda item: -item[1]):
+        of_gpu = [readable(device[name]) if name in device else "–"] if device else []
+        rows.append([name, readable(size), *of_gpu])
+    return Table(header, rows)
 
 
 def _memory(profile: Profile) -> Rows:
     last, total = profile.snapshots[-1], profile.device_total
 
-    def of_device(size: int) -> str:
-        return f"{100 * size / total:.1f} %" if total else "–"
+    def row(name: str, size: int, on_device: bool = True) -> list[str]:
+        return [name, readable(size), f"{100 * size / total:.1f} %" if total and on_device else "–"]
 
-    rows: Rows = []
+    rows = []
     if last.reserved is not None:
-        parts = {
-            "allocated by torch": last.allocated or 0,
-            "reserved by torch": last.reserved,
-            "… cache in it, used again": last.cache,
-            "… gaps in it, the fragmentation": last.gaps or 0,
-        }
-        rows += [(name, readable(size), of_device(size)) for name, size in parts.items()]
+        rows += [
+            row("allocated by torch", last.allocated or 0),
+            row("reserved by torch", last.reserved),
+            row("… cache in it, used again", last.cache),
+            row("… gaps in it, the fragmentation", last.gaps or 0),
+        ]
     if last.device_used is not None:
-        rows.append(("whole GPU, by NVML", readable(last.device_used), of_device(last.device_used)))
-    share = of_device(last.resident) if profile.device == "cpu" else "–"
-    return [*rows, ("resident memory of the process", readable(last.resident), share)]
+        rows.append(row("whole GPU, by NVML", last.device_used))
+    return [*rows, row("resident memory of the process", last.resident, profile.device == "cpu")]
 
 
-def _compared(profile: Profile, other: Profile) -> Rows:
-    mine, theirs = profile.snapshots[-1], other.snapshots[-1]
-    ours: dict[str, int] = {f"peak, {name}": size for name, size in profile.peaks().items()}
-    others: dict[str, int] = {f"peak, {name}": size for name, size in other.peaks().items()}
-    ours |= {**mine.categories, "activations": mine.activations}
-    others |= {**theirs.categories, "activations": theirs.activations}
-    return [
-        (
-            name,
-            readable(ours.get(name, 0)),
-            readable(others.get(name, 0)),
-            _change(ours.get(name, 0), others.get(name, 0)),
-        )
-        for name in dict.fromkeys([*ours, *others])
-        if ours.get(name) or others.get(name)
-    ]
+def _comparison(profile: Profile, other: Profile) -> Rows:
+    def sizes(one: Profile) -> dict[str, int]:
+        last = one.snapshots[-1]
+        peaks = {f"peak, {name}": size for name, size in one.peaks().items()}
+        return peaks | last.categories | {"activations": last.activations}
 
-
-def _change(now: int, before: int) -> str:
-    return "–" if not before else f"{100 * (now - before) / before:+.1f} %"
-
-
-def _measured(profile: Profile) -> list[str]:
-    return ["tensors" if profile.device == "cuda" else "process", *(["whole GPU"] if profile.peaks("device") else [])]
-
-
-def _table(title: str, head: Iterable[str], rows: Rows) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    for index, name in enumerate(head):
-        table.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    ours, theirs = sizes(profile), sizes(other)
+    rows = []
+    for name in dict.fromkeys([*ours, *theirs]):
+        now, before = ours.get(name, 0), theirs.get(name, 0)
+        if now or before:
+            change = f"{100 * (now - before) / before:+.1f} %" if before else "–"
+            rows.append([name, readable(now), readable(before), change])
+    return rows

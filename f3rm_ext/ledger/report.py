@@ -2,17 +2,15 @@
 
 import datetime
 from collections.abc import Sequence
-from html import escape
 from math import isfinite
 
 from f3rm_ext.errors import LedgerError
 from f3rm_ext.html.charts import range_chart
-from f3rm_ext.html.page import html_page
+from f3rm_ext.html.page import render_page
 from f3rm_ext.ledger.comparison import TOLERANCE, Comparison, compare
 from f3rm_ext.ledger.entry import CONDITIONS, Entry
 from f3rm_ext.ledger.intervals import quartiles
 from f3rm_ext.ledger.tables import (
-    Table,
     comparison_table,
     entry_table,
     how_text,
@@ -86,44 +84,36 @@ def _book(entry: Entry) -> list[str]:
 
 def html_report(entries: Sequence[Entry], baseline: Entry | None = None, tolerance: float = TOLERANCE) -> str:
     """Returns the report as one HTML page with plots; arguments as for :func:`markdown_report`."""
-    body = [f'<p class="lead">{LEAD}</p>']
+
+    def notes(entry: Entry) -> dict[str, object]:
+        return {"entry": entry, "origin": origin_text(entry) if entry.origin else ""}
+
+    sections = []
     for group in groups([entry for entry in entries if not entry.is_idea]):
-        conditions = group[0].conditions
-        body.append(f"<h2>{escape(what_text(conditions))}</h2><p>{escape(how_text(conditions))}</p>")
-        body.append(f'<div class="two">{"".join(_plots(group))}</div>{_html(entry_table(group))}')
-        for found in comparisons(group, baseline, tolerance):
-            sentences = [*found.remarks, verdict_sentence(found)]
-            body.append(f"<h3>{escape(found.new.name)} against {escape(found.base.name)}</h3>")
-            body.append(_html(comparison_table(found)) + "".join(f"<p>{escape(one)}</p>" for one in sentences))
-        body += [_book_html(entry) for entry in group]
-    ideas = [_book_html(entry) for entry in entries if entry.is_idea]
-    body += [f"<h2>{IDEAS}</h2>", *ideas] if ideas else []
-    return html_page(TITLE, "f3rm-ext ledger", "".join(body), f"{_made()} A single file that loads nothing.")
+        sections.append(
+            {
+                "title": what_text(group[0].conditions),
+                "conditions": how_text(group[0].conditions),
+                "charts": _charts(group),
+                "table": entry_table(group),
+                "comparisons": [
+                    (comparison, comparison_table(comparison), verdict_sentence(comparison))
+                    for comparison in comparisons(group, baseline, tolerance)
+                ],
+                "entries": list(map(notes, group)),
+            }
+        )
+    ideas = [notes(entry) for entry in entries if entry.is_idea]
+    return render_page(
+        "bench.html", title=TITLE, lead=LEAD, sections=sections, ideas_title=IDEAS, ideas=ideas, made=_made()
+    )
 
 
-def _plots(group: Sequence[Entry]) -> list[str]:
-    plots = []
+def _charts(group: Sequence[Entry]) -> list[tuple[str, str]]:
+    charts = []
     for metric in measured(group):
         having = [entry for entry in group if entry.values(metric.key) and all(map(isfinite, entry.values(metric.key)))]
         if metric.key in PLOTTED and len(having) > 1:
             ranges = [quartiles(entry.values(metric.key)) for entry in having]
-            chart = range_chart(ranges, [entry.name for entry in having], label=metric.title)
-            plots.append(f'<div class="card"><h3 style="margin-top:0">{escape(metric.title)}</h3>{chart}</div>')
-    return plots
-
-
-def _html(table: Table) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        first, *rest = (escape(cell) for cell in cells)
-        return f"<tr><{tag}>{first}</{tag}>" + "".join(f'<{tag} class="n">{cell}</{tag}>' for cell in rest) + "</tr>"
-
-    body = "".join(line(row, "td") for row in table.rows)
-    return f'<div class="card scroll"><table>{line(table.header, "th")}{body}</table></div>'
-
-
-def _book_html(entry: Entry) -> str:
-    parts = [f"<pre>ns-train {escape(' '.join(entry.command))}</pre>"] if entry.command else []
-    parts += [f'<p class="small soft">{escape(origin_text(entry))}</p>'] if entry.origin else []
-    parts += [f"<p>{escape(date[:10])}: {escape(text)}</p>" for date, text in entry.notes]
-    parts += [f"<p>Needs a second look: {escape(phrase)}.</p>" for phrase in entry.suspicions()]
-    return f"<details><summary>{escape(entry.name)}: {escape(entry.status)}</summary>{''.join(parts)}</details>"
+            charts.append((metric.title, range_chart(ranges, [entry.name for entry in having], label=metric.title)))
+    return charts

@@ -2,40 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from f3rm_ext.html.tables import Table
 from f3rm_ext.ledger.comparison import Comparison, Row
 from f3rm_ext.ledger.entry import CONDITIONS, METRICS, Entry, Metric
 from f3rm_ext.ledger.intervals import CONFIDENCE, Quartiles, quartiles
 
 MISSING = "–"
-
-
-class Table(NamedTuple):
-    """Cells of plain text."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """Returns the table as Markdown; all columns but the first are aligned to the right."""
-        rule = ["---" if index == 0 else "--:" for index in range(len(self.header))]
-        cells = (
-            [cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in (self.header, rule, *self.rows)
-        )
-        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-
-    def text(self, left: int = 1) -> str:
-        """Returns the table for a terminal: padded, never wrapped; all but the first ``left`` columns to the right."""
-        lines = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if index < left else cell.rjust(width)
-                for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
 
 
 def figure(metric: Metric, found: Quartiles | None) -> str:

@@ -228,8 +228,9 @@ class List(_Book):
 
     def main(self) -> int:
         """Prints a table. Returns the exit code."""
+        from f3rm_ext.html.tables import Table
         from f3rm_ext.ledger.entry import METRICS
-        from f3rm_ext.ledger.tables import Table, commit_of, figure_of
+        from f3rm_ext.ledger.tables import commit_of, figure_of
 
         shown = [metric for metric in METRICS if metric.key in ("it_per_s", "psnr", "train_peak_mib")]
         rows = [
@@ -245,7 +246,7 @@ class List(_Book):
             for entry in self.book().entries()
         ]
         header = ["name", "method", "status", *(metric.title for metric in shown), "repeats", "begun", "commit"]
-        print(Table(header, rows).text(left=3))
+        print(Table(header, rows, "lll").text())
         if any(row[0].endswith(" ?") for row in rows):
             print("\n? needs a second look: `f3rm-ext bench report NAME` says why.")
         return 0

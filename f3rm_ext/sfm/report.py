@@ -1,55 +1,49 @@
-"""The report of a capture: a page with its cameras and points from above, its matches, and every photo."""
+"""The report of `f3rm-ext sfm process`: cameras and points from two sides, matches, and every photo."""
 
-import html
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
+from markupsafe import Markup
 from PIL import Image
 
 from f3rm_ext.capture.images import name_some
+from f3rm_ext.html.charts import WARM, svg_chart
+from f3rm_ext.html.page import Picture, render_page
+from f3rm_ext.html.tables import Table
 from f3rm_ext.sfm.work_folder import REPORT
 from f3rm_ext.utils.atomic_files import write_atomic
-from f3rm_ext.utils.pictures import data_uri
 
-_MOST_POINTS = 3000
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MAX_POINTS = 3000
 _VIEW_PX = 460
 _CORNERS = ((-1, -0.7), (1, -0.7), (1, 0.7), (-1, 0.7))
 """Corners of a drawn camera, in half widths."""
-_MOST_THUMBNAILS, _THUMBNAIL_PX = 400, 96
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-figure { display: inline-block; margin: 0 1rem 1rem 0; vertical-align: top }
-figcaption { color: #666; font-size: .85rem }
-svg, img.matrix { background: #f6f6f6; border: 1px solid #ddd }
-table { border-collapse: collapse; width: 100% }
-td, th { border-bottom: 1px solid #ddd; padding: .25rem .5rem; text-align: left }
-td.number { text-align: right; font-variant-numeric: tabular-nums }
-tr.lost { background: #fff0ee } .flag { color: #a33 } img.matrix { image-rendering: pixelated }
-"""
+_MAX_THUMBNAILS, _THUMBNAIL_PX = 400, 96
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
     """Returns what a user should know about a result of ``f3rm-ext sfm process``, a sentence each."""
-    said = [
+    text = [
         f"{result['registered']} of {result['photos']} photos have a pose; {result['points']:,} points, each seen in "
         f"{result['track_length']:.1f} photos; mean reprojection error {result['reprojection_error_px']:.2f} px."
     ]
     by_reason = sorted(result["without_pose"].items(), key=lambda item: item[1])
     for reason, pairs in itertools.groupby(by_reason, key=lambda item: item[1]):
-        said.append(f"Without a pose: {name_some([name for name, _ in pairs])}: {reason}.")
+        text.append(f"Without a pose: {name_some([name for name, _ in pairs])}: {reason}.")
     if result["blurred"]:
-        said.append(f"Blurred: {name_some(result['blurred'])}; sharper photos give a sharper scene.")
+        text.append(f"Blurred: {name_some(result['blurred'])}; sharper photos give a sharper scene.")
     if result["same"]:
         shown = [f"{name} ({other})" for name, other in result["same"].items()]
-        said.append(f"The same picture as another: {name_some(shown)}; it adds nothing.")
+        text.append(f"The same picture as another: {name_some(shown)}; it adds nothing.")
     if result["gps_error_m"] is not None:
-        said.append(f"GPS gives metres, north and up: cameras are {result['gps_error_m']:.1f} m off at the median.")
-    return said
+        text.append(f"GPS gives metres, north and up: cameras are {result['gps_error_m']:.1f} m off at the median.")
+    return text
 
 
 def write_report(
@@ -60,7 +54,7 @@ def write_report(
     num_features: Mapping[str, int],
     num_matches: Mapping[tuple[str, str], int],
 ) -> None:
-    """Writes the page, one file that needs no network.
+    """Writes the page.
 
     Args:
         out: folder of the capture, with its photos in ``images/``.
@@ -70,66 +64,50 @@ def write_report(
         num_features: by photo.
         num_matches: verified matches by pair of photos.
     """
-    summary = "".join(f"<p>{html.escape(text)}</p>" for text in sentences(result))
-    if result["doubt"]:
-        summary = f'<p class="flag">These poses are doubtful: {html.escape(result["doubt"])}.</p>{summary}'
-    names = list(photos)
-    page = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Camera poses</title><style>{_STYLE}</style>
-<h1>Camera poses of {html.escape(out.resolve().name)}</h1>{summary}
-<h2>Cameras and points</h2>
-<figure>{_view(model, side=False)}<figcaption>from above</figcaption></figure>
-<figure>{_view(model, side=True)}<figcaption>from the side</figcaption></figure>
-<h2>Matches</h2>
-<figure><img class="matrix" width="{_VIEW_PX}" src="{_matrix(names, num_matches)}" alt="matches of each pair of photos">
-<figcaption>bright: many matches between two photos, in the order of the table</figcaption></figure>
-<h2>Photos</h2>
-<table><tr><th></th><th>photo</th><th>features</th><th>matched photos</th><th>blur</th><th>pose</th></tr>
-{"".join(_row(out, number, name, photos[name], result, num_features, num_matches) for number, name in enumerate(names))}
-</table></html>
-"""
+    rows = []
+    for number, (name, photo) in enumerate(photos.items()):
+        reason = result["without_pose"].get(name)
+        flags = ["blurred"] * (name in result["blurred"]) + ["turned upright"] * bool(photo["turned"])
+        if name in result["same"]:
+            flags.append(f"same as {result['same'][name]}")
+        partners = sum(name in pair for pair in num_matches)
+        counts = f"{num_features.get(name, 0):,}", str(partners), f"{photo['blur']:.2f}"
+        pose = Markup('<span class="flag">{}</span>').format(reason) if reason else "yes"
+        thumbnail = _thumbnail(out / "images" / name) if number < _MAX_THUMBNAILS else ""
+        rows.append([thumbnail, name, photo["source"], *counts, pose, "; ".join(flags)])
+    header = ["", "photo", "file", "features", "matched photos", "blur", "pose", ""]
+    page = render_page(
+        "sfm.html",
+        title=f"Camera poses of {out.resolve().name}",
+        doubt=result["doubt"],
+        sentences=sentences(result),
+        top_view=_view(model, side=False),
+        side_view=_view(model, side=True),
+        matches=_matrix(list(photos), num_matches),
+        photos=Table(header, rows, "llnrrrll"),
+    )
     write_atomic(out / REPORT, page.encode(errors="backslashreplace"))
 
 
-def _row(
-    out: Path,
-    number: int,
-    name: str,
-    photo: Mapping[str, Any],
-    result: Mapping[str, Any],
-    num_features: Mapping[str, int],
-    num_matches: Mapping[tuple[str, str], int],
-) -> str:
-    reason = result["without_pose"].get(name, "")
-    flags = ["blurred"] * (name in result["blurred"]) + ["turned upright"] * bool(photo["turned"])
-    if name in result["same"]:
-        flags.append(f"same as {result['same'][name]}")
-    picture = ""
-    if number < _MOST_THUMBNAILS:
-        with Image.open(out / "images" / name) as image:
-            image.draft("RGB", (2 * _THUMBNAIL_PX, 2 * _THUMBNAIL_PX))
-            thumbnail = image.convert("RGB")
-        thumbnail.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
-        picture = f'<img src="{data_uri(np.asarray(thumbnail))}" alt="">'
-    partners = sum(name in pair for pair in num_matches)
-    flagged = f' <span class="flag">{html.escape("; ".join(flags))}</span>' if flags else ""
-    return (
-        f'<tr class="{"lost" if reason else "found"}"><td>{picture}</td>'
-        f"<td>{html.escape(name)}<br><small>{html.escape(photo['source'])}</small>{flagged}</td>"
-        f'<td class="number">{num_features.get(name, 0):,}</td><td class="number">{partners}</td>'
-        f'<td class="number">{photo["blur"]:.2f}</td><td>{html.escape(reason) or "yes"}</td></tr>\n'
-    )
+def _thumbnail(path: Path) -> Markup:
+    with Image.open(path) as image:
+        image.draft("RGB", (2 * _THUMBNAIL_PX, 2 * _THUMBNAIL_PX))
+        picture = Picture.from_array(np.asarray(image.convert("RGB")), _THUMBNAIL_PX)
+    return Markup('<img class="thumbnail" src="{}" alt="">').format(picture.uri)
 
 
-def _matrix(names: list[str], num_matches: Mapping[tuple[str, str], int]) -> str:
-    """A picture with a pixel for each pair of photos, as a data address."""
-    place = {name: number for number, name in enumerate(names)}
+def _matrix(names: list[str], num_matches: Mapping[tuple[str, str], int]) -> Markup:
+    """A chart with a pixel for each pair of photos."""
+    index = {name: number for number, name in enumerate(names)}
     counts = np.zeros((len(names), len(names)))
     for (a, b), number in num_matches.items():
-        counts[place[a], place[b]] = counts[place[b], place[a]] = number
-    scaled = np.log1p(counts) / max(1.0, float(np.log1p(counts.max())))
-    levels: UInt8[np.ndarray, "n n"] = np.rint(255 * scaled).astype(np.uint8)
-    factor = max(1, _VIEW_PX // len(names))
-    return data_uri(levels.repeat(factor, axis=0).repeat(factor, axis=1)[..., None].repeat(3, axis=2))
+        counts[index[a], index[b]] = counts[index[b], index[a]] = number
+
+    def draw(axes: "Axes") -> None:
+        axes.imshow(np.log1p(counts), cmap="gray", interpolation="nearest")
+        axes.set_axis_off()
+
+    return svg_chart(draw, "Matches of each pair of photos", width_px=_VIEW_PX, height_px=_VIEW_PX)
 
 
 def axes_of(model: Any) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3"], Float[np.ndarray, "3"]]:
@@ -144,40 +122,37 @@ def axes_of(model: Any) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3"],
     return np.cross(forward, up), forward, up
 
 
-def _view(model: Any, *, side: bool) -> str:
-    """A parallel projection of cameras and points as SVG; the names of cameras show under the pointer."""
+def _view(model: Any, *, side: bool) -> Markup:
+    """A parallel projection of cameras and points; the names of cameras are tooltips."""
     right, forward, up = axes_of(model)
     plane = np.stack([right, up if side else forward])
     images = sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name)
     centres = np.array([image.projection_center() for image in images])
     points = list(model.points3D.values())
-    chosen = np.random.default_rng(0).permutation(len(points))[:_MOST_POINTS]
-    xyz = np.array([points[i].xyz for i in chosen]).reshape(-1, 3)
-    flat, flat_centres = xyz @ plane.T, centres @ plane.T
-    core = np.concatenate([flat_centres, flat])  # far points must not shrink the picture
-    low, high = np.percentile(core, [2, 98], axis=0)
-    low, high = np.minimum(low, flat_centres.min(axis=0)), np.maximum(high, flat_centres.max(axis=0))
-    scale = 0.9 * _VIEW_PX / max(float((high - low).max()), 1e-9)
+    chosen = [points[i] for i in np.random.default_rng(0).permutation(len(points))[:_MAX_POINTS]]
+    xy = np.array([point.xyz for point in chosen]).reshape(-1, 3) @ plane.T
+    # Far points must not shrink the picture; all cameras are in it.
+    low, high = np.percentile(np.concatenate([centres @ plane.T, xy]), [2, 98], axis=0)
+    low, high = np.minimum(low, (centres @ plane.T).min(axis=0)), np.maximum(high, (centres @ plane.T).max(axis=0))
+    extent = max(float((high - low).max()), 1e-9) / 0.9
+    size = 0.045 * extent
 
-    def place(values: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
-        return (values - (low + high) / 2) * scale * np.array([1.0, -1.0]) + _VIEW_PX / 2
+    def draw(axes: "Axes") -> None:
+        colors = np.array([point.color for point in chosen]).reshape(-1, 3) / 255
+        axes.scatter(*xy.T, s=2, c=colors, linewidths=0, rasterized=True)
+        for number, (image, centre) in enumerate(zip(images, centres, strict=True)):
+            rotation = image.cam_from_world().rotation.matrix()
+            corners = [
+                centre + size * (rotation[2] + 0.5 * (sx * rotation[0] + sy * rotation[1])) for sx, sy in _CORNERS
+            ]
+            outline = [point for corner, after in zip(corners, corners[1:] + corners[:1], strict=True)
+                       for point in (centre, corner, after)]  # fmt: skip
+            axes.plot(*(np.array(outline) @ plane.T).T, color=WARM, linewidth=0.8, gid=f"tip-{number}")
+        for limits, middle in zip((axes.set_xlim, axes.set_ylim), (low + high) / 2, strict=True):
+            limits(middle - extent / 2, middle + extent / 2)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
 
-    dots = []
-    for (x, y), i in zip(place(flat), chosen, strict=True):
-        if 0 <= x < _VIEW_PX and 0 <= y < _VIEW_PX:
-            r, g, b = points[i].color
-            dots.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="1.6" height="1.6" fill="#{r:02x}{g:02x}{b:02x}"/>')
-    frusta = []
-    size = 0.045 * _VIEW_PX / scale
-    for image, centre in zip(images, centres, strict=True):
-        rotation = image.cam_from_world().rotation.matrix()
-        tip = centre + size * rotation[2]
-        corners = [centre, *(tip + size * 0.5 * (sx * rotation[0] + sy * rotation[1]) for sx, sy in _CORNERS)]
-        a, *base = place(np.array(corners) @ plane.T)
-        lines = "".join(f"M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}" for b in base)
-        lines += "M" + "L".join(f"{b[0]:.1f} {b[1]:.1f}" for b in base) + "Z"
-        frusta.append(f'<path d="{lines}"><title>{html.escape(image.name)}</title></path>')
-    return (
-        f'<svg width="{_VIEW_PX}" height="{_VIEW_PX}" xmlns="http://www.w3.org/2000/svg">{"".join(dots)}'
-        f'<g fill="none" stroke="#c02" stroke-width="1" pointer-events="all">{"".join(frusta)}</g></svg>'
-    )
+    label = "Cameras and points from the side" if side else "Cameras and points from above"
+    tooltips = [image.name for image in images]
+    return svg_chart(draw, label, width_px=_VIEW_PX, height_px=_VIEW_PX, tooltips=tooltips)

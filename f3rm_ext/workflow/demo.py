@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.html.content import ReportContent, capture_name, machine_facts
 from f3rm_ext.html.content import Stage as StageRow
-from f3rm_ext.html.page import build_page
+from f3rm_ext.html.demo_page import build_page
 from f3rm_ext.synthetic import SynthConfig
 from f3rm_ext.workflow.defaults import choose_scale, longest_side_px
 from f3rm_ext.workflow.manifest import Record, identify

@@ -1,11 +1,9 @@
-"""A mesh to turn in a page: three.js, its glTF loader and the mesh are in the page, which loads nothing else."""
+"""A mesh in a page, to turn, and the view from which it is shown at first."""
 
 import base64
 import io
-import json
 import tempfile
-from dataclasses import asdict, dataclass
-from importlib.resources import files
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +13,18 @@ from f3rm_ext.errors import CaptureError, MeshError
 
 MAX_TEXTURE_PX = 2048
 """Side of the texture in the page; larger ones are reduced."""
-MOST_MIB = 64
-"""A mesh with more is not put into a page."""
-_QUALITY = 88
-
-STYLE = """
-.mesh{position:relative;border-radius:10px;overflow:hidden;background:#16191d;line-height:0}
-.mesh canvas{display:block;width:100%;touch-action:none;cursor:grab;outline-offset:-3px}
-.mesh .modes{position:absolute;left:12px;top:12px;margin:0;line-height:1.5}
-.mesh-note{position:absolute;inset:auto 0 12px;text-align:center;color:#fff;margin:0 auto;line-height:1.4}
-"""
+MAX_MIB = 64
+"""Largest mesh that is put into a page."""
+_JPEG_QUALITY = 88
 
 
 @dataclass(frozen=True)
 class StartView:
-    """Where the page's camera is at first, in the coordinates of the mesh file (y up)."""
+    """The first view of a mesh, in the coordinates of its file (y up)."""
 
     position: tuple[float, float, float]
     ahead: tuple[float, float, float]
-    """Direction in which it looks."""
+    """Viewing direction."""
     up: tuple[float, float, float]
     """Axis about which dragging turns."""
     fov_deg: float
@@ -69,8 +60,8 @@ def _y_up(vector: np.ndarray) -> tuple[float, float, float]:
     return x, z, -y
 
 
-def page_mesh(path: Path) -> bytes:
-    """Returns a mesh as GLB for a page, y up, with a texture of at most :data:`MAX_TEXTURE_PX` as JPEG.
+def page_mesh(path: Path) -> str:
+    """Returns a mesh for a page: GLB as base64, y up, with a texture of at most :data:`MAX_TEXTURE_PX` as JPEG.
 
     Args:
         path: .glb, .ply or .obj, as `f3rm-ext export` writes them.
@@ -92,39 +83,12 @@ def page_mesh(path: Path) -> bytes:
         image = getattr(material, name).convert("RGB")
         image.thumbnail((MAX_TEXTURE_PX, MAX_TEXTURE_PX), Image.Resampling.LANCZOS)
         stream = io.BytesIO()
-        image.save(stream, "JPEG", quality=_QUALITY)
+        image.save(stream, "JPEG", quality=_JPEG_QUALITY)
         setattr(material, name, Image.open(stream))  # one that says it is a JPEG is written as such
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder, "page.glb")
         write_mesh(small, mesh, {"made_by": "f3rm-ext"})
         content = small.read_bytes()
-    if len(content) > MOST_MIB * 2**20:
+    if len(content) > MAX_MIB * 2**20:
         raise MeshError(f"{path.name} is too large for a page ({len(content) / 2**20:.0f} MiB): open the file itself.")
-    return content
-
-
-def mesh_viewer(glb: bytes, start: StartView | None) -> str:
-    """Returns the HTML of a mesh to turn. The page needs :data:`STYLE` and :func:`viewer_script`.
-
-    Args:
-        glb: the mesh.
-        start: where the camera is at first; by default in front of the whole mesh.
-    """
-    view = json.dumps({} if start is None else asdict(start))
-    buttons = "".join(
-        f'<button type="button" data-look="{look}" aria-pressed="{str(look == "texture").lower()}">{label}</button>'
-        for look, label in (("texture", "Photos"), ("shape", "Shape"))
-    )
-    return (
-        f'<div class="mesh" data-mesh="mesh-data" data-view=\'{view}\'>'
-        '<canvas tabindex="0" aria-label="The mesh: drag to turn it"></canvas>'
-        f'<div class="modes" role="group" aria-label="What to show">{buttons}</div>'
-        '<p class="mesh-note">Loading the mesh …</p></div>'
-        f'<script type="text/plain" id="mesh-data">{base64.b64encode(glb).decode("ascii")}</script>'
-    )
-
-
-def viewer_script() -> str:
-    """Returns the JavaScript that shows the meshes of a page: three.js (MIT licence) and ours."""
-    web = files("f3rm_ext.workflow") / "web"
-    return "\n".join((web / name).read_text(encoding="utf-8") for name in ("three.min.js", "mesh_viewer.js"))
+    return base64.b64encode(content).decode("ascii")

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import trimesh
 from PIL import Image
 
-from f3rm_ext.html.page import html_page
+from f3rm_ext.html.page import render_page
+from f3rm_ext.html.tables import Table
 from f3rm_ext.mesh.mesh_files import write_mesh
-from f3rm_ext.workflow.mesh_viewer import STYLE, StartView, mesh_viewer, page_mesh, viewer_script
+from f3rm_ext.workflow.mesh_viewer import StartView, page_mesh
 
 LEFT, RIGHT = (210, 40, 60), (30, 90, 200)
 VIEW = StartView((0.5, 0.5, 3.0), (0.0, 0.0, -1.0), (0.0, 1.0, 0.0), 40.0)
@@ -30,7 +32,10 @@ def report(tmp_path: Path) -> Path:
     glb = tmp_path / "textured.glb"
     write_mesh(glb, mesh, {"made_by": "f3rm-ext export texture"}, "y")
     page = tmp_path / "report.html"
-    page.write_text(html_page("A mesh", "test", mesh_viewer(page_mesh(glb), VIEW), "", viewer_script(), STYLE))
+    mesh = {"file": glb.name, "data": page_mesh(glb), "view": asdict(VIEW)}
+    empty: dict[str, Any] = dict.fromkeys(("keys", "views", "commands", "facts"), ())
+    tables = dict.fromkeys(("figures", "stages"), Table([], []))
+    page.write_text(render_page("sugar_run.html", title="A mesh", mesh=mesh, config="", **empty, **tables))
     return page
 
 

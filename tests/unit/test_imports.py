@@ -51,7 +51,8 @@ def test_setuptools_takes_nothing_else_for_a_package(tmp_path: Path) -> None:
         timeout=200,
     )
     assert done.returncode == 0 and "absent from the `packages`" not in done.stderr, done.stderr
-    assert (tmp_path / "lib" / "f3rm_ext" / "workflow" / "web" / "three.min.js").is_file()
+    pages = tmp_path / "lib" / "f3rm_ext" / "html"
+    assert (pages / "web" / "three.min.js").is_file() and (pages / "templates" / "page.html").is_file()
 
 
 def test_every_package_is_listed_for_the_wheel() -> None:

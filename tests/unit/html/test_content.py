@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from f3rm_ext.html.content import capture_name, duration, machine_facts, plural
+from f3rm_ext.html.content import capture_name, machine_facts
+from f3rm_ext.html.page import duration, plural
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_the_page_is_one_file_and_escapes_names() -> None:
     page = build_page(profile(*(snapshot(step, **ON_GPU, **PEAKS) for step in (0, 5, 10)), device="cuda"))
     assert "&lt;b&gt;gauss" in page and "<b>gauss" not in page
     assert "http" not in page and "src=" not in page
-    assert page.count("<svg") == 4, "tensors, two phases, fragmentation"
+    assert page.count("<svg") == 3, "tensors, peaks, fragmentation"
     assert "What to change" in page and "--pipeline.model.optimize-memory True" in page
 
 
@@ -147,10 +147,3 @@ def test_the_picture_is_drawn(steps: tuple[int, ...]) -> None:
 
 def test_every_category_has_a_color() -> None:
     assert set(COLORS) == {*CATEGORIES, "activations"}
-
-
-def test_the_page_looks_like_the_projects_report() -> None:
-    from f3rm_ext.html.page import html_page
-
-    style = html_page("", "", "", "").partition("<style>")[2].partition("</style>")[0]
-    assert len(style) > 1000 and style in build_page(profile(snapshot(0)))

@@ -222,7 +222,8 @@ def test_the_report_is_one_page_that_names_every_photo(made_up: MakeUp, tmp_path
     page = (tmp_path / "sfm_report.html").read_text()
     assert all(f"/in/{name}&lt;" in page for name in names) and "&lt;nothing&gt;" in page
     assert "&lt;on the spot&gt;" in page and "<nothing>" not in page
-    assert page.count("<svg") == 2 and "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert page.count("<svg") == 3 and "http://" not in page
+    assert all(f"<title>{name}</title>" in page for name in names)
 
 
 def test_torch_is_the_capture_readers(made_up: MakeUp, tmp_path: Path) -> None:

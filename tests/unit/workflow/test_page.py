@@ -1,0 +1,85 @@
+"""The page of a chain: what its stages wrote, as far as there is something, and nothing of it as markup."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+from PIL import Image
+
+from f3rm_ext.html import page as html
+from f3rm_ext.mesh.mesh_files import write_mesh
+from f3rm_ext.workflow.manifest import Output, Record
+from f3rm_ext.workflow.options import ChainOptions
+from f3rm_ext.workflow.page import write_page
+
+HOSTILE = "<script>alert('x')</script>&\""
+SPLATS = {"psnr": 20.123, "ssim": 0.8, "device": HOSTILE}
+TEXTURE = {"psnr": 18.5, "psnr_covered": 21.25, "coverage": 0.9}
+MESH = {"accuracy": 0.0123, "scores": [{"threshold": 0.05, "precision": 0.5, "recall": 0.25, "f_score": 0.333}]}
+POSE = [[1, 0, 0, 5], [0, 0, -1, 6], [0, 1, 0, 7], [0, 0, 0, 1]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The output of a chain with two held-out views, which were evaluated for the refined splats and the texture."""
+    (tmp_path / "transforms.json").write_text(
+        json.dumps({"h": 200, "fl_y": 100, "frames": [{"file_path": "a", "transform_matrix": POSE}]})
+    )
+    for name in ("mesh.ply", "textured.glb"):
+        write_mesh(tmp_path / name, trimesh.creation.box(), {"made_by": "f3rm-ext export mesh"})
+    for name, scores in (("refined", {"results": SPLATS}), ("texture", TEXTURE), ("mesh", MESH)):
+        pictures = tmp_path / "eval" / name / "pictures"
+        pictures.mkdir(parents=True)
+        (pictures.parent / "scores.json").write_text(json.dumps(scores))
+        for number in range(2):
+            file = f"test-{number}.png" if name == "texture" else f"eval_img_{number:04d}.png"
+            Image.fromarray(np.zeros((8, 20, 3), np.uint8)).save(pictures / file)
+    return tmp_path
+
+
+def written(folder: Path, stages: tuple[str, ...], **options: Any) -> str:
+    outputs = {"config": Output(f"runs/{HOSTILE}/config.yml", 2_500_000, "")}
+    records = {
+        name: Record(command=f"f3rm-ext {folder}/x {HOSTILE}", seconds=61.0, peak_mib=1234.0, outputs=outputs, runs=2)
+        for name in stages
+    }
+    records[stages[0]].notes.append(f"{HOSTILE}.")
+    chain = ChainOptions(data=folder, output=folder, **options)
+    return write_page(chain, folder, {"path": f"/data/{HOSTILE}", "photos": 7}, records, {stages[0]})
+
+
+def test_the_page_shows_what_the_stages_wrote(folder: Path) -> None:
+    page = written(folder, ("coarse", "mesh", "refine", "eval-refined", "eval-mesh", "eval-texture"))
+    for part in (
+        "20.12 dB",
+        "21.25 dB",
+        "0.0123",
+        "0.333",
+        "1,234 MiB",
+        "2.5 MB",
+        "1 min 01 s",
+        "2 runs",
+        "done before",
+    ):
+        assert part in page, part
+    assert page.count("<figure>") == 2 * 3, "photo, refined splats and texture of two views"
+    assert page.count("<script>") == 1 and HOSTILE not in page, "that of the mesh"
+    assert f"{folder}/x" not in page and "photos/x" not in page
+
+
+def test_a_mesh_begins_at_the_first_photo(folder: Path) -> None:
+    page = written(folder, ("mesh",))
+    assert "data-mesh=" in page and "&#34;position&#34;: [5.0, 7.0, -6.0]" in page and "ns-viewer" not in page
+    (folder / "mesh.ply").write_bytes(b"damaged")
+    page = written(folder, ("mesh",))
+    assert "data-mesh=" not in page and "mesh.ply" in page and "<script" not in page
+
+
+def test_three_comes_with_its_licence_and_fits_into_a_page() -> None:
+    script = html._asset("three.min.js") + html._asset("mesh_viewer.js")
+    assert "</script" not in script.lower() and len(script) < 1_000_000
+    assert "The MIT License" in (Path(html.__file__).parent / "web" / "LICENSE-three.txt").read_text()
+    assert "three.js" in script and "SPDX-License-Identifier: MIT" in script
