@@ -5,7 +5,7 @@ import contextlib
 import importlib.metadata
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -161,19 +161,18 @@ def viewer_open_at(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: flo
     viewer.viser_server.on_client_connect(move)
 
 
-def local_viewer_host(viewer: "ViewerConfig", argv: Sequence[str]) -> "ViewerConfig":
-    """Keeps the viewer on this machine unless the command line says otherwise.
+def local_viewer_host(viewer: "ViewerConfig") -> "ViewerConfig":
+    """Keeps the viewer on this machine unless the command line has ``--viewer.websocket-host``.
 
     ``ns-viewer`` replaces a run's viewer settings with its own, which listen on every interface by default.
 
     Args:
         viewer: settings about to be used; changed in place.
-        argv: command line of the process; an explicit ``--viewer.websocket-host`` takes precedence.
 
     Returns:
         The same settings.
     """
-    names = {argument.split("=", 1)[0].replace("_", "-") for argument in argv}
+    names = {argument.split("=", 1)[0].replace("_", "-") for argument in sys.argv}
     if viewer.websocket_host == _ANY_HOST and "--viewer.websocket-host" not in names:
         viewer.websocket_host = LOCAL_HOST
     return viewer

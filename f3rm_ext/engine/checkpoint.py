@@ -7,7 +7,7 @@ folder, so temporary files are put in its parent, the run folder.
 import os
 import re
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,30 +117,32 @@ def prune(folder: Path, spares: int = SPARES) -> None:
             path.unlink(missing_ok=True)
 
 
-def newest_intact(folder: Path) -> tuple[Path, list[Path]]:
-    """Returns the newest intact checkpoint of a folder, and the newer damaged ones that were skipped.
+def newest_intact(folder: Path, warn: Callable[[str], None]) -> Path:
+    """Returns the newest intact checkpoint of a folder.
+
+    Args:
+        folder: the folder.
+        warn: called with a sentence about newer checkpoints that are damaged, if there are any.
 
     Raises:
         CheckpointError: there is no intact checkpoint.
     """
-    skipped: list[Path] = []
+    damaged: list[str] = []
     for _, path in newest_first(folder):
         if is_intact(path):
-            return path, skipped
-        skipped.append(path)
-    if skipped:
+            if damaged:
+                warn(f"Skipping damaged {', '.join(damaged)} in {folder}: using {path.name} instead.")
+            return path
+        damaged.append(path.name)
+    if damaged:
         raise CheckpointError(
-            f"Every checkpoint in {folder} is damaged ({_names(skipped)}): restore one from a backup, or train again."
+            f"Every checkpoint in {folder} is damaged ({', '.join(damaged)}): restore one from a backup, or train "
+            "again."
         )
     raise CheckpointError(
         f"There is no checkpoint in {folder}: give --load-dir the folder of a run, or its nerfstudio_models folder, "
         "which contains a file step-*.ckpt."
     )
-
-
-def warning_about(skipped: list[Path], used: Path) -> str:
-    """Returns a sentence for the user about damaged checkpoints that were skipped."""
-    return f"Skipping damaged {_names(skipped)} in {used.parent}: using {used.name} instead."
 
 
 def find_folder(given: Path, relative_model_dir: Path) -> Path:
@@ -180,10 +182,6 @@ def load(path: Path, needed: Collection[str] = ("step", "pipeline", "optimizers"
     if not isinstance(state, dict) or not set(needed) <= state.keys():
         raise CheckpointError(f"The file {path} is not a checkpoint of a nerfstudio run: name a file step-*.ckpt.")
     return state
-
-
-def _names(paths: list[Path]) -> str:
-    return ", ".join(path.name for path in paths)
 
 
 def _is_write_failure(error: RuntimeError) -> bool:

@@ -59,9 +59,10 @@ def open_run(
     folder = load_config.parent / "nerfstudio_models"
     if not checkpoint.newest_first(folder):
         raise CheckpointError(f"There is no checkpoint in {folder}: train until the first one is saved.")
-    newest, damaged = checkpoint.newest_intact(folder) if step is None else (checkpoint.path_of(folder, step), [])
-    if damaged:
-        CONSOLE.log(checkpoint.warning_about(damaged, newest), markup=False)
+    if step is None:
+        newest = checkpoint.newest_intact(folder, lambda text: CONSOLE.log(text, markup=False))
+    else:
+        newest = checkpoint.path_of(folder, step)
 
     config = read_config(load_config)
     # Checkpoints lie next to the config, even if the run was moved or renamed.

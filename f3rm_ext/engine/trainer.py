@@ -1,40 +1,37 @@
 """Nerfstudio's trainer with safe checkpoints, exact resume and clean interruption; nerfstudio still runs the loop."""
 
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
 from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 from nerfstudio.engine.optimizers import Optimizers
-from nerfstudio.engine.trainer import Trainer, TrainerConfig
+from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.utils import comms
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat, events
-from f3rm_ext.engine import checkpoint, launch, random_state
+from f3rm_ext.engine import checkpoint, launch
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
 from f3rm_ext.engine.options import LocalViewerConfig
 from f3rm_ext.engine.profiled import Profiled
-from f3rm_ext.engine.ranks import CHECK_EVERY, Ranks, is_first
+from f3rm_ext.engine.ranks import CHECK_EVERY, is_first
+from f3rm_ext.engine.resumable import ResumableTrainer
 from f3rm_ext.engine.shortage import is_out_of_memory, shortage
-from f3rm_ext.engine.stopping import Stopping
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers, trained
-from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
+from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.atomic_files import write_atomic
-
-EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
-
+from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 MOST_STEPS = 10_000_000
 """Steps of the longest training: weeks on any card."""
@@ -58,25 +55,28 @@ class F3rmTrainerConfig(TrainerConfig):
     # Nerfstudio's alias for a model option that our models do not have.
     prompt: tyro.conf.Suppress[str | None] = None
 
-    schedule_steps: int = 0
+    steps_per_save: Count = 1000
+    """Number of steps between saves, 1 or more."""
+    max_num_iterations: Annotated[int, Range(1, MOST_STEPS)] = 1_000_000
+    """Number of steps of the run, including those before a resume: 1 to 10 000 000."""
+    schedule_steps: Annotated[int, Range(0, MOST_STEPS)] = 0
     """Length of the schedule (stages, growth, decays) if --max-num-iterations ends earlier, as in 4000 of 15000 steps.
     At least --max-num-iterations; 0 means equal to it."""
     profile_tensors: bool = False
     """Record what the memory is made of, in the run folder and in TensorBoard; f3rm-ext profile latest explains it."""
-    profile_tensors_every: int = 1000
+    profile_tensors_every: Count = 1000
     """Steps between two records of the tensors, 1 or more. Peaks are recorded at every step."""
 
     # Set on the instance while a trainer is built. Not a field, so never in config.yml.
-    _writing: ClassVar[bool] = False
+    _is_building: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.load_config is not None:
             read_config(self.load_config)  # ns-train runs what this file names: another's is refused before that
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "viewer" and "viewer" in self.__dict__ and isinstance(value, ViewerConfig):
-            # Only `ns-viewer` replaces the viewer options of a finished config.
-            value = compat.local_viewer_host(value, sys.argv)
+        if name == "viewer" and name in self.__dict__ and isinstance(value, ViewerConfig):
+            value = compat.local_viewer_host(value)  # only `ns-viewer` replaces the viewer options of a finished config
         super().__setattr__(name, value)
 
     def check(self) -> None:
@@ -102,16 +102,11 @@ class F3rmTrainerConfig(TrainerConfig):
         Raises:
             ConfigError: one of them cannot work.
         """
-        for name in ("max_num_iterations", "steps_per_save", "profile_tensors_every"):
-            least, most = 1, MOST_STEPS if name == "max_num_iterations" else sys.maxsize
-            if not least <= getattr(self, name) <= most:
-                option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option} is {getattr(self, name)}, but has to be from {least} to {most}.")
-        if self.schedule_steps and not self.max_num_iterations <= self.schedule_steps <= MOST_STEPS:
+        check_ranges(self)
+        if 0 < self.schedule_steps < self.max_num_iterations:
             raise ConfigError(
-                f"--schedule-steps is {self.schedule_steps}, but the run goes on to step {self.max_num_iterations} "
-                f"(--max-num-iterations): give {self.max_num_iterations} to {MOST_STEPS}, or 0 for a schedule as long "
-                "as the run."
+                f"--schedule-steps is {self.schedule_steps}, but --max-num-iterations is {self.max_num_iterations}: "
+                f"give at least {self.max_num_iterations}, or 0 for a schedule as long as the run."
             )
 
     def fit_model(self) -> None:
@@ -134,10 +129,7 @@ class F3rmTrainerConfig(TrainerConfig):
             return self.load_checkpoint
         folder = checkpoint.find_folder(self.load_dir, self.relative_model_dir)
         if self.load_step is None:
-            path, skipped = checkpoint.newest_intact(folder)
-            if skipped:
-                CONSOLE.print(f"[bold yellow]Warning: {checkpoint.warning_about(skipped, path)}")
-            return path
+            return checkpoint.newest_intact(folder, _warn)
         path = checkpoint.path_of(folder, self.load_step)
         if not checkpoint.is_intact(path, read_all=False):
             there = ", ".join(str(step) for step, _ in checkpoint.newest_first(folder)) or "none"
@@ -207,40 +199,50 @@ class F3rmTrainerConfig(TrainerConfig):
             ConfigError: the run is about to be exported by a command of ns-export that cannot do it.
         """
         folder = super().get_checkpoint_dir()
-        if not self._writing:
-            command = export_command(sys.argv)
-            if command is not None and hasattr(self.pipeline.model, "check_export"):
-                self.pipeline.model.check_export(command, sys.argv)  # type: ignore[attr-defined]
-            if not folder.is_dir():
-                raise CheckpointError(
-                    f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "
-                    "started in another folder than the training, to which paths in config.yml are relative."
-                )
-            path, skipped = checkpoint.newest_intact(folder)
-            if skipped:
-                CONSOLE.print(f"[bold yellow]Warning: {checkpoint.warning_about(skipped, path)}")
-            self.load_step = checkpoint.step_of(path)
+        if self._is_building:
+            return folder
+        command = export_command(sys.argv)
+        if command is not None and hasattr(self.pipeline.model, "check_export"):
+            self.pipeline.model.check_export(command, sys.argv)  # type: ignore[attr-defined]
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "
+                "started in another folder than the training, to which paths in config.yml are relative."
+            )
+        self.load_step = checkpoint.step_of(checkpoint.newest_intact(folder, _warn))
         return folder
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def _build_trainer(self) -> Iterator[None]:
         """While a trainer is built, makes :meth:`get_checkpoint_dir` return the folder without looking for a file."""
-        self._writing = True  # type: ignore[misc]
+        self._is_building = True  # type: ignore[misc]
         try:
             yield
         finally:
-            del self._writing  # type: ignore[misc]
+            del self._is_building  # type: ignore[misc]
 
 
-class F3rmTrainer(Stopping, Profiled, Trainer):
+def _warn(text: str) -> None:
+    CONSOLE.print(f"[bold yellow]Warning: {text}")
+
+
+class F3rmTrainer(Profiled, ResumableTrainer):
     """Nerfstudio's trainer with checkpoints that survive a kill, exact resume and clean interruption.
 
     A resumed run sees the same images, pixels and random numbers as one that was never interrupted, and stops at
     `max_num_iterations`. Ctrl-C finishes the current step, saves, prints how to resume and exits with code 130.
 
-    A datamanager stores its part of the state through ``cycle_state()`` and ``load_cycle_state(state)``, as nested
-    dicts, lists, numbers, strings and tensors. A model uses torch's ``get_extra_state()``. A datamanager may have
-    ``choices``: what its options that were ``auto`` became.
+    What parts of a run may have, for the trainer to use:
+
+    - Model options: ``fit_trainer(config)`` checks and adapts these options before anything is written;
+      ``fit_optimizers(optimizers)`` chooses how optimisers store their state; ``check_export(command, argv)`` refuses
+      commands of ns-export.
+    - Model: torch's ``get_extra_state()``; ``gather_statistics()`` adds up over ranks what a checkpoint holds;
+      ``sharded`` says that every rank has parameters of its own, which ``collect(state, ranks)`` brings to rank 0 and
+      ``deal_out(state)`` takes from a checkpoint.
+    - Datamanager: ``cycle_state()`` and ``load_cycle_state(state)``, made of nested dicts, lists, numbers, strings and
+      tensors; ``choices``, the values that its options that were ``auto`` resolve to.
+    - Model and datamanager: ``memory_levers()``, the options that lower the memory of training.
 
     With several processes (ranks), rank 0 evaluates, saves and speaks. What differs between ranks, their random numbers
     and image cycles, is gathered for the checkpoint. All end together, whichever of them is interrupted or fails.
@@ -258,15 +260,10 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
             # Some libraries allocate on the current device, whatever the device of the tensors they are given. This
             # starts CUDA, so settings that must precede CUDA (fit_model) come first.
             torch.cuda.set_device(local_rank)
-        with config.writing(), warnings.catch_warnings():
+        with config._build_trainer(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*torch.cuda.amp.GradScaler.*", category=FutureWarning)
             super().__init__(config, local_rank=local_rank, world_size=world_size)
-        self._completed_step: int | None = None
-        self._saved_step: int | None = None
-        self._random_state: dict[str, Any] | None = None
-        self._random_state_of = 0
         self._step_at_work: int | None = None
-        self._save_lock = threading.RLock()
         self.prepare_stopping()
 
     # --- set-up ------------------------------------------------------------------------------------------------------
@@ -322,60 +319,6 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
             self.config.optimizers.copy(), groups, self.ranks, lambda: self._stop_signal or 0, self._sharded
         )
 
-    @property
-    def _sharded(self) -> bool:
-        """Whether each rank has parameters of its own. A model says so by ``sharded``, with ``collect`` and
-        ``deal_out`` for checkpoints."""
-        return self.ranks is not None and getattr(self.pipeline.model, "sharded", False)
-
-    def _load_checkpoint(self) -> None:
-        path = self.config.resume_path()
-        if path is None:
-            CONSOLE.print("No checkpoint to load: training from scratch.")
-            return
-        state = checkpoint.load(path)
-        self._check_fit(state, path)
-        if self._sharded:
-            self.pipeline.model.deal_out(state)  # type: ignore[operator]
-        try:
-            self.pipeline.load_pipeline(state["pipeline"], state["step"])
-            self.optimizers.load_optimizers(state["optimizers"])
-            if "schedulers" in state and self.config.load_scheduler:
-                self.optimizers.load_schedulers(state["schedulers"])
-            self.grad_scaler.load_state_dict(state.get("scalers", {}))
-        except (KeyError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
-            raise CheckpointError(
-                f"The checkpoint {path} does not fit this model ({reason}): resume with the options of the run it is "
-                "from, which are in its config.yml."
-            ) from error
-        self._start_step = state["step"] + 1
-        self._completed_step = state["step"]
-        extra = state.get(EXTRA_KEY, {})
-        extra |= self._own_part(extra)
-        if "datamanager" in extra and hasattr(self.pipeline.datamanager, "load_cycle_state"):
-            self.pipeline.datamanager.load_cycle_state(extra["datamanager"])  # type: ignore[operator]
-        self._random_state = extra.get("random")
-        self._random_state_of = extra.get("rank", 0)
-        CONSOLE.print(f"Resuming after step {state['step']} from {path}")
-
-    def _own_part(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Returns what a checkpoint of as many ranks holds of this one; nothing if their number has changed."""
-        parts = extra.get("ranks", [])
-        return {} if self.ranks is None or len(parts) != self.ranks.size else {**parts[self.ranks.rank]}
-
-    def _check_fit(self, state: dict[str, Any], path: Path) -> None:
-        """Raises if the checkpoint lacks parameters, which nerfstudio would silently leave at their initial values."""
-        expected = {key.replace("_model.module.", "_model.") for key in self.pipeline.state_dict()}
-        found = {key.removeprefix("module.").replace("_model.module.", "_model.") for key in state["pipeline"]}
-        missing = sorted(key for key in expected - found if "lpips" not in key)
-        if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise CheckpointError(
-                f"The checkpoint {path} does not fit this model (it lacks {missing[0]}{more}): resume with the options "
-                "of the run it is from, which are in its config.yml."
-            )
-
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
@@ -401,18 +344,15 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
                 # Between steps, in saving and evaluation, other options would help.
                 if self._step_at_work is None or not is_out_of_memory(error):
                     raise
-                raise self._shortage(self._step_at_work) from error
+                levers = self.memory_levers()
+                raise shortage(self._step_at_work, self.device, self._resume_command(), levers) from error
             finally:
                 self.config.max_num_iterations = end
 
     def _before_step(self, step: int) -> None:
         """Runs before all other callbacks of a step: the safe point between two steps."""
         self.config.max_num_iterations = self._end_step
-        if self._random_state is not None:
-            # Not earlier, because setting up the viewer and the writers may draw random numbers.
-            other = 0 if self._random_state_of == comms.get_rank() else comms.get_rank()
-            random_state.restore(self._random_state, torch.device(self.device), rank=other)
-            self._random_state = None
+        self.restore_random_state()  # not earlier, because setting up the viewer and the writers may draw numbers
         if self._agreed_signal():
             self._stop(self._agreed_signal())
         self._step_at_work = step
@@ -424,10 +364,6 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
             events.progress(events.STEPS, step + 1, self._end_step)
         if self.ranks is not None and not self._sharded and (step + 1) % CHECK_EVERY == 0:
             self.ranks.require_same(trained(self.optimizers), f"after step {step}")
-
-    def _shortage(self, step: int) -> MemoryShortageError:
-        """Returns the error for a step in which memory ran out, with the options that would help."""
-        return shortage(step, self.device, self._resume_command(), self.memory_levers())
 
     def _train_complete_viewer(self) -> None:
         if self._stop_signal is None:  # otherwise Ctrl-C came in the last step, and nobody waits for the viewer
@@ -441,7 +377,7 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
         """
         loss, losses, metrics = super().train_iteration(step)
         self._completed_step = step
-        return loss.detach(), _detached(losses), _detached(metrics)
+        return loss.detach(), _detach(losses), _detach(metrics)
 
     def eval_iteration(self, step: int) -> None:
         """Runs nerfstudio's evaluation at a step without gradients, for which it would build a graph.
@@ -452,68 +388,6 @@ class F3rmTrainer(Stopping, Profiled, Trainer):
             with torch.no_grad():
                 super().eval_iteration(step)
 
-    # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, step: int) -> None:
-        """Writes ``step-*.ckpt`` of the last complete step, unless it is there already.
-
-        Args:
-            step: the step according to nerfstudio; one too many if it was stopped between two steps.
-
-        Raises:
-            CheckpointError: the disk refuses it; earlier checkpoints are untouched.
-        """
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if self._completed_step is None or (not comms.is_main_process() and self.ranks is None):
-            return
-        with self._save_lock:
-            step = min(step, self._completed_step)
-            if step in (self._saved_step, self._start_step - 1):
-                return
-            # Saving must not change the run, even if it draws random numbers.
-            random = random_state.capture(torch.device(self.device))
-            extra = {"format": EXTRA_FORMAT, **self._changing(random)}
-            if self.ranks is not None and in_main_thread:  # the other ranks do not know of a button in the viewer
-                extra["ranks"] = self._gathered(self.ranks, step, extra)
-            # Of parameters in parts, every rank has to give its own.
-            state = self._state(step, extra) if comms.is_main_process() or self._sharded else {}
-            if self._sharded:
-                self.pipeline.model.collect(state, self.ranks)  # type: ignore[operator]
-            with nullcontext() if self.lifeline is None else self.lifeline.busy:
-                if comms.is_main_process():
-                    checkpoint.write(state, checkpoint.path_of(self.checkpoint_dir, step))
-                    if self.config.save_only_latest_checkpoint:
-                        checkpoint.prune(self.checkpoint_dir)
-            self._saved_step = step
-            if in_main_thread:
-                random_state.restore(random, torch.device(self.device))
-
-    def _changing(self, random: dict[str, Any]) -> dict[str, Any]:
-        """Returns what differs between ranks."""
-        manager = self.pipeline.datamanager
-        cycle = {"datamanager": manager.cycle_state()} if hasattr(manager, "cycle_state") else {}  # type: ignore[operator]
-        return {"random": random, "rank": comms.get_rank(), **cycle}
-
-    def _gathered(self, ranks: Ranks, step: int, own: dict[str, Any]) -> list[dict[str, Any]] | None:
-        """Brings what the ranks hold in parts to rank 0, and returns there what differs between them."""
-        if self._sharded:
-            return ranks.gather(own)
-        ranks.require_same(trained(self.optimizers), f"after step {step}")
-        gather_statistics = getattr(self.pipeline.model, "gather_statistics", None)
-        if gather_statistics is not None:
-            gather_statistics()
-        return ranks.gather(own)
-
-    def _state(self, step: int, extra: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "step": step,
-            "pipeline": self.pipeline.state_dict(),
-            "optimizers": {name: item.state_dict() for name, item in self.optimizers.optimizers.items()},
-            "schedulers": {name: item.state_dict() for name, item in self.optimizers.schedulers.items()},
-            "scalers": self.grad_scaler.state_dict(),
-            EXTRA_KEY: extra,
-        }
-
-
-def _detached(values: dict[str, Any]) -> dict[str, Any]:
+def _detach(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in values.items()}

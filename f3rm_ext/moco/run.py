@@ -257,10 +257,7 @@ class Run:
         folder = self.config.output / "checkpoints"
         if not checkpoint.newest_first(folder):
             raise CheckpointError(f"There is nothing to resume in {self.config.output}: leave out --resume to start.")
-        path, skipped = checkpoint.newest_intact(folder)
-        if skipped:
-            self._say(checkpoint.warning_about(skipped, path))
-        return checkpoint.load(path, _STATE_KEYS)
+        return checkpoint.load(checkpoint.newest_intact(folder, self._say), _STATE_KEYS)
 
     def _decode(self) -> None:
         """Decodes the pictures, with a progress bar, and tells which cannot be read."""

@@ -269,8 +269,9 @@ sys.exit(130)
             ("10.0.0.5", ["script.py"], "10.0.0.5"),
         ],
     )
-    def test_host(self, host: str, argv: list[str], expected: str) -> None:
-        assert compat.local_viewer_host(ViewerConfig(websocket_host=host), argv).websocket_host == expected
+    def test_host(self, host: str, argv: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "argv", argv)
+        assert compat.local_viewer_host(ViewerConfig(websocket_host=host)).websocket_host == expected
 
     def test_viewer_server_listens_on_this_machine_only(self) -> None:
         """A real viser server: every address it listens on is 127.0.0.1."""
@@ -279,7 +280,7 @@ sys.exit(130)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        config = compat.local_viewer_host(ViewerConfig(), ["ns-viewer"])
+        config = compat.local_viewer_host(ViewerConfig())
         server = viser.ViserServer(host=config.websocket_host, port=port, verbose=False)
         try:
             until = time.monotonic() + 20

@@ -98,7 +98,7 @@ class TestResume:
         assert toy.run(make(6)).pipeline.losses != part.pipeline.losses
 
     def test_a_schedule_shorter_than_the_run(self, toy: ModuleType, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"--schedule-steps is 5.*--max-num-iterations.* 6 to"):
+        with pytest.raises(ConfigError, match=r"--schedule-steps is 5.*--max-num-iterations is 6"):
             toy.make_config(tmp_path, 6, schedule_steps=5).save_config()
         toy.make_config(tmp_path, 6, schedule_steps=6).check()
 
