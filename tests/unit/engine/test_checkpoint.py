@@ -1,6 +1,7 @@
 """Checkpoint files: what is in them, how they are written and which one is chosen."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,44 +29,23 @@ def folder(tmp_path: Path) -> Path:
 
 class TestPlain:
     def test_turns_numpy_into_python_and_tensors(self) -> None:
+        tensor = torch.zeros(2)
         value = checkpoint.plain(
-            {"lr": np.float64(0.5), "list": [np.int32(3), (np.bool_(True),)], np.str_("key"): np.arange(3)}
+            {"lr": np.float64(0.5), "list": [np.int32(3), (np.bool_(True),), tensor], np.str_("key"): np.arange(3)}
         )
+        assert value["list"][2] is tensor
         assert value["lr"] == 0.5 and type(value["lr"]) is float
         assert type(value["list"][0]) is int and value["list"][1] == (True,) and type(value["list"][1][0]) is bool
         assert torch.equal(value["key"], torch.arange(3))
         assert all(type(key) is str for key in value)
 
-    def test_keeps_tensors_themselves(self) -> None:
-        tensor = torch.zeros(2)
-        assert checkpoint.plain({"a": [tensor]})["a"][0] is tensor
-
-    def test_result_loads_in_plain_torch_without_safe_globals(self, tmp_path: Path) -> None:
-        path = tmp_path / "models" / "step-000000001.ckpt"
-        checkpoint.write({"_last_lr": [np.float64(1e-3)], "pos": np.int64(2), "key": np.ones(2, np.float32)}, path)
-        code = (
-            "import sys, torch; state = torch.load(sys.argv[1], weights_only=True);"
-            "assert 'f3rm_ext' not in sys.modules; print(state['_last_lr'], state['pos'], state['key'].tolist())"
-        )
-        result = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.split() == ["[0.001]", "2", "[1.0,", "1.0]"]
-
 
 class TestIsIntact:
-    def test_complete_file(self, folder: Path) -> None:
-        path = make(folder, 1)
-        assert checkpoint.is_intact(path) and checkpoint.is_intact(path, read_all=False)
-
-    def test_truncated_file(self, folder: Path) -> None:
-        path = make(folder, 1, damaged=True)
-        assert not checkpoint.is_intact(path) and not checkpoint.is_intact(path, read_all=False)
-
-    def test_empty_and_absent_files(self, tmp_path: Path) -> None:
-        empty = tmp_path / "step-000000001.ckpt"
-        empty.touch()
-        assert not checkpoint.is_intact(empty)
-        assert not checkpoint.is_intact(tmp_path / "none.ckpt")
+    def test_complete_truncated_empty_and_absent_files(self, folder: Path) -> None:
+        whole, truncated = make(folder, 1), make(folder, 2, damaged=True)
+        (folder / "empty.ckpt").touch()
+        for path in (whole, truncated, folder / "empty.ckpt", folder / "none.ckpt"):
+            assert checkpoint.is_intact(path) == checkpoint.is_intact(path, read_all=False) == (path == whole)
 
     def test_changed_bytes_are_seen_only_when_all_is_read(self, folder: Path) -> None:
         path = make(folder, 1)
@@ -97,7 +77,7 @@ class TestWrite:
             raise error
 
         monkeypatch.setattr(torch, "save", fail)
-        with pytest.raises(CheckpointError, match=r"could not be written .*earlier checkpoints are untouched"):
+        with pytest.raises(CheckpointError, match=re.escape(str(folder))):
             checkpoint.write({"step": 1}, path)
         assert path.read_bytes() == before
         assert list(folder.parent.iterdir()) == [folder]
@@ -125,16 +105,11 @@ class TestWrite:
 
 class TestChoice:
     def test_newest_first_ignores_other_names(self, folder: Path) -> None:
-        for step in (3, 12, 5):
-            make(folder, step)
+        for step in (3, 12_345_678_901, 5):
+            assert checkpoint.step_of(make(folder, step)) == step
         (folder / "notes.txt").touch()
-        assert [step for step, _ in checkpoint.newest_first(folder)] == [12, 5, 3]
+        assert [step for step, _ in checkpoint.newest_first(folder)] == [12_345_678_901, 5, 3]
         assert checkpoint.newest_first(folder / "none") == []
-
-    def test_steps_of_more_than_nine_digits(self, folder: Path) -> None:
-        path = make(folder, 12_345_678_901)
-        assert checkpoint.step_of(path) == 12_345_678_901
-        assert checkpoint.newest_first(folder) == [(12_345_678_901, path)]
 
     def test_damaged_ones_are_passed_over(self, folder: Path) -> None:
         good = make(folder, 4)
@@ -144,22 +119,14 @@ class TestChoice:
         assert all(path.name in warnings[0] for path in (good, *bad))
 
     def test_none_intact(self, folder: Path) -> None:
-        make(folder, 8, damaged=True)
-        with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is damaged .step-000000008.ckpt."):
-            checkpoint.newest_intact(folder, print)
-
-    def test_none_at_all(self, folder: Path) -> None:
         folder.mkdir(parents=True)
-        with pytest.raises(CheckpointError, match=r"There is no checkpoint in .*--load-dir"):
+        with pytest.raises(CheckpointError, match="--load-dir"):
+            checkpoint.newest_intact(folder, print)
+        make(folder, 8, damaged=True)
+        with pytest.raises(CheckpointError, match=r"damaged .step-000000008.ckpt"):
             checkpoint.newest_intact(folder, print)
 
-    def test_prune_keeps_the_newest_and_one_spare(self, folder: Path) -> None:
-        for step in (1, 2, 3, 4):
-            make(folder, step)
-        checkpoint.prune(folder)
-        assert [step for step, _ in checkpoint.newest_first(folder)] == [4, 3]
-
-    def test_prune_never_counts_a_damaged_one_as_spare(self, folder: Path) -> None:
+    def test_prune_keeps_the_newest_and_one_spare_that_is_not_damaged(self, folder: Path) -> None:
         for step in (1, 2, 4):
             make(folder, step)
         make(folder, 3, damaged=True)
@@ -175,7 +142,7 @@ class TestFindFolder:
         assert checkpoint.find_folder(folder.parent, relative) == folder
 
     def test_missing_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="none given by --load-dir does not exist"):
+        with pytest.raises(CheckpointError, match=r"none .*--load-dir"):
             checkpoint.find_folder(tmp_path / "none", Path("m"))
 
     @pytest.mark.parametrize(
@@ -183,7 +150,7 @@ class TestFindFolder:
     )
     def test_file_instead_of_folder_names_the_right_option(self, tmp_path: Path, name: str, option: str) -> None:
         (tmp_path / name).touch()
-        with pytest.raises(CheckpointError, match=f"takes a folder: use {option}"):
+        with pytest.raises(CheckpointError, match=f"{name}.*{option}"):
             checkpoint.find_folder(tmp_path / name, Path("m"))
 
 
@@ -192,18 +159,16 @@ class TestLoad:
         state = checkpoint.load(make(folder, 5))
         assert state["step"] == 5 and torch.equal(state["pipeline"]["w"], torch.ones(1000))
 
-    def test_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="does not exist"):
-            checkpoint.load(tmp_path / "step-000000001.ckpt")
-
-    def test_damaged_file(self, folder: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"cannot be read .*--load-step"):
-            checkpoint.load(make(folder, 1, damaged=True))
-
-    def test_file_of_something_else(self, tmp_path: Path) -> None:
-        torch.save({"weights": torch.ones(1)}, tmp_path / "x.ckpt")
-        with pytest.raises(CheckpointError, match="not a checkpoint of a nerfstudio run"):
-            checkpoint.load(tmp_path / "x.ckpt")
+    def test_other_files_are_one_sentence(self, folder: Path) -> None:
+        make(folder, 1, damaged=True)
+        torch.save({"weights": torch.ones(1)}, folder / "other.ckpt")
+        for name, reason in (
+            ("step-000000001.ckpt", "cannot be read .*--load-step"),
+            ("none.ckpt", "does not exist"),
+            ("other.ckpt", "not a checkpoint"),
+        ):
+            with pytest.raises(CheckpointError, match=f"{name} .*{reason}|{name} is {reason}"):
+                checkpoint.load(folder / name)
 
     def test_never_runs_code_of_the_file(self, tmp_path: Path) -> None:
         mark = tmp_path / "ran"

@@ -43,11 +43,11 @@ def test_devices_that_are_there_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"num_devices": 3}, "num-devices is 3, but there are 2 CUDA devices"),
-        ({"num_machines": 2}, "num-machines is 2, but the machines do not know where to meet"),
-        ({"num_machines": 2, "dist_url": "tcp://a:1", "machine_rank": 2}, "machine-rank is 2, but the 2 machines"),
-        ({"num_machines": 0}, "num-machines is 0, but training needs one"),
-        ({"num_machines": 2, "device_type": "cpu"}, "connects machines with CUDA only, not with cpu"),
+        ({"num_devices": 3}, "num-devices is 3.* 2 CUDA"),
+        ({"num_machines": 2}, "num-machines is 2.*dist-url"),
+        ({"num_machines": 2, "dist_url": "tcp://a:1", "machine_rank": 2}, "machine-rank is 2.* 0 to 1"),
+        ({"num_machines": 0}, "num-machines is 0"),
+        ({"num_machines": 2, "device_type": "cpu"}, "num-machines is 2.* cpu"),
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, object], says: str) -> None:
@@ -56,15 +56,10 @@ def test_what_cannot_work_is_refused(options: dict[str, object], says: str) -> N
 
 
 @pytest.mark.usefixtures("by_torchrun")
-def test_torchrun_and_nerfstudio_do_not_both_start_processes() -> None:
-    with pytest.raises(ConfigError, match=r"torchrun has started 4 processes .* give these numbers to torchrun only"):
-        launch.check_machines(machine(num_devices=2))
-
-
-@pytest.mark.usefixtures("by_torchrun")
-def test_more_processes_than_devices_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"torchrun has started 4 .* there are 2 CUDA .* use --nproc-per-node 2"):
-        launch.check_machines(machine())
+@pytest.mark.parametrize(("devices", "says"), [(2, "--machine.num-devices .* 2 more"), (1, "--nproc-per-node 2")])
+def test_torchrun_starts_processes_alone_and_not_more_than_devices(devices: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"torchrun has started 4 .*{says}"):
+        launch.check_machines(machine(num_devices=devices))
 
 
 @pytest.mark.usefixtures("by_torchrun")

@@ -59,11 +59,8 @@ class TestResume:
         assert resumed.pipeline.losses == {done: loss for done, loss in whole.pipeline.losses.items() if done > step}
         last = checkpoint.path_of(resumed.checkpoint_dir, LAST)
         assert same_weights(last, checkpoint.path_of(whole.checkpoint_dir, LAST))
-
-    def test_random_numbers_matter_to_the_toy(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
-        # Guards the test above: without the saved state the losses do differ.
         other = toy.run(toy.make_config(tmp_path, LAST + 1), seed=7)
-        assert other.pipeline.losses != whole.pipeline.losses
+        assert other.pipeline.losses != whole.pipeline.losses, "random numbers do not matter to the toy"
 
     def test_processes_of_several_devices_do_not_share_their_random_numbers(
         self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
@@ -111,14 +108,11 @@ class TestResume:
         toy.run(config)
         assert seen == [13, 13]
 
-    def test_accepts_the_run_folder(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
-        resumed = toy.run(toy.make_config(tmp_path, 12, load_dir=whole.base_dir))
-        assert list(resumed.pipeline.losses) == [11]
-
-    def test_accepts_a_checkpoint_file(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
+    def test_accepts_the_run_folder_or_a_file(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
         path = checkpoint.path_of(whole.checkpoint_dir, 8)
         resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_checkpoint=path), seed=7)
         assert list(resumed.pipeline.losses) == [9, 10]
+        assert list(toy.run(toy.make_config(tmp_path, 12, load_dir=whole.base_dir)).pipeline.losses) == [11]
 
     def test_passes_over_a_truncated_newest_checkpoint(
         self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, capsys: pytest.CaptureFixture
@@ -135,20 +129,20 @@ class TestResume:
         config = toy.make_config(tmp_path, LAST + 1, load_dir=whole.base_dir, timestamp="again")
         with pytest.raises(SystemExit) as leaving:
             toy.run(config)
-        assert leaving.value.code == 0
-        assert "Nothing left to do" in capsys.readouterr().out
+        assert leaving.value.code == 0 and "--max-num-iterations" in capsys.readouterr().out
         assert not config.get_base_dir().exists()
 
     def test_finished_run_is_not_trained_by_the_trainer_either(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer
     ) -> None:
-        monkeypatch.setattr(F3rmTrainerConfig, "save_config", lambda self: None)
-        resumed = toy.run(toy.make_config(tmp_path, 8, load_dir=whole.base_dir))
+        resumed = toy.make_config(tmp_path, 8, load_dir=whole.base_dir).setup(local_rank=0, world_size=1)
+        resumed.setup()
+        resumed.train()
         assert resumed.pipeline.losses == {} and steps(resumed) == []
 
     def test_other_model_is_one_sentence(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
         config = toy.make_config(tmp_path, 20, load_dir=whole.base_dir, pipeline=toy.ToyPipelineConfig(width=3))
-        with pytest.raises(CheckpointError, match=r"does not fit this model \(size mismatch for .*config.yml"):
+        with pytest.raises(CheckpointError, match=r"size mismatch .*config\.yml"):
             toy.run(config)
 
     def test_missing_parameters_are_not_left_at_random(
@@ -173,8 +167,8 @@ class TestResume:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"load_dir": Path("nowhere")}, "nowhere given by --load-dir does not exist"),
-            ({"load_checkpoint": Path("nowhere.ckpt")}, "nowhere.ckpt given by --load-checkpoint does not exist"),
+            ({"load_dir": Path("nowhere")}, "nowhere .*--load-dir"),
+            ({"load_checkpoint": Path("nowhere.ckpt")}, "nowhere.ckpt .*--load-checkpoint"),
         ],
     )
     def test_nothing_there_is_one_sentence_and_leaves_no_run_folder(
@@ -186,16 +180,16 @@ class TestResume:
 
     def test_absent_step_names_those_there(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
         config = toy.make_config(tmp_path, 20, load_dir=whole.base_dir, load_step=5)
-        with pytest.raises(CheckpointError, match=r"step-000000005.ckpt does not exist: .* \(10, 8, 4\)"):
+        with pytest.raises(CheckpointError, match=r"step-000000005.ckpt .*--load-step .*10, 8, 4"):
             config.check()
 
 
 class TestCheckpoints:
-    def test_newest_and_one_spare_are_kept(self, toy: ModuleType, tmp_path: Path) -> None:
+    def test_newest_and_one_spare_are_kept_or_all(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
         assert steps(toy.run(toy.make_config(tmp_path, 14))) == [13, 12]
-
-    def test_all_are_kept_where_asked_for(self, whole: F3rmTrainer) -> None:
         assert steps(whole) == [10, 8, 4]
+        # Nerfstudio parses every name in the folder.
+        assert {path.suffix for path in whole.checkpoint_dir.iterdir()} == {".ckpt"}
 
     def test_final_step_is_not_written_twice(
         self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,9 +224,6 @@ class TestCheckpoints:
         position = whole.pipeline.datamanager.position
         assert result.stdout.split() == ["10", "1", str(position), "float"]
 
-    def test_nothing_else_lies_in_the_folder_nerfstudio_parses(self, whole: F3rmTrainer) -> None:
-        assert {path.suffix for path in whole.checkpoint_dir.iterdir()} == {".ckpt"}
-
 
 class TestEvaluationLoading:
     """The steps of nerfstudio's ``eval_setup`` that concern us."""
@@ -243,10 +234,8 @@ class TestEvaluationLoading:
         config.load_dir = config.get_checkpoint_dir()
         return eval_load_checkpoint(config, config.pipeline.setup())
 
-    def test_takes_the_newest(self, whole: F3rmTrainer) -> None:
+    def test_takes_the_newest_that_is_not_truncated(self, whole: F3rmTrainer, capsys: pytest.CaptureFixture) -> None:
         assert self.load(whole) == (checkpoint.path_of(whole.checkpoint_dir, LAST), LAST)
-
-    def test_passes_over_truncated_ones(self, whole: F3rmTrainer, capsys: pytest.CaptureFixture) -> None:
         for step in (LAST, 8):
             truncate(checkpoint.path_of(whole.checkpoint_dir, step))
         assert self.load(whole)[1] == 4
@@ -267,7 +256,7 @@ class TestEvaluationLoading:
             self.load(whole)
 
     def test_run_without_checkpoints_is_one_sentence(self, toy: ModuleType, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="the run was stopped before its first one"):
+        with pytest.raises(CheckpointError, match="no checkpoint"):
             toy.make_config(tmp_path, 5).get_checkpoint_dir()
 
 
@@ -320,15 +309,8 @@ class TestConfig:
         monkeypatch.setattr(sys, "argv", ["ns-viewer", "--load-config", "config.yml"])
         config.viewer = ViewerConfig()  # what ns-viewer does
         assert config.viewer.websocket_host == "127.0.0.1"
-
-    def test_viewer_opens_up_when_asked_to(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        config = F3rmTrainerConfig()
-        monkeypatch.setattr(sys, "argv", ["ns-viewer", "--viewer.websocket-host", "0.0.0.0"])
-        config.viewer = ViewerConfig(websocket_host="0.0.0.0")
-        assert config.viewer.websocket_host == "0.0.0.0"
-
-    def test_host_given_at_construction_is_kept(self) -> None:
-        assert F3rmTrainerConfig(viewer=ViewerConfig(websocket_host="0.0.0.0")).viewer.websocket_host == "0.0.0.0"
+        anywhere = ViewerConfig(websocket_host="0.0.0.0")
+        assert F3rmTrainerConfig(viewer=anywhere).viewer.websocket_host == "0.0.0.0", "given at construction"
 
     def test_no_warnings_about_half_precision_on_the_cpu(self, toy: ModuleType, tmp_path: Path) -> None:
         with warnings.catch_warnings():
@@ -413,20 +395,13 @@ class TestSignals:
         )
         assert steps(toy.run(config)) == [2]
 
-    def test_second_signal_stops_at_once(self, toy: ModuleType, tmp_path: Path) -> None:
-        trainer = toy.make_config(tmp_path, 5).setup(local_rank=0, world_size=1)
-        trainer._on_signal(signal.SIGINT, None)
-        with pytest.raises(KeyboardInterrupt):
-            trainer._on_signal(signal.SIGINT, None)
-
-    def test_paused_run_is_woken_to_stop(self, toy: ModuleType, tmp_path: Path) -> None:
+    def test_first_signal_wakes_and_the_second_stops_at_once(self, toy: ModuleType, tmp_path: Path) -> None:
         trainer = toy.make_config(tmp_path, 5, start_paused=True).setup(local_rank=0, world_size=1)
         trainer._on_signal(signal.SIGINT, None)
         assert trainer.training_state == "training"
-
-    def test_leaving_the_viewer_after_training_is_no_failure(self, toy: ModuleType, tmp_path: Path) -> None:
-        trainer = toy.make_config(tmp_path, 5).setup(local_rank=0, world_size=1)
-        trainer.training_state = "completed"
+        with pytest.raises(KeyboardInterrupt):
+            trainer._on_signal(signal.SIGINT, None)
+        trainer.training_state = "completed"  # saved; leaving the viewer is no failure
         with pytest.raises(SystemExit) as leaving:
             trainer._on_signal(signal.SIGINT, None)
         assert leaving.value.code == 0
