@@ -67,11 +67,8 @@ def test_codes_with_their_residual_have_the_norm_of_the_full_vector(basis: torch
     expected = Embeddings.of_full(full.float(), ["a", "b"], basis)
     torch.testing.assert_close(made.values, expected.values, atol=1e-6, rtol=0)
     torch.testing.assert_close(Embeddings.of_codes(codes.float(), ["a", "b"]).values.norm(dim=1), torch.ones(2))
-
-
-def test_a_residual_alone_is_a_direction_no_code_has() -> None:
-    made = Embeddings.of_codes(torch.zeros(1, 3), ["a"], torch.ones(1))
-    assert not made.values.any()
+    alone = Embeddings.of_codes(torch.zeros(1, 3), ["a"], torch.ones(1))
+    assert not alone.values.any(), "a residual alone is a direction that no code has"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,7 @@ def test_none_and_several() -> None:
 # --- queries ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_query_without_negatives_is_a_cosine() -> None:
+def test_a_query_with_negatives_is_a_relevancy_and_without_a_cosine() -> None:
     query = Query("cup", "clip", vectors(2), Embeddings.empty(3))
     assert not query.is_relevancy and query.lowest == -1.0
     assert query.describe() == {
@@ -107,9 +104,6 @@ def test_a_query_without_negatives_is_a_cosine() -> None:
         "score": "cosine",
         "temperature": None,
     }
-
-
-def test_a_query_with_negatives_is_a_relevancy() -> None:
     query = Query("cup", "clip", vectors(), vectors(1, seed=1), temperature=0.2)
     assert query.is_relevancy and query.lowest == 0.0
     said = query.describe()
@@ -117,7 +111,7 @@ def test_a_query_with_negatives_is_a_relevancy() -> None:
 
 
 def test_queries_that_ask_nothing_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'cup' looks for nothing"):
+    with pytest.raises(ConfigError, match="'cup'"):
         Query("cup", "clip", Embeddings.empty(3), vectors())
     with pytest.raises(ConfigError, match="temperature is 0"):
         Query("cup", "clip", vectors(), vectors(), temperature=0.0)
@@ -143,33 +137,30 @@ def test_a_vector_of_the_full_space(save: Save, basis: torch.Tensor) -> None:
     assert loaded.sources == ("v.npy",)
     in_codes = load_embeddings(save(given), CODES, basis)
     torch.testing.assert_close(in_codes.values, loaded.values @ basis.T)
-
-
-def test_rows_are_named_by_number(save: Save) -> None:
-    loaded = load_embeddings(save(np.array([[1, 0, 0], [0, 2, 0]])), 3, None)
-    assert loaded.sources == ("v.npy[0]", "v.npy[1]")
-    torch.testing.assert_close(loaded.values, torch.eye(3)[:2])
-
-
-def test_a_vector_of_codes(save: Save, basis: torch.Tensor) -> None:
-    loaded = load_embeddings(save(np.array([0.0, 0.0, 5.0, 0.0])), CODES, basis)
-    torch.testing.assert_close(loaded.values, torch.eye(CODES)[2:3])
+    codes = load_embeddings(save(np.array([0.0, 0.0, 5.0, 0.0])), CODES, basis)
+    torch.testing.assert_close(codes.values, torch.eye(CODES)[2:3])
+    rows = load_embeddings(save(np.array([[1, 0, 0], [0, 2, 0]])), 3, None)
+    assert rows.sources == ("v.npy[0]", "v.npy[1]")
+    torch.testing.assert_close(rows.values, torch.eye(3)[:2])
 
 
 def test_other_dimensions_are_refused(save: Save, basis: torch.Tensor) -> None:
-    with pytest.raises(ConfigError, match=r"have 7 dimensions, but this feature has 3: .*same extractor"):
+    with pytest.raises(ConfigError, match=r" 7 .* 3"):
         load_embeddings(save(np.ones(7)), 3, None)
-    with pytest.raises(ConfigError, match=r"have 7 dimensions, but this feature has 12 \(or 4 PCA codes\)"):
+    with pytest.raises(ConfigError, match=r" 7 .* 12 \(or 4 "):
         load_embeddings(save(np.ones((2, 7))), CODES, basis)
 
 
 @pytest.mark.parametrize(
     "array",
-    [np.ones((2, 2, 3)), np.float64(3.0), np.array(["a", "b"]), np.ones(3, bool), np.ones(3, complex)],
-    ids=["3 axes", "scalar", "text", "bool", "complex"],
+    [
+        *(np.ones((2, 2, 3)), np.float64(3.0), np.array(["a", "b"]), np.ones(3, bool), np.ones(3, complex)),
+        *(np.ones((0, 3)), np.array([np.nan, 1, 0]), np.array([np.inf, 1, 0]), np.array([1e300, 1, 0]), np.zeros(3)),
+    ],
+    ids=["3 axes", "scalar", "text", "bool", "complex", "no rows", "nan", "inf", "too large", "zero"],
 )
 def test_what_is_no_vector_is_refused(save: Save, array: np.ndarray) -> None:
-    with pytest.raises(ConfigError, match="holds no vector of numbers"):
+    with pytest.raises(ConfigError, match=r"v\.npy.*(holds no vector|not finite|is zero)"):
         load_embeddings(save(array), 3, None)
 
 
@@ -183,24 +174,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             load_embeddings(tmp_path / name, 3, None)
 
 
-def test_no_rows_are_refused(save: Save) -> None:
-    with pytest.raises(ConfigError, match="holds no vector"):
-        load_embeddings(save(np.ones((0, 3))), 3, None)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300, 0.0])
-def test_numbers_without_direction_are_refused(save: Save, value: float) -> None:
-    with pytest.raises(ConfigError, match=r"v\.npy.*(not finite|is zero)"):
-        load_embeddings(save(np.array([value, 1.0 if value else 0.0, 0.0])), 3, None)
-
-
-def test_saved_vectors_come_back(tmp_path: Path) -> None:
-    given = Embeddings.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"))
-    np.save(tmp_path / "v.npy", pack_embeddings(given))
-    torch.testing.assert_close(load_embeddings(tmp_path / "v.npy", 9, None).values, given.values)
-
-
-def test_saved_codes_come_back_with_what_they_leave_out(tmp_path: Path) -> None:
+def test_saved_vectors_come_back_and_codes_with_what_they_leave_out(tmp_path: Path) -> None:
+    full = Embeddings.of_full(random(2, 9), ("a", "b"))
+    np.save(tmp_path / "full.npy", pack_embeddings(full))
+    torch.testing.assert_close(load_embeddings(tmp_path / "full.npy", 9, None).values, full.values)
     basis = torch.linalg.qr(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))[0].T.contiguous()
     given = Embeddings.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"), basis)
     assert (given.values.norm(dim=1) < 0.95).all()

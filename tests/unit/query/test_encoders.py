@@ -97,17 +97,13 @@ def test_texts_become_directions(words_head: Callable[..., Any]) -> None:
     vectors = TextEncoder().encode(words_head(), ["a", "bbb"])
     torch.testing.assert_close(vectors.values, torch.eye(DIM)[[1, 3]])
     assert vectors.sources == ("a", "bbb") and not vectors.values.is_inference()
-
-
-def test_texts_are_written_in_codes(words_head: Callable[..., Any]) -> None:
-    head = words_head(basis=torch.eye(DIM)[1:3])
-    vectors = TextEncoder().encode(head, ["a", "bbb"])
-    torch.testing.assert_close(vectors.values, torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    codes = TextEncoder().encode(words_head(basis=torch.eye(DIM)[1:3]), ["a", "bbb"])
+    torch.testing.assert_close(codes.values, torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
 
 
 def test_an_extractor_is_built_once(words_head: Callable[..., Any]) -> None:
     encoder = TextEncoder()
-    assert Silent.built == [], "nothing is loaded before it is needed"
+    assert len(encoder.encode(words_head(), [])) == 0 and Silent.built == [], "nothing is loaded before it is needed"
     for _ in range(2):
         encoder.encode(words_head(), DEFAULT_NEGATIVES)
     encoder.encode(words_head("words:weights=other"), ["a"])
@@ -115,14 +111,9 @@ def test_an_extractor_is_built_once(words_head: Callable[..., Any]) -> None:
     assert Silent.built == ["here", "other"]
 
 
-def test_no_texts_need_no_extractor(words_head: Callable[..., Any]) -> None:
-    assert len(TextEncoder().encode(words_head(), [])) == 0
-    assert Silent.built == []
-
-
 @pytest.mark.parametrize("prompts", [[""], ["cup", "  "]])
 def test_empty_texts_are_refused(words_head: Callable[..., Any], prompts: list[str]) -> None:
-    with pytest.raises(ConfigError, match="text to look for is empty"):
+    with pytest.raises(ConfigError, match="empty"):
         TextEncoder().encode(words_head(), prompts)
     assert Silent.built == []
 
@@ -132,16 +123,18 @@ def test_the_same_weights_are_required(words_head: Callable[..., Any]) -> None:
     encoder.encode(words_head(identity={"model": "one", "weights": "hash of here", "resolution": "other"}), ["a"])
     for identity in ({"weights": "hash of others"}, {"model": "two"}):
         # Asked for again too, when the extractor is known already.
-        with pytest.raises(ConfigError, match=r"words on this machine .* are not those the feature 'w' was made with"):
+        with pytest.raises(ConfigError, match=r"hash of here|\(one\)"):
             encoder.encode(words_head(identity=identity), ["a"])
     assert Silent.built == ["here"]
 
 
 def test_missing_weights_keep_their_kind_and_say_what_goes_on_working(words_head: Callable[..., Any]) -> None:
-    with pytest.raises(WeightsNotFoundError, match=r"put words\.pth there\. Queries by example go on working\.$"):
+    with pytest.raises(WeightsNotFoundError, match=r"words\.pth .*by example"):
         TextEncoder().encode(words_head("words:weights=missing"), ["a"])
-    with pytest.raises(ExtractorError, match=r"damaged\. Queries by example go on working\.$"):
+    with pytest.raises(ExtractorError, match=r"damaged.* by example"):
         TextEncoder().encode(words_head("words:weights=broken"), ["a"])
+    with pytest.raises(ExtractorError, match=r"'speech'.* by example"):
+        TextEncoder().encode(words_head("speech"), ["a"])
 
 
 def test_weights_that_arrive_later_are_used(words_head: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +148,7 @@ def test_weights_that_arrive_later_are_used(words_head: Callable[..., Any], monk
 
 @pytest.mark.parametrize("weights", ["here", "missing"])
 def test_features_without_texts_say_so_whatever_their_weights(words_head: Callable[..., Any], weights: str) -> None:
-    with pytest.raises(ExtractorError, match=r"'w' \(silent.*\) understands no text. Queries by example") as caught:
+    with pytest.raises(ExtractorError, match=r"'w' \(silent.* by example") as caught:
         TextEncoder().encode(words_head(f"silent:weights={weights}"), ["a"])
     assert not isinstance(caught.value, WeightsNotFoundError) and Silent.built == []
 
@@ -163,18 +156,13 @@ def test_features_without_texts_say_so_whatever_their_weights(words_head: Callab
 def test_who_understands_text() -> None:
     assert understands_text("words:weights=missing") and understands_text("clip") and understands_text("labels")
     assert not understands_text("silent") and not understands_text("dinov2:model=vits14")
-    with pytest.raises(ExtractorError, match="no extractor 'speech'"):
+    with pytest.raises(ExtractorError, match="'speech'"):
         understands_text("speech")
-
-
-def test_extractors_that_are_not_installed(words_head: Callable[..., Any]) -> None:
-    with pytest.raises(ExtractorError, match=r"no extractor 'speech'.*Queries by example go on working\."):
-        TextEncoder().encode(words_head("speech"), ["a"])
 
 
 def test_texts_of_another_dimension_are_refused(words_head: Callable[..., Any]) -> None:
     for options in ({}, {"basis": torch.eye(DIM)[:2]}):
-        with pytest.raises(ExtractorError, match=r"odd gave texts of shape \(1, 7\) .* 6 dimensions"):
+        with pytest.raises(ExtractorError, match=r"odd .*\(1, 7\).* 6 "):
             TextEncoder().encode(words_head("odd", **options), ["a"])
 
 
@@ -287,7 +275,7 @@ def test_photos_need_no_weights(encode: Encode, photos: Any, monkeypatch: pytest
 
     monkeypatch.setattr(registry, "build_extractor", fail)
     encode(Region("a.png", 1.0, 1.0))
-    with pytest.raises(WeightsNotFoundError, match=r"put them there. Examples from photos of the capture go on"):
+    with pytest.raises(WeightsNotFoundError, match="put them there"):
         encode(Region(str(_save(photos.data.parent / "b.png", np.zeros((8, 8, 3), np.uint8)))))
 
 
@@ -330,21 +318,17 @@ def test_codes_of_another_image_know_what_they_leave_out(photos: Any, make_head:
 
 
 def test_outside_of_the_image(encode: Encode, photos: Any) -> None:
-    with pytest.raises(ConfigError, match="lies outside the image, which has 20 x 16 pixels"):
+    with pytest.raises(ConfigError, match="20 x 16"):
         encode(Region("a.png", 21.0, 3.0))
     with pytest.raises(ConfigError, match="40 x 32 pixels"):
         encode(Region(str(photos.data / "images" / "a.png"), 30.0, 3.0, 11.0, 2.0))
 
 
-def test_no_such_image(encode: Encode) -> None:
-    with pytest.raises(ConfigError, match=r"There is no image 'c.png', neither among the photos .* nor as a file"):
-        encode(Region("c.png", 1.0, 1.0))
-
-
-def test_a_file_that_is_no_image(encode: Encode, tmp_path: Path) -> None:
-    (tmp_path / "c.png").write_text("hello")
-    with pytest.raises(ConfigError, match=r"c.png cannot be read"):
-        encode(Region(str(tmp_path / "c.png")))
+def test_what_is_no_image(encode: Encode, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("hello")
+    for name in ("text.png", "none.png"):
+        with pytest.raises(ConfigError, match=name):
+            encode(Region(str(tmp_path / name)))
 
 
 def test_another_model_than_that_of_the_features(encode: Encode, head: Any, tmp_path: Path) -> None:

@@ -15,49 +15,39 @@ def options(**given: Any) -> QueryOptions:
 
 
 def test_texts_with_and_without_names() -> None:
-    mug, fruit = parse_queries(options(text=("blue mug", "fruit = banana | plantain")))
-    assert (mug.name, mug.positives) == ("blue mug", ("blue mug",))
-    assert (fruit.name, fruit.positives) == ("fruit", ("banana", "plantain"))
-
-
-def test_a_text_of_alternatives_is_called_by_the_first() -> None:
-    (spec,) = parse_queries(options(text=("banana|plantain",)))
-    assert spec.name == "banana"
+    given = options(text=("blue mug", "fruit = banana | plantain", "kiwi|fig"), negative=("wall",), temperature=0.3)
+    specs = parse_queries(given)
+    assert {spec.name: spec.positives for spec in specs} == {
+        "blue mug": ("blue mug",),
+        "fruit": ("banana", "plantain"),
+        "kiwi": ("kiwi", "fig"),
+    }
+    assert {(spec.negatives, spec.feature, spec.temperature) for spec in specs} == {(("wall",), "", 0.3)}
 
 
 def test_examples_and_vectors_with_and_without_names() -> None:
-    given = options(exemplar=("a/b.png:1,2", "face=a/b.png:1,2,3,4"), vector=("v/mug.npy", "cup=v/mug.npy"))
+    places = ("a/b.png:1,2", "face=a/b.png:1,2,3,4", "runs/lr=3/c.png:1,2")
+    given = options(exemplar=places, vector=("v/mug.npy", "cup=v/mug.npy"))
     assert [(spec.name, spec.positives) for spec in parse_queries(given)] == [
         ("b.png:1,2", Region("a/b.png", 1.0, 2.0)),
         ("face", Region("a/b.png", 1.0, 2.0, 3.0, 4.0)),
+        ("c.png:1,2", Region("runs/lr=3/c.png", 1.0, 2.0)),
         ("mug", Path("v/mug.npy")),
         ("cup", Path("v/mug.npy")),
     ]
 
 
-def test_every_query_has_the_options_of_all() -> None:
-    given = options(text=("mug",), exemplar=("a.png",), negative=("wall",), feature="clip", temperature=0.3)
-    for spec in parse_queries(given):
-        assert (spec.negatives, spec.feature, spec.temperature) == (("wall",), "clip", 0.3)
-
-
-def test_an_equals_sign_in_a_path_is_no_name() -> None:
-    (spec,) = parse_queries(options(exemplar=("runs/lr=3/b.png:1,2",)))
-    assert spec.positives == Region("runs/lr=3/b.png", 1.0, 2.0)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"text": ("",)}, "text to look for is empty"),
-        ({"text": ("mug | ",)}, "text to look for is empty"),
-        ({"text": ("name=",)}, "text to look for is empty"),
-        ({"text": ("mug", "mug | cup")}, "Two queries are called 'mug'"),
-        ({"exemplar": ("a.png:1,2,3",)}, "is not understood"),
-        ({"exemplar": ("a.png:1,2,0,4",)}, "is empty"),
-        ({"vector": ("cup=",)}, "names no file"),
-        ({"text": ("mug",), "negative": ("none", "table")}, "goes with no other"),
-        ({"text": ("mug",), "negative": (" ",)}, "after --negative is empty"),
+        ({"text": ("",)}, "empty"),
+        ({"text": ("mug | ",)}, "empty"),
+        ({"text": ("name=",)}, "empty"),
+        ({"text": ("mug", "mug | cup")}, "'mug'"),
+        ({"exemplar": ("a.png:1,2,3",)}, "IMAGE:x,y,w,h"),
+        ({"vector": ("cup=",)}, "cup="),
+        ({"text": ("mug",), "negative": ("none", "table")}, "--negative"),
+        ({"text": ("mug",), "negative": (" ",)}, "--negative"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"threshold": 1.5}, "--threshold is 1.5"),
     ],
@@ -84,7 +74,7 @@ def test_alternatives_are_split() -> None:
     assert split_prompts("blue mug") == ["blue mug"]
     assert split_prompts(" mug| cup ") == ["mug", "cup"]
     for text in ("", "  ", "mug|", "|"):
-        with pytest.raises(ConfigError, match="text to look for is empty"):
+        with pytest.raises(ConfigError, match="empty"):
             split_prompts(text)
 
 
@@ -92,10 +82,6 @@ def test_alternatives_are_split() -> None:
 def test_temperatures_that_cannot_be_used(temperature: float) -> None:
     with pytest.raises(ConfigError, match="must be above 0"):
         check_temperature(temperature)
-
-
-def test_a_temperature_that_can_be_used() -> None:
-    check_temperature(0.05)
 
 
 # --- regions ----------------------------------------------------------------------------------------------------------
@@ -118,15 +104,11 @@ def test_regions_are_read(text: str, expected: Region) -> None:
     assert Region.parse(str(expected)) == expected
 
 
-@pytest.mark.parametrize("text", ["", ":1,2", "a.png:1", "a.png:1,2,3", "a.png:x,y", "a.png:nan,2", "a.png:1,inf"])
+@pytest.mark.parametrize(
+    "text", ["", ":1,2", "a.png:1", "a.png:1,2,3", "a.png:x,y", "a.png:nan,2", "a.png:1,inf", "a:1,2,0,5", "a:1,2,5,-1"]
+)
 def test_regions_that_are_not_understood_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"not understood: .*IMAGE:x,y,w,h"):
-        Region.parse(text)
-
-
-@pytest.mark.parametrize("text", ["a.png:1,2,0,5", "a.png:1,2,5,-1"])
-def test_empty_boxes_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is empty"):
+    with pytest.raises(ConfigError, match=r"IMAGE:x,y,w,h|is empty"):
         Region.parse(text)
 
 
@@ -140,15 +122,9 @@ def test_extent_and_middle() -> None:
     assert Region("a", 10.0, 20.0, 30.0, 40.0).box_px(99, 99) == (10, 20, 40, 60)
     assert Region("a", 10.0, 20.0).box_px(99, 99) == (10, 20, 10, 20)
     assert Region("a").box_px(80, 60) == (0, 0, 80, 60)
-    assert Region("a", 10.0, 20.0, 30.0, 40.0).middle_px(99, 99) == (25, 40) and Region("a").middle_px(80, 60) == (
-        40,
-        30,
-    )
-    assert [Region("a", 1.0, 2.0).is_point, Region("a", 1.0, 2.0, 3.0, 4.0).is_point, Region("a").is_point] == [
-        True,
-        False,
-        False,
-    ]
+    assert Region("a", 10.0, 20.0, 30.0, 40.0).middle_px(99, 99) == (25, 40)
+    assert Region("a").middle_px(80, 60) == (40, 30)
+    assert [Region.parse(text).is_point for text in ("a:1,2", "a:1,2,3,4", "a")] == [True, False, False]
 
 
 @pytest.mark.parametrize("inside", ["a", "a:0,0", "a:40,30", "a:0,0,40,30", "a:39,29,1,1"])
@@ -158,5 +134,5 @@ def test_places_inside_are_taken(inside: str) -> None:
 
 @pytest.mark.parametrize("outside", ["a:-1,0", "a:0,-0.5", "a:40.5,3", "a:3,31", "a:30,0,11,5", "a:0,20,5,11"])
 def test_places_outside_are_refused(outside: str) -> None:
-    with pytest.raises(ConfigError, match=r"outside the image, which has 40 x 30 pixels"):
+    with pytest.raises(ConfigError, match="40 x 30"):
         Region.parse(outside).require_inside(40, 30)

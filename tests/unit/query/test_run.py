@@ -96,9 +96,7 @@ def test_other_features_than_those_distilled_are_refused(
     head = run.model.feature_field.head("labels")
     monkeypatch.setattr(run.manager.config.features, "cache_dir", tmp_path)
     monkeypatch.setattr(head, "identity", {**head.identity, "weights": "0123456789abcdef"})
-    with pytest.raises(
-        FeatureStoreError, match=r"other 2D features than those 'labels' was distilled from.*query by text"
-    ):
+    with pytest.raises(FeatureStoreError, match=r"'labels'"):
         photos(run).feature_map("train", 0, "")
 
 
@@ -130,7 +128,7 @@ def test_codes_of_another_basis_are_refused(
     if same:
         assert opened.feature_map("train", 3, "") is stored
     else:
-        with pytest.raises(FeatureStoreError, match="have another basis"):
+        with pytest.raises(FeatureStoreError, match="basis"):
             opened.feature_map("train", 3, "")
 
 
@@ -138,7 +136,7 @@ def test_captures_without_held_out_photos(run: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run.manager, "eval_dataset", None)
     assert run.find_photo("frame_00003.png") is None
     for get in (run.files, run.cameras, lambda split: photos(run).feature_map(split, 0, "")):
-        with pytest.raises(ConfigError, match="no held-out photos"):
+        with pytest.raises(ConfigError, match="held-out"):
             get("test")
     assert photos(run).feature_map("train", 0, "").values.shape[:2] == (48, 64)
 
@@ -162,17 +160,14 @@ def test_the_newest_whole_checkpoint_counts_and_other_files_do_not(untrained: An
     assert load_run(config).checkpoint == folder / "step-000000000.ckpt"
 
 
-def test_there_is_no_such_file(tmp_path: Path) -> None:
-    for path in (tmp_path / "config.yml", tmp_path):
-        with pytest.raises(ConfigError, match=r"no file .*give the config\.yml that ns-train wrote"):
-            load_run(path)
-
-
-def test_there_is_no_checkpoint(untrained: Any, tmp_path: Path) -> None:
+def test_there_is_no_file_or_no_checkpoint(untrained: Any, tmp_path: Path) -> None:
     config = copy_of(untrained, tmp_path / "t")
+    for path in (tmp_path / "config.yml", tmp_path):
+        with pytest.raises(ConfigError, match=str(path)):
+            load_run(path)
     for path in (config.parent / "nerfstudio_models").iterdir():
         path.unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .*train until the first"):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
         load_run(config)
     (config.parent / "nerfstudio_models" / "step-000000000.ckpt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="damaged"):
@@ -186,7 +181,7 @@ def test_a_config_that_is_none(untrained: Any, tmp_path: Path, text: str) -> Non
     config = copy_of(untrained, tmp_path / "t")
     config.unlink()
     config.write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.yml is (not understood|refused).*give the config\.yml of a run"):
+    with pytest.raises(ConfigError, match=r"config\.yml is (not understood|refused)"):
         load_run(config)
 
 
@@ -194,7 +189,7 @@ def test_runs_of_other_methods_are_refused_before_anything_is_loaded(
     untrained: Any, tmp_path: Path, make_other_method: Callable[[Path], Path]
 ) -> None:
     config = make_other_method(copy_of(untrained, tmp_path / "t"))
-    with pytest.raises(ConfigError, match="of the method nerfacto, which distils no features: give a run of f3rm-ext"):
+    with pytest.raises(ConfigError, match="nerfacto"):
         load_run(config)
 
 
@@ -259,9 +254,6 @@ def test_camera_path(tmp_path: Path) -> None:
     assert (int(camera.width), int(camera.height)) == (30, 20) and views[0].photo is None
     np.testing.assert_allclose(camera.camera_to_worlds[0], np.reshape(POSE, (4, 4))[:3])
     assert float(camera.fy) == pytest.approx(10.0)  # a field of view of 90° over 20 rows
-
-
-def test_camera_path_without_a_length_or_with_a_crop(tmp_path: Path) -> None:
     path = read_camera_path(save(tmp_path, path_json(seconds=0, fps=30.0, crop={"crop_center": [0, 0, 0]})))
     assert path.fps == 30.0 and path.has_crop
     assert read_camera_path(save(tmp_path, path_json(seconds=None))).fps == 24.0
@@ -284,46 +276,29 @@ def test_camera_path_without_a_length_or_with_a_crop(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_camera_path(tmp_path: Path, content: Any) -> None:
-    with pytest.raises(ConfigError, match=r"path\.json .*: save (one|it)"):
+    with pytest.raises(ConfigError, match=r"path\.json"):
         read_camera_path(save(tmp_path, content))
-
-
-def test_missing_camera_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="There is no camera path"):
+    with pytest.raises(ConfigError, match=r"none\.json"):
         read_camera_path(tmp_path / "none.json")
 
 
 def test_photos(capture: Any) -> None:
-    assert [view.photo for view in photo_views(capture, "all")] == [
-        ("train", 0),
-        ("train", 1),
-        ("train", 2),
-        ("test", 0),
-    ]
-    assert [view.name for view in photo_views(capture, "test")] == ["7"]
+    everything = photo_views(capture, "all")
+    assert [view.photo for view in everything] == [("train", 0), ("train", 1), ("train", 2), ("test", 0)]
+    assert [view.name for view in everything] == ["0-train-0000", "1", "0-train-0002", "7"]
     (one,) = photo_views(capture, "1.png")
     assert one.photo == ("train", 1) and float(one.camera.camera_to_worlds[0, 0, 3]) == 1.0
-
-
-def test_photos_of_the_same_name_get_names_of_their_own(capture: Any) -> None:
-    assert [view.name for view in photo_views(capture, "train")] == ["0-train-0000", "1", "0-train-0002"]
+    with pytest.raises(ConfigError, match=r"'tset'.* all, train, test"):
+        photo_views(capture, "tset")
+    capture.manager.eval_dataset = None
+    assert len(photo_views(capture, "all")) == 3
+    with pytest.raises(ConfigError, match="held-out"):
+        photo_views(capture, "test")
 
 
 def test_scale_leaves_the_capture_as_it_is(capture: Any) -> None:
     (view,) = photo_views(capture, "test", scale=0.5)
     assert (int(view.camera.width), int(view.camera.height), float(view.camera.fx)) == (16, 12, 15.0)
     assert int(capture.cameras("test").width[0]) == 32
-    with pytest.raises(ConfigError, match="leaves nothing"):
+    with pytest.raises(ConfigError, match="scale"):
         photo_views(capture, "test", scale=0.01)
-
-
-def test_all_without_held_out_photos(capture: Any) -> None:
-    capture.manager.eval_dataset = None
-    assert len(photo_views(capture, "all")) == 3
-    with pytest.raises(ConfigError, match="no held-out photos"):
-        photo_views(capture, "test")
-
-
-def test_unknown_views(capture: Any) -> None:
-    with pytest.raises(ConfigError, match=r"no views 'tset': give all, train, test"):
-        photo_views(capture, "tset")
