@@ -84,33 +84,25 @@ class TestDevices:
         compat.has_cuda()
         assert name not in os.environ
 
-    def test_cpu_is_always_there(self) -> None:
-        compat.check_device("cpu")
-
-    def test_absent_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_absent_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compat, "has_cuda", lambda: False)
-        with pytest.raises(
-            ConfigError, match=r"device cuda is not available, because .*: use --machine.device-type cpu"
-        ):
+        with pytest.raises(ConfigError, match=r"--machine\.device-type cpu"):
             compat.check_device("cuda")
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+        with pytest.raises(ConfigError, match="mps"):
+            compat.check_device("mps")
+        compat.check_device("cpu")
+        with pytest.raises(ConfigError, match=r"num-devices is 2.*torchrun --nproc-per-node 2"):
+            compat.check_device("cpu", num_devices=2)
+        with pytest.raises(ConfigError, match="is 0"):
+            compat.check_device("cpu", num_devices=0)
 
     def test_too_few_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compat, "has_cuda", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         compat.check_device("cuda", num_devices=2)
-        with pytest.raises(ConfigError, match="num-devices is 4, but there are 2 CUDA devices"):
+        with pytest.raises(ConfigError, match=r"num-devices is 4.* 2 CUDA"):
             compat.check_device("cuda", num_devices=4)
-
-    def test_absent_mps(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-        with pytest.raises(ConfigError, match="no Apple GPU"):
-            compat.check_device("mps")
-
-    def test_several_cpus_or_none(self) -> None:
-        with pytest.raises(ConfigError, match=r"num-devices is 2, but .* not with cpu.*torchrun --nproc-per-node 2"):
-            compat.check_device("cpu", num_devices=2)
-        with pytest.raises(ConfigError, match="number of devices is 0"):
-            compat.check_device("cpu", num_devices=0)
 
 
 class TestGsplatKernels:
@@ -134,18 +126,15 @@ class TestGsplatKernels:
     def put(monkeypatch: pytest.MonkeyPatch, kernels: object) -> None:
         monkeypatch.setitem(sys.modules, "gsplat.cuda._backend", SimpleNamespace(_C=kernels))
 
-    def test_present(self, gpu: pytest.MonkeyPatch) -> None:
-        self.put(gpu, object())
-        compat.check_gsplat_kernels()
-
     def test_neither_compiled_nor_a_compiler(self, gpu: pytest.MonkeyPatch) -> None:
         self.put(gpu, None)
         with pytest.raises(ConfigError) as refused:
             compat.check_gsplat_kernels()
         text = str(refused.value)
-        assert "there is no CUDA toolkit" in text and "install the CUDA toolkit 12.4" in text
+        assert "\n" not in text and "CUDA toolkit 12.4" in text and "--machine.device-type cpu" in text
         assert "--index-url https://docs.gsplat.studio/whl/pt24cu124" in text
-        assert text.endswith("or use --machine.device-type cpu.") and "\n" not in text
+        self.put(gpu, object())
+        compat.check_gsplat_kernels()
 
     def test_headers_that_torch_will_not_find(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """nvcc is a wrapper in a folder of programs, beside which there is no toolkit."""
@@ -159,20 +148,17 @@ class TestGsplatKernels:
                 (toolkit / "include" / "cuda_runtime.h").touch()
             with pytest.raises(ConfigError) as refused:
                 compat.check_gsplat_kernels()
-            assert str(tmp_path / "include") in str(refused.value) and "set CUDA_HOME to" in str(refused.value)
-            assert (f"set CUDA_HOME to {toolkit}," in str(refused.value)) is found
+            assert str(tmp_path / "include") in str(refused.value) and "CUDA_HOME" in str(refused.value)
+            assert (str(toolkit) in str(refused.value)) is found
         gpu.setattr(compat, "_gsplat_kernels", object)
-        gpu.setenv("CUDA_HOME", str(toolkit))
-        compat.check_gsplat_kernels()
+        with gpu.context() as patch:
+            patch.setenv("CUDA_HOME", str(toolkit))
+            compat.check_gsplat_kernels()
+        compiled = tmp_path / "extensions" / "gsplat_cuda"
+        compiled.mkdir(parents=True, exist_ok=True)  # torch may have made it
+        (compiled / "gsplat_cuda.so").touch()
+        compat.check_gsplat_kernels()  # needs no headers
 
-    def test_kernels_that_are_compiled_need_no_headers(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        gpu.setattr(shutil, "which", lambda name: str(tmp_path / "bin" / name))
-        (tmp_path / "extensions" / "gsplat_cuda").mkdir(parents=True)
-        (tmp_path / "extensions" / "gsplat_cuda" / "gsplat_cuda.so").touch()
-        gpu.setattr(compat, "_gsplat_kernels", object)
-        compat.check_gsplat_kernels()
-
-    def test_a_compiler_that_fails(self, gpu: pytest.MonkeyPatch) -> None:
         def fail() -> None:
             raise RuntimeError("Ninja is required to load C++ extensions.\nMore about it.")
 
@@ -214,13 +200,7 @@ class TestViewer:
             thread.join()
         assert seen == [True, False]
         assert not compat.is_viewer_thread()
-
-    def test_interrupts(self) -> None:
         assert compat.viewer_interrupts() == (IOChangeException,)
-
-    def test_nothing_to_know_where_there_is_no_viewer(self) -> None:
-        result = in_process("from f3rm_ext import compat; print(compat.is_viewer_thread(), compat.viewer_interrupts())")
-        assert result.stdout.strip() == "False ()"
 
     def test_a_process_ends_while_a_page_is_rendered(self) -> None:
         """Threads that are in torch when Python ends abort the process."""
@@ -339,7 +319,7 @@ class TestGsplat:
         compat.tolerate_missing_gsplat()
         splatfacto = importlib.import_module("nerfstudio.models.splatfacto")
         for name in ("DefaultStrategy", "rasterization"):
-            with pytest.raises(ImportError, match=r"gsplat cannot be imported .*pip install gsplat"):
+            with pytest.raises(ImportError, match="pip install gsplat"):
                 getattr(splatfacto, name)()
 
     def test_stays_missing_for_everybody_else(self, monkeypatch: pytest.MonkeyPatch) -> None:

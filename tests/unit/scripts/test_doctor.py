@@ -42,23 +42,12 @@ class TestPackages:
         monkeypatch.setattr(importlib.metadata, "version", version)
         finding = by_name(doctor.check_packages)[name]
         assert finding.verdict is verdict and finding.found == "not installed" and finding.advice
+        assert name != "gsplat" or "sugar-ext on CUDA" in finding.advice
 
     @pytest.mark.parametrize(("version", "verdict"), [("3.12.1", Verdict.OK), ("3.14.0", Verdict.ABSENT)])
     def test_python(self, monkeypatch: pytest.MonkeyPatch, version: str, verdict: Verdict) -> None:
         monkeypatch.setattr(doctor.platform, "python_version", lambda: version)
         assert by_name(doctor.check_packages)["python"].verdict is verdict
-
-    def test_who_needs_gsplat(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def version(wanted: str) -> str:
-            raise importlib.metadata.PackageNotFoundError(wanted)
-
-        monkeypatch.setattr(importlib.metadata, "version", version)
-        assert "sugar-ext on CUDA" in by_name(doctor.check_packages)["gsplat"].advice
-        monkeypatch.setitem(sys.modules, "gsplat", None)  # type: ignore[arg-type]
-        monkeypatch.delitem(sys.modules, "gsplat.strategy", raising=False)
-        finding = by_name(doctor.check_backends)["gsplat"]
-        assert finding.verdict is Verdict.ABSENT
-        assert "sugar-ext" in finding.advice and "CUDA" in finding.advice and "only splatfacto" not in finding.advice
 
     def test_installed_but_not_importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "open_clip", None)  # type: ignore[arg-type]
@@ -66,15 +55,12 @@ class TestPackages:
         assert finding.verdict is Verdict.ABSENT and "cannot be imported" in finding.found
 
 
-class TestOpen3d:
-    def test_it_can_be_imported_and_whose_libusb_it_gets(self) -> None:
-        finding = by_name(doctor.check_open3d)["open3d"]
-        assert finding.verdict is Verdict.OK and "libusb" in finding.found
-
-    def test_a_library_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "open3d", None)  # type: ignore[arg-type]
-        finding = by_name(doctor.check_open3d)["open3d"]
-        assert finding.verdict is Verdict.ABSENT and "libusb-package" in finding.advice
+def test_open3d(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = by_name(doctor.check_open3d)["open3d"]
+    assert finding.verdict is Verdict.OK and "libusb" in finding.found
+    monkeypatch.setitem(sys.modules, "open3d", None)  # type: ignore[arg-type]
+    finding = by_name(doctor.check_open3d)["open3d"]
+    assert finding.verdict is Verdict.ABSENT and "libusb-package" in finding.advice
 
 
 class TestDevices:
@@ -149,35 +135,27 @@ class TestBackends:
         monkeypatch.setattr(shutil, "which", lambda name: None)
         return monkeypatch
 
-    def test_gsplat_that_cannot_draw(self, gpu: pytest.MonkeyPatch) -> None:
-        finding = by_name(doctor.check_backends)["gsplat"]
-        assert finding.verdict is Verdict.ABSENT and "without CUDA kernels" in finding.found
-        assert "CUDA toolkit" in finding.advice
+    def test_gsplat(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def find() -> Finding:
+            return by_name(doctor.check_backends)["gsplat"]
 
-    def test_gsplat_that_compiles_at_first_use(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        assert find().verdict is Verdict.ABSENT and "CUDA toolkit" in find().advice
         gpu.setattr(shutil, "which", lambda name: str(tmp_path / "bin" / name) if name == "nvcc" else None)
         gpu.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
         gpu.delitem(sys.modules, "gsplat.cuda._backend", raising=False)
         for name in ("CUDA_HOME", "CUDA_PATH"):
             gpu.delenv(name, raising=False)
-        finding = by_name(doctor.check_backends)["gsplat"]
-        assert finding.verdict is Verdict.ABSENT and str(tmp_path / "include") in finding.found
-        assert "CUDA_HOME" in finding.advice
+        assert find().verdict is Verdict.ABSENT and str(tmp_path / "include") in find().found
+        assert "CUDA_HOME" in find().advice
         (tmp_path / "include").mkdir()
         (tmp_path / "include" / "cuda_runtime.h").touch()
-        finding = by_name(doctor.check_backends)["gsplat"]
-        assert finding.verdict is Verdict.OK and "compiled at first use" in finding.found and not finding.advice
-
-    def test_gsplat_with_kernels(self, gpu: pytest.MonkeyPatch) -> None:
+        assert find().verdict is Verdict.OK and "compiled at first use" in find().found and not find().advice
         module = ModuleType("gsplat.csrc")
         module.__spec__ = ModuleSpec("gsplat.csrc", None)
         gpu.setitem(sys.modules, "gsplat.csrc", module)
-        assert by_name(doctor.check_backends)["gsplat"].found == "with CUDA kernels"
-
-    def test_gsplat_where_there_is_no_gpu(self, gpu: pytest.MonkeyPatch) -> None:
+        assert find().found == "with CUDA kernels"
         gpu.setattr(doctor.compat, "has_cuda", lambda: False)
-        finding = by_name(doctor.check_backends)["gsplat"]
-        assert finding.verdict is Verdict.OK and "not needed without a GPU" in finding.found
+        assert find().verdict is Verdict.OK and "without a GPU" in find().found
 
 
 class TestWeights:
@@ -215,12 +193,9 @@ class TestStorage:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
         (finding,) = doctor.check_storage()
         assert finding.verdict is Verdict.OK and finding.found == f"{tmp_path / 'not' / 'yet'} (100.0 GiB free)"
-
-    def test_little_room(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("F3RM_EXT_CACHE", str(tmp_path))
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+        usage.free = 1 << 30
         (finding,) = doctor.check_storage()
-        assert finding.verdict is Verdict.ABSENT and "Make room" in finding.advice
+        assert finding.verdict is Verdict.ABSENT and finding.advice
 
 
 class TestMethods:
@@ -258,12 +233,9 @@ class TestReport:
     def test_table(self, findings: list[Finding], capsys: pytest.CaptureFixture) -> None:
         assert Doctor().main() == 0
         out = capsys.readouterr().out
-        assert "not [installed]" in out and "gsplat: Install it." in out and "Everything essential works." in out
-
-    def test_something_essential_is_broken(self, findings: list[Finding], capsys: pytest.CaptureFixture) -> None:
+        assert "not [installed]" in out and "gsplat: Install it." in out
         findings.append(Finding("packages", "numba", Verdict.BROKEN, "not installed", "Install it."))
-        assert Doctor().main() == 1
-        assert "Something essential is broken" in capsys.readouterr().out
+        assert Doctor().main() == 1 and "numba: Install it." in capsys.readouterr().out
 
     def test_json(self, findings: list[Finding], capsys: pytest.CaptureFixture) -> None:
         assert Doctor(json=True).main() == 0

@@ -139,13 +139,6 @@ def test_names_are_the_same_everywhere(capture: SimpleNamespace) -> None:
     assert capture.labels.max() < len(names) and (capture.labels > 0).all()
 
 
-def test_colors_fill_the_range(capture: SimpleNamespace) -> None:
-    """Not black, not burnt out, and lit differently in different places."""
-    assert 40 < capture.rgb.mean() < 180
-    assert (capture.rgb.max(axis=-1) >= 254).mean() < 0.2 and (capture.rgb.max(axis=-1) <= 3).mean() < 0.05
-    assert capture.rgb.std(axis=(0, 1, 2)).min() > 30
-
-
 def test_encodings() -> None:
     np.testing.assert_array_equal(encode_depth(np.array([[0.0, 1.2344, 1.2346, 100.0]])), [[0, 1234, 1235, 65535]])
     normals = np.array([[[0.0, 0.0, 1.0], [-1.0, 0.6, 0.8], [0.0, 0.0, 0.0]]])

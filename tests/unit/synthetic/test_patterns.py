@@ -38,13 +38,6 @@ def test_checker_has_squares_of_the_given_side() -> None:
     np.testing.assert_allclose(colors(Pattern.CHECKER, at), [A, B, A, B])
 
 
-def test_threads_of_cloth_are_brightest_in_their_middle() -> None:
-    cells = np.array([[0, 0], [1, 0], [-3, 0], [-2, -4]])
-    middle, edge = (colors(Pattern.FABRIC, np.pad(0.1 * (cells + at), ((0, 0), (0, 1)))) for at in (0.5, 0.05))
-    assert (middle > 1.2 * edge).all()
-    assert (middle.argmax(axis=1) == [0, 1, 1, 0]).all(), "a and b by turns"
-
-
 def test_cube_has_six_differently_colored_sides_and_dark_gaps() -> None:
     gaps = np.array([[1.0, 1 / 3, 0.0], [0.0, -1.0, 1 / 3]])
     assert (colors(Pattern.CUBE, gaps) < 0.05).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from f3rm_ext.synthetic import objects, shapes
-from f3rm_ext.synthetic.mesh import Mesh, joined, placement
+from f3rm_ext.synthetic.mesh import Mesh, placement
 
 CLOSED = {
     "sphere": (shapes.sphere(0.5), 4 / 3 * np.pi * 0.5**3),
@@ -54,28 +54,9 @@ def test_stands_on_the_ground(name: str) -> None:
     assert CLOSED[name][0].vertices[:, 2].min() == pytest.approx(0, abs=1e-9)
 
 
-def test_sphere_normals_are_exact() -> None:
-    mesh = shapes.sphere(0.5)
-    np.testing.assert_allclose(mesh.normals, (mesh.vertices - [0, 0, 0.5]) / 0.5, atol=1e-9)
-
-
-def test_thick_sheet_has_two_sides() -> None:
-    x, y = np.meshgrid(np.linspace(0, 1, 5), np.linspace(0, 1, 4), indexing="ij")
-    mesh = shapes.thick_sheet(np.stack([x, y, 0 * x], axis=-1), 0.01)
-    assert sorted(set(mesh.vertices[:, 2].round(6))) == [-0.005, 0.005]
-    np.testing.assert_array_equal(np.sign(mesh.normals[:, 2]), np.sign(mesh.vertices[:, 2]))
-
-
 def test_placement_tilts_then_turns_then_shifts() -> None:
     np.testing.assert_allclose(placement(1, 2, 3, turn_deg=90, tilt_deg=90) @ [0, 1, 0, 1], [1, 2, 4, 1], atol=1e-12)
     np.testing.assert_allclose(placement(1, 2, 3, turn_deg=90) @ [1, 0, 0, 1], [1, 3, 3, 1], atol=1e-12)
-
-
-def test_joined_keeps_faces_apart() -> None:
-    mesh = joined([shapes.box(1, 1, 1).of(0).labelled(1), shapes.box(1, 1, 1).at(x=5).of(1).labelled(2)])
-    far = mesh.vertices[mesh.faces][:, :, 0].min(axis=1) > 4
-    np.testing.assert_array_equal(mesh.label, np.where(far, 2, 1))
-    np.testing.assert_array_equal(mesh.material, np.where(far, 1, 0))
 
 
 @pytest.mark.parametrize("name", [*objects.TALL, *objects.SMALL])

@@ -133,18 +133,18 @@ def test_a_text_is_compared_against_the_negatives(panel: QueryPanel, encoder: An
     assert torch.equal(query.positives.values, torch.eye(3)[:2])
     assert viewer.drawn == 1 and viewer.control_panel._output_render.value == "relevancy_overlay"
     assert "“mug”, “book” against “object”" in panel.ask_02_status.content
+    shown = viewer.control_panel._output_render
+    for value, options in (("depth", ["rgb", "relevancy_overlay"]), ("rgb", ["rgb"])):
+        shown.value, shown.options = value, options
+        write(panel, "mug")
+        assert shown.value == value, "chosen by hand, or not offered"
 
+    def leave() -> None:
+        raise KeyError(3)  # the page disconnects while it is drawn again
 
-def test_an_output_that_was_chosen_by_hand_stays(panel: QueryPanel, viewer: Any) -> None:
-    viewer.control_panel._output_render.value = "depth"
-    write(panel, "mug")
-    assert viewer.control_panel._output_render.value == "depth"
-
-
-def test_an_output_that_is_not_offered_is_not_chosen(panel: QueryPanel, viewer: Any) -> None:
-    viewer.control_panel._output_render.options = ["rgb"]
-    write(panel, "mug")
-    assert viewer.control_panel._output_render.value == "rgb"
+    viewer._trigger_rerender = leave
+    write(panel, "book")
+    assert live(panel).name == "book" and "Problem" not in panel.ask_02_status.content
 
 
 def test_while_weights_load_nothing_is_held_up_and_the_status_says_so(
@@ -172,30 +172,30 @@ def test_a_newer_text_supersedes_one_that_is_being_encoded(panel: QueryPanel, en
     assert [prompts[0] for prompts in encoder.read] == ["slow", "mug"], "what was typed meanwhile is not even encoded"
 
 
-@pytest.mark.parametrize("action", ["ask_09_clear", "empty"])
-def test_clearing_supersedes_a_text_that_is_being_encoded(panel: QueryPanel, encoder: Any, action: str) -> None:
+@pytest.mark.parametrize("action", ["clear", "empty", "click"])
+def test_other_actions_supersede_a_text_that_is_being_encoded(
+    panel: QueryPanel, encoder: Any, server: Any, action: str
+) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
-    if action == "empty":
-        write(panel, "", wait=False)
+    if action == "click":
+        press(panel.ask_07_click)
+        click(server, (1, 0, -1))
+    elif action == "empty":
+        write(panel, "  ", wait=False)
     else:
-        press(getattr(panel, action))
+        press(panel.ask_09_clear)
     encoder.go_on.set()
     assert panel.wait(PATIENCE_S)
-    assert panel.store.state.live is None and "Loading" not in panel.ask_02_status.content
-
-
-@pytest.mark.parametrize("text", ["", "   "])
-def test_an_empty_text_clears_the_query(panel: QueryPanel, text: str) -> None:
-    write(panel, "mug")
-    write(panel, text)
-    assert panel.store.state.live is None and "Problem" not in panel.ask_02_status.content
+    state = panel.store.state
+    assert (state.live and state.live.name) == ("click 1" if action == "click" else None)
+    assert not any(word in panel.ask_02_status.content for word in ("Loading", "Problem"))
 
 
 def test_an_alternative_that_is_empty_is_a_problem(panel: QueryPanel) -> None:
     write(panel, "mug")
     write(panel, "mug |")
-    assert panel.store.state.live is None and "The text to look for is empty" in panel.ask_02_status.content
+    assert panel.store.state.live is None and "Problem" in panel.ask_02_status.content
     write(panel, "mug | book")
     assert len(live(panel).positives) == 2 and "Problem" not in panel.ask_02_status.content
 
@@ -221,15 +221,9 @@ def test_missing_weights_are_a_status_and_clicks_go_on_working(
     press(panel.ask_07_click)
     click(server, (1, 0, -1))
     assert live(panel).name == "click 1" and "Problem" not in panel.ask_02_status.content
-
-
-def test_a_bug_in_an_encoder_is_a_status_too(panel: QueryPanel, encoder: Any) -> None:
     encoder.failure = ZeroDivisionError("broken on purpose")
     write(panel, "mug")
     assert "ZeroDivisionError: broken on purpose" in panel.ask_02_status.content
-    encoder.failure = None
-    write(panel, "book")
-    assert live(panel).name == "book"
 
 
 def test_a_feature_that_understands_no_text_says_so(make_toy: Callable[..., Any]) -> None:
@@ -265,6 +259,14 @@ def test_a_click_queries_what_it_hits(panel: QueryPanel, toy: Any, server: Any, 
     assert panel.ask_01_text.value == "", "the text is not what is shown"
     assert toy.was_training == [False] and toy.training
     assert "1.41, 0.00, -1.41" in panel.ask_02_status.content.replace("&#45;", "-")
+    press(panel.ask_07_click)
+    assert server.scene.callback is not None
+    press(panel.ask_07_click)
+    assert server.scene.callback is None, "a second press gives the mouse back"
+    press(panel.ask_07_click)
+    click(server, (0, 1, 0))
+    assert panel.store.state.live is None and "nothing where you clicked" in panel.ask_02_status.content
+    assert not viewer.train_lock.locked()
 
 
 def test_a_click_waits_for_the_model(panel: QueryPanel, toy: Any, server: Any, viewer: Any) -> None:
@@ -275,31 +277,6 @@ def test_a_click_waits_for_the_model(panel: QueryPanel, toy: Any, server: Any, v
         thread.join(0.05)
         assert thread.is_alive() and not toy.was_training
     thread.join(PATIENCE_S)
-    assert live(panel).name == "click 1"
-
-
-def test_a_second_press_gives_the_mouse_back(panel: QueryPanel, server: Any) -> None:
-    press(panel.ask_07_click)
-    assert server.scene.callback is not None
-    press(panel.ask_07_click)
-    assert server.scene.callback is None and panel.store.state.live is None
-
-
-def test_a_click_into_nothing_is_a_problem_and_no_query(panel: QueryPanel, server: Any, viewer: Any) -> None:
-    write(panel, "mug")
-    press(panel.ask_07_click)
-    click(server, (0, 1, 0))
-    assert panel.store.state.live is None and "There is nothing where you clicked" in panel.ask_02_status.content
-    assert not viewer.train_lock.locked()
-
-
-def test_a_click_supersedes_a_text_that_is_being_encoded(panel: QueryPanel, encoder: Any, server: Any) -> None:
-    write(panel, "slow", wait=False)
-    assert encoder.at_work.wait(PATIENCE_S)
-    press(panel.ask_07_click)
-    click(server, (1, 0, -1))
-    encoder.go_on.set()
-    assert panel.wait(PATIENCE_S)
     assert live(panel).name == "click 1"
 
 
@@ -407,12 +384,3 @@ def test_a_query_that_does_not_fit_the_model_leaves_the_picture_alone(
     shown = model.get_outputs_for_camera(make_camera(8))
     assert "rgb" in shown and "feature_pca" in shown and "relevancy" not in shown
     assert "has 3 dimensions" in model.queries.ask_02_status.content
-
-
-def test_a_page_that_leaves_while_it_is_drawn_again_is_no_error(panel: QueryPanel, viewer: Any) -> None:
-    def left() -> None:
-        raise KeyError(3)
-
-    viewer._trigger_rerender = left
-    write(panel, "mug")
-    assert live(panel).name == "mug" and "Problem" not in panel.ask_02_status.content
