@@ -48,10 +48,10 @@ def focal_length_px(fov_deg: float, width_px: int) -> float:
     return width_px / 2 / np.tan(np.deg2rad(fov_deg) / 2)
 
 
-def held_out(number: int, every: int) -> list[int]:
+def held_out_views(number: int, every: int) -> list[int]:
     """Returns the indices of the held-out views: the middle one of every ``every`` views, and at least one.
 
-    >>> held_out(20, every=8)
+    >>> held_out_views(20, every=8)
     [4, 12]
     """
     return list(range(every // 2, number, every)) or [number - 1]

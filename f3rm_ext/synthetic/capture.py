@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from f3rm_ext.synthetic import capture_files as files
-from f3rm_ext.synthetic.cameras import focal_length_px, held_out, orbit
+from f3rm_ext.synthetic.cameras import focal_length_px, held_out_views, orbit
 from f3rm_ext.synthetic.config import SynthConfig
 from f3rm_ext.synthetic.render import render
 from f3rm_ext.synthetic.world import LOOK_AT, World, build_world, light_world
@@ -29,7 +29,7 @@ CONVENTIONS = {
 def write_capture(out: Path, config: SynthConfig, progress: bool = True) -> Path:
     """Writes a synthetic capture, see :func:`f3rm_ext.synthetic.synthesize`."""
     config.check()
-    with files.finished_or_nothing(out, config.overwrite) as folder:
+    with files.replace_capture(out, config.overwrite) as folder:
         _write(folder, config, progress)
     return out
 
@@ -126,7 +126,7 @@ def _scene(config: SynthConfig, world: World) -> dict[str, Any]:
 
 
 def _transforms(config: SynthConfig, poses: np.ndarray, focal_px: float, names: list[str]) -> dict[str, Any]:
-    test = set(held_out(config.num_images, config.holdout_every))
+    test = set(held_out_views(config.num_images, config.holdout_every))
     frames = []
     for k, pose in enumerate(poses):
         paths = {

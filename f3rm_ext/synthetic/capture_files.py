@@ -126,7 +126,7 @@ def check_target(out: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def finished_or_nothing(out: Path, overwrite: bool) -> Iterator[Path]:
+def replace_capture(out: Path, overwrite: bool) -> Iterator[Path]:
     """Yields a new folder, which becomes ``out`` if the block succeeds and is deleted otherwise.
 
     Files in an old ``out`` that are not part of a synthetic capture are kept.

@@ -161,7 +161,7 @@ def _gather(tree, corners, vertices, normals, sent, rays, found):
             found[i, 0], found[i, 1], found[i, 2] = r / rays, g / rays, b / rays
 
 
-def _smoothed(values: np.ndarray, faces: np.ndarray, times: int) -> np.ndarray:
+def _smooth(values: np.ndarray, faces: np.ndarray, times: int) -> np.ndarray:
     """Averages each vertex's value with those of its neighbours, several times."""
     from scipy.sparse import coo_matrix, diags
 
@@ -209,5 +209,5 @@ def bake(
         found = np.empty_like(area_light)
         sent = reflects * (area_light + sun_light + bounced)
         _gather(tree, geometry.corners, vertices, normals, sent, rays, found)
-        bounced = _smoothed(found, geometry.corners, 4)
+        bounced = _smooth(found, geometry.corners, 4)
     return area_light + bounced, sun_light

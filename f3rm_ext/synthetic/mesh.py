@@ -26,7 +26,7 @@ class Mesh:
     label: Int[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Object id of each face; empty until the mesh is given a label."""
 
-    def moved(self, transform: Float[np.ndarray, "4 4"]) -> "Mesh":
+    def move(self, transform: Float[np.ndarray, "4 4"]) -> "Mesh":
         """Returns the mesh under a similarity transform. Texture coordinates move with the surface."""
         normals = self.normals @ transform[:3, :3].T
         return replace(
@@ -35,19 +35,19 @@ class Mesh:
             normals=normals / np.linalg.norm(normals, axis=1, keepdims=True),
         )
 
-    def at(self, x: Real = 0.0, y: Real = 0.0, z: Real = 0.0, turn_deg: Real = 0.0, tilt_deg: Real = 0.0) -> "Mesh":
+    def place(self, x: Real = 0.0, y: Real = 0.0, z: Real = 0.0, turn_deg: Real = 0.0, tilt_deg: Real = 0.0) -> "Mesh":
         """Returns the mesh tilted about x, then turned about z, then shifted by (x, y, z) metres."""
-        return self.moved(placement(x, y, z, turn_deg, tilt_deg))
+        return self.move(placement(x, y, z, turn_deg, tilt_deg))
 
-    def textured(self, coords: np.ndarray) -> "Mesh":
+    def texture(self, coords: np.ndarray) -> "Mesh":
         """Returns the mesh with other texture coordinates."""
         return replace(self, coords=np.asarray(coords, np.float64))
 
-    def of(self, material: int) -> "Mesh":
+    def paint(self, material: int) -> "Mesh":
         """Returns the mesh with one material on every face."""
         return replace(self, material=np.full(len(self.faces), material, np.int32))
 
-    def compacted(self) -> "Mesh":
+    def compact(self) -> "Mesh":
         """Returns the mesh without vertices that no face uses."""
         used = np.unique(self.faces)
         number = np.zeros(len(self.vertices), np.int32)
@@ -60,8 +60,8 @@ class Mesh:
             faces=number[self.faces],
         )
 
-    def labelled(self, label: int) -> "Mesh":
-        """Returns the mesh with every face belonging to one object."""
+    def tag(self, label: int) -> "Mesh":
+        """Returns the mesh with the label of one object on every face."""
         return replace(self, label=np.full(len(self.faces), label, np.int32))
 
 
@@ -80,7 +80,7 @@ def placement(x: Real, y: Real, z: Real, turn_deg: Real = 0.0, tilt_deg: Real = 
     return transform
 
 
-def joined(meshes: Sequence[Mesh]) -> Mesh:
+def join_meshes(meshes: Sequence[Mesh]) -> Mesh:
     """Joins several meshes into one, in order."""
     offsets = np.cumsum([0] + [len(mesh.vertices) for mesh in meshes[:-1]])
     return Mesh(

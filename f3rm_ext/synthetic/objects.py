@@ -7,7 +7,7 @@ import numpy as np
 
 from f3rm_ext.synthetic import shapes
 from f3rm_ext.synthetic.materials import Color, Material, srgb
-from f3rm_ext.synthetic.mesh import Mesh, Real, joined
+from f3rm_ext.synthetic.mesh import Mesh, Real, join_meshes
 from f3rm_ext.synthetic.patterns import Pattern
 
 GREY: Color = (0.5, 0.5, 0.5)
@@ -46,12 +46,12 @@ def table(shop: Workshop, radius: Real = 0.66, height: Real = 0.74) -> Mesh:
         gloss=0.03,
         roughness=0.006,
     )
-    top = shapes.cylinder(radius, 0.035, spacing=0.014, bevel=0.012, around=176).at(z=height - 0.035)
+    top = shapes.cylinder(radius, 0.035, spacing=0.014, bevel=0.012, around=176).place(z=height - 0.035)
     column = shapes.smooth_curve([(0.16, 0.0), (0.13, 0.04), (0.05, 0.12), (0.04, 0.4), (0.06, 0.6), (0.2, 0.705)], 40)
     foot = shapes.cylinder(0.26, 0.03, spacing=0.03)
     pedestal = shapes.revolve(column, around=48)
-    pedestal = pedestal.textured(pedestal.vertices[:, [2, 0, 1]])
-    return joined([top.of(wood), pedestal.at(z=0.03).of(wood), foot.of(wood)])
+    pedestal = pedestal.texture(pedestal.vertices[:, [2, 0, 1]])
+    return join_meshes([top.paint(wood), pedestal.place(z=0.03).paint(wood), foot.paint(wood)])
 
 
 def rug(shop: Workshop, radius: Real = 1.35) -> Mesh:
@@ -59,7 +59,7 @@ def rug(shop: Workshop, radius: Real = 1.35) -> Mesh:
     colors = [(0xEFE3CB, 0xA63D40, 0x2F4858), (0xE8DCC8, 0x2A6478, 0xC5852F), (0xF0E6D2, 0x5B6C3A, 0xA9522C)]
     a, b, c = (srgb(code) for code in colors[int(shop.rng.integers(len(colors)))])
     woven = shop.material(Pattern.RUG, a, b, c, params=(radius,))
-    return shapes.cylinder(radius, 0.012, spacing=0.036, bevel=0.005, around=160).of(woven)
+    return shapes.cylinder(radius, 0.012, spacing=0.036, bevel=0.005, around=160).paint(woven)
 
 
 def mug(shop: Workshop) -> Mesh:
@@ -71,16 +71,16 @@ def mug(shop: Workshop) -> Mesh:
     outer = shapes.smooth_curve([(0.050, 0.006), (0.0535, 0.012), (0.055, 0.06), (0.055, 0.121)], 24)
     foot = np.array([(0.0, 0.0), (0.044, 0.0), (0.050, 0.006)])
     lip = np.array([(0.055 - 0.0025 * (1 - np.cos(a)), 0.121 + 0.0025 * np.sin(a)) for a in np.linspace(0, np.pi, 9)])
-    inner = shapes.resampled([(0.050, 0.121), (0.049, 0.018), (0.040, 0.010), (0.0, 0.009)], 0.008)
+    inner = shapes.resample([(0.050, 0.121), (0.049, 0.018), (0.040, 0.010), (0.0, 0.009)], 0.008)
     angle = np.linspace(-0.5 * np.pi, 0.5 * np.pi, 28)
     path = np.stack([0.052 + 0.036 * np.cos(angle), 0 * angle, 0.064 + 0.036 * np.sin(angle)], axis=-1)
-    return joined(
+    return join_meshes(
         [
-            shapes.revolve(foot).of(plain),
-            shapes.revolve(outer, 96).of(body),
-            shapes.revolve(lip).of(inside),
-            shapes.revolve(inner).of(inside),
-            shapes.tube(path, 0.0075, caps=False).of(plain),
+            shapes.revolve(foot).paint(plain),
+            shapes.revolve(outer, 96).paint(body),
+            shapes.revolve(lip).paint(inside),
+            shapes.revolve(inner).paint(inside),
+            shapes.tube(path, 0.0075, caps=False).paint(plain),
         ]
     )
 
@@ -92,15 +92,15 @@ def lamp(shop: Workshop) -> Mesh:
     shade = shop.material(Pattern.PLAIN, srgb(0xFFC987), emission=0.95, params=(0.03, 0.1))
     lining = shop.material(Pattern.PLAIN, srgb(0xFFD9A0), emission=1.7)
     low, high, r_low, r_high = SHADE
-    outside = shapes.resampled([(r_low, low), (r_high, high)], 0.02)
+    outside = shapes.resample([(r_low, low), (r_high, high)], 0.02)
     inside = outside[::-1] - np.array([0.003, 0.0])
     stem = shapes.revolve(np.array([(0.008, z) for z in np.linspace(0.03, high - 0.03, 24)]), 24)
-    return joined(
+    return join_meshes(
         [
-            shapes.cylinder(0.075, 0.035, spacing=0.01, bevel=0.008).of(marble),
-            stem.of(brass),
-            shapes.revolve(outside, 72).of(shade),
-            shapes.revolve(inside, 72).of(lining),
+            shapes.cylinder(0.075, 0.035, spacing=0.01, bevel=0.008).paint(marble),
+            stem.paint(brass),
+            shapes.revolve(outside, 72).paint(shade),
+            shapes.revolve(inside, 72).paint(lining),
         ]
     )
 
@@ -121,8 +121,8 @@ def book_stack(shop: Workshop) -> Mesh:
         cloth = shop.material(Pattern.FABRIC, a, (0.8 * a[0], 0.8 * a[1], 0.8 * a[2]), params=(0.0035,))
         gilt = shop.material(Pattern.PLAIN, srgb(0xD9B44A), gloss=0.5, metal=1, roughness=0.1)
         board = shapes.box(width, depth, 0.003, 0.012)
-        board = board.textured(board.vertices).of(cloth)
-        pages = shapes.box(width - 0.012, depth - 0.01, height - 0.006, 0.012).at(0.0, 0.002, 0.003).of(paper)
+        board = board.texture(board.vertices).paint(cloth)
+        pages = shapes.box(width - 0.012, depth - 0.01, height - 0.006, 0.012).place(0.0, 0.002, 0.003).paint(paper)
         half = (height - 0.003) / 2
         angle = np.linspace(-np.pi / 2, np.pi / 2, 13)
         arc = np.stack([-(depth / 2 + 0.006 * np.cos(angle)), half + 0.0015 + half * np.sin(angle)], axis=-1)
@@ -131,16 +131,16 @@ def book_stack(shop: Workshop) -> Mesh:
             [np.broadcast_to(x[:, None], (16, 13)), *np.broadcast_to(arc.T[:, None], (2, 16, 13))], axis=-1
         )
         spine = shapes.thick_sheet(sheet, 0.002)
-        spine = spine.textured(spine.vertices).of(cloth)
+        spine = spine.texture(spine.vertices).paint(cloth)
         bands = []
         for at in (-0.36, 0.36):
             strip = sheet[:2] * [0, 1, 1] + [0, -0.0012, 0]
             strip[0, :, 0], strip[1, :, 0] = at * width - 0.003, at * width + 0.003
-            bands.append(shapes.thick_sheet(strip, 0.001).of(gilt))
-        book = joined([board, board.at(z=height - 0.003), pages, spine, *bands])
-        parts.append(book.at(z=z, turn_deg=float(shop.rng.uniform(-14, 14))))
+            bands.append(shapes.thick_sheet(strip, 0.001).paint(gilt))
+        book = join_meshes([board, board.place(z=height - 0.003), pages, spine, *bands])
+        parts.append(book.place(z=z, turn_deg=float(shop.rng.uniform(-14, 14))))
         z += height
-    return joined(parts)
+    return join_meshes(parts)
 
 
 def plant(shop: Workshop, scale: Real = 1.0, leaves: int = 26) -> Mesh:
@@ -148,19 +148,19 @@ def plant(shop: Workshop, scale: Real = 1.0, leaves: int = 26) -> Mesh:
     clay = shop.material(Pattern.PLAIN, shop.pick(0xC1693C, 0xB55D3A), params=(0.02, 0.18))
     soil = shop.material(Pattern.SPOTS, srgb(0x3A2A1E), srgb(0x5A4634), params=(0.006,))
     stalk = shop.material(Pattern.PLAIN, srgb(0x55803A))
-    wall = shapes.resampled([(0.045, 0.0), (0.06, 0.085)], 0.01)
+    wall = shapes.resample([(0.045, 0.0), (0.06, 0.085)], 0.01)
     rim = np.array([(0.067, 0.085), (0.069, 0.105)])
     pot = shapes.lathe(
-        shapes.resampled([(0.0, 0.0), (0.045, 0.0)], 0.015),
+        shapes.resample([(0.0, 0.0), (0.045, 0.0)], 0.015),
         wall,
         np.array([(0.06, 0.085), (0.067, 0.085)]),
         rim,
         np.array([(0.069, 0.105), (0.061, 0.105)]),
         np.array([(0.061, 0.105), (0.059, 0.092)]),
     )
-    pot = pot.textured(pot.vertices)
-    ground = shapes.revolve(shapes.resampled([(0.0595, 0.092), (0.0, 0.096)], 0.01))
-    parts = [pot.of(clay), ground.textured(ground.vertices).of(soil)]
+    pot = pot.texture(pot.vertices)
+    ground = shapes.revolve(shapes.resample([(0.0595, 0.092), (0.0, 0.096)], 0.01))
+    parts = [pot.paint(clay), ground.texture(ground.vertices).paint(soil)]
     greens = [
         shop.material(Pattern.STRIPES, *pair, params=(0.5, 0.0, 1.0), gloss=0.03, roughness=0.1) for pair in _greens()
     ]
@@ -186,11 +186,11 @@ def plant(shop: Workshop, scale: Real = 1.0, leaves: int = 26) -> Mesh:
             axis=-1,
         )
         leaf = shapes.thick_sheet(points, 0.0012)
-        parts.append(leaf.at(turn_deg=float(np.rad2deg(turn))).of(greens[k % len(greens)]))
+        parts.append(leaf.place(turn_deg=float(np.rad2deg(turn))).paint(greens[k % len(greens)]))
     stem = np.stack([0.004 * np.sin(np.linspace(0, 4, 12)), 0 * np.ones(12), np.linspace(0.09, 0.24, 12)], axis=-1)
-    parts.append(shapes.tube(stem, np.linspace(0.008, 0.003, 12), around=8).of(stalk))
-    mesh = joined(parts)
-    return mesh.moved(np.diag([scale, scale, scale, 1.0]))
+    parts.append(shapes.tube(stem, np.linspace(0.008, 0.003, 12), around=8).paint(stalk))
+    mesh = join_meshes(parts)
+    return mesh.move(np.diag([scale, scale, scale, 1.0]))
 
 
 def _greens() -> list[tuple[Color, Color]]:
@@ -216,7 +216,9 @@ def vase(shop: Workshop) -> Mesh:
     inner = outer[:16:-1] - np.array([0.004, 0.0])
     lip = np.array([outer[-1], (0.036, 0.2965), inner[0]])
     body = [shapes.revolve(np.array([(0.0, 0.0), (0.04, 0.0)])), shapes.revolve(outer, 80)]
-    return joined([*[part.of(glaze) for part in body], shapes.revolve(lip).of(glaze), shapes.revolve(inner).of(inside)])
+    return join_meshes(
+        [*[part.paint(glaze) for part in body], shapes.revolve(lip).paint(glaze), shapes.revolve(inner).paint(inside)]
+    )
 
 
 def picture_frame(shop: Workshop) -> Mesh:
@@ -225,28 +227,29 @@ def picture_frame(shop: Workshop) -> Mesh:
     board = shop.material(Pattern.PLAIN, srgb(0x3B2F2A), params=(0.01, 0.2))
     width, height, bar = 0.19, 0.235, 0.02
     upright = [
-        shapes.rounded_box(bar, 0.018, height, 0.005, 0.015).at(x=sign * (width - bar) / 2).of(gilt) for sign in (-1, 1)
+        shapes.rounded_box(bar, 0.018, height, 0.005, 0.015).place(x=sign * (width - bar) / 2).paint(gilt)
+        for sign in (-1, 1)
     ]
-    level = [shapes.rounded_box(width, 0.018, bar, 0.005, 0.015).at(z=z).of(gilt) for z in (0.0, height - bar)]
-    back = shapes.box(width - bar, 0.004, height - bar, 0.015).at(0.0, 0.002, bar / 2).of(board)
-    front = painted(shop, width - 2 * bar, height - 2 * bar, gloss=0.03).at(0.0, -0.0015, height / 2)
-    leaning = joined([*upright, *level, back, front]).moved(shapes.placement(0, 0, 0, 0, -14))
+    level = [shapes.rounded_box(width, 0.018, bar, 0.005, 0.015).place(z=z).paint(gilt) for z in (0.0, height - bar)]
+    back = shapes.box(width - bar, 0.004, height - bar, 0.015).place(0.0, 0.002, bar / 2).paint(board)
+    front = landscape(shop, width - 2 * bar, height - 2 * bar, gloss=0.03).place(0.0, -0.0015, height / 2)
+    leaning = join_meshes([*upright, *level, back, front]).move(shapes.placement(0, 0, 0, 0, -14))
     path = np.array([[0.0, 0.11, 0.003], [0.0, 0.08, 0.06], [0.0, 0.043, 0.15]])
-    return joined([leaning.at(y=-0.02, z=0.0025), shapes.tube(path, 0.004, around=8).of(gilt)])
+    return join_meshes([leaning.place(y=-0.02, z=0.0025), shapes.tube(path, 0.004, around=8).paint(gilt)])
 
 
-def painted(shop: Workshop, width: Real, height: Real, gloss: Real = 0.0, spacing: Real = 0.02) -> Mesh:
+def landscape(shop: Workshop, width: Real, height: Real, gloss: Real = 0.0, spacing: Real = 0.02) -> Mesh:
     """A painted landscape in the x-z plane, facing -y, centred on the origin."""
     paint = shop.material(Pattern.PAINTING, GREY, params=(float(shop.rng.uniform(0, 50)),), gloss=gloss)
     sheet = shapes.rectangle(width, height, spacing)
-    sheet = sheet.textured(sheet.vertices / [width, height, 1.0] + [0.5, 0.5, 0.0])
-    return sheet.moved(shapes.placement(0, 0, 0, 0, 90)).of(paint)
+    sheet = sheet.texture(sheet.vertices / [width, height, 1.0] + [0.5, 0.5, 0.0])
+    return sheet.move(shapes.placement(0, 0, 0, 0, 90)).paint(paint)
 
 
 def metal_ball(shop: Workshop) -> Mesh:
     """A polished steel ball."""
     steel = shop.material(Pattern.PLAIN, srgb(0xE6E8EA), gloss=0.9, metal=1)
-    return shapes.sphere(0.062, around=96).of(steel)
+    return shapes.sphere(0.062, around=96).paint(steel)
 
 
 def doughnut(shop: Workshop) -> Mesh:
@@ -256,16 +259,16 @@ def doughnut(shop: Workshop) -> Mesh:
     china = shop.material(Pattern.PLAIN, srgb(0xF3F4F6), gloss=0.05)
     top = shapes.smooth_curve([(0.0, 0.006), (0.06, 0.006), (0.075, 0.010), (0.09, 0.016)][::-1], 40)
     under = shapes.smooth_curve([(0.0, 0.0), (0.055, 0.0), (0.072, 0.005), (0.0905, 0.0145)], 24)
-    plate = joined([shapes.revolve(under), shapes.revolve(top)])
-    return joined([plate.of(china), shapes.torus(0.045, 0.026, around=128).at(z=0.0055).of(dough)])
+    plate = join_meshes([shapes.revolve(under), shapes.revolve(top)])
+    return join_meshes([plate.paint(china), shapes.torus(0.045, 0.026, around=128).place(z=0.0055).paint(dough)])
 
 
 def party_hat(shop: Workshop) -> Mesh:
     """A cone with spiral stripes and a pompom."""
     paper = shop.material(Pattern.STRIPES, shop.pick(0xE63946, 0x7B2CBF), srgb(0xFFF3D6), params=(0.5, 4.0, 9.0))
     fluff = shop.material(Pattern.PLAIN, shop.pick(0xF6BD3B, 0xFFD166), params=(0.004, 0.5))
-    cone = shapes.revolve(shapes.resampled([(0.062, 0.0), (0.004, 0.175)], 0.006), 96)
-    return joined([cone.of(paper), shapes.sphere(0.016, 32).at(z=0.168).of(fluff)])
+    cone = shapes.revolve(shapes.resample([(0.062, 0.0), (0.004, 0.175)], 0.006), 96)
+    return join_meshes([cone.paint(paper), shapes.sphere(0.016, 32).place(z=0.168).paint(fluff)])
 
 
 def gift_box(shop: Workshop) -> Mesh:
@@ -273,21 +276,21 @@ def gift_box(shop: Workshop) -> Mesh:
     ribbon = shop.pick(0xF2CC4D, 0xF7E1A0)
     wrap = shop.material(Pattern.RIBBON, shop.pick(0x6A4C93, 0x1B7F79, 0xB23A48), ribbon, srgb(0xFFFFFF), gloss=0.02)
     satin = shop.material(Pattern.PLAIN, ribbon, gloss=0.04, roughness=0.1)
-    parts = [shapes.rounded_box(0.125, 0.105, 0.085, 0.004, 0.007).of(wrap)]
+    parts = [shapes.rounded_box(0.125, 0.105, 0.085, 0.004, 0.007).paint(wrap)]
     s = np.linspace(0, 2 * np.pi, 26)
     for turn in (35.0, 125.0, 215.0, 305.0):
         loop = np.stack([0.026 * (1 - np.cos(s)), 0 * s, 0.016 * np.sin(s) + 0.010 * (1 - np.cos(s))], axis=-1)
         width = 0.010 * (0.35 + np.sin(s / 2))
         across = np.linspace(-1, 1, 4)
         points = loop[:, None] + (width[:, None] * across)[..., None] * np.array([0.0, 1.0, 0.0])
-        parts.append(shapes.thick_sheet(points, 0.0012).at(z=0.087, turn_deg=turn).of(satin))
-    return joined(parts)
+        parts.append(shapes.thick_sheet(points, 0.0012).place(z=0.087, turn_deg=turn).paint(satin))
+    return join_meshes(parts)
 
 
 def puzzle_cube(shop: Workshop) -> Mesh:
     """A cube of coloured stickers: a rounded box."""
     plastic = shop.material(Pattern.CUBE, GREY, params=(float(shop.rng.integers(1, 1000)),), gloss=0.04)
-    return shapes.rounded_box(0.1, 0.1, 0.1, 0.007, 0.006).of(plastic)
+    return shapes.rounded_box(0.1, 0.1, 0.1, 0.007, 0.006).paint(plastic)
 
 
 def candle(shop: Workshop) -> Mesh:
@@ -297,11 +300,11 @@ def candle(shop: Workshop) -> Mesh:
     flame = shop.material(Pattern.PLAIN, srgb(0xFFC56B), emission=4.0)
     fire = shapes.smooth_curve([(0.0, 0.0), (0.0065, 0.008), (0.005, 0.018), (0.0, 0.036)], 24)
     fire[[0, -1], 0] = 0.0
-    return joined(
+    return join_meshes(
         [
-            shapes.cylinder(0.038, 0.125, spacing=0.008, bevel=0.006).of(wax),
-            shapes.tube(np.array([[0, 0, 0.124], [0.0005, 0, 0.131], [0.001, 0, 0.139]]), 0.0012, 8).of(wick),
-            shapes.revolve(np.abs(fire), 24).at(z=0.133).of(flame),
+            shapes.cylinder(0.038, 0.125, spacing=0.008, bevel=0.006).paint(wax),
+            shapes.tube(np.array([[0, 0, 0.124], [0.0005, 0, 0.131], [0.001, 0, 0.139]]), 0.0012, 8).paint(wick),
+            shapes.revolve(np.abs(fire), 24).place(z=0.133).paint(flame),
         ]
     )
 
@@ -317,11 +320,11 @@ def apple(shop: Workshop) -> Mesh:
     height = 0.041 * np.sin(angle) - 0.016 * np.exp(-((radius / 0.013) ** 2)) * np.sign(angle)
     radius[[0, -1]] = 0.0
     body = shapes.revolve(np.stack([radius, height], axis=-1), 72)
-    body = body.textured(body.vertices).at(z=-float(height.min()))
+    body = body.texture(body.vertices).place(z=-float(height.min()))
     top = float(body.vertices[:, 2].max())
     s = np.linspace(0, 1, 8)
     stalk = np.stack([0.008 * s**2, 0 * s, top - 0.016 + 0.034 * s], axis=-1)
-    return joined([body.of(skin), shapes.tube(stalk, 0.0016 + 0.0008 * s, 8).of(wood)])
+    return join_meshes([body.paint(skin), shapes.tube(stalk, 0.0016 + 0.0008 * s, 8).paint(wood)])
 
 
 def rubber_duck(shop: Workshop) -> Mesh:
@@ -334,29 +337,29 @@ def rubber_duck(shop: Workshop) -> Mesh:
         q = (p - np.array(centre)) / np.array(radii)
         return (np.linalg.norm(q, axis=-1) - 1.0) * min(radii)
 
-    def merged(a: np.ndarray, b: np.ndarray, k: Real) -> np.ndarray:
+    def blend(a: np.ndarray, b: np.ndarray, k: Real) -> np.ndarray:
         h = np.clip(0.5 + 0.5 * (b - a) / k, 0, 1)
         return b + (a - b) * h - k * h * (1 - h)
 
     def body(p: np.ndarray) -> np.ndarray:
-        d = merged(
+        d = blend(
             blob(p, (0, 0, 0.038), (0.068, 0.052, 0.040)), blob(p, (0.030, 0, 0.100), (0.036, 0.036, 0.036)), 0.022
         )
-        d = merged(d, blob(p, (-0.068, 0, 0.066), (0.020, 0.022, 0.014)), 0.03)
+        d = blend(d, blob(p, (-0.068, 0, 0.066), (0.020, 0.022, 0.014)), 0.03)
         for side in (-1, 1):
-            d = merged(d, blob(p, (-0.012, 0.047 * side, 0.046), (0.036, 0.012, 0.020)), 0.008)
+            d = blend(d, blob(p, (-0.012, 0.047 * side, 0.046), (0.036, 0.012, 0.020)), 0.008)
         return np.maximum(d, 0.001 - p[..., 2])
 
     def beak(p: np.ndarray) -> np.ndarray:
-        return merged(
+        return blend(
             blob(p, (0.070, 0, 0.099), (0.020, 0.019, 0.006)), blob(p, (0.066, 0, 0.092), (0.015, 0.015, 0.005)), 0.004
         )
 
-    eyes = [shapes.sphere(0.0055, 20).at(0.0565, 0.0165 * side, 0.1075).of(black) for side in (-1, 1)]
-    return joined(
+    eyes = [shapes.sphere(0.0055, 20).place(0.0565, 0.0165 * side, 0.1075).paint(black) for side in (-1, 1)]
+    return join_meshes(
         [
-            shapes.isosurface(body, (-0.1, -0.07, -0.01), (0.08, 0.07, 0.145), 0.0035).of(yellow),
-            shapes.isosurface(beak, (0.04, -0.03, 0.07), (0.1, 0.03, 0.115), 0.0022).of(orange),
+            shapes.isosurface(body, (-0.1, -0.07, -0.01), (0.08, 0.07, 0.145), 0.0035).paint(yellow),
+            shapes.isosurface(beak, (0.04, -0.03, 0.07), (0.1, 0.03, 0.115), 0.0022).paint(orange),
             *eyes,
         ]
     )
@@ -371,7 +374,7 @@ def fruit_bowl(shop: Workshop) -> Mesh:
     outer = shapes.smooth_curve([(0.042, 0.0), (0.062, 0.018), (0.088, 0.055), (0.094, 0.072)], 36)
     inner = (outer - np.array([0.006, 0.0]))[:8:-1]
     floor = np.concatenate([inner, [(0.02, 0.012), (0.0, 0.012)]])
-    bowl = joined(
+    bowl = join_meshes(
         [
             shapes.revolve(np.array([(0.0, 0.0), (0.042, 0.0)])),
             shapes.revolve(outer, 72),
@@ -379,13 +382,13 @@ def fruit_bowl(shop: Workshop) -> Mesh:
             shapes.revolve(floor, 72),
         ]
     )
-    bowl = bowl.textured(bowl.vertices).of(stone)
+    bowl = bowl.texture(bowl.vertices).paint(stone)
     oranges = []
     for k in range(4):
         angle = np.deg2rad(120 * k + 20)
         reach, z = (0.041, 0.022) if k < 3 else (0.0, 0.078)
-        oranges.append(shapes.sphere(0.0345, 32).at(reach * np.cos(angle), reach * np.sin(angle), z).of(peel))
-    return joined([bowl, *oranges])
+        oranges.append(shapes.sphere(0.0345, 32).place(reach * np.cos(angle), reach * np.sin(angle), z).paint(peel))
+    return join_meshes([bowl, *oranges])
 
 
 TALL: dict[str, Callable[[Workshop], Mesh]] = {

@@ -228,7 +228,7 @@ def _rug(x, y, a, b, c, radius):
 
 @no_type_check
 @njit(cache=True)
-def color_at(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
+def pattern_color(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
     """Returns the linear RGB albedo (or emitted colour) of a pattern at texture coordinates (x, y, z)."""
     if pattern == 1:
         odd = (math.floor(x / p0) + math.floor(y / p0)) & 1

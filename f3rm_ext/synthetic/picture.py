@@ -39,7 +39,7 @@ def write_picture(out: Path, config: PictureConfig) -> Path:
     )
     picture = Image.fromarray(view.rgb)
     if config.maps:
-        picture = _with_maps(picture, view)
+        picture = _add_maps(picture, view)
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def write_picture(out: Path, config: PictureConfig) -> Path:
     return out
 
 
-def _with_maps(picture: Image.Image, view: View) -> Image.Image:
+def _add_maps(picture: Image.Image, view: View) -> Image.Image:
     """Returns the picture with depth, normals and labels side by side below it."""
     width = picture.width // 3
     height = round(picture.height * width / picture.width)

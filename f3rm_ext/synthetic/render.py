@@ -9,7 +9,7 @@ from numba import njit, prange
 from f3rm_ext.synthetic.kernels import FAST, STACK_SIZE, Tree, cast
 from f3rm_ext.synthetic.lighting import Geometry, sun_reaches
 from f3rm_ext.synthetic.materials import MaterialTable
-from f3rm_ext.synthetic.patterns import _hash, color_at
+from f3rm_ext.synthetic.patterns import _hash, pattern_color
 
 
 class LitScene(NamedTuple):
@@ -41,10 +41,10 @@ class View(NamedTuple):
 
 @no_type_check
 @njit(cache=True)
-def pattern_color(materials, m, x, y, z):
+def material_color(materials, m, x, y, z):
     """Colour of material m at texture coordinates (x, y, z), linear RGB."""
     c, p = materials.colors[m], materials.params[m]
-    return color_at(
+    return pattern_color(
         materials.pattern[m],
         x,
         y,
@@ -63,7 +63,7 @@ def pattern_color(materials, m, x, y, z):
 @njit(cache=True, parallel=True)
 def _vertex_colors(materials, vertex_material, coords, out):
     for i in prange(coords.shape[0]):
-        r, g, b = pattern_color(materials, vertex_material[i], coords[i, 0], coords[i, 1], coords[i, 2])
+        r, g, b = material_color(materials, vertex_material[i], coords[i, 0], coords[i, 1], coords[i, 2])
         out[i, 0], out[i, 1], out[i, 2] = r, g, b
 
 
@@ -76,7 +76,7 @@ def vertex_colors(materials: MaterialTable, vertex_material: np.ndarray, coords:
 
 @no_type_check
 @njit(cache=True, fastmath=FAST, error_model="numpy")
-def _normal_at(tree, geometry, hit, bu, bv, dx, dy, dz):
+def _shading_normal(tree, geometry, hit, bu, bv, dx, dy, dz):
     """Smooth unit normal at a hit, turned towards where the ray came from."""
     i0, i1, i2 = geometry.corners[hit, 0], geometry.corners[hit, 1], geometry.corners[hit, 2]
     bw = 1.0 - bu - bv
@@ -108,7 +108,7 @@ def _radiance(
         bw = 1.0 - bu - bv
         q = geometry.coords
         m = geometry.material[hit]
-        cr, cg, cb = pattern_color(
+        cr, cg, cb = material_color(
             materials,
             m,
             bw * q[i0, 0] + bu * q[i1, 0] + bv * q[i2, 0],
@@ -122,7 +122,7 @@ def _radiance(
             g += tg * cg * emission
             b += tb * cb * emission
             break
-        nx, ny, nz = _normal_at(tree, geometry, hit, bu, bv, dx, dy, dz)
+        nx, ny, nz = _shading_normal(tree, geometry, hit, bu, bv, dx, dy, dz)
         ox += t * dx + 1e-4 * nx
         oy += t * dy + 1e-4 * ny
         oz += t * dz + 1e-4 * nz
@@ -227,7 +227,7 @@ def _render(
                     # The direction has length 1 along the optical axis: t is the z-depth.
                     depth[row, col] = t
                     labels[row, col] = geometry.label[hit]
-                    nx, ny, nz = _normal_at(tree, geometry, hit, bu, bv, dx, dy, dz)
+                    nx, ny, nz = _shading_normal(tree, geometry, hit, bu, bv, dx, dy, dz)
                     normals[row, col, 0], normals[row, col, 1], normals[row, col, 2] = nx, ny, nz
                 else:
                     # The sun is 0.4° wide: each sample of a pixel sees another part, the same part in every pixel.

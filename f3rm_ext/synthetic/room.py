@@ -5,8 +5,8 @@ import numpy as np
 from f3rm_ext.synthetic import shapes
 from f3rm_ext.synthetic.lighting import Lights
 from f3rm_ext.synthetic.materials import srgb
-from f3rm_ext.synthetic.mesh import Mesh, Real, joined, placement
-from f3rm_ext.synthetic.objects import SHADE, Workshop, painted
+from f3rm_ext.synthetic.mesh import Mesh, Real, join_meshes, placement
+from f3rm_ext.synthetic.objects import SHADE, Workshop, landscape
 from f3rm_ext.synthetic.patterns import Pattern
 
 HALF = 2.5
@@ -24,13 +24,13 @@ def floor(shop: Workshop) -> Mesh:
     oak = shop.material(
         Pattern.PLANKS, shop.pick(0xC79A66, 0xB98A5A), srgb(0x8A5F38), params=(0.95, 0.14), gloss=0.02, roughness=0.01
     )
-    return shapes.rectangle(2 * HALF, 2 * HALF, 0.06).of(oak)
+    return shapes.rectangle(2 * HALF, 2 * HALF, 0.06).paint(oak)
 
 
 def ceiling(shop: Workshop) -> Mesh:
     """White plaster."""
     plaster = shop.material(Pattern.PLAIN, srgb(0xF2EFE8), params=(0.08, 0.03))
-    return shapes.rectangle(2 * HALF, 2 * HALF, 0.1).moved(placement(0, 0, HEIGHT, 0, 180)).of(plaster)
+    return shapes.rectangle(2 * HALF, 2 * HALF, 0.1).move(placement(0, 0, HEIGHT, 0, 180)).paint(plaster)
 
 
 def walls(shop: Workshop) -> Mesh:
@@ -42,12 +42,12 @@ def walls(shop: Workshop) -> Mesh:
     parts = []
     for k in range(4):
         turn = placement(0, 0, 0, 90.0 * k)
-        wall = shapes.rectangle(2 * HALF, HEIGHT, 0.09).moved(placement(0, HALF, HEIGHT / 2, 0, 90))
-        wall = wall.textured(wall.vertices * [1.0, 0.0, 1.0]).of(paper)
-        skirting = shapes.box(2 * HALF, 0.02, 0.11, 0.1).at(0, HALF - 0.01).of(wood)
-        rail = shapes.box(2 * HALF, 0.025, 0.035, 0.1).at(0, HALF - 0.0125, 0.905).of(wood)
-        parts.append(joined([wall, skirting, rail]).moved(turn))
-    return joined(parts)
+        wall = shapes.rectangle(2 * HALF, HEIGHT, 0.09).move(placement(0, HALF, HEIGHT / 2, 0, 90))
+        wall = wall.texture(wall.vertices * [1.0, 0.0, 1.0]).paint(paper)
+        skirting = shapes.box(2 * HALF, 0.02, 0.11, 0.1).place(0, HALF - 0.01).paint(wood)
+        rail = shapes.box(2 * HALF, 0.025, 0.035, 0.1).place(0, HALF - 0.0125, 0.905).paint(wood)
+        parts.append(join_meshes([wall, skirting, rail]).move(turn))
+    return join_meshes(parts)
 
 
 def window(shop: Workshop) -> Mesh:
@@ -56,16 +56,17 @@ def window(shop: Workshop) -> Mesh:
     sky = shop.material(Pattern.SKY, srgb(0xDCE9F2), srgb(0x8FBBE8), srgb(0xFFFFFF), emission=1.5)
     white = shop.material(Pattern.PLAIN, srgb(0xF7F5F0), gloss=0.02, roughness=0.1)
     pane = shapes.rectangle(width, height, 0.12)
-    pane = pane.textured(pane.vertices / [width, height, 1] + [0.5, 0.5, 0]).moved(
+    pane = pane.texture(pane.vertices / [width, height, 1] + [0.5, 0.5, 0]).move(
         placement(0, HALF - 0.03, middle, 0, 90)
     )
     low = middle - height / 2
     bars = [
-        shapes.box(0.05, 0.06, height + 0.1, 0.09).at(x=x, z=low - 0.05) for x in np.linspace(-width / 2, width / 2, 4)
+        shapes.box(0.05, 0.06, height + 0.1, 0.09).place(x=x, z=low - 0.05)
+        for x in np.linspace(-width / 2, width / 2, 4)
     ]
-    bars += [shapes.box(width, 0.055, 0.05, 0.09).at(z=z) for z in (low - 0.05, low + 0.62 * height, low + height)]
-    sill = shapes.box(width + 0.24, 0.2, 0.04, 0.06).at(y=-0.06, z=low - 0.08)
-    return joined([pane.of(sky), joined([*bars, sill]).at(y=HALF - 0.04).of(white)])
+    bars += [shapes.box(width, 0.055, 0.05, 0.09).place(z=z) for z in (low - 0.05, low + 0.62 * height, low + height)]
+    sill = shapes.box(width + 0.24, 0.2, 0.04, 0.06).place(y=-0.06, z=low - 0.08)
+    return join_meshes([pane.paint(sky), join_meshes([*bars, sill]).place(y=HALF - 0.04).paint(white)])
 
 
 def curtains(shop: Workshop) -> Mesh:
@@ -79,17 +80,17 @@ def curtains(shop: Workshop) -> Mesh:
         fold = (0.045 + 0.02 * (1 - z / 2.5)) * np.sin(2 * np.pi * 6.5 * s + 0.4 * np.sin(2 * z))
         points = np.stack([side * 1.24 + 0.52 * (s - 0.5), HALF - 0.16 + fold, z], axis=-1)
         sheet = shapes.thick_sheet(points, 0.004)
-        parts.append(sheet.textured(sheet.coords * [0.9, 2.4, 0]).of(linen))
+        parts.append(sheet.texture(sheet.coords * [0.9, 2.4, 0]).paint(linen))
     rod = np.stack([np.linspace(-1.62, 1.62, 12), np.full(12, HALF - 0.16), np.full(12, 2.51)], axis=-1)
-    return joined([*parts, shapes.tube(rod, 0.014).of(rod_material)])
+    return join_meshes([*parts, shapes.tube(rod, 0.014).paint(rod_material)])
 
 
 def painting(shop: Workshop, width: Real, height: Real) -> Mesh:
     """A framed landscape to hang in the x-z plane, facing -y."""
     wood = shop.material(Pattern.WOOD, srgb(0x5A3B24), srgb(0x2E1D12), params=(0.02,), gloss=0.03, roughness=0.1)
-    rails = [shapes.box(width + 0.1, 0.035, 0.05, 0.05).at(z=z) for z in (-height / 2 - 0.05, height / 2)]
-    stiles = [shapes.box(0.05, 0.035, height, 0.05).at(x=s * (width / 2 + 0.025), z=-height / 2) for s in (-1, 1)]
-    return joined([painted(shop, width, height, spacing=0.06), joined([*rails, *stiles]).of(wood)])
+    rails = [shapes.box(width + 0.1, 0.035, 0.05, 0.05).place(z=z) for z in (-height / 2 - 0.05, height / 2)]
+    stiles = [shapes.box(0.05, 0.035, height, 0.05).place(x=s * (width / 2 + 0.025), z=-height / 2) for s in (-1, 1)]
+    return join_meshes([landscape(shop, width, height, spacing=0.06), join_meshes([*rails, *stiles]).paint(wood)])
 
 
 def bookshelf(shop: Workshop) -> Mesh:
@@ -98,11 +99,14 @@ def bookshelf(shop: Workshop) -> Mesh:
     width, depth, height, board = 2.0, 0.3, 1.9, 0.03
     shelves = 5
     parts = [
-        shapes.box(board, depth, height, 0.08).at(x=s * (width - board) / 2, y=-depth / 2).of(wood) for s in (-1, 1)
+        shapes.box(board, depth, height, 0.08).place(x=s * (width - board) / 2, y=-depth / 2).paint(wood)
+        for s in (-1, 1)
     ]
-    parts.append(shapes.box(width, 0.015, height, 0.08).at(y=-0.0075).of(wood))
+    parts.append(shapes.box(width, 0.015, height, 0.08).place(y=-0.0075).paint(wood))
     gap = (height - board) / shelves
-    parts += [shapes.box(width, depth, board, 0.06).at(y=-depth / 2, z=k * gap).of(wood) for k in range(shelves + 1)]
+    parts += [
+        shapes.box(width, depth, board, 0.06).place(y=-depth / 2, z=k * gap).paint(wood) for k in range(shelves + 1)
+    ]
     palette = [0x9B2226, 0x1D3557, 0x588157, 0xE9C46A, 0xF4A261, 0x5E548E, 0xEDE0D4, 0x264653, 0xBC4749, 0x84A59D]
     cloths = []
     for code in palette:
@@ -119,25 +123,25 @@ def bookshelf(shop: Workshop) -> Mesh:
             deep = float(shop.rng.uniform(0.17, 0.23))
             book = shapes.box(thick - 0.001, deep, tall, 0.13)
             # The weave shows on the visible spine, so its texture lies in x and z.
-            book = book.textured(book.vertices[:, [0, 2, 1]]).at(
+            book = book.texture(book.vertices[:, [0, 2, 1]]).place(
                 x + thick / 2, -depth + 0.03 + deep / 2, k * gap + board
             )
-            parts.append(book.of(cloths[int(shop.rng.integers(len(cloths)))]))
+            parts.append(book.paint(cloths[int(shop.rng.integers(len(cloths)))]))
             x += thick
-    return joined(parts)
+    return join_meshes(parts)
 
 
 def stool(shop: Workshop) -> Mesh:
     """A terrazzo seat on three wooden legs."""
     seat = shop.material(Pattern.TERRAZZO, srgb(0xE6D8C8), srgb(0xD1495B), srgb(0x30638E), params=(0.03,), gloss=0.03)
     wood = shop.material(Pattern.PLAIN, srgb(0x8A5A33))
-    parts = [shapes.cylinder(0.17, 0.045, spacing=0.02, bevel=0.01).at(z=0.4).of(seat)]
+    parts = [shapes.cylinder(0.17, 0.045, spacing=0.02, bevel=0.01).place(z=0.4).paint(seat)]
     for k in range(3):
         angle = 2 * np.pi * k / 3
         way = np.array([np.cos(angle), np.sin(angle), 0.0])
         path = np.linspace(0.17 * way, 0.1 * way + [0, 0, 0.41], 16)
-        parts.append(shapes.tube(path, 0.015, around=16).of(wood))
-    return joined(parts)
+        parts.append(shapes.tube(path, 0.015, around=16).paint(wood))
+    return join_meshes(parts)
 
 
 def checker_ball(shop: Workshop) -> Mesh:
@@ -153,7 +157,7 @@ def checker_ball(shop: Workshop) -> Mesh:
     ball = shapes.sphere(0.17, around=96)
     polar = np.arccos(np.clip(ball.normals[:, 2], -1, 1)) / np.pi
     # Eight squares around the ball, four from pole to pole (0.125 · 2 each).
-    return ball.textured(np.stack([ball.coords[:, 0], polar, 0 * polar], -1)).of(skin)
+    return ball.texture(np.stack([ball.coords[:, 0], polar, 0 * polar], -1)).paint(skin)
 
 
 def lights(rng: np.random.Generator, lamp_to_world: np.ndarray, fineness: int) -> Lights:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from f3rm_ext.synthetic.mesh import Mesh, Real, joined, placement
+from f3rm_ext.synthetic.mesh import Mesh, Real, join_meshes, placement
 
 
 def patch(points: Float[np.ndarray, "us vs 3"], closed_v: bool = False) -> Mesh:
@@ -51,10 +51,10 @@ def rectangle(width: Real, depth: Real, spacing: Real) -> Mesh:
     return patch(np.stack([x, y, np.zeros_like(x)], axis=-1))
 
 
-def resampled(profile: Sequence[tuple[Real, Real]], spacing: Real) -> Float[np.ndarray, "n 2"]:
+def resample(profile: Sequence[tuple[Real, Real]], spacing: Real) -> Float[np.ndarray, "n 2"]:
     """Returns points along a polyline, at most ``spacing`` apart, with all its corners.
 
-    >>> resampled([(0, 0), (1, 0)], spacing=0.5).tolist()
+    >>> resample([(0, 0), (1, 0)], spacing=0.5).tolist()
     [[0.0, 0.0], [0.5, 0.0], [1.0, 0.0]]
     """
     points = [np.asarray(profile[0], float)]
@@ -88,23 +88,23 @@ def revolve(profile: np.ndarray, around: int = 64) -> Mesh:
     length = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(profile, axis=0), axis=1))])
     turns = np.broadcast_to(angle[::-1] / (2 * np.pi), points.shape[:2])
     coords = np.stack([turns, np.broadcast_to(length[:, None], turns.shape), points[..., 2]], axis=-1)
-    return mesh.textured(coords.reshape(-1, 3))
+    return mesh.texture(coords.reshape(-1, 3))
 
 
 def lathe(*profiles: np.ndarray, around: int = 64) -> Mesh:
     """Returns several surfaces of revolution with sharp edges between them."""
-    return joined([revolve(profile, around) for profile in profiles])
+    return join_meshes([revolve(profile, around) for profile in profiles])
 
 
 def cylinder(radius: Real, height: Real, spacing: Real = 0.02, bevel: Real = 0.003, around: int = 64) -> Mesh:
     """Returns a closed cylinder with a narrow bevel. Texture coordinates are positions."""
-    side = resampled([(radius, bevel), (radius, height - bevel)], spacing)
+    side = resample([(radius, bevel), (radius, height - bevel)], spacing)
     rim = [(radius - bevel * (1 - np.cos(a)), height - bevel * (1 - np.sin(a))) for a in np.linspace(0, np.pi / 2, 4)]
     foot = [(r, height - z) for r, z in rim[::-1]]
-    top = resampled([(radius - bevel, height), (0.0, height)], spacing)
-    bottom = resampled([(0.0, 0.0), (radius - bevel, 0.0)], 4 * spacing)
+    top = resample([(radius - bevel, height), (0.0, height)], spacing)
+    bottom = resample([(0.0, 0.0), (radius - bevel, 0.0)], 4 * spacing)
     mesh = lathe(bottom, np.concatenate([foot, side, rim]), top, around=around)
-    return mesh.textured(mesh.vertices)
+    return mesh.texture(mesh.vertices)
 
 
 def torus(ring: Real, tube: Real, around: int = 96, across: int = 32) -> Mesh:
@@ -121,7 +121,7 @@ def torus(ring: Real, tube: Real, around: int = 96, across: int = 32) -> Mesh:
         mesh.normals[row, :2] = outwards
         mesh.normals[row, 2] = 0
     turns = mesh.coords[:, 0]
-    return mesh.textured(
+    return mesh.texture(
         np.stack([turns, np.repeat(across_angle / (2 * np.pi), around + 1), np.zeros_like(turns)], axis=-1)
     )
 
@@ -133,7 +133,7 @@ def sphere(radius: Real, around: int = 64) -> Mesh:
     profile[[0, -1], 0] = 0
     mesh = revolve(profile, around)
     exact = mesh.vertices / radius
-    mesh = mesh.textured(mesh.vertices).at(z=radius)
+    mesh = mesh.texture(mesh.vertices).place(z=radius)
     mesh.normals[:] = exact
     return mesh
 
@@ -162,7 +162,7 @@ def tube(
     for end, inside_out in ((0, True), (-1, False)):
         cap = np.stack([np.broadcast_to(path[end], points[end].shape), points[end]])
         ends.append(patch(cap if inside_out else cap[::-1], closed_v=True))
-    return joined([mesh, *ends])
+    return join_meshes([mesh, *ends])
 
 
 def rounded_box(width: Real, depth: Real, height: Real, bevel: Real, spacing: Real = 0.03) -> Mesh:
@@ -198,18 +198,18 @@ def rounded_box(width: Real, depth: Real, height: Real, bevel: Real, spacing: Re
             mesh = patch(points if sign > 0 else points.transpose(1, 0, 2))
             mesh.normals[:] = (out if sign > 0 else out.transpose(1, 0, 2)).reshape(-1, 3)
             sides.append(mesh)
-    mesh = joined(sides)
-    return mesh.textured(mesh.vertices / half).at(z=half[2])
+    mesh = join_meshes(sides)
+    return mesh.texture(mesh.vertices / half).place(z=half[2])
 
 
 def thick_sheet(points: Float[np.ndarray, "us vs 3"], thickness: Real) -> Mesh:
     """Returns a sheet with two sides, ``thickness`` apart, and an open rim; texture coordinates (u, v, 0) in 0-1."""
     front = patch(points)
     u, v = np.meshgrid(*(np.linspace(0, 1, n) for n in points.shape[:2]), indexing="ij")
-    front = front.textured(np.stack([u, v, 0 * u], axis=-1).reshape(-1, 3))
+    front = front.texture(np.stack([u, v, 0 * u], axis=-1).reshape(-1, 3))
     shift = front.normals * thickness / 2
     back = Mesh(front.vertices - shift, -front.normals, front.faces[:, ::-1].copy(), front.coords)
-    return joined([Mesh(front.vertices + shift, front.normals, front.faces, front.coords), back])
+    return join_meshes([Mesh(front.vertices + shift, front.normals, front.faces, front.coords), back])
 
 
 def isosurface(
@@ -251,6 +251,6 @@ def box(width: Real, depth: Real, height: Real, spacing: Real = 0.05) -> Mesh:
         ((depth, height, width), ((90, 90), (90, 270))),
     ):
         for tilt, turn in turns:
-            sides.append(rectangle(w, d, spacing).at(z=h / 2).moved(placement(0, 0, 0, turn, tilt)))
-    mesh = joined(sides).at(z=height / 2)
-    return mesh.textured(mesh.vertices)
+            sides.append(rectangle(w, d, spacing).place(z=h / 2).move(placement(0, 0, 0, turn, tilt)))
+    mesh = join_meshes(sides).place(z=height / 2)
+    return mesh.texture(mesh.vertices)

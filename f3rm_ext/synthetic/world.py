@@ -10,7 +10,7 @@ from f3rm_ext.synthetic import objects, room
 from f3rm_ext.synthetic.kernels import build_tree
 from f3rm_ext.synthetic.lighting import Geometry, Lights, bake
 from f3rm_ext.synthetic.materials import MaterialTable, pack
-from f3rm_ext.synthetic.mesh import Mesh, joined, placement
+from f3rm_ext.synthetic.mesh import Mesh, join_meshes, placement
 from f3rm_ext.synthetic.render import LitScene, vertex_colors
 
 TABLE_HEIGHT = 0.74
@@ -19,7 +19,7 @@ LOOK_AT = (0.0, 0.0, TABLE_HEIGHT + 0.12)
 
 
 @dataclass(frozen=True)
-class Thing:
+class LabelledObject:
     """One labelled thing of the scene."""
 
     label: int
@@ -40,7 +40,7 @@ class World:
     """The whole scene in the world frame."""
     materials: MaterialTable
     """Materials of the mesh."""
-    things: list[Thing]
+    things: list[LabelledObject]
     """Labelled things in the order of their labels 1, 2, 3 …"""
     vertex_rgb: Float[np.ndarray, "verts 3"]
     """Albedo (or emitted colour) at each vertex, linear RGB."""
@@ -50,16 +50,16 @@ class World:
     @property
     def vertex_material(self) -> np.ndarray:
         """Material of each vertex (verts,)."""
-        return _per_vertex(self.mesh, self.mesh.material)
+        return _vertex_values(self.mesh, self.mesh.material)
 
     @property
     def vertex_label(self) -> np.ndarray:
         """Label of each vertex (verts,)."""
-        return _per_vertex(self.mesh, self.mesh.label)
+        return _vertex_values(self.mesh, self.mesh.label)
 
 
-def _per_vertex(mesh: Mesh, per_face: np.ndarray) -> np.ndarray:
-    # No vertex is shared between two materials or objects: meshes are joined, never welded.
+def _vertex_values(mesh: Mesh, per_face: np.ndarray) -> np.ndarray:
+    # No vertex is shared between two materials or objects: meshes are join_meshes, never welded.
     out = np.zeros(len(mesh.vertices), per_face.dtype)
     out[mesh.faces] = per_face[:, None]
     return out
@@ -76,58 +76,58 @@ def build_world(seed: int, shiny: bool = True, light_rays: int = 32) -> World:
     rng = np.random.default_rng([seed, 1])
     shop = objects.Workshop(rng)
     meshes: list[Mesh] = []
-    things: list[Thing] = []
+    things: list[LabelledObject] = []
 
-    def put(name: str, kind: str, mesh: Mesh, pose: np.ndarray | None = None) -> None:
+    def add(name: str, kind: str, mesh: Mesh, pose: np.ndarray | None = None) -> None:
         pose = np.eye(4) if pose is None else pose
-        things.append(Thing(len(things) + 1, name, kind, pose))
-        meshes.append(mesh.moved(pose).labelled(len(things)))
+        things.append(LabelledObject(len(things) + 1, name, kind, pose))
+        meshes.append(mesh.move(pose).tag(len(things)))
 
-    put("table", "object", objects.table(shop, height=TABLE_HEIGHT), placement(0, 0, 0.012, rng.uniform(0, 360)))
-    put("rug", "object", objects.rug(shop), placement(0, 0, 0, rng.uniform(0, 360)))
+    add("table", "object", objects.table(shop, height=TABLE_HEIGHT), placement(0, 0, 0.012, rng.uniform(0, 360)))
+    add("rug", "object", objects.rug(shop), placement(0, 0, 0, rng.uniform(0, 360)))
     top = TABLE_HEIGHT + 0.012
     lamp_pose = placement(rng.uniform(-0.01, 0.01), rng.uniform(-0.01, 0.01), top)
-    put("lamp", "object", objects.lamp(shop), lamp_pose)
+    add("lamp", "object", objects.lamp(shop), lamp_pose)
     phase = rng.uniform(0, 360)
     names = list(objects.TALL)
     for k, i in enumerate(rng.permutation(len(names))):
         angle = phase + 360 / len(names) * k + rng.uniform(-6, 6)
-        put(
+        add(
             names[i],
             "object",
             objects.TALL[names[i]](shop),
-            _on_table(angle, 0.262, top, angle + 90 + rng.uniform(-15, 15)),
+            _table_pose(angle, 0.262, top, angle + 90 + rng.uniform(-15, 15)),
         )
     phase = rng.uniform(0, 360)
     names = list(objects.SMALL)
     for k, i in enumerate(rng.permutation(len(names))):
         angle = phase + 360 / len(names) * k + rng.uniform(-4, 4)
         reach = 0.505 + rng.uniform(-0.012, 0.02)
-        put(names[i], "object", objects.SMALL[names[i]](shop), _on_table(angle, reach, top, rng.uniform(0, 360)))
+        add(names[i], "object", objects.SMALL[names[i]](shop), _table_pose(angle, reach, top, rng.uniform(0, 360)))
 
     turn = np.deg2rad(rng.uniform(0, 360))
     stand = 1.02 * np.array([np.cos(turn), np.sin(turn)])
-    put("stool", "furniture", room.stool(shop), placement(stand[0], stand[1], 0.012, rng.uniform(0, 360)))
+    add("stool", "furniture", room.stool(shop), placement(stand[0], stand[1], 0.012, rng.uniform(0, 360)))
     ball = -1.0 * np.array([np.cos(turn + 0.5), np.sin(turn + 0.5)])
-    put("checker ball", "furniture", room.checker_ball(shop), placement(ball[0], ball[1], 0.012, 0, 25))
-    put("bookshelf", "furniture", room.bookshelf(shop), placement(rng.uniform(-0.3, 0.3), 2 - room.HALF - 2, 0, 180))
+    add("checker ball", "furniture", room.checker_ball(shop), placement(ball[0], ball[1], 0.012, 0, 25))
+    add("bookshelf", "furniture", room.bookshelf(shop), placement(rng.uniform(-0.3, 0.3), 2 - room.HALF - 2, 0, 180))
     corner = placement(-1.87, 1.7, 0, rng.uniform(0, 360))
-    put("floor plant", "furniture", objects.plant(shop, scale=2.3, leaves=30), corner)
-    put("west painting", "furniture", room.painting(shop, 1.3, 0.9), placement(-room.HALF + 0.03, 0.1, 1.6, 90))
-    put("east painting", "furniture", room.painting(shop, 0.8, 1.0), placement(room.HALF - 0.03, -0.2, 1.6, -90))
-    put("curtains", "furniture", room.curtains(shop))
-    put("window", "room", room.window(shop))
-    put("walls", "room", room.walls(shop))
-    put("floor", "room", room.floor(shop))
-    put("ceiling", "room", room.ceiling(shop))
+    add("floor plant", "furniture", objects.plant(shop, scale=2.3, leaves=30), corner)
+    add("west painting", "furniture", room.painting(shop, 1.3, 0.9), placement(-room.HALF + 0.03, 0.1, 1.6, 90))
+    add("east painting", "furniture", room.painting(shop, 0.8, 1.0), placement(room.HALF - 0.03, -0.2, 1.6, -90))
+    add("curtains", "furniture", room.curtains(shop))
+    add("window", "room", room.window(shop))
+    add("walls", "room", room.walls(shop))
+    add("floor", "room", room.floor(shop))
+    add("ceiling", "room", room.ceiling(shop))
 
-    mesh = joined(meshes).compacted()
+    mesh = join_meshes(meshes).compact()
     materials = pack(shop.materials, shiny)
-    rgb = vertex_colors(materials, _per_vertex(mesh, mesh.material), mesh.coords)
+    rgb = vertex_colors(materials, _vertex_values(mesh, mesh.material), mesh.coords)
     return World(mesh, materials, things, rgb, room.lights(rng, lamp_pose, max(2, min(6, math.isqrt(light_rays)))))
 
 
-def _on_table(angle_deg: float, radius: float, z: float, turn_deg: float) -> np.ndarray:
+def _table_pose(angle_deg: float, radius: float, z: float, turn_deg: float) -> np.ndarray:
     angle = np.deg2rad(angle_deg)
     return placement(radius * np.cos(angle), radius * np.sin(angle), z, turn_deg)
 

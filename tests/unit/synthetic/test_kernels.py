@@ -5,7 +5,7 @@ import pytest
 
 from f3rm_ext.synthetic import shapes
 from f3rm_ext.synthetic.kernels import MISS, build_tree, cast_brute_force, cast_many
-from f3rm_ext.synthetic.mesh import joined
+from f3rm_ext.synthetic.mesh import join_meshes
 
 
 def rays(number: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
@@ -16,7 +16,9 @@ def rays(number: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
 MESHES = {
     "torus": shapes.torus(0.8, 0.3, around=24, across=12),
     "box": shapes.box(1.0, 0.7, 0.4, 0.3),
-    "heap": joined([shapes.sphere(0.3, 16).at(x, y, 0.1 * x) for x in (-1.0, 0.0, 1.0) for y in (-1.0, 0.0, 1.0)]),
+    "heap": join_meshes(
+        [shapes.sphere(0.3, 16).place(x, y, 0.1 * x) for x in (-1.0, 0.0, 1.0) for y in (-1.0, 0.0, 1.0)]
+    ),
 }
 
 

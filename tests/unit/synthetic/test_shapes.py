@@ -13,7 +13,7 @@ CLOSED = {
     "box": (shapes.box(0.4, 0.5, 0.6), 0.12),
     "rounded box": (shapes.rounded_box(0.4, 0.5, 0.6, 0.01), 0.12),
     "cone": (
-        shapes.lathe(np.array([[0, 0], [0.3, 0]]), shapes.resampled([(0.3, 0), (0.003, 0.594)], 0.02)),
+        shapes.lathe(np.array([[0, 0], [0.3, 0]]), shapes.resample([(0.3, 0), (0.003, 0.594)], 0.02)),
         np.pi * 0.018,
     ),
     "tube": (shapes.tube(np.linspace([0, 0, 0], [0, 0, 1], 8), 0.1, around=48), np.pi * 0.01),
