@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from f3rm_ext.errors import CheckpointError, reason_of
+from f3rm_ext.utils.atomic_files import sync_folder
 
 SPARES = 1
 """Checkpoints kept besides the newest with ``save_only_latest_checkpoint``, in case the newest is damaged."""
@@ -95,7 +96,7 @@ def write(state: dict[str, Any], path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(folder)
+        sync_folder(folder)
     except (OSError, RuntimeError) as error:  # torch reports a short write as RuntimeError
         if isinstance(error, RuntimeError) and not _is_write_failure(error):
             raise
@@ -206,15 +207,3 @@ def _is_running(pid: int) -> bool:
     except OSError:
         pass
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename durable; does nothing where folders cannot be opened (Windows)."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -170,7 +170,9 @@ def check_backends() -> Iterator[Finding]:
         yield from _cuda_grids(hash_backends)
     try:
         importlib.import_module("gsplat.strategy")
-        works, found, advice = compat.describe_gsplat()
+        works, found, advice = True, "importable; its CUDA kernels are not needed without a GPU", ""
+        if compat.has_cuda():
+            works, found, advice = compat.describe_gsplat()
         yield Finding("backends", "gsplat", Verdict.OK if works else Verdict.ABSENT, found, advice)
     except Exception as error:
         advice = "`pip install gsplat==1.4.0`; splatfacto needs it, and sugar-ext on CUDA (but not on the CPU)."

@@ -1,6 +1,5 @@
 """Renders one large picture of the room. Import this module late, because it imports numba."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +8,11 @@ from PIL import Image
 
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.synthetic.cameras import focal_length_px, look_at
-from f3rm_ext.synthetic.capture_files import encode_normals, sync
+from f3rm_ext.synthetic.capture_files import encode_normals
 from f3rm_ext.synthetic.config import PictureConfig
 from f3rm_ext.synthetic.render import View, render
 from f3rm_ext.synthetic.world import LOOK_AT, build_world, light_world
+from f3rm_ext.utils.atomic_files import open_atomic
 from f3rm_ext.utils.colormaps import label_table_bytes
 
 _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
@@ -40,16 +40,12 @@ def write_picture(out: Path, config: PictureConfig) -> Path:
     picture = Image.fromarray(view.rgb)
     if config.maps:
         picture = _add_maps(picture, view)
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(partial, _FORMATS[out.suffix.lower()], quality=85, optimize=True)
-        sync(partial)
-        os.replace(partial, out)
+        with open_atomic(out) as stream:
+            picture.save(stream, _FORMATS[out.suffix.lower()], quality=85, optimize=True)
     except OSError as error:
         raise CaptureError(f"Cannot write {out}: {error.strerror or error}; choose a writable place.") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return out
 
 

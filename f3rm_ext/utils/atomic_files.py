@@ -9,20 +9,21 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from io import BufferedIOBase
 from pathlib import Path
 
 TEMP_SUFFIX = ".tmp"
 _LOCK_POLL_S = 0.2
 
 
-def write_atomic(path: Path, data: bytes, *, sync_parent: bool = True) -> None:
-    """Writes a file so that, whatever happens, its name refers to either the old or the new content.
+@contextlib.contextmanager
+def open_atomic(path: Path, *, sync_parent: bool = True) -> Iterator[BufferedIOBase]:
+    """Opens a temporary file that takes a name when the ``with`` block succeeds, and is deleted otherwise.
 
-    The bytes are written under a temporary name in the same folder and flushed to the disk; then the file is renamed.
+    Whatever happens, the name refers to either the old or the new content, which is on the disk.
 
     Args:
         path: File to write. Its folder must exist.
-        data: The whole content.
         sync_parent: Also flush the folder, so that the new name survives a power cut. A caller that writes many
             files does this once with :func:`sync_folder`.
 
@@ -32,7 +33,7 @@ def write_atomic(path: Path, data: bytes, *, sync_parent: bool = True) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMP_SUFFIX}")
     try:
         with open(temporary, "xb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -42,6 +43,12 @@ def write_atomic(path: Path, data: bytes, *, sync_parent: bool = True) -> None:
         raise
     if sync_parent:
         sync_folder(path.parent)
+
+
+def write_atomic(path: Path, data: bytes, *, sync_parent: bool = True) -> None:
+    """Writes the whole content of a file, see :func:`open_atomic`."""
+    with open_atomic(path, sync_parent=sync_parent) as stream:
+        stream.write(data)
 
 
 def link_atomic(link: Path, target: Path) -> None:

@@ -1,8 +1,6 @@
 """Large files written piece by piece: complete or absent."""
 
 import contextlib
-import os
-import secrets
 import zipfile
 from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
@@ -11,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.atomic_files import sync_folder
+from f3rm_ext.utils.atomic_files import open_atomic
 
 
 @contextlib.contextmanager
@@ -25,22 +23,14 @@ def replacing(path: Path, option: str = "--out") -> Iterator[BufferedIOBase]:
     Raises:
         ConfigError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as stream:
+        with open_atomic(path) as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror or error}): free some space or choose another {option}."
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def require_writable(path: Path, option: str = "--out") -> None:

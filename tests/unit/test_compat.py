@@ -22,7 +22,6 @@ from nerfstudio.viewer.render_state_machine import RenderStateMachine
 from nerfstudio.viewer_legacy.server.viewer_utils import IOChangeException
 
 from f3rm_ext import compat
-from f3rm_ext.compat import cuda_toolkit
 from f3rm_ext.errors import ConfigError
 
 
@@ -139,9 +138,9 @@ class TestGsplatKernels:
     def test_headers_that_torch_will_not_find(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """nvcc is a wrapper in a folder of programs, beside which there is no toolkit."""
         gpu.setattr(shutil, "which", lambda name: str(tmp_path / "bin" / name))
-        gpu.setattr(compat, "_gsplat_kernels", lambda: pytest.fail("minutes would be lost in compiling"))
+        gpu.setattr(compat.gsplat, "_gsplat_kernels", lambda: pytest.fail("minutes would be lost in compiling"))
         toolkit = tmp_path / "cuda-12.4"
-        gpu.setattr(cuda_toolkit, "_LIKELY", (f"{tmp_path}/cuda-*",))
+        gpu.setattr(compat.gsplat, "_LIKELY", (f"{tmp_path}/cuda-*",))
         for found in (False, True):
             if found:
                 (toolkit / "include").mkdir(parents=True)
@@ -150,7 +149,7 @@ class TestGsplatKernels:
                 compat.check_gsplat_kernels()
             assert str(tmp_path / "include") in str(refused.value) and "CUDA_HOME" in str(refused.value)
             assert (str(toolkit) in str(refused.value)) is found
-        gpu.setattr(compat, "_gsplat_kernels", object)
+        gpu.setattr(compat.gsplat, "_gsplat_kernels", object)
         with gpu.context() as patch:
             patch.setenv("CUDA_HOME", str(toolkit))
             compat.check_gsplat_kernels()
@@ -162,7 +161,7 @@ class TestGsplatKernels:
         def fail() -> None:
             raise RuntimeError("Ninja is required to load C++ extensions.\nMore about it.")
 
-        gpu.setattr(compat, "_gsplat_kernels", fail)
+        gpu.setattr(compat.gsplat, "_gsplat_kernels", fail)
         with pytest.raises(ConfigError, match=r"\(Ninja is required to load C\+\+ extensions\): "):
             compat.check_gsplat_kernels()
 
