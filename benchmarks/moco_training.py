@@ -125,13 +125,13 @@ def measure(config: Any, options: argparse.Namespace) -> Row:
 
 def views_per_s(config: Any) -> float:
     """Returns for how many images per second this process makes both views."""
-    from f3rm_ext.moco.views import both_views
+    from f3rm_ext.moco.views import make_views
 
     tiles = torch.randint(256, (VIEWS, 3, config.image_size, config.image_size), dtype=torch.uint8)
     times = []
     for repeat in range(4):
         begin = time.perf_counter()
-        for views in both_views(config.image_size, config.color_jitter, symmetric=True):
+        for views in make_views(config.image_size, config.color_jitter, symmetric=True):
             views(tiles, [torch.Generator().manual_seed(VIEWS * repeat + place) for place in range(VIEWS)])
         times.append(time.perf_counter() - begin)
     return VIEWS / sorted(times[1:])[1]

@@ -233,7 +233,6 @@ def check_intrinsics(meta: Meta, camera_models: Sequence[str]) -> None:
 
     Args:
         meta: result of :func:`per_frame_intrinsics`.
-        camera_models: names of the known camera models.
 
     Raises:
         CaptureError: a value is missing or impossible, or the camera model is unknown.
@@ -279,7 +278,6 @@ def check_splits(meta: Meta, split: str, *, drop_unknown: bool) -> Meta:
     ``val`` and ``test`` stand in for each other; if both are missing, there are no evaluation images.
 
     Args:
-        meta: transforms.
         split: the split that will be read: train, val or test.
         drop_unknown: leave out names that belong to no frame instead of refusing them.
 
@@ -316,7 +314,6 @@ def check_dataparser_outputs(outputs: DataparserOutputs, *, check_files: bool = 
     """Checks the outputs of any dataparser.
 
     Args:
-        outputs: of one split.
         check_files: whether the image files must exist.
         min_images: smallest number of images, 2 for training.
 

@@ -67,10 +67,6 @@ def read_model(data: Path, model_path: Path) -> dict[str, Any]:
     Cameras are scaled where the photos are smaller or larger than those that COLMAP saw. ``train_list.txt`` and its
     like give the splits, as with nerfstudio's dataparser ``colmap``.
 
-    Args:
-        data: folder of the scene.
-        model_path: folder of the model in it.
-
     Raises:
         CaptureError: the model cannot be read, has no photo with a pose, or has a camera that nerfstudio cannot use.
     """

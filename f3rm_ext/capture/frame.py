@@ -41,7 +41,6 @@ class CaptureFrame:
         and ``applied_scale`` of transforms.json). This takes that part out again.
 
         Args:
-            outputs: outputs of the dataparser.
             data: the capture: its folder or file.
         """
         matrix = np.asarray(outputs.dataparser_transform, dtype=np.float64)[:3, :4]

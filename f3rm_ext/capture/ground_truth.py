@@ -66,11 +66,6 @@ class LabelSource(Protocol):
     def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
         """Returns the labels of an image, resampled to a size by nearest pixel; None if it has none.
 
-        Args:
-            image: file of the photo.
-            height_px: height of the result.
-            width_px: width of the result.
-
         Raises:
             CaptureError: there are labels, but they cannot be read.
         """
@@ -119,9 +114,7 @@ class CaptureGroundTruth:
         """Returns depth along the optical axis at pixel centres, metres, 0 if unknown; None if there is no depth image.
 
         Args:
-            image: file of the photo.
             height_px: height of the result, which is resampled by nearest pixel.
-            width_px: width of the result.
         """
         path = self.file(image, DEPTH_KEYS) if self._depth_unit_m else None
         values = None if path is None else nearest(_read_image(path), height_px, width_px)

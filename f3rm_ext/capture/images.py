@@ -34,7 +34,6 @@ def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:
     The file is decoded only if it does not end like a complete JPEG or PNG file.
 
     Args:
-        path: image file.
         mask: whether it is a mask (one channel) instead of a photo.
 
     Raises:

@@ -27,7 +27,6 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
     """Reads the points of a capture: ``ply_file_path`` of transforms.json, otherwise those of COLMAP's model.
 
     Args:
-        meta: contents of transforms.json.
         folder: folder to which file paths are relative.
         outputs: of the dataparser for this capture, which define the scene frame.
 
@@ -64,12 +63,7 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
 
 
 def applied_transform(meta: Mapping[str, Any], folder: Path) -> Float64[np.ndarray, "3 4"]:
-    """Returns the transform applied to the poses before they were written to transforms.json, as nerfstudio assumes it.
-
-    Args:
-        meta: contents of transforms.json.
-        folder: folder of the capture.
-    """
+    """Returns the transform that the poses of transforms.json have had applied, by nerfstudio's rules."""
     if "applied_transform" in meta:
         return np.asarray(meta["applied_transform"], dtype=np.float64)[:3, :4]
     if (folder / "colmap" / "sparse" / "0").exists():

@@ -15,9 +15,7 @@ def parse_count(value: int | float, option: str, *, unit: str) -> int | None:
     """Parses a count: a positive whole number, or None for -1 and inf (no limit).
 
     Args:
-        value: what the user gave.
         option: name of the command line option, for the message.
-        unit: what is counted, for the message.
 
     Raises:
         ConfigError: the value is neither.

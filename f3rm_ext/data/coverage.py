@@ -87,8 +87,6 @@ class Coverage:
         """Writes all counts as JSON, atomically.
 
         Args:
-            path: the file.
-            step: the training step, for the record.
             names: file name of each image.
         """
         record = {

@@ -100,8 +100,6 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
         """Returns the rays per batch of one process.
 
         Args:
-            rays: the value of the option.
-            option: its field, for the message.
             world_size: number of processes.
             rank: of the process.
 

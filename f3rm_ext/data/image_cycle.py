@@ -35,7 +35,6 @@ class ImageCycle:
             num_images: images in the data set, N ≥ 1.
             window: images per window k ≥ 1; None or more than N takes all images.
             repeat: number of steps R that a window is used for; None keeps it for ever.
-            seed: seed of all random choices.
             shards: number of processes.
             shard: index of this process.
         """

@@ -227,9 +227,6 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
 
         Gaussians at random places turn to fog before the cameras, from which runs at larger sizes do not recover: a
         pixel of a tiny image sees enough of the scene to tell on which side of a Gaussian its surface is.
-
-        Args:
-            steps: of the whole run.
         """
         if not self.config.num_downscales:
             return
@@ -266,11 +263,7 @@ class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
         return self.train_stream.next(max(self.config.halvings(step), levels - step // steps))
 
     def train_photo(self, image_idx: int) -> dict[str, Any] | None:
-        """Returns the batch of a training image at the resolution of the last one; None unless it is in memory.
-
-        Args:
-            image_idx: index of the image.
-        """
+        """Returns the batch of a training image at the resolution of the last one; None unless it is in memory."""
         return None if self.train_stream is None else self.train_stream.photo(image_idx)
 
     def next_eval(self, step: int) -> tuple[Cameras, dict[str, Any]]:

@@ -36,8 +36,6 @@ def read_pixels(dataset: InputDataset, image_idx: int, masked: MaskedPixels = "i
     """Reads one image through the data set (which knows scale, alpha and masks) and crops it to its camera's size.
 
     Args:
-        dataset: the images.
-        image_idx: index of the image.
         masked: "background" makes masked pixels transparent instead of invalid. Pixels outside of
             ``fisheye_crop_radius`` are always invalid: nothing is known about them.
 

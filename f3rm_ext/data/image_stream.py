@@ -106,10 +106,8 @@ class ImageStream:
         """Loads nothing yet.
 
         Args:
-            dataset: images and cameras.
             cycle: decides which images are in memory when.
             split: name of the split; distinguishes the streams of a run.
-            device: device of the batches.
             masked: "background" makes masked pixels transparent.
             placement: decides whether images are kept on that device.
         """
@@ -186,9 +184,6 @@ class ImageStream:
         """Returns the batch of an image of the present window, at the resolution of the last step; None for others.
 
         This does not count as a use of the image.
-
-        Args:
-            image_idx: index of the image.
         """
         window = self._feed.window
         if window is None or image_idx not in window.pictures:

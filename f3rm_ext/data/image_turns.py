@@ -21,7 +21,6 @@ class ImageTurns:
         """Draws nothing yet.
 
         Args:
-            cycle: deals the windows.
             split: name of the split; distinguishes the streams of a run.
         """
         self.cycle = cycle

@@ -232,7 +232,6 @@ class CyclingDataManager:
 
         Args:
             option: the config field that keeps them on the GPU.
-            wanted: whether it does.
             off: its value that keeps them in main memory.
             what: what they are called in the log.
             log: whether the first process logs it.
@@ -292,9 +291,7 @@ def image_cycle(config: Any, split: Literal["train", "eval"], num_images: int, *
     """The image cycle of a split.
 
     Args:
-        config: options of the datamanager.
         split: which of its windows.
-        num_images: number of images of the split.
         place: see :class:`ImageCycle`: ``seed``, ``shards``, ``shard``.
 
     Raises:

@@ -22,7 +22,6 @@ class PictureUploads:
 
         Args:
             device: where images are used.
-            placement: decides whether they stay there.
             read: returns an image of the present window on the CPU, given its index and number of halvings. Called on
                 a thread of its own.
         """
@@ -51,7 +50,6 @@ class PictureUploads:
         """Returns an image on the device, and starts copying the next one. The host does not wait for the device.
 
         Args:
-            image_idx: index of the image.
             halvings: number of times that its sides are halved.
             following: index of the next step's image; None if it is not known.
         """
@@ -70,7 +68,6 @@ class PictureUploads:
         """Returns an image beside that of the step: the copy on the device, or one that is made now and not kept.
 
         Args:
-            image_idx: index of the image.
             halvings: number of times that its sides are halved, as at the last :meth:`take`.
         """
         kept = self._kept.get(image_idx)

@@ -43,10 +43,6 @@ class PinholeCameras(NamedTuple):
 
         Image sizes stay where they are. The host reads them, and would wait for a GPU if it had to ask it. It does not
         wait for the matrices of a camera on the CPU to arrive.
-
-        Args:
-            camera: nerfstudio's, on any device.
-            device: of the Gaussians.
         """
         found = cls.of(camera)
         matrices = upload(torch.cat([found.viewmats.flatten(1), found.Ks.flatten(1)], dim=1), device)

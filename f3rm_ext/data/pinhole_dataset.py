@@ -28,7 +28,6 @@ class PinholeDataset(InputDataset):
         """Computes the cameras; opens no image.
 
         Args:
-            dataparser_outputs: cameras and files.
             scale_factor: ratio of the image sizes to those of the files, (0, 1].
 
         Raises:
@@ -76,7 +75,6 @@ class PinholeDataset(InputDataset):
         """Reads, undistorts and scales one image; alpha and mask are kept.
 
         Args:
-            image_idx: index of the image.
             masked: see :func:`~f3rm_ext.data.image_reader.read_pixels`; transparent pixels blend where sizes change.
 
         Raises:

@@ -52,9 +52,7 @@ class Placement:
             device: the training device.
             wanted: whether images may be there.
             off: the option that keeps them in main memory, for the log.
-            what: what they are called there.
             free: returns the device's free memory in bytes; by default :func:`free_memory`.
-            log: whether decisions are logged.
         """
         self.device = device
         self.wanted = wanted

@@ -32,7 +32,6 @@ class Prefetcher(Generic[LoadedT]):
         Args:
             load: makes the window of the given images, or whatever the numbers stand for. Its second argument is a
                 function; once that returns True, it should raise :class:`LoadCancelled` soon.
-            thread: name of the thread.
         """
         self._load = load
         self._thread = thread

@@ -46,7 +46,6 @@ def picture_rays(camera: Cameras, device: torch.device | str, obb_box: OrientedB
     On a GPU that makes the host wait some twenty times. The rays of a perspective camera are made without.
 
     Args:
-        camera: one camera.
         device: where the rays are wanted.
         obb_box: where rays begin and end; None for no limits.
     """
@@ -161,7 +160,6 @@ def _rays(poses: Float[Tensor, "cams 3 4"], image: Int[Tensor, "rays"], seen: Fl
     """Rays of pixels.
 
     Args:
-        poses: of all cameras, camera to scene.
         image: index of each ray's image.
         seen: where the ray, and those one pixel to the right and one below, meet the plane at distance 1 (OpenCV).
     """

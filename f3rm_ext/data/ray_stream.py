@@ -49,11 +49,9 @@ class PixelStream:
         """Loads nothing yet.
 
         Args:
-            dataset: images and cameras.
             cycle: decides which images are in memory when.
             num_rays: rays per batch of this process.
             split: name of the split; distinguishes the streams of a run.
-            device: device of the batches.
             placement: decides whether the window's pixels and features are kept on that device.
             source: feature maps of the images, if any.
             feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].

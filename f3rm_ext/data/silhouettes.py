@@ -67,7 +67,6 @@ def disagreements(
 
     Args:
         camera_to_worlds: poses of at least three photos, in nerfstudio's convention.
-        lenses: their cameras.
         masks: their masks, stretched to one size.
     """
     frame = np.any(masks, axis=0)

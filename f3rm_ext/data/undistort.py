@@ -59,8 +59,6 @@ class DistortedCamera:
         """Reads one of several cameras.
 
         Args:
-            cameras: the cameras of a data set.
-            image_idx: index of the camera.
             name: name of its image, for the message.
 
         Raises:
@@ -175,7 +173,6 @@ def undistorted(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrin
     A pixel is valid if all of its source pixels are.
 
     Args:
-        picture: the photo.
         lens: the camera that took it.
         view: the pinhole camera, see :func:`pinhole_of`.
     """
@@ -227,8 +224,6 @@ def shrunk_cameras(cameras: Cameras, height_px: int, width_px: int) -> Cameras:
 
     Args:
         cameras: pinhole cameras of any shape; they are not changed.
-        height_px: new height.
-        width_px: new width.
     """
     x, y = width_px / cameras.width, height_px / cameras.height
     return Cameras(

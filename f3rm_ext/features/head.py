@@ -78,7 +78,6 @@ def specs_from_checkpoint(
 
     Args:
         described: What :func:`describe_heads` returned.
-        state_dict: Holds the heads' buffers.
         prefix: Prefix of their names, which a head's name and a dot follow.
     """
     for head in described:

@@ -51,8 +51,6 @@ def second_moment(
 
     Args:
         patches: Functions that load the patches of one image, (patches, D).
-        dim: Feature dimension D.
-        device: Where to compute.
     """
     moment, count = np.zeros((dim, dim)), 0
     for load in patches:
@@ -99,7 +97,6 @@ def code_cosine(
 
     Args:
         query_code: B q, see :func:`project_query`.
-        query_norm: |q| in the full space.
         code: c; shapes broadcast.
         residual_norm: r. Without it the feature is taken to lie in the span of the basis.
     """
@@ -193,9 +190,6 @@ def build_codes(
         root: Folder of the codes, see :func:`codes_root`.
         basis_keys: Images that the basis is fitted to (training).
         keys: Images that need codes (training and evaluation).
-        codes: Number K of codes.
-        device: Where to compute.
-        on_progress: Called once per image.
 
     Returns:
         The store of the codes.

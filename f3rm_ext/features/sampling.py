@@ -82,7 +82,6 @@ class PackedMaps:
 
         Args:
             maps: At least one map. All have the same feature dimension; their sizes may differ.
-            device: Where to put the tensors.
         """
         grids = [feature_map.grid for feature_map in maps]
         sizes = [grid.rows * grid.cols for grid in grids]

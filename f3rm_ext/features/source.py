@@ -39,7 +39,6 @@ class FeatureSource:
     """The features of one data set's images. It holds neither extractor nor features, only where they are stored.
 
     Args:
-        specs: What to distil, one per head.
         stores: Store of each head.
         keys: Key of each image.
     """
@@ -85,7 +84,6 @@ def prepare_features(
     Args:
         datasets: The training images first, then any others (evaluation), whose codes use the same basis.
         options: Which extractors, where to store features, how many codes.
-        device: Where extractors and PCA run.
         local_rank: Rank among the processes on this machine that share the cache folder.
         world_size: Number of processes, for messages.
         local_size: Number of processes that extract together; with 1, the others only wait.
@@ -152,7 +150,6 @@ def open_features(
 
     Args:
         datasets: The training images first, then any others.
-        specs: What was distilled.
         cache_dir: See :class:`~f3rm_ext.features.options.FeatureOptions`.
 
     Returns:

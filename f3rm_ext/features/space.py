@@ -84,7 +84,6 @@ class FeatureSpace:
         is used instead, which scales all cosines alike and leaves their order unchanged.
 
         Args:
-            rendered: Rendered values.
             vectors: Unit vectors in the distilled space, see :class:`~f3rm_ext.query.embeddings.Embeddings`.
         """
         at = self.coordinates(rendered)

@@ -88,7 +88,6 @@ class StoredHead:
         """Extracts this process's share of what is missing, into a store of its own that rank 0 adopts.
 
         Args:
-            extractor: Extractor to use.
             rank: Of this process, above 0.
             ranks: Number of processes that share the work.
         """
@@ -105,7 +104,6 @@ class StoredHead:
         The caller must hold the lock.
 
         Args:
-            extractor: Extractor to use.
             ranks: Number of processes that share the work.
         """
         self._adopt(range(1, ranks))

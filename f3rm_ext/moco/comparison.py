@@ -4,7 +4,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from f3rm_ext.moco.evaluation import Score, interval
+from f3rm_ext.moco.evaluation import Score, confidence_interval
 from f3rm_ext.utils.output_file import replacing
 from f3rm_ext.utils.provenance import signed_text
 
@@ -19,14 +19,14 @@ def percent(values: Sequence[float]) -> str:
     """
     if not values:
         return "–"
-    mean, half = interval(values)
+    mean, half = confidence_interval(values)
     return f"{100 * mean:.1f} ± {100 * half:.1f}"
 
 
-def rows_of(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
-    """Returns the header and the rows of a table, in %, with half of the 95 % interval.
+def table_rows(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
+    """Returns the header and the rows of a table in %, each mean with half of its 95 % interval.
 
-    >>> rows_of([Score("histograms", (0.5,), (0.6,))])
+    >>> table_rows([Score("histograms", (0.5,), (0.6,))])
     (['features', 'k-NN', 'linear probe'], [['histograms', '50.0 ± 0.0', '60.0 ± 0.0']])
     """
 
@@ -52,10 +52,10 @@ def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 def write_table(path: Path, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes a table as HTML where the file ends in .html, else as Markdown.
+    """Writes a table as HTML if the file ends in .html, otherwise as Markdown.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     text = _html(title, header, rows) if path.suffix == ".html" else markdown(title, header, rows)
     with replacing(path, "--table") as stream:

@@ -1,5 +1,6 @@
-"""The networks: backbones with the heads of MoCo v2 and v3."""
+"""The networks: backbones with the heads of MoCo v2 and v3, and the key encoder's moving average."""
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -27,7 +28,6 @@ class Backbone(nn.Module):
     """A ResNet of torchvision without its classifier, with torchvision's parameter names.
 
     Args:
-        architecture: Name of the network.
         use_grad_checkpointing: Recompute the inside of residual blocks in the backward pass: less memory, more time.
     """
 
@@ -44,13 +44,13 @@ class Backbone(nn.Module):
 
     def maps(self, images: Float[Tensor, "batch 3 h w"]) -> list[Float[Tensor, "batch _ _ _"]]:
         """Returns the feature maps of layers 1 to 4, with strides of 4, 8, 16 and 32 px."""
-        found = functional.relu(self.bn1(self.conv1(images)))
-        found = functional.max_pool2d(found, 3, 2, 1)
+        features = functional.relu(self.bn1(self.conv1(images)))
+        features = functional.max_pool2d(features, 3, 2, 1)
         maps = []
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in layer:
-                found = self._block(block, found)
-            maps.append(found)
+                features = self._block(block, features)
+            maps.append(features)
         return maps
 
     def forward(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch feat"]:
@@ -62,14 +62,14 @@ class Backbone(nn.Module):
             return block(inputs)
 
         def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
-            return nullcontext(), _kept_statistics(block)
+            return nullcontext(), _frozen_statistics(block)
 
         return checkpoint(block, inputs, use_reentrant=False, context_fn=contexts)
 
 
 @contextmanager
-def _kept_statistics(block: nn.Module) -> Iterator[None]:
-    """Keeps running statistics as they are while a block is computed for the second time."""
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
+    """Freezes running statistics while a block is recomputed."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -89,8 +89,6 @@ class Encoder(nn.Module):
     after each; so does the predictor, which with ResNets has none after the last.
 
     Args:
-        architecture: Name of the backbone.
-        algorithm: Which heads.
         image_size: Side of the views, px.
         use_grad_checkpointing: See :class:`Backbone`.
     """
@@ -131,6 +129,43 @@ def _v3_head(widths: list[int], last_norm: bool) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def cosine_momentum(start: float, progress: float) -> float:
+    """Returns v3's momentum, which rises from `start` to 1 along half a cosine (arXiv 2104.02057, section 4).
+
+    >>> [round(cosine_momentum(0.99, part), 4) for part in (0.0, 0.5, 1.0)]
+    [0.99, 0.995, 1.0]
+
+    Args:
+        start: Momentum of the first step, 0 to 1.
+        progress: Completed share of the training, 0 to 1.
+    """
+    return 1 - (1 - start) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@torch.no_grad()
+def update_momentum(key: nn.Module, query: nn.Module, momentum: float) -> None:
+    """Sets each parameter of the key encoder to m·θ_key + (1 − m)·θ_query. Buffers stay; see :func:`update_statistics`.
+
+    Raises:
+        ValueError: The encoders have different numbers of parameters.
+    """
+    for average, value in zip(key.parameters(), query.parameters(), strict=True):
+        average.lerp_(value, 1 - momentum)
+
+
+@torch.no_grad()
+def update_statistics(key: nn.Module, query: nn.Module, momentum: float) -> None:
+    """Averages the running statistics of batch norms in the same way (EMAN, arXiv 2101.08482).
+
+    The key encoder must be in evaluation mode.
+    """
+    for average, value in zip(key.buffers(), query.buffers(), strict=True):
+        if average.is_floating_point():
+            average.lerp_(value, 1 - momentum)
+        else:
+            average.copy_(value)
+
+
 def is_vit(architecture: str) -> bool:
     """Returns whether an architecture is a Vision Transformer."""
     return architecture.startswith("vit")
@@ -142,8 +177,7 @@ def make_backbone(
     """Returns a backbone with random weights.
 
     Args:
-        architecture: Its name.
-        image_size: Side of the views, px; with ViTs, it decides how many positions there are.
+        image_size: Side of the views, px; sets the number of positions of ViTs.
         use_grad_checkpointing: See :class:`Backbone`.
     """
     if is_vit(architecture):

@@ -21,10 +21,9 @@ def info_nce_logits(
 ) -> Float[Tensor, "batch queue+1"]:
     """Returns similarities over temperature: that of the positive key first, then those of the queue.
 
-    Keys of the query's own image are no negatives: where the ids of images are given, their logits are −∞.
+    If image ids are given, keys of the query's own image get a logit of −∞ and so are no negatives.
 
     Args:
-        query: Embeddings of one view, with gradient.
         key: Embeddings of the other view by the key encoder.
         negatives: Keys of earlier steps; may be none.
         temperature: Above 0.

@@ -19,11 +19,9 @@ class Lars(torch.optim.Optimizer):
     Tensors of one dimension, such as biases and batch norms, have neither decay nor scale, as in MoCo v3.
 
     Args:
-        parameters: What is trained.
         lr: Learning rate, above 0.
         weight_decay: λ, 0 or more.
-        momentum: Of the steps, 0 to below 1.
-        trust: Scale of all layers.
+        momentum: Momentum of the steps, 0 to below 1.
     """
 
     def __init__(
@@ -59,14 +57,7 @@ class Lars(torch.optim.Optimizer):
 def make_optimizer(
     name: OptimizerName, parameters: Iterable[Parameter], learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Returns an optimiser by its name.
-
-    Args:
-        name: Which.
-        parameters: What it trains; those without gradient are left out.
-        learning_rate: Of the first step.
-        weight_decay: 0 or more.
-    """
+    """Returns the optimiser of a name for those parameters that require gradients."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if name == "adamw":
         return torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)

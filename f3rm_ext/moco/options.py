@@ -1,4 +1,4 @@
-"""Options of a training, and what they come to for a data set."""
+"""Options of a training, and the values they resolve to for a data set."""
 
 import json
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
-from f3rm_ext.moco.pictures import Reading
+from f3rm_ext.moco.pictures import PictureOptions
 from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
 
 Architecture = Literal["resnet18", "resnet50", "vit_small", "vit_base"]
@@ -18,7 +18,7 @@ PresetName = Literal["none", "auto", "low-vram", "optimized-16gb", "batch-80", "
 _RATES: dict[OptimizerName, tuple[float, float]] = {"sgd": (0.03, 1e-4), "lars": (0.3, 1e-6), "adamw": (1.5e-4, 0.1)}
 """Learning rates for a batch of 256, and weight decays, of the papers."""
 FEW_PICTURES = 10_000
-"""Below this, v3 is advised. It was measured on 2800."""
+"""Number of pictures below which v3 is advised; the advice was measured on 2800."""
 _DEFAULTS = {"batch_size": 64, "epochs": 100, "gradient_accumulation_steps": 1, "use_amp": False}
 
 
@@ -27,88 +27,88 @@ class TrainConfig:
     """Options of ``f3rm-ext moco train``."""
 
     data: Path
-    """Folder of pictures; subfolders are read too, their names are not used."""
+    """Folder of pictures, searched with its subfolders. The names of subfolders are ignored."""
     output: Path
-    """Folder of the run: checkpoints, weights, TensorBoard events, decoded tiles."""
+    """Folder of the run: checkpoints, weights, TensorBoard events and decoded tiles."""
     resume: bool = False
-    """Go on with the run in --output."""
+    """Continue the run in --output."""
     plan: bool = False
-    """Print steps, queue and memory, and end. Files are counted, not read; with --tile-px there are more tiles. With
-    --memory-gib, --device cuda needs no GPU."""
+    """Print the number of steps, the queue and the memory, then exit. Files are counted but not read, so --tile-px
+    makes more tiles than are counted. With --memory-gib, --device cuda needs no GPU."""
     probe: bool = False
-    """With --plan: time three batches on --device and tell how long the training takes."""
+    """With --plan, time three batches on --device and estimate the duration of the training."""
     preset: PresetName = "none"
-    """Values for the options below that are not given: those of the VRAM guide, by name. auto: the largest batch that
-    fits, with the queue that suits it and the data."""
+    """Preset for the options below that are not given. The named presets are those of the VRAM guide; auto takes the
+    largest batch that fits, with a queue that suits the batch and the data."""
     memory_gib: Positive | None = None
-    """Memory to plan for, GiB, above 0; by default the device's. A training that would take more is refused."""
+    """Memory to plan for, in GiB, above 0; by default that of the device. A training that needs more is refused."""
     algorithm: Algorithm = "v2"
-    """v2: a queue of keys. v3: the other images of the batch are the negatives, and there is no queue."""
+    """Version of MoCo: v2 takes negatives from a queue of keys, v3 takes the other images of the batch."""
     architecture: Architecture = "resnet18"
-    """Backbone, trained from random initialisation; ViTs have patches of 16 px."""
+    """Backbone, trained from random initialisation. ViTs have patches of 16 px."""
     batch_size: Annotated[int, Range(2)] | None = None
-    """Images per forward pass, 2 or more; 64 without a preset."""
+    """Images per forward pass, at least 2; 64 without a preset."""
     queue_size: Count | None = None
-    """Keys in the queue, 1 or more; by default images − effective batch, at most 65 536."""
+    """Keys in the queue, at least 1; by default images − effective batch, at most 65 536."""
     gradient_accumulation_steps: Count | None = None
-    """Batches per optimiser step, 1 or more; 1 without a preset. The queue and the key encoder change once per step."""
+    """Batches per optimiser step, at least 1; 1 without a preset. The queue and the key encoder are updated once per
+    step."""
     epochs: Count | None = None
-    """Passes over the pictures, 1 or more; 100 without a preset."""
+    """Passes over the pictures, at least 1; 100 without a preset."""
     use_amp: bool | None = None
     """Compute the forward pass in bfloat16; off without a preset."""
     use_grad_checkpointing: bool = False
-    """Recompute the inside of residual blocks in the backward pass: less memory, more time."""
+    """Recompute residual or transformer blocks in the backward pass, which saves memory and takes more time."""
     bands: tuple[int, int, int] | None = None
-    """Bands of TIFF files that become red, green and blue, from 1, such as 4 3 2 for Sentinel-2."""
+    """Bands of TIFF files to use as red, green and blue, counted from 1, such as 4 3 2 for Sentinel-2."""
     white: int | None = None
-    """Value of 16-bit pictures that becomes white, 1 or more, such as 3000 for Sentinel-2; 65535 by default."""
+    """Value of 16-bit pictures that becomes white, at least 1, such as 3000 for Sentinel-2; 65535 by default."""
     tile_px: int | None = None
-    """Cut pictures into tiles of this side, px, 32 or more; by default the square in the middle of each is used."""
+    """Cut pictures into square tiles of this size, in px, at least 32; by default the central square is used."""
     image_size: Annotated[int, Range(32, 4096)] = 64
-    """Side of the views, px, 32 to 4096."""
+    """Width and height of the views, in px, 32 to 4096."""
     optimizer: OptimizerName | None = None
-    """By default adamw with ViTs, else lars with v3 and sgd with v2."""
+    """Optimiser; by default adamw with ViTs, otherwise lars with v3 and sgd with v2."""
     learning_rate: Positive | None = None
-    """At the start of its cosine, above 0; by default effective batch / 256 times 0.03 (sgd), 0.3 (lars) or 1.5e-4
-    (adamw)."""
+    """Peak learning rate, above 0; by default effective batch / 256 times 0.03 (sgd), 0.3 (lars) or 1.5e-4 (adamw)."""
     warmup_epochs: Annotated[int, Range(0)] | None = None
-    """Passes in which the learning rate rises from 0, 0 or more; by default none, or a tenth of all with v3."""
+    """Passes during which the learning rate rises from 0, at least 0; by default 0, or a tenth of all with v3."""
     weight_decay: Annotated[float, Range(0)] | None = None
-    """0 or more; by default 1e-4 (sgd), 1e-6 (lars) or 0.1 (adamw)."""
+    """Weight decay, at least 0; by default 1e-4 (sgd), 1e-6 (lars) or 0.1 (adamw)."""
     momentum: Annotated[float, Range(0, 1, below=True)] | None = None
-    """Of the key encoder, 0 to below 1; by default 0.999, or 0.99 rising to 1 with v3."""
+    """Momentum of the key encoder, 0 to below 1; by default 0.999, or 0.99 rising to 1 with v3."""
     temperature: Positive | None = None
-    """Of the loss, above 0; by default 0.2, or 1 with v3 and a ResNet."""
+    """Temperature of the contrastive loss, above 0; by default 0.2, or 1 with v3 and a ResNet."""
     mask_same_image: bool = True
-    """Keys of the query's own image in the queue are no negatives."""
+    """Exclude queue keys that come from the query's own image."""
     batch_negatives: bool = True
-    """With v2, the keys of the other images of the batch are negatives, too; leave it off for the original's loss."""
+    """With v2, also use the keys of the other images of the batch as negatives. Turn it off for the original loss."""
     color_jitter: bool = True
-    """Change colours in the views; leave it off where colours are measurements."""
+    """Jitter colours in the views. Turn it off where colours are measurements."""
     seed: int = 0
-    """Of weights, order and views."""
+    """Random seed of weights, order and views."""
     workers: Annotated[int, Range(0, 1024)] = 0
-    """Processes that make views, 0 or more; 0 makes them in the training process."""
+    """Processes that prepare views, 0 to 1024; 0 prepares them in the training process."""
     save_every: Count = 500
-    """Optimiser steps between checkpoints, 1 or more."""
+    """Optimiser steps between checkpoints, at least 1."""
     multiprocessing_distributed: bool = False
-    """Start one process per GPU of this machine, as the original MoCo does. torchrun and accelerate do it too."""
+    """Start one process per GPU of this machine, as the original MoCo does. torchrun and accelerate work, too."""
     world_size: int = 1
-    """Machines, with --multiprocessing-distributed."""
+    """Number of machines, at least 1, for --multiprocessing-distributed."""
     rank: int = 0
-    """This machine, from 0, with --multiprocessing-distributed."""
+    """Index of this machine, counted from 0, for --multiprocessing-distributed."""
     dist_url: str = "tcp://127.0.0.1:29400"
-    """Address and free port of the first machine, with --multiprocessing-distributed."""
+    """Address and free port of the first machine, for --multiprocessing-distributed."""
     device: str = "auto"
-    """Where to train: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
+    """Device to train on: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
 
     @property
-    def reading(self) -> Reading:
-        """How pictures become tiles."""
-        return Reading(self.bands, self.white, self.tile_px)
+    def reading(self) -> PictureOptions:
+        """Options of decoding."""
+        return PictureOptions(self.bands, self.white, self.tile_px)
 
     def __post_init__(self) -> None:
-        _ = self.reading  # which checks its values
+        _ = self.reading  # checks its values
         check_ranges(self)
         if self.architecture.startswith("vit") and self.image_size % 16:
             raise ConfigError(
@@ -120,24 +120,24 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every value of a training, for a number of images."""
+    """All values of a training, resolved for a number of images."""
 
     config: TrainConfig
-    """With no value left open that a preset or a default fills."""
+    """Options, with presets and defaults filled in."""
     pair: Pair
     """Batch and queue; with v3 the queue is the batch."""
     learning_rate: float
-    """Of the first step."""
+    """Peak learning rate."""
     momentum: float
-    """Of the key encoder at the first step."""
+    """Momentum of the key encoder at the first step, 0 to below 1."""
     temperature: float
-    """Of the loss."""
+    """Temperature of the contrastive loss."""
     optimizer: OptimizerName
-    """Which."""
+    """Name of the optimiser."""
     weight_decay: float
-    """Of the optimiser."""
+    """Weight decay of the optimiser."""
     warmup_steps: int
-    """Optimiser steps in which the learning rate rises."""
+    """Optimiser steps during which the learning rate rises."""
 
     @property
     def accumulation(self) -> int:
@@ -150,7 +150,7 @@ class Plan:
         return self.pair.optimizer_steps
 
     def record(self) -> dict[str, Any]:
-        """Returns what a checkpoint has to agree with, or differences to tell: plain values."""
+        """Returns the plain values by which a checkpoint and a resumed run are compared."""
         names = ("algorithm", "architecture", "use_amp", "image_size", "mask_same_image", "batch_negatives")
         given = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "temperature": self.temperature}
@@ -159,14 +159,14 @@ class Plan:
         return {**given, **own, **{name: getattr(self.pair, name) for name in numbers}}
 
     def announcement(self) -> list[str]:
-        """Returns what is printed before the first step."""
+        """Returns the lines to print before the first step."""
         pair, config = self.pair, self.config
         lines = [
             f"MoCo {config.algorithm}, {config.architecture} at {config.image_size} px, {pair.images} images.",
             f"Effective batch: {pair.effective_batch} ({pair.batch_size} × {pair.processes} "
             f"process{'es' if pair.processes > 1 else ''} × {self.accumulation} accumulated). AMP: {config.use_amp}.",
             f"Optimiser steps: {self.steps}, {self.steps * (1 - self.momentum):.1f} time constants of the momentum "
-            f"{self.momentum:g}. Pictures seen: {pair.views}, in two views each.",
+            f"{self.momentum:g}. Pictures: {pair.views}, two views each.",
         ]
         if config.algorithm == "v3":
             lines.append(f"v3 has no queue: the {pair.gathered_batch - 1} other images of a batch are the negatives.")
@@ -174,39 +174,37 @@ class Plan:
             handled = "masked" if config.mask_same_image else "NOT masked"
             lines.append(
                 f"Queue holds {pair.batches_in_queue:.1f} batches ({pair.queue_size} keys); "
-                f"{pair.same_image_keys:.1f} of them ({100 * pair.same_image_share:.3f} %) are of the query's own "
-                f"image, {handled}."
+                f"{pair.same_image_keys:.1f} of them ({100 * pair.same_image_share:.3f} %) come from the query's own "
+                f"image and are {handled}."
             )
         return lines
 
     def warnings(self) -> list[str]:
-        """Returns what is likely to disappoint."""
-        pair, found = self.pair, []
-        if self.config.algorithm == "v2" and pair.queue_size > pair.images:
-            found.append(
-                f"Warning: the queue ({pair.queue_size}) is longer than the data ({pair.images} images): "
-                f"{advised_queue(pair.images, pair.effective_batch)} or less is advised."
+        """Returns warnings about values that are likely to give poor results; none with v3."""
+        pair, warnings = self.pair, []
+        if self.config.algorithm == "v3":
+            return warnings
+        if pair.queue_size > pair.images:
+            warnings.append(
+                f"Warning: the queue ({pair.queue_size}) is longer than the data ({pair.images} images): use at most "
+                f"{advised_queue(pair.images, pair.effective_batch)}."
             )
-        if self.config.algorithm == "v2" and self.steps * (1 - self.momentum) < 3:
-            found.append(
+        if self.steps * (1 - self.momentum) < 3:
+            warnings.append(
                 f"Warning: {self.steps} steps are few for a momentum of {self.momentum:g}, which averages over "
                 f"{1 / (1 - self.momentum):.0f}: use more epochs, a smaller batch or a smaller momentum."
             )
-        if self.config.algorithm == "v2" and pair.images < FEW_PICTURES and not self.config.resume:
-            found.append(
+        if pair.images < FEW_PICTURES and not self.config.resume:
+            warnings.append(
                 f"{pair.images} pictures are few: on 2800, v3 learned more than v2 in the same time, with --algorithm "
                 "v3 --optimizer sgd --temperature 0.2 --learning-rate 0.06 --momentum 0.99 --batch-size "
                 f"{min(128, pair.images)}."
             )
-        return found
+        return warnings
 
 
 def make_plan(config: TrainConfig, images: int) -> Plan:
-    """Fills in what presets and data decide.
-
-    Args:
-        config: The options.
-        images: Readable pictures.
+    """Resolves the options that depend on the preset and on the number of readable pictures.
 
     Raises:
         ConfigError: The data is smaller than a batch or too small for one optimiser step.
@@ -235,7 +233,7 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
     pair = Pair(batch, batch * processes if v3 else queue, images, processes, accumulation, epochs, momentum)
     if pair.optimizer_steps == 0:
         raise ConfigError(
-            f"{epochs} passes over {images} pictures are not one step of {accumulation} batches of {batch}: "
+            f"{epochs} passes over {images} pictures are not enough for one step of {accumulation} batches of {batch}: "
             "use more --epochs or a smaller --gradient-accumulation-steps."
         )
     optimizer = config.optimizer or ("adamw" if vit else "lars" if v3 else "sgd")
@@ -254,7 +252,7 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns what has changed between a checkpoint's plan and this one, as ``name old → new``."""
+    """Returns the values that changed between a checkpoint's plan and this one, as ``name old → new``."""
     return [
         f"{name.replace('_', ' ')} {json.dumps(before.get(name))} → {json.dumps(value)}"
         for name, value in now.items()

@@ -1,7 +1,7 @@
-"""What a batch and a queue mean for a data set: which pairs are valid, and what they cost in negatives and steps.
+"""Pairs of batch and queue for a data set: their negatives, false negatives and optimiser steps.
 
-A ring buffer takes any pair. That the queue be a multiple of the gathered batch is an assertion of the original code
-alone, told here because configurations are compared by it.
+The ring buffer takes any pair. Only the original code requires the queue to be a multiple of the gathered batch; the
+multiple is reported because published configurations are compared by it.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ PRESETS = {
     "batch-80": Preset(80, 64_000, 300),
     "batch-128": Preset(128, 65_536, 300),
 }
-"""The four configurations of the guide for two cards of 8 GB each; 16 GB is the memory of both."""
+"""The four configurations of the VRAM guide, for two cards of 8 GB each (16 GB together)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Pair:
 
     @property
     def batches_in_queue(self) -> float:
-        """How many gathered batches the queue holds.
+        """Number of gathered batches that the queue holds.
 
         >>> round(Pair(96, 65_536).batches_in_queue, 2)
         682.67
@@ -81,7 +81,7 @@ class Pair:
 
     @property
     def is_multiple(self) -> bool:
-        """Whether the queue is a multiple of the gathered batch, as the original code (only) requires."""
+        """Whether the queue is a multiple of the gathered batch, which only the original code requires."""
         return self.queue_size % self.gathered_batch == 0
 
     @property
@@ -107,22 +107,22 @@ class Pair:
 
     @property
     def accuracy_ceiling(self) -> float:
-        """About the best pretext accuracy without masking of an encoder that ignores augmentation: 1 / (1 + keys)."""
+        """Approximate best pretext accuracy without masking: 1 / (1 + same-image keys)."""
         return 1 / (1 + self.same_image_keys)
 
     @property
     def is_advised(self) -> bool:
-        """Whether the queue is at most N − B, so that at most the end of the pass before can repeat an image."""
+        """Whether the queue is at most N − B, so that only the end of the previous pass can repeat an image."""
         return self.queue_size <= self.images - self.effective_batch
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimiser steps of the training; batches that are not full are left out."""
+        """Optimiser steps of the training; incomplete batches are dropped."""
         return self.epochs * (self.images // self.gathered_batch) // self.gradient_accumulation_steps
 
     @property
     def views(self) -> int:
-        """Pictures that the training sees, in two views each: images × epochs.
+        """Pictures that the training sees, two views each: images × epochs.
 
         >>> Pair(96, 76_800, images=2000, epochs=600).views
         1200000
@@ -135,7 +135,7 @@ class Pair:
         return self.optimizer_steps * (1 - self.momentum)
 
     def record(self) -> dict[str, int | float | bool]:
-        """Returns everything by name, for JSON."""
+        """Returns all values by name, for JSON."""
         names = ("batch_size", "queue_size", "images", "processes", "gradient_accumulation_steps", "epochs", "momentum")
         derived = (
             *("gathered_batch", "effective_batch", "batches_in_queue", "is_multiple", "same_image_keys"),
@@ -146,25 +146,21 @@ class Pair:
 
 
 def advised_queue(images: int, effective_batch: int) -> int:
-    """Returns the longest queue, to 65 536, that is shorter than a pass: N − B.
+    """Returns the longest queue, up to 65 536, that is shorter than a pass: N images − B images per step.
 
     >>> advised_queue(2800, 64), advised_queue(1_000_000, 256), advised_queue(64, 64)
     (2736, 65536, 1)
-
-    Args:
-        images: Images of the data set, N.
-        effective_batch: Images per optimiser step, B.
     """
     return max(1, min(65_536, images - effective_batch))
 
 
-def queues_of(batch_size: int, effective_batch: int, images: int) -> list[int]:
-    """Returns the queues that are listed for a batch: batch × 800, powers of two, and the advised one."""
+def listed_queues(batch_size: int, effective_batch: int, images: int) -> list[int]:
+    """Returns the queues to list for a batch: batch × 800, powers of two, and the advised one."""
     return sorted({batch_size * 800, *POWERS_OF_TWO, advised_queue(images, effective_batch)})
 
 
 def nearest_multiples(queue_size: int, gathered_batch: int) -> list[int]:
-    """Returns the multiples of the batch just below and above a queue, for code that needs them.
+    """Returns the multiples of the batch next to a queue size, for code that requires multiples.
 
     >>> nearest_multiples(76_800, 88), nearest_multiples(65_536, 64)
     ([76736, 76824], [65536])

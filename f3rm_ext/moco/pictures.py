@@ -14,8 +14,8 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp"}
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How pictures become tiles."""
+class PictureOptions:
+    """Options of decoding pictures into tiles."""
 
     bands: tuple[Count, Count, Count] | None = None
     """Bands of a TIFF file that become red, green and blue, from 1."""
@@ -28,11 +28,11 @@ class Reading:
         check_ranges(self)
 
 
-PLAIN = Reading()
+WHOLE_PICTURE = PictureOptions()
 """One tile per picture."""
 
 
-def read_tiles(path: Path, side: int, reading: Reading) -> dict[str, UInt8[np.ndarray, "side side 3"]]:
+def read_tiles(path: Path, side: int, reading: PictureOptions) -> dict[str, UInt8[np.ndarray, "side side 3"]]:
     """Reads one picture as squares of bytes, by their place in it, such as ``[row 2, column 0]``.
 
     Without `tile_px` it is one: the square of its short side in the middle. Parts at the right and at the bottom that
@@ -64,7 +64,7 @@ def _square(picture: Image.Image, left: int, top: int, length: int, side: int) -
     return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0))
 
 
-def _read(path: Path, reading: Reading) -> Image.Image:
+def _read(path: Path, reading: PictureOptions) -> Image.Image:
     if path.suffix.lower() in (".tif", ".tiff"):
         if reading.bands is not None:
             return Image.fromarray(_bytes(_bands(path, reading.bands), reading.white))

@@ -13,7 +13,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.options import Plan
 from f3rm_ext.moco.tiles import Tiles
 from f3rm_ext.moco.training import Training
-from f3rm_ext.moco.views import batches_of_views, both_views
+from f3rm_ext.moco.views import load_batches, make_views
 
 _TIMED = 2
 
@@ -38,8 +38,8 @@ def step_seconds(plan: Plan, device: torch.device) -> float:
         tiles = Tiles(Path(folder) / "tiles.npy", tuple(map(str, range(batch))), {}, "")
         np.save(tiles.array, noise)
         training = Training(one, "", device, alone=True)
-        views = both_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2")
-        batches = batches_of_views(tiles, views, batch_size=batch, seed=0, first=0, workers=config.workers)
+        views = make_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2")
+        batches = load_batches(tiles, views, batch_size=batch, seed=0, first=0, workers=config.workers)
         training.train_step(batches)
         began = device_time(device)
         for _ in range(_TIMED):

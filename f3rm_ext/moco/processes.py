@@ -34,35 +34,35 @@ class _SumOverRanks(torch.autograd.Function):
         return gradient
 
 
-class SyncedBatchNorm(_BatchNorm):
-    """Batch norm whose statistics are those of all processes on CPUs, where torch's SyncBatchNorm does not run.
+class CpuSyncBatchNorm(_BatchNorm):
+    """Batch norm with the statistics of all processes, for CPUs, where torch's SyncBatchNorm does not run.
 
     Processes have batches of one size.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Takes what BatchNorm1d and BatchNorm2d take."""
+        """Accepts the inputs of BatchNorm1d and BatchNorm2d."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns normalised inputs; in evaluation by the running statistics."""
         if not self.training:
             return super().forward(input)
         values = input.float()
-        over = [axis for axis in range(values.dim()) if axis != 1]
+        axes = [axis for axis in range(values.dim()) if axis != 1]
         shape = [1, -1, *[1] * (values.dim() - 2)]
         count = values.numel() // values.shape[1] * world_size()
-        mean = cast(Tensor, _SumOverRanks.apply(values.sum(dim=over))) / count
-        centred = values - mean.view(shape)  # squares of what is not centred would cancel
-        variance = cast(Tensor, _SumOverRanks.apply(centred.square().sum(dim=over))) / count
-        self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
+        mean = cast(Tensor, _SumOverRanks.apply(values.sum(dim=axes))) / count
+        centred = values - mean.view(shape)  # E[x²] − E[x]² would cancel
+        variance = cast(Tensor, _SumOverRanks.apply(centred.square().sum(dim=axes))) / count
+        self._update_statistics(mean.detach(), variance.detach() * (count / (count - 1)))
         scale = torch.rsqrt(variance + self.eps)
         if self.affine:
             scale = scale * self.weight
-        found = centred * scale.view(shape)
-        return (found + self.bias.view(shape) if self.affine else found).to(input.dtype)
+        output = centred * scale.view(shape)
+        return (output + self.bias.view(shape) if self.affine else output).to(input.dtype)
 
     @torch.no_grad()
-    def _follow(self, mean: Tensor, variance: Tensor) -> None:
+    def _update_statistics(self, mean: Tensor, variance: Tensor) -> None:
         if self.running_mean is None or self.running_var is None:
             return
         if self.num_batches_tracked is not None:
@@ -73,9 +73,9 @@ class SyncedBatchNorm(_BatchNorm):
 
 
 def sync_batch_norms(network: nn.Module) -> None:
-    """Makes all batch norms of a network count the batches of all processes. Parameters and buffers stay the same.
+    """Synchronises all batch norms of a network over the processes. Parameters and buffers stay the same objects.
 
-    On CUDA these are torch's, which keep no float32 copy of what is in half precision.
+    On CUDA torch's own are used, which keep no float32 copy of half-precision inputs.
     """
     if next(network.parameters()).device.type == "cuda":
         nn.SyncBatchNorm.convert_sync_batchnorm(network)
@@ -84,18 +84,18 @@ def sync_batch_norms(network: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if not isinstance(child, (nn.BatchNorm1d, nn.BatchNorm2d)):
                 continue
-            synced = SyncedBatchNorm(child.num_features, child.eps, child.momentum, child.affine)
+            synced = CpuSyncBatchNorm(child.num_features, child.eps, child.momentum, child.affine)
             synced.weight, synced.bias = child.weight, child.bias
             for buffer, value in child.named_buffers():
                 setattr(synced, buffer, value)
             setattr(parent, name, synced)
 
 
-def gathered(rows: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "all_rows *rest"]:
+def gather_rows(rows: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "all_rows *rest"]:
     """Returns the rows of all processes in the order of their ranks, without gradient."""
-    everyone = [torch.empty_like(rows) for _ in range(world_size())]
-    dist.all_gather(everyone, rows.detach().contiguous())
-    return torch.cat(everyone)
+    parts = [torch.empty_like(rows) for _ in range(world_size())]
+    dist.all_gather(parts, rows.detach().contiguous())
+    return torch.cat(parts)
 
 
 def mean_over_ranks(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
@@ -108,12 +108,12 @@ def mean_over_ranks(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"
 def start_processes(world_size: int, rank: int, dist_url: str) -> None:
     """Replaces this process by torchrun, which starts one process per GPU of this machine, or one on the CPU.
 
-    These are the options of the original MoCo, which counts machines, not processes. Returns where nothing has to be
-    started: one process in all, or torchrun has started this one.
+    The arguments are the options of the original MoCo, which counts machines, not processes. Returns if one process
+    is enough, or if torchrun has started this one.
 
     Args:
-        world_size: Machines.
-        rank: This machine, from 0.
+        world_size: Number of machines.
+        rank: Index of this machine, from 0.
         dist_url: tcp://HOST:PORT of the first machine.
 
     Raises:

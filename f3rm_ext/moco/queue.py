@@ -10,14 +10,10 @@ _NO_IMAGE = -1
 
 
 class KeyQueue(nn.Module):
-    """A ring of the newest keys and of the images that they belong to, any length.
+    """A ring buffer of the newest keys and the images that they belong to.
 
-    Everything is in the state dict, so a run that goes on has the same negatives. The ring starts empty: keys that
-    were never written are no negatives. The length need not be a multiple of the batch.
-
-    Args:
-        size: Most keys that the ring holds, 1 or more.
-        dim: Dimension of a key.
+    Everything is in the state dict, so a resumed run has the same negatives. The ring starts empty: slots that were
+    never written give no negatives. The size (1 or more) need not be a multiple of the batch.
     """
 
     keys: Float[Tensor, "size dim"]
@@ -37,19 +33,19 @@ class KeyQueue(nn.Module):
 
     @property
     def size(self) -> int:
-        """Most keys that the ring holds."""
+        """Maximum number of keys."""
         return len(self.keys)
 
     def __len__(self) -> int:
         return self._filled
 
     def negatives(self) -> tuple[Float[Tensor, "keys dim"], Int[Tensor, "keys"]]:
-        """Returns the keys written so far and their images; views that the next :meth:`enqueue` changes."""
+        """Returns the keys written so far and their images, as views that the next :meth:`enqueue` overwrites."""
         return self.keys[: self._filled], self.image_ids[: self._filled]
 
     @torch.no_grad()
     def enqueue(self, keys: Float[Tensor, "batch dim"], image_ids: Int[Tensor, "batch"]) -> None:
-        """Writes keys over the oldest. Of more keys than the ring holds, the last are kept."""
+        """Overwrites the oldest keys. If there are more keys than slots, the last ones are kept."""
         skipped = max(0, len(keys) - self.size)
         start = (self._pointer + skipped) % self.size
         keys, image_ids = keys[skipped:], image_ids[skipped:]
@@ -59,7 +55,7 @@ class KeyQueue(nn.Module):
         self._set((start + len(keys)) % self.size, min(self.size, self._filled + len(keys)))
 
     def resize(self, size: int) -> "KeyQueue":
-        """Returns a ring of another length with the newest of these keys, the oldest first."""
+        """Returns a ring of another size with the newest of these keys, oldest first."""
         other = KeyQueue(size, self.keys.shape[1]).to(self.keys.device)
         oldest = self._pointer if self._filled == self.size else 0
         order = (oldest + torch.arange(self._filled, device=self.keys.device)) % self.size
@@ -77,13 +73,8 @@ class KeyQueue(nn.Module):
         self._pointer, self._filled = int(self.pointer), int(self.filled)
 
 
-def queue_from_state(state: dict[str, Tensor], size: int) -> KeyQueue:
-    """Returns the ring of a state dict, with another length if wanted.
-
-    Args:
-        state: From ``KeyQueue.state_dict()``.
-        size: Length of the new ring.
-    """
+def restore_queue(state: dict[str, Tensor], size: int) -> KeyQueue:
+    """Returns the ring of a ``KeyQueue.state_dict()``, resized to `size`."""
     queue = KeyQueue(*state["keys"].shape)
     queue.load_state_dict(state)
     return queue if queue.size == size else queue.resize(size)

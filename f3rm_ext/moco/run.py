@@ -24,7 +24,7 @@ from f3rm_ext.moco.probe import step_seconds
 from f3rm_ext.moco.processes import start_processes
 from f3rm_ext.moco.tiles import COMMAND, LIST, Tiles, find_files, prepare
 from f3rm_ext.moco.training import StepResult, Training
-from f3rm_ext.moco.views import batches_of_views, both_views
+from f3rm_ext.moco.views import load_batches, make_views
 from f3rm_ext.moco.weights import export
 from f3rm_ext.profiling.memory import MIB, peak_bytes, reset_peak, resident_bytes
 from f3rm_ext.utils.console import console, image_progress
@@ -32,20 +32,20 @@ from f3rm_ext.utils.provenance import require_own_folder
 
 _STATE_KEYS = ("step", "plan", "fingerprint", "query", "key", "predictor", "queue", "optimizer")
 COLLAPSED = 0.1
-"""Spread of outputs below which they have become nearly the same."""
+"""Spread below which the outputs are nearly the same for all images."""
 _LOG_EVERY = 10
-_NAMED = 5
+_MAX_NAMED = 5
 
 
 @dataclass
 class _Interrupt:
-    """Whether Ctrl-C or SIGTERM has come."""
+    """The signal, Ctrl-C or SIGTERM, that asks the training to stop; 0 for none."""
 
     number: int = 0
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Makes the first signal stop between two steps; the second stops at once."""
+    def handle_signals(self) -> Iterator[None]:
+        """Makes the first signal stop the training between two steps, and the second stop it at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -64,43 +64,43 @@ class _Interrupt:
 
 
 @runtime_checkable
-class Planned(Protocol):
-    """A training with its memory; see ``f3rm_ext.planning.pretraining``."""
+class PlannedMemory(Protocol):
+    """A training with its planned memory; see ``f3rm_ext.planning.pretraining``."""
 
     @property
     def config(self) -> TrainConfig:
-        """Its options."""
+        """Options of the training."""
         ...
 
     def sentences(self) -> list[str]:
-        """Returns what is printed before the first step."""
+        """Returns the lines to print before the first step."""
         ...
 
     def after_first_pass(self, live_bytes: int) -> list[str]:
-        """Returns what the memory that was really taken says about the plan."""
+        """Returns lines that compare the measured memory with the plan."""
         ...
 
 
-MemoryPlanner = Callable[[TrainConfig, int, torch.device, float | None], Planned]
-"""Plans a training of so many pictures on a device, within so many GiB."""
+MemoryPlanner = Callable[[TrainConfig, int, torch.device, float | None], PlannedMemory]
+"""Plans the memory of a training from its options, number of pictures, device and limit in GiB."""
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """One call of ``f3rm-ext moco train``."""
 
     config: TrainConfig
-    """Its options."""
+    """Options of the training."""
     plan_memory: MemoryPlanner
-    """Tells what fits."""
+    """Memory planner."""
     _warned: bool = field(default=False, init=False)
 
     def main(self) -> int:
-        """Trains, or goes on, and exports the weights. Returns the exit code: 0, or 128 + the signal that stopped it.
+        """Trains or resumes, and exports the weights. Returns 0, or 128 + the signal that stopped the training.
 
         Raises:
             ConfigError: The options do not fit the data or the device.
-            CheckpointError: There is nothing to resume, or it is of another network.
+            CheckpointError: There is no checkpoint to resume, or it is that of another network.
             MemoryShortageError: Memory ran out.
         """
         config = self.config
@@ -111,7 +111,7 @@ class Run:
         try:
             if world_size() == 1:
                 return self._run()
-            lifeline = Lifeline(rank(), world_size(), lambda: f"go on with {self._resume_command()}")
+            lifeline = Lifeline(rank(), world_size(), lambda: f"resume with {self._resume_command()}")
             with lifeline.held():
                 code = self._run()
                 lifeline.close()
@@ -119,31 +119,33 @@ class Run:
         finally:
             launch.leave()
 
-    def _plan(self) -> int:
+    def _print_plan(self) -> int:
         config = self.config
         images = len(find_files(config.data))
-        device = _device(config.device) if config.memory_gib is None else torch.device(_named(config.device))
+        device = _open_device(config.device) if config.memory_gib is None else torch.device(_device_name(config.device))
         memory = self.plan_memory(config, images, device, config.memory_gib)
         plan = make_plan(memory.config, images)
         self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
         if config.probe:
-            seconds = step_seconds(plan, _device(config.device))
+            seconds = step_seconds(plan, _open_device(config.device))
             self._say(
                 f"A step takes {seconds:.2f} s on this {device.type} ({plan.pair.effective_batch / seconds:.1f} "
-                f"images/s), the training about {seconds * plan.steps / 3600:.2f} hours."
+                f"images/s), so the training takes about {seconds * plan.steps / 3600:.2f} hours."
             )
         return 0
 
     def _run(self) -> int:
         config = self.config
         if config.plan:
-            return self._plan()
+            return self._print_plan()
         if config.probe:
-            raise ConfigError("--probe is for --plan: add --plan, or leave out --probe.")
+            raise ConfigError("--probe only works with --plan: add --plan, or leave out --probe.")
         if checkpoint.newest_first(config.output / "checkpoints") and not config.resume:
-            raise ConfigError(f"{config.output} holds a run already: use --resume to go on, or another --output.")
-        device = _device(config.device)
-        saved = self._saved() if config.resume else None
+            raise ConfigError(
+                f"{config.output} already holds a run: continue it with --resume, or use another --output."
+            )
+        device = _open_device(config.device)
+        saved = self._load_checkpoint() if config.resume else None
         launch.first_only(self._decode)
         tiles = prepare(config.data, config.output, config.image_size, config.reading)
         memory = self.plan_memory(config, len(tiles), device, config.memory_gib)
@@ -152,17 +154,17 @@ class Run:
         training = Training(plan, tiles.fingerprint, device)
         self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
         if saved is not None:
-            said = training.restore(saved)
-            self._say(*said, f"Going on at step {training.step} of {plan.steps}.")
+            messages = training.restore(saved)
+            self._say(*messages, f"Resuming at step {training.step} of {plan.steps}.")
         return self._train(training, tiles, memory)
 
-    def _train(self, training: Training, tiles: Tiles, memory: Planned) -> int:
+    def _train(self, training: Training, tiles: Tiles, memory: PlannedMemory) -> int:
         from torch.utils.tensorboard import SummaryWriter
 
         config, plan, interrupt = self.config, training.plan, _Interrupt()
-        batches = batches_of_views(
+        batches = load_batches(
             tiles,
-            both_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2"),
+            make_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2"),
             batch_size=plan.pair.batch_size,
             seed=config.seed,
             first=training.first_batch,
@@ -174,10 +176,10 @@ class Run:
         images, started, first = plan.pair.effective_batch, time.monotonic(), training.step
         first_pass = first + max(1, plan.pair.images // images)
         try:
-            with interrupt.caught(), image_progress(disable=not is_first()) as progress:
+            with interrupt.handle_signals(), image_progress(disable=not is_first()) as progress:
                 done = training.step * images
                 task = progress.add_task("Training", total=plan.steps * images, completed=done)
-                stop = training.agreed(interrupt.number)
+                stop = training.largest_over_ranks(interrupt.number)
                 while training.step < plan.steps and not stop:
                     with told_shortage(training.step, training.device, lambda: self._less_memory(plan)):
                         result = training.train_step(batches)
@@ -193,13 +195,13 @@ class Run:
                         self._log(events, training, result, rate)
                     if training.step % config.save_every == 0 and training.step < plan.steps:
                         self._save(training)
-                    stop = training.agreed(interrupt.number)
+                    stop = training.largest_over_ranks(interrupt.number)
         finally:
             if events is not None:
                 events.close()
         self._save(training)
         if stop:
-            self._say(f"Stopped at step {training.step} of {plan.steps}. Go on with: {self._resume_command()}")
+            self._say(f"Stopped at step {training.step} of {plan.steps}. Resume with: {self._resume_command()}")
             return 128 + stop
         seconds = time.monotonic() - started
         if training.step > first:
@@ -211,7 +213,7 @@ class Run:
         return 0
 
     def _less_memory(self, plan: Plan) -> str:
-        """Returns what to do when memory runs out."""
+        """Returns advice for when memory runs out."""
         config, batch = plan.config, plan.pair.batch_size
         options = ["--use-amp"] * (not config.use_amp)
         options += ["--use-grad-checkpointing"] * (not config.use_grad_checkpointing)
@@ -220,15 +222,15 @@ class Run:
             return "use a smaller --image-size"
         resume = ""
         if checkpoint.newest_first(config.output / "checkpoints"):
-            resume = f", and go on from the last checkpoint with {self._resume_command()}"
+            resume = f", and resume from the last checkpoint with {self._resume_command()}"
         return f"use {' or '.join(options)}{resume}"
 
     def _log(self, events: Any, training: Training, result: StepResult, images_per_s: float) -> None:
         scalars = result.scalars()
         if not math.isfinite(scalars["loss"]):
             raise ConfigError(
-                f"The loss is {scalars['loss']} at step {training.step}, so the training was stopped: use a smaller "
-                "--learning-rate, and --resume goes on from the last checkpoint."
+                f"The loss is {scalars['loss']} at step {training.step}, so the training was stopped: resume from the "
+                "last checkpoint with --resume and a smaller --learning-rate."
             )
         if events is None:
             return
@@ -240,8 +242,8 @@ class Run:
         if scalars["output_spread"] < COLLAPSED and not self._warned:
             self._warned = True
             self._say(
-                f"Warning: the outputs of different images are nearly the same at step {training.step} (spread "
-                f"{scalars['output_spread']:.3f}, 1 is even): the training may have collapsed, try a smaller "
+                f"Warning: the outputs of all images are nearly the same at step {training.step} (spread "
+                f"{scalars['output_spread']:.3f}; 1 is even): the training may have collapsed, so try a smaller "
                 "--learning-rate."
             )
 
@@ -253,14 +255,14 @@ class Run:
         checkpoint.write(training.state(), checkpoint.path_of(folder, training.step))
         checkpoint.prune(folder)
 
-    def _saved(self) -> dict[str, Any]:
+    def _load_checkpoint(self) -> dict[str, Any]:
         folder = self.config.output / "checkpoints"
         if not checkpoint.newest_first(folder):
-            raise CheckpointError(f"There is nothing to resume in {self.config.output}: leave out --resume to start.")
+            raise CheckpointError(f"There is no checkpoint in {self.config.output}: leave out --resume to start a run.")
         return checkpoint.load(checkpoint.newest_intact(folder, self._say), _STATE_KEYS)
 
     def _decode(self) -> None:
-        """Decodes the pictures, with a progress bar, and tells which cannot be read."""
+        """Decodes the pictures with a progress bar and lists those that cannot be read."""
         config = self.config
         if not config.resume:
             require_own_folder(config.output, LIST, COMMAND)
@@ -275,12 +277,12 @@ class Run:
             )
             progress.update(task, completed=len(tiles), total=len(tiles))
         if tiles.skipped:
-            named = "; ".join(f"{name} ({reason})" for name, reason in list(tiles.skipped.items())[:_NAMED])
-            more = f"; all are in {tiles.array.with_suffix('.json')}" if len(tiles.skipped) > _NAMED else ""
-            self._say(f"Left out {len(tiles.skipped)} files that cannot be read: {named}{more}.")
+            named = "; ".join(f"{name} ({reason})" for name, reason in list(tiles.skipped.items())[:_MAX_NAMED])
+            more = f"; {tiles.array.with_suffix('.json')} lists all" if len(tiles.skipped) > _MAX_NAMED else ""
+            self._say(f"Skipped {len(tiles.skipped)} files that cannot be read: {named}{more}.")
 
     def _resume_command(self) -> str:
-        """Returns the command line that goes on with this run, from the one that was typed."""
+        """Returns the typed command line with --resume."""
         typed = [word for word in sys.argv[1:] if word != "--resume"]
         return launch.command_prefix() + shlex.join(["f3rm-ext", *typed, "--resume"])
 
@@ -290,21 +292,21 @@ class Run:
             console().print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
-def _named(device: str) -> str:
-    """The device that ``auto`` means here."""
+def _device_name(device: str) -> str:
+    """Resolves ``auto``."""
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _device(name: str) -> torch.device:
-    name = _named(name)
+def _open_device(name: str) -> torch.device:
+    name = _device_name(name)
     if name == "cuda" and (place := launch.place()) is not None:
         name = f"cuda:{place[0]}"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
-        if device.type == "cuda":  # what names no device, such as NCCL's barriers, takes the current one
+        if device.type == "cuda":  # calls without a device, such as NCCL's barriers, use the current one
             torch.cuda.set_device(device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {name} cannot be used ({reason_of(error)}): use cpu.") from error

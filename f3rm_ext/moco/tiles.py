@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.moco.pictures import PLAIN, SUFFIXES, Reading, read_tiles
+from f3rm_ext.moco.pictures import SUFFIXES, WHOLE_PICTURE, PictureOptions, read_tiles
 from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.json_shape import parse_json
 from f3rm_ext.utils.pictures import UNREADABLE
@@ -21,7 +21,7 @@ from f3rm_ext.utils.provenance import MADE_BY
 
 COMMAND = "f3rm-ext moco train"
 LIST = "tiles.json"
-"""The first file of a run: it says whose folder it is."""
+"""The first file that a run writes, which marks the folder as its own."""
 _ARRAY = "tiles.npy"
 
 
@@ -38,11 +38,11 @@ class Tiles:
     array: Path
     """The bytes, (tiles, side, side, 3), as a .npy file."""
     files: tuple[str, ...]
-    """File of each tile, relative to the folder; with its row and column where a picture is several tiles."""
+    """File of each tile, relative to the folder, with row and column if a picture gives several tiles."""
     skipped: dict[str, str]
-    """Why files were left out."""
+    """Reason why each unreadable file was skipped."""
     fingerprint: str
-    """16 hex digits of the files, their sizes and times, the side, and how they are read."""
+    """Hash of the files, their sizes and times, the side of the views and the options of decoding; 16 hex digits."""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -59,32 +59,29 @@ def find_files(folder: Path) -> list[Path]:
         ConfigError: There is no such folder, or no picture in it.
     """
     if not folder.is_dir():
-        raise ConfigError(f"--data names {folder}, which is no folder: give the folder of your pictures.")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    if not found:
-        raise ConfigError(f"There are no pictures in {folder}: they end in {', '.join(sorted(SUFFIXES))}.")
-    return found
+        raise ConfigError(f"--data is {folder}, which is no folder: give the folder of your pictures.")
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not paths:
+        raise ConfigError(f"There are no pictures in {folder}: give files that end in {', '.join(sorted(SUFFIXES))}.")
+    return paths
 
 
 def prepare(
     folder: Path,
     cache: Path,
     image_size: int,
-    reading: Reading = PLAIN,
+    reading: PictureOptions = WHOLE_PICTURE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tiles:
-    """Decodes a folder of pictures, or opens the array if it has been done before.
+    """Decodes a folder of pictures, or opens the array of an earlier call.
 
-    The side of all tiles is the median short side of the pictures (or of the tiles that they are cut into), from
-    `image_size` to twice that, so that crops of a part are still sharp. Files that cannot be read are left out and
-    listed.
+    The side of all tiles is the median short side of the pictures (or of the tiles that they are cut into), clamped to
+    1 to 2 times `image_size`, so that partial crops are still sharp. Unreadable files are skipped and listed.
 
     Args:
-        folder: The pictures.
-        cache: Folder for the array and its list.
-        image_size: Side of the crops that are trained on, px.
-        reading: How pictures become tiles.
-        progress: Called with the files done and the files to do.
+        cache: Folder of the array and its list.
+        image_size: Side of the training crops, px.
+        progress: Called with the number of decoded files and the total.
 
     Raises:
         ConfigError: There are no readable pictures, or the cache cannot be written.
@@ -117,9 +114,14 @@ def prepare(
 
 
 def _decode(
-    folder: Path, paths: Sequence[Path], out: Path, side: int, reading: Reading, progress: Callable[[int, int], None]
+    folder: Path,
+    paths: Sequence[Path],
+    out: Path,
+    side: int,
+    reading: PictureOptions,
+    progress: Callable[[int, int], None],
 ) -> tuple[list[str], dict[str, str]]:
-    """Writes the readable tiles one after the other; the header, which comes first, is written again at the end."""
+    """Writes the readable tiles in turn, then rewrites the header with their number."""
     files: list[str] = []
     skipped: dict[str, str] = {}
     with out.open("w+b") as stream:
@@ -140,8 +142,8 @@ def _decode(
         if not files:
             name, reason = next(iter(skipped.items()))
             raise ConfigError(
-                f"None of the {len(paths)} pictures in {folder} can be read, {name} for this reason: {reason}. Convert "
-                "them or copy them again."
+                f"None of the {len(paths)} pictures in {folder} can be read (the reason for {name} is: {reason}): "
+                "convert them or copy them again."
             )
         stream.seek(0)
         _header(stream, len(files), side)
@@ -159,7 +161,7 @@ def _header(stream: BinaryIO, count: int, side: int) -> None:
     )
 
 
-def _side_of(paths: Sequence[Path], image_size: int, reading: Reading) -> int:
+def _side_of(paths: Sequence[Path], image_size: int, reading: PictureOptions) -> int:
     if reading.tile_px is not None:
         return min(max(reading.tile_px, image_size), 2 * image_size)
     sides = []

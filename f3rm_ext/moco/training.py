@@ -1,4 +1,4 @@
-"""The training: one optimiser step, checkpoints, and going on from them."""
+"""The training: one optimiser step, checkpoints, and how to resume from them."""
 
 import math
 from collections.abc import Iterator
@@ -11,30 +11,29 @@ from torch import Tensor
 from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.moco import losses
-from f3rm_ext.moco.encoder import DIM, Encoder, predictor
-from f3rm_ext.moco.momentum import cosine_momentum, update_momentum, update_statistics
+from f3rm_ext.moco.encoder import DIM, Encoder, cosine_momentum, predictor, update_momentum, update_statistics
 from f3rm_ext.moco.optimizers import make_optimizer
 from f3rm_ext.moco.options import Plan, differences
-from f3rm_ext.moco.processes import gathered, mean_over_ranks, sync_batch_norms
-from f3rm_ext.moco.queue import KeyQueue, queue_from_state
-from f3rm_ext.moco.views import Batch, number_from
+from f3rm_ext.moco.processes import gather_rows, mean_over_ranks, sync_batch_norms
+from f3rm_ext.moco.queue import KeyQueue, restore_queue
+from f3rm_ext.moco.views import Batch, derive_seed
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Measures of one optimiser step; tensors, so that reading them is the caller's choice."""
+    """Metrics of one optimiser step, as tensors, so that the caller decides when to wait for the device."""
 
     loss: Tensor
     """Mean over the accumulated batches."""
     accuracy: Tensor
-    """Share of queries that find their key, 0 to 1."""
+    """Share of queries whose own key is the most similar, 0 to 1."""
     query: Tensor
     """Embeddings of the last batch."""
     key: Tensor
     """Keys of the last batch."""
 
     def scalars(self) -> dict[str, float]:
-        """Returns everything as numbers."""
+        """Returns the values to log."""
         return {
             "loss": float(self.loss),
             "pretext_accuracy": float(self.accuracy),
@@ -48,28 +47,26 @@ class Training:
     """Networks, queue and optimiser of a training.
 
     In v2 the key encoder normalises by running statistics, which follow the query encoder's like its parameters
-    (EMAN, arXiv 2101.08482). With statistics of its batch it would tell the positive key from those of the queue by
-    them; the original shuffles batches over GPUs for that reason. The other keys of the batch are negatives beside the
-    queue's: against old keys alone, outputs that drift with time and are the same for all images suffice. The negatives
-    of v3 are of the same batch.
+    (EMAN, arXiv 2101.08482). Batch statistics would betray which key is the positive one; the original shuffles
+    batches over GPUs for that reason. The other keys of the batch serve as negatives beside those of the queue: old
+    keys alone are told apart by outputs that drift with time and are the same for all images. The negatives of v3 come
+    from the same batch.
 
     Args:
-        plan: What to train.
-        fingerprint: Of the tiles, to see whether image ids mean the same after a resume.
-        device: Where to compute.
-        alone: Take no part in a run of several processes; for plans.
+        fingerprint: Fingerprint of the tiles, which tells whether image ids are still valid after a resume.
+        alone: Ignore the other processes of a run; for plans.
 
     Raises:
-        ConfigError: AMP is wanted on a GPU without bfloat16.
+        ConfigError: AMP is requested on a GPU without bfloat16.
     """
 
     def __init__(self, plan: Plan, fingerprint: str, device: torch.device, *, alone: bool = False) -> None:
         config = plan.config
         self.plan, self.fingerprint, self.device = plan, fingerprint, device
-        # Older ones emulate bfloat16, which is slower than single precision.
+        # Older GPUs emulate bfloat16, which is slower than single precision.
         if config.use_amp and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-            raise ConfigError("use-amp needs bfloat16, which this GPU lacks: use --no-use-amp.")
-        torch.manual_seed(number_from(config.seed, "weights"))
+            raise ConfigError("--use-amp needs bfloat16, which this GPU lacks: use --no-use-amp.")
+        torch.manual_seed(derive_seed(config.seed, "weights"))
         self.query, self.key = (
             Encoder(config.architecture, config.algorithm, config.image_size, config.use_grad_checkpointing)
             for _ in range(2)
@@ -77,7 +74,7 @@ class Training:
         self.key.load_state_dict(self.query.state_dict())
         self.key.requires_grad_(False)
         self.predictor = predictor(config.architecture) if config.algorithm == "v3" else None
-        if device.type != "cpu":  # tensors without values cannot be moved
+        if device.type != "cpu":  # fake tensors of a plan cannot be moved
             self.query.to(device)
             self.key.to(device)
             if self.predictor is not None:
@@ -91,12 +88,14 @@ class Training:
         if config.algorithm == "v2":
             self.key.eval()
             self.queue = KeyQueue(plan.pair.queue_size, DIM[config.algorithm]).to(device)
-        self.optimizer = make_optimizer(plan.optimizer, self._trained(), plan.learning_rate, plan.weight_decay)
+        self.optimizer = make_optimizer(
+            plan.optimizer, self._trained_parameters(), plan.learning_rate, plan.weight_decay
+        )
         self.step = 0
 
     @property
     def learning_rate(self) -> float:
-        """Rate of the next step: it rises along a line in the warm-up, then falls to 0 along half a cosine."""
+        """Learning rate of the next step: a linear warm-up, then half a cosine down to 0."""
         warmup = self.plan.warmup_steps
         if self.step < warmup:
             return self.plan.learning_rate * (self.step + 1) / warmup
@@ -111,24 +110,21 @@ class Training:
 
     @property
     def first_batch(self) -> int:
-        """Number of the batch with which the next step begins."""
+        """Index of the first batch of the next step."""
         return self.step * self.plan.accumulation
 
     def train_step(self, batches: Iterator[Batch]) -> StepResult:
         """Takes one optimiser step.
 
-        The key encoder follows once, before the keys are computed. Keys are written to the queue after the last
+        The key encoder is updated once, before the keys are computed. Keys are written to the queue after the last
         of the accumulated batches, so all of them meet the same negatives.
-
-        Args:
-            batches: Where to take the accumulated batches from.
         """
         accumulation = self.plan.accumulation
         processes = 1 if self._ranks is None else self._ranks.size
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         update_momentum(self.key, self.query, self.momentum)
-        if self.queue is not None:  # from the first step on these are means, not remains of the start
+        if self.queue is not None:  # the first steps average evenly, so that the initial statistics do not linger
             update_statistics(self.key, self.query, min(self.momentum, self.step / (self.step + 1)))
         self.optimizer.zero_grad(set_to_none=True)
         written: list[tuple[Tensor, Tensor]] = []
@@ -136,15 +132,15 @@ class Training:
         query = key = total
         for _ in range(accumulation):
             one, two, numbers = (part.to(self.device, non_blocking=True) for part in next(batches))
-            if self.plan.config.use_amp:  # the layout for which reduced precision is fast
+            if self.plan.config.use_amp:  # reduced precision is fast in this layout
                 one, two = (view.contiguous(memory_format=torch.channels_last) for view in (one, two))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bool(self.plan.config.use_amp)):
                 loss, hits, query, key = self._loss(one, two, numbers)
             (loss / (accumulation * processes)).backward()
-            written.append((self._gathered(key), self._gathered(numbers)))
+            written.append((self._gather(key), self._gather(numbers)))
             total, accuracy = total + loss.detach() / accumulation, accuracy + hits / accumulation
         if self._ranks is not None:
-            self._ranks.sum_gradients(self._trained())
+            self._ranks.sum_gradients(self._trained_parameters())
         self.optimizer.step()
         if self.queue is not None:
             for keys, numbers in written:
@@ -162,25 +158,25 @@ class Training:
                 key = self.key(two)
             negatives, ids = self.queue.negatives()
             if not self.plan.config.mask_same_image:
-                ids = torch.full_like(ids, -1)  # no image's
+                ids = torch.full_like(ids, -1)  # matches no image
             if self.plan.config.batch_negatives:
-                negatives = torch.cat([negatives, self._gathered(key.float())])
-                ids = torch.cat([ids, self._gathered(numbers)])
+                negatives = torch.cat([negatives, self._gather(key.float())])
+                ids = torch.cat([ids, self._gather(numbers)])
             logits = losses.info_nce_logits(query, key, negatives, temperature, numbers, ids)
             return losses.info_nce(logits), losses.pretext_accuracy(logits.detach()), query, key
-        query_1, query_2 = (self._predicted(view) for view in (one, two))
+        query_1, query_2 = (self._predict(view) for view in (one, two))
         with torch.no_grad():
             key_1, key_2 = self.key(one), self.key(two)
-        key_1, key_2 = self._gathered(key_1), self._gathered(key_2)
+        key_1, key_2 = self._gather(key_1), self._gather(key_2)
         first = 0 if self._ranks is None else self._ranks.rank * len(one)
         loss = losses.symmetric_loss(query_1, query_2, key_1, key_2, temperature, first)
         hits = losses.pretext_accuracy(losses.batch_logits(query_1.detach(), key_2, temperature, first))
         return loss, hits, query_1, key_2[first : first + len(one)]
 
-    def _gathered(self, rows: Tensor) -> Tensor:
-        return rows.detach() if self._ranks is None else gathered(rows)
+    def _gather(self, rows: Tensor) -> Tensor:
+        return rows.detach() if self._ranks is None else gather_rows(rows)
 
-    def _trained(self) -> list[torch.nn.Parameter]:
+    def _trained_parameters(self) -> list[torch.nn.Parameter]:
         return [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]
 
     def require_same(self) -> None:
@@ -192,16 +188,16 @@ class Training:
         if self._ranks is not None:
             self._ranks.require_same(self.query.named_parameters(), f"after step {self.step}")
 
-    def agreed(self, number: int) -> int:
+    def largest_over_ranks(self, number: int) -> int:
         """Returns the largest of the numbers of all processes."""
         return number if self._ranks is None else max(value for (value,) in self._ranks.share([number]))
 
-    def _predicted(self, view: Tensor) -> Tensor:
+    def _predict(self, view: Tensor) -> Tensor:
         assert self.predictor is not None
         return torch.nn.functional.normalize(self.predictor(self.query(view)).float(), dim=1)
 
     def state(self) -> dict[str, Any]:
-        """Returns all that a checkpoint holds: tensors and plain values. Order and views follow from seed and step."""
+        """Returns a checkpoint's tensors and plain values. The order and the views follow from seed and step."""
         return {
             "step": self.step,
             "plan": self.plan.record(),
@@ -214,34 +210,34 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any]) -> list[str]:
-        """Goes on from a checkpoint's state.
+        """Resumes from a checkpoint's state.
 
         A queue of another length keeps its newest keys. With other pictures the queue starts empty.
 
         Returns:
-            Sentences about what differs from the run that was saved; none means the same trajectory.
+            Messages about differences from the saved run; none means the same trajectory.
 
         Raises:
-            CheckpointError: It is of another architecture, algorithm or optimiser, or of a finished run with other
-                options or pictures.
+            CheckpointError: The checkpoint has another architecture, algorithm or optimiser, or is that of a finished
+                run with other options or pictures.
         """
         before, now = {"optimizer": "sgd", "processes": 1, **state["plan"]}, self.plan.record()
         for name in ("algorithm", "architecture", "optimizer"):
             if before[name] != now[name]:
                 raise CheckpointError(
-                    f"The checkpoint is of {name} {before[name]}, but {now[name]} is asked for: use "
-                    f"--{name} {before[name]} or another --output."
+                    f"The checkpoint was trained with {name} {before[name]}, not {now[name]}: use --{name} "
+                    f"{before[name]} or another --output."
                 )
         self.query.load_state_dict(state["query"])
         self.key.load_state_dict(state["key"])
         if self.predictor is not None:
             self.predictor.load_state_dict(state["predictor"])
         self.optimizer.load_state_dict(state["optimizer"])
-        said = []
+        messages = []
         batches = ("batch_size", "gradient_accumulation_steps", "processes")
         same_batches = all(before[name] == now[name] for name in (*batches, "images", "epochs"))
         self.step = state["step"]
-        if not same_batches:  # the same part of the training is done, in other steps
+        if not same_batches:  # the same share of the training is complete, in other steps
             done = state["step"] * math.prod(before[name] for name in batches)
             self.step = min(self.plan.steps, done // self.plan.pair.effective_batch)
         changed = differences(before, now)
@@ -249,16 +245,16 @@ class Training:
             changed = [*changed, "pictures"]
         if changed and self.step >= self.plan.steps:
             raise CheckpointError(
-                f"The training is finished, and no step is left for what has changed ({', '.join(changed)}): leave the "
-                "options as they were, raise --epochs, or use another --output."
+                f"The training is complete, so these changes have no effect: {', '.join(changed)}. Restore the "
+                "options, raise --epochs, or use another --output."
             )
         if changed:
-            said.append(f"Changed since the checkpoint: {', '.join(changed)}; the trajectory is another one.")
+            messages.append(f"Changed since the checkpoint: {', '.join(changed)}; the trajectory will differ.")
         if self.queue is not None and state["fingerprint"] != self.fingerprint:
-            said.append("The pictures are not those of the checkpoint: the queue starts empty.")
+            messages.append("The pictures differ from those of the checkpoint: the queue starts empty.")
         elif self.queue is not None:
             size = self.queue.size
             if len(state["queue"]["keys"]) != size:
-                said.append(f"The queue has {size} keys now; the newest of the checkpoint are kept.")
-            self.queue = queue_from_state(state["queue"], size).to(self.device)
-        return said
+                messages.append(f"The queue now has {size} keys; the newest keys of the checkpoint are kept.")
+            self.queue = restore_queue(state["queue"], size).to(self.device)
+        return messages

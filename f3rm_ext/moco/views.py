@@ -1,6 +1,6 @@
-"""Two random views of each picture, and the order of pictures. Both depend on seed, pass and picture alone.
+"""Two random views of each picture, and the order of pictures. Both depend only on seed, pass and picture.
 
-So a run that goes on sees what an uninterrupted one would have seen, whatever the number of loader processes.
+A resumed run therefore sees the same data as an uninterrupted one, whatever the number of loader processes.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from f3rm_ext.engine.ranks import rank, world_size
 from f3rm_ext.moco.tiles import Tiles
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""ImageNet's, with which the backbone has to be used."""
+"""Normalisation of ImageNet, which the backbone's input needs, too."""
 CROP = 0.2
-"""Smallest part of a tile's area that a view shows."""
+"""Smallest share of a tile's area that a view shows."""
 _ASPECT = 4 / 3
 _JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _GREY = 0.8, 0.4, 0.4, 0.2, 0.0, 0.1
 _NOISY, _NOISE = 0.5, 0.05
@@ -29,8 +29,8 @@ _YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3
 _DRAWS = 18
 
 
-def number_from(*parts: object) -> int:
-    """Returns a seed that differs for any difference in its parts."""
+def derive_seed(*parts: object) -> int:
+    """Returns a random seed, 63 bits, that depends on every part."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
@@ -38,15 +38,15 @@ Batch = tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size si
 
 
 class Views:
-    """MoCo v2's augmentations, with those for views from above: both flips, quarter turns and noise.
+    """MoCo v2's augmentations, and those for views from above: both flips, quarter turns and noise.
 
-    A batch of tiles is worked on at once: one sampling for crop, flips and turns, one matrix for colours. What happens
-    to a tile is drawn from its own generator, so it does not depend on the rest of the batch.
+    A whole batch is processed at once: one resampling for crop, flips and turns, one matrix for colours. Each tile has
+    its own generator, so its view does not depend on the rest of the batch.
 
     Args:
         image_size: Side of the views, px.
-        color_jitter: Whether colours change; leave it out where colours are measurements.
-        blurred: Share of views that are blurred, 0 to 1.
+        color_jitter: Jitter colours; turn it off where colours are measurements.
+        blurred: Share of views to blur, 0 to 1.
         solarized: Share of views whose bright values are inverted, 0 to 1.
     """
 
@@ -62,9 +62,9 @@ class Views:
         """Returns one view of each tile, normalised."""
         draws = torch.stack([torch.rand(_DRAWS, generator=generator) for generator in generators])
         place, color, rest = draws.split([7, 6, 5], dim=1)
-        views = self._cut(tiles.float() / 255, place)
+        views = self._crop(tiles.float() / 255, place)
         if self._color_jitter:
-            views = _colored(views, color)
+            views = _jitter_colors(views, color)
         views = self._blur(views, rest[:, 0], rest[:, 1])
         if self._solarized:
             bright = (rest[:, 2] < self._solarized)[:, None, None, None] & (views > 0.5)
@@ -74,10 +74,10 @@ class Views:
             views[index] = (views[index] + noise * (_NOISE * rest[index, 4])).clamp(0, 1)
         return (views - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
-    def _cut(
+    def _crop(
         self, tiles: Float[Tensor, "batch 3 side side"], draws: Float[Tensor, "batch 7"]
     ) -> Float[Tensor, "batch 3 size size"]:
-        """Cuts a part of each tile and turns it, by one affine sampling."""
+        """Crops, flips and turns each tile by one affine resampling."""
         area, shape = CROP + (1 - CROP) * draws[:, 0], (_ASPECT ** (2 * draws[:, 1] - 1)).sqrt()
         width, height = (area.sqrt() * shape).clamp(max=1), (area.sqrt() / shape).clamp(max=1)
         flip_x, flip_y = 1 - 2 * (draws[:, 2] < 0.5).float(), 1 - 2 * (draws[:, 3] < 0.5).float()
@@ -104,15 +104,17 @@ class Views:
         sigma, steps = 0.1 + 1.9 * width[index, None], torch.arange(-radius, radius + 1)
         kernel = (-0.5 * (steps / sigma).square()).exp()
         kernel = kernel / kernel.sum(dim=1, keepdim=True)
-        found = functional.pad(views[index].transpose(0, 1), (radius,) * 4, mode="reflect")
-        found = functional.conv2d(found, kernel[:, None, None, :], groups=len(index))
-        found = functional.conv2d(found, kernel[:, None, :, None], groups=len(index))
-        views[index] = found.transpose(0, 1)
+        blurred = functional.pad(views[index].transpose(0, 1), (radius,) * 4, mode="reflect")
+        blurred = functional.conv2d(blurred, kernel[:, None, None, :], groups=len(index))
+        blurred = functional.conv2d(blurred, kernel[:, None, :, None], groups=len(index))
+        views[index] = blurred.transpose(0, 1)
         return views
 
 
-def _colored(views: Float[Tensor, "batch 3 h w"], draws: Float[Tensor, "batch 6"]) -> Float[Tensor, "batch 3 h w"]:
-    """Changes brightness, contrast, saturation and hue; all but the mean that contrast needs is one matrix in YIQ."""
+def _jitter_colors(
+    views: Float[Tensor, "batch 3 h w"], draws: Float[Tensor, "batch 6"]
+) -> Float[Tensor, "batch 3 h w"]:
+    """Changes brightness, contrast, saturation and hue by one matrix in YIQ, and an offset for contrast."""
     chosen = draws[:, 0] < _JITTERED
     brightness, contrast, saturation = (
         torch.where(chosen, 1 + strength * (2 * draws[:, 1 + number] - 1), 1.0)
@@ -132,7 +134,7 @@ def _colored(views: Float[Tensor, "batch 3 h w"], draws: Float[Tensor, "batch 6"
     return torch.baddbmm(offset[:, None, None], matrix, views.flatten(2)).view_as(views).clamp_(0, 1)
 
 
-class PairsOfViews(Dataset):
+class ViewPairs(Dataset):
     """Two views of each tile; the index is (pass, tile)."""
 
     def __init__(self, tiles: Tiles, views: tuple[Views, Views], seed: int) -> None:
@@ -146,19 +148,19 @@ class PairsOfViews(Dataset):
         numbers = [number for _, number in indices]
         tiles = torch.from_numpy(np.stack([self._bytes[number] for number in numbers])).permute(0, 3, 1, 2)
         one, two = (
-            views(tiles, [self._generator(which, epoch, number) for epoch, number in indices])
+            views(tiles, [self._seeded_generator(which, epoch, number) for epoch, number in indices])
             for which, views in enumerate(self._views)
         )
         return one, two, torch.tensor(numbers)
 
-    def _generator(self, *parts: object) -> torch.Generator:
-        return torch.Generator().manual_seed(number_from(self._seed, "views", *parts))
+    def _seeded_generator(self, *parts: object) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(self._seed, "views", *parts))
 
 
-class Batches(Sampler):
-    """Batches of (pass, tile) from a given batch on, without end; batches that are not full are left out.
+class BatchSampler(Sampler):
+    """Endless batches of (pass, tile) from a given batch on; incomplete batches are dropped.
 
-    Of each gathered batch, a process yields its own part.
+    Each process yields its own part of every gathered batch.
     """
 
     def __init__(self, images: int, batch_size: int, seed: int, first: int) -> None:
@@ -178,45 +180,42 @@ class Batches(Sampler):
 
     def order(self, epoch: int) -> list[int]:
         """Returns the order of the tiles in one pass."""
-        generator = torch.Generator().manual_seed(number_from(self._seed, "order", epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "order", epoch))
         return torch.randperm(self._images, generator=generator).tolist()
 
 
-def batches_of_views(
+def load_batches(
     tiles: Tiles, views: tuple[Views, Views], *, batch_size: int, seed: int, first: int, workers: int
 ) -> Iterator[Batch]:
-    """Yields batches of both views and the numbers of their tiles, without end.
+    """Yields endless batches of both views and the indices of their tiles.
 
     Args:
-        tiles: The pictures.
-        views: Make the first view and the second.
+        views: Augmentations of the first and of the second view.
         batch_size: Images per batch of this process.
-        seed: Of order and views.
-        first: Number of the first batch.
-        workers: Processes that make views; 0 for this one.
+        seed: Random seed of order and views.
+        workers: Processes that prepare views; 0 for this one.
     """
     return iter(
         DataLoader(
-            PairsOfViews(tiles, views, seed),
-            batch_sampler=Batches(len(tiles), batch_size, seed, first),
+            ViewPairs(tiles, views, seed),
+            batch_sampler=BatchSampler(len(tiles), batch_size, seed, first),
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             pin_memory=torch.cuda.is_available(),
         )
     )
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-def both_views(image_size: int, color_jitter: bool, symmetric: bool) -> tuple[Views, Views]:
-    """Returns what makes the two views of a tile.
+def make_views(image_size: int, color_jitter: bool, symmetric: bool) -> tuple[Views, Views]:
+    """Returns the augmentations of the two views of a tile.
 
     Args:
         image_size: Side of the views, px.
-        color_jitter: Whether colours change.
-        symmetric: The same for both, as in v2. In v3 the first is always blurred, the second seldom, and a fifth of
+        symmetric: Augment both alike, as in v2. In v3 the first is always blurred, the second seldom, and a fifth of
             the second is solarised (arXiv 2104.02057, appendix).
     """
     if symmetric:

@@ -1,4 +1,4 @@
-"""ViT backbones with the measures by which MoCo v3 keeps their training stable (arXiv 2104.02057, section 4)."""
+"""ViT backbones that train stably with MoCo v3 (arXiv 2104.02057, section 4)."""
 
 import math
 from typing import TYPE_CHECKING, cast
@@ -20,13 +20,12 @@ _DEPTH = 12
 
 
 class VitBackbone(nn.Module):
-    """A ViT with patches of 16 px and the names of timm; its result is the class token.
+    """A ViT with patches of 16 px and timm's parameter names, which returns the class token.
 
-    Positions are a fixed code of sines and cosines, and the patch projection stays as it was drawn: with a trained one,
-    gradients of the first layer spike.
+    Position embeddings are fixed sines and cosines, and the patch projection keeps its random values: training it
+    makes the gradients of the first layer spike.
 
     Args:
-        architecture: Name of the network.
         image_size: Side of the views, px, a multiple of 16.
         use_grad_checkpointing: Recompute blocks in the backward pass: less memory, more time.
     """
@@ -44,7 +43,7 @@ class VitBackbone(nn.Module):
         self.network.patch_embed.requires_grad_(False)
 
     def forward(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch feat"]:
-        """Returns the class token after the last block, normalised."""
+        """Returns the class token after the last block and the final layer norm."""
         tokens, _, _ = self.network.embed(images, PATCH_PX)
         for block in self.network.blocks:
             if self.use_grad_checkpointing and self.training and torch.is_grad_enabled():
@@ -55,7 +54,7 @@ class VitBackbone(nn.Module):
 
     @torch.no_grad()
     def _draw_weights(self) -> None:
-        """Draws Xavier's uniform weights; those of query, key and value as three matrices, of patches as one."""
+        """Draws Xavier-uniform weights, where query, key and value count as three matrices."""
         projection = self.network.patch_embed.proj
         limit = math.sqrt(6 / (3 * PATCH_PX**2 + self.dim))
         projection.weight.uniform_(-limit, limit)
@@ -72,14 +71,14 @@ class VitBackbone(nn.Module):
 
 
 def position_code(side: int, width: int) -> Float[Tensor, "patches width"]:
-    """Returns sines and cosines of column and row in a square grid of patches, a quarter of the width each."""
+    """Returns sines and cosines of column and row in a square grid of patches, a quarter of the channels each."""
     rate = 10_000 ** (-torch.arange(width // 4) / (width / 4))
     rows, cols = (axis.flatten()[:, None] * rate for axis in torch.meshgrid(*[torch.arange(side)] * 2, indexing="ij"))
     return torch.cat([cols.sin(), cols.cos(), rows.sin(), rows.cos()], dim=1)
 
 
 def _shapes(width: int, side: int) -> dict[str, Tensor]:
-    """Returns the state dict from which :class:`VisionTransformer` reads its architecture, without values."""
+    """Returns the valueless state dict from which :class:`VisionTransformer` reads its architecture."""
     shapes = {
         "patch_embed.proj.weight": (width, 3, PATCH_PX, PATCH_PX),
         "pos_embed": (1, 1 + side**2, width),

@@ -20,9 +20,8 @@ def export(backbone: Backbone | VitBackbone, folder: Path, facts: Mapping[str, A
     """Writes the backbone without classifier, with the parameter names of torchvision, or of timm for ViTs.
 
     Args:
-        backbone: The query encoder's.
-        folder: Where the weights and the model card go.
-        facts: Plain values that describe the training; ``architecture``, ``image_size`` and ``step`` are needed.
+        folder: Folder of the weights and the model card.
+        facts: Plain values that describe the training, among them ``architecture``, ``image_size`` and ``step``.
 
     Returns:
         The weights file.
@@ -35,10 +34,10 @@ def export(backbone: Backbone | VitBackbone, folder: Path, facts: Mapping[str, A
     state: dict[str, Tensor] = {
         name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()
     }
-    described = {"format": "pt", "made_by": f"f3rm-ext moco {__version__}", "mean": str(MEAN), "std": str(STD)}
-    described |= {name: str(value) for name, value in facts.items()}
+    metadata = {"format": "pt", "made_by": f"f3rm-ext moco {__version__}", "mean": str(MEAN), "std": str(STD)}
+    metadata |= {name: str(value) for name, value in facts.items()}
     try:
-        write_atomic(folder / WEIGHTS, save(state, described))
+        write_atomic(folder / WEIGHTS, save(state, metadata))
         write_atomic(folder / CARD, _card(facts).encode(errors="backslashreplace"))
     except OSError as error:
         raise ConfigError(

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pairs:
-    """Tell what pairs of batch and queue mean for a number of images.
+    """List the consequences of pairs of batch size and queue size for a number of images.
 
-    Any pair is valid here: the queue is a ring. Code that asserts that the queue be a multiple of the gathered batch
-    is told apart by the column "multiple". What matters is how often a query meets an older key of its own image.
-    Training masks those keys; without masking they are false negatives.
+    Any pair is valid here, since the queue is a ring. The column "multiple" is for code that requires the queue to be a
+    multiple of the gathered batch. What matters is how often a query meets an older key of its own image: training
+    masks those keys, and without masking they are false negatives.
 
     Typical calls:
       f3rm-ext moco pairs --images 2000 --processes 2
@@ -31,35 +31,36 @@ class Pairs:
     """
 
     images: int = 2000
-    """Images of the data set, 1 or more."""
+    """Number of images in the data set, at least 1."""
     processes: int = 1
-    """Processes, each with its own batch, whose keys are gathered; 1 or more."""
+    """Number of processes, at least 1, each with its own batch; their keys are gathered."""
     gradient_accumulation_steps: int = 1
-    """Batches per optimiser step, 1 or more. It changes the steps, not the number of negatives."""
+    """Batches per optimiser step, at least 1. They change the number of steps, not that of negatives."""
     epochs: int = 300
-    """Passes over the images, 1 or more. The presets have their own."""
+    """Passes over the images, at least 1. The presets have their own."""
     momentum: float = 0.999
     """Momentum of the key encoder, 0 to below 1."""
     batch_size: tuple[int, ...] = (32, 64, 80, 96, 128, 256)
-    """Batches per process to list, 1 or more each."""
+    """Batch sizes per process to list, at least 1 each."""
     queue_size: tuple[int, ...] = ()
-    """Queues to list, 1 or more each; by default batch × 800, powers of two, and the longest advised one."""
+    """Queue sizes to list, at least 1 each; by default batch × 800, powers of two, and the longest advised one."""
     architecture: Literal["none"] | Architecture = "none"
-    """Network whose memory is told, with AMP."""
+    """Network whose memory to list, trained with AMP; none leaves the memory out."""
     image_size: Annotated[int, Range(32, 4096)] = 224
-    """Side of its views, px, 32 to 4096."""
+    """Width and height of its views, in px, 32 to 4096."""
     memory_gib: Positive = 8.0
-    """Memory of a device, of which the share is told."""
+    """Memory of the device in GiB, above 0, for the column with the share in use."""
     device: Literal["cpu", "cuda"] = "cuda"
-    """Kind of the device, which need not be there."""
+    """Kind of device, which need not be present."""
     images_per_s: Annotated[float, Range(0)] = 0.0
-    """Images per second of all processes, as `moco train --plan --probe` or a training tells them: hours are told."""
+    """Images per second of all processes, at least 0, as printed by a training or by `moco train --plan --probe`; above
+    0, the duration is listed."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the table as JSON."""
 
     def main(self) -> int:
-        """Prints the table. Returns the exit code."""
-        from f3rm_ext.moco.pairs import PRESETS, Pair, queues_of
+        """Prints the table and returns the exit code."""
+        from f3rm_ext.moco.pairs import PRESETS, Pair, listed_queues
         from f3rm_ext.utils.console import console
 
         check_ranges(self)
@@ -67,7 +68,7 @@ class Pairs:
         def pair(batch: int, queue: int, accumulation: int, epochs: int) -> Pair:
             return Pair(batch, queue, self.images, self.processes, accumulation, epochs, self.momentum)
 
-        found = {
+        presets = {
             name: pair(preset.batch_size, preset.queue_size, preset.gradient_accumulation_steps, preset.epochs)
             for name, preset in PRESETS.items()
         }
@@ -75,43 +76,44 @@ class Pairs:
             pair(batch, queue, self.gradient_accumulation_steps, self.epochs)
             for batch in self.batch_size
             for queue in self.queue_size
-            or queues_of(batch, batch * self.processes * self.gradient_accumulation_steps, self.images)
+            or listed_queues(batch, batch * self.processes * self.gradient_accumulation_steps, self.images)
         ]
-        costs = self._costs([*found.values(), *listed])
+        pairs = [*presets.values(), *listed]
+        costs = self._costs(pairs)
         if self.json:
-            records = [{**item.record(), **cost} for item, cost in zip([*found.values(), *listed], costs, strict=True)]
-            presets = [{"preset": name, **record} for name, record in zip(found, records, strict=False)]
-            print(json.dumps({"presets": presets, "pairs": records[len(found) :]}, indent=1))
+            records = [{**item.record(), **cost} for item, cost in zip(pairs, costs, strict=True)]
+            named = [{"preset": name, **record} for name, record in zip(presets, records, strict=False)]
+            print(json.dumps({"presets": named, "pairs": records[len(named) :]}, indent=1))
             return 0
         log = console()
-        log.print(_table("Presets", [(name, item) for name, item in found.items()]))
+        log.print(_table("Presets", list(presets.items())))
         log.print(_table(f"Pairs for {self.images} images", [("", item) for item in listed]))
         if any(costs):
-            log.print(_cost_table([*found, *[""] * len(listed)], [*found.values(), *listed], costs))
+            log.print(_cost_table([*presets, *[""] * len(listed)], pairs, costs))
         log.print(_explanation(listed, self.queue_size), markup=False, highlight=False)
         return 0
 
     def _costs(self, pairs: "list[Pair]") -> list[dict[str, float]]:
-        """Returns memory, its share, and hours of each pair, where they are asked for."""
-        found: list[dict[str, float]] = [{} for _ in pairs]
+        """Returns the requested figures of each pair: memory in GiB, its share, and hours."""
+        costs: list[dict[str, float]] = [{} for _ in pairs]
         if self.architecture != "none":
             from f3rm_ext.planning.pretraining import memory_of_pairs
 
             held = memory_of_pairs(pairs, self.architecture, self.image_size, self.device)
-            for cost, size in zip(found, held, strict=True):
+            for cost, size in zip(costs, held, strict=True):
                 cost |= {"memory_gib": size / 2**30, "memory_share": size / 2**30 / self.memory_gib}
         if self.images_per_s:
-            for cost, pair in zip(found, pairs, strict=True):
+            for cost, pair in zip(costs, pairs, strict=True):
                 cost["hours"] = pair.views / self.images_per_s / 3600
-        return found
+        return costs
 
 
 def _cost_table(names: list[str], pairs: "list[Pair]", costs: list[dict[str, float]]) -> Any:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(title="Memory of a device, and time", title_justify="left", box=SIMPLE)
-    forms = {"memory_gib": ("GiB", "{:.2f}"), "memory_share": ("of it", "{:.0%}"), "hours": ("hours", "{:.1f}")}
+    table = Table(title="Memory per device, and time", title_justify="left", box=SIMPLE)
+    forms = {"memory_gib": ("GiB", "{:.2f}"), "memory_share": ("in use", "{:.0%}"), "hours": ("hours", "{:.1f}")}
     shown = [forms[key] for key in costs[0]]
     for header in ("preset", "batch", "queue", "epochs", *(title for title, _ in shown)):
         table.add_column(header, justify="left" if header == "preset" else "right")
@@ -154,11 +156,11 @@ def _explanation(pairs: "list[Pair]", wanted: tuple[int, ...]) -> str:
     from f3rm_ext.moco.pairs import nearest_multiples
 
     lines = [
-        "Not required: that the queue be a multiple of the gathered batch. Keys are written to a ring.",
+        "Not required: a queue that is a multiple of the gathered batch, since keys are written to a ring.",
         "Advised: a queue of at most images − effective batch; a query then meets about half a key of its own image.",
         "Same-image keys are masked in training; the ceiling is the best pretext accuracy without masking.",
-        "Negatives per query are the queue and the other keys of the batch, whatever the accumulation.",
-        "Memory is told with --architecture, or by `moco train --plan`. Time constants: steps × (1 − momentum).",
+        "The negatives of a query are the queue and the other keys of the batch, whatever the accumulation.",
+        "Use --architecture or `moco train --plan` to see the memory. Time constants are steps × (1 − momentum).",
     ]
     for pair in pairs:
         if not pair.is_multiple and pair.queue_size in (*wanted, 76_800, 65_536, 64_000):
@@ -171,9 +173,9 @@ def _explanation(pairs: "list[Pair]", wanted: tuple[int, ...]) -> str:
 class Train:
     """Pre-train a backbone on a folder of pictures without labels.
 
-    Pictures are decoded once into the folder of the run. Ctrl-C saves after the step and prints the command that goes
-    on; the trajectory is then that of an uninterrupted training. The weights are written as safetensors with
-    torchvision's names, and a model card beside them.
+    Pictures are decoded once into the folder of the run. Ctrl-C saves after the current step and prints the command
+    that resumes the run, which then gives the same weights as an uninterrupted one. The weights are written as
+    safetensors with the parameter names of torchvision or timm, beside a model card.
 
     Typical calls:
       f3rm-ext moco train --data tiles --output runs/tiles
@@ -186,22 +188,22 @@ class Train:
     """Options of the training."""
 
     def main(self) -> int:
-        """Trains. Returns the exit code."""
-        from f3rm_ext.moco.run import Run
+        """Trains and returns the exit code."""
+        from f3rm_ext.moco.run import TrainingRun
         from f3rm_ext.planning.pretraining import plan_memory
 
-        return Run(self.config, plan_memory).main()
+        return TrainingRun(self.config, plan_memory).main()
 
 
 @dataclass
 class Eval:
-    """Tell whether pre-training helped, on pictures in one subfolder per class, or with masks.
+    """Evaluate pre-trained weights on pictures in one subfolder per class, or on pictures with masks.
 
-    Half of each class trains a linear probe and serves as neighbours, the other half is scored. Random weights of the
-    same network, colour histograms and DAISY stand beside; of ResNets, features of the last stage and of all stages.
-    With --masks, a small decoder learns the classes of pixels from features of half of the pictures, and the others are
-    scored. Pictures that were used for pre-training may be among them, since it saw no labels; say so where you quote
-    the figures.
+    Half of each class trains a linear probe and provides the nearest neighbours; the other half is scored. Random
+    weights of the same network, colour histograms and DAISY are scored for comparison. ResNets are scored by the
+    features of the last stage and of all stages. With --masks, a small decoder learns the classes of pixels from the
+    features of half of the pictures, and the other half is scored. Pictures used for pre-training may be included,
+    since it saw no labels; say so when you quote the figures.
 
     Typical calls:
       f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors
@@ -210,34 +212,35 @@ class Eval:
     """
 
     data: Path
-    """Folder with a subfolder of pictures for each class; with --masks, of any pictures."""
+    """Folder with one subfolder of pictures per class; with --masks, any folder of pictures."""
     weights: Path
-    """The backbone.safetensors of a training."""
+    """File backbone.safetensors of a training."""
     image_size: Annotated[int, Range(32, 4096)] = 64
-    """Side to which pictures are scaled, px, 32 to 4096."""
+    """Width and height to which pictures are scaled, in px, 32 to 4096."""
     seeds: Annotated[int, Range(1, 10)] = 3
-    """Splits, and random networks, 1 to 10; intervals are over them."""
+    """Number of random splits and random networks, 1 to 10, over which intervals are computed."""
     imagenet: Path | None = None
-    """State dict of EfficientNet-lite0 with timm's names: its ImageNet features are scored, too."""
+    """State dict of EfficientNet-lite0 with timm's names, whose ImageNet features are scored, too."""
     fine_tune_passes: Annotated[int, Range(0, 10_000)] = 0
-    """Passes of training the whole network with labels or masks, from pre-trained and random weights; 0 for none."""
+    """Passes of training the whole network with labels or masks, from pre-trained and random weights, 0 to 10 000; 0
+    skips this."""
     masks: Path | None = None
-    """Folder of masks, .png files with the names of the pictures, whose values are classes (255 does not count): the
-    mean IoU is scored instead."""
+    """Folder of masks, .png files with the names of the pictures, whose values are classes; 255 is ignored. The mean
+    IoU is scored instead of the accuracy."""
     table: Path | None = None
-    """File for the table: .md or .html."""
+    """File to write the table to, .md or .html."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print all accuracies as JSON."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.table is not None and self.table.suffix not in (".md", ".html"):
-            raise ConfigError(f"--table is {self.table}: a table is written as .md or .html.")
+            raise ConfigError(f"--table is {self.table}: give a file that ends in .md or .html.")
         if self.masks is not None and self.imagenet is not None:
-            raise ConfigError("--masks is given, and --imagenet needs classes of pictures: leave one out.")
+            raise ConfigError("--imagenet needs one class per picture, not --masks: leave one of the two out.")
 
     def main(self) -> int:
-        """Prints the accuracies. Returns the exit code."""
+        """Prints the accuracies and returns the exit code."""
         from f3rm_ext.moco.comparison import MADE_BY
         from f3rm_ext.utils.console import image_progress
         from f3rm_ext.utils.output_file import require_writable
@@ -259,8 +262,8 @@ class Eval:
             self._print(title, header, rows)
         return 0
 
-    def _scores(self, done: Callable[[int], None]) -> "Found":
-        from f3rm_ext.moco.comparison import rows_of
+    def _scores(self, done: Callable[[int], None]) -> "Results":
+        from f3rm_ext.moco.comparison import table_rows
         from f3rm_ext.moco.evaluation import evaluate, read_labelled
 
         data = read_labelled(self.data, self.image_size)
@@ -279,9 +282,9 @@ class Eval:
             f"chance {100 / classes:.1f}"
         )
         record = {"images": images, "classes": data.classes, "scores": [asdict(score) for score in scores]}
-        return title, *rows_of(scores), record
+        return title, *table_rows(scores), record
 
-    def _masked_scores(self, done: Callable[[int], None]) -> "Found":
+    def _masked_scores(self, done: Callable[[int], None]) -> "Results":
         from f3rm_ext.moco.comparison import percent
         from f3rm_ext.moco.segmentation import evaluate_masks, read_masked
 
@@ -318,7 +321,7 @@ class Eval:
         console().print(table)
 
 
-Found = tuple[str, list[str], list[list[str]], dict[str, Any]]
+Results = tuple[str, list[str], list[list[str]], dict[str, Any]]
 """Title, header and rows of a table, and the same for JSON."""
 MocoCommand = (
     Annotated[Train, tyro.conf.subcommand("train")]

@@ -26,7 +26,6 @@ def parse_command(kind: Any, prog: str, arguments: Sequence[str]) -> Any:
 
     Args:
         kind: dataclass of the command, or a union of those of its subcommands.
-        prog: the program's name.
         arguments: without the program's name.
 
     Raises:

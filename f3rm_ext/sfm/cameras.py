@@ -95,8 +95,6 @@ class CameraSet:
 
         Args:
             corners_px: left and upper edges of the crops.
-            sides_px: their sides.
-            size_px: width and height afterwards.
         """
         scale = (size_px / sides_px)[:, None]
         return replace(

@@ -51,7 +51,6 @@ def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], 
 
     Args:
         model: a ``pycolmap.Reconstruction``.
-        out: folder of the capture.
         images: folder of the photos, relative to ``out``.
         masks: mask of each photo by name, relative to ``out``; empty without masks.
         applied: from COLMAP's world to that of the capture.
@@ -78,11 +77,9 @@ def undistort(model: Any, out: Path, source: str, target: str, masks: Mapping[st
 
     Args:
         model: a ``pycolmap.Reconstruction``.
-        out: folder of the capture.
         source: folder of the photos, relative to ``out``.
         target: folder for the new photos, relative to ``out``.
         masks: mask of each photo by name, relative to ``out``; the new ones go to ``masks_undistorted/``.
-        count: called with the photos done.
 
     Returns:
         The model with pinhole cameras.

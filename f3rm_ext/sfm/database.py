@@ -72,7 +72,6 @@ class FeatureDatabase:
 
     Args:
         path: the file; made when photos are added.
-        images: folder of the photos.
         masks: folder with a mask ``NAME.png`` for a photo NAME; photos without one are used whole.
         feature_size: longest side at which features are sought, px.
         max_features: largest number of features of a photo.

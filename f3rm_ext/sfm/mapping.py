@@ -45,9 +45,7 @@ def solve(
     """Finds the cameras.
 
     Args:
-        database: has the matches.
         folder: for COLMAP's own files; must not exist.
-        mapper: incremental or global.
         count: called with the number of registered photos.
         refine_distortion: estimate lens distortion; otherwise it stays as it is in the database, zero.
 
@@ -95,10 +93,8 @@ def refine_predicted(
     """Triangulates matches with predicted poses and adjusts cameras and points together, from coarse to fine.
 
     Args:
-        database: has the matches.
         viewmats: world to camera, OpenCV axes, by name of the photo.
         folder: for COLMAP's own files; must not exist.
-        count: called with the rounds done.
 
     Returns:
         A ``pycolmap.Reconstruction`` of the photos with a prediction.

@@ -18,8 +18,6 @@ def find_masks(folder: Path, photos: Sequence[Path], images: Path) -> dict[Path,
 
     Args:
         folder: folder of the masks.
-        photos: the photos.
-        images: folder of the photos.
 
     Raises:
         CaptureError: photos have no mask.
@@ -51,7 +49,6 @@ def read_mask(path: Path, photo_path: Path, photo: Photo) -> Bool[np.ndarray, "h
     Args:
         path: the mask; what is darker than half grey is ignored.
         photo_path: the original photo, whose EXIF orientation applies to a mask that is not upright yet.
-        photo: what was read from it.
 
     Raises:
         CaptureError: the mask cannot be read or has another size than its photo.

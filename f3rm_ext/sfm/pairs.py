@@ -50,8 +50,6 @@ def similar_pairs(database: FeatureDatabase, names: Sequence[str], similar: int 
     """Returns pairs of each photo and its most similar ones, by visual words of the photos' own features.
 
     Args:
-        database: has the features of all photos.
-        names: the photos.
         similar: number of photos to compare each with.
     """
     ids = database.ids()

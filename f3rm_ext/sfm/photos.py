@@ -87,7 +87,6 @@ def read_photo(path: Path, max_size: int = 0) -> Photo:
     lossy formats) or PNG; EXIF data stay.
 
     Args:
-        path: the photo.
         max_size: longest side, px; larger photos are reduced. 0 keeps the size.
 
     Raises:

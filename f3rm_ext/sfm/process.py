@@ -48,9 +48,7 @@ class Processing:
     """One call of ``f3rm-ext sfm process``.
 
     Args:
-        config: the options.
         show: called with the progress of each stage.
-        say: called with sentences for the user.
     """
 
     def __init__(self, config: ProcessConfig, show: StageProgress, say: Callable[[str], None]) -> None:

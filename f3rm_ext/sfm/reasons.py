@@ -17,8 +17,6 @@ def explain(
     """Returns why each photo outside the first group has no pose.
 
     Args:
-        num_features: by photo.
-        num_matches: verified matches by pair of photos.
         groups: photos that fit together, the largest group first; the capture holds only the first.
         blurred: photos that are blurred.
 

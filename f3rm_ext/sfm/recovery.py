@@ -93,7 +93,6 @@ def fit_homography(pixels: Float[Tensor, "rays 3"], world: Float[Tensor, "rays 3
 
     Args:
         pixels: homogeneous; coordinates of order 1.
-        world: directions of any length.
 
     Returns:
         A with a positive determinant, Frobenius norm 1.
@@ -155,10 +154,7 @@ def recover_cameras(
     """Recovers cameras from their ray maps, in the maps' frame and scale. Computes in float64.
 
     Args:
-        maps: origins and endpoints.
-        sizes_px: widths and heights of the images.
         intrinsics: focal lengths and principal points in pixels, or which of them to find.
-        center: how the centres are found.
     """
     rows, cols = maps.shape[-2:]
     sizes_px = sizes_px.double()

@@ -71,9 +71,6 @@ def register_lost(model: Any, database: FeatureDatabase, names: Sequence[str], c
 
     Args:
         model: a ``pycolmap.Reconstruction``, changed in place.
-        database: has the features of all photos.
-        names: the photos to try.
-        count: called with the photos tried.
 
     Returns:
         The photos that have a pose now.
@@ -112,7 +109,6 @@ def matches_of(
 
     Args:
         features: unit vectors.
-        cloud: at least two points.
     """
     best = np.empty(len(features), np.int64)
     passes = np.empty(len(features), bool)
@@ -154,9 +150,6 @@ def seen_points(
     """Returns features and points (rows) that fit each other with a pose: near in the image, and alike.
 
     Args:
-        pixels: positions of the features.
-        features: their descriptors.
-        cloud: the points.
         camera: a ``pycolmap.Camera``.
         pose: world to camera, a ``pycolmap.Rigid3d``.
     """

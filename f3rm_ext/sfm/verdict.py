@@ -135,7 +135,6 @@ class SeenPoints:
         distance, and inside of its picture.
 
         Args:
-            number: the photo.
             camera: the other one, a ``pycolmap.Camera``.
             pose: world to camera, a ``pycolmap.Rigid3d``.
         """
@@ -157,7 +156,6 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
 
     Args:
         model: a ``pycolmap.Reconstruction``.
-        database: has features and matches.
     """
     pycolmap = colmap()
     photos = {number: model.image(number) for number in model.reg_image_ids()}

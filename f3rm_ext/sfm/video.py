@@ -30,7 +30,6 @@ def sharpest_frames(
 
     Args:
         path: the video, in any format of FFmpeg's libraries.
-        num_frames: number of stretches.
         progress: called with the number of frames read and about how many there are.
 
     Raises:

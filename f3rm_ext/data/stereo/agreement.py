@@ -47,8 +47,6 @@ def unproject(
     """Returns where pixels lie at some depth, scene frame, float64.
 
     Args:
-        cameras: all cameras.
-        index: the camera.
         depth: along the camera's axis.
         pixels: indices in the flattened picture; a pixel's centre is at its half.
     """
@@ -80,8 +78,6 @@ def agreeing_depth(maps: DepthMaps, index: int, min_views: int, tolerance: float
     says nothing.
 
     Args:
-        maps: of all views.
-        index: the view.
         min_views: views that must agree, itself included.
         tolerance: largest difference, as a share of the depth.
     """

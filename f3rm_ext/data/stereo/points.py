@@ -57,7 +57,6 @@ def dense_points(
     such as the sky; none if the photos agree on nothing.
 
     Args:
-        stereo: the photos.
         count: number of points, at most.
         on_progress: called with the number of views whose depth is known, and their total.
     """
@@ -121,8 +120,6 @@ def thin(
     surface, so that near and far surfaces get as many points per area of the photos.
 
     Args:
-        xyz: positions.
-        rgb: colours.
         spacing: width of a pixel at each point, in the unit of the positions.
         count: number of points that are left, at most.
     """
@@ -166,7 +163,6 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
     Args:
         outputs: of the dataparser for the training photos; the points are added to its metadata.
         cache: folder of the points of all captures.
-        mode: when to seek them.
 
     Raises:
         CaptureError: a photo cannot be read.

@@ -152,8 +152,6 @@ def nearby_views(cameras: PinholeCameras, index: int, most: int, radius: float) 
     """Returns the nearest views that look in a similar direction from another place.
 
     Args:
-        cameras: of all views.
-        index: the view.
         most: number of views, at most.
         radius: of the scene, see :meth:`PinholeCameras.radius`.
     """
@@ -210,10 +208,6 @@ def best_plane(
     normalised cross-correlation. There is none where a patch leaves its photo.
 
     Args:
-        own: grey levels of the photo.
-        others: of the other photos.
-        warps: to the other photos.
-        sweep: the planes.
         window_px: side of a patch, odd.
     """
     from f3rm_ext.data.stereo.kernels import sweep_planes

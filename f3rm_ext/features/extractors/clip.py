@@ -181,7 +181,6 @@ def encode_ensemble(
 
     Args:
         encode: Text encoder that returns unit-norm embeddings.
-        prompts: What the user typed.
         templates: Sentences with one ``{}`` each.
     """
     if not prompts:

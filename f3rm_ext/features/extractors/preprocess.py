@@ -79,7 +79,6 @@ def extract_in_batches(
         size_of: Returns the input size (height, width) for a photo of the given height and width.
         forward: The network, from pixels in [0, 1] to dense features.
         batch_size: Largest number of images per call of `forward`.
-        device: Where `forward` expects its input.
 
     Returns:
         Features of each image in the given order, float32 on the CPU.

@@ -106,7 +106,6 @@ def build_extractor(text: str, *, device: torch.device) -> Extractor:
 
     Args:
         text: What the user wrote, e.g. ``clip:model=ViT-B-16,pretrained=laion2b_s34b_b88k``.
-        device: Where the network runs.
 
     Raises:
         ExtractorError: A name, an option or a value is wrong, or the package that provides the extractor is broken.
@@ -131,8 +130,6 @@ def feature_size(text: str, height_px: int, width_px: int) -> FeatureSize:
 
     Args:
         text: See :func:`build_extractor`.
-        height_px: Height of the image.
-        width_px: Width of the image.
 
     Raises:
         ExtractorError: See :func:`build_extractor`.

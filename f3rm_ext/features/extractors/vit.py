@@ -224,7 +224,6 @@ class VisionTransformer(nn.Module):
         """Returns dense patch features from some of the blocks.
 
         Args:
-            pixels: Normalised images.
             layers: Numbers of the blocks, 0 to depth - 1, or negative from the end.
             facet: ``token`` for the block's output, or ``key``, ``query`` or ``value`` of its attention.
             normed: Whether to normalise tokens. Those of the last block pass the model's final LayerNorm. It was not

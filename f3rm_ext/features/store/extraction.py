@@ -54,7 +54,6 @@ def pending(store: FeatureStore, sets: Sequence[ImageSet], *, repair: bool) -> l
     """Returns the images that have no features or whose key is unknown, as (set, index).
 
     Args:
-        store: Where their features would be.
         sets: Images. Unknown keys are not computed.
         repair: Read every shard whole and count damaged ones as missing. Otherwise check only the size of a shard
             and raise if it is wrong.
@@ -107,13 +106,10 @@ def extract_missing(
     while the extractor works; memory holds two batches of images.
 
     Args:
-        extractor: Extractor to use.
         store: Where the features go; opened after the lock was taken.
         sets: Images. Images with the same pixels are extracted once.
-        name: Name on the progress bar.
         repair: See :func:`pending`.
         missing: Images to extract, if not all that the store lacks: this process's share.
-        show: Draw the progress bar.
 
     Returns:
         Number of images extracted.
@@ -225,7 +221,6 @@ def say_waiting(root: Path, what: str) -> Callable[[float], None]:
     """Returns a callback that takes the seconds waited so far and prints a message every 30 seconds.
 
     Args:
-        root: Folder of the features.
         what: Process that is waited for.
     """
     said = -_WAIT_LOG_S

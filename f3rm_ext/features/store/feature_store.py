@@ -80,9 +80,7 @@ class FeatureStore:
         """Opens a store, which is empty if the folder does not exist. Writes nothing.
 
         Args:
-            root: The store's folder.
             identity: Fields of the identity that the store must have.
-            dim: Feature dimension.
             residual: Whether shards have one more channel, the residual norm of PCA codes.
 
         Raises:
@@ -153,7 +151,6 @@ class FeatureStore:
         """Writes one shard, which becomes part of the store at the next :meth:`commit`.
 
         Args:
-            key: Key of the image.
             values: Features, with the residual norm as last channel if the store has it.
             grid: Where the patches lie in the image.
             image_hw: Height and width of the image in pixels.

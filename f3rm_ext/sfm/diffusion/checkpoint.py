@@ -113,7 +113,6 @@ def build_model(state: Mapping[str, Tensor], vit: VisionTransformer | None = Non
     """Builds the model that these weights belong to.
 
     Args:
-        state: weights by our names.
         vit: encoder to use if the weights have none.
 
     Raises:
@@ -161,10 +160,6 @@ def dense_from_sparse(dense: RayDiffuser, sparse: Mapping[str, Tensor]) -> None:
     the middle of each patch, whose noise is as strong as the sparse model knows it: the model begins with the upsampled
     prediction of the sparse one. Otherwise it applies it to the mean of a patch's cells, as published. The head keeps
     its initial weights.
-
-    Args:
-        dense: the model.
-        sparse: weights by our names.
 
     Raises:
         CheckpointError: the weights are those of a dense model, or of another size.

@@ -119,12 +119,8 @@ class Co3dScenes(Dataset[SceneSample]):
         root: folder with ``co3d`` and ``co3d_annotations``.
         categories: names; ``all_train`` for all that are there but the unseen ones.
         split: which list.
-        num_images: images of a set.
         cells: rays along each side.
         patches: patches along each side.
-        image_size_px: side of the images.
-        augment: jitter the size of the crops.
-        seed: of all choices.
 
     Raises:
         CaptureError: there is no such data, or no sequence has enough images.

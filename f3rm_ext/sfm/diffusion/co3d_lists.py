@@ -57,7 +57,6 @@ def convert_captures(
     Args:
         captures: nerfstudio captures whose frames have depth maps, without distortion.
         root: folder that training gets as ``dataset.path``.
-        category: name of the category.
         on_image: called with the number of images done.
 
     Returns:
@@ -143,7 +142,6 @@ def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambd
 
     Args:
         root: folder that holds ``co3d`` with the category as downloaded, or some of its sequences.
-        category: its name.
         on_frame: called with the number of frames done.
 
     Raises:

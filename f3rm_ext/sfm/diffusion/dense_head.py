@@ -75,10 +75,6 @@ class DenseHead(nn.Module):
     """Predicts maps of 16 × 16 cells per patch.
 
     Args:
-        encoder_width: width of the encoder's tokens.
-        transformer_width: width of the transformer's.
-        width: channels of the head.
-        outputs: channels of the prediction.
         residual: what it predicts is added to something. The last layer begins at 0, and tokens are normalised: those
             of the transformer may be a thousand times as large as the encoder's, and steps of the last layer are
             as large as what it sees. The published head does neither.

@@ -44,8 +44,6 @@ class RayDiffuser(nn.Module):
     """Predicts clean ray maps from noisy ones and images.
 
     Args:
-        vit: the image encoder.
-        size: widths and depths.
         stage: sparse predicts one ray per patch; dense 16 × 16, with the dense head.
         residual: the dense head predicts what is added to the sparse prediction, see :func:`upsampled`, and its last
             layer begins at 0. The published models have no such sum.
@@ -126,10 +124,7 @@ def masked_loss(
     """Returns the mean of (M · predicted - M · clean)² over all elements, known or not, as published.
 
     Args:
-        predicted: maps.
-        clean: maps.
         known: M, 1 where the depth is known.
-        absolute: take absolute values instead of squares.
     """
     difference = known[:, :, None] * (predicted - clean)
     return difference.abs().mean() if absolute else difference.square().mean()

@@ -33,7 +33,6 @@ def predict_maps(
         images: square crops, 0 to 1.
         ndc: where their patches lie in the uncropped images.
         generator: of the noise, on the same device.
-        stop: steps of sampling.
         most_images: images that the model takes at once; more go in groups with the first.
     """
     with torch.no_grad():
@@ -59,9 +58,7 @@ def predict_photos(
 
     Args:
         model: put into evaluation mode.
-        photos: two or more.
         focals_px: focal lengths in pixels; None predicts them, too. Principal points are in the middle.
-        seed: of the noise.
         side_px: side of the images that the model was trained on.
     """
     model.eval()
@@ -101,8 +98,6 @@ def evaluate(
     Args:
         model: the network; put into evaluation mode.
         scenes: where sets come from, the first ``count`` of them.
-        count: number of sets.
-        stop: steps of sampling.
         on_set: called with the number of sets done.
     """
     model.eval()

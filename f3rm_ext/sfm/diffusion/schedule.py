@@ -74,7 +74,6 @@ def sample(
     which nothing is kept: sampling is a regression followed by refinements.
 
     Args:
-        predict: the network.
         shape: batch, images, rows, cols.
         generator: of the noise; on the device of the maps.
         stop: number of steps, after which one more prediction is the result, 0 to 99.

@@ -305,7 +305,6 @@ def with_scaled_steps(settings: Settings, processes: int) -> Settings:
     """Returns settings whose steps are those for their batch; see ``training.iterations_for_batch``.
 
     Args:
-        settings: as given.
         processes: that train.
     """
     training = settings.training

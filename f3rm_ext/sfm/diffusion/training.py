@@ -144,7 +144,6 @@ class Training:
     ``notice`` says why nothing is evaluated, if the test list cannot be used.
 
     Args:
-        settings: checked settings.
         accelerator: devices and processes.
         scenes: what to train on; by default the training split of the settings' data set.
 

@@ -86,11 +86,7 @@ class RayTransformer(nn.Module):
     """Full attention over the patches of all images.
 
     Args:
-        inputs: channels of a patch.
-        outputs: channels of the prediction.
-        width: width of a token.
         depth: number of blocks, a multiple of 4.
-        heads: attention heads.
     """
 
     def __init__(self, inputs: int, outputs: int, width: int, depth: int, heads: int) -> None:

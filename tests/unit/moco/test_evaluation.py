@@ -59,21 +59,21 @@ def test_a_backbone_takes_what_imagenet_gave_it() -> None:
     images = np.array([[(0, 0, 0), (255, 0, 51)]], np.uint8)[None]
     images = np.concatenate([images, images], axis=1)
     expected = (images / 255 - np.array(MEAN)) / np.array(STD)
-    np.testing.assert_allclose(evaluation.pixels(images).permute(0, 2, 3, 1), expected, atol=1e-5)
+    np.testing.assert_allclose(evaluation.normalize_images(images).permute(0, 2, 3, 1), expected, atol=1e-5)
 
 
 def test_halves_share_nothing_and_hold_every_class() -> None:
     labels = torch.arange(4).repeat_interleave(7)
-    train, test = evaluation.split(labels, 0)
+    train, test = evaluation.split_classes(labels, 0)
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(28))
     assert labels[train].bincount().tolist() == [3] * 4
-    assert not torch.equal(train, evaluation.split(labels, 1)[0])
+    assert not torch.equal(train, evaluation.split_classes(labels, 1)[0])
 
 
 def test_interval_is_student_s() -> None:
-    mean, half = evaluation.interval([0.5, 0.6, 0.7])
+    mean, half = evaluation.confidence_interval([0.5, 0.6, 0.7])
     assert mean == pytest.approx(0.6) and half == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
-    assert evaluation.interval([0.5]) == (0.5, 0.0)
+    assert evaluation.confidence_interval([0.5]) == (0.5, 0.0)
 
 
 def test_folders_without_classes_are_refused(pictures: Path, tmp_path: Path) -> None:
@@ -83,10 +83,10 @@ def test_folders_without_classes_are_refused(pictures: Path, tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         for number in range(count):
             Image.new("RGB", (40, 40)).save(tmp_path / name / f"{number}.png")
-    with pytest.raises(ConfigError, match="class b is too small"):
+    with pytest.raises(ConfigError, match="class b"):
         evaluation.read_labelled(tmp_path, 32)
     (tmp_path / "no.safetensors").write_bytes(b"no")
-    with pytest.raises(ConfigError, match="not the backbone"):
+    with pytest.raises(ConfigError, match=r"no\.safetensors"):
         evaluation.open_backbone(tmp_path / "no.safetensors")
 
 
@@ -101,5 +101,5 @@ def test_imagenet_weights_with_other_names_are_read_in_order(tmp_path: Path) -> 
     images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     found = [evaluation.imagenet_features(tmp_path / name, images) for name in ("timm.pth", "other.pth")]
     assert torch.equal(*found) and found[0].std() > 0
-    with pytest.raises(ConfigError, match="is not EfficientNet-lite0"):
+    with pytest.raises(ConfigError, match="EfficientNet-lite0"):
         evaluation.imagenet_features(tmp_path / "part.pth", images)

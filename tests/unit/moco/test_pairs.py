@@ -5,7 +5,7 @@ import random
 import pytest
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue, nearest_multiples, queues_of
+from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue, listed_queues, nearest_multiples
 
 
 def test_presets_are_the_four_rows_of_the_guide() -> None:
@@ -48,7 +48,7 @@ def test_an_advised_queue_is_short_for_the_data() -> None:
     assert Pair(64, advised_queue(2800, 64), 2800).is_advised
     assert Pair(64, advised_queue(2800, 64), 2800).same_image_keys < 0.5
     assert not Pair(64, advised_queue(2800, 64) + 1, 2800).is_advised
-    assert queues_of(96, 96, 2000) == [1904, 4096, 16_384, 65_536, 76_800]
+    assert listed_queues(96, 96, 2000) == [1904, 4096, 16_384, 65_536, 76_800]
 
 
 def test_impossible_numbers_are_refused() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from f3rm_ext.engine import launch
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco import run
-from f3rm_ext.moco.processes import SyncedBatchNorm, start_processes, sync_batch_norms
+from f3rm_ext.moco.processes import CpuSyncBatchNorm, start_processes, sync_batch_norms
 
 
 @pytest.mark.parametrize(("gpus", "machines", "here"), [(0, 1, 0), (1, 1, 0), (0, 2, 1), (3, 1, 3), (2, 4, 2)])
@@ -42,11 +42,11 @@ def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "place", lambda: (3, 4))
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    assert run._device("cuda") == torch.device("cuda:3") and current == [torch.device("cuda:3")]
-    assert run._device("cpu").type == "cpu" and len(current) == 1
+    assert run._open_device("cuda") == torch.device("cuda:3") and current == [torch.device("cuda:3")]
+    assert run._open_device("cpu").type == "cpu" and len(current) == 1
 
 
-@pytest.mark.parametrize(("cuda", "kind"), [(False, SyncedBatchNorm), (True, nn.SyncBatchNorm)])
+@pytest.mark.parametrize(("cuda", "kind"), [(False, CpuSyncBatchNorm), (True, nn.SyncBatchNorm)])
 def test_batch_norms_are_torchs_on_a_gpu(cuda: bool, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.BatchNorm1d(4)))
     before = {**network.state_dict(keep_vars=True)}

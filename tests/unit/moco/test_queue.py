@@ -5,8 +5,8 @@ import io
 import pytest
 import torch
 
-from f3rm_ext.moco.momentum import cosine_momentum, update_momentum
-from f3rm_ext.moco.queue import KeyQueue, queue_from_state
+from f3rm_ext.moco.encoder import cosine_momentum, update_momentum
+from f3rm_ext.moco.queue import KeyQueue, restore_queue
 
 
 def fill(queue: KeyQueue, batches: int, batch: int) -> list[int]:
@@ -50,7 +50,7 @@ def test_state_goes_on_with_the_same_keys_pointer_and_images() -> None:
 def test_another_length_keeps_the_newest_in_order(size: int) -> None:
     queue = KeyQueue(6, 2)
     newest = fill(queue, 4, 4)
-    other = queue_from_state(queue.state_dict(), size)
+    other = restore_queue(queue.state_dict(), size)
     assert other.size == size and sorted(other.negatives()[1].tolist()) == newest[-size:]
     other.enqueue(torch.zeros(1, 2), torch.tensor([77]))
     kept = [*newest[-size:], 77][-size:]

@@ -11,7 +11,7 @@ from PIL import Image
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco import segmentation
 from f3rm_ext.moco.encoder import make_backbone
-from f3rm_ext.moco.evaluation import fine_tuned
+from f3rm_ext.moco.evaluation import fine_tune
 from f3rm_ext.moco.weights import export
 
 
@@ -57,7 +57,7 @@ def test_masks_are_flipped_with_their_pictures_while_all_is_trained(folder: Path
     train, test = torch.arange(16).tensor_split(2)
     network = torch.nn.Conv2d(3, 8, 1)
     head = partial(torch.nn.Conv2d, 8, 2, 1)
-    predicted = fine_tuned(network, head, data.images, labels, train, test, 400, 0)
+    predicted = fine_tune(network, head, data.images, labels, train, test, 400, 0)
     assert segmentation.mean_iou(predicted, labels[test], 2) > 0.97
 
 

@@ -9,17 +9,17 @@ from PIL import Image
 from torchvision.transforms.v2 import functional
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.moco.pictures import Reading, read_tiles
+from f3rm_ext.moco.pictures import PictureOptions, read_tiles
 from f3rm_ext.moco.tiles import prepare
 from f3rm_ext.moco.views import (
     MEAN,
     STD,
-    Batches,
-    PairsOfViews,
+    BatchSampler,
+    ViewPairs,
     Views,
-    _colored,
-    batches_of_views,
-    both_views,
+    _jitter_colors,
+    load_batches,
+    make_views,
 )
 
 
@@ -48,8 +48,8 @@ def test_unreadable_files_are_left_out_and_listed(pictures: Path, tmp_path: Path
 def test_grey_and_16_bit_pictures_are_read(tmp_path: Path) -> None:
     Image.fromarray(np.full((40, 60), 51_400, np.uint16)).save(tmp_path / "deep.png")
     Image.fromarray(np.full((40, 60), 100, np.uint8)).save(tmp_path / "grey.png")
-    assert np.unique(read_tiles(tmp_path / "deep.png", 32, Reading())[""]).tolist() == [200]
-    assert np.unique(read_tiles(tmp_path / "grey.png", 32, Reading())[""]).tolist() == [100]
+    assert np.unique(read_tiles(tmp_path / "deep.png", 32, PictureOptions())[""]).tolist() == [200]
+    assert np.unique(read_tiles(tmp_path / "grey.png", 32, PictureOptions())[""]).tolist() == [100]
 
 
 @pytest.mark.parametrize("planar", [False, True])
@@ -58,13 +58,11 @@ def test_three_bands_of_many_are_read(planar: bool, tmp_path: Path) -> None:
     values = np.stack([np.full((40, 40), 1000 * band, np.uint16) for band in range(1, 6)], axis=0 if planar else -1)
     path = tmp_path / "many.tif"
     tifffile.imwrite(path, values, photometric="minisblack", planarconfig="separate" if planar else "contig")
-    (tile,) = read_tiles(path, 32, Reading(bands=(4, 3, 1), white=5000)).values()
+    (tile,) = read_tiles(path, 32, PictureOptions(bands=(4, 3, 1), white=5000)).values()
     assert tile[0, 0].tolist() == [204, 153, 51]
-    with pytest.raises(ValueError, match="5 bands, but --bands asks for band 6"):
-        read_tiles(path, 32, Reading(bands=(6, 1, 2)))
-    with pytest.raises(
-        ConfigError, match=r"many\.tif for this reason: 5 bands: name three of them, such as --bands 4 3"
-    ):
+    with pytest.raises(ValueError, match=r"--bands .* 6"):
+        read_tiles(path, 32, PictureOptions(bands=(6, 1, 2)))
+    with pytest.raises(ConfigError, match=r"many\.tif.* 5 bands.*--bands"):
         prepare(tmp_path, tmp_path / "cache", 32)
 
 
@@ -73,13 +71,13 @@ def test_large_pictures_are_cut_into_tiles(tmp_path: Path) -> None:
     picture[40:80, 80:120] = 200
     Image.fromarray(picture).save(tmp_path / "large.png")
     Image.new("RGB", (20, 20)).save(tmp_path / "small.png")
-    tiles = prepare(tmp_path, tmp_path / "cache", 32, Reading(tile_px=40))
+    tiles = prepare(tmp_path, tmp_path / "cache", 32, PictureOptions(tile_px=40))
     assert len(tiles) == 6 and tiles.files[5] == "large.png [row 1, column 2]"
     assert [int(tile.max()) for tile in tiles.open()] == [0, 0, 0, 0, 0, 200]
-    assert "smaller than a tile" in tiles.skipped["small.png"]
+    assert "40 px" in tiles.skipped["small.png"]
     assert prepare(tmp_path, tmp_path / "cache", 32).fingerprint != tiles.fingerprint
     with pytest.raises(ConfigError, match="--tile-px is 8"):
-        Reading(tile_px=8)
+        PictureOptions(tile_px=8)
 
 
 def test_tiff_files_of_colours_and_damaged_ones_need_no_bands(tmp_path: Path) -> None:
@@ -90,15 +88,14 @@ def test_tiff_files_of_colours_and_damaged_ones_need_no_bands(tmp_path: Path) ->
 
 
 def test_folders_without_pictures_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no pictures"):
-        prepare(tmp_path, tmp_path, 32)
-    with pytest.raises(ConfigError, match="no folder"):
-        prepare(tmp_path / "absent", tmp_path, 32)
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ConfigError, match=str(folder)):
+            prepare(folder, tmp_path, 32)
 
 
 def test_views_depend_on_seed_pass_and_picture_alone(pictures: Path, tmp_path: Path) -> None:
     tiles = prepare(pictures, tmp_path, 32)
-    one, two = (PairsOfViews(tiles, (Views(32), Views(32)), seed=0) for _ in range(2))
+    one, two = (ViewPairs(tiles, (Views(32), Views(32)), seed=0) for _ in range(2))
     two.__getitems__([(0, 5)])
     torch.rand(7)
     first, second, numbers = one.__getitems__([(1, 3), (1, 7)])
@@ -108,7 +105,7 @@ def test_views_depend_on_seed_pass_and_picture_alone(pictures: Path, tmp_path: P
     torch.testing.assert_close(second[0], again[1][1])
     assert not torch.equal(first, second)
     assert not torch.equal(first[0], one.__getitems__([(2, 3)])[0][0])
-    other = PairsOfViews(tiles, (Views(32), Views(32)), seed=1)
+    other = ViewPairs(tiles, (Views(32), Views(32)), seed=1)
     assert not torch.equal(first[0], other.__getitems__([(1, 3)])[0][0])
 
 
@@ -133,17 +130,17 @@ def test_colours_change_as_torchvision_changes_them() -> None:
     views = 0.3 + 0.3 * torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     views *= torch.tensor([1.0, 0.8, 0.6]).view(3, 1, 1)
     untouched = torch.tensor([[0.0, 0.5, 0.5, 0.5, 0.5, 1.0]])
-    torch.testing.assert_close(_colored(views, untouched), views)
+    torch.testing.assert_close(_jitter_colors(views, untouched), views)
     strengths = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2}
     for column, (name, strength) in enumerate(strengths.items(), start=1):
         for draw in (0.1, 0.8):
             draws = untouched.clone()
             draws[0, column] = draw
             wanted = getattr(functional, f"adjust_{name}")(views, 1 + strength * (2 * draw - 1))
-            torch.testing.assert_close(_colored(views, draws), wanted, atol=1e-3, rtol=0, msg=name)
+            torch.testing.assert_close(_jitter_colors(views, draws), wanted, atol=1e-3, rtol=0, msg=name)
     grey = torch.cat([untouched[:, :5], torch.zeros(1, 1)], dim=1)
     wanted = functional.rgb_to_grayscale(views, num_output_channels=3)
-    torch.testing.assert_close(_colored(views, grey), wanted, atol=1e-3, rtol=0)
+    torch.testing.assert_close(_jitter_colors(views, grey), wanted, atol=1e-3, rtol=0)
 
 
 def test_crops_show_parts_in_all_symmetries_of_a_square() -> None:
@@ -162,27 +159,27 @@ def test_crops_show_parts_in_all_symmetries_of_a_square() -> None:
 
 def test_views_of_v3_differ_in_blur_and_solarization() -> None:
     random = torch.randint(256, (64, 3, 40, 40), dtype=torch.uint8, generator=generators(1)[0])
-    one, two = (views(random, generators(64)) for views in both_views(32, False, symmetric=False))
+    one, two = (views(random, generators(64)) for views in make_views(32, False, symmetric=False))
     rough = [views.diff(dim=3).abs().mean(dim=(1, 2, 3)).median().item() for views in (one, two)]
     assert rough[0] < 0.7 * rough[1]
-    same = both_views(32, True, symmetric=True)
+    same = make_views(32, True, symmetric=True)
     assert same[0] is same[1]
 
 
 def test_every_pass_has_each_picture_once_and_can_begin_anywhere() -> None:
-    whole = iter(Batches(20, 6, seed=0, first=0))
+    whole = iter(BatchSampler(20, 6, seed=0, first=0))
     batches = [next(whole) for _ in range(9)]
     for epoch in range(3):
         numbers = [number for batch in batches[3 * epoch : 3 * epoch + 3] for _, number in batch]
         assert len(set(numbers)) == 18
-    later = iter(Batches(20, 6, seed=0, first=4))
+    later = iter(BatchSampler(20, 6, seed=0, first=4))
     assert [next(later) for _ in range(5)] == batches[4:]
 
 
 def test_loader_processes_change_nothing(pictures: Path, tmp_path: Path) -> None:
     tiles = prepare(pictures, tmp_path, 32)
     here, there = (
-        next(batches_of_views(tiles, both_views(32, True, True), batch_size=4, seed=0, first=1, workers=workers))
+        next(load_batches(tiles, make_views(32, True, True), batch_size=4, seed=0, first=1, workers=workers))
         for workers in (0, 1)
     )
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))

@@ -68,12 +68,11 @@ def test_what_differs_on_resume_is_said() -> None:
     training.train_step(batches())
     state = training.state()
     shorter = Training(make_plan(config(queue_size=3), 20), "a", CPU)
-    said = " ".join(shorter.restore(state))
-    assert "queue size 16 → 3" in said and shorter.queue is not None and len(shorter.queue) == 3
+    assert "queue size 16 → 3" in " ".join(shorter.restore(state))
+    assert shorter.queue is not None and len(shorter.queue) == 3
     elsewhere = Training(make_plan(config(), 20), "b", CPU)
-    assert "starts empty" in " ".join(elsewhere.restore(state)) and elsewhere.queue is not None
-    assert len(elsewhere.queue) == 0
-    with pytest.raises(CheckpointError, match="algorithm v2"):
+    assert elsewhere.restore(state) and elsewhere.queue is not None and len(elsewhere.queue) == 0
+    with pytest.raises(CheckpointError, match="--algorithm v2"):
         Training(make_plan(config(algorithm="v3"), 20), "a", CPU).restore(state)
 
 
@@ -127,24 +126,23 @@ def test_backbone_has_the_names_and_values_of_torchvision() -> None:
 
 
 def test_options_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"fewer than a batch of 64: use --batch-size 20\."):
+    with pytest.raises(ConfigError, match=r"batch of 64.*--batch-size 20"):
         make_plan(config(batch_size=None), 20)
-    with pytest.raises(ConfigError, match="not one step"):
+    with pytest.raises(ConfigError, match="--epochs"):
         make_plan(config(gradient_accumulation_steps=100), 20)
-    with pytest.raises(ConfigError, match="v3 has no queue"):
+    with pytest.raises(ConfigError, match="--queue-size"):
         config(algorithm="v3", queue_size=8)
     with pytest.raises(ConfigError, match="--learning-rate"):
         config(learning_rate=0.0)
-    assert "longer than the data" in " ".join(make_plan(config(queue_size=50), 20).warnings())
+    assert "queue (50)" in " ".join(make_plan(config(queue_size=50), 20).warnings())
 
 
 @pytest.mark.parametrize(
-    ("options", "images", "said"),
+    ("options", "images", "advised"),
     [({}, 2800, True), ({}, 10_000, False), ({"algorithm": "v3"}, 2800, False), ({"resume": True}, 2800, False)],
 )
-def test_v3_is_advised_where_pictures_are_few(options: dict[str, Any], images: int, said: bool) -> None:
-    found = " ".join(make_plan(config(**options), images).warnings())
-    assert ("--algorithm v3 --optimizer sgd" in found) == said
+def test_v3_is_advised_where_pictures_are_few(options: dict[str, Any], images: int, advised: bool) -> None:
+    assert ("--algorithm v3" in " ".join(make_plan(config(**options), images).warnings())) == advised
 
 
 def test_presets_fill_what_is_not_given() -> None:
@@ -152,7 +150,7 @@ def test_presets_fill_what_is_not_given() -> None:
     assert (plan.pair.batch_size, plan.pair.queue_size, plan.pair.epochs, plan.accumulation) == (96, 76_800, 7, 4)
     assert plan.config.use_amp is True
     lines = " ".join(plan.announcement())
-    assert "Effective batch: 384" in lines and "AMP: True" in lines and "Queue holds 800.0 batches" in lines
+    assert "batch: 384" in lines and "AMP: True" in lines and "800.0 batches" in lines
 
 
 def test_amp_changes_the_loss_little() -> None:
