@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from io import BufferedIOBase
+from io import BufferedWriter
 from pathlib import Path
 
 TEMP_SUFFIX = ".tmp"
@@ -17,7 +17,7 @@ _LOCK_POLL_S = 0.2
 
 
 @contextlib.contextmanager
-def open_atomic(path: Path, *, sync_parent: bool = True) -> Iterator[BufferedIOBase]:
+def open_atomic(path: Path, *, sync_parent: bool = True) -> Iterator[BufferedWriter]:
     """Opens a temporary file that takes a name when the ``with`` block succeeds, and is deleted otherwise.
 
     Whatever happens, the name refers to either the old or the new content, which is on the disk.

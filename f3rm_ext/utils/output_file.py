@@ -3,7 +3,7 @@
 import contextlib
 import zipfile
 from collections.abc import Iterable, Iterator
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedWriter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from f3rm_ext.utils.atomic_files import open_atomic
 
 
 @contextlib.contextmanager
-def replacing(path: Path, option: str = "--out") -> Iterator[BufferedIOBase]:
+def replacing(path: Path, option: str = "--out") -> Iterator[BufferedWriter]:
     """Opens a temporary file that takes the name when the ``with`` block succeeds, and is deleted otherwise.
 
     Args:
