@@ -85,8 +85,8 @@ def measure(config: Any, options: argparse.Namespace) -> Row:
     Raises:
         ConfigError: the plan does not fit.
     """
+    from f3rm_ext.moco.plan import plan_memory, step_bytes
     from f3rm_ext.moco.training import Training
-    from f3rm_ext.planning.pretraining import plan_memory, step_bytes
 
     device = torch.device(options.device)
     begin = time.perf_counter()
@@ -139,8 +139,8 @@ def views_per_s(config: Any) -> float:
 
 def run_one(name: str, options: argparse.Namespace) -> Row:
     """Returns a row: of the preset's batch, or of the largest half of it that fits."""
-    from f3rm_ext.engine.shortage import is_out_of_memory
     from f3rm_ext.errors import ConfigError
+    from f3rm_ext.memory.shortage import is_out_of_memory
     from f3rm_ext.moco.options import make_plan
 
     config = make_config(name, options)

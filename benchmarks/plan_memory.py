@@ -267,7 +267,7 @@ def on_cuda(name: str, folder: Path, device: str, tiny: bool) -> dict[str, Any]:
     about = train(copy.deepcopy(config), mark)
     memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 8 << 30
     request = request_of(name, config, about, device, memory)
-    from f3rm_ext.planning.memory import estimate_memory
+    from f3rm_ext.planning.estimator import estimate_memory
 
     begin, found = time.perf_counter(), estimate_memory(request)
     tensors = {phase: _tensors(found.device[phase]) / MIB for phase in PHASES}
@@ -296,7 +296,8 @@ def request_of(name: str, config: Any, about: dict[str, Any], device: str, memor
         device: ``"cpu"`` or ``"cuda"``.
         memory_bytes: memory of the device.
     """
-    from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
+    from f3rm_ext.memory.devices import Device
+    from f3rm_ext.planning.request import CaptureSizes, PlanRequest
 
     splats = not RUNS[name][1]
     sizes = CaptureSizes(about["train"], about["eval"], about["width_px"], about["height_px"])
@@ -313,8 +314,8 @@ def plan(name: str, folder: Path, about: dict[str, Any], warm: bool = True) -> d
         about: what :func:`train` returned.
         warm: make a plan before, so that the time is without imports.
     """
-    from f3rm_ext.planning.allowances import PROCESS_BYTES
-    from f3rm_ext.planning.memory import estimate_memory
+    from f3rm_ext.memory.estimate import PROCESS_BYTES
+    from f3rm_ext.planning.estimator import estimate_memory
     from f3rm_ext.planning.splats import estimate_splats
 
     request = request_of(name, make_config(name, folder), about, "cpu", 8 << 30)

@@ -179,7 +179,7 @@ def planned(settings: Any, training: Any) -> tuple[int, int]:
         settings: of the training.
         training: whose precision is planned, which is not that of the settings on some CPUs.
     """
-    from f3rm_ext.planning.ray_diffusion import step_memory
+    from f3rm_ext.sfm.diffusion.plan import step_memory
 
     asked, settings.training.mixed_precision = settings.training.mixed_precision, training.amp
     held = step_memory(settings, 1, settings.training.reinit_after == 0, training.device.type)
@@ -190,7 +190,7 @@ def planned(settings: Any, training: Any) -> tuple[int, int]:
 
 def run_one(name: str, options: argparse.Namespace) -> Row:
     """Returns a row: of the given batch, or of the largest half of it that fits."""
-    from f3rm_ext.engine.shortage import is_out_of_memory
+    from f3rm_ext.memory.shortage import is_out_of_memory
 
     with tempfile.TemporaryDirectory(prefix="pose-training-") as folder:
         settings = make_settings(name, options, Path(folder))

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from f3rm_ext.memory.devices import GIB
+from f3rm_ext.memory.estimate import MemoryEstimate
 from f3rm_ext.moco.options import Architecture, TrainConfig
+from f3rm_ext.moco.plan import memory_line
 from f3rm_ext.planning.advice import Advice, advise
-from f3rm_ext.planning.devices import GIB
-from f3rm_ext.planning.estimate import MemoryEstimate
-from f3rm_ext.planning.memory import estimate_memory
-from f3rm_ext.planning.plan import Question, cached
-from f3rm_ext.planning.pretraining import memory_line
+from f3rm_ext.planning.estimator import cached, estimate_memory
+from f3rm_ext.planning.plan import Question
 from f3rm_ext.planning.request import PlanRequest
 
 DOCS = Path(__file__).parent
 MIB = 1 << 20
 ESTIMATE: Callable[[PlanRequest], MemoryEstimate] = cached(estimate_memory)
 GARDEN = {"gaussians": 6_000_000, "images": 161, "width_px": 1297, "height_px": 840}
-"""The brief's example: Mip-NeRF 360's garden at a quarter of its sides."""
+"""Mip-NeRF 360's garden at a quarter of its sides, with six million Gaussians."""
 GUIDE = {"images": 100, "width_px": 1024, "height_px": 1024}
 """The training guide's example."""
 CARDS = {

@@ -14,9 +14,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from f3rm_ext.html.profile_charts import COLORS
-from f3rm_ext.planning.devices import GIB
-from f3rm_ext.planning.estimate import Category
-from f3rm_ext.planning.memory import estimate_memory
+from f3rm_ext.memory.devices import GIB
+from f3rm_ext.memory.estimate import Category
+from f3rm_ext.planning.estimator import estimate_memory
 from f3rm_ext.planning.plan import RAYS_OPTION
 from f3rm_ext.planning.request import PlanRequest
 

@@ -18,18 +18,18 @@ from f3rm_ext.data.config_checks import check_positive, check_scale_factor, chec
 from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
-from f3rm_ext.data.levers import scale_levers, window_levers
+from f3rm_ext.data.memory_options import scale_options, window_options
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
-from f3rm_ext.engine.shortage import Lever, Loss, RunFacts, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.source import FeatureSource
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
 
 _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
-"""The fewest rays per batch, and the smallest fraction of them with features, that memory_levers suggests."""
+"""The fewest rays per batch, and the smallest fraction of them with features, that memory_options suggests."""
 
 
 @dataclass
@@ -115,19 +115,21 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
             )
         return rays // world_size + (1 if rank < rays % world_size else 0)
 
-    def memory_levers(self, facts: RunFacts) -> list[Lever]:
+    def memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""
-        on_cpu = facts.device_type == "cpu"
-        levers: list[Lever] = []
-        if facts.images_on_device:
-            levers.append(Lever(Loss.NOTHING, flag("images_on_gpu"), "True", "False"))
+        on_cpu = state.device_type == "cpu"
+        options: list[MemoryOption] = []
+        if state.images_on_device:
+            options.append(MemoryOption(QualityImpact.NONE, flag("images_on_gpu"), "True", "False"))
         if on_cpu:  # Images are kept there.
-            levers += window_levers(self, facts.train_images, Loss.NOISE)
-        levers += halved(Loss.NOISE, flag("train_num_rays_per_batch"), self.train_num_rays_per_batch, _FEWEST_RAYS)
+            options += window_options(self, state.train_images, QualityImpact.NOISE)
+        options += halve(
+            QualityImpact.NOISE, flag("train_num_rays_per_batch"), self.train_num_rays_per_batch, _FEWEST_RAYS
+        )
         if self.features.extractors and self.feature_ray_fraction > _SMALLEST_FRACTION:
             fraction = self.feature_ray_fraction
-            levers.append(Lever(Loss.NOISE, flag("feature_ray_fraction"), fraction, fraction / 2))
-        return [*levers, *scale_levers(self)] if on_cpu else levers
+            options.append(MemoryOption(QualityImpact.NOISE, flag("feature_ray_fraction"), fraction, fraction / 2))
+        return [*options, *scale_options(self)] if on_cpu else options
 
 
 class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManager[InputDataset]):

@@ -22,15 +22,15 @@ from f3rm_ext.data.config_checks import check_positive, check_scale_factor, chec
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_reader import MaskedPixelsOption
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
-from f3rm_ext.data.levers import scale_levers, window_levers
+from f3rm_ext.data.memory_options import scale_options, window_options
 from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.points import add_dense_points
-from f3rm_ext.engine.shortage import Lever, Loss, RunFacts
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.store.feature_store import cache_root
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState
 
 SMALL_SIDE_PX = 64
 """Longer side of the images with which a run that knows no surface begins, at most."""
@@ -121,14 +121,14 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
         """
         return max(0, self.num_downscales - step // self.resolution_schedule)
 
-    def memory_levers(self, facts: RunFacts) -> list[Lever]:
+    def memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""
-        levers: list[Lever] = []
-        if facts.images_on_device:
-            levers.append(Lever(Loss.NOTHING, flag("cache_images"), "gpu", "cpu"))
-        if facts.device_type == "cpu":  # Images are kept there.
-            levers += window_levers(self, facts.train_images, Loss.NOTHING)
-        return [*levers, *scale_levers(self)]
+        options: list[MemoryOption] = []
+        if state.images_on_device:
+            options.append(MemoryOption(QualityImpact.NONE, flag("cache_images"), "gpu", "cpu"))
+        if state.device_type == "cpu":  # Images are kept there.
+            options += window_options(self, state.train_images, QualityImpact.NONE)
+        return [*options, *scale_options(self)]
 
 
 class ImageEvalLoader(EvalLoader):

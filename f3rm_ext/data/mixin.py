@@ -20,9 +20,9 @@ from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.silhouettes import are_silhouettes
-from f3rm_ext.engine.shortage import Lever, RunFacts
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.features.source import FeatureSource
+from f3rm_ext.memory.options import MemoryOption, RunState
 
 _CHOICE = {
     "background": "The masks cut an object out of its surroundings: masked pixels are trained as empty. With {option} "
@@ -248,10 +248,10 @@ class CyclingDataManager:
         self.eval_images_drawn += 1
         return dice.randrange(len(self.eval_dataset))
 
-    def memory_levers(self) -> list[Lever]:
+    def memory_options(self) -> list[MemoryOption]:
         """Options that lower the memory of a training step."""
-        return self.config.memory_levers(
-            RunFacts(torch.device(self.device).type, len(self.train_dataset), images_on_device=self._on_device())
+        return self.config.memory_options(
+            RunState(torch.device(self.device).type, len(self.train_dataset), images_on_device=self._on_device())
         )
 
     def _on_device(self) -> bool:

@@ -8,7 +8,7 @@ from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.prefetch import Prefetcher
 from f3rm_ext.data.uploads import Upload, Uploader
-from f3rm_ext.engine.shortage import is_out_of_memory
+from f3rm_ext.memory.shortage import is_out_of_memory
 
 
 class PictureUploads:

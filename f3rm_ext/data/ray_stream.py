@@ -17,8 +17,8 @@ from f3rm_ext.data.pixel_window import Draft, LoadedWindow, centres_px, draft_ba
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.prefetch import Prefetcher, WindowFeed
 from f3rm_ext.data.uploads import Uploader
-from f3rm_ext.engine.shortage import is_out_of_memory
 from f3rm_ext.features.source import FeatureSource
+from f3rm_ext.memory.shortage import is_out_of_memory
 
 
 class PixelStream:

@@ -13,7 +13,8 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import __version__
 from f3rm_ext.engine.ranks import is_first
-from f3rm_ext.engine.shortage import Lever, is_out_of_memory
+from f3rm_ext.memory.options import MemoryOption
+from f3rm_ext.memory.shortage import is_out_of_memory
 from f3rm_ext.profiling.profile_file import NAME
 from f3rm_ext.profiling.profiler import Parts, TensorProfiler
 
@@ -61,13 +62,13 @@ class Profiled:
         ]
 
     def _parts(self) -> Parts:
-        levers = _entries(self.memory_levers())
-        return Parts(self.pipeline.model, self.optimizers.optimizers, self.pipeline.datamanager, levers)
+        options = _entries(self.memory_options())
+        return Parts(self.pipeline.model, self.optimizers.optimizers, self.pipeline.datamanager, options)
 
-    def memory_levers(self) -> list[Lever]:
+    def memory_options(self) -> list[MemoryOption]:
         """Returns the options that lower the memory of training, in any order."""
         parts = (self.pipeline.datamanager, self.pipeline.model)
-        return [lever for part in parts for lever in getattr(part, "memory_levers", tuple)()]
+        return [option for part in parts for option in getattr(part, "memory_options", tuple)()]
 
     def train(self) -> None:
         """Trains, and ends the profile however training ends."""
@@ -123,10 +124,15 @@ def _publisher(folder: Path) -> Callable[[dict[str, float], int], None]:
     return publish
 
 
-def _entries(levers: list[Lever]) -> list[dict[str, str]]:
+def _entries(options: list[MemoryOption]) -> list[dict[str, str]]:
     return [
-        {"option": lever.option, "now": str(lever.now), "lower": str(lever.lower), "loss": lever.loss.name.lower()}
-        for lever in sorted(levers, key=lambda lever: lever.loss)
+        {
+            "option": option.name,
+            "now": str(option.now),
+            "lower": str(option.lower),
+            "quality_impact": option.quality_impact.description,
+        }
+        for option in sorted(options, key=lambda option: option.quality_impact)
     ]
 
 

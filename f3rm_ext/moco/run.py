@@ -6,10 +6,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from nerfstudio.configs.base_config import MachineConfig
@@ -17,10 +17,10 @@ from nerfstudio.configs.base_config import MachineConfig
 from f3rm_ext.engine import checkpoint, launch
 from f3rm_ext.engine.lifeline import Lifeline
 from f3rm_ext.engine.ranks import is_first, rank, world_size
-from f3rm_ext.engine.shortage import told_shortage
-from f3rm_ext.errors import CheckpointError, ConfigError, reason_of
-from f3rm_ext.moco.options import Plan, TrainConfig, make_plan
-from f3rm_ext.moco.probe import step_seconds
+from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError, reason_of
+from f3rm_ext.memory.shortage import report_shortage, shortage_error
+from f3rm_ext.moco.options import TrainConfig, make_plan
+from f3rm_ext.moco.plan import MemoryPlan, memory_options, plan_memory, step_seconds
 from f3rm_ext.moco.processes import start_processes
 from f3rm_ext.moco.tiles import COMMAND, LIST, Tiles, find_files, prepare
 from f3rm_ext.moco.training import StepResult, Training
@@ -63,36 +63,12 @@ class _Interrupt:
                 signal.signal(number, handler)
 
 
-@runtime_checkable
-class PlannedMemory(Protocol):
-    """A training with its planned memory; see ``f3rm_ext.planning.pretraining``."""
-
-    @property
-    def config(self) -> TrainConfig:
-        """Options of the training."""
-        ...
-
-    def sentences(self) -> list[str]:
-        """Returns the lines to print before the first step."""
-        ...
-
-    def after_first_pass(self, live_bytes: int) -> list[str]:
-        """Returns lines that compare the measured memory with the plan."""
-        ...
-
-
-MemoryPlanner = Callable[[TrainConfig, int, torch.device, float | None], PlannedMemory]
-"""Plans the memory of a training from its options, number of pictures, device and limit in GiB."""
-
-
 @dataclass
 class TrainingRun:
     """One call of ``f3rm-ext moco train``."""
 
     config: TrainConfig
     """Options of the training."""
-    plan_memory: MemoryPlanner
-    """Memory planner."""
     _warned: bool = field(default=False, init=False)
 
     def main(self) -> int:
@@ -123,7 +99,7 @@ class TrainingRun:
         config = self.config
         images = len(find_files(config.data))
         device = _open_device(config.device) if config.memory_gib is None else torch.device(_device_name(config.device))
-        memory = self.plan_memory(config, images, device, config.memory_gib)
+        memory = plan_memory(config, images, device, config.memory_gib)
         plan = make_plan(memory.config, images)
         self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
         if config.probe:
@@ -148,7 +124,7 @@ class TrainingRun:
         saved = self._load_checkpoint() if config.resume else None
         launch.first_only(self._decode)
         tiles = prepare(config.data, config.output, config.image_size, config.reading)
-        memory = self.plan_memory(config, len(tiles), device, config.memory_gib)
+        memory = plan_memory(config, len(tiles), device, config.memory_gib)
         self.config = config = replace(memory.config, batch_size=launch.of_first(memory.config.batch_size))
         plan = make_plan(config, len(tiles))
         training = Training(plan, tiles.fingerprint, device)
@@ -158,7 +134,7 @@ class TrainingRun:
             self._say(*messages, f"Resuming at step {training.step} of {plan.steps}.")
         return self._train(training, tiles, memory)
 
-    def _train(self, training: Training, tiles: Tiles, memory: PlannedMemory) -> int:
+    def _train(self, training: Training, tiles: Tiles, memory: MemoryPlan) -> int:
         from torch.utils.tensorboard import SummaryWriter
 
         config, plan, interrupt = self.config, training.plan, _Interrupt()
@@ -181,7 +157,7 @@ class TrainingRun:
                 task = progress.add_task("Training", total=plan.steps * images, completed=done)
                 stop = training.largest_over_ranks(interrupt.number)
                 while training.step < plan.steps and not stop:
-                    with told_shortage(training.step, training.device, lambda: self._less_memory(plan)):
+                    with report_shortage(lambda: self._shortage(training)):
                         result = training.train_step(batches)
                     progress.update(task, advance=images)
                     if training.step <= first_pass:
@@ -212,18 +188,11 @@ class TrainingRun:
             self._say(f"Weights are in {export(training.query.backbone, config.output, facts)}.")
         return 0
 
-    def _less_memory(self, plan: Plan) -> str:
-        """Returns advice for when memory runs out."""
-        config, batch = plan.config, plan.pair.batch_size
-        options = ["--use-amp"] * (not config.use_amp)
-        options += ["--use-grad-checkpointing"] * (not config.use_grad_checkpointing)
-        options += [f"--batch-size {batch // 2}"] * (batch > 3)
-        if not options:
-            return "use a smaller --image-size"
-        resume = ""
-        if checkpoint.newest_first(config.output / "checkpoints"):
-            resume = f", and resume from the last checkpoint with {self._resume_command()}"
-        return f"use {' or '.join(options)}{resume}"
+    def _shortage(self, training: Training) -> MemoryShortageError:
+        """Returns the error for a step in which memory ran out."""
+        saved = checkpoint.newest_first(self.config.output / "checkpoints")
+        resume = self._resume_command() if saved else None
+        return shortage_error(training.step, training.device, memory_options(training.plan), resume=resume)
 
     def _log(self, events: Any, training: Training, result: StepResult, images_per_s: float) -> None:
         scalars = result.scalars()

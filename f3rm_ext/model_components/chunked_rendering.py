@@ -8,7 +8,7 @@ from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
-from f3rm_ext.engine.shortage import is_out_of_memory
+from f3rm_ext.memory.shortage import is_out_of_memory
 
 DEFAULT_CHUNK_CUDA, DEFAULT_CHUNK_CPU = 1 << 15, 1 << 12
 MIN_CHUNK = 16

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from f3rm_ext import events
 from f3rm_ext.errors import WeightsNotFoundError, reason_of
+from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.model_components import masks
 
 ALEXNET_URL = "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
@@ -27,6 +28,8 @@ _PROBE_S, _STALL_S = 5.0, 20.0
 
 # Index in AlexNet's features, stride, padding, and whether max pooling comes first; LPIPS compares after each layer.
 _STAGES = ((0, 4, 2, False), (3, 1, 2, True), (6, 1, 1, True), (8, 1, 1, False), (10, 1, 1, False))
+# Channels out and in, and side of the kernel, of these layers.
+_KERNELS = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
 
@@ -47,6 +50,16 @@ class Lpips:
             for stage, (layer, *_) in enumerate(_STAGES)
         ]
         self._heads = [state[f"lin{stage}.model.1.weight"].detach().float() for stage in range(len(_STAGES))]
+
+    @classmethod
+    def without_values(cls) -> "Lpips":
+        """Returns LPIPS with empty weights, to trace its memory."""
+        state: dict[str, Tensor] = {}
+        for stage, ((layer, *_), (out, channels, side)) in enumerate(zip(_STAGES, _KERNELS, strict=True)):
+            state[f"net.slice{stage + 1}.{layer}.weight"] = torch.empty(out, channels, side, side)
+            state[f"net.slice{stage + 1}.{layer}.bias"] = torch.empty(out)
+            state[f"lin{stage}.model.1.weight"] = torch.empty(1, out, 1, 1)
+        return cls(state)
 
     def __call__(
         self,
@@ -123,13 +136,15 @@ class ImageMetrics:
             "ssim": float(masks.ssim(pred, target, mask)),
             "l1": float(masks.masked_mean((pred - target).abs(), mask)),
         }
-        lpips = self._lpips(min(pred.shape[:2]))
+        lpips = self._lpips(pred)
         if lpips is not None:
             metrics["lpips"] = lpips(pred, target, mask)
         return metrics
 
-    def _lpips(self, short_side_px: int) -> Lpips | None:
-        if short_side_px < MIN_LPIPS_SIDE_PX:
+    def _lpips(self, pred: Tensor) -> Lpips | None:
+        if lacks_values(pred):
+            return Lpips.without_values()
+        if min(pred.shape[:2]) < MIN_LPIPS_SIDE_PX:
             _say_once(f"LPIPS is left out: it needs images of at least {MIN_LPIPS_SIDE_PX} px, these have fewer.")
             return None
         found = find_lpips(self.lpips_weights)

@@ -13,7 +13,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext import compat
-from f3rm_ext.engine.shortage import is_out_of_memory
+from f3rm_ext.memory.shortage import is_out_of_memory
 
 Output = TypeVar("Output", bound=Tensor | None)
 

@@ -9,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from f3rm_ext.compat import autocast_dtype
+from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.nerf.hash_backends import Backend, Implementation, resolve_backend
 from f3rm_ext.nerf.hash_levels import PRIMES, GridLevel, LevelTensors, grid_levels
+from f3rm_ext.nerf.hash_null import hash_grid_null
 from f3rm_ext.nerf.hash_tcnn import TcnnGrid, encoding_options
 from f3rm_ext.nerf.hash_torch import hash_grid_torch
 
@@ -98,6 +100,8 @@ class HashGrid(nn.Module):
                 the points is asked for.
         """
         table = self.table.detach() if frozen else self.table
+        if lacks_values(points):
+            return hash_grid_null(points, table, self.out_dim, self.backend)
         backend = self.resolve_backend(points.device)
         if backend == "numba":
             # Here, so that CUDA runs never import numba.

@@ -24,9 +24,9 @@ from torch.nn import functional
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
-from f3rm_ext.engine.shortage import Lever, Loss, RunFacts, halved
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.space import ExtraOutput
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer, default_chunk
 from f3rm_ext.model_components.image_metrics import ImageMetrics
@@ -37,8 +37,8 @@ from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
 from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, render_normals
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
-from f3rm_ext.nerf.levers import MIN_CHUNK, field_levers
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, feature_pairs
+from f3rm_ext.nerf.memory_options import MIN_CHUNK, field_options
 from f3rm_ext.nerf.queryable import QueryableField
 from f3rm_ext.utils import threads
 from f3rm_ext.viewer.panel import QueryPanel
@@ -151,21 +151,21 @@ class F3rmModelConfig(OwnModelConfig):
                 f"eval-num-rays-per-chunk is {self.eval_num_rays_per_chunk}: use 0 for the default, or 512 and more."
             )
 
-    def memory_levers(self, facts: RunFacts) -> list[Lever]:
+    def memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""
         return list(
-            field_levers(
+            field_options(
                 self.num_samples,
                 [proposal.num_samples for proposal in self.proposals],
-                self.feature_samples_per_ray if facts.has_features else None,
-                {"grid": self.grid} | ({"feature-grid": self.feature_grid} if facts.has_features else {}),
+                self.feature_samples_per_ray if state.has_features else None,
+                {"grid": self.grid} | ({"feature-grid": self.feature_grid} if state.has_features else {}),
             )
         )
 
-    def picture_levers(self, facts: RunFacts) -> list[Lever]:
+    def picture_memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns the options that lower the memory of a picture."""
-        chunk = self.eval_num_rays_per_chunk or default_chunk(torch.device(facts.device_type))
-        return list(halved(Loss.NOTHING, "pipeline.model.eval-num-rays-per-chunk", chunk, MIN_CHUNK))
+        chunk = self.eval_num_rays_per_chunk or default_chunk(torch.device(state.device_type))
+        return list(halve(QualityImpact.NONE, "pipeline.model.eval-num-rays-per-chunk", chunk, MIN_CHUNK))
 
     def check_export(self, command: str, argv: Sequence[str]) -> None:
         """Refuses ns-export commands that cannot export a field; see :mod:`f3rm_ext.engine.ns_export`."""
@@ -279,10 +279,10 @@ class F3rmModel(QueryableField):
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after, update_every_num_iters=1),
         ]
 
-    def memory_levers(self) -> list[Lever]:
+    def memory_options(self) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""
-        facts = RunFacts(self.device.type, self.num_train_data, has_features=bool(self.feature_field.names))
-        return self.config.memory_levers(facts)
+        state = RunState(self.device.type, self.num_train_data, has_features=bool(self.feature_field.names))
+        return self.config.memory_options(state)
 
     def get_extra_state(self) -> str:
         """Returns the training cost and the sampler's counter as JSON, for the checkpoint."""

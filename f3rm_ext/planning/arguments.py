@@ -1,4 +1,4 @@
-"""The arguments of ``ns-train``: methods, parsing as ``ns-train`` parses them, and replacing single options."""
+"""The arguments of ``ns-train``: the methods, parsing as ``ns-train`` does, and replacing single options."""
 
 import copy
 import dataclasses
@@ -14,15 +14,15 @@ from nerfstudio.plugins.registry import discover_methods
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.bound.model import BoundModelConfig
-from f3rm_ext.planning.memory import PLANNERS
+from f3rm_ext.planning.estimator import PLANNERS
 
-MOST_DEVICES = 4096
-"""Of which a run is planned."""
+MAX_DEVICES = 4096
+"""Most devices of a planned run."""
 
 
 @functools.cache
 def methods() -> dict[str, F3rmTrainerConfig]:
-    """Returns the methods that can be planned, with their default options: those whose models have a memory plan."""
+    """Returns the methods that can be planned, with their default options: those whose models have a planner."""
     found, _ = discover_methods()
     ours = {name: config for name, config in found.items() if isinstance(config, F3rmTrainerConfig)}
     return {name: config for name, config in ours.items() if type(config.pipeline.model) in PLANNERS}
@@ -33,7 +33,7 @@ def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:
 
     Args:
         method: name of the method.
-        arguments: everything after it.
+        arguments: all words after it.
 
     Raises:
         ConfigError: the method is unknown, or an option cannot work.
@@ -49,9 +49,9 @@ def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:
         raise ConfigError("A plan is made from options, not from --load-config: give the options themselves.")
     config.check_steps()
     devices = config.machine.num_devices * config.machine.num_machines
-    if not 1 <= devices <= MOST_DEVICES:
+    if not 1 <= devices <= MAX_DEVICES:
         raise ConfigError(
-            f"--machine.num-devices times --machine.num-machines is {devices}: a plan is made for 1 to {MOST_DEVICES}."
+            f"--machine.num-devices times --machine.num-machines is {devices}: a plan is made for 1 to {MAX_DEVICES}."
         )
     if config.data is not None:
         config.pipeline.datamanager.data = config.data
@@ -69,14 +69,14 @@ def has_capture(config: F3rmTrainerConfig) -> bool:
 
 
 def split_arguments(arguments: Sequence[str], own: dict[str, bool]) -> tuple[list[str], list[str]]:
-    """Splits a command line into options of the planner and what is left for ``ns-train``, each in its order.
+    """Splits a command line into the planner's options and the rest, which is for ``ns-train``; both keep their order.
 
     >>> split_arguments(["f3rm-ext", "--gpu", "4090", "--vis", "viewer"], {"gpu": True})
     (['--gpu', '4090'], ['f3rm-ext', '--vis', 'viewer'])
 
     Args:
-        arguments: the words typed.
-        own: names of the planner's options, and whether a value follows.
+        arguments: words of the command line.
+        own: names of the planner's options, and whether a value follows each.
     """
     mine: list[str] = []
     others: list[str] = []
@@ -97,8 +97,8 @@ def replace_options(method: str, arguments: Sequence[str], options: Sequence[tup
     """Returns arguments with other values for some options. Replaced options come first, before any dataparser.
 
     Args:
-        method: name of the method, whose options have short names.
-        arguments: of ``ns-train``, after the method.
+        method: name of the method, which knows the options' aliases.
+        arguments: arguments of ``ns-train``, after the method.
         options: names without dashes, and values; several words of a value become several arguments.
     """
     added: list[str] = []

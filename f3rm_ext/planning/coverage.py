@@ -15,7 +15,7 @@ from f3rm_ext.data.mixin import image_cycle
 from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.planning.captures import ImageSizes
+from f3rm_ext.planning.request import ImageSizes
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,33 @@
-"""The growth of a splat run, for people."""
+"""The number of Gaussians at each step of a run, by its schedule."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from f3rm_ext.engine.optimizers import schedule_length
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.bound.model import BoundModelConfig
-from f3rm_ext.planning.growth import final_gaussians, schedule_of, starting_gaussians
-from f3rm_ext.planning.request import PlanRequest
+from f3rm_ext.planning.request import PlanRequest, RefinementStart
+from f3rm_ext.splat.initialization import FEWEST_POINTS
 from f3rm_ext.splat.model import SplatModelConfig
+from f3rm_ext.splat.schedule import Schedule
 
+ASSUMED_GAUSSIANS = 3_000_000
+"""Gaussians at the end of growth without a limit, where the capture tells no more: 3DGS reports 1 to 6 million for the
+captures of Mip-NeRF 360 (Kerbl et al. 2023, and the sizes of its published models)."""
 LIMIT = "pipeline.model.densify.max-gaussians"
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Numbers of Gaussians of a run, and when they change."""
+    """The number of Gaussians of a run, and when it changes."""
 
     first: int
-    """At the first step; with --pipeline.model.start-from, what the file has instead."""
+    """Gaussians at the first step; with --pipeline.model.start-from, those of the file."""
     last: int
-    """At the end of growth; memory is planned for it."""
+    """Gaussians at the end of growth; memory is planned for them."""
     source: str
-    """Where that number is from."""
+    """Where that number comes from."""
     begin: int
     """Step of the run after which Gaussians are added."""
     end: int
@@ -28,7 +36,7 @@ class Growth:
     """Steps between rounds of growth."""
 
 
-def growth_of(request: PlanRequest) -> Growth | None:
+def plan_growth(request: PlanRequest) -> Growth | None:
     """Returns the growth of a run; None for fields."""
     model = request.config.pipeline.model
     if not isinstance(model, SplatModelConfig):
@@ -39,7 +47,7 @@ def growth_of(request: PlanRequest) -> Growth | None:
     begin = max(0, options.start - schedule.offset)
     end = max(begin, min(request.config.max_num_iterations, schedule.last_growth() - schedule.offset))
     if isinstance(model, BoundModelConfig):
-        source, end = _of_mesh(request), begin
+        source, end = _mesh_source(request), begin
     elif options.strategy == "none":
         source, end = "growth is off", begin
     elif options.cap is not None and last == options.cap:
@@ -47,13 +55,13 @@ def growth_of(request: PlanRequest) -> Growth | None:
     elif request.gaussians is not None:
         source = "as given by --gaussians"
     elif options.strategy == "mcmc":
-        source = "what its rounds of growth lead to"
+        source = "the result of all rounds of growth"
     else:
         source = "assumed, as there is no limit: give --gaussians"
     return Growth(first, last, source, begin, end, options.every)
 
 
-def _of_mesh(request: PlanRequest) -> str:
+def _mesh_source(request: PlanRequest) -> str:
     if request.gaussians is not None:
         return "as given by --gaussians"
     if request.start is not None:
@@ -62,7 +70,89 @@ def _of_mesh(request: PlanRequest) -> str:
     return "on the triangles of the mesh" + (" as it is: give --data to count what splats add" if given else "")
 
 
-def limited(gaussians: int | None, model: object) -> int | None:
-    """Returns a number of Gaussians within the limit of a model's options."""
-    cap = model.densify.cap if isinstance(model, SplatModelConfig) else None
-    return gaussians if gaussians is None or cap is None else min(gaussians, cap)
+def starting_gaussians(request: PlanRequest) -> int:
+    """Returns how many Gaussians a run starts with.
+
+    Raises:
+        ConfigError: it starts from a file, and the request does not tell their number.
+        MeshError: the mesh to refine cannot be read.
+    """
+    model: Any = request.config.pipeline.model
+    if isinstance(model, BoundModelConfig):
+        if request.gaussians is not None:
+            return request.gaussians
+        if model.mesh is None and request.start is None:
+            raise ConfigError(
+                "The plan of a refinement needs the number of Gaussians: give the mesh by --mesh, or --gaussians."
+            )
+        start = refinement_start(request)
+        return start.triangles * model.gaussians_per_triangle + start.free
+    if model.start_from is not None:
+        if request.gaussians is None:
+            raise ConfigError(
+                f"The plan of a run that starts from {model.start_from} needs their number: give --gaussians."
+            )
+        return request.gaussians
+    points = request.capture.points
+    count = points if points >= FEWEST_POINTS else points + model.num_random
+    cap = model.densify.max_gaussians
+    return min(count, cap) if cap else count
+
+
+def refinement_start(request: PlanRequest) -> RefinementStart:
+    """Returns what a refinement starts from; without a mesh the proportions of a closed one.
+
+    Raises:
+        MeshError: the mesh cannot be read.
+    """
+    mesh: Path | None = request.config.pipeline.model.mesh  # type: ignore[attr-defined]
+    return request.start or (RefinementStart(1, 2) if mesh is None else RefinementStart.of_mesh(mesh))
+
+
+def final_gaussians(request: PlanRequest) -> int:
+    """Returns how many Gaussians there are when growth ends: those of the request, or what the options suggest."""
+    if request.gaussians is not None:
+        return request.gaussians
+    densify: Any = request.config.pipeline.model.densify  # type: ignore[attr-defined]
+    begin = starting_gaussians(request)
+    if densify.strategy == "none":
+        return begin
+    if densify.strategy == "default":
+        return max(begin, densify.cap or ASSUMED_GAUSSIANS)
+    return gaussians_at(request, schedule_of(request).last_growth())
+
+
+def gaussians_at(request: PlanRequest, step: int) -> int:
+    """Returns how many Gaussians there are at a step of the run.
+
+    mcmc grows by a fixed share in each round, up to its limit. The number of the default strategy cannot be known; it
+    is assumed to grow evenly from the first round to the last.
+
+    Args:
+        request: the run.
+        step: step of the run, from 0.
+    """
+    config: Any = request.config.pipeline.model
+    schedule = schedule_of(request)
+    densify = schedule.densify(config.densify)
+    begin, at, last = starting_gaussians(request), schedule.at(step), schedule.last_growth()
+    if densify.strategy == "none":
+        return request.gaussians or begin
+    if densify.strategy == "mcmc":
+        end = request.gaussians or densify.cap or begin
+        rounds = max(0, min(at, last, densify.mcmc_stop) - 1) // densify.every - densify.start // densify.every
+        count = begin
+        for _ in range(max(0, rounds)):
+            count = min(end, int((1 + densify.mcmc_growth) * count))
+            if count == end:
+                break
+        return count
+    end, last = final_gaussians(request), min(last, densify.stop)
+    share = (at - densify.start) / max(1, last - densify.start)
+    return round(begin + (end - begin) * min(1.0, max(0.0, share)))
+
+
+def schedule_of(request: PlanRequest) -> Schedule:
+    """Returns the schedule of the run."""
+    model: Any = request.config.pipeline.model
+    return Schedule.of(schedule_length(request.config), model.regularization_options, model.start_stage)

@@ -1,70 +1,65 @@
-"""Puts a plan together: memory, what will be seen, time, and advice."""
+"""Makes a plan: memory, coverage of the images, time, and advice."""
 
 import copy
 import dataclasses
 import shlex
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.devices import Device, choose_device
+from f3rm_ext.memory.estimate import MemoryEstimate
 from f3rm_ext.mesh.bound.model import BoundModelConfig
-from f3rm_ext.planning.advice import Advice, Estimator, Options, Peak, advise, largest, peak_of
+from f3rm_ext.planning.advice import Advice, Options, Peak, advise, largest, peak_of
 from f3rm_ext.planning.arguments import has_capture, parse, replace_options
-from f3rm_ext.planning.captures import ImageSizes
 from f3rm_ext.planning.coverage import PlannedCoverage, plan_coverage
-from f3rm_ext.planning.devices import CARDS, choose_device
-from f3rm_ext.planning.estimate import MemoryEstimate
-from f3rm_ext.planning.gaussians import Growth, growth_of, limited
-from f3rm_ext.planning.growth import final_gaussians
-from f3rm_ext.planning.refinements import RefinementStart
-from f3rm_ext.planning.request import Device, PlanRequest
+from f3rm_ext.planning.estimator import Estimator
+from f3rm_ext.planning.gaussians import Growth, final_gaussians, plan_growth
+from f3rm_ext.planning.request import ImageSizes, PlanRequest, RefinementStart
 from f3rm_ext.planning.throughput import Throughput
-from f3rm_ext.utils.console import silence
+from f3rm_ext.splat.model import SplatModelConfig
 from f3rm_ext.utils.ranges import Range, check_ranges
 
 RAYS_OPTION = "pipeline.datamanager.train-num-rays-per-batch"
-SAY_EVERY_S = 10.0
 RAYS_UNIT, GAUSSIANS_UNIT = 256, 10_000
-"""What the largest numbers that fit are rounded down to."""
+"""The largest numbers that fit are rounded down to multiples of these."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: a command of ``ns-train``, a card, and sizes."""
+    """What to plan: a command of ``ns-train``, a card, and sizes."""
 
     method: str
     arguments: tuple[str, ...]
-    """Of ns-train, after the method."""
+    """Arguments of ns-train, after the method."""
     gpu: str | None = None
-    """Name of the card; None for this machine's."""
+    """Name of the card; None for that of this machine."""
     vram_gib: Annotated[float | int, Range(0, 100_000, above=True)] | None = None
     """Memory of the card, GiB."""
     gaussians: Annotated[int, Range(1, 10**9)] | None = None
-    """Gaussians at the end of training, if they are known."""
+    """Number of Gaussians at the end of training, if it is known."""
     images: Annotated[int, Range(1, 100_000)] | None = None
-    """Number of training images; None: those of the capture."""
+    """Number of training images; None for those of the capture."""
     width_px: Annotated[int, Range(1, 100_000)] | None = None
-    """Of the image files."""
+    """Width of the image files."""
     height_px: Annotated[int, Range(1, 100_000)] | None = None
-    """Of the image files."""
+    """Height of the image files."""
     points: Annotated[int, Range(0, 10**9)] = 0
-    """That splats start from."""
+    """Number of initial points for splats."""
     _read: dict[str, ImageSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
-
     _starts: dict[str, RefinementStart] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         by_hand = (self.images, self.width_px, self.height_px)
         if any(value is not None for value in by_hand) and None in by_hand:
-            raise ConfigError("Sizes by hand are three: give --images, --width-px and --height-px.")
+            raise ConfigError("--images, --width-px and --height-px must be given together.")
         check_ranges(self)
 
     @property
     def device_is_given(self) -> bool:
-        """Whether the plan is for a card that need not be of this machine."""
+        """Whether the plan is for a given card, which this machine need not have."""
         return self.gpu is not None or self.vram_gib is not None
 
     def config(self, options: Options = ()) -> F3rmTrainerConfig:
@@ -78,7 +73,7 @@ class Question:
         return choose_device(config.machine.device_type, self.gpu, self.vram_gib)
 
     def sizes(self, config: F3rmTrainerConfig) -> ImageSizes:
-        """Returns the sizes of the images: by hand, of the capture, or assumed.
+        """Returns the sizes of the images: as given, those of the capture, or assumed ones.
 
         Raises:
             UserError: the capture cannot be used.
@@ -94,20 +89,23 @@ class Question:
         return ImageSizes.assumed(config)
 
     def request(self, options: Options = ()) -> PlanRequest:
-        """Returns what is to be estimated, with other values for some options."""
+        """Returns the run to estimate, with other values for some options."""
         config = self.config(options)
         sizes = self.sizes(config)
+        model, gaussians = config.pipeline.model, self.gaussians
+        if gaussians is not None and isinstance(model, SplatModelConfig) and model.densify.cap is not None:
+            gaussians = min(gaussians, model.densify.cap)
         return PlanRequest(
             config=config,
             capture=sizes.summary(),
             device=self.device(config),
             processes=config.machine.num_devices * config.machine.num_machines,
-            gaussians=limited(self.gaussians, config.pipeline.model),
-            start=None if self.gaussians is not None else self._start(config, sizes),
+            gaussians=gaussians,
+            start=None if gaussians is not None else self._start(config, sizes),
         )
 
     def _start(self, config: F3rmTrainerConfig, sizes: ImageSizes) -> RefinementStart | None:
-        """Returns what a refinement begins with, if splats to start from and the capture are given."""
+        """Returns what a refinement starts from, if its splats and the capture are given."""
         model: Any = config.pipeline.model
         if not isinstance(model, BoundModelConfig) or None in (model.mesh, model.start_from, sizes.parsed):
             return None
@@ -125,7 +123,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Plan:
-    """An answer."""
+    """Memory, coverage and time of a run, with advice."""
 
     question: Question
     request: PlanRequest
@@ -133,14 +131,14 @@ class Plan:
     estimate: MemoryEstimate
     coverage: PlannedCoverage
     growth: Growth | None
-    """Of splats."""
+    """Predicted number of Gaussians; None for fields."""
     advice: Advice
     most: tuple[str, int] | None
-    """The option whose value decides about memory, and the largest value that fits; 0 if none does."""
+    """The option with the largest effect on memory, and its largest value that fits; 0 if none does."""
     throughput: Throughput | None
     """None if the speed was not measured."""
     wanted_epochs: float | int | None = None
-    """Epochs whose steps are asked for."""
+    """Epochs for which to compute the steps."""
 
     @property
     def fits(self) -> bool:
@@ -164,7 +162,7 @@ class Plan:
             "device": {
                 **dataclasses.asdict(device),
                 "usable_bytes": device.usable_bytes,
-                "bandwidth_gb_s": bandwidth_gb_s(device),
+                "bandwidth_gb_s": device.bandwidth_gb_s,
             },
             "processes": self.request.processes,
             "capture": {**dataclasses.asdict(self.request.capture), "source": self.sizes.source},
@@ -187,13 +185,13 @@ class Plan:
                 "fits": advice.fits,
                 "command": self.command,
                 "pictures_fit": advice.pictures_fit,
-                "peak_bytes": {what: peak_of(advice.estimate, what) for what in peaks},
+                "peak_bytes": {peak: peak_of(advice.estimate, peak) for peak in peaks},
                 "options": [
                     {
                         "set": dict(saving.options),
                         "now": saving.now,
-                        "loss": saving.loss.name.lower().replace("_", " "),
-                        "lowers": saving.what,
+                        "quality_impact": saving.quality_impact.name.lower(),
+                        "lowers": saving.peak,
                         "saved_bytes": saving.saved_bytes,
                     }
                     for saving in advice.savings
@@ -210,13 +208,13 @@ def make_plan(
     measure: Callable[[F3rmTrainerConfig, ImageSizes], Throughput | None] | None = None,
     wanted_epochs: float | int | None = None,
 ) -> Plan:
-    """Answers a question.
+    """Plans a run.
 
     Args:
-        question: what is asked.
-        estimate: predicts memory.
+        question: what to plan.
+        estimate: estimates memory.
         measure: returns the measured speed of a run, or None; None to go without.
-        wanted_epochs: epochs whose steps are asked for.
+        wanted_epochs: epochs for which to compute the steps.
 
     Raises:
         UserError: an option, the card or the capture cannot be used.
@@ -230,7 +228,7 @@ def make_plan(
         sizes=sizes,
         estimate=estimate(request),
         coverage=plan_coverage(request.config, sizes, request.processes),
-        growth=growth_of(request),
+        growth=plan_growth(request),
         advice=advise(lambda options: question.request(options) if options else request, estimate),
         most=most_that_fits(request, estimate),
         throughput=speed,
@@ -239,8 +237,11 @@ def make_plan(
 
 
 def most_that_fits(request: PlanRequest, estimate: Estimator) -> tuple[str, int] | None:
-    """Returns the option that decides about memory, and its largest value that fits with all others as they are."""
-    splats = growth_of(request) is not None
+    """Returns the option with the largest effect on memory, and its largest value that fits with the others unchanged.
+
+    That is the number of Gaussians or of rays per step; None where a run has neither.
+    """
+    splats = plan_growth(request) is not None
     manager: Any = request.config.pipeline.datamanager
     now = final_gaussians(request) if splats else getattr(manager, "train_num_rays_per_batch", None)
     if not isinstance(now, int):
@@ -255,35 +256,5 @@ def most_that_fits(request: PlanRequest, estimate: Estimator) -> tuple[str, int]
             changed.config.pipeline.datamanager.train_num_rays_per_batch = count  # type: ignore[attr-defined]
         return estimate(changed).peak("train")
 
-    found = largest(bytes_with, request.device.usable_bytes, now, unit=GAUSSIANS_UNIT if splats else RAYS_UNIT)
-    return "gaussians" if splats else RAYS_OPTION, found
-
-
-def bandwidth_gb_s(device: Device) -> int | None:
-    """Returns the bandwidth of a known card's memory, 10⁹ bytes per second."""
-    return next((card.bandwidth_gb_s for card in CARDS if card.name == device.name), None)
-
-
-def cached(estimate: Estimator, say: Callable[[str], None] = lambda text: None) -> Estimator:
-    """Remembers estimates of one session, by what a request says. One with pictures answers the request without.
-
-    Args:
-        estimate: predicts memory.
-        say: is told from time to time how many estimates there are, where many take long.
-    """
-    found: dict[str, MemoryEstimate] = {}
-    said_s = time.monotonic()
-
-    def remembered(request: PlanRequest) -> MemoryEstimate:
-        nonlocal said_s
-        with_pictures = repr(dataclasses.replace(request, pictures=True))
-        key = with_pictures if with_pictures in found else repr(request)
-        if key not in found:
-            if time.monotonic() - said_s > SAY_EVERY_S:
-                said_s = time.monotonic()
-                say(f"Looking for options that fit: {len(found)} tried.")
-            with silence():  # models say what they start with
-                found[key] = estimate(request)
-        return found[key]
-
-    return remembered
+    value = largest(bytes_with, request.device.usable_bytes, now, unit=GAUSSIANS_UNIT if splats else RAYS_UNIT)
+    return "gaussians" if splats else RAYS_OPTION, value

@@ -1,43 +1,94 @@
-"""What is to be planned: a method with its options, the sizes of a capture, and a card."""
+"""What is planned: a method with its options, the sizes of a capture's images, and a device."""
 
-from dataclasses import dataclass
+import copy
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+from jaxtyping import Int64
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
+from nerfstudio.engine.trainer import TrainerConfig
+
+from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.stereo import DenseMode
+from f3rm_ext.data.stereo.points import missing_points
+from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
-from f3rm_ext.planning.allowances import CARD_SHARE
-from f3rm_ext.planning.refinements import RefinementStart
+from f3rm_ext.errors import CaptureError, ConfigError, reason_of
+from f3rm_ext.memory.devices import Device
+from f3rm_ext.mesh.bound.start import read_start_mesh
+from f3rm_ext.mesh.bound.subdivision import with_detail
+from f3rm_ext.splat.start_from import read_start
+from f3rm_ext.utils.console import messages_to_stderr
+
+ASSUMED_IMAGES, ASSUMED_SIDE_PX = 100, 1024
+"""What is planned with where neither a capture nor sizes are given."""
 
 
 @dataclass(frozen=True)
 class CaptureSizes:
-    """What a plan needs to know of a capture: sizes only, no pixels."""
+    """What the memory of a run depends on of a capture: sizes only, no pixels."""
 
     train_images: int
     """Number of training images."""
     eval_images: int
     """Number of evaluation images."""
     width_px: int
-    """Width of the largest image as it is trained on."""
+    """Width of the largest training image, at the resolution of training."""
     height_px: int
-    """Height of the largest image as it is trained on."""
+    """Height of the largest training image, at the resolution of training."""
     points: int = 0
-    """Number of points that splats start from; 0 if the capture has none."""
+    """Number of initial points for splats; 0 if the capture has none."""
 
 
 @dataclass(frozen=True)
-class Device:
-    """Where a run is planned to be trained."""
+class RefinementStart:
+    """Sizes of the mesh and the splats that a refinement starts from."""
 
-    type: str
-    """``"cuda"`` or ``"cpu"``."""
-    memory_bytes: int
-    """Memory of the card, or of the machine for the CPU, bytes."""
-    name: str = ""
-    """Name of the card, such as ``RTX 4090``; empty if only its memory was given."""
+    vertices: int
+    """Number of vertices, including those that dividing triangles adds."""
+    triangles: int
+    """Number of triangles; a divided one counts as its parts."""
+    free: int = 0
+    """Gaussians that belong to no triangle."""
 
-    @property
-    def usable_bytes(self) -> int:
-        """Memory that a run may be planned to take."""
-        return self.memory_bytes if self.type == "cpu" else int(CARD_SHARE * self.memory_bytes)
+    @classmethod
+    def of_options(cls, model: Any, data: Path, outputs: DataparserOutputs) -> "RefinementStart":
+        """Counts what a run that starts from splats begins with, as the run itself does.
+
+        Args:
+            model: options of the refinement, with a mesh and splats.
+            data: the capture.
+            outputs: the dataparser's outputs for the training images.
+
+        Raises:
+            MeshError: the mesh cannot be read.
+            UserError: the splats cannot be read.
+        """
+        with messages_to_stderr():
+            splats = read_start(model.start_from, model.start_iteration).in_scene(outputs, model.start_frame)
+            mesh = read_start_mesh(model.mesh, model.mesh_frame, lambda: CaptureFrame.of_outputs(outputs, data))
+        centres = splats.gaussians.means.detach().float().cpu()
+        cameras = outputs.cameras.camera_to_worlds[:, :3, 3].float()
+        mesh, far = with_detail(mesh, centres, cameras, model.free_beyond, model.gaussians_per_triangle)
+        return cls(len(mesh.vertices), len(mesh.faces), int(far.sum()))
+
+    @staticmethod
+    @functools.cache
+    def of_mesh(path: Path) -> "RefinementStart":
+        """Counts a mesh as it is, without splats to start from.
+
+        Raises:
+            MeshError: the mesh cannot be read.
+        """
+
+        def unused() -> CaptureFrame:
+            raise AssertionError("the numbers are the same in both frames")
+
+        mesh = read_start_mesh(path, "scene", unused)
+        return RefinementStart(len(mesh.vertices), len(mesh.faces))
 
 
 @dataclass(frozen=True)
@@ -49,12 +100,132 @@ class PlanRequest:
     capture: CaptureSizes
     """Sizes of its capture."""
     device: Device
-    """Each of its devices."""
+    """The device; with several, each of them."""
     processes: int = 1
-    """Number of devices over all machines."""
+    """Number of devices on all machines."""
     gaussians: int | None = None
-    """Gaussians at the end of training, for splats; None: what the options and the capture suggest."""
+    """Gaussians at the end of training, for splats; None for what the options and the capture suggest."""
     pictures: bool = True
-    """Whether evaluation pictures and queries are planned too, not training steps only."""
+    """Whether evaluation pictures and queries are planned as well as training steps."""
     start: RefinementStart | None = None
-    """What a refinement begins with, where its mesh, splats and capture are given; None: what the mesh alone tells."""
+    """What a refinement starts from, if its mesh, splats and capture are given; None for the mesh as it is."""
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """Sizes of all images of a capture, at the resolution of training."""
+
+    heights_px: Int64[np.ndarray, "cams"]
+    """Heights of the training images."""
+    widths_px: Int64[np.ndarray, "cams"]
+    """Widths of the training images."""
+    eval_images: int
+    """Number of evaluation images."""
+    points: int = 0
+    """Number of initial points for splats; 0 if the capture has none."""
+    source: str = ""
+    """Where the sizes come from, for people."""
+    parsed: tuple[Path, DataparserOutputs] | None = field(default=None, repr=False, compare=False)
+    """The capture, and the dataparser's outputs for its training images; None where only numbers are known."""
+
+    @classmethod
+    def of_numbers(
+        cls, config: TrainerConfig, images: int, width_px: int, height_px: int, points: int = 0, source: str = ""
+    ) -> "ImageSizes":
+        """Makes equal sizes, scaled as the options say.
+
+        Args:
+            config: options of the run.
+            images: number of training images.
+            width_px: width of each file.
+            height_px: height of each file.
+            points: number of initial points for splats.
+            source: where the numbers come from.
+
+        Raises:
+            ConfigError: a number is below 1.
+        """
+        for name, value in (("images", images), ("width-px", width_px), ("height-px", height_px)):
+            if value < 1:
+                raise ConfigError(f"--{name} is {value}, but it must be at least 1.")
+        scale = getattr(config.pipeline.datamanager, "camera_res_scale_factor", 1.0)
+        height, width = shrunk_size(height_px, width_px, scale)
+        source = source or f"{images} training images of {width_px} × {height_px} pixels, as given"
+        return cls(np.full(images, height), np.full(images, width), 0, points, source)
+
+    @classmethod
+    def of_capture(cls, config: TrainerConfig) -> "ImageSizes":
+        """Reads the sizes of the capture that the options name; opens no image beyond its header.
+
+        Args:
+            config: options of the run; not changed.
+
+        Raises:
+            UserError: the capture cannot be used.
+        """
+        options: Any = copy.deepcopy(config.pipeline.datamanager)
+        options.features.extractors = ()  # or they would be extracted
+        mode: DenseMode = getattr(options, "stereo_points", "never")
+        options.stereo_points = "never"  # or they would be computed
+        with messages_to_stderr():
+            try:
+                manager = _without_batches(options._target)(options, device="cpu", test_mode="val")
+            except (OSError, AssertionError) as error:  # raised by nerfstudio's own dataparsers
+                raise CaptureError(
+                    f"The capture {options.dataparser.data} cannot be read ({reason_of(error)}): check the path and "
+                    "the dataparser."
+                ) from error
+        cameras = manager.train_dataset.cameras
+        points = len(manager.train_dataset.metadata.get("points3D_xyz", ()))
+        points += missing_points(points, mode)
+        heights, widths = (getattr(cameras, name).reshape(-1).numpy().astype(np.int64) for name in ("height", "width"))
+        return cls(
+            heights,
+            widths,
+            0 if manager.eval_dataset is None else len(manager.eval_dataset),
+            points,
+            f"{len(heights)} training images of {_largest_size(heights, widths)} in {manager.config.dataparser.data}",
+            (Path(manager.config.dataparser.data), manager.train_dataparser_outputs),
+        )
+
+    @classmethod
+    def assumed(cls, config: TrainerConfig) -> "ImageSizes":
+        """Makes sizes where none are given; :attr:`source` says so."""
+        side = ASSUMED_SIDE_PX
+        source = (
+            f"{ASSUMED_IMAGES} training images of {side} × {side} pixels, assumed: give --data, or --images, "
+            "--width-px and --height-px"
+        )
+        return cls.of_numbers(config, ASSUMED_IMAGES, side, side, source=source)
+
+    @property
+    def pixels(self) -> Int64[np.ndarray, "cams"]:
+        """Pixels of each training image."""
+        return self.heights_px * self.widths_px
+
+    def summary(self) -> CaptureSizes:
+        """Returns what the memory of a run depends on."""
+        largest = int(self.pixels.argmax())
+        return CaptureSizes(
+            train_images=len(self.pixels),
+            eval_images=self.eval_images,
+            width_px=int(self.widths_px[largest]),
+            height_px=int(self.heights_px[largest]),
+            points=self.points,
+        )
+
+
+def _without_batches(manager: type) -> type:
+    """A datamanager that reads the capture and prepares nothing to train on it."""
+
+    def nothing(self: object) -> None:
+        pass
+
+    return type(manager.__name__, (manager,), {"setup_train": nothing, "setup_eval": nothing})
+
+
+def _largest_size(heights_px: np.ndarray, widths_px: np.ndarray) -> str:
+    largest = int((heights_px * widths_px).argmax())
+    size = f"{widths_px[largest]} × {heights_px[largest]} pixels"
+    same = np.ptp(heights_px) == 0 == np.ptp(widths_px)
+    return size if same else f"up to {size}"

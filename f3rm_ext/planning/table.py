@@ -1,4 +1,4 @@
-"""A plan as text: tables, a bar of memory against the card, and sentences."""
+"""A plan as text: tables, a bar of the card's memory, and sentences."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -7,12 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from f3rm_ext.engine.shortage import Loss
+from f3rm_ext.memory.devices import GIB
+from f3rm_ext.memory.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.advice import peak_of
 from f3rm_ext.planning.arguments import methods
-from f3rm_ext.planning.devices import GIB
-from f3rm_ext.planning.estimate import Category, MemoryEstimate, Phase
-from f3rm_ext.planning.plan import RAYS_OPTION, Plan, bandwidth_gb_s
+from f3rm_ext.planning.plan import RAYS_OPTION, Plan
 from f3rm_ext.profiling.memory import MIB
 
 NAMES: dict[Category, tuple[str, str]] = {
@@ -20,23 +19,16 @@ NAMES: dict[Category, tuple[str, str]] = {
     "gradients": ("G", "gradients"),
     "optimizer": ("O", "optimiser's moments"),
     "buffers": ("B", "buffers and statistics"),
-    "images": ("I", "window of images"),
-    "features": ("F", "window of features"),
+    "images": ("I", "cached images"),
+    "features": ("F", "cached features"),
     "activations": ("A", "activations, kept for the backward pass"),
     "workspace": ("W", "workspace of a step"),
     "context": ("C", "context and libraries"),
     "fragmentation": ("X", "allowance for fragmentation"),
 }
 """Letter in the bar, and description."""
-LOSSES = {
-    Loss.NOTHING: "at most speed",
-    Loss.ROUNDING: "precision",
-    Loss.NOISE: "noisier steps",
-    Loss.DETAIL: "detail",
-    Loss.NEW_START: "detail, only for a new run",
-}
 BAR = 60
-"""Characters of the bar."""
+"""Length of the bar, characters."""
 
 
 def show(plan: Plan) -> RenderableType:
@@ -55,10 +47,10 @@ def show(plan: Plan) -> RenderableType:
 
 
 def heading(plan: Plan) -> str:
-    """Returns what is planned, on what, in one line."""
+    """Returns the method and the device, in one line."""
     device, count = plan.request.device, plan.request.processes
     name = device.name or "a card"
-    bandwidth = bandwidth_gb_s(device)
+    bandwidth = device.bandwidth_gb_s
     speed = "" if bandwidth is None else f", {bandwidth} GB/s"
     times = f"{count} × " if count > 1 else ""
     return f"{plan.question.method} on {times}{name} ({device.memory_bytes / GIB:.4g} GiB{speed})"
@@ -88,7 +80,7 @@ def memory_table(estimate: MemoryEstimate) -> Table:
 
 
 def bar(estimate: MemoryEstimate, memory_bytes: int) -> Iterator[str]:
-    """Yields the memory of a training step against that of the card, a letter per category."""
+    """Yields the memory of a training step to the scale of the card's, a letter per category."""
     peak = estimate.peak("train")
     scale = max(peak, memory_bytes)
     drawn, total = "", 0
@@ -109,11 +101,11 @@ def sentences(plan: Plan) -> Iterator[str]:
     """Yields images, growth, steps and time, a line each."""
     coverage = plan.coverage
     yield f"Images: {plan.sizes.source}."
-    yield f"Windows: {_windows(plan)}"
+    yield f"Cache: {_cached_images(plan)}"
     if plan.growth is not None:
         growth = plan.growth
         grown = (
-            f"Gaussians: {growth.first:,} at first, {growth.last:,} in the end ({growth.source})."
+            f"Gaussians: {growth.first:,} at the start, {growth.last:,} at the end ({growth.source})."
             if growth.last != growth.first
             else f"Gaussians: {growth.first:,} ({growth.source})."
         )
@@ -128,7 +120,7 @@ def sentences(plan: Plan) -> Iterator[str]:
             per_step += f" over all devices, {coverage.rays_per_step_device:,.0f} on each"
     yield (
         f"Steps: {coverage.steps:,} of {per_step}: {coverage.epochs:.3g} epochs of {coverage.pixels / 1e6:,.1f} M "
-        f"pixels, {coverage.steps_per_epoch:,.0f} steps each."
+        f"pixels, with {coverage.steps_per_epoch:,.0f} steps each."
     )
     if plan.wanted_epochs is not None:
         steps = coverage.steps_for(plan.wanted_epochs)
@@ -137,17 +129,17 @@ def sentences(plan: Plan) -> Iterator[str]:
     yield from _cycles(plan)
     speed = plan.throughput
     if speed is None:
-        yield "Time: not measured; --probe trains a few steps here and extrapolates."
+        yield "Time: unknown; --probe measures a few steps on this machine and extrapolates."
     else:
         least = "at least " if plan.growth is not None and plan.growth.last > plan.growth.first else ""
         yield (
             f"Time: {least}{duration(speed.duration_s(coverage.steps))} at {speed.steps_per_s:.3g} steps per second, "
-            f"{speed.source}; without evaluation and saving."
+            f"{speed.source}; evaluation and saving not included."
         )
 
 
 def _learning_rates(plan: Plan) -> Iterator[str]:
-    """Yields the usual learning rates for a batch of a field that is not that of its method; none if they were set."""
+    """Yields the usual learning rates for a field whose batch differs from its method's; none if they were set."""
     given, own = plan.request.config, methods()[plan.question.method]
     batch = getattr(own.pipeline.datamanager, "train_num_rays_per_batch", None)
     ratio = plan.coverage.rays_per_step / batch if batch and not plan.coverage.images_per_step else 1.0
@@ -162,56 +154,57 @@ def _learning_rates(plan: Plan) -> Iterator[str]:
         f"--optimizers.{name.replace('_', '-')}.optimizer.lr {before * ratio**0.5:.2g}"
         for name, (_, before) in rates.items()
     )
-    yield f"Learning rates: for {ratio:.3g} times the batch of the method, the usual rule for Adam is {options}."
+    yield f"Learning rates: for {ratio:.3g} times the method's batch, the square-root rule for Adam gives {options}."
 
 
-def _windows(plan: Plan) -> str:
-    """Where images and features are."""
+def _cached_images(plan: Plan) -> str:
+    """Returns where images and features are."""
     here = "in main memory" if plan.request.device.type == "cpu" else "on each device"
     places = [(here, plan.estimate.device["train"]), ("in main memory", plan.estimate.host)]
-    found = [
+    parts = [
         f"{held[category] / MIB:,.0f} MiB of {category} {where}"
         for where, held in places
         for category in ("images", "features")
         if held.get(category)
     ]
-    return ", ".join(found) + "."
+    return ", ".join(parts) + "."
 
 
 def _cycles(plan: Plan) -> Iterator[str]:
     coverage = plan.coverage
     if coverage.repeat_for_one_pass is None:
-        yield f"Coverage: all {coverage.images} training images are in memory all the time."
+        yield f"Coverage: all {coverage.images} training images stay in memory."
         return
     times = f"{coverage.appearances_min}" + (
         f" or {coverage.appearances_max}" if coverage.appearances_max > coverage.appearances_min else ""
     )
     yield (
-        f"Coverage: {coverage.windows} windows of {coverage.window} images on each device, every image in {times} of "
-        f"them; {coverage.coverage:.0%} of the images are used."
+        f"Coverage: {coverage.windows} windows of {coverage.window} images on each device, with every image in {times} "
+        f"of them; {coverage.coverage:.0%} of the images are used."
     )
     if coverage.repeat is None:
         yield "The other images are never used: give --pipeline.datamanager.train-num-times-to-repeat-images."
     elif coverage.appearances_max <= 1:
         yield (
-            "Every image is in one window at most, trained in one block and then forgotten: a smaller "
-            "--pipeline.datamanager.train-num-times-to-repeat-images shows each of them again and again."
+            "Every image is in at most one window, so it is seen in one block and then forgotten: a smaller "
+            "--pipeline.datamanager.train-num-times-to-repeat-images shows each image repeatedly."
         )
     else:
         yield (
-            f"One pass would be --pipeline.datamanager.train-num-times-to-repeat-images "
-            f"{coverage.repeat_for_one_pass}, but what is seen in one block is forgotten: many passes are better."
+            f"A single pass would take --pipeline.datamanager.train-num-times-to-repeat-images "
+            f"{coverage.repeat_for_one_pass}, but images seen in one block are forgotten: many passes are better."
         )
 
 
 def advice_table(plan: Plan) -> Table:
-    """Returns the options that lower memory, each with its saving."""
-    table = Table(title="Options that lower memory, those that lose least first", title_justify="left")
-    for column in ("option", "now", "loses", "lowers", "saves, MiB"):
+    """Returns the advised memory options, each with its saving."""
+    table = Table(title="Options that lower memory, the least harmful first", title_justify="left")
+    for column in ("option", "now", "impact", "lowers the peak of", "saves, MiB"):
         table.add_column(column, justify="right" if column.startswith("saves") else "left", overflow="fold")
     for saving in plan.advice.savings:
         options = " ".join(f"--{name} {value}" for name, value in saving.options)
-        table.add_row(options, saving.now, LOSSES[saving.loss], saving.what, f"{saving.saved_bytes / MIB:,.0f}")
+        impact = saving.quality_impact.description
+        table.add_row(options, saving.now, impact, saving.peak, f"{saving.saved_bytes / MIB:,.0f}")
     return table
 
 
@@ -225,26 +218,25 @@ def verdict(plan: Plan) -> Iterator[str]:
     if plan.fits:
         yield f"It fits, with {(usable - max(peak, picture)) / GIB:.2f} GiB to spare."
     elif not advice.fits:
-        helps = "even with these options" if advice.savings else "and no option lowers that:"
         yield (
-            f"It does not fit, {helps} training takes {peak / GIB:.2f} of {memory}. Use a smaller preset, smaller "
-            "images or fewer Gaussians."
+            f"It does not fit{', even with these options' if advice.savings else ', and no option changes that'}: "
+            f"training takes {peak / GIB:.2f} of {memory}. Use a smaller preset, smaller images or fewer Gaussians."
         )
     elif advice.savings:
         pictures = f" and pictures {picture / GIB:.2f}" if picture and advice.pictures_fit else ""
-        yield (f"It does not fit as it is. With these options training takes {peak / GIB:.2f}{pictures} of {memory}:")
+        yield f"It does not fit as it is. With these options training takes {peak / GIB:.2f}{pictures} of {memory}:"
     else:
         yield f"Training fits, with {(usable - peak) / GIB:.2f} GiB to spare."
     if advice.fits and not advice.pictures_fit:
         yield (
-            f"Pictures of evaluation and of the viewer take {picture / GIB:.2f} of {memory}, and no option lowers that "
-            "enough: train without them (--vis tensorboard --steps-per-eval-image 0)."
+            f"Pictures of evaluation and of the viewer take {picture / GIB:.2f} of {memory}, and no option lowers this "
+            "enough: train without pictures (--vis tensorboard --steps-per-eval-image 0)."
         )
     if plan.most is not None:
         name, value = plan.most
         what, option = ("rays per step", f" (--{name} {value})") if name == RAYS_OPTION else ("Gaussians", "")
         number = f"at most {value:,} {what}{option} fit" if value else f"no number of {what} fits"
-        yield f"With the options as they are, {number}."
+        yield f"With all other options unchanged, {number}."
     yield plan.command
 
 

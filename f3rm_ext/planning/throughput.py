@@ -1,10 +1,16 @@
-"""How fast this machine trains, by measurement: never a guess."""
+"""Measures how fast this machine trains a run.
+
+``python -m f3rm_ext.planning.throughput METHOD OPTIONS``, with the arguments of ``ns-train``, prints how long a
+training takes here; in a process of its own, since it trains a few steps.
+"""
 
 import contextlib
 import copy
 import itertools
 import statistics
+import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +19,19 @@ import torch
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 from nerfstudio.utils import writer
 
+from f3rm_ext import events
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.engine.cost import device_time
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
-from f3rm_ext.errors import ConfigError
-from f3rm_ext.planning.captures import ImageSizes
+from f3rm_ext.errors import ConfigError, install_excepthook
+from f3rm_ext.planning.request import ImageSizes
 from f3rm_ext.splat.model import SplatModelConfig
 from f3rm_ext.splat.schedule import Schedule
 from f3rm_ext.utils.console import messages_to_stderr
 
-PROBE_STEPS = 20
+PROBE_STEPS, FEW_STEPS = 20, 5
+"""Timed steps of each stage, for a plan and for an answer within seconds."""
 WARM_UP_STEPS = 5
 """Steps before those that are timed: they compile kernels and fill caches."""
 
@@ -46,14 +54,11 @@ class _Enough(Exception):
 
 
 def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
-    """Returns the speed that the ledger has of this method on this machine, with as many rays per step.
+    """Returns the speed of this method on this machine in the ledger, with as many rays per step; None if it has none.
 
     Args:
         config: options of a run.
-        sizes: of its images; the rays of splats are an image's pixels.
-
-    Returns:
-        None if the ledger has none.
+        sizes: sizes of its images; the rays of splats are the pixels of an image.
 
     Raises:
         UserError: the ledger cannot be read.
@@ -72,14 +77,13 @@ def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
 
 
 def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
-    """Trains a few steps of each stage of a run, times them and throws the result away.
+    """Trains a few steps of each stage of a run, times them and discards the result.
 
-    Features are extracted where the store lacks them, as the run itself would do; they are kept. Splats do not grow on
-    the way from stage to stage.
+    Features that the store lacks are extracted, as by the run itself, and kept. Splats do not grow from stage to stage.
 
     Args:
         config: options of a run; not changed.
-        steps: that are timed in each stage, after a few that are not.
+        steps: timed steps of each stage, after a few that are not timed.
 
     Raises:
         UserError: the run cannot begin.
@@ -125,7 +129,7 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
 
 
 def stage_starts(config: F3rmTrainerConfig) -> list[int]:
-    """Returns the steps of a run at which steps begin to cost more or less: 0, then those of stages and image sizes."""
+    """Returns the steps at which the cost of a step changes: 0, and the first of each stage and image size."""
     model, manager, total = config.pipeline.model, config.pipeline.datamanager, config.max_num_iterations
     starts = {0}
     if isinstance(model, SplatModelConfig):
@@ -145,3 +149,27 @@ def _close_writers() -> None:
         if isinstance(one, writer.TensorboardWriter):
             one.tb_writer.close()
     writer.EVENT_WRITERS.clear()
+
+
+def main(words: Sequence[str]) -> None:
+    """Prints the steps and the seconds of a training, and tells them as its result.
+
+    Args:
+        words: the method, and arguments of ``ns-train``.
+
+    Raises:
+        UserError: the training cannot begin.
+    """
+    from f3rm_ext.planning.arguments import parse
+
+    config = parse(words[0], words[1:])
+    events.progress(events.STEPS, 0, 1)
+    steps = config.max_num_iterations
+    seconds = probe(config, FEW_STEPS).duration_s(steps)
+    events.result(steps=steps, seconds=seconds)
+    print(f"Steps: {steps}, seconds: {seconds:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    install_excepthook()
+    main(sys.argv[1:])

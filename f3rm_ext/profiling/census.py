@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 Category = Literal["parameters", "gradients", "optimizer", "buffers", "images", "features", "other"]
-"""Those of :data:`f3rm_ext.planning.estimate.Category` that outlive a step, and "other": tensors without an owner."""
+"""Those of :data:`f3rm_ext.memory.estimate.Category` that outlive a step, and "other": tensors without an owner."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 _KINDS: tuple[tuple[str, str], ...] = (

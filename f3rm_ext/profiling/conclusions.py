@@ -10,14 +10,6 @@ from f3rm_ext.profiling.snapshot import Snapshot
 
 _TIGHT, _ROOMY = 0.85, 0.5
 """Shares of the device's memory above which a run is at risk, and below which nothing needs to change."""
-_LOSSES = {
-    "nothing": "loses nothing but speed",
-    "rounding": "loses precision",
-    "noise": "makes gradients noisier",
-    "detail": "loses detail",
-    "new_start": "loses detail and needs a new run",
-}
-"""What :class:`f3rm_ext.engine.shortage.Loss` means."""
 _LOWERED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("images-on-gpu", ("images", "features")),
     ("cache-images", ("images",)),
@@ -43,7 +35,7 @@ class Advice:
     now: str
     """Its present value."""
     loss: str
-    """What is lost by it, in words."""
+    """What it costs, as a clause."""
     lowers: str
     """The categories that it lowers, with what they take now."""
 
@@ -71,7 +63,7 @@ def conclude(profile: Profile) -> Conclusion:
         tuple(sentence for sentence in sentences if sentence),
         warnings,
         _verdict(profile, warnings),
-        tuple(_advice(lever, last) for lever in last.levers),
+        tuple(_advice(option, last) for option in last.memory_options),
     )
 
 
@@ -161,11 +153,10 @@ def _verdict(profile: Profile, warnings: Sequence[Finding]) -> str:
     return "There is plenty of room: nothing has to change. If it has to take less, these options do, from the top."
 
 
-def _advice(lever: dict[str, str], last: Snapshot) -> Advice:
-    names = next((names for part, names in _LOWERED if part in lever["option"]), ("activations",))
+def _advice(option: dict[str, str], last: Snapshot) -> Advice:
+    names = next((names for part, names in _LOWERED if part in option["option"]), ("activations",))
     sizes = {**last.categories, "activations": last.activations, "gaps": last.gaps or 0}
     for name in names:
         sizes[name] = sizes.get(name, 0) + last.host.get(name, 0) * (name in ("images", "features"))
     lowers = f"{', '.join(names)}: {readable(sum(sizes[name] for name in names))} now"
-    loss = _LOSSES.get(lever["loss"], lever["loss"])
-    return Advice(f"--{lever['option']} {lever['lower']}", lever["now"], loss, lowers)
+    return Advice(f"--{option['option']} {option['lower']}", option["now"], option["quality_impact"], lowers)

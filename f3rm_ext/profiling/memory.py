@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from f3rm_ext.memory.devices import total_bytes
+
 MIB = 1024**2
-CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 _observers: list[Callable[[torch.device], None]] = []
 
@@ -94,42 +95,6 @@ def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return peak_bytes(torch.device("cpu"))
-
-
-def mapped_bytes(*packages: str) -> int:
-    """Returns the resident memory of the libraries of Python packages in this process; 0 where the system hides it.
-
-    Args:
-        packages: names of folders in which the files of the libraries are.
-    """
-    try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
-    except OSError:
-        return 0
-    total_kib, wanted = 0, False
-    for line in lines:
-        name, *values = line.split()
-        if name == "Rss:":
-            total_kib += wanted * int(values[0])
-        elif not name.endswith(":"):  # a new mapping: its addresses, and its file at the end
-            wanted = len(values) > 4 and not set(packages).isdisjoint(Path(" ".join(values[4:])).parts)
-    return total_kib << 10
-
-
-def total_bytes(device: torch.device) -> int:
-    """Returns the memory of a CUDA device; for the CPU the machine's or what its container may use; 0 if unknown."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        return 0
-    for path in CONTAINER_LIMITS:
-        try:
-            total = min(total, int(path.read_text()))
-        except (OSError, ValueError):  # "max" is no limit
-            continue
-    return total
 
 
 def describe_use(device: torch.device) -> str:

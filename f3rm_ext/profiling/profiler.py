@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     model: nn.Module
     optimizers: Mapping[str, torch.optim.Optimizer]
     datamanager: object
-    levers: list[dict[str, str]]
+    memory_options: list[dict[str, str]]
     """See :class:`~f3rm_ext.profiling.snapshot.Snapshot`."""
 
 
@@ -182,7 +182,7 @@ class TensorProfiler:
             phases=self._peaks,
             spill=spill,
             spilled=spilled,
-            levers=parts.levers,
+            memory_options=parts.memory_options,
         )
         self._saved, self._peaks = None, {}
         snapshot = replace(

@@ -53,7 +53,7 @@ class Snapshot:
     spilled: int = 0
     suspect: list[str] = field(default_factory=list)
     """Figures that contradict each other, in words."""
-    levers: list[dict[str, str]] = field(default_factory=list)
+    memory_options: list[dict[str, str]] = field(default_factory=list)
     """Options that would lower the memory, those that lose least first: ``option``, ``now``, ``lower``, ``loss``."""
     cost_ms: float = 0.0
     """What the snapshot took."""

@@ -97,7 +97,7 @@ class Pairs:
         """Returns the requested figures of each pair: memory in GiB, its share, and hours."""
         costs: list[dict[str, float]] = [{} for _ in pairs]
         if self.architecture != "none":
-            from f3rm_ext.planning.pretraining import memory_of_pairs
+            from f3rm_ext.moco.plan import memory_of_pairs
 
             held = memory_of_pairs(pairs, self.architecture, self.image_size, self.device)
             for cost, size in zip(costs, held, strict=True):
@@ -190,9 +190,8 @@ class Train:
     def main(self) -> int:
         """Trains and returns the exit code."""
         from f3rm_ext.moco.run import TrainingRun
-        from f3rm_ext.planning.pretraining import plan_memory
 
-        return TrainingRun(self.config, plan_memory).main()
+        return TrainingRun(self.config).main()
 
 
 @dataclass

@@ -17,7 +17,7 @@ from f3rm_ext.utils.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.engine.trainer import F3rmTrainerConfig
-    from f3rm_ext.planning.captures import ImageSizes
+    from f3rm_ext.planning.request import ImageSizes
     from f3rm_ext.planning.throughput import Throughput
 
 
@@ -94,8 +94,8 @@ class Plan:
 
     def main(self) -> int:
         """Prints the plan and starts the run, if that is wanted. Returns the exit code."""
-        from f3rm_ext.planning.memory import estimate_memory
-        from f3rm_ext.planning.plan import Question, cached, make_plan
+        from f3rm_ext.planning.estimator import cached, estimate_memory
+        from f3rm_ext.planning.plan import Question, make_plan
         from f3rm_ext.planning.table import show
         from f3rm_ext.planning.throughput import probe, recorded
         from f3rm_ext.utils.console import console

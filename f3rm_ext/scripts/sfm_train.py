@@ -67,11 +67,10 @@ class Train:
         return _train(settings) if launcher is None else _launch(launcher, self.preset, words)
 
     def _show_plan(self, settings: Settings, processes: int) -> int:
-        from f3rm_ext.planning.ray_diffusion import plan_lines
-        from f3rm_ext.sfm.diffusion.plan import make_plan
+        from f3rm_ext.sfm.diffusion.plan import make_plan, memory_lines
 
         settings = with_scaled_steps(settings, processes)
-        _say(*make_plan(settings, processes).lines(settings), *plan_lines(settings, processes))
+        _say(*make_plan(settings, processes).lines(settings), *memory_lines(settings, processes))
         return 0
 
 

@@ -18,7 +18,7 @@ from f3rm_ext.data.uploads import upload
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.ranks import is_first, sum_over_ranks, world_size
-from f3rm_ext.engine.shortage import Lever, RunFacts
+from f3rm_ext.memory.options import MemoryOption, RunState
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
@@ -206,11 +206,11 @@ class SplatModel(QueryableSplats, GaussianModel):
         if self.densifier is not None:
             self.densifier.gather_statistics()
 
-    def memory_levers(self) -> list[Lever]:
+    def memory_options(self) -> list[MemoryOption]:
         """Returns options that lower the memory of a training step."""
         growing = self.config.densify.strategy != "none" and self.schedule.at(self.step) < self.schedule.last_growth()
-        facts = RunFacts(self.device.type, self.num_train_data, gaussians=self.total_gaussians, growing=growing)
-        return self.config.memory_levers(facts)
+        state = RunState(self.device.type, self.num_train_data, gaussians=self.total_gaussians, growing=growing)
+        return self.config.memory_options(state)
 
     def _follow(self, change: Change) -> bool:
         """Carries per-Gaussian data over to a changed set. Returns whether the set changed."""

@@ -10,15 +10,15 @@ from nerfstudio.engine.trainer import TrainerConfig
 
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
-from f3rm_ext.engine.shortage import Lever, RunFacts
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.options import MemoryOption, RunState
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Backend
 from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
-from f3rm_ext.splat.resources import fit_trainer, levers
+from f3rm_ext.splat.resources import fit_trainer, splat_memory_options
 from f3rm_ext.splat.schedule import Stage
 from f3rm_ext.splat.sharding import check_sharding
 
@@ -112,19 +112,19 @@ class SplatOptions(OwnModelConfig):
         """Refuses exports that ns-export cannot make of splats; see :func:`~f3rm_ext.engine.ns_export.check_export`."""
         check_export(command, argv, splats=True)
 
-    def memory_levers(self, facts: RunFacts) -> list[Lever]:
+    def memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns options that lower the memory of a training step."""
-        found = levers(
+        found = splat_memory_options(
             self.memory,
-            facts.device_type,
+            state.device_type,
             sh_degree=self.sh_degree,
             samples=0 if self.regularization in ("none", "planar") else self.surface.samples,
-            gaussians=facts.gaussians,
+            gaussians=state.gaussians,
             max_gaussians=self.densify.max_gaussians,
-            growing=facts.growing,
+            growing=state.growing,
         )
         # Divided Gaussians have colours in float32.
-        return [lever for lever in found if not (self.shard_gaussians and lever.option.endswith("optimize-memory"))]
+        return [option for option in found if not (self.shard_gaussians and option.name.endswith("optimize-memory"))]
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
         """Applies the memory options to the optimisers of a run.

@@ -6,7 +6,7 @@ from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat
-from f3rm_ext.engine.shortage import Lever, Loss, halved
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, halve
 from f3rm_ext.splat.memory.allocator import SETTING, VARIABLE, request_expandable_segments
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.rasterize import Backend
@@ -37,7 +37,7 @@ def fit_trainer(trainer: TrainerConfig, memory: MemoryOptions, backend: Backend)
         compat.check_gsplat_kernels()  # Compiling the kernels starts CUDA.
 
 
-def levers(
+def splat_memory_options(
     memory: MemoryOptions,
     device_type: str,
     *,
@@ -46,7 +46,7 @@ def levers(
     gaussians: int,
     max_gaussians: int,
     growing: bool,
-) -> Iterator[Lever]:
+) -> Iterator[MemoryOption]:
     """Yields the options that can still be changed to lower the memory of a training step.
 
     Args:
@@ -60,20 +60,20 @@ def levers(
     """
     if device_type == "cuda":
         if not memory.grow_segments:
-            yield Lever(Loss.NOTHING, "pipeline.model.expandable-segments", "False", "True")
+            yield MemoryOption(QualityImpact.NONE, "pipeline.model.expandable-segments", "False", "True")
         if memory.fragmentation != "aggressive":
-            yield Lever(Loss.NOTHING, "pipeline.model.fragmentation", memory.fragmentation, "aggressive")
+            yield MemoryOption(QualityImpact.NONE, "pipeline.model.fragmentation", memory.fragmentation, "aggressive")
     if sh_degree:
         if not memory.optimize_memory:
-            yield Lever(Loss.ROUNDING, "pipeline.model.optimize-memory", "False", "True")
+            yield MemoryOption(QualityImpact.PRECISION, "pipeline.model.optimize-memory", "False", "True")
         if memory.moments != "int8":
-            yield Lever(Loss.ROUNDING, "pipeline.model.sh-moments", memory.moments, "int8")
+            yield MemoryOption(QualityImpact.PRECISION, "pipeline.model.sh-moments", memory.moments, "int8")
     if samples:
-        yield from halved(Loss.NOISE, "pipeline.model.surface.samples", samples, _FEWEST_POINTS)
+        yield from halve(QualityImpact.NOISE, "pipeline.model.surface.samples", samples, _FEWEST_POINTS)
     if sh_degree:
-        yield Lever(Loss.DETAIL, "pipeline.model.sh-degree", sh_degree, sh_degree - 1)
+        yield MemoryOption(QualityImpact.DETAIL, "pipeline.model.sh-degree", sh_degree, sh_degree - 1)
     if growing:
         # A lower limit removes no Gaussians, but stops growth.
         lower = max(1, int(0.8 * min(gaussians, max_gaussians or gaussians)))
         now = f"{max_gaussians or 'without limit'}, {gaussians} there"
-        yield Lever(Loss.DETAIL, "pipeline.model.densify.max-gaussians", now, lower)
+        yield MemoryOption(QualityImpact.DETAIL, "pipeline.model.densify.max-gaussians", now, lower)

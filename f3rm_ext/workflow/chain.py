@@ -86,7 +86,7 @@ class ChainRun(StageRunner):
             Minutes of the coarse training and of the refinement; None if they cannot be estimated.
         """
         words = (*stage.program[1:], *stage.arguments, *words_of(stage.options))
-        words = (sys.executable, "-m", "f3rm_ext.planning.duration", *words)
+        words = (sys.executable, "-m", "f3rm_ext.planning.throughput", *words)
         try:
             command = Command("Estimate of the time", words, log, _ESTIMATE_LIMIT_S)
             timing = run_command(command, Path.cwd(), self.console).result

@@ -205,7 +205,6 @@ def test_memory_that_runs_out_is_one_sentence(pictures: Path, tmp_path: Path, mo
     from f3rm_ext.moco.options import TrainConfig
     from f3rm_ext.moco.run import TrainingRun
     from f3rm_ext.moco.training import Training
-    from f3rm_ext.planning.pretraining import plan_memory
 
     step = Training.train_step
 
@@ -219,7 +218,7 @@ def test_memory_that_runs_out_is_one_sentence(pictures: Path, tmp_path: Path, mo
         data=pictures, output=tmp_path / "run", batch_size=4, queue_size=8, epochs=9, image_size=32, save_every=1
     )
     with pytest.raises(MemoryShortageError) as raised:
-        TrainingRun(config, plan_memory).main()
+        TrainingRun(config).main()
     said = str(raised.value)
-    for words in ("step 2 on cpu", "--use-amp", "--use-grad-checkpointing", "--batch-size 2", "--resume"):
-        assert words in said
+    assert "step 2 on cpu" in said and re.search(r"`f3rm-ext .*--resume`", said)
+    assert re.search("--use-grad-checkpointing .*--use-amp .*--batch-size 2 ", said)

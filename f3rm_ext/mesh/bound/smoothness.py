@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.mesh.bound.gaussians import triangle_normals
 
 
@@ -29,6 +30,10 @@ def triangle_pairs(faces: Int[Tensor, "faces 3"]) -> TrianglePairs:
     >>> first.tolist(), second.tolist(), signs.tolist()
     ([0], [1], [1.0])
     """
+    if lacks_values(faces):  # a closed mesh has three edges for two triangles
+        count = 3 * len(faces) // 2
+        signs = torch.empty(count, device=faces.device)
+        return TrianglePairs(faces.new_empty(count), faces.new_empty(count), signs)
     starts, ends = faces.flatten(), faces.roll(-1, dims=1).flatten()
     owners = torch.arange(len(faces), device=faces.device).repeat_interleave(3)
     low, high = torch.minimum(starts, ends), torch.maximum(starts, ends)

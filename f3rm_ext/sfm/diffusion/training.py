@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from f3rm_ext import compat
-from f3rm_ext.engine.shortage import told_shortage
-from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, reason_of
+from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, MemoryShortageError, reason_of
 from f3rm_ext.features.extractors.dino import Dinov2Config, Dinov2Extractor
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import load_state_dict, resolve
+from f3rm_ext.memory.options import MemoryOption, QualityImpact
+from f3rm_ext.memory.shortage import report_shortage, shortage_error
 from f3rm_ext.sfm.diffusion import checkpoint as files
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes, SceneSample
 from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING
@@ -268,7 +269,7 @@ class Training:
         )
         for batch in loader:
             start = time.perf_counter()
-            with told_shortage(self.iteration, self.device, self._less_memory):
+            with report_shortage(self._shortage):
                 loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in batch)))
             self.iteration += 1
             if self.accelerator.is_main_process:
@@ -288,18 +289,21 @@ class Training:
                     report_metrics(self.iteration, self.evaluate(self.held_out))
                 self.accelerator.wait_for_everyone()
 
-    def _less_memory(self) -> str:
-        """What to do when memory runs out."""
+    def _shortage(self) -> MemoryShortageError:
+        """Returns the error for a step in which memory ran out."""
         training, model = self.settings.training, self.settings.model
-        if not training.mixed_precision:
-            return "resume with training.mixed_precision=True, which takes about half of the memory for activations"
-        options = [f"training.batch_size={training.batch_size // 2}"] * (training.batch_size > 1)
-        options += [f"model.num_images={model.num_images // 2}"] * (model.num_images > 3)
-        if not options:
-            return "use a device with more memory"
-        found = find_checkpoints(self.settings.folder)
-        after = f" and training.pretrain_path={found[-1]}" if found else ""
-        return f"begin a new run (hydra.run.dir) with {' or '.join(options)}{after}"
+        if training.mixed_precision:
+            batch, count = training.batch_size, model.num_images
+            options = [MemoryOption(QualityImpact.NOISE, "training.batch_size", batch, batch // 2)] * (batch > 1)
+            options += [MemoryOption(QualityImpact.DETAIL, "model.num_images", count, count // 2)] * (count > 3)
+            saved = find_checkpoints(self.settings.folder)
+            restart = "begin a new run (hydra.run.dir)" + (f" from training.pretrain_path={saved[-1]}" if saved else "")
+        else:  # it halves the memory of activations
+            options = [MemoryOption(QualityImpact.PRECISION, "training.mixed_precision", False, True)]
+            restart = "resume the run"
+        return shortage_error(
+            self.iteration, self.device, options, restart=restart, form=lambda option: f"{option.name}={option.lower}"
+        )
 
     def step(self, sample: SceneSample) -> float:
         """Does one step of the optimiser. Returns the loss, averaged over processes.

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.splat.memory import remainder
 from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, of_degree, storage_of
 from f3rm_ext.splat.memory.packed import (
@@ -164,6 +165,8 @@ def _stepped_by_kernel(
     parameter: Parameter, state: dict[str, Any], group: dict[str, Any], seed: int, packed: PackedGradient
 ) -> bool:
     """Takes the step with the Triton kernel if there is one for this device, storage and gradient."""
+    if lacks_values(parameter):
+        return True  # beside its moments, a step takes little: one kernel, or some thousand rows at a time
     kernels = find_kernels(TRITON_KERNELS, parameter.device)
     if kernels is None or remainder.SLOT in state or not parameter.is_contiguous():
         return False

@@ -15,6 +15,7 @@ from torch.nn import functional
 from f3rm_ext import compat
 from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.shapes import kernel_device, lacks_values
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, SH_C0, sh_rest_count
 from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 from f3rm_ext.splat.triton_kernels import find_kernels
@@ -228,10 +229,10 @@ class _StoredHarmonics(torch.autograd.Function):
     def forward(ctx, directions: Tensor, storage: Tensor, owner: list[Tensor], degree: int) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(directions)
         ctx.owner, ctx.degree = owner, degree
-        if directions.device.type == "cuda" and compat.has_gsplat_kernels():
+        if kernel_device(directions) == "cuda" and (lacks_values(directions) or compat.has_gsplat_kernels()):
             return _evaluated_by_gsplat(directions, storage, degree)
         colors = torch.empty_like(directions)
-        for part in _parts(directions):
+        for part in _parts(directions, _chunk(directions)):
             bases = sh_bases(degree, directions[part])
             colors[part] = torch.einsum("nk,nkc->nc", bases, _coefficients(storage, part, degree))
         return colors
@@ -240,7 +241,7 @@ class _StoredHarmonics(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
         (directions,) = ctx.saved_tensors
         storage = ctx.owner[0]
-        if not ctx.needs_input_grad[0] and find_kernels(TRITON_KERNELS, gradient.device):
+        if not ctx.needs_input_grad[0] and _takes_all(gradient):
             _gather(storage, ColorGradient(None, directions, gradient.contiguous(), ctx.degree))
             return None, None, None, None
         rows = gradient.any(dim=1).nonzero().squeeze(-1)
@@ -260,22 +261,31 @@ class _StoredHarmonics(torch.autograd.Function):
 
 def _evaluated_by_gsplat(directions: Tensor, storage: Tensor, degree: int) -> Tensor:
     """Evaluates harmonics of degrees 1 and up by gsplat's kernel, which wants float32 and a coefficient of degree 0."""
-    from gsplat import spherical_harmonics
+    from f3rm_ext.splat.rasterize.gsplat_backend import kernels_for
 
+    spherical_harmonics = kernels_for(directions).spherical_harmonics
     colors = torch.empty_like(directions)
-    for start in range(0, len(directions), CHUNK_KERNEL):
-        part = slice(start, start + CHUNK_KERNEL)
+    for part in _parts(directions, CHUNK_KERNEL):
         coefficients = functional.pad(_coefficients(storage, part, degree), (0, 0, 1, 0))
         colors[part] = spherical_harmonics(degree, directions[part], coefficients)
     return colors
+
+
+def _takes_all(gradient: Tensor) -> bool:
+    """Whether the optimiser's step is a kernel, which takes gradients of all Gaussians."""
+    if lacks_values(gradient):
+        return kernel_device(gradient) == "cuda"
+    return find_kernels(TRITON_KERNELS, gradient.device) is not None
 
 
 def _chunk(on: Tensor) -> int:
     return CHUNK_CPU if on.device.type == "cpu" else CHUNK
 
 
-def _parts(of: Tensor) -> list[slice]:
-    return [slice(start, start + _chunk(of)) for start in range(0, len(of), _chunk(of))]
+def _parts(rows: Tensor, chunk: int) -> list[slice]:
+    # Without values one chunk stands for all: each frees its memory before the next.
+    end = min(chunk, len(rows)) if lacks_values(rows) else len(rows)
+    return [slice(start, start + chunk) for start in range(0, end, chunk)]
 
 
 def _coefficients(storage: Tensor, part: slice | Tensor, degree: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.splat.memory.rounding import to_half
 
 SLOT, REMAINDER = "slot", "remainder"
@@ -20,6 +21,8 @@ STRETCH = 4096.0
 """Factor on stored remainders, which keeps them out of the subnormal range of float16."""
 REFRESH_EVERY = 500
 """Steps between updates of the set of reflective Gaussians."""
+REFLECTIVE_SHARE = 0.2
+"""Share of Gaussians that plans take for reflective; the share of benchmarks/splat_memory.py."""
 _CHUNK = 1 << 18
 
 
@@ -38,6 +41,8 @@ def choose(state: dict[str, Any], reflective: Bool[Tensor, " gaussians"], like: 
         like: the parameter.
     """
     rows = reflective.nonzero().squeeze(-1)
+    if lacks_values(rows):
+        rows = rows[: round(REFLECTIVE_SHARE * len(rows))]
     # The leading axis of 1 marks it as not per-Gaussian; row 0 stands for no remainder.
     remainder = torch.zeros(1, len(rows) + 1, *like.shape[1:], dtype=torch.float16, device=like.device)
     if SLOT in state:

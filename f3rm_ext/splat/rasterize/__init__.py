@@ -1,4 +1,8 @@
-"""Rasterisation of Gaussians with one interface: gsplat on CUDA, numba kernels on the CPU, plain torch as reference."""
+"""Rasterisation of Gaussians with one interface: gsplat on CUDA, numba kernels on the CPU, plain torch as reference.
+
+Tensors without values (:mod:`f3rm_ext.memory.shapes`) get outputs of the right shapes, and gsplat's or numba's kernels
+allocate as usual, by :mod:`f3rm_ext.splat.rasterize.null`.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.shapes import kernel_device
 from f3rm_ext.splat.rasterize.camera import Camera, Strips
 
 Backend = Literal["auto", "gsplat", "numba", "torch"]
@@ -96,7 +101,7 @@ def rasterize(
     Raises:
         ConfigError: the backend does not work on the tensors' device.
     """
-    module = _module(backend, means.device)
+    module = _module(backend, means)
     camera = Camera(viewmat, K, width, height, near_plane, far_plane, eps2d, radius_clip)
     return Rasterization(*module.render(means, quats, sizes, alphas, colors, camera, background, antialiased, absgrad))
 
@@ -125,13 +130,13 @@ def prepare(
         last, and returns another. That composites values of the Gaussians, (gaussians, channels), to these rows of the
         image, (h, w, channels), and may be called again.
     """
-    module = _module(backend, means.device)
+    module = _module(backend, means)
     camera = Camera(viewmat, K, width, height, near_plane, eps2d=eps2d)
     return module.prepare(means, quats, sizes, alphas, camera, antialiased)
 
 
-def _module(backend: Backend, device: torch.device) -> Any:
-    chosen = resolve_backend(backend, device)
+def _module(backend: Backend, means: Tensor) -> Any:
+    chosen = resolve_backend(backend, torch.device(kernel_device(means)))
     if chosen == "gsplat":
         from f3rm_ext.splat.rasterize import gsplat_backend as module
     elif chosen == "numba":

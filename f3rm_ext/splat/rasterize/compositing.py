@@ -28,6 +28,8 @@ LANES = 8
 """Pixels per row of a block."""
 BLOCK = LANES * TILE_PX
 """Pixels of a block."""
+BUFFER = 1 << 24
+"""Numbers in the buffer of gradients per intersection (64 MiB); larger images are processed in runs of tiles."""
 PIXELS = TILE_PX * TILE_PX
 """Pixels of a tile."""
 _P = np.arange(PIXELS)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera, Composite, Strips, in_strip
 from f3rm_ext.splat.rasterize.compositing import (
+    BUFFER,
     LANES,
     PIXELS,
     SHAPE_GRADS,
@@ -21,9 +23,6 @@ from f3rm_ext.splat.rasterize.compositing import (
 )
 from f3rm_ext.splat.rasterize.projection import project_numba
 from f3rm_ext.splat.rasterize.tiles import Bins, balanced, bin_gaussians
-
-BUFFER = 1 << 24
-"""Numbers in the buffer of gradients per intersection (64 MiB); larger images are processed in runs of tiles."""
 
 
 def _runs(starts: np.ndarray, row: int) -> Iterator[tuple[int, int]]:
@@ -161,6 +160,10 @@ def bin_view(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera
 def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool) -> Strips:
     """Projects Gaussians once, and lists them by tile once for each strip; see :func:`render`."""
     means, quats, sizes, alphas = (value.float() for value in (means, quats, sizes, alphas))
+    if lacks_values(means):
+        from f3rm_ext.splat.rasterize.null import null_strips
+
+        return null_strips(means, quats, sizes, camera)
     means2d, conics, depths, compensations, radii = project_numba(means, quats, sizes, camera)
     opacities = alphas * compensations if antialiased else alphas
 
@@ -190,11 +193,15 @@ def render(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns colours, depth, accumulation, 2D centres and radii; converts CPU tensors to float32."""
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
-    means2d, conics, depths, compensations, radii = project_numba(means, quats, sizes, camera)
+    project, compositing = project_numba, _Compositing
+    if lacks_values(means):
+        from f3rm_ext.splat.rasterize.null import NullCompositing as compositing
+        from f3rm_ext.splat.rasterize.null import null_project as project
+    means2d, conics, depths, compensations, radii = project(means, quats, sizes, camera)
     if antialiased:
         alphas = alphas * compensations
     behind = colors.new_zeros(colors.shape[1]) if background is None else background.float()
-    picture = _Compositing.apply(
+    picture = compositing.apply(
         means2d, conics, depths, alphas, colors, behind, radii, (camera.width, camera.height), absgrad
     )
     return (*picture, means2d, radii)  # type: ignore[misc]

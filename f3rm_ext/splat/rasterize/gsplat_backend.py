@@ -6,17 +6,30 @@ of the 2D centres, which therefore must be one tensor (gaussians, 2) between the
 
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from f3rm_ext import compat
+from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera, Composite, Strips, in_strip
 
 CHANNEL_CHUNK = 32
 """Channels composited at a time: the backward kernel keeps them in shared memory."""
 FORWARD_CHUNK = 64
 """Channels composited at a time where there is no backward pass: the kernel keeps them in registers."""
+
+
+def kernels_for(tensor: Tensor) -> Any:
+    """Returns gsplat, or its null backend for a tensor without values."""
+    if lacks_values(tensor):
+        from f3rm_ext.splat.rasterize.null import NullGsplat
+
+        return NullGsplat
+    import gsplat
+
+    return gsplat
 
 
 def _batch_and_watch(means2d: Tensor) -> Tensor:
@@ -64,9 +77,9 @@ class Projected:
 def _project(
     means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool
 ) -> Projected:
-    from gsplat import fully_fused_projection
-
-    reaches, batched, depths, conics, compensations = fully_fused_projection(
+    if not lacks_values(means):
+        compat.check_gsplat_kernels()
+    reaches, batched, depths, conics, compensations = kernels_for(means).fully_fused_projection(
         means,
         None,
         quats,
@@ -92,13 +105,12 @@ def _project(
 
 def _tiles(projected: Projected, means2d: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Returns where the Gaussians of each tile begin, and the Gaussians; the host waits for their number."""
-    from gsplat import isect_offset_encode, isect_tiles
-
+    gsplat = kernels_for(means2d)
     columns, rows = (-(-side // TILE_PX) for side in size)
-    _, crossings, flat = isect_tiles(
+    _, crossings, flat = gsplat.isect_tiles(
         means2d.detach()[None], projected.reaches, projected.depths.detach(), TILE_PX, columns, rows
     )
-    return isect_offset_encode(crossings, 1, columns, rows), flat
+    return gsplat.isect_offset_encode(crossings, 1, columns, rows), flat
 
 
 @torch.no_grad()
@@ -108,9 +120,7 @@ def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera:
     Raises:
         ConfigError: gsplat has no kernels on this machine.
     """
-    compat.check_gsplat_kernels()
-    from gsplat import rasterize_to_pixels
-
+    gsplat = kernels_for(means)
     means, quats, sizes, alphas = (value.float() for value in (means, quats, sizes, alphas))
     projected = _project(means, quats, sizes, alphas, camera, antialiased)
 
@@ -123,7 +133,7 @@ def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera:
         @torch.no_grad()
         def composite(values: Tensor) -> Tensor:
             pictures = [
-                rasterize_to_pixels(
+                gsplat.rasterize_to_pixels(
                     means2d[None], projected.conics, channels[None], projected.alphas, *size, TILE_PX, offsets, flat
                 )[0][0]
                 for channels in values.float().split(FORWARD_CHUNK, -1)
@@ -154,7 +164,6 @@ def render(
     Raises:
         ConfigError: gsplat has no kernels on this machine.
     """
-    compat.check_gsplat_kernels()
     # The kernels take float32 alone; under autocast a product of matrices, such as features in few colours, is half.
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
     behind = colors.new_zeros(colors.shape[1]) if background is None else background
@@ -175,8 +184,7 @@ def composite(
         behind: colour behind the Gaussians, (channels,).
         absgrad: whether ``means2d.absgrad`` is to hold absolute gradients after the backward pass.
     """
-    from gsplat import rasterize_to_pixels
-
+    gsplat = kernels_for(colors)
     means2d = projected.means2d
     offsets, flat = _tiles(projected, means2d, size)
     payload = torch.cat([colors, projected.depths[0, :, None]], dim=-1)
@@ -186,7 +194,7 @@ def composite(
     pictures, alpha = [], None
     for channels, beyond in zip(payload.split(CHANNEL_CHUNK, -1), backdrop.split(CHANNEL_CHUNK), strict=True):
         centres = _batch_and_watch(means2d) if absgrad and means2d.requires_grad else means2d[None]
-        picture, accumulation = rasterize_to_pixels(
+        picture, accumulation = gsplat.rasterize_to_pixels(
             centres, projected.conics, channels[None], projected.alphas, *size, TILE_PX, offsets, flat,
             backgrounds=beyond[None], absgrad=absgrad,
         )  # fmt: skip

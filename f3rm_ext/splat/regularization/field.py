@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from f3rm_ext.memory.shapes import kernel_device, lacks_values
 from f3rm_ext.splat.memory.allocator import fitting_rows
 from f3rm_ext.splat.regularization.frames import rotate
 from f3rm_ext.splat.regularization.table import ALPHA, MAX_SQUARED, MEAN, MIN_WEIGHT, NORMAL, SIZE, WHITEN
@@ -75,6 +76,8 @@ def neighbour_field(
             memory of a GPU.
         backend: "auto" selects, for float32, numba on the CPU and Triton on CUDA if it works there; else torch.
     """
+    if lacks_values(points):
+        return NeighbourField(*_NullField.apply(points, owners, table, neighbours))  # type: ignore[misc]
     if backend == "auto":
         backend = _backend_for(points, table)
     if backend == "numba":
@@ -167,6 +170,29 @@ class _ChunkedField(torch.autograd.Function):
             grad_table.index_add_(0, owners[part], grads[1])
             grad_table.index_add_(0, index.flatten(), grads[2].flatten(0, 1))
         return grad_points, None, grad_table, None, None
+
+
+class _NullField(torch.autograd.Function):
+    """Allocates what the kernels of numba and Triton do, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
+        density, beta, totals = (points.new_empty(len(points)) for _ in range(3))
+        ctx.save_for_backward(points, owners, table, neighbours, totals)
+        return density, beta, *(torch.empty_like(points) for _ in range(3))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        points, _, table = ctx.saved_tensors[:3]
+        kept = [grad.contiguous() for grad in grad_outputs[:3]]
+        grad_points, tables = torch.empty_like(points), 1
+        if kernel_device(points) == "cpu":
+            from f3rm_ext.splat.regularization.kernels import table_count
+
+            tables = table_count(table.nbytes)
+        grad_tables = table.new_empty(tables, *table.shape)
+        del kept
+        return grad_points, None, grad_tables[0] if tables == 1 else grad_tables.sum(0), None
 
 
 def _rows(owners: Tensor, neighbours: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

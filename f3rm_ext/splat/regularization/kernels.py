@@ -142,6 +142,11 @@ def _backward(
             grad_points[i, 0], grad_points[i, 1], grad_points[i, 2] = sx, sy, sz
 
 
+def table_count(table_bytes: int) -> int:
+    """Returns how many gradient tables the backward pass has: one per thread, within :data:`GRADIENT_BYTES`."""
+    return max(1, min(numba.get_num_threads(), GRADIENT_BYTES // max(1, table_bytes)))
+
+
 class _FieldFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
@@ -168,7 +173,7 @@ class _FieldFunction(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         own = ctx.saved_tensors[1]
         points, owners, table, neighbours, totals = (tensor.numpy() for tensor in ctx.saved_tensors)
-        tables = max(1, min(numba.get_num_threads(), GRADIENT_BYTES // max(1, table.nbytes)))
+        tables = table_count(table.nbytes)
         grad_points, grad_tables = torch.empty(points.shape), torch.zeros(tables, *table.shape)
         density, beta, direction = (grad.contiguous().numpy() for grad in grad_outputs[:3])
         _backward(

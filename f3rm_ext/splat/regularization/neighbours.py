@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.splat.regularization.block_search import search_in_blocks
 
 NONE = -1
@@ -36,7 +37,7 @@ def nearest_neighbours(
     means = means.detach()
     total = len(means)
     found = torch.full((total, count), NONE, dtype=torch.int32, device=means.device)
-    if total == 0:
+    if total == 0 or lacks_values(means):
         return found
     finite = torch.isfinite(means).all(dim=1)
     usable = finite.nonzero().squeeze(1)

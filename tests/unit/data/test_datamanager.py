@@ -23,9 +23,9 @@ from f3rm_ext.data.config_checks import flag
 from f3rm_ext.data.datamanager import F3rmDataManager, F3rmDataManagerConfig
 from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.placement import Placement
-from f3rm_ext.engine.shortage import Loss
 from f3rm_ext.errors import CaptureError, ConfigError, WeightsNotFoundError
 from f3rm_ext.features.options import FeatureOptions
+from f3rm_ext.memory.options import QualityImpact
 
 NO_FEATURES = FeatureOptions(extractors=())
 
@@ -554,7 +554,7 @@ def test_other_dataparsers_are_checked_too(build, make_capture):
 )
 def test_what_lowers_memory_on_the_cpu(build, options, expected):
     prefix = "pipeline.datamanager."
-    found = [(lever.option, lever.now, lever.lower) for lever in build(**options).memory_levers()]
+    found = [(option.name, option.now, option.lower) for option in build(**options).memory_options()]
     assert found == [
         (prefix + option, now, lower.format(prefix) if isinstance(lower, str) else lower)
         for option, now, lower in expected
@@ -565,16 +565,16 @@ def test_images_on_the_gpu_leave_it_first(build, monkeypatch, log):
     """The first thing to do where memory runs out: it costs nothing but speed."""
     on_device(monkeypatch)
     manager = build()
-    assert manager.memory_levers()[0].loss > Loss.NOTHING, "nothing was decided yet"
+    assert manager.memory_options()[0].loss > QualityImpact.NONE, "nothing was decided yet"
     manager.next_train(0)
-    first = sorted(manager.memory_levers(), key=lambda lever: lever.loss)[0]
-    assert first == (Loss.NOTHING, "pipeline.datamanager.images-on-gpu", "True", "False")
+    first = sorted(manager.memory_options(), key=lambda option: option.quality_impact)[0]
+    assert first == (QualityImpact.NONE, "pipeline.datamanager.images-on-gpu", "True", "False")
     assert [line for line in log if "GPU" in line] == [
         "Training images: 0 MiB on the GPU, within 25% of its 1.0 GiB of free memory."
     ]
     manager = build(images_on_gpu=False)
     manager.next_train(0)
-    assert manager.memory_levers()[0].loss > Loss.NOTHING
+    assert manager.memory_options()[0].loss > QualityImpact.NONE
     assert "in main memory (--pipeline.datamanager.images-on-gpu False)" in log[-1]
 
 

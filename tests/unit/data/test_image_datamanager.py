@@ -29,8 +29,8 @@ from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerCo
 from f3rm_ext.data.mixin import CONSOLE, CyclingDataManager
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.stereo.points import DensePoints, ply_of
-from f3rm_ext.engine.shortage import Loss
 from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.memory.options import QualityImpact
 
 DATA = Path(os.environ.get("F3RM_EXT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
@@ -398,8 +398,8 @@ def test_the_fox(build):
 def test_what_lowers_memory_depends_on_where_images_are(build, device, expected):
     manager = build(camera_res_scale_factor=0.5)
     manager.device = device
-    found = manager.memory_levers()
-    assert [lever.option.removeprefix("pipeline.datamanager.") for lever in found] == expected
+    found = manager.memory_options()
+    assert [option.name.removeprefix("pipeline.datamanager.") for option in found] == expected
     assert (found[-1].now, found[-1].lower) == (0.5, 0.25)
 
 
@@ -412,8 +412,8 @@ def test_images_on_the_gpu_leave_it_first(build, monkeypatch, log, where):
     monkeypatch.setattr(CyclingDataManager, "make_placement", placement)
     manager = build(cache_images=where)
     manager.next_train(0)
-    first = sorted(manager.memory_levers(), key=lambda lever: lever.loss)[0]
-    assert (first == (Loss.NOTHING, "pipeline.datamanager.cache-images", "gpu", "cpu")) is (where == "gpu")
+    first = sorted(manager.memory_options(), key=lambda option: option.quality_impact)[0]
+    assert (first == (QualityImpact.NONE, "pipeline.datamanager.cache-images", "gpu", "cpu")) is (where == "gpu")
     lines = {
         "gpu": "Training images: 0 MiB on the GPU, within 25% of its 1.0 GiB of free memory.",
         "cpu": "Training images: 0 MiB in main memory (--pipeline.datamanager.cache-images cpu), copied to the GPU "

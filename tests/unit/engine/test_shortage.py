@@ -8,42 +8,35 @@ import pytest
 import torch
 
 from f3rm_ext.engine import checkpoint
-from f3rm_ext.engine.shortage import Lever, Loss, halved, shortage
 from f3rm_ext.engine.trainer import F3rmTrainer
 from f3rm_ext.errors import MemoryShortageError
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, halve
+from f3rm_ext.memory.shortage import shortage_error
 
-LEVERS = [
-    Lever(Loss.NEW_START, "table", 19, 18),
-    Lever(Loss.DETAIL, "degree", 3, 2),
-    Lever(Loss.NOTHING, "on-gpu", "True", "False"),
-    Lever(Loss.NOISE, "rays", 4096, 2048),
+OPTIONS = [
+    MemoryOption(QualityImpact.RESTART, "table", 19, 18),
+    MemoryOption(QualityImpact.DETAIL, "degree", 3, 2),
+    MemoryOption(QualityImpact.NONE, "on-gpu", "True", "False"),
+    MemoryOption(QualityImpact.NOISE, "rays", 4096, 2048),
 ]
 
 
-def test_what_loses_least_comes_first() -> None:
-    error = shortage(7, "cuda:0", "ns-train m --load-dir run", LEVERS)
-    assert str(error) == (
-        "Memory ran out in training step 7 on cuda:0: the last checkpoint is intact, so continue by running "
-        "`ns-train m --load-dir run` with one or more of these options, those that lose least first: "
-        "--on-gpu False (now True), --rays 2048 (now 4096), --degree 2 (now 3)."
-    )
+def test_the_least_harmful_option_comes_first() -> None:
+    text = str(shortage_error(7, "cuda:0", OPTIONS, resume="ns-train m --load-dir run"))
+    assert "step 7 on cuda:0" in text and "`ns-train m --load-dir run`" in text
+    assert text.endswith(": --on-gpu False (now True), --rays 2048 (now 4096), --degree 2 (now 3).")
 
 
-def test_a_new_start_has_more_ways() -> None:
-    text = str(shortage(0, "cpu", None, LEVERS))
-    assert "nothing was saved yet, so start again with" in text
-    assert text.endswith("--degree 2 (now 3), --table 18 (now 19).")
-
-
-def test_nothing_left_to_lower() -> None:
-    assert str(shortage(0, "cpu", None, [])) == (
-        "Memory ran out in training step 0 on cpu: nothing was saved yet, so start again where there is more memory."
-    )
+def test_a_new_run_has_more_options_and_may_have_none() -> None:
+    text = str(shortage_error(0, "cpu", OPTIONS))
+    assert "start again" in text and text.endswith("--degree 2 (now 3), --table 18 (now 19).")
+    assert "more memory" in str(shortage_error(0, "cpu", [])) and "--" not in str(shortage_error(0, "cpu", []))
 
 
 @pytest.mark.parametrize(("now", "count"), [(127, 0), (128, 1), (129, 1)])
 def test_nothing_is_halved_below_what_makes_sense(now: int, count: int) -> None:
-    assert list(halved(Loss.NOISE, "rays", now, 64)) == [Lever(Loss.NOISE, "rays", now, 64)] * count
+    halved = MemoryOption(QualityImpact.NOISE, "rays", now, now // 2)
+    assert list(halve(QualityImpact.NOISE, "rays", now, 64)) == [halved] * count
 
 
 def raising(error: Exception, at: int) -> object:
@@ -69,8 +62,8 @@ class TestTraining:
     ) -> None:
         monkeypatch.setattr(sys, "argv", ["ns-train", "toy", "--vis", "tensorboard"])
         monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", raising(error, 6))
-        monkeypatch.setattr(toy.ToyData, "memory_levers", lambda self: [LEVERS[3]], raising=False)
-        monkeypatch.setattr(toy.ToyModel, "memory_levers", lambda self: [LEVERS[2]], raising=False)
+        monkeypatch.setattr(toy.ToyData, "memory_options", lambda self: [OPTIONS[3]], raising=False)
+        monkeypatch.setattr(toy.ToyModel, "memory_options", lambda self: [OPTIONS[2]], raising=False)
         config = toy.make_config(tmp_path, 9)
         with pytest.raises(MemoryShortageError) as raised:
             toy.run(config)

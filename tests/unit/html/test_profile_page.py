@@ -17,9 +17,14 @@ from f3rm_ext.profiling.profile_file import Profile
 from f3rm_ext.profiling.snapshot import Snapshot
 
 MIB = 1 << 20
-LEVERS = [
-    {"option": "pipeline.model.optimize-memory", "now": "False", "lower": "True", "loss": "rounding"},
-    {"option": "pipeline.model.surface.samples", "now": "200000", "lower": "100000", "loss": "noise"},
+OPTIONS = [
+    {"option": "pipeline.model.optimize-memory", "now": "False", "lower": "True", "quality_impact": "lowers precision"},
+    {
+        "option": "pipeline.model.surface.samples",
+        "now": "200000",
+        "lower": "100000",
+        "quality_impact": "makes gradients noisier",
+    },
 ]
 
 
@@ -41,7 +46,7 @@ def snapshot(step: int, **options: Any) -> Snapshot:
         "activations": 50 * MIB,
         "resident": 900 * MIB,
         "seconds": float(step + 1),
-        "levers": LEVERS,
+        "memory_options": OPTIONS,
         "cost_ms": 10.0,
     }
     return Snapshot(step=step, **(values | options))
@@ -95,7 +100,7 @@ def test_a_leak_comes_before_smaller_options() -> None:
 
 def test_options_keep_their_order_and_say_what_they_lower() -> None:
     first, second = conclude(profile(snapshot(0))).advice
-    assert first.command == "--pipeline.model.optimize-memory True" and first.loss == "loses precision"
+    assert first.command == "--pipeline.model.optimize-memory True" and first.loss == "lowers precision"
     assert first.lowers == "parameters, optimizer: 300.0 MiB now"
     assert second.lowers == "activations: 50.0 MiB now"
 

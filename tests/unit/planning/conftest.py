@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from f3rm_ext.planning.estimate import Category, MemoryEstimate
-from f3rm_ext.planning.growth import final_gaussians
+from f3rm_ext.memory.estimate import Category, MemoryEstimate
+from f3rm_ext.planning.gaussians import final_gaussians
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.splat.model import SplatModelConfig
 

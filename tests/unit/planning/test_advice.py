@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from f3rm_ext.engine.shortage import Loss
-from f3rm_ext.planning.advice import Advice, advise, find_levers, largest
-from f3rm_ext.planning.estimate import Category, MemoryEstimate
+from f3rm_ext.memory.estimate import Category, MemoryEstimate
+from f3rm_ext.memory.options import QualityImpact
+from f3rm_ext.planning.advice import Advice, advise, largest, list_options
 from f3rm_ext.planning.plan import Question
 from f3rm_ext.planning.request import PlanRequest
 
@@ -31,8 +31,8 @@ def test_smaller_cards_need_more_and_lose_more(estimate: Estimate) -> None:
     found = [advice_for(estimate, gib) for gib in (6.5, 5.3, 2.3)]
     assert all(advice.fits for advice in found)
     assert named(found[0]) == {"datamanager.cache-images": "cpu"}
-    worst = [max(saving.loss for saving in advice.savings) for advice in found]
-    assert worst == sorted(worst) and worst[0] == Loss.NOTHING and worst[-1] == Loss.DETAIL
+    worst = [max(saving.quality_impact for saving in advice.savings) for advice in found]
+    assert worst == sorted(worst) and worst[0] == QualityImpact.NONE and worst[-1] == QualityImpact.DETAIL
     assert {"model.optimize-memory": "True"}.items() <= named(found[1]).items()
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_advised_that_the_run_fits_without(estimate: Estimate) -> Non
     for gib in (3, 2.3):
         advice = advice_for(estimate, gib)
         question = Question("sugar-ext", (), vram_gib=gib, gaussians=6_000_000)
-        detail = [saving for saving in advice.savings if saving.loss == Loss.DETAIL]
+        detail = [saving for saving in advice.savings if saving.quality_impact == QualityImpact.DETAIL]
         for saving in detail:
             rest = tuple(option for option in advice.options if option not in saving.options)
             assert estimate(question.request(rest)).peak("train") > question.request().device.usable_bytes
@@ -68,7 +68,7 @@ def test_pictures_get_smaller_chunks_once_training_fits(estimate: Estimate) -> N
     advice = advice_for(estimate, 1.8, "f3rm-ext")
     assert advice.fits and advice.pictures_fit
     assert named(advice) == {"model.eval-num-rays-per-chunk": "16384"}
-    assert [saving.what for saving in advice.savings] == ["pictures"]
+    assert [saving.peak for saving in advice.savings] == ["pictures"]
 
 
 def test_nothing_is_advised_for_pictures_that_do_not_fit_anyway(estimate: Estimate) -> None:
@@ -82,9 +82,9 @@ def test_nothing_is_advised_for_pictures_that_do_not_fit_anyway(estimate: Estima
 
 
 @pytest.mark.parametrize("gib", [0.9, 4])
-def test_levers_are_those_of_a_shortage(estimate: Estimate, gib: float | int) -> None:
+def test_options_are_those_of_a_shortage(estimate: Estimate, gib: float | int) -> None:
     request = Question("f3rm-ext", (), vram_gib=gib).request()
-    names = [lever.option for lever in find_levers(request, estimate(request))]
+    names = [option.name for option in list_options(request, estimate(request))]
     assert names[-3:] == [
         "pipeline.datamanager.images-on-gpu",
         "pipeline.datamanager.train-num-rays-per-batch",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from f3rm_ext.planning.arguments import parse
-from f3rm_ext.planning.captures import ImageSizes
 from f3rm_ext.planning.coverage import plan_coverage
+from f3rm_ext.planning.request import ImageSizes
 
 WINDOW = (
     "--pipeline.datamanager.train-num-images-to-sample-from=4",

@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.planning.estimate import MemoryEstimate
-from f3rm_ext.planning.plan import Plan, Question, cached, make_plan
-from f3rm_ext.planning.request import Device, PlanRequest
+from f3rm_ext.memory.devices import Device
+from f3rm_ext.memory.estimate import MemoryEstimate
+from f3rm_ext.planning.estimator import cached
+from f3rm_ext.planning.plan import Plan, Question, make_plan
+from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.table import bar, duration, show
 from f3rm_ext.planning.throughput import Throughput
 
@@ -34,7 +36,7 @@ def test_a_plan_that_fits(estimate: Estimate) -> None:
     plan = plan_of(estimate, "sugar-ext", "--sh-degree", "3", gpu="5060 ti 16gb", gaussians=6_000_000)
     text = text_of(plan)
     assert plan.fits and "sugar-ext on RTX 5060 Ti 16GB (16 GiB, 448 GB/s)" in text
-    assert "6,000,000 in the end (as given by --gaussians)" in text and "It fits, with" in text
+    assert "6,000,000 at the end (as given by --gaussians)" in text and "It fits, with" in text
     assert text.rstrip().endswith("ns-train sugar-ext --sh-degree 3")
     assert "assumed: give --data" in text and "--probe" in text
 
@@ -82,8 +84,8 @@ def test_numbers_of_steps(estimate: Estimate) -> None:
         vram_gib=24,
     )
     text = text_of(plan)
-    assert "9.38 epochs of 104.9 M pixels, 12,800 steps each" in text and "--max-num-iterations 128000" in text
-    assert "trained in one block and then forgotten" not in text, "some images are in two windows"
+    assert "9.38 epochs of 104.9 M pixels, with 12,800 steps each" in text and "--max-num-iterations 128000" in text
+    assert "seen in one block and then forgotten" not in text, "some images are in two windows"
     assert "--optimizers.fields.optimizer.lr 0.014" in text, "√2 times the rate for twice the batch of the method"
     assert "optimizer.lr" not in text_of(plan_of(estimate, "f3rm-ext", vram_gib=24))
     assert plan.to_dict()["coverage"]["steps_for_wanted_epochs"] == 128_000
@@ -92,7 +94,7 @@ def test_numbers_of_steps(estimate: Estimate) -> None:
 def test_one_pass_in_blocks_is_warned_of(estimate: Estimate) -> None:
     blocks = ("--pipeline.datamanager.train-num-images-to-sample-from=25",
               "--pipeline.datamanager.train-num-times-to-repeat-images=7500")  # fmt: skip
-    assert "trained in one block and then forgotten" in text_of(plan_of(estimate, "f3rm-ext", *blocks, vram_gib=24))
+    assert "seen in one block and then forgotten" in text_of(plan_of(estimate, "f3rm-ext", *blocks, vram_gib=24))
     assert "never used" in text_of(plan_of(estimate, "f3rm-ext", blocks[0], vram_gib=24))
 
 
@@ -124,7 +126,7 @@ def test_the_limit_of_growth_holds(estimate: Estimate) -> None:
 @pytest.mark.parametrize(
     ("question", "word"),
     [
-        ({"images": 3}, "three"),
+        ({"images": 3}, "--width-px"),
         ({"gaussians": 0}, "--gaussians is 0"),
         ({"images": 0, "width_px": 1, "height_px": 1}, "--images is 0"),
         ({"gpu": "voodoo"}, "voodoo"),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from f3rm_ext.planning import estimate
+from f3rm_ext.memory import estimate
 from f3rm_ext.profiling.census import CATEGORIES, Found, kind_of, reachable, storage_key, take_census
 from f3rm_ext.profiling.snapshot import LARGE_BYTES, tensor_totals
 from f3rm_ext.splat.memory.adam import PackedAdam

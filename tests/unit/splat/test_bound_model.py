@@ -101,7 +101,7 @@ def test_every_parameter_learns_and_the_number_stays(
         if name != "features_rest" and name not in FREE:
             assert not torch.equal(before[name], model.gauss_params[name]), name
     assert model.num_gaussians == 80 and not model.filter_3d.any()
-    assert not any(lever.option.endswith("max-gaussians") for lever in model.memory_levers())
+    assert not any(option.name.endswith("max-gaussians") for option in model.memory_options())
     without = make_model(normal_consistency=0.0)
     assert set(do_step(without, begin_training(without), 0, ring_cameras()[1:2], batch)) == {"rgb_loss"}
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from f3rm_ext.engine.shortage import Lever, Loss
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.options import MemoryOption, QualityImpact
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
-from f3rm_ext.splat.resources import levers
+from f3rm_ext.splat.resources import splat_memory_options
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def test_gsplat_without_kernels_is_refused_on_cuda_alone(
     config.check()
 
 
-def levers_of(config: SplatModelConfig, device: str, gaussians: int, growing: bool) -> list[Lever]:
+def options_of(config: SplatModelConfig, device: str, gaussians: int, growing: bool) -> list[MemoryOption]:
     return list(
-        levers(
+        splat_memory_options(
             config.memory,
             device,
             sh_degree=config.sh_degree,
@@ -99,8 +99,8 @@ def levers_of(config: SplatModelConfig, device: str, gaussians: int, growing: bo
 
 
 def advised(config: SplatModelConfig, device: str = "cuda", growing: bool = True) -> dict[str, tuple[object, object]]:
-    found = sorted(levers_of(config, device, 90_000, growing), key=lambda lever: lever.loss)
-    return {lever.option.removeprefix("pipeline.model."): (lever.now, lever.lower) for lever in found}
+    found = sorted(options_of(config, device, 90_000, growing), key=lambda option: option.quality_impact)
+    return {option.name.removeprefix("pipeline.model."): (option.now, option.lower) for option in found}
 
 
 def test_the_defaults_can_be_lowered_in_every_way() -> None:
@@ -132,14 +132,14 @@ def test_a_model_knows_whether_it_grows(
 ) -> None:
     model = make_splat_model()
     begin_training(model, 100).before(step)
-    options = [lever.option for lever in model.memory_levers()]
+    options = [option.name for option in model.memory_options()]
     assert ("pipeline.model.densify.max-gaussians" in options) is growing
-    assert all(lever.loss < Loss.NEW_START for lever in model.memory_levers())
+    assert all(option.quality_impact < QualityImpact.RESTART for option in model.memory_options())
 
 
 def test_every_value_that_is_advised_is_accepted() -> None:
     for memory in (MemoryOptions(), MemoryOptions(optimize_memory=True), MemoryOptions(sh_moments="int8")):
-        for found in levers_of(SplatModelConfig(memory=memory), "cuda", 10, True):
+        for found in options_of(SplatModelConfig(memory=memory), "cuda", 10, True):
             name = found.option.removeprefix("pipeline.model.").replace("-", "_")
             if hasattr(memory, name):
                 value = {"True": True, "False": False}.get(str(found.lower), found.lower)

@@ -55,7 +55,7 @@ class Player:
         words = [str(word) for word in command.arguments]
         outcome = Outcome(1.0, 1.0, False, 100.0, self.notes.get(command.title, []))
         failure = self.failures.pop(command.title, None)
-        if "f3rm_ext.planning.duration" in words:
+        if "f3rm_ext.planning.throughput" in words:
             self.estimates.append(words)
             outcome.result = {"steps": 3000, "seconds": 600.0}
         else:

@@ -5,22 +5,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from f3rm_ext.data.config_checks import flag, parse_count
-from f3rm_ext.engine.shortage import Lever, Loss
+from f3rm_ext.memory.options import MemoryOption, QualityImpact
 
 _REPEAT = 100
-"""Steps per window that :func:`window_levers` suggests."""
+"""Steps per window that :func:`window_options` suggests."""
 
 _SMALLEST_SCALE = 0.125
-"""Scale of the images below which no lever goes."""
+"""Scale of the images below which no memory option goes."""
 
 
-def window_levers(config: Any, num_images: int, loss: Loss) -> Iterator[Lever]:
+def window_options(config: Any, num_images: int, impact: QualityImpact) -> Iterator[MemoryOption]:
     """Suggests keeping fewer training images in memory.
 
     Args:
         config: options of the datamanager.
         num_images: number of training images.
-        loss: what a smaller window costs.
+        impact: what a smaller window costs.
     """
     window, repeat = (f"train_num_{name}" for name in ("images_to_sample_from", "times_to_repeat_images"))
     count = parse_count(getattr(config, window), flag(window), unit="images") or num_images
@@ -28,10 +28,10 @@ def window_levers(config: Any, num_images: int, loss: Loss) -> Iterator[Lever]:
         steps = getattr(config, repeat)
         lower = f"{min(count, num_images) // 2} --{flag(repeat)} {_REPEAT if steps in (-1, math.inf) else steps}"
         now = f"{min(count, num_images)} of {num_images}, for {'ever' if steps in (-1, math.inf) else steps}"
-        yield Lever(loss, flag(window), now, lower)
+        yield MemoryOption(impact, flag(window), now, lower)
 
 
-def scale_levers(config: Any) -> Iterator[Lever]:
+def scale_options(config: Any) -> Iterator[MemoryOption]:
     """Suggests smaller images.
 
     Args:
@@ -39,4 +39,4 @@ def scale_levers(config: Any) -> Iterator[Lever]:
     """
     scale = config.camera_res_scale_factor
     if scale / 2 >= _SMALLEST_SCALE:
-        yield Lever(Loss.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)
+        yield MemoryOption(QualityImpact.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)

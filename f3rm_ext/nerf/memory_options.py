@@ -2,25 +2,25 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from f3rm_ext.engine.shortage import Lever, Loss, halved
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, halve
 from f3rm_ext.nerf.fields import GridOptions
 
 MIN_SAMPLES, MIN_PROPOSAL_SAMPLES = 16, 32
-"""Samples per ray of the scene field and of a proposal network below which no lever goes."""
+"""Samples per ray of the scene field and of a proposal network below which no memory option goes."""
 MIN_CHUNK = 1024
-"""Rays per chunk of a picture below which no lever goes."""
+"""Rays per chunk of a picture below which no memory option goes."""
 FEW_FEATURE_SAMPLES = 4
 """Samples of a ray that suffice to render features (:func:`~f3rm_ext.nerf.losses.heaviest_samples`)."""
 MIN_LOG2_TABLE = 14
-"""Binary logarithm of the rows of a hash table below which no lever goes."""
+"""Binary logarithm of the rows of a hash table below which no memory option goes."""
 
 
-def field_levers(
+def field_options(
     num_samples: int,
     proposal_samples: Sequence[int],
     feature_samples_per_ray: int | None,
     grids: Mapping[str, GridOptions],
-) -> Iterator[Lever]:
+) -> Iterator[MemoryOption]:
     """Yields what can still be lowered.
 
     Args:
@@ -33,11 +33,13 @@ def field_levers(
         feature_samples_per_ray == 0 or feature_samples_per_ray > FEW_FEATURE_SAMPLES
     ):
         now = feature_samples_per_ray or f"0, all {num_samples}"
-        yield Lever(Loss.DETAIL, "pipeline.model.feature-samples-per-ray", now, FEW_FEATURE_SAMPLES)
-    yield from halved(Loss.DETAIL, "pipeline.model.num-samples", num_samples, MIN_SAMPLES)
+        yield MemoryOption(QualityImpact.DETAIL, "pipeline.model.feature-samples-per-ray", now, FEW_FEATURE_SAMPLES)
+    yield from halve(QualityImpact.DETAIL, "pipeline.model.num-samples", num_samples, MIN_SAMPLES)
     for index, samples in enumerate(proposal_samples):
-        yield from halved(Loss.DETAIL, f"pipeline.model.proposals.{index}.num-samples", samples, MIN_PROPOSAL_SAMPLES)
+        yield from halve(
+            QualityImpact.DETAIL, f"pipeline.model.proposals.{index}.num-samples", samples, MIN_PROPOSAL_SAMPLES
+        )
     for name, grid in grids.items():
         rows = grid.log2_hashmap_size
         if rows > MIN_LOG2_TABLE:
-            yield Lever(Loss.NEW_START, f"pipeline.model.{name}.log2-hashmap-size", rows, rows - 1)
+            yield MemoryOption(QualityImpact.RESTART, f"pipeline.model.{name}.log2-hashmap-size", rows, rows - 1)

@@ -1,11 +1,13 @@
-"""Cards by name."""
+"""Cards by name, and the memory of this machine."""
+
+from pathlib import Path
 
 import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.planning.devices import CARDS, GIB, choose_device, find_card
-from f3rm_ext.profiling.memory import total_bytes
+from f3rm_ext.memory import devices
+from f3rm_ext.memory.devices import CARDS, GIB, choose_device, find_card, total_bytes
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,16 @@ def test_memory_by_hand_goes_before_a_name() -> None:
 def test_this_machine() -> None:
     device = choose_device("cpu")
     assert device.type == "cpu" and device.memory_bytes == total_bytes(torch.device("cpu")) > GIB // 4
+
+
+@pytest.mark.parametrize(("written", "expected"), [("1073741824\n", 1 << 30), ("max\n", None), (None, None)])
+def test_a_container_s_limit_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str | None, expected: int | None
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(devices, "CONTAINER_LIMITS", ())
+    machine = total_bytes(torch.device("cpu"))
+    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (limit,))
+    if written is not None:
+        limit.write_text(written)
+    assert total_bytes(torch.device("cpu")) == (expected or machine) and machine > 1 << 30

@@ -1,7 +1,9 @@
 """Runs a model on tensors that have a shape and no values, and take no memory.
 
 What depends on values is answered as the largest case: masks select everything, and a number read from a tensor is 1.
-Small tensors that were made outside, such as a camera, keep their values.
+Small tensors that were made outside, such as a camera, keep their values. Compiled kernels cannot run on such tensors:
+code that calls one asks :func:`lacks_values`, and takes a null backend instead, which allocates what the kernels of
+:func:`kernel_device` would.
 
 Torch's own fake tensors would do for most of it, but take three times as long and load torch's compiler.
 """
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,9 +45,20 @@ class ShapeTensor(Tensor):
         """Returns the storage that views share."""
         return self.meta.untyped_storage()
 
+    def data_ptr(self) -> int:
+        """Returns a number that tensors of the same storage share."""
+        return self.untyped_storage()._cdata
+
     def tolist(self) -> Any:
         """Returns numbers as they are read one by one."""
         return [part.tolist() for part in self] if self.dim() else self.item()
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """Returns ones: what is read from a tensor without values."""
+        return np.ones(self.shape, str(self.dtype).removeprefix("torch."))
+
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -88,11 +102,43 @@ class _LargestCase(DispatchMode):
         return _run(function, args, kwargs)
 
 
+class _Planned:
+    """What :func:`shapes_only` was entered with."""
+
+    device_type = "cpu"
+    arrays = True
+
+
 @contextmanager
-def shapes_only() -> Iterator[None]:
-    """While this is entered, new tensors have no values."""
-    with _LargestCase():
-        yield
+def shapes_only(device_type: str = "cpu", *, arrays: bool = True) -> Iterator[None]:
+    """While this is entered, new tensors have no values.
+
+    Args:
+        device_type: ``"cuda"`` or ``"cpu"``, where the real tensors would be; see :func:`kernel_device`.
+        arrays: whether :func:`null_array` has a size; no for comparisons with torch's allocator, which sees no numpy.
+    """
+    before = _Planned.device_type, _Planned.arrays
+    _Planned.device_type, _Planned.arrays = device_type, arrays
+    try:
+        with _LargestCase():
+            yield
+    finally:
+        _Planned.device_type, _Planned.arrays = before
+
+
+def lacks_values(tensor: Tensor) -> bool:
+    """Returns whether a tensor has a shape only: a :class:`ShapeTensor`, or one of torch's meta or fake tensors."""
+    return isinstance(tensor, ShapeTensor) or tensor.is_meta or hasattr(tensor, "fake_mode")
+
+
+def kernel_device(tensor: Tensor) -> str:
+    """Returns the type of the device whose kernels the real tensor would be given to."""
+    return _Planned.device_type if isinstance(tensor, ShapeTensor) or tensor.is_meta else tensor.device.type
+
+
+def null_array(size_bytes: int) -> Tensor:
+    """Returns a tensor in place of an array that a numba kernel allocates by numpy."""
+    return torch.empty(size_bytes if _Planned.arrays else 0, dtype=torch.uint8)
 
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -4,18 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
-from f3rm_ext.engine.shortage import Loss
+from f3rm_ext.memory.options import QualityImpact
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.nerf.fields import GridOptions
-from f3rm_ext.nerf.levers import field_levers
+from f3rm_ext.nerf.memory_options import field_options
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig
 
 GRIDS = {"grid": GridOptions(), "feature-grid": GridOptions()}
 
 
 def test_what_needs_a_new_start_comes_last() -> None:
-    found = sorted(field_levers(48, (256, 96), 0, GRIDS), key=lambda lever: lever.loss)
-    assert [(lever.option.removeprefix("pipeline.model."), lever.now, lever.lower) for lever in found] == [
+    found = sorted(field_options(48, (256, 96), 0, GRIDS), key=lambda option: option.quality_impact)
+    assert [(option.name.removeprefix("pipeline.model."), option.now, option.lower) for option in found] == [
         ("feature-samples-per-ray", "0, all 48", 4),
         ("num-samples", 48, 24),
         ("proposals.0.num-samples", 256, 128),
@@ -23,12 +23,12 @@ def test_what_needs_a_new_start_comes_last() -> None:
         ("grid.log2-hashmap-size", 19, 18),
         ("feature-grid.log2-hashmap-size", 19, 18),
     ]
-    assert [lever.loss for lever in found][-2:] == [Loss.NEW_START] * 2
+    assert [option.quality_impact for option in found][-2:] == [QualityImpact.RESTART] * 2
 
 
 def test_nothing_is_left_to_lower() -> None:
     smallest = GridOptions(log2_hashmap_size=14)
-    assert not list(field_levers(24, (48,), 4, {"grid": smallest}))
+    assert not list(field_options(24, (48,), 4, {"grid": smallest}))
 
 
 @pytest.mark.parametrize("has_features", [True, False])
@@ -36,12 +36,12 @@ def test_a_model_names_its_own(
     make_model: Callable[..., F3rmModel], make_spec: Callable[..., object], has_features: bool
 ) -> None:
     model = make_model((make_spec("a"),) if has_features else ())
-    assert any("feature" in lever.option for lever in model.memory_levers()) is has_features
+    assert any("feature" in option.name for option in model.memory_options()) is has_features
 
 
 def test_the_lite_preset_has_its_features_at_four_samples() -> None:
     config = make_config("f3rm-ext-lite").pipeline.model
     assert isinstance(config, F3rmModelConfig)
     samples = config.feature_samples_per_ray
-    found = field_levers(config.num_samples, (), samples, {})
-    assert samples == 4 and "pipeline.model.feature-samples-per-ray" not in [lever.option for lever in found]
+    found = field_options(config.num_samples, (), samples, {})
+    assert samples == 4 and "pipeline.model.feature-samples-per-ray" not in [option.name for option in found]

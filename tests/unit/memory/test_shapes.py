@@ -2,7 +2,7 @@
 
 import torch
 
-from f3rm_ext.planning.shapes import ShapeTensor, shapes_only
+from f3rm_ext.memory.shapes import ShapeTensor, shapes_only
 
 
 def test_masks_select_everything() -> None:

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from f3rm_ext.planning.shapes import shapes_only
-from f3rm_ext.planning.tracker import AllocationTracker
+from f3rm_ext.memory.shapes import shapes_only
+from f3rm_ext.memory.trace import AllocationTracker
 
 KIB = 1024
 

@@ -1,30 +1,34 @@
-"""The memory of a pre-training: a + b·batch, measured on tensors without values, and the largest batch that fits."""
+"""Plans a pre-training: its memory, fixed + image·batch, the largest batch that fits, and the time of a step."""
 
+import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from f3rm_ext.engine.cost import device_time
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.devices import GIB, Device, this_device
+from f3rm_ext.memory.estimate import CONTEXT_BYTES, tensor_budget, with_overhead
+from f3rm_ext.memory.options import MemoryOption, QualityImpact
+from f3rm_ext.memory.trace import tracing
 from f3rm_ext.moco.options import Architecture, Plan, TrainConfig, make_plan
 from f3rm_ext.moco.pairs import Pair, advised_queue
 from f3rm_ext.moco.queue import KeyQueue
+from f3rm_ext.moco.tiles import Tiles
 from f3rm_ext.moco.training import DIM, Training
-from f3rm_ext.planning.allowances import CONTEXT_BYTES, CPU_FRAGMENTATION, FRAGMENTATION, PROCESS_BYTES
-from f3rm_ext.planning.convolutions import BlockedConvolutions
-from f3rm_ext.planning.devices import GIB, this_device
-from f3rm_ext.planning.request import Device
-from f3rm_ext.planning.shapes import shapes_only
-from f3rm_ext.planning.tracker import AllocationTracker
+from f3rm_ext.moco.views import load_batches, make_views
 
 BATCHES = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 4, 2)
-"""What `auto` chooses from. Those above 256 would leave few steps on small data."""
-_MEASURED = (64, 128)
+"""Batches that `auto` chooses from. Those above 256 would leave few steps on small data."""
+_TRACED = (64, 128)
 _LEAST_STEPS = 20
-"""Steps per pass that `auto` keeps, so that small data is not spent in few large steps."""
+"""Least steps per pass with `auto`, so that small data is not used up in few large steps."""
+_TIMED = 2
+"""Batches over which the time of a step is measured, after a first one."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,9 @@ class MemoryLine:
     """Memory of a training step as a line over the batch."""
 
     fixed_bytes: float
-    """What a step takes whatever its batch: weights, gradients, optimiser, queue."""
+    """Memory that does not depend on the batch: weights, gradients, optimiser, queue."""
     image_bytes: float
-    """What each image of the batch adds."""
+    """Memory of each image of the batch."""
 
     def largest_batch(self, limit_bytes: float) -> int:
         """Returns the most images that fit; 0 if none do."""
@@ -49,20 +53,20 @@ class MemoryPlan:
     """A training with its memory."""
 
     config: TrainConfig
-    """Its options; of the preset auto, with the batch that was chosen."""
+    """Its options; with the preset auto they include the chosen batch."""
     plan: Plan
-    """What they come to."""
+    """The values that they resolve to."""
     peak_bytes: int
-    """What a device holds at the peak of a step, with an allowance."""
+    """Memory of a device at the peak of a step, with an allowance."""
     limit_bytes: int
     """Memory of the device."""
     line: MemoryLine | None
-    """Tensors by batch, where the preset is auto."""
+    """Memory of tensors by batch, where the preset is auto."""
     context_bytes: int = 0
-    """What the device holds beside what a training can measure of itself."""
+    """Memory of the device that a training cannot measure itself."""
 
     def sentences(self) -> list[str]:
-        """Returns what is printed before the first step."""
+        """Returns the sentences to print before the first step."""
         share = 100 * self.peak_bytes / self.limit_bytes
         left = (self.limit_bytes - self.peak_bytes) / GIB
         lines = [
@@ -75,7 +79,7 @@ class MemoryPlan:
         return lines
 
     def after_first_pass(self, live_bytes: int) -> list[str]:
-        """Returns what the memory that was really taken says about the plan."""
+        """Returns sentences that compare the plan with the memory that the first pass took."""
         lines = [f"Memory of the first pass: {live_bytes / GIB:.2f} GiB, planned {self.peak_bytes / GIB:.2f} GiB."]
         held = live_bytes + self.context_bytes
         if held > self.limit_bytes:
@@ -85,19 +89,18 @@ class MemoryPlan:
 
 
 def step_bytes(plan: Plan, device_type: str = "cpu") -> int:
-    """Returns the bytes of tensors at the peak of a training step, of one process and with a full queue.
+    """Returns the bytes of tensors at the peak of a training step of one process, with a full queue.
 
-    The second of two steps of the real training runs on tensors without values: the optimiser has its moments then.
+    Two steps of the real training run on tensors without values; in the second one the optimiser has its moments.
 
     Args:
         plan: The training.
-        device_type: Of its device; convolutions on CPUs take more.
+        device_type: Type of its device; convolutions on CPUs take more.
     """
     few = min(2, plan.accumulation)  # from the second batch on, gradients are there beside activations
     plan = replace(plan, pair=replace(plan.pair, gradient_accumulation_steps=few))
     batch, size = plan.pair.batch_size, plan.config.image_size
-    blocked = BlockedConvolutions() if device_type == "cpu" else nullcontext()
-    with shapes_only(), AllocationTracker() as tracker, blocked:
+    with tracing(device_type) as tracker:
         training = Training(plan, "", torch.device("cpu"), alone=True)
         if training.queue is not None:
             training.queue._filled = training.queue.size
@@ -118,28 +121,28 @@ def memory_line(config: TrainConfig, images: int, device_type: str = "cpu") -> M
 
     Args:
         config: The options.
-        images: Pictures; the queue's length may depend on them.
-        device_type: Of its device.
+        images: Number of pictures; the queue's length may depend on it.
+        device_type: Type of its device.
     """
-    small, large = _MEASURED
+    small, large = _TRACED
     images = max(images, 2 * large * world_size() * (config.gradient_accumulation_steps or 1))
     queue = None if config.algorithm == "v3" else make_plan(replace(config, batch_size=small), images).pair.queue_size
     one, two = (
         step_bytes(make_plan(replace(config, batch_size=batch, queue_size=queue), images), device_type)
-        for batch in _MEASURED
+        for batch in _TRACED
     )
     image = (two - one) / (large - small)
     return MemoryLine(one - image * small, image)
 
 
 def memory_of_pairs(pairs: Sequence[Pair], architecture: Architecture, image_size: int, device_type: str) -> list[int]:
-    """Returns what a device holds with pairs of batch and queue, bytes, as :func:`plan_memory` does; with AMP.
+    """Returns the memory of a device for pairs of batch and queue, bytes, as :func:`plan_memory` does; with AMP.
 
     Args:
-        pairs: Of algorithm v2.
+        pairs: Pairs for algorithm v2.
         architecture: The network.
         image_size: Side of the views, px.
-        device_type: Of the device.
+        device_type: Type of the device.
 
     Raises:
         ConfigError: The size does not suit the network.
@@ -160,15 +163,15 @@ def memory_of_pairs(pairs: Sequence[Pair], architecture: Architecture, image_siz
 
 
 def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gib: float | None = None) -> MemoryPlan:
-    """Plans a training, and chooses batch and queue where its preset is `auto`.
+    """Plans the memory of a training, and chooses batch and queue where its preset is `auto`.
 
     The batch of `auto` is the largest of :data:`BATCHES` that fits and leaves 20 steps per pass; its queue is the
     longest that is advised, images − effective batch.
 
     Args:
         config: The options.
-        images: Readable pictures.
-        device: Where it will be trained.
+        images: Number of readable pictures.
+        device: Device of the training.
         limit_gib: Memory to plan for; by default the device's.
 
     Raises:
@@ -194,11 +197,11 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
 
 
 def smaller(plan: Plan, room: int) -> str:
-    """Returns options that fit, in words: batch and queue.
+    """Returns options that fit, as typed: batch and queue.
 
     Args:
-        plan: That does not fit.
-        room: Images per batch that do.
+        plan: A training that does not fit.
+        room: Images per batch that fit.
     """
     batch = next((number for number in BATCHES if number <= min(room, plan.pair.batch_size - 1)), None)
     if batch is None:
@@ -209,14 +212,50 @@ def smaller(plan: Plan, room: int) -> str:
     return f"--batch-size {batch} --queue-size {min(queue, plan.pair.queue_size)}"
 
 
+def memory_options(plan: Plan) -> list[MemoryOption]:
+    """Returns the options that can still be changed to lower the memory of a step."""
+    config, batch = plan.config, plan.pair.batch_size
+    options = [MemoryOption(QualityImpact.PRECISION, "use-amp", False, True)] * (not config.use_amp)
+    if not config.use_grad_checkpointing:
+        options.append(MemoryOption(QualityImpact.NONE, "use-grad-checkpointing", False, True))
+    if batch > 3:
+        options.append(MemoryOption(QualityImpact.NOISE, "batch-size", batch, batch // 2))
+    return options
+
+
+def step_seconds(plan: Plan, device: torch.device) -> float:
+    """Returns the seconds of an optimiser step with the views of its batches, measured on pictures of noise.
+
+    Args:
+        plan: The training.
+        device: Device of the training.
+
+    Raises:
+        ConfigError: There are several processes.
+    """
+    if world_size() > 1:
+        raise ConfigError("A probe runs in one process: leave out --probe, or start one process.")
+    config, batch = plan.config, plan.pair.batch_size
+    one = replace(plan, pair=replace(plan.pair, gradient_accumulation_steps=1))
+    with tempfile.TemporaryDirectory(prefix="f3rm-ext-probe-") as folder:
+        side = 3 * config.image_size // 2  # decoded pictures have between one and two sides of the views
+        noise = np.random.default_rng(0).integers(0, 256, (batch, side, side, 3), np.uint8)
+        tiles = Tiles(Path(folder) / "tiles.npy", tuple(map(str, range(batch))), {}, "")
+        np.save(tiles.array, noise)
+        training = Training(one, "", device, alone=True)
+        views = make_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2")
+        batches = load_batches(tiles, views, batch_size=batch, seed=0, first=0, workers=config.workers)
+        training.train_step(batches)
+        began = device_time(device)
+        for _ in range(_TIMED):
+            training.train_step(batches)
+        return (device_time(device) - began) / _TIMED * plan.accumulation
+
+
 def _room(line: MemoryLine, device: Device) -> int:
     """Returns the largest batch for a device."""
-    fixed = _with_allowance(0, device.type)
-    gaps = FRAGMENTATION if device.type == "cuda" else CPU_FRAGMENTATION
-    return line.largest_batch((device.memory_bytes - fixed) / (1 + gaps))
+    return line.largest_batch(tensor_budget(device.memory_bytes, device.type))
 
 
 def _with_allowance(tensors: int, device_type: str) -> int:
-    cuda = device_type == "cuda"
-    gaps = FRAGMENTATION if cuda else CPU_FRAGMENTATION
-    return round(tensors * (1 + gaps)) + (CONTEXT_BYTES if cuda else PROCESS_BYTES)
+    return sum(with_overhead({"workspace": tensors}, device_type).values())

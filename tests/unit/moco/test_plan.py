@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.devices import GIB
 from f3rm_ext.moco.options import Plan, TrainConfig, make_plan
+from f3rm_ext.moco.plan import memory_line, plan_memory, step_bytes
 from f3rm_ext.moco.training import Training
-from f3rm_ext.planning.pretraining import GIB, memory_line, plan_memory, step_bytes
 
 CPU = torch.device("cpu")
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from f3rm_ext.planning.ray_diffusion import plan_lines, step_memory
-from f3rm_ext.sfm.diffusion.plan import make_plan
+from f3rm_ext.sfm.diffusion.plan import make_plan, memory_lines, step_memory
 from f3rm_ext.sfm.diffusion.settings import parse_settings
 
 MIB = 2**20
@@ -30,7 +29,7 @@ def test_more_scenes_and_full_precision_take_more() -> None:
 
 def test_unfreezing_takes_gradients_of_everything() -> None:
     small = ("training.batch_size=1", "model.num_images=2", "model.size=tiny")
-    frozen, unfrozen = plan_lines(parse_settings(small, "dense"), 1)
+    frozen, unfrozen = memory_lines(parse_settings(small, "dense"), 1)
     assert "at the peak of a step" in frozen and "after 50,000 steps" in unfrozen
     settings = parse_settings(small, "dense")
     assert step_memory(settings, 1, unfrozen=True)["optimizer"] > 5 * step_memory(settings, 1)["optimizer"]

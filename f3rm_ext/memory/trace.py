@@ -1,18 +1,23 @@
-"""Follows the memory of tensors while torch runs: what is allocated, what is freed, and what is there at the peak."""
+"""Traces the memory of tensors while torch runs: what is allocated, what is freed, and what is held at the peak."""
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from f3rm_ext.planning.estimate import Category
-from f3rm_ext.planning.shapes import DispatchMode
+from f3rm_ext.memory.estimate import Category
+from f3rm_ext.memory.shapes import DispatchMode, shapes_only
 
 Bytes = dict[Category, int]
+BLOCK = 16
+"""Channels that oneDNN, which computes torch's convolutions on the CPU, keeps together (its layout nChw16c). A picture
+of three channels is copied to sixteen. For kernels of a single row or column it keeps the plain layout. Both were found
+with torch's profiler on an x86 CPU."""
 
 
 class AllocationTracker(DispatchMode):
@@ -109,3 +114,39 @@ class AllocationTracker(DispatchMode):
         if self._now_bytes > self._peak_bytes:
             self._peak, self._peak_bytes = dict(self.now), self._now_bytes
         return key
+
+
+class BlockedConvolutions(DispatchMode):
+    """While this is entered, a convolution allocates and frees its input, weights and result in blocks of channels."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator."""
+        if function.overloadpacket is torch.ops.aten.convolution and 1 not in args[1].shape[2:]:
+            image, weight = args[0], args[1]
+            sides = [
+                (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+                for side, kernel, stride, padding, dilation in zip(
+                    image.shape[2:], weight.shape[2:], args[3], args[4], args[5], strict=True
+                )
+            ]
+            copies = [_blocked(image, image.shape[1], image.shape[2:]), _blocked(image, weight.shape[0], sides)]
+            copies.append(torch.empty_like(weight))
+            del copies
+        return function(*args, **(kwargs or {}))
+
+
+def _blocked(image: Tensor, channels: int, sides: Any) -> Tensor:
+    return image.new_empty(image.shape[0] * -(-channels // BLOCK) * BLOCK * math.prod(sides))
+
+
+@contextmanager
+def tracing(device_type: str, *, arrays: bool = True) -> Iterator[AllocationTracker]:
+    """While this is entered, new tensors have no values, and the bytes that they would take are counted.
+
+    Args:
+        device_type: ``"cuda"`` or ``"cpu"``, where the real tensors would be.
+        arrays: whether arrays of numpy count, too.
+    """
+    with shapes_only(device_type, arrays=arrays), AllocationTracker() as tracker:
+        with BlockedConvolutions() if device_type == "cpu" else nullcontext():
+            yield tracker

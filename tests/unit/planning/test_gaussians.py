@@ -12,11 +12,17 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.devices import Device
 from f3rm_ext.method_configs.splat_presets import make_splat_config
-from f3rm_ext.planning.gaussians import growth_of
-from f3rm_ext.planning.growth import GROWN, final_gaussians, gaussians_at, schedule_of, starting_gaussians
-from f3rm_ext.planning.refinements import RefinementStart
-from f3rm_ext.planning.request import CaptureSizes, Device, PlanRequest
+from f3rm_ext.planning.gaussians import (
+    ASSUMED_GAUSSIANS,
+    final_gaussians,
+    gaussians_at,
+    plan_growth,
+    schedule_of,
+    starting_gaussians,
+)
+from f3rm_ext.planning.request import CaptureSizes, PlanRequest, RefinementStart
 from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians
 
@@ -41,7 +47,7 @@ def test_nothing_grows_without_a_strategy() -> None:
 
 
 def test_the_default_strategy_ends_at_its_limit_or_at_what_is_usual() -> None:
-    assert final_gaussians(request_of()) == GROWN
+    assert final_gaussians(request_of()) == ASSUMED_GAUSSIANS
     assert final_gaussians(request_of(max_gaussians=200_000)) == 200_000
     assert final_gaussians(request_of(gaussians=6_000_000)) == 6_000_000
     counts = [gaussians_at(request_of(max_gaussians=200_000), step) for step in range(0, 15_000, 500)]
@@ -75,7 +81,7 @@ def test_a_refinement_has_the_gaussians_of_its_mesh(tmp_path: Path) -> None:
     config.pipeline.model.mesh, config.pipeline.model.gaussians_per_triangle = tmp_path / "ball.ply", 3
     trimesh.creation.icosphere(subdivisions=1).export(tmp_path / "ball.ply")
     assert starting_gaussians(request) == final_gaussians(request) == 240
-    growth = growth_of(request)
+    growth = plan_growth(request)
     assert growth is not None and growth.begin == growth.end and growth.source == "on the triangles of the mesh"
 
 
@@ -99,7 +105,7 @@ def test_a_refinement_counts_divided_triangles_and_free_splats(tmp_path: Path) -
     capture = CaptureSizes(train_images=20, eval_images=2, width_px=64, height_px=48)
     request = PlanRequest(config, capture, Device("cpu", 1 << 33), start=start)
     assert final_gaussians(request) == start.triangles + 1
-    growth, alone = growth_of(request), growth_of(replace(request, start=None))
+    growth, alone = plan_growth(request), plan_growth(replace(request, start=None))
     assert growth is not None and alone is not None
     assert growth.source == f"{start.triangles} triangles, divided where splats are dense; 1 are free"
     assert alone.last == 80 and "give --data" in alone.source

@@ -1,16 +1,43 @@
-"""Cards that runs are planned for: a table of known ones, and the device of this machine."""
+"""Devices and their memory: a table of known cards, and the device of this machine."""
 
+import os
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.planning.request import Device
-from f3rm_ext.profiling.memory import total_bytes
 
 GIB = 1 << 30
+CARD_SHARE = 0.95
+"""Share of a card's memory that a plan may use: cards report 2 to 4 % less than their data sheets say, and what CUDA
+takes is an assumption."""
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that a run is planned for."""
+
+    type: str
+    """``"cuda"`` or ``"cpu"``."""
+    memory_bytes: int
+    """Memory of the card, or of the machine for the CPU, bytes."""
+    name: str = ""
+    """Name of the card, such as ``RTX 4090``; empty if only its memory was given."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that a plan may use, bytes."""
+        return self.memory_bytes if self.type == "cpu" else int(CARD_SHARE * self.memory_bytes)
+
+    @property
+    def bandwidth_gb_s(self) -> int | None:
+        """Bandwidth of a known card's memory, 10⁹ bytes per second; None for others."""
+        return next((card.bandwidth_gb_s for card in CARDS if card.name == self.name), None)
 
 
 class Card(NamedTuple):
@@ -103,20 +130,20 @@ def find_card(name: str) -> Card:
         ConfigError: no card has such a name, or several have.
     """
     wanted = _words(name)
-    found = sorted(
+    matches = sorted(
         (card for card in CARDS if wanted and wanted <= _words(card.name)), key=lambda card: len(_words(card.name))
     )
-    if not found:
+    if not matches:
         raise ConfigError(
             f"No card named {name!r} is known: give its memory instead, such as --vram-gib 16, or one of "
             f"{', '.join(card.name for card in CARDS)}."
         )
-    shortest = [card for card in found if len(_words(card.name)) == len(_words(found[0].name))]
+    shortest = [card for card in matches if len(_words(card.name)) == len(_words(matches[0].name))]
     if len(shortest) > 1:
         raise ConfigError(
-            f"{name!r} fits several cards ({', '.join(card.name for card in shortest)}): give more of the name."
+            f"{name!r} matches several cards ({', '.join(card.name for card in shortest)}): give more of the name."
         )
-    return found[0]
+    return matches[0]
 
 
 def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | int | None = None) -> Device:
@@ -131,7 +158,7 @@ def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | in
         ConfigError: the card is unknown, or its memory is not a positive number.
     """
     if vram_gib is not None and not 0 < vram_gib < 1 << 20:
-        raise ConfigError(f"--vram-gib is {vram_gib}, but a card has more than nothing: give its memory in GiB.")
+        raise ConfigError(f"--vram-gib is {vram_gib}, but it must be above 0: give the card's memory in GiB.")
     if gpu is not None:
         card = find_card(gpu)
         memory_gib = card.memory_gib if vram_gib is None else vram_gib
@@ -152,3 +179,19 @@ def this_device(device_type: str) -> Device:
     compat.check_device(device_type)
     properties = torch.cuda.get_device_properties(0)
     return Device(device_type, properties.total_memory, properties.name)
+
+
+def total_bytes(device: torch.device) -> int:
+    """Returns the memory of a CUDA device; for the CPU the machine's or what its container may use; 0 if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return 0
+    for path in CONTAINER_LIMITS:
+        try:
+            total = min(total, int(path.read_text()))
+        except (OSError, ValueError):  # "max" is no limit
+            continue
+    return total

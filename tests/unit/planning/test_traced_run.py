@@ -1,4 +1,4 @@
-"""Windows by formula, against those of the datamanagers."""
+"""Cached images and features by formula, compared with those of the datamanagers."""
 
 import math
 
@@ -13,37 +13,38 @@ from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import FeatureSize
 from f3rm_ext.features.extractors.registry import build_extractor, feature_size
 from f3rm_ext.features.options import FeatureOptions
+from f3rm_ext.memory.estimate import CONTEXT_BYTES
 from f3rm_ext.planning.request import CaptureSizes
-from f3rm_ext.planning.windows import Window, feature_sizes, feature_specs, stays_on_device, window_of
+from f3rm_ext.planning.traced_run import CachedImages, feature_sizes, feature_specs
 
 CAPTURE = CaptureSizes(train_images=20, eval_images=3, width_px=160, height_px=90)
 
 
 def test_bytes_are_those_of_packed_images() -> None:
-    window = window_of(F3rmDataManagerConfig(train_num_images_to_sample_from=4), "train", 20, CAPTURE)
+    cached = CachedImages.of_split(F3rmDataManagerConfig(train_num_images_to_sample_from=4), "train", 20, CAPTURE)
     images = [ImagePixels(torch.zeros(90, 160, 3, dtype=torch.uint8)) for _ in range(4)]
-    assert window.images == PackedPixels.pack(range(4), images).pixels.nbytes and window.count == 4
+    assert cached.images == PackedPixels.pack(range(4), images).pixels.nbytes and cached.count == 4
 
 
 @pytest.mark.parametrize(("option", "count"), [(-1, 20), (math.inf, 20), (100, 20), (7, 7)])
-def test_a_window_has_as_many_images_as_the_option_says(option: float, count: int) -> None:
+def test_as_many_images_are_cached_as_the_option_says(option: float, count: int) -> None:
     config = ImageDataManagerConfig(train_num_images_to_sample_from=option, train_num_times_to_repeat_images=10)
-    window = window_of(config, "train", 20, CAPTURE)
-    assert window.count == count and window.changes == (count < 20)
+    cached = CachedImages.of_split(config, "train", 20, CAPTURE)
+    assert cached.count == count and cached.changes == (count < 20)
 
 
 def test_features_are_halves_per_patch() -> None:
     sizes = [FeatureSize(10, 5, 64), FeatureSize(2, 2, 8)]
-    window = window_of(F3rmDataManagerConfig(), "train", 20, CAPTURE, sizes)
-    assert window.features == 20 * 2 * (10 * 5 * 64 + 2 * 2 * 8)
+    cached = CachedImages.of_split(F3rmDataManagerConfig(), "train", 20, CAPTURE, sizes)
+    assert cached.features == 20 * 2 * (10 * 5 * 64 + 2 * 2 * 8)
 
 
 @pytest.mark.parametrize(("free", "kept"), [(4000, True), (3999, False)])
-def test_a_window_is_where_the_datamanager_would_put_it(free: int, kept: bool) -> None:
-    window = Window(count=1, images=600, features=400, changes=False)
+def test_images_are_cached_where_the_datamanager_would_put_them(free: int, kept: bool) -> None:
+    cached, memory = CachedImages(count=1, images=600, features=400, changes=False), CONTEXT_BYTES + 50 + free
     placement = Placement(torch.device("cpu"), wanted=True, off="x", free=lambda _: free, log=False)
-    assert stays_on_device(window, True, "cuda", free) == placement.decide(window.nbytes) == kept
-    assert not stays_on_device(window, False, "cuda", free) and not stays_on_device(window, True, "cpu", free)
+    assert cached.on_device(True, "cuda", memory, 50) == placement.decide(1000) == kept
+    assert not cached.on_device(False, "cuda", memory, 50) and not cached.on_device(True, "cpu", memory, 50)
 
 
 def test_codes_take_the_place_of_dimensions() -> None:

@@ -1,0 +1,276 @@
+"""Runs training steps, pictures and queries of a real model without data, and traces the memory that they take."""
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.engine.optimizers import Optimizers
+from nerfstudio.engine.trainer import TrainerConfig
+from nerfstudio.models.base_model import Model
+from torch import Tensor
+
+from f3rm_ext.data.config_checks import flag, parse_count
+from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.placement import fits
+from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
+from f3rm_ext.engine.ranks import Ranks
+from f3rm_ext.engine.synchronization import GathersGradients
+from f3rm_ext.features.base import FeatureSize
+from f3rm_ext.features.extractors.registry import feature_size
+from f3rm_ext.features.options import FeatureOptions
+from f3rm_ext.features.source import head_names
+from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
+from f3rm_ext.memory.estimate import CONTEXT_BYTES
+from f3rm_ext.memory.trace import AllocationTracker, Bytes, tracing
+from f3rm_ext.mesh.bound import layout
+from f3rm_ext.planning.request import CaptureSizes
+from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.queryable import Scorer
+from f3rm_ext.splat import losses
+from f3rm_ext.splat.densify import relocation
+from f3rm_ext.utils import colormaps
+
+QUERY_PX = (1920, 1080)
+"""Width and height of the viewer's picture of a query."""
+CHANNELS = 3
+"""Bytes per pixel: images are kept as RGB bytes. Alpha and masks, which sizes do not tell, would add to them."""
+HALF = 2
+"""Bytes of a number of a stored feature."""
+NEGATIVES = 4
+"""Canonical negatives of a query."""
+
+
+class TracedRun:
+    """A model and its optimisers without values, as they are in training.
+
+    Args:
+        config: options of the trainer; copied.
+        model: the model.
+        tracker: counts the memory; it is entered.
+        mixed: whether steps use mixed precision.
+        foreach: whether Adam updates all parameters at once, as it does on CUDA by default.
+        processes: number of ranks; more than one gather their packed gradients.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        model: Model,
+        tracker: AllocationTracker,
+        *,
+        mixed: bool,
+        foreach: bool,
+        processes: int = 1,
+    ) -> None:
+        self.model, self.tracker, self.mixed, self.processes = model, tracker, mixed, processes
+        tracker.label(model.buffers(), "buffers")
+        tracker.label(model.parameters(), "parameters")
+        self.optimizers = make_optimizers(config, model, foreach=foreach)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._label_gradient)
+
+    def train(self, batch: Callable[[], tuple[Any, dict[str, Any]]], after: Callable[[], None] = lambda: None) -> Bytes:
+        """Takes two steps, the first of which allocates the optimisers' moments.
+
+        Args:
+            batch: returns the inputs of the model and the batch of its losses.
+            after: what the model does after a step.
+
+        Returns:
+            Bytes at the peak of the second step.
+        """
+        self.model.train()
+        self._step(batch)
+        after()
+        self.tracker.label(self._moments(), "optimizer")
+        self.tracker.reset_peak()
+        self._step(batch)
+        after()
+        return self.tracker.peak
+
+    def draw(self, draw: Callable[[], object]) -> Bytes:
+        """Returns the bytes at the peak of drawing a picture between two steps."""
+        self.model.eval()
+        self.tracker.reset_peak()
+        with torch.no_grad():
+            draw()
+        return self.tracker.peak
+
+    def _step(self, batch: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
+        self.optimizers.zero_grad_all()
+        with self.tracker.saving(), torch.autocast("cpu", torch.float16, enabled=self.mixed):
+            inputs, targets = batch()
+            # Nerfstudio's trainer holds them all until the end of the step.
+            outputs: Any = self.model(inputs)
+            metrics = self.model.get_metrics_dict(outputs, targets)
+            losses: Mapping[str, Tensor] = self.model.get_loss_dict(outputs, targets, metrics)  # type: ignore[assignment]
+            loss = functools.reduce(torch.add, losses.values())
+        loss.backward()
+        if self.processes > 1:
+            ranks = _EqualRanks(self.processes)
+            for optimizer in self.optimizers.optimizers.values():
+                if isinstance(optimizer, GathersGradients):
+                    for group in optimizer.param_groups:  # type: ignore[attr-defined]
+                        for parameter in group["params"]:
+                            optimizer.gather_gradients(parameter, ranks)
+        self.optimizers.optimizer_step_all()
+
+    def _label_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.tracker.label([parameter.grad], "gradients")
+
+    def _moments(self) -> Iterator[Tensor]:
+        for optimizer in self.optimizers.optimizers.values():
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+class _EqualRanks(Ranks):
+    """Ranks that all have what this one has."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size = 0, size
+
+    def share(self, numbers: Sequence[int]) -> list[list[int]]:
+        return [list(numbers) for _ in range(self.size)]
+
+    def gather_rows(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        own = rows.clone()
+        return [torch.empty_like(own) for _ in range(self.size)]
+
+
+@contextmanager
+def tracing_run(device_type: str, *, arrays: bool = True) -> Iterator[AllocationTracker]:
+    """Enters :func:`~f3rm_ext.memory.trace.tracing`, and afterwards clears caches that hold tensors without values."""
+    try:
+        with tracing(device_type, arrays=arrays) as tracker:
+            yield tracker
+    finally:
+        caches = (losses._window, colormaps._color_table, relocation.relocation_table, layout.barycentric_weights)
+        for cache in caches:
+            cache.cache_clear()
+
+
+def make_optimizers(config: TrainerConfig, model: Model, *, foreach: bool) -> Optimizers:
+    """Returns the optimisers of a run, without schedules, which take no memory."""
+    groups: dict[str, Any] = copy.deepcopy(config.optimizers)
+    for group in groups.values():
+        if isinstance(group["scheduler"], RunDecaySchedulerConfig):
+            group["scheduler"].fit(schedule_length(config))
+    fit: Callable[..., None] | None = getattr(config.pipeline.model, "fit_optimizers", None)
+    if fit is not None:
+        fit(groups)
+    optimizers = Optimizers(groups, model.get_param_groups())
+    for optimizer in optimizers.optimizers.values():
+        for group in optimizer.param_groups:
+            if foreach and group.get("foreach", 0) is None and not group.get("fused"):
+                group["foreach"] = True
+    return optimizers
+
+
+def make_cameras(width_px: int, height_px: int, count: int = 1) -> Cameras:
+    """Returns cameras with values, side by side; call it outside :func:`tracing_run`."""
+    pose = torch.eye(4)[:3].repeat(max(1, count), 1, 1)
+    pose[:, 0, 3] = torch.arange(len(pose)) / len(pose)
+    focal_px = float(width_px)
+    return Cameras(pose, focal_px, focal_px, width_px / 2, height_px / 2, width_px, height_px)
+
+
+def draw_query(model: Any, view: Cameras) -> object:
+    """Draws a picture as the viewer does, with the scores of a query where the model has features."""
+    heads = model.query_heads()
+    if not heads:
+        return model.render_camera(view, {})
+    name, head = next(iter(heads.items()))
+    positives = Embeddings(torch.empty(1, head.dim), ("query",))
+    negatives = Embeddings(torch.empty(NEGATIVES, head.dim), ("",) * NEGATIVES)
+    scorer = Scorer.of_model(model, [Query(name="query", positives=positives, negatives=negatives, head=name)])
+    return model.render_camera(view, {"scores": lambda _, rendered_of: scorer(rendered_of)})
+
+
+# --- cached images ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CachedImages:
+    """Images of one process that are in memory at a time, with their features."""
+
+    count: int
+    """Number of images."""
+    images: int
+    """Bytes of their pixels."""
+    features: int
+    """Bytes of their features."""
+    changes: bool
+    """Whether other images will follow, which are loaded while these are used."""
+
+    @classmethod
+    def of_split(
+        cls, manager: Any, split: str, num_images: int, capture: CaptureSizes, features: Sequence[FeatureSize] = ()
+    ) -> "CachedImages":
+        """Computes what a datamanager caches of a split.
+
+        Args:
+            manager: configuration of the datamanager.
+            split: ``"train"`` or ``"eval"``.
+            num_images: number of images of the split.
+            capture: their sizes.
+            features: features of each image that are cached, too.
+
+        Raises:
+            ConfigError: an option of the cache is out of range.
+        """
+        wanted, repeat = f"{split}_num_images_to_sample_from", f"{split}_num_times_to_repeat_images"
+        cycle = ImageCycle(
+            max(1, num_images),
+            parse_count(getattr(manager, wanted), flag(wanted), unit="images"),
+            parse_count(getattr(manager, repeat), flag(repeat), unit="steps"),
+        )
+        count = cycle.window_size if num_images else 0
+        pixels = count * capture.width_px * capture.height_px * CHANNELS
+        return cls(count, pixels, count * HALF * sum(size.numbers for size in features), cycle.changes)
+
+    def on_device(self, wanted: bool, device_type: str, memory_bytes: int, tensor_bytes: int) -> bool:
+        """Returns whether a GPU keeps them, as :class:`~f3rm_ext.data.placement.Placement` decides.
+
+        Args:
+            wanted: the option.
+            device_type: type of the training device.
+            memory_bytes: memory of the training device.
+            tensor_bytes: bytes of tensors there when the first batch is made.
+        """
+        if device_type != "cuda" or not wanted:
+            return False
+        return fits(self.images + self.features, memory_bytes - CONTEXT_BYTES - tensor_bytes)
+
+    def allocate(self, tracker: AllocationTracker) -> tuple[Tensor, Tensor]:
+        """Returns tensors of these sizes, labelled in the trace."""
+        with tracker.allocating("images"):
+            images = torch.empty(self.images, dtype=torch.uint8)
+        with tracker.allocating("features"):
+            return images, torch.empty(self.features, dtype=torch.uint8)
+
+
+def feature_sizes(options: FeatureOptions, capture: CaptureSizes) -> list[FeatureSize]:
+    """Returns the size of an image's features by extractor, with PCA codes if there are any.
+
+    Raises:
+        ExtractorError: an extractor is unknown, or one of its options is wrong.
+    """
+    sizes = [feature_size(text, capture.height_px, capture.width_px) for text in options.extractors]
+    return [FeatureSize(size.rows, size.cols, options.codes or size.dim) for size in sizes]
+
+
+def feature_specs(options: FeatureOptions, sizes: Sequence[FeatureSize]) -> tuple[FeatureSpec, ...]:
+    """Returns the feature specs from which a model is built; their values are placeholders."""
+    specs: list[FeatureSpec] = []
+    for text, name, size in zip(options.extractors, head_names(options.extractors), sizes, strict=True):
+        basis = DisplayBasis(torch.zeros(size.dim), torch.eye(3, size.dim), -torch.ones(3), torch.ones(3))
+        specs.append(FeatureSpec(name=name, dim=size.dim, extractor=text, identity={}, display=basis))
+    return tuple(specs)
