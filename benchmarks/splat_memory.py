@@ -2,9 +2,9 @@
 
 python benchmarks/splat_memory.py  # writes splat_memory.json, splat_sizes.json and splat_precision.json to results/
 
-The first two are arithmetic (checked against real tensors in tests/unit/splat/memory/test_accounting.py). The third
-fits the spherical harmonics of Gaussians to noisy colours from random directions, half of the Gaussians visible in each
-step: a toy, but one in which the truth is known.
+The first two are planned: traces of a training step without values (see docs/planning.md). The third fits the spherical
+harmonics of Gaussians to noisy colours from random directions, half of the Gaussians visible in each step: a toy, but
+one in which the truth is known.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +20,32 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter, functional
 
+from f3rm_ext.memory.devices import Device
+from f3rm_ext.method_configs.splat_presets import make_splat_config
+from f3rm_ext.planning.request import CaptureSizes, PlanRequest
+from f3rm_ext.planning.splats import estimate_splats
 from f3rm_ext.splat.gaussians import sh_rest_count
-from f3rm_ext.splat.memory.accounting import Layout, account, peak, total
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.packed import stored_sh_colors
 from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
-from f3rm_ext.splat.regularization.options import RegularizationOptions
 
 RESULTS = Path(__file__).parent / "results"
 MILLIONS = 6_000_000
-POINTS = RegularizationOptions().samples
 REFLECTIVE = 0.2
-LAYOUTS = {
-    "naive": Layout.naive(MILLIONS, points=POINTS),
-    "packed gradients, int32 neighbours": Layout(MILLIONS, points=POINTS),
-    "+ float16 harmonics": Layout(MILLIONS, storage="float16", points=POINTS),
-    "+ bfloat16 moments (optimize-memory)": Layout(MILLIONS, storage="float16", moments="bfloat16", points=POINTS),
-    "+ int8 moments": Layout(MILLIONS, storage="float16", moments="int8", points=POINTS),
-    "selective, 20 % reflective, bfloat16 moments": Layout(
-        MILLIONS, storage="selective", moments="bfloat16", reflective=REFLECTIVE, points=POINTS
-    ),
-    "planar (the default)": Layout(MILLIONS, neighbours=0, planes=True),
-    "planar, optimize-memory": Layout(MILLIONS, storage="float16", moments="bfloat16", neighbours=0, planes=True),
+SUGAR = {"regularization": "dn-consistency"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dn-consistency": SUGAR,
+    "+ float16 harmonics": {**SUGAR, "sh_storage": "float16"},
+    "+ bfloat16 moments (optimize-memory)": {**SUGAR, "optimize_memory": True},
+    "+ int8 moments": {**SUGAR, "optimize_memory": True, "sh_moments": "int8"},
+    "selective, 20 % reflective, bfloat16 moments": {**SUGAR, "sh_storage": "selective", "sh_moments": "bfloat16"},
+    "planar (the default)": {},
+    "planar, optimize-memory": {"optimize_memory": True},
+    "no regularisation": {"regularization": "none"},
+    "no regularisation, optimize-memory": {"regularization": "none", "optimize_memory": True},
 }
 SIZES = (1_000_000, 2_000_000, 4_000_000, 6_000_000)
-GROUPS = ("kept", "gradient", "in flight", "rendering", "regularization")
 
 COUNT, RATE, NOISE = 1000, 5e-4, 0.05
 PEERS = ("torch's Adam, float32", "torch's Adam, float16")
@@ -62,13 +61,37 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def training_bytes(
+    gaussians: int, sh_degree: int = 3, regularization: str = "planar", samples: int | None = None, **memory: Any
+) -> dict[str, int]:
+    """Planned bytes by category at the peak of a training step on CUDA, with a picture of 64 × 64 pixels.
+
+    Args:
+        gaussians: number of Gaussians, all of them visible.
+        sh_degree: SH degree of the colours.
+        regularization: mode of the regularisation.
+        samples: points per step of the regularisation; None for the default.
+        memory: options of the memory.
+    """
+    config: Any = make_splat_config("sugar-ext")
+    config.pipeline.datamanager.cache_images = "cpu"
+    model = config.pipeline.model
+    model.regularization, model.sh_degree = regularization, sh_degree
+    if samples is not None:
+        model.surface.samples = samples
+    for name, value in memory.items():
+        setattr(model.memory, name, value)
+    capture = CaptureSizes(train_images=4, eval_images=0, width_px=64, height_px=64)
+    request = PlanRequest(config, capture, Device("cuda", 80 << 30), gaussians=gaussians, pictures=False)
+    return {str(name): size for name, size in estimate_splats(request).device["train"].items()}
+
+
 def memory() -> list[dict[str, Any]]:
-    """Bytes by layout and group."""
+    """Bytes by options and category."""
     rows = []
-    for name, layout in LAYOUTS.items():
-        items = account(layout)
-        groups = {group: total(items, group) for group in GROUPS}
-        rows.append({"layout": name, **groups, "peak": peak(items), "items": {item.name: item.bytes for item in items}})
+    for name, options in LAYOUTS.items():
+        held = training_bytes(MILLIONS, **options)
+        rows.append({"layout": name, "held": held, "peak": sum(held.values())})
     return rows
 
 
@@ -78,10 +101,10 @@ def sizes() -> list[dict[str, Any]]:
     for gaussians in SIZES:
         row: dict[str, Any] = {"gaussians": gaussians}
         for degree in (3, 2):
-            plain = Layout(gaussians, degree, neighbours=0, planes=True)
-            row[f"degree {degree}"] = peak(account(plain))
-            optimized = replace(plain, storage="float16", moments="bfloat16")
-            row[f"degree {degree}, optimize-memory"] = peak(account(optimized))
+            row[f"degree {degree}"] = sum(training_bytes(gaussians, degree).values())
+            row[f"degree {degree}, optimize-memory"] = sum(
+                training_bytes(gaussians, degree, optimize_memory=True).values()
+            )
         rows.append(row)
     return rows
 
@@ -174,7 +197,7 @@ def main() -> None:
     facts |= {"threads": torch.get_num_threads()}  # type: ignore[dict-item]
     RESULTS.mkdir(exist_ok=True)
     reports: dict[str, dict[str, Any]] = {
-        "splat_memory": {"rows": memory(), "gaussians": MILLIONS, "sh_degree": 3, "points": POINTS},
+        "splat_memory": {"rows": memory(), "gaussians": MILLIONS, "sh_degree": 3},
         "splat_sizes": {"rows": sizes()},
     }
     if options.steps:
@@ -182,7 +205,7 @@ def main() -> None:
         reports["splat_precision"] = {"rows": rows, "steps": options.steps, "gaussians": COUNT, "noise": NOISE}
     for name, report in reports.items():
         for row in report["rows"]:
-            print(*(f"{key} {value}" for key, value in row.items() if key != "items"), sep="; ")
+            print(*(f"{key} {value}" for key, value in row.items() if key != "held"), sep="; ")
         (RESULTS / f"{name}.json").write_text(json.dumps({**report, **facts}, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -144,16 +144,14 @@ def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
 
 
 def accounted_mib(name: str, count: int, samples: int) -> float | None:
-    """What our accounting says that a variant takes, MiB, without images and drawing's tiles."""
-    from f3rm_ext.splat.memory.accounting import Layout, account, peak
+    """Planned memory of a variant, MiB, without images and with a tiny picture."""
+    from splat_memory import training_bytes
 
     variant = VARIANTS[name]
     if variant.get("method"):
         return None
-    small: dict[str, Any] = {"storage": "float16", "moments": "bfloat16"} if variant.get("optimize_memory") else {}
-    planar = variant["regularization"] == "planar"
-    points = 0 if planar or variant["regularization"] == "none" else samples
-    return peak(account(Layout(count, points=points, neighbours=16 if points else 0, planes=planar, **small))) / 2**20
+    small = {"optimize_memory": True} if variant.get("optimize_memory") else {}
+    return sum(training_bytes(count, 3, variant["regularization"], samples, **small).values()) / 2**20
 
 
 def in_process(name: str, arguments: list[str]) -> dict[str, Any]:

@@ -104,14 +104,14 @@ def _answers(report: Report) -> str:
 
 
 def _splat_memory(report: Report) -> str:
-    """Gigabytes by layout, then every tensor of the naive layout and of the default one that saves memory, in bytes."""
-    groups = ("kept", "gradient", "in flight", "rendering", "regularization", "peak")
-    head = ["layout", "kept", "gradients", "copies of harmonics", "a picture (estimate)", "surfaces", "peak"]
-    rows = [[row["layout"], *(f"{row[group] / 1e9:.2f}" for group in groups)] for row in report["rows"]]
-    naive, ours = report["rows"][0], next(row for row in report["rows"] if "(optimize-memory)" in row["layout"])
-    items = [[name, f"{size:,}", f"{ours['items'][name]:,}"] for name, size in naive["items"].items()]
-    items.append(["peak", *(f"{row['peak']:,}" for row in (naive, ours))])
-    return table(head, rows) + "\n\n" + table(["bytes", "naive", "optimize-memory"], items)
+    """Gigabytes by layout and category, at the peak."""
+    names = {"parameters": "parameters", "optimizer": "moments", "gradients": "gradients", "buffers": "buffers"}
+    names |= {"activations": "activations", "workspace": "workspace"}
+    rows = [
+        [row["layout"], *(f"{row['held'].get(name, 0) / 1e9:.2f}" for name in names), f"{row['peak'] / 1e9:.2f}"]
+        for row in report["rows"]
+    ]
+    return table(["layout", *names.values(), "peak"], rows)
 
 
 def _splat_sizes(report: Report) -> str:

@@ -7,7 +7,6 @@ from torch.nn import Parameter
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
 from f3rm_ext.splat.densify.relocation import MAX_COPIES, relocated
 from f3rm_ext.splat.memory import adam, packed
-from f3rm_ext.splat.memory.accounting import Layout, account
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.moments import MOMENTS
 from f3rm_ext.splat.memory.packed import stored_sh_colors
@@ -60,10 +59,9 @@ def test_steps_are_those_of_the_cpu_up_to_rounding(cuda: torch.device, kind: str
     assert (results[0] - results[1]).abs().max() < 3e-3 and results[0].abs().mean() > 1e-3
 
 
-def test_a_step_takes_no_more_than_the_accounting_says(cuda: torch.device) -> None:
+def test_a_step_takes_no_more_than_storage_moments_and_packed_gradients(cuda: torch.device) -> None:
     """What a million Gaussians add to the peak, harmonics alone: stored, moments, gradient, and one chunk."""
     count = 1_000_000
-    layout = Layout(count, storage="float16", moments="bfloat16")
     directions, dc = torch.randn(count, 3, device=cuda), torch.full((count, 3), 9.0, device=cuda)
     torch.cuda.reset_peak_memory_stats(cuda)
     before = torch.cuda.memory_allocated(cuda)
@@ -74,7 +72,7 @@ def test_a_step_takes_no_more_than_the_accounting_says(cuda: torch.device) -> No
         optimizer.step()
         optimizer.zero_grad()
     peak = (torch.cuda.max_memory_allocated(cuda) - before) / MIB
-    kept = sum(item.bytes for item in account(layout) if item.name.endswith("harmonics") and "but" not in item.name)
+    kept = count * (45 * 2 + 2 * 45 * 2 + 32)  # float16, two bfloat16 moments; direction, gradient and index
     colors = 12 * count * 12  # directions, colours and their gradients, a dozen tensors of three numbers
     chunk = 2**18 * 45 * 4 * 10
     assert peak < (kept + colors + chunk) / MIB

@@ -1,1 +1,1 @@
-"""Memory savings: harmonics in half precision, packed gradients, small moments, and accounting of all of it."""
+"""Memory savings: harmonics in half precision, packed gradients, and small moments."""

@@ -55,8 +55,7 @@ class PlanarRegularizer(Regularizer):
     """Computes the losses of a step: thickness, agreement of normals with the depth of planes, and of that depth with
     a nearby view's.
 
-    A step takes 200 bytes per pixel for the backward pass (measured on the CPU), and per Gaussian what
-    :data:`f3rm_ext.splat.memory.accounting.PLANES` says.
+    A step takes 200 bytes per pixel for the backward pass (measured on the CPU).
     """
 
     def active(self, step: int) -> bool:

@@ -394,7 +394,7 @@ def test_the_surface_is_done_with_before_the_picture(
     mode: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Going backwards. The account of memory (memory.accounting.peak) counts on their not being there at once."""
+    """Going backwards. Otherwise both would be in memory at once."""
     model = make_splat_model(regularization=mode, surface=small())
     hooks = begin_training(model, STEPS)
     order = []

@@ -140,7 +140,7 @@ def test_a_model_knows_whether_it_grows(
 def test_every_value_that_is_advised_is_accepted() -> None:
     for memory in (MemoryOptions(), MemoryOptions(optimize_memory=True), MemoryOptions(sh_moments="int8")):
         for found in options_of(SplatModelConfig(memory=memory), "cuda", 10, True):
-            name = found.option.removeprefix("pipeline.model.").replace("-", "_")
+            name = found.name.removeprefix("pipeline.model.").replace("-", "_")
             if hasattr(memory, name):
                 value = {"True": True, "False": False}.get(str(found.lower), found.lower)
                 assert MemoryOptions(**{name: value}).sh_dtype in (torch.float16, torch.float32)
