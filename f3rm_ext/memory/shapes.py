@@ -136,6 +136,15 @@ def kernel_device(tensor: Tensor) -> str:
     return _Planned.device_type if isinstance(tensor, ShapeTensor) or tensor.is_meta else tensor.device.type
 
 
+def chunks(rows: Tensor, size: int) -> list[slice]:
+    """Returns consecutive chunks of the rows of a tensor; without values the first one, which stands for all.
+
+    That is right for work that frees the memory of a chunk before the next.
+    """
+    end = min(size, len(rows)) if lacks_values(rows) else len(rows)
+    return [slice(start, start + size) for start in range(0, end, size)]
+
+
 def null_array(size_bytes: int) -> Tensor:
     """Returns a tensor in place of an array that a numba kernel allocates by numpy."""
     return torch.empty(size_bytes if _Planned.arrays else 0, dtype=torch.uint8)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from f3rm_ext import compat
 from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.memory.shapes import kernel_device, lacks_values
+from f3rm_ext.memory.shapes import chunks, kernel_device, lacks_values
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, SH_C0, sh_rest_count
 from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 from f3rm_ext.splat.triton_kernels import find_kernels
@@ -232,7 +232,7 @@ class _StoredHarmonics(torch.autograd.Function):
         if kernel_device(directions) == "cuda" and (lacks_values(directions) or compat.has_gsplat_kernels()):
             return _evaluated_by_gsplat(directions, storage, degree)
         colors = torch.empty_like(directions)
-        for part in _parts(directions, _chunk(directions)):
+        for part in chunks(directions, _chunk(directions)):
             bases = sh_bases(degree, directions[part])
             colors[part] = torch.einsum("nk,nkc->nc", bases, _coefficients(storage, part, degree))
         return colors
@@ -265,7 +265,7 @@ def _evaluated_by_gsplat(directions: Tensor, storage: Tensor, degree: int) -> Te
 
     spherical_harmonics = kernels_for(directions).spherical_harmonics
     colors = torch.empty_like(directions)
-    for part in _parts(directions, CHUNK_KERNEL):
+    for part in chunks(directions, CHUNK_KERNEL):
         coefficients = functional.pad(_coefficients(storage, part, degree), (0, 0, 1, 0))
         colors[part] = spherical_harmonics(degree, directions[part], coefficients)
     return colors
@@ -280,12 +280,6 @@ def _takes_all(gradient: Tensor) -> bool:
 
 def _chunk(on: Tensor) -> int:
     return CHUNK_CPU if on.device.type == "cpu" else CHUNK
-
-
-def _parts(rows: Tensor, chunk: int) -> list[slice]:
-    # Without values one chunk stands for all: each frees its memory before the next.
-    end = min(chunk, len(rows)) if lacks_values(rows) else len(rows)
-    return [slice(start, start + chunk) for start in range(0, end, chunk)]
 
 
 def _coefficients(storage: Tensor, part: slice | Tensor, degree: int) -> Tensor:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from f3rm_ext.memory.shapes import chunks
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations, smallest_axes
 from f3rm_ext.splat.memory.allocator import fitting_rows
 
@@ -85,5 +86,4 @@ class _ChunkedTable(torch.autograd.Function):
 
 
 def _parts(rows: Tensor) -> list[slice]:
-    chunk = fitting_rows(rows.device, _GAUSSIAN_BYTES, CHUNK_GAUSSIANS, MOST_GAUSSIANS)
-    return [slice(start, start + chunk) for start in range(0, len(rows), chunk)]
+    return chunks(rows, fitting_rows(rows.device, _GAUSSIAN_BYTES, CHUNK_GAUSSIANS, MOST_GAUSSIANS))
