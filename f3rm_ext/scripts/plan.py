@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Plan:
-    """Tells before a run whether it fits, what it will have seen, how long it takes and which options to use.
+    """Predicts whether a run fits into memory, how often it sees its images and how long it takes.
 
-    Give what you would give to ns-train, the method first; the options below may stand anywhere between. Memory is
-    that of one real training step, run without data and without values, so no GPU is needed. If the run does not fit,
-    options are searched with which it does, those that lose least first, and the command is printed. Without --data
-    and without sizes, 100 images of 1024 x 1024 pixels are assumed.
+    Type the arguments of ns-train, the method first; the options below may stand anywhere among them. The memory is
+    that of a real training step that runs without data and without values, so no GPU is needed. If the run does not
+    fit, the planner searches for options that make it fit, least harmful first, and prints the command. Without
+    --data and without sizes, 100 images of 1024 x 1024 pixels are assumed.
 
     Typical calls:
       f3rm-ext plan f3rm-ext --data capture --gpu 4090
@@ -38,25 +38,25 @@ class Plan:
     """
 
     words: tyro.conf.Suppress[tuple[str, ...]] = ()
-    """What is left for ns-train: the method and its arguments."""
+    """Words for ns-train: the method and its arguments."""
     gpu: str | None = None
-    """Card to plan for, by part of its name, such as 4090; by default that of this machine, otherwise the CPU."""
+    """Part of the name of the card to plan for, such as 4090; by default the device of this machine."""
     vram_gib: float | None = None
     """Memory of the card, GiB, above 0."""
     gaussians: int | None = None
-    """Gaussians of a splat run in the end, 1 or more; by default its limit."""
+    """Number of Gaussians at the end of a splat run, 1 or more; by default its limit."""
     images: int | None = None
-    """Number of training images, 1 or more; with --width-px and --height-px instead of a capture."""
+    """Number of training images, 1 or more; together with --width-px and --height-px in place of a capture."""
     width_px: int | None = None
     """Width of the image files, px."""
     height_px: int | None = None
     """Height of the image files, px."""
     points: int = 0
-    """Points that splats start from, with sizes by hand."""
+    """Number of initial points for splats, with --images."""
     epochs: Annotated[float, Range(0, 10**9, above=True)] | None = None
-    """Also print the steps of so many epochs, above 0."""
+    """Also print the number of steps for this many epochs, above 0."""
     probe: bool = False
-    """Train 25 steps of each stage here and derive from the last 20 how long the run takes."""
+    """Train 25 steps of each stage on this machine, and extrapolate the time of the run from the last 20."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the plan as JSON."""
     apply: bool = False
@@ -129,8 +129,8 @@ class Plan:
         if self.apply:
             if not plan.advice.fits:
                 raise MemoryShortageError(
-                    "The run does not fit with any options, so it was not started: use a smaller preset, fewer "
-                    "Gaussians or a larger card."
+                    "The run does not fit with any options and was not started: use a smaller preset, fewer Gaussians "
+                    "or a larger card."
                 )
             self._start(question.command(plan.advice.options))
         return 0
