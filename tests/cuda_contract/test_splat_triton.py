@@ -26,7 +26,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_interpreted(tmp_path: Path) -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
     folder = TESTS / "unit" / "splat"
-    checks = (folder / "memory" / "interpreted_adam.py", folder / "surface" / "interpreted_field.py")
+    checks = (folder / "memory" / "interpreted_adam.py", folder / "regularization" / "interpreted_field.py")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *checks],
         env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)},
