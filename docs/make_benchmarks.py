@@ -186,12 +186,12 @@ def _plan_time(report: Report) -> str:
 
 
 def _codes(report: Report) -> str:
-    ways = {"residual": "per patch", "constant": "their mean", "ignored": "ignored", "full": "–"}
+    ways = {"residual": "per patch", "constant": "their mean"}
     head = ["features, asked", "K", "energy kept", "what codes leave out", "cosine off by", "99 %", "relevancy off by"]
     rows = [
         [
             f"{r['features']}, by {r['by']}",
-            str(r["codes"]) if r["cosines"] != "full" else f"all {r['codes']}",
+            str(r["codes"]),
             f"{100 * r['energy']:.1f} %",
             ways[r["cosines"]],
             *(f"{r[key]:.4f}" for key in ("mean", "p99", "relevancy")),
@@ -199,6 +199,7 @@ def _codes(report: Report) -> str:
             f"{r['ms']:.2f}",
         ]
         for r in report["rows"]
+        if r["cosines"] in ("residual", "constant")
     ]
     return table([*head, "best patch kept", "ms"], rows)
 

@@ -167,9 +167,7 @@ class Scene:
         on_progress: StageProgress = lambda stage, done, total: None,
         **options: Any,
     ) -> "trimesh.Trimesh":
-        """Extracts a triangle mesh with colours at its vertices; z is up where the capture's is.
-
-        A scene that is a mesh already is returned as it is.
+        """Extracts a triangle mesh with colours at its vertices. A scene that is a mesh already is returned as it is.
 
         Args:
             frame: Coordinates of the vertices: those of transforms.json, or those of the model.
@@ -178,7 +176,7 @@ class Scene:
             options: Fields of :class:`~f3rm_ext.mesh.options.ExtractionOptions`, such as ``vertices=50_000``.
 
         Raises:
-            ConfigError: The method needs Gaussians, and the run is a field.
+            ConfigError: The method needs Gaussians and the run is a field; or options are given for a mesh.
             MeshError: There is no surface.
         """
         from f3rm_ext.mesh.extraction import extract_mesh
@@ -188,6 +186,8 @@ class Scene:
         if isinstance(self.photos, Run):
             surface = run_scene(self.photos, resolution_scale)
             mesh = extract_mesh(surface, ExtractionOptions(**options), on_progress).mesh
+        elif options:
+            raise ConfigError(f"This scene is a mesh already: leave out {', '.join(options)}.")
         else:
             mesh = self.photos.model.mesh.copy()
         if frame == "capture":

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import trimesh
 from scipy.spatial import KDTree
 
 import f3rm_ext
@@ -130,6 +131,25 @@ def test_readme_on_photos(photos: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert (rows, cols) == (maps[0].grid.rows, maps[0].grid.cols) and dim > 3
     (first,) = f3rm_ext.extract_features(photos / "00001.png", "dense-daisy")
     np.testing.assert_array_equal(first.values, maps[0].values)
+
+
+def test_a_mesh_with_features(run_command: Callable[..., Any], tiny_capture: Path, tmp_path: Path) -> None:
+    board = trimesh.creation.box((1.6, 1.6, 0.02)).subdivide_to_size(0.05)  # about where the table is
+    board.apply_translation((0.0, 0.0, 0.76))
+    board.export(tmp_path / "board.ply")
+    labels = f"labels:data={tiny_capture}"
+    words = ("--mesh", tmp_path / "board.ply", "--data", tiny_capture, "--extractors", labels)
+    done = run_command("f3rm-ext", "features", "lift-mesh", *words)
+    assert done.code == 0, done.text[-3000:]
+
+    scene = f3rm_ext.load(tmp_path / "board.ply")
+    best = scene.query("mug", negatives=["none"])[0]
+    assert best.position is not None and abs(best.position[2] - 0.76) < 0.02 and -1 <= best.score <= 1
+    np.testing.assert_allclose(scene.mesh().bounds, board.bounds, atol=1e-5)
+    there = scene.frame.to_scene(np.asarray(board.vertices))
+    np.testing.assert_allclose([there.min(0), there.max(0)], scene.mesh(frame="scene").bounds, atol=1e-5)
+    with pytest.raises(ConfigError, match="vertices"):
+        scene.mesh(vertices=100)
 
 
 def test_all_public_names_are_there() -> None:
