@@ -16,10 +16,7 @@ import learning_tables
 import mesh_tables
 from markdown_table import Report, quality, table
 
-PAGES = [
-    Path(__file__).with_name(name)
-    for name in ("benchmarks.md", "coming-from.md", "texture.md", "sfm.md", "sfm-diffusion.md", "moco.md")
-]
+PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from.md")]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
