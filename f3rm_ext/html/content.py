@@ -1,9 +1,11 @@
-"""The content of a report, independent of its layout."""
+"""The content of the demo's report, and facts about captures and machines for all reports."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,14 +92,17 @@ def machine_facts(device: str) -> list[tuple[str, str]]:
     facts = [("date", time.strftime("%Y-%m-%d %H:%M %Z")), ("device", device or "cpu")]
     facts.append(("processor", f"{processor()}, {os.cpu_count()} cores"))
     facts.append(("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"))
-    versions = []
-    for package in _PACKAGES:
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    facts.append(("packages", ", ".join(versions)))
+    facts.append(("packages", ", ".join(f"{name} {version}" for name, version in package_versions(_PACKAGES).items())))
     return facts
+
+
+def package_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of those packages that are installed."""
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def processor() -> str:

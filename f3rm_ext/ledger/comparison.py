@@ -1,4 +1,4 @@
-"""Comparing an entry with a baseline: what changed, whether noise explains it, and whether it is a regression."""
+"""Comparison of an entry with a baseline: which figures changed, beyond noise, and whether that is a regression."""
 
 import math
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from f3rm_ext.errors import LedgerError
-from f3rm_ext.ledger.entry import CONDITIONS, METRICS, SPEED_CONDITIONS, Entry, Metric
+from f3rm_ext.ledger.entry import CONDITIONS, METRICS, SPEED_CONDITIONS, Entry, Metric, Repeat
 from f3rm_ext.ledger.intervals import Change, Quartiles, independent_change, paired_change, quartiles
 
 MIN_REPEATS = 3
-"""Repeats that a judgement of speed needs on either side."""
+"""Number of repeats of both entries from which on speed is judged."""
 TOLERANCE = 0.005
 """Relative change of a quality figure that does not count."""
 
@@ -23,13 +23,13 @@ class Row:
 
     metric: Metric
     base: Quartiles | None
-    """Quartiles over the repeats; None where it was not measured."""
+    """Quartiles over the repeats; None if it was not measured."""
     new: Quartiles | None
     change: Change | None
-    """Relative change; None where there is none to compute."""
+    """Relative change; None if it cannot be computed."""
     verdict: Verdict
     reason: str = ""
-    """Why it was not judged or is undecided."""
+    """Reason for the verdict, where it is not plain."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Comparison:
     base: Entry
     new: Entry
     rows: Sequence[Row]
-    in_turn: bool
-    """Whether the repeats were run in turn, so that changes of the machine cancel out."""
+    interleaved: bool
+    """Whether the repeats took turns, so that changes of the machine cancel out."""
     remarks: Sequence[str]
-    """What a reader has to know to judge the figures."""
+    """Sentences about the reliability of the figures."""
 
     @property
     def regressions(self) -> list[Row]:
-        """Figures that are judged and worse."""
+        """Rows that are judged, and worse."""
         return [row for row in self.rows if row.verdict == "worse" and row.metric.judged != "no"]
 
 
@@ -58,25 +58,23 @@ def compare(base: Entry, new: Entry, tolerance: float = TOLERANCE) -> Comparison
 
     Args:
         base: the baseline.
-        new: what is judged.
+        new: the entry to judge.
         tolerance: relative change of a quality figure that does not count; 0.005 is 0.5 %.
 
     Raises:
         LedgerError: they were not measured alike, or have nothing in common that can be judged.
     """
-    unlike = [
+    differences = [
         f"{name} ({base.conditions[key]} and {new.conditions[key]})"
         for key, name in CONDITIONS.items()
         if key in base.conditions and key in new.conditions and base.conditions[key] != new.conditions[key]
     ]
-    if unlike:
+    if differences:
         raise LedgerError(
-            f"{new.name} cannot be compared with {base.name}, because they differ in {', '.join(unlike)}: measure both "
-            "alike, for instance with `f3rm-ext bench run --against`."
+            f"{new.name} cannot be compared with {base.name}, because they differ in {', '.join(differences)}: measure "
+            "both alike, for instance with `f3rm-ext bench run --against`."
         )
-    unknown = {
-        key for key in CONDITIONS for entry in (base, new) if key not in entry.conditions
-    }  # refused above only where both are known
+    unknown = {key for key in CONDITIONS for entry in (base, new) if key not in entry.conditions}
     sessions = {repeat.session for repeat in base.repeats} & {repeat.session for repeat in new.repeats}
     rows = [_row(metric, base, new, tolerance, unknown, sessions) for metric in METRICS]
     if not any(row.verdict != "not judged" for row in rows if row.metric.judged != "no"):
@@ -91,67 +89,63 @@ def _remarks(base: Entry, new: Entry, unknown: set[str], sessions: set[str]) -> 
     remarks = []
     if not sessions:
         remarks.append(
-            "The repeats were not run in turn, so what changed about the machine in between is in the speed: measure "
-            "with --against to rule it out."
+            "The repeats were not run in turn, so changes of the machine in between affect the speed: measure with "
+            "--against to rule that out."
         )
     if unknown:
         remarks.append(f"Not known of both: {', '.join(name for key, name in CONDITIONS.items() if key in unknown)}.")
     for entry in (base, new):
-        found = entry.suspicions()
-        if found:
-            remarks.append(f"{entry.name} needs a second look: {'; '.join(found)}.")
+        if phrases := entry.anomalies():
+            remarks.append(f"{entry.name} needs a second look: {'; '.join(phrases)}.")
     return remarks
 
 
 def _row(metric: Metric, base: Entry, new: Entry, tolerance: float, unknown: set[str], sessions: set[str]) -> Row:
-    sides = base.values(metric.key), new.values(metric.key)
-    shown = [quartiles(values) if values and all(map(math.isfinite, values)) else None for values in sides]
+    samples = base.values(metric.key), new.values(metric.key)
+    shown = [quartiles(values) if values and all(map(math.isfinite, values)) else None for values in samples]
 
     def row(verdict: Verdict, reason: str = "", change: Change | None = None) -> Row:
         return Row(metric, shown[0], shown[1], change, verdict, reason)
 
-    if not sides[0] or not sides[1]:
-        names = " and ".join(entry.name for entry, values in zip((base, new), sides, strict=True) if not values)
-        return row("not judged", f"not measured of {names}" if len(names) else "")
+    if not all(samples):
+        names = " and ".join(entry.name for entry, values in zip((base, new), samples, strict=True) if not values)
+        return row("not judged", f"not measured of {names}")
     if shown[0] is not None and shown[1] is None:
         return row("worse", "not finite")
-    if shown[0] is None or any(value <= 0 for values in sides for value in values):
+    if shown[0] is None or any(value <= 0 for values in samples for value in values):
         return row("not judged", "not a positive number")
-    by = metric.judged == "quality"
-    change = _change(metric, base, new, by_seed=by, sessions=sessions)
+    is_quality = metric.judged == "quality"
+    change = _change(metric, base, new, by_seed=is_quality, sessions=sessions)
     if metric.judged == "speed":
         if unknown.intersection(SPEED_CONDITIONS):
             names = ", ".join(CONDITIONS[key] for key in SPEED_CONDITIONS if key in unknown)
             return row("not judged", f"not known: {names}", change)
         if change.repeats < MIN_REPEATS:
             return row("not judged", f"fewer than {MIN_REPEATS} repeats", change)
-    return row(*_judge(metric, change, tolerance if by else 0.0), change=change)
+    return row(*_judge(metric, change, tolerance if is_quality else 0.0), change=change)
 
 
 def _change(metric: Metric, base: Entry, new: Entry, *, by_seed: bool, sessions: set[str]) -> Change:
-    """The change of a figure, from pairs where repeats belong together: by their seed, or because they ran in turn."""
-    before, after = (
-        _of_seeds(entry, metric.key) if by_seed else _of_turns(entry, metric.key, sessions) for entry in (base, new)
-    )
+    """The change of a figure, from pairs where repeats belong together: by their seed, or because they took turns."""
+
+    def keyed(entry: Entry) -> dict[object, float]:
+        keys: dict[object, Repeat]
+        if by_seed:
+            keys = {repeat.seed: repeat for repeat in entry.repeats if repeat.seed is not None}
+        else:
+            keys = {
+                (session, turn): repeat
+                for session in sessions
+                for turn, repeat in enumerate(one for one in entry.repeats if one.session == session)
+            }
+        return {key: repeat.values[metric.key] for key, repeat in keys.items() if metric.key in repeat.values}
+
+    before, after = keyed(base), keyed(new)
     pairs = [key for key in before if key in after]
-    everything = base.values(metric.key), new.values(metric.key)
-    if len(pairs) == min(map(len, everything)):
+    samples = base.values(metric.key), new.values(metric.key)
+    if len(pairs) == min(map(len, samples)):
         return paired_change([before[key] for key in pairs], [after[key] for key in pairs])
-    return independent_change(*everything)
-
-
-def _of_seeds(entry: Entry, key: str) -> dict[object, float]:
-    return {
-        repeat.seed: repeat.values[key] for repeat in entry.repeats if repeat.seed is not None and key in repeat.values
-    }
-
-
-def _of_turns(entry: Entry, key: str, sessions: set[str]) -> dict[object, float]:
-    found: dict[object, float] = {}
-    for session in sessions:
-        in_turn = [repeat for repeat in entry.repeats if repeat.session == session]
-        found |= {(session, turn): repeat.values[key] for turn, repeat in enumerate(in_turn) if key in repeat.values}
-    return found
+    return independent_change(*samples)
 
 
 def _judge(metric: Metric, change: Change, tolerance: float) -> tuple[Verdict, str]:

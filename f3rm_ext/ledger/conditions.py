@@ -1,13 +1,12 @@
-"""What a measurement was made with and of: machine, versions, commit, configuration, capture."""
+"""Origin and conditions of a measurement: machine, versions, commit, configuration, capture."""
 
 import copy
-import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from f3rm_ext.html.content import processor
+from f3rm_ext.html.content import package_versions, processor
 from f3rm_ext.utils.atomic_files import digest_of
 from f3rm_ext.utils.threads import usable_cores
 
@@ -18,7 +17,7 @@ PACKAGES = ("f3rm-ext", "nerfstudio", "torch", "gsplat", "numpy", "numba", "scip
 
 
 def hardware(device_type: str) -> str:
-    """Returns what a device is called, such as ``NVIDIA H100 80GB HBM3`` or ``AMD EPYC 7B13, 8 cores``.
+    """Returns the name of a device, such as ``NVIDIA H100 80GB HBM3`` or ``AMD EPYC 7B13, 8 cores``.
 
     Args:
         device_type: ``"cuda"`` or ``"cpu"``.
@@ -32,27 +31,20 @@ def hardware(device_type: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, of packages that decide about speed, and of CUDA; absent where there is none."""
+    """Returns the versions of Python, the system, packages that affect speed, and CUDA, as far as they are there."""
     import torch
 
-    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+    system = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    cuda = {"cuda": torch.version.cuda} if torch.version.cuda else {}
+    return {**system, **package_versions(PACKAGES), **cuda}
 
 
 def commit() -> dict[str, Any]:
     """Returns ``commit`` and ``changed`` (whether files differ from it) of this package's code; empty without git."""
     folder = Path(__file__).parent
     try:
-        _git(
-            folder, "ls-files", "--error-unmatch", Path(__file__).name
-        )  # not the repository that an environment lies in
+        # Fails if the repository is another one, in which the environment lies.
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
         head = _git(folder, "rev-parse", "HEAD")
         return {"commit": head[:12], "changed": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
@@ -67,11 +59,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def config_digest(config: "TrainerConfig") -> str:
-    """Returns a hash of the options that change what is computed: not of paths, names, seeds, viewers and logs.
-
-    Args:
-        config: options of a run; they are not changed.
-    """
+    """Returns a hash of the options of a run that affect its result: not of paths, names, seeds, viewers and logs."""
     import yaml
 
     config = copy.deepcopy(config)
@@ -88,22 +76,14 @@ def config_digest(config: "TrainerConfig") -> str:
 
 
 def capture_conditions(pipeline: Any) -> dict[str, Any]:
-    """Returns the conditions that a pipeline's capture decides: its name, sizes and split.
-
-    Args:
-        pipeline: nerfstudio's, built with both of its datasets.
-    """
-    train, held = pipeline.datamanager.train_dataset, pipeline.datamanager.eval_dataset
-    found: dict[str, Any] = {}
-    data = getattr(pipeline.datamanager.config, "data", None) or getattr(
-        getattr(pipeline.datamanager.config, "dataparser", None), "data", None
-    )
-    if data is not None:
-        found["capture"] = Path(data).resolve().name
+    """Returns the name, split and sizes of the capture that a pipeline of nerfstudio has loaded."""
+    manager = pipeline.datamanager
+    train, held = manager.train_dataset, manager.eval_dataset
+    data = getattr(manager.config, "data", None) or getattr(getattr(manager.config, "dataparser", None), "data", None)
     names = [sorted(Path(file).name for file in dataset.image_filenames) for dataset in (train, held)]
     cameras = train.cameras
     return {
-        **found,
+        **({} if data is None else {"capture": Path(data).resolve().name}),
         "split": digest_of("\n".join([*names[0], "", *names[1]]).encode())[:8],
         "train_images": len(names[0]),
         "eval_images": len(names[1]),

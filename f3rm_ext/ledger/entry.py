@@ -1,4 +1,4 @@
-"""What the ledger holds: entries, their repeats, and the metrics of a repeat."""
+"""Entries of the ledger, their repeats, and the figures of a repeat."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Status = Literal["idea", "open", "success", "no gain", "failed", "on hold"]
-"""What became of an idea: `idea` until it is measured, `open` until somebody decides."""
+"""Outcome of an entry: `idea` until it is measured, `open` until somebody decides."""
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
@@ -15,17 +15,17 @@ class Metric:
     """A figure of a repeat."""
 
     key: str
-    """Its name in the ledger."""
+    """Name in the ledger."""
     title: str
-    """Its name in tables, with the unit."""
+    """Name in tables, with the unit."""
     form: str
-    """Format of a value."""
+    """Format specification of a value."""
     better: Literal["higher", "lower", "neither"] = "neither"
     """Which values are better; neither for figures that say nothing about quality."""
     judged: Literal["speed", "quality", "no"] = "no"
-    """How `compare` judges a change."""
+    """Rule by which `compare` judges a change."""
     words: tuple[str, str] = ("better", "worse")
-    """What a change for the better and for the worse is called."""
+    """Words for a change for the better and for the worse."""
 
 
 METRICS = (
@@ -65,9 +65,9 @@ CONDITIONS: Mapping[str, str] = {
     "hardware": "hardware",
     "threads": "threads",
 }
-"""What has to be the same for two entries to be compared, by key, with its name for people."""
+"""Conditions that two entries must share to be compared, with their names for people."""
 SPEED_CONDITIONS = ("warm_up_steps", "device", "hardware", "threads")
-"""Those that only matter for speed."""
+"""Conditions that matter only for speed."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class Repeat:
     """One run of a benchmark."""
 
     number: int
-    """0, 1, 2 … within its entry."""
+    """Index within the entry."""
     session: str
-    """Same for repeats that ran in turn, in one call of `bench run`."""
+    """Identifier of the call of `bench run`, which repeats that took turns share."""
     seed: int | None
     """Random seed of the run, if it is known."""
     values: Mapping[str, float]
-    """Figures by name. What was not measured is absent."""
+    """Figures by name, without those that were not measured."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,16 @@ class Entry:
     name: str
     """Unique in a ledger."""
     date: str
-    """When it was begun, UTC, ISO 8601. Only for people: nothing is computed from it."""
+    """Start of the measurement, UTC, ISO 8601. It is only shown."""
     method: str
     """Method that was trained; empty for an idea that was not run yet."""
     status: Status = "open"
     command: Sequence[str] = ()
     """Arguments of ns-train; empty if they are not known."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
-    """What was the same for all repeats, see :data:`CONDITIONS`; what is not known is absent."""
+    """Conditions that all repeats share, see :data:`CONDITIONS`; unknown ones are absent."""
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """What it was measured with: commit, versions, configuration."""
+    """Commit, versions and configuration of what was measured."""
     repeats: Sequence[Repeat] = ()
     notes: Sequence[tuple[str, str]] = ()
     """Date and text of each note."""
@@ -114,40 +114,40 @@ class Entry:
         """Returns a figure of all repeats that have it."""
         return [repeat.values[key] for repeat in self.repeats if key in repeat.values]
 
-    def suspicions(self) -> list[str]:
-        """Returns what cannot be right about its figures or is missing, one phrase each. Nothing is ever filled in."""
+    def anomalies(self) -> list[str]:
+        """Returns what is missing or cannot be right about the entry, one phrase each."""
         if self.is_idea:
             return []
-        found = [phrase for repeat in self.repeats for phrase in suspicions(repeat.values)]
         if not self.repeats:
             return ["no repeat has finished"]
+        phrases = [phrase for repeat in self.repeats for phrase in anomalies(repeat.values)]
         absent = ["gaussian_count", "mean_opacity"]
         absent += ["device_peak_mib", "spilled_mib"] if self.conditions.get("device") == "cpu" else []
         expected = [metric for metric in METRICS if metric.key not in absent]
         missing = [metric.title.partition(",")[0] for metric in expected if not self.values(metric.key)]
         if missing:
-            found.append("missing: " + ", ".join(missing))
+            phrases.append("missing: " + ", ".join(missing))
         unknown = [name for key, name in CONDITIONS.items() if key not in self.conditions]
         if unknown:
-            found.append("not known: " + ", ".join(unknown))
+            phrases.append("not known: " + ", ".join(unknown))
         if self.origin.get("changed"):
-            found.append("code differs from its commit")
-        return list(dict.fromkeys(found))
+            phrases.append("code differs from its commit")
+        return list(dict.fromkeys(phrases))
 
 
-def suspicions(values: Mapping[str, float]) -> list[str]:
+def anomalies(values: Mapping[str, float]) -> list[str]:
     """Returns what cannot be right about the figures of a repeat, one phrase each.
 
-    >>> suspicions({"train_peak_mib": 1870.0, "persistent_mib": 2100.0})
+    >>> anomalies({"train_peak_mib": 1870.0, "persistent_mib": 2100.0})
     ['peak in training is below its persistent tensors (1870 < 2100 MiB)']
     """
-    found = [f"{key} is {value}" for key, value in values.items() if not math.isfinite(value)]
-    for peak, floor, what in (
+    phrases = [f"{key} is {value}" for key, value in values.items() if not math.isfinite(value)]
+    for peak, floor, text in (
         ("train_peak_mib", "persistent_mib", "peak in training is below its persistent tensors"),
         ("eval_peak_mib", "parameters_mib", "peak in evaluation is below the parameters"),
     ):
         if peak in values and floor in values and values[peak] < values[floor]:
-            found.append(f"{what} ({values[peak]:.0f} < {values[floor]:.0f} MiB)")
+            phrases.append(f"{text} ({values[peak]:.0f} < {values[floor]:.0f} MiB)")
     limits = {
         "it_per_s": (1e-9, math.inf),
         "train_peak_mib": (1.0, math.inf),
@@ -161,10 +161,10 @@ def suspicions(values: Mapping[str, float]) -> list[str]:
     }
     for key, (low, high) in limits.items():
         if key in values and math.isfinite(values[key]) and not low <= values[key] <= high:
-            found.append(f"{key} is {values[key]:g}")
+            phrases.append(f"{key} is {values[key]:g}")
     peak = max(values.get(key, 0.0) for key in ("train_peak_mib", "device_peak_mib"))
     if "device_mib" in values and peak > 0.9 * values["device_mib"]:
-        found.append(f"peak in training above 90 % of the card's {values['device_mib']:.0f} MiB")
+        phrases.append(f"peak in training above 90 % of the card's {values['device_mib']:.0f} MiB")
     if values.get("spilled_mib", 0.0) > 0:
-        found.append(f"{values['spilled_mib']:.0f} MiB or more have moved to main memory, which is slow")
-    return found
+        phrases.append(f"{values['spilled_mib']:.0f} MiB or more have moved to main memory, which is slow")
+    return phrases

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from statistics import fmean, median, variance
 from typing import NamedTuple
 
+import numpy as np
+
 CONFIDENCE = 0.95
 
 
@@ -22,15 +24,7 @@ def quartiles(values: Sequence[float]) -> Quartiles:
     >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0])
     Quartiles(low=2.0, middle=3.0, high=4.0)
     """
-    ordered = sorted(values)
-
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        below = math.floor(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-    return Quartiles(at(0.25), at(0.5), at(0.75))
+    return Quartiles(*np.quantile(values, (0.25, 0.5, 0.75)).tolist())
 
 
 class Change(NamedTuple):
@@ -40,12 +34,12 @@ class Change(NamedTuple):
     low: float
     high: float
     repeats: int
-    """Repeats, or pairs of them, on the side that has fewer."""
+    """Number of repeats, or of pairs, in the smaller group."""
 
     @property
     def band(self) -> float:
-        """A change that is smaller cannot be told from noise: half the interval's width, as a ratio. Infinite for a
-        single repeat.
+        """Half of the interval's width, as a ratio: a smaller change cannot be told from noise. Infinite for a single
+        repeat.
         """
         return math.sqrt((1 + self.high) / (1 + self.low)) - 1 if math.isfinite(self.high) else math.inf
 
@@ -53,44 +47,39 @@ class Change(NamedTuple):
 def paired_change(base: Sequence[float], new: Sequence[float]) -> Change:
     """Returns the change between repeats that belong together, because they ran one after the other or share a seed.
 
-    Student's t on the differences of logarithms, so that a slow hour of the machine, which hits both, cancels out.
+    Student's t on the differences of logarithms, so that a slow hour of the machine, which affects both, cancels out.
 
     Args:
         base: positive values of the baseline.
         new: as many values, in the same order.
     """
     ratios = [math.log(after / before) for before, after in zip(base, new, strict=True)]
-    spread = math.sqrt(variance(ratios) / len(ratios)) if len(ratios) > 1 else math.inf
-    return _change(median(ratios), fmean(ratios), spread, float(len(ratios) - 1), len(ratios))
+    error = math.sqrt(variance(ratios) / len(ratios)) if len(ratios) > 1 else math.inf
+    return _change(median(ratios), fmean(ratios), error, len(ratios) - 1.0, len(ratios))
 
 
 def independent_change(base: Sequence[float], new: Sequence[float]) -> Change:
-    """Returns the change between groups of repeats that were not run in turn: Welch's t on the logarithms.
+    """Returns the change between groups of repeats that did not take turns: Welch's t on the logarithms.
 
     Args:
         base: positive values of the baseline.
         new: positive values of the other group.
     """
     before, after = ([math.log(value) for value in values] for values in (base, new))
-    fewest = min(len(before), len(after))
-    difference = fmean(after) - fmean(before)
-    middle = median(after) - median(before)
-    if fewest < 2:
-        return _change(middle, difference, math.inf, 0.0, fewest)
+    middle, mean = (statistic(after) - statistic(before) for statistic in (median, fmean))
+    repeats = min(len(before), len(after))
+    if repeats < 2:
+        return _change(middle, mean, math.inf, 0.0, repeats)
     squares = [variance(values) / len(values) for values in (before, after)]
     total = sum(squares)
-    freedom = 1.0
-    if total > 0:
-        freedom = total**2 / sum(
-            square**2 / (len(values) - 1) for square, values in zip(squares, (before, after), strict=True)
-        )
-    return _change(middle, difference, math.sqrt(total), freedom, fewest)
+    terms = sum(square**2 / (len(values) - 1) for square, values in zip(squares, (before, after), strict=True))
+    return _change(middle, mean, math.sqrt(total), total**2 / terms if total else 1.0, repeats)
 
 
-def _change(middle: float, mean: float, spread: float, freedom: float, repeats: int) -> Change:
-    if math.isinf(spread):
+def _change(middle: float, mean: float, error: float, degrees_of_freedom: float, repeats: int) -> Change:
+    if math.isinf(error):
         return Change(math.expm1(middle), -math.inf, math.inf, repeats)
     from scipy.special import stdtrit
 
-    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * spread
-    return Change(math.expm1(middle), math.expm1(mean - reach), math.expm1(mean + reach), repeats)
+    half = float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2)) * error
+    return Change(math.expm1(middle), math.expm1(mean - half), math.expm1(mean + half), repeats)

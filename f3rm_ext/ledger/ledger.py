@@ -20,12 +20,11 @@ SCHEMA = 1
 WAIT_S = 30.0
 """How long to wait for another process that writes."""
 
-_Plain = dict[str, str | int | float | bool | None]
-"""Conditions, which are compared and printed."""
+_Conditions = dict[str, str | int | float | bool | None]
 
 
 class _Origin(TypedDict, total=False):
-    """What is read of an origin."""
+    """The entries of an origin that are read."""
 
     commit: str | None
     changed: bool | None
@@ -34,9 +33,8 @@ class _Origin(TypedDict, total=False):
     versions: dict[str, str | None]
 
 
-_NOT_OURS = (ValueError, TypeError, OverflowError)
-"""What values of other kinds raise when they are read."""
-
+_DAMAGE = (ValueError, TypeError, OverflowError)
+"""Errors that values of an unexpected type raise when they are read."""
 
 _TABLES = """
 CREATE TABLE entries (
@@ -63,7 +61,7 @@ def now() -> str:
 
 
 class Ledger:
-    """A ledger on the disk. Every method is one transaction.
+    """A ledger on the disk. Every method is one transaction, and raises LedgerError if the file cannot be used.
 
     Args:
         path: the file; by default :func:`default_path`. It is made when something is written to it.
@@ -127,7 +125,7 @@ class Ledger:
             )
         if "full" in reason or "No space" in reason:
             return f"The ledger {self.path} was not changed, because the disk is full: make room, then try again."
-        if isinstance(error, _NOT_OURS) or "not a database" in reason or "malformed" in reason:
+        if isinstance(error, _DAMAGE) or "not a database" in reason or "malformed" in reason:
             return f"{self.path} is damaged or no ledger ({reason}): name another file with --ledger."
         return f"The ledger {self.path} cannot be used ({reason}): name another file with --ledger."
 
@@ -144,22 +142,22 @@ class Ledger:
         status: Status = "open",
         note: str = "",
     ) -> str:
-        """Begins an entry, or measures an idea: its notes stay.
+        """Adds an entry, or turns an idea into one, which keeps its notes.
 
         Args:
             name: a new name, or that of an idea; if empty, the method's with a number.
             method: method that is trained; empty for an idea.
             command: arguments of ns-train.
             conditions: see :data:`~f3rm_ext.ledger.entry.CONDITIONS`.
-            origin: what it is measured with.
-            status: what became of it, if that is known already.
+            origin: see :class:`~f3rm_ext.ledger.entry.Entry`.
+            status: the outcome, if it is known already.
             note: a first note.
 
         Returns:
-            Its name.
+            The name of the entry.
 
         Raises:
-            LedgerError: there is an entry of that name, or the file cannot be used.
+            LedgerError: there is an entry of that name.
         """
         with self._open(write=True) as connection:
             if not name:
@@ -179,11 +177,7 @@ class Ledger:
         return name
 
     def require_new(self, name: str) -> None:
-        """Raises if an entry that is more than an idea has this name already, or if the file cannot be used.
-
-        Raises:
-            LedgerError: see above.
-        """
+        """Raises LedgerError if an entry that is not only an idea has this name."""
         with self._open(write=True) as connection:
             self._require_new(connection, name)
 
@@ -192,16 +186,10 @@ class Ledger:
             raise LedgerError(f"The ledger {self.path} has an entry {name} already: choose another --name.")
 
     def add_repeat(self, name: str, values: Mapping[str, float], *, session: str, seed: int | None = None) -> None:
-        """Adds a repeat to an entry.
-
-        Args:
-            name: of the entry.
-            values: figures by name.
-            session: same for repeats that ran in turn.
-            seed: random seed of the run.
+        """Adds a repeat to an entry; see :class:`~f3rm_ext.ledger.entry.Repeat`.
 
         Raises:
-            LedgerError: there is no such entry, or the file cannot be used.
+            LedgerError: there is no such entry.
         """
         with self._open(write=True) as connection:
             entry = self._require(connection, name)
@@ -214,10 +202,10 @@ class Ledger:
             )
 
     def note(self, name: str, text: str = "", status: Status | None = None) -> None:
-        """Adds a note to an entry, or sets what became of it, or both. The status ``idea`` makes a new entry.
+        """Adds a note to an entry, or sets its status, or both. The status ``idea`` makes a new entry.
 
         Raises:
-            LedgerError: there is no such entry, a run of it makes it more than an idea, or the file cannot be used.
+            LedgerError: there is no such entry, or the new idea has the name of a measured one.
         """
         if status == "idea":
             self.add(name, "", status="idea", note=text)
@@ -236,11 +224,7 @@ class Ledger:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """Returns all entries, in the order in which they were begun.
-
-        Raises:
-            LedgerError: the file cannot be used.
-        """
+        """Returns all entries, the oldest first."""
         with self._open(write=False) as connection:
             return self._entries(connection)
 
@@ -248,7 +232,7 @@ class Ledger:
         """Returns an entry.
 
         Raises:
-            LedgerError: there is no such entry, or the file cannot be used.
+            LedgerError: there is no such entry.
         """
         with self._open(write=False) as connection:
             return self._entries(connection, self._require(connection, name))[0]
@@ -256,7 +240,7 @@ class Ledger:
     def _entries(self, connection: sqlite3.Connection, only: int | None = None) -> list[Entry]:
         try:
             return self._read(connection, only)
-        except _NOT_OURS as error:
+        except _DAMAGE as error:
             raise LedgerError(self._sentence(error)) from error
 
     def _read(self, connection: sqlite3.Connection, only: int | None) -> list[Entry]:
@@ -281,7 +265,7 @@ class Ledger:
                 method=str(method),
                 status=cast(Status, status if status in STATUSES else "open"),
                 command=tuple(parse_json(command, list[str])),
-                conditions=_with_eval_step(parse_json(conditions, _Plain)),
+                conditions=_with_eval_step(parse_json(conditions, _Conditions)),
                 origin=parse_json(origin, _Origin),
                 repeats=repeats.get(identity, []),
                 notes=notes.get(identity, []),
@@ -292,26 +276,22 @@ class Ledger:
             if only in (None, identity)
         ]
 
-    def _find(self, connection: sqlite3.Connection, name: str) -> int | None:
-        found = connection.execute("SELECT id FROM entries WHERE name = ?", (name,)).fetchone()
-        return None if found is None else found[0]
-
     def _require(self, connection: sqlite3.Connection, name: str) -> int:
-        entry = self._find(connection, name)
-        if entry is None:
-            there = ", ".join(row[0] for row in connection.execute("SELECT name FROM entries ORDER BY id")) or "none"
-            raise LedgerError(f"The ledger {self.path} has no entry {name}: choose from those there ({there}).")
-        return entry
+        row = connection.execute("SELECT id FROM entries WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            names = ", ".join(row[0] for row in connection.execute("SELECT name FROM entries ORDER BY id")) or "none"
+            raise LedgerError(f"The ledger {self.path} has no entry {name}: choose one of its entries ({names}).")
+        return row[0]
 
 
-def _with_eval_step(conditions: _Plain) -> _Plain:
-    """Returns conditions with the step of evaluation, which was the last one before it could be chosen."""
+def _with_eval_step(conditions: _Conditions) -> _Conditions:
+    """Adds the step of evaluation, which was the last one before it could be chosen."""
     return {"eval_step": conditions["last_step"], **conditions} if "last_step" in conditions else conditions
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """How fast a method has been trained on a machine."""
+    """Speed at which a method was trained on a machine."""
 
     it_per_s: Quartiles
     """Steps per second over the samples."""
@@ -320,7 +300,7 @@ class Throughput:
     samples: int
     """Number of repeats."""
     date: str
-    """When the newest entry among them was begun, UTC, ISO 8601."""
+    """Date of the newest of the entries, UTC, ISO 8601."""
     entries: tuple[str, ...]
     """Names of the entries."""
 
@@ -333,29 +313,29 @@ def throughput(
     conditions: Mapping[str, Any] | None = None,
     rays_per_step: int | None = None,
 ) -> Throughput | None:
-    """Returns how fast a method was on a machine, from the repeats of its newest comparable entry or entries.
+    """Returns the speed of a method on a machine, over all repeats of comparable entries that have not failed.
 
     Args:
         method: such as ``f3rm-ext``.
-        hardware: of the machine, see :func:`f3rm_ext.ledger.conditions.hardware`.
+        hardware: name of the machine's device, see :func:`f3rm_ext.ledger.conditions.hardware`.
         ledger: file of the ledger; by default that of the user.
         conditions: values that an entry must have, such as ``width_px``; see
             :data:`~f3rm_ext.ledger.entry.CONDITIONS`.
-        rays_per_step: only entries with this number of rays (for splats: pixels) in a step.
+        rays_per_step: number of rays (for splats: pixels) that a step of an entry must have.
 
     Returns:
-        None if the ledger has nothing like it, or if there is no ledger.
+        None without a comparable entry, or without a ledger.
 
     Raises:
         LedgerError: the ledger cannot be read.
     """
-    book = Ledger(ledger)
-    if not book.path.is_file():
+    source = Ledger(ledger)
+    if not source.path.is_file():
         return None
     wanted = {**(conditions or {}), "hardware": hardware}
     chosen = [
         entry
-        for entry in book.entries()
+        for entry in source.entries()
         if entry.method == method
         and entry.status != "failed"
         and all(entry.conditions.get(key) == value for key, value in wanted.items())

@@ -1,55 +1,23 @@
-"""The ledger as a report: Markdown, and one HTML page with plots."""
+"""Entries and comparisons as tables and sentences, and the ledger's report as Markdown and as a page."""
 
 import datetime
-from collections.abc import Sequence
-from math import isfinite
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from f3rm_ext.errors import LedgerError
 from f3rm_ext.html.charts import range_chart
 from f3rm_ext.html.page import render_page
-from f3rm_ext.ledger.comparison import TOLERANCE, Comparison, compare
-from f3rm_ext.ledger.entry import CONDITIONS, Entry
-from f3rm_ext.ledger.intervals import quartiles
-from f3rm_ext.ledger.tables import (
-    comparison_table,
-    entry_table,
-    how_text,
-    measured,
-    origin_text,
-    verdict_sentence,
-    what_text,
-)
+from f3rm_ext.html.tables import Table
+from f3rm_ext.ledger.comparison import TOLERANCE, Comparison, Row, compare
+from f3rm_ext.ledger.entry import CONDITIONS, METRICS, Entry, Metric
+from f3rm_ext.ledger.intervals import CONFIDENCE, Quartiles, quartiles
 
+MISSING = "–"
 TITLE = "What was measured"
 LEAD = "Medians over the repeats; quartiles are in brackets and, in plots, the ends of lines."
 IDEAS = "Ideas that were not run yet"
 PLOTTED = ("it_per_s", "psnr", "ssim", "lpips", "train_peak_mib", "eval_peak_mib")
-
-
-def groups(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Returns entries that were measured alike, together, in the order of their first."""
-    found: dict[str, list[Entry]] = {}
-    for entry in entries:
-        found.setdefault(repr([entry.conditions.get(key) for key in CONDITIONS]), []).append(entry)
-    return list(found.values())
-
-
-def comparisons(group: Sequence[Entry], baseline: Entry | None, tolerance: float) -> list[Comparison]:
-    """Returns the comparisons with a baseline of the other entries of its group; none in another group."""
-    found = []
-    if baseline is None or baseline.name not in [entry.name for entry in group]:
-        return []
-    for entry in group:
-        try:
-            if entry.name != baseline.name:
-                found.append(compare(baseline, entry, tolerance))
-        except LedgerError:  # nothing that can be judged, as of an attempt that failed
-            continue
-    return found
-
-
-def _made() -> str:
-    return f"Made by f3rm-ext bench report on {datetime.date.today().isoformat()}."
 
 
 def markdown_report(entries: Sequence[Entry], baseline: Entry | None = None, tolerance: float = TOLERANCE) -> str:
@@ -57,63 +25,216 @@ def markdown_report(entries: Sequence[Entry], baseline: Entry | None = None, tol
 
     Args:
         entries: to report on.
-        baseline: with which the others of its group are compared.
+        baseline: the entry to compare the others with that were measured alike.
         tolerance: see :func:`~f3rm_ext.ledger.comparison.compare`.
     """
-    parts = [f"# {TITLE}", f"{LEAD} {_made()}"]
-    for group in groups([entry for entry in entries if not entry.is_idea]):
-        conditions = group[0].conditions
-        parts += [f"## {what_text(conditions)}", how_text(conditions), entry_table(group).markdown()]
-        for found in comparisons(group, baseline, tolerance):
-            parts += [f"### {found.new.name} against {found.base.name}", comparison_table(found).markdown()]
-            parts += [*found.remarks, f"**{verdict_sentence(found)}**"]
-        parts += ["### Notes", "\n".join(line for entry in group for line in _book(entry))]
-    ideas = [line for entry in entries if entry.is_idea for line in _book(entry)]
+    parts = [f"# {TITLE}", f"{LEAD} {_signature()}"]
+    for group in _groups(entries):
+        parts += [f"## {conditions_title(group[0])}", conditions_text(group[0]), entry_table(group).markdown()]
+        for comparison in _comparisons(group, baseline, tolerance):
+            parts.append(f"### {comparison.new.name} against {comparison.base.name}")
+            parts += [comparison_table(comparison).markdown(), *comparison.remarks]
+            parts.append(f"**{verdict_sentence(comparison)}**")
+        parts += ["### Notes", "\n".join(line for entry in group for line in _notes(entry))]
+    ideas = [line for entry in entries if entry.is_idea for line in _notes(entry)]
     parts += [f"## {IDEAS}", "\n".join(ideas)] if ideas else []
     return "\n\n".join(parts) + "\n"
 
 
-def _book(entry: Entry) -> list[str]:
-    """The lab book of an entry: its command, its versions, its notes, and what is suspect or missing."""
-    lines = [f"- **{entry.name}**: {entry.status}"]
-    lines += [f"    - `ns-train {' '.join(entry.command)}`"] if entry.command else []
-    lines += [f"    - {origin_text(entry)}"] if entry.origin else []
-    lines += [f"    - {date[:10]}: {text}" for date, text in entry.notes]
-    return lines + [f"    - needs a second look: {phrase}" for phrase in entry.suspicions()]
-
-
 def html_report(entries: Sequence[Entry], baseline: Entry | None = None, tolerance: float = TOLERANCE) -> str:
     """Returns the report as one HTML page with plots; arguments as for :func:`markdown_report`."""
-
-    def notes(entry: Entry) -> dict[str, object]:
-        return {"entry": entry, "origin": origin_text(entry) if entry.origin else ""}
-
-    sections = []
-    for group in groups([entry for entry in entries if not entry.is_idea]):
-        sections.append(
-            {
-                "title": what_text(group[0].conditions),
-                "conditions": how_text(group[0].conditions),
-                "charts": _charts(group),
-                "table": entry_table(group),
-                "comparisons": [
-                    (comparison, comparison_table(comparison), verdict_sentence(comparison))
-                    for comparison in comparisons(group, baseline, tolerance)
-                ],
-                "entries": list(map(notes, group)),
-            }
-        )
-    ideas = [notes(entry) for entry in entries if entry.is_idea]
+    sections = [
+        {
+            "entries": group,
+            "charts": _charts(group),
+            "table": entry_table(group),
+            "comparisons": [
+                (comparison, comparison_table(comparison), verdict_sentence(comparison))
+                for comparison in _comparisons(group, baseline, tolerance)
+            ],
+        }
+        for group in _groups(entries)
+    ]
     return render_page(
-        "bench.html", title=TITLE, lead=LEAD, sections=sections, ideas_title=IDEAS, ideas=ideas, made=_made()
+        "bench.html",
+        title=TITLE,
+        lead=LEAD,
+        sections=sections,
+        ideas_title=IDEAS,
+        ideas=[entry for entry in entries if entry.is_idea],
+        conditions_title=conditions_title,
+        conditions_text=conditions_text,
+        origin_text=origin_text,
+        signature=_signature(),
     )
+
+
+def entry_table(entries: Sequence[Entry]) -> Table:
+    """Returns a table with one row per metric and one column per entry."""
+    rows = [
+        ["method", *(entry.method for entry in entries)],
+        ["status", *(entry.status for entry in entries)],
+        ["begun", *(entry.date[:10] for entry in entries)],
+        ["commit", *(commit_text(entry) for entry in entries)],
+        ["repeats", *(str(len(entry.repeats)) for entry in entries)],
+    ]
+    rows += [[metric.title, *(figure_text(metric, entry) for entry in entries)] for metric in _metrics(entries)]
+    return Table(["", *(entry.name for entry in entries)], rows)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Returns a table with one row per metric: both entries, the change, its interval, the verdict."""
+    names = comparison.base.name, comparison.new.name
+    header = ["", *names, "change", f"{100 * CONFIDENCE:.0f} % interval", "verdict"]
+    rows = [
+        [
+            row.metric.title,
+            quartiles_text(row.metric, row.base),
+            quartiles_text(row.metric, row.new),
+            MISSING if row.change is None else percent(row.change.middle),
+            MISSING
+            if row.change is None or math.isinf(row.change.band)
+            else f"{percent(row.change.low)} to {percent(row.change.high)}",
+            _verdict(row),
+        ]
+        for row in comparison.rows
+        if row.base is not None or row.new is not None or row.metric.judged != "no"
+    ]
+    return Table(header, rows)
+
+
+def verdict_sentence(comparison: Comparison) -> str:
+    """Returns whether the new entry is worse than its baseline, and how small a change of speed could be seen."""
+    speed = next(row for row in comparison.rows if row.metric.judged == "speed")
+    band = ""
+    if speed.change is not None and speed.verdict != "not judged":
+        band = f" Changes of speed within ±{100 * speed.change.band:.1f} % are noise here."
+    names = f"of {comparison.new.name} against {comparison.base.name}"
+    worse = ", ".join(row.metric.title.partition(",")[0] for row in comparison.regressions)
+    return f"Regression {names}: {worse}.{band}" if worse else f"No regression {names}.{band}"
+
+
+def quartiles_text(metric: Metric, values: Quartiles | None) -> str:
+    """Returns a median and, where repeats differ, the quartiles: ``11.06 (10.9–11.2)``."""
+    if values is None:
+        return MISSING
+    low, middle, high = (format(value, metric.form) for value in values)
+    return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def figure_text(metric: Metric, entry: Entry) -> str:
+    """Returns a figure of an entry, see :func:`quartiles_text`."""
+    values = entry.values(metric.key)
+    return quartiles_text(metric, quartiles(values) if values else None)
+
+
+def percent(share: float) -> str:
+    """Returns a relative change.
+
+    >>> percent(-0.0312), percent(0.0)
+    ('-3.12 %', '+0.00 %')
+    """
+    return f"{100 * share:+.2f} %"
+
+
+def commit_text(entry: Entry) -> str:
+    """Returns the commit of an entry's code, with a plus sign if files differed from it."""
+    commit = entry.origin.get("commit")
+    return MISSING if commit is None else f"{commit}{'+' if entry.origin.get('changed') else ''}"
+
+
+def conditions_title(entry: Entry) -> str:
+    """Returns capture, image size and steps of an entry as a headline.
+
+    >>> known = {"capture": "fox", "width_px": 64, "height_px": 48, "first_step": 0, "last_step": 300}
+    >>> conditions_title(Entry("a", "", "nerfacto", conditions=known))
+    'fox, 64 × 48 px, steps 0 to 300'
+    """
+    known = entry.conditions
+    parts = [str(known["capture"])] if "capture" in known else []
+    if {"width_px", "height_px"} <= known.keys():
+        parts.append(f"{known['width_px']} × {known['height_px']} px")
+    if {"first_step", "last_step"} <= known.keys():
+        parts.append(f"steps {known['first_step']} to {known['last_step']}")
+    return ", ".join(parts) or "Conditions not known"
+
+
+def conditions_text(entry: Entry) -> str:
+    """Returns the conditions of an entry that its headline does not tell.
+
+    >>> conditions_text(Entry("a", "", "nerfacto", conditions={"capture": "fox", "eval_images": 5, "device": "cpu"}))
+    'held-out images: 5; device: cpu'
+    """
+    in_title = ("capture", "width_px", "height_px", "first_step", "last_step")
+    keys = [key for key in CONDITIONS if key in entry.conditions and key not in in_title]
+    return "; ".join(f"{CONDITIONS[key]}: {entry.conditions[key]}" for key in keys)
+
+
+def origin_text(entry: Entry) -> str:
+    """Returns commit, configuration, schedule and versions of an entry as one line."""
+    known: Mapping[str, Any] = entry.origin
+    parts = [f"commit {commit_text(entry)}"] if "commit" in known else []
+    parts += [f"configuration {known['config']}"] if known.get("config") else []
+    parts += [f"schedule of {known['schedule_steps']} steps"] if "schedule_steps" in known else []
+    parts += [f"{name} {version}" for name, version in known.get("versions", {}).items()]
+    return ", ".join(parts)
+
+
+def _groups(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Entries that were measured alike, together, without ideas, in the order of their first."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if not entry.is_idea:
+            groups.setdefault(repr([entry.conditions.get(key) for key in CONDITIONS]), []).append(entry)
+    return list(groups.values())
+
+
+def _comparisons(group: Sequence[Entry], baseline: Entry | None, tolerance: float) -> list[Comparison]:
+    """The comparisons with a baseline of the other entries of its group; none in another group."""
+    if baseline is None or baseline.name not in [entry.name for entry in group]:
+        return []
+    comparisons = []
+    for entry in group:
+        try:
+            if entry.name != baseline.name:
+                comparisons.append(compare(baseline, entry, tolerance))
+        except LedgerError:  # it has no figures that can be judged, as after a failure
+            continue
+    return comparisons
+
+
+def _metrics(entries: Sequence[Entry]) -> list[Metric]:
+    """The metrics that at least one of the entries has."""
+    return [metric for metric in METRICS if any(entry.values(metric.key) for entry in entries)]
 
 
 def _charts(group: Sequence[Entry]) -> list[tuple[str, str]]:
     charts = []
-    for metric in measured(group):
-        having = [entry for entry in group if entry.values(metric.key) and all(map(isfinite, entry.values(metric.key)))]
-        if metric.key in PLOTTED and len(having) > 1:
-            ranges = [quartiles(entry.values(metric.key)) for entry in having]
-            charts.append((metric.title, range_chart(ranges, [entry.name for entry in having], label=metric.title)))
+    for metric in _metrics(group):
+        samples = {entry.name: values for entry in group if (values := entry.values(metric.key))}
+        samples = {name: values for name, values in samples.items() if all(map(math.isfinite, values))}
+        if metric.key in PLOTTED and len(samples) > 1:
+            chart = range_chart(list(map(quartiles, samples.values())), list(samples), label=metric.title)
+            charts.append((metric.title, chart))
     return charts
+
+
+def _verdict(row: Row) -> str:
+    if row.metric.better == "neither":
+        return ""
+    better, worse = row.metric.words
+    verdict = {"better": better, "worse": worse}.get(row.verdict, row.verdict)
+    return f"{verdict} ({row.reason})" if row.reason else verdict
+
+
+def _notes(entry: Entry) -> list[str]:
+    """Lines about an entry: its command, versions and notes, and what is suspect or missing."""
+    lines = [f"- **{entry.name}**: {entry.status}"]
+    lines += [f"    - `ns-train {' '.join(entry.command)}`"] if entry.command else []
+    lines += [f"    - {origin_text(entry)}"] if entry.origin else []
+    lines += [f"    - {date[:10]}: {text}" for date, text in entry.notes]
+    return lines + [f"    - needs a second look: {phrase}" for phrase in entry.anomalies()]
+
+
+def _signature() -> str:
+    return f"Made by f3rm-ext bench report on {datetime.date.today().isoformat()}."

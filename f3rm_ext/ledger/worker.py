@@ -1,16 +1,18 @@
 """One training or evaluation of a benchmark, in a process of its own, as ``ns-train`` and ``ns-eval`` would do it.
 
-``python -c "from f3rm_ext.ledger.worker import main; main()" JOB.json`` reads what to do, writes the result as JSON to
-the file that the job names, and tells its progress by :mod:`f3rm_ext.events`.
+``python -c "from f3rm_ext.ledger.worker import main; main()" JOB.json`` reads the job, writes its result as JSON into
+the folder that the job names, and sends its progress by :mod:`f3rm_ext.events`.
 """
 
 import json
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from f3rm_ext import events
 from f3rm_ext.errors import CheckpointError, ConfigError, install_excepthook
@@ -21,20 +23,20 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class TrainJob:
-    """A training to be measured."""
+    """A training to measure."""
 
     arguments: list[str]
     """Arguments of ns-train, the method first."""
     out: str
     """Folder for the run and for :data:`RESULT`."""
     steps: int
-    """Steps to make; 0 for all that are left of the run."""
+    """Number of steps; 0 for the rest of the run."""
     warm_up: int
-    """Steps at the beginning that are not timed."""
+    """Number of steps at the beginning that are not timed."""
     seed_offset: int
-    """Added to the run's seed."""
+    """Offset of the run's seed."""
     eval_step: int = 0
-    """Step of the whole run after which it is evaluated; 0 for the last one."""
+    """Step of the whole run after which to evaluate; 0 for the last one."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,24 @@ class EvalJob:
     """An evaluation of a run."""
 
     config: str
-    """The run's config.yml."""
+    """Path of the run's config.yml."""
     out: str
     """Folder for :data:`RESULT`."""
     train_views: int
     """Number of training views to evaluate too, spread evenly."""
     eval_step: int = 0
-    """Steps after which to evaluate it, of which there is a checkpoint; 0 for its newest one."""
+    """Step of the checkpoint to evaluate; 0 for the newest one."""
 
 
 def write_job(job: TrainJob | EvalJob, path: Path) -> None:
-    """Writes a job for :func:`main`. The step of evaluation is left out if it is the last, for versions without it."""
+    """Writes a job for :func:`main`."""
+    # Versions of the package before this option can be baselines.
     values = {key: value for key, value in asdict(job).items() if key != "eval_step" or value}
     path.write_text(json.dumps({"kind": type(job).__name__, **values}))
 
 
 def main() -> None:
-    """Does the job whose file is the only argument."""
+    """Runs the job whose file is the only argument."""
     install_excepthook()
     job = json.loads(Path(sys.argv[1]).read_text())
     if job.pop("kind") == "TrainJob":
@@ -77,7 +80,10 @@ def report(done: int, total: int) -> None:
 
 
 def train(job: TrainJob) -> dict[str, Any]:
-    """Runs ns-train with a stopwatch. Returns ``values``, ``conditions``, ``origin``, ``method``, ``seed``, ``config``.
+    """Runs ns-train and times its steps.
+
+    Returns:
+        ``values``, ``conditions``, ``origin``, ``method``, ``seed`` and ``config``.
 
     Raises:
         ConfigError: the run cannot be measured like this.
@@ -89,40 +95,40 @@ def train(job: TrainJob) -> dict[str, Any]:
     from f3rm_ext.ledger.conditions import commit, config_digest, hardware, versions
     from f3rm_ext.ledger.stopwatch import Stopwatch
 
-    watch = Stopwatch(job.warm_up, report, job.eval_step)
+    stopwatch = Stopwatch(job.warm_up, report, job.eval_step)
     result: dict[str, Any] = {}
-    ns_main, loop = ns_train.main, Trainer.train
+    original_main, original_train = ns_train.main, Trainer.train
 
     def measured_main(config: Any) -> None:
-        result["origin"] = {"schedule_steps": schedule_of(config), "config": "", **commit(), "versions": versions()}
-        result["steps"] = cut(config, job)
+        result["origin"] = {"schedule_steps": schedule_length(config), "config": "", **commit(), "versions": versions()}
+        result["steps"] = set_window(config, job)
         result["method"], result["seed"] = config.method_name, config.machine.seed
         if config.data:
             config.pipeline.datamanager.data = config.data
         result["origin"]["config"] = config_digest(config)
         result["config"] = str(config.get_base_dir() / "config.yml")
         config.save_only_latest_checkpoint &= not job.eval_step
-        ns_main(config)
+        original_main(config)
 
     def measured_train(trainer: Any) -> None:
-        watch.attach(trainer, result["steps"])
+        stopwatch.attach(trainer, result["steps"])
         result["rays_per_step"] = trainer.pipeline.datamanager.get_train_rays_per_batch()
-        loop(trainer)
+        original_train(trainer)
 
     ns_train.main, Trainer.train = measured_main, measured_train  # type: ignore[assignment, method-assign]
     sys.argv = ["ns-train", *job.arguments]
     ns_train.entrypoint()
 
-    values = watch.figures()
+    values = stopwatch.figures()
     if result.get("rays_per_step"):
         values["rays_per_step"] = float(result["rays_per_step"])
         if "it_per_s" in values:
             values["rays_per_s"] = values["it_per_s"] * values["rays_per_step"]
-    device = watch.device.type
+    device = stopwatch.device.type
     conditions = {
-        "first_step": watch.first_step,
-        "last_step": watch.last_step,
-        "eval_step": job.eval_step or watch.last_step,
+        "first_step": stopwatch.first_step,
+        "last_step": stopwatch.last_step,
+        "eval_step": job.eval_step or stopwatch.last_step,
         "warm_up_steps": job.warm_up,
         "device": device,
         "hardware": hardware(device),
@@ -132,23 +138,24 @@ def train(job: TrainJob) -> dict[str, Any]:
     return {"values": values, "conditions": conditions, **about}
 
 
-def schedule_of(config: Any) -> int:
+def schedule_length(config: Any) -> int:
     """Returns the number of steps that a run's schedules are made for."""
     return max(config.max_num_iterations, getattr(config, "schedule_steps", 0))
 
 
-def cut(config: Any, job: TrainJob) -> int:
-    """Shortens a run to the window that is measured, with its schedule unchanged, and turns off what disturbs.
+def set_window(config: Any, job: TrainJob) -> int:
+    """Shortens a run to the window that is measured, with its schedule unchanged, and turns off saving, evaluation and
+    the viewer.
 
     Args:
         config: options of the run; they are changed.
-        job: what is to be measured.
+        job: the measurement.
 
     Returns:
         The number of steps of the window.
 
     Raises:
-        ConfigError: the window is not one of the run, or the run is of several devices.
+        ConfigError: the run has no such window, or uses several devices.
         CheckpointError: the checkpoint to start from does not exist.
     """
     if config.load_config is not None:
@@ -160,21 +167,21 @@ def cut(config: Any, job: TrainJob) -> int:
     steps = job.steps or whole - first
     if first + steps > whole:
         raise ConfigError(
-            f"The window ends at step {first + steps}, but the run at step {whole} (--max-num-iterations): take fewer "
-            "steps (bench run --steps), or give the length of the whole run."
+            f"The window ends at step {first + steps}, but the run at step {whole}: take fewer steps (bench run "
+            "--steps), or give the length of the whole run (--max-num-iterations)."
         )
     if job.eval_step and not first < job.eval_step <= first + steps:
         raise ConfigError(
-            f"--eval-step is {job.eval_step}, but the window begins at step {first} and ends at {first + steps}: give "
-            "a step in it."
+            f"--eval-step is {job.eval_step}, outside of the window from step {first} to {first + steps}: give a step "
+            "in it."
         )
     if steps - job.warm_up < 2:
         raise ConfigError(
             f"Of {max(steps, 0)} steps, {job.warm_up} are for warming up (--warm-up), which leaves too few to measure: "
-            "take more (--steps)."
+            "take more steps (--steps)."
         )
     if hasattr(config, "schedule_steps"):  # our methods count from the first run and can cut a schedule short
-        config.schedule_steps, config.max_num_iterations = schedule_of(config), first + steps
+        config.schedule_steps, config.max_num_iterations = schedule_length(config), first + steps
     else:
         config.max_num_iterations = steps
     config.output_dir, config.experiment_name, config.timestamp = Path(job.out), "bench", "run"
@@ -187,7 +194,7 @@ def cut(config: Any, job: TrainJob) -> int:
 
 
 def first_step(config: Any) -> int:
-    """Returns the step at which a run starts: that after its checkpoint, or 0.
+    """Returns the step at which a run starts: the one after its checkpoint, or 0.
 
     Raises:
         CheckpointError: the checkpoint does not exist.
@@ -209,15 +216,13 @@ def first_step(config: Any) -> int:
 
 
 def recorded_first_step(config: Any) -> int | None:
-    """Returns the step at which a finished run started, from its config.yml alone; None where that does not say it."""
+    """Returns the step at which a finished run started, according to its config.yml; None if that does not tell."""
     from f3rm_ext.engine import checkpoint
 
     if config.load_checkpoint is not None:
         last = checkpoint.step_of(config.load_checkpoint)
-    elif config.load_dir is not None:
-        last = config.load_step  # without it, the newest checkpoint of that time was taken
-    else:
-        last = -1
+    else:  # a run with a folder, but without a step, loaded the checkpoint that was the newest then
+        last = -1 if config.load_dir is None else config.load_step
     return None if last is None else last + 1
 
 
@@ -225,7 +230,11 @@ def recorded_first_step(config: Any) -> int | None:
 
 
 def evaluate(job: EvalJob) -> dict[str, Any]:
-    """Evaluates a run as ns-eval does, and some of its training views. Returns ``values`` and ``conditions``."""
+    """Evaluates a run as ns-eval does, and some of its training views.
+
+    Returns:
+        ``values``, ``conditions``, ``cost`` (figures of its training), ``method``, ``seed`` and ``origin``.
+    """
     from f3rm_ext.engine import checkpoint
     from f3rm_ext.engine.config_file import read_config
     from f3rm_ext.engine.cost import MIB
@@ -233,14 +242,14 @@ def evaluate(job: EvalJob) -> dict[str, Any]:
     from f3rm_ext.ledger.conditions import capture_conditions, config_digest
 
     path = Path(job.config)
-    begun = recorded_first_step(read_config(path))  # opening a run changes what its options load
+    first = recorded_first_step(read_config(path))  # opening a run changes its options of loading
     run = open_run(path, lambda config: True, "", step=job.eval_step - 1 if job.eval_step else None)
     config, pipeline = run.config, run.pipeline
     model: Any = pipeline.model
-    meter = _Meter(model)
-    values = meter.means(pipeline.datamanager.fixed_indices_eval_dataloader)  # type: ignore[union-attr]
-    values["eval_peak_mib"] = meter.peak_mib
-    train = meter.means(list(_train_views(pipeline.datamanager, job.train_views)))
+    evaluator = _ViewEvaluator(model)
+    values = evaluator.mean_metrics(pipeline.datamanager.fixed_indices_eval_dataloader)  # type: ignore[union-attr]
+    values["eval_peak_mib"] = evaluator.peak_mib
+    train = evaluator.mean_metrics(list(_train_views(pipeline.datamanager, job.train_views)))
     values |= {f"train_{key}": train[key] for key in ("psnr", "ssim", "lpips", "l1") if key in train}
     values |= _gaussians(model)
     sizes = [parameter.numel() * parameter.element_size() for parameter in model.parameters()]
@@ -249,7 +258,7 @@ def evaluate(job: EvalJob) -> dict[str, Any]:
     values["persistent_mib"] = (sum(sizes) + moments) / MIB
     conditions = {
         **capture_conditions(pipeline),
-        **({} if begun is None else {"first_step": begun}),
+        **({} if first is None else {"first_step": first}),
         "last_step": run.step + 1,
         "eval_step": run.step + 1,
         "train_views": job.train_views,
@@ -258,28 +267,28 @@ def evaluate(job: EvalJob) -> dict[str, Any]:
     return {
         "values": values,
         "conditions": conditions,
-        "cost": meter.cost,
+        "cost": evaluator.cost,
         "method": config.method_name,
         "seed": config.machine.seed,
-        "origin": {"schedule_steps": schedule_of(config), "config": config_digest(config)},
+        "origin": {"schedule_steps": schedule_length(config), "config": config_digest(config)},
     }
 
 
-class _Meter:
-    """Renders views and compares them with their photos; keeps the peak of memory in rendering."""
+class _ViewEvaluator:
+    """Renders views, compares them with their photos, and records the peak of memory in rendering."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.peak_mib = model, 0.0
         self.cost: dict[str, float] = {}
-        """What our models know of their training."""
+        """Figures of the training, which our models report with their metrics."""
 
-    def means(self, views: Any) -> dict[str, float]:
-        """Returns the mean of every metric over (camera, batch)."""
+    def mean_metrics(self, views: Any) -> dict[str, float]:
+        """Returns the mean of every metric over pairs of a camera and a batch."""
         import torch
 
         from f3rm_ext.engine.cost import peak_mib, reset_peak
 
-        found: dict[str, list[float]] = {}
+        samples: dict[str, list[float]] = {}
         device = self.model.device
         for number, (camera, batch) in enumerate(views):
             reset_peak(device)
@@ -295,9 +304,9 @@ class _Meter:
                 if key.startswith("train_"):
                     self.cost[key] = float(value)
                 elif not key.startswith("eval_"):
-                    found.setdefault(key, []).append(float(value))
+                    samples.setdefault(key, []).append(float(value))
             report(number + 1, len(views))
-        return {key: math.fsum(items) / len(items) for key, items in found.items()}
+        return {key: fmean(values) for key, values in samples.items()}
 
 
 def _train_views(manager: Any, count: int) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -307,9 +316,8 @@ def _train_views(manager: Any, count: int) -> Iterator[tuple[Any, dict[str, Any]
 
     from f3rm_ext.data.eval_dataloaders import EvalLoader
 
-    total = len(manager.train_dataset)
-    count = min(count, total)
-    chosen = sorted({round(index * (total - 1) / max(count - 1, 1)) for index in range(count)})
+    last = len(manager.train_dataset) - 1
+    chosen = np.unique(np.linspace(0, last, min(count, last + 1)).round().astype(int)).tolist()
     held = manager.fixed_indices_eval_dataloader
     if isinstance(held, EvalLoader):
         loader = type(held)(manager.train_dataset, manager.device, lambda: None)
