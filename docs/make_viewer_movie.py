@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import tyro
-from make_viewer_screenshots import DOCS, _driver, _wait_until_sharp
+from make_pictures import browser_driver
+from make_viewer_screenshots import DOCS, _wait_until_sharp
 from PIL import Image
 
 KEY_MS = 120
@@ -215,7 +216,7 @@ def _swing(recorder: Recorder, client: Any, middle: Image.Image, options: Option
 
 def main(options: Options) -> None:
     """Opens the run in the viewer, types the query, moves the camera, and saves the movie."""
-    driver = _driver()
+    driver = browser_driver()
     if reason := driver.why_not():
         raise SystemExit(reason)
     log = options.load_config.parent / "viewer_log_filename.txt"

@@ -6,7 +6,6 @@ Needs `pip install f3rm-ext[e2e]` and a `chromium` on the PATH. The pictures in 
 instant-ngp's repository at a quarter of its size, 1500 steps of `f3rm-ext-lite` with DINOv2 features.
 """
 
-import importlib.util
 import math
 import time
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import tyro
+from make_pictures import browser_driver
 
 DOCS = Path(__file__).parent
-DRIVER = DOCS.parent / "tests" / "e2e" / "viewer_page.py"
 
 
 @dataclass
@@ -46,14 +45,6 @@ class Options:
     """Where viewer-OUTPUT.jpg are written."""
     patience_s: float = 600
     """How long a picture may take."""
-
-
-def _driver() -> Any:
-    spec = importlib.util.spec_from_file_location("viewer_page", DRIVER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _wait_until_sharp(view: Any, max_res: int, patience_s: float) -> None:
@@ -85,7 +76,7 @@ def _ask(view: Any, options: Options) -> None:
 
 def main(options: Options) -> None:
     """Starts the viewer, and saves one picture per output."""
-    driver = _driver()
+    driver = browser_driver()
     if reason := driver.why_not():
         raise SystemExit(reason)
     log = options.load_config.parent / "viewer_log_filename.txt"

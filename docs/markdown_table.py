@@ -2,14 +2,15 @@
 
 from typing import Any
 
+from f3rm_ext.html.tables import Table
+
 Report = dict[str, Any]
 """What a benchmark has written as JSON."""
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Returns a table whose columns are right-aligned, but for the first."""
-    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return Table(head, rows).markdown()
 
 
 def quality(metrics: Report) -> list[str]:
