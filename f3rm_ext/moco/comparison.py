@@ -1,9 +1,10 @@
 """Accuracies as a table: Markdown or HTML."""
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
+from f3rm_ext.html.page import render_page
+from f3rm_ext.html.tables import Table
 from f3rm_ext.moco.evaluation import Score, confidence_interval
 from f3rm_ext.utils.output_file import replacing
 from f3rm_ext.utils.provenance import signed_text
@@ -44,11 +45,10 @@ def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -
     Accuracy
     <BLANKLINE>
     | features | k-NN |
-    |---|--:|
+    | --- | --: |
     | DAISY | 50.0 |
     """
-    lines = [title, "", f"| {' | '.join(header)} |", "|---|" + "--:|" * (len(header) - 1)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+    return f"{title}\n\n{Table(header, rows).markdown()}\n"
 
 
 def write_table(path: Path, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -57,18 +57,9 @@ def write_table(path: Path, title: str, header: Sequence[str], rows: Sequence[Se
     Raises:
         ConfigError: The file cannot be written.
     """
-    text = _html(title, header, rows) if path.suffix == ".html" else markdown(title, header, rows)
+    if path.suffix == ".html":
+        text = render_page("table.html", title=title, eyebrow=MADE_BY, table=Table(header, rows))
+    else:
+        text = markdown(title, header, rows)
     with replacing(path, "--table") as stream:
         stream.write(signed_text(text, MADE_BY))
-
-
-def _html(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    style = "body{font:16px sans-serif}td,th{padding:.2em .8em;text-align:right}tr>:first-child{text-align:left}"
-    body = "\n".join([line(header, "th"), *(line(row, "td") for row in rows)])
-    return (
-        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{style}</style>\n"
-        f"<table><caption>{html.escape(title)}</caption>\n{body}\n</table>\n"
-    )
