@@ -1,4 +1,4 @@
-"""``f3rm-ext profile``: what the memory of a training run was made of, and what to change."""
+"""``f3rm-ext profile``: what the memory of a training run consisted of, and which options lower it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ import tyro
 class Profile:
     """Explain the memory of a run that was trained with --profile-tensors True.
 
-    Prints what the run needed and what that is made of, warns of leaks and fragmentation, and lists the options that
-    lower the memory, those that lose least first. Writes charts to RUN/tensor_profile.png and RUN/tensor_profile.html.
+    Prints the peaks and what they consist of, warns of leaks and fragmentation, and lists options that lower the memory,
+    the least harmful first. Writes charts to RUN/tensor_profile.png and a page to RUN/tensor_profile.html.
 
     Typical calls:
       f3rm-ext profile latest
@@ -22,11 +22,11 @@ class Profile:
     run: tyro.conf.Positional[str]
     """Run folder, its config.yml, or latest for the newest run with a profile."""
     compare: str = ""
-    """Another run to compare with: its folder, or latest."""
+    """Folder of another run to compare with, or latest."""
     outputs: Path = Path("outputs")
     """Folder in which latest looks for runs."""
     out: Path | None = None
-    """Folder for the charts; by default the run folder."""
+    """Folder for the charts and the page; by default the run folder."""
 
     def main(self) -> None:
         """Prints the report and writes the charts."""
