@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 _PHOTO_FOLDERS = ("images", "photos", "input")
-"""Names of folders that say nothing of what the photos show."""
+"""Names of folders that do not tell what the photos show."""
 _PACKAGES = ("f3rm-ext", "nerfstudio", "torch", "numpy", "numba")
 
 
 def capture_name(folder: Path) -> str:
-    """Returns what people call a capture or a folder of photos.
+    """Returns the name of a capture or of a folder of photos.
 
     >>> tuple(capture_name(Path(path)) for path in ("/data/fox", "/data/fox/images", "/data/fox/transforms.json"))
     ('fox', 'fox', 'fox')
@@ -46,7 +46,7 @@ class Stage:
 
 @dataclass
 class ReportContent:
-    """Everything that a report says."""
+    """Everything that the report shows."""
 
     title: str
     """Headline."""
@@ -61,7 +61,7 @@ class ReportContent:
     metrics: dict[str, float]
     """Means over the held-out views, as ns-eval names them."""
     lpips_note: str = ""
-    """Why LPIPS is missing."""
+    """Reason for missing LPIPS."""
     coverage: dict[str, Any] = field(default_factory=dict)
     """Content of coverage.json."""
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """The report of `f3rm-ext demo`."""
 
 import math
+import statistics
 from typing import Any
 
 from f3rm_ext.html.charts import Points, bar_chart, line_chart, smooth
@@ -80,12 +81,6 @@ def lead(content: ReportContent) -> str:
     return text
 
 
-def training_speed(curves: dict[str, list[tuple[float, float]]]) -> float:
-    """Returns the median of the rays per second in training; 0 if it was not recorded."""
-    values = sorted(value for _, value in curves.get("Train Rays / Sec", []))
-    return values[len(values) // 2] if values else 0.0
-
-
 def _view(content: ReportContent, view: dict[str, Any]) -> dict[str, Any]:
     files = view["files"]
     pictures = {
@@ -117,7 +112,7 @@ def _judged(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _objects(objects: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """How often each object was found, the best first."""
+    """Hits of each object, the best first."""
     judged = sorted(_judged(objects), key=lambda item: (-item["hits"] / item["views"], -(item["iou"] or 0)))
     if not judged:
         return None
@@ -192,9 +187,10 @@ def _metrics(content: ReportContent) -> Table:
         rows.append(["Depth error", f"{depth['median_m']:.3f} m", meaning])
         rows.append(["Depth within 5 cm", f"{depth['within_5cm']:.0%}", "Share of pixels with a smaller depth error."])
     rows += [[name, form.format(metrics[key]), text] for key, (name, form, text) in _COST.items() if key in metrics]
-    speed = training_speed(content.curves)
-    if speed:
-        rows.append(["Training speed", f"{speed:,.0f} rays/s", "Median over all steps, with colours and features."])
+    speeds = [value for _, value in content.curves.get("Train Rays / Sec", [])]
+    if speeds:
+        meaning = "Median over all steps, with colours and features."
+        rows.append(["Training speed", f"{statistics.median(speeds):,.0f} rays/s", meaning])
     return Table(["metric", "value", "meaning"], rows, "lrn")
 
 

@@ -65,11 +65,11 @@ def charts(profile: Profile) -> list[tuple[str, Callable[["Axes"], None]]]:
         _finish(axes, "%")
 
     on_gpu = profile.snapshots[-1].reserved is not None
-    found = [
+    shown = [
         ("Tensors by category", tensors),
         ("Peaks by phase, of " + ("tensors" if profile.device == "cuda" else "the process"), peaks),
     ]
-    return [*found, ("Fragmentation: gaps in reserved memory", fragmentation)] if on_gpu else found
+    return [*shown, ("Fragmentation: gaps in reserved memory", fragmentation)] if on_gpu else shown
 
 
 def svg_charts(profile: Profile) -> list[tuple[str, Markup]]:

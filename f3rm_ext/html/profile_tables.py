@@ -68,7 +68,7 @@ def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, Ta
         for one in last.largest[:MAX_TENSORS]
     ]
     of_device = "of the GPU" if profile.device == "cuda" else "of the machine"
-    found = {
+    titled = {
         "Tensors by category": Table(["category", step, "share"], categories),
         "In main memory": Table(["category", step, "share"], _sizes(last.host)),
         "Parameters by name": Table(["name", *PARTS, "all"], _named(last)),
@@ -78,8 +78,8 @@ def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, Ta
         f"Largest tensors ({last.large} of 10 MiB or more)": Table(["tensor", "category", "shape", "size"], largest),
     }
     if other is not None:
-        found["Compared"] = Table(["", "this run", "other run", "change"], _comparison(profile, other))
-    return [(title, table) for title, table in found.items() if table.rows]
+        titled["Compared"] = Table(["", "this run", "other run", "change"], _comparison(profile, other))
+    return [(title, table) for title, table in titled.items() if table.rows]
 
 
 def describe(profile: Profile) -> str:

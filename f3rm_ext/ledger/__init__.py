@@ -1,1 +1,1 @@
-"""The ledger: what runs have cost and reached, measured alike, and whether a change was for the better."""
+"""The ledger of runs: speed, memory and quality, measured alike, and comparisons with a baseline."""
