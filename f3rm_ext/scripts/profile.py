@@ -10,8 +10,8 @@ import tyro
 class Profile:
     """Explain the memory of a run that was trained with --profile-tensors True.
 
-    Prints the peaks and what they consist of, warns of leaks and fragmentation, and lists options that lower the memory,
-    the least harmful first. Writes charts to RUN/tensor_profile.png and a page to RUN/tensor_profile.html.
+    Prints the peaks and what they consist of, warns of leaks and fragmentation, and lists options that lower the
+    memory, the least harmful first. Writes charts to RUN/tensor_profile.png and a page to RUN/tensor_profile.html.
 
     Typical calls:
       f3rm-ext profile latest
