@@ -63,15 +63,17 @@ class Mesh:
 
     def main(self) -> None:
         """Writes the picture."""
+        import trimesh
+
         from f3rm_ext.mesh.mesh_files import read_mesh
 
         camera, photo = photo_camera(self.capture, self.photo)
         mesh = read_mesh(self.mesh)
-        shaded = mesh.copy()
         ahead = np.asarray(mesh.vertices) - camera.center
         ahead /= np.maximum(np.linalg.norm(ahead, axis=1, keepdims=True), 1e-9)
         facing = np.abs((np.asarray(mesh.vertex_normals) * ahead).sum(axis=1))
-        shaded.visual.vertex_colors = np.repeat(40 + 200 * facing[:, None] ** 0.8, 3, axis=1).astype(np.uint8)
+        shades = np.repeat(40 + 200 * facing[:, None] ** 0.8, 3, axis=1).astype(np.uint8)
+        shaded = trimesh.Trimesh(mesh.vertices, mesh.faces, vertex_colors=shades, process=False)
         write_strip([photo, *(on_white(part, camera) for part in (mesh, shaded))], self.height_px, self.out)
 
 
