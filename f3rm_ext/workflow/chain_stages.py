@@ -80,9 +80,9 @@ class ChainStages:
         return Stage("coarse", TITLES["coarse"], program, options, self._photos(), self._data())
 
     def _mesh(self) -> Stage:
-        places, inputs = self._splats()
+        words, inputs = self._splats()
         own: StageOptions = {"method": (self.options.mesh_method,), "vertices": (str(self.options.vertices),)}
-        if places[0] == "--splats":
+        if words[0] == "--splats":
             own["splats-frame"] = (self.options.splats_frame,)
         return Stage(
             "mesh",
@@ -90,7 +90,7 @@ class ChainStages:
             ("f3rm-ext", "export", "mesh"),
             self.options.of_stage("mesh", own),
             self._photos() | inputs,
-            (*places, "--out", str(self.folder / MESH)),
+            (*words, "--out", str(self.folder / MESH)),
             {"mesh": self.folder / MESH},
         )
 
@@ -101,7 +101,7 @@ class ChainStages:
         options = self.options.of_stage("refine", self.options.of_trainings() | time)
         inputs = self._photos() | {"mesh": self._digest("mesh", "mesh")}
         words = (*self._data(), "--mesh", str(self.folder / MESH))
-        if not self.options.skip_coarse:  # what is far from the mesh goes on as it was
+        if not self.options.skip_coarse:  # those far from the mesh are kept
             inputs["coarse splats"] = self._digest("coarse", "checkpoint")
             coarse = self.folder / self.records["coarse"].outputs["checkpoint"].path
             words = (*words, "--pipeline.model.start-from", str(coarse))
@@ -150,12 +150,12 @@ class ChainStages:
         if self.options.skip_eval or (self.options.truth is None and not truth.is_file()):
             return None
         if not truth.is_file():
-            raise ConfigError(f"There is no true surface {truth}: check --truth.")
+            raise ConfigError(f"There is no ground truth {truth}: check --truth.")
         mesh, inputs = self._final_mesh()
         inputs |= {"truth": digest_of_file(truth)}
         scores = scores_file(self.folder, "eval-mesh")
         words = (str(mesh), "--truth", str(truth.absolute()), "--out", str(scores))
-        # Only parts that cameras see can be found; what hides them is known of the capture's own mesh.
+        # Only parts that cameras see can be reconstructed. Occlusion is known for the capture's own mesh alone.
         seen = ("--seen-from", str(self.options.capture.absolute())) if self.options.truth is None else ()
         program, outputs = ("f3rm-ext", "eval", "mesh"), {"scores": scores}
         return Stage("eval-mesh", TITLES["eval-mesh"], program, {}, inputs, (*words, *seen), outputs)

@@ -106,6 +106,7 @@ class DemoRun(StageRunner):
                 program, words = ("f3rm-ext", "features", "lift"), ("--load-config", config)
                 title = "Lifting features onto the splats"
                 self.run_stage(Stage("lift", title, program, {"extractors": extractors}, inputs, words))
+                inputs = inputs | {"features": " ".join(extractors)}
             title = "Rendering and measuring held-out views"
             views = view_stage("eval-views", title, self.folder, config, inputs)
             self.run_stage(views)
@@ -138,7 +139,7 @@ class DemoRun(StageRunner):
         return capture
 
     def _choose_method(self, photos: int) -> str:
-        """Returns the method to train, and says so where the photos decide: few are enough for splats only."""
+        """Returns the method to train, and says so if it is chosen because there are few photos."""
         if self.options.method != "auto":
             return self.options.method
         if self.is_synthetic or not 0 < photos <= MOST_PHOTOS_FOR_SPLATS:

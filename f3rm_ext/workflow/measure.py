@@ -36,14 +36,14 @@ from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.colormaps import depth_colors_bytes, heat_overlay_bytes
 
 MASK_COSINE = 0.93
-"""Cosine from which on a pixel counts as found, for all objects and scenes: the value at which the 2D dense-daisy
-features of another room (seed 7) overlap best with its objects."""
+"""Cosine above which a pixel counts as part of an object, for all objects and scenes: the value at which the 2D
+dense-daisy features of another room (seed 7) overlap best with its objects."""
 FAVOURITES = ("plant", "lamp", "doughnut", "mug")
-"""Objects to show in the report if the capture has them, in order of preference."""
+"""Objects to show in the report if the capture has them, best first."""
 MIN_EXEMPLAR_PX = 60
-"""Objects with fewer pixels in all training photos are not searched for."""
+"""Objects with fewer pixels in every training photo are not queried."""
 HEAT_FROM = 0.8
-"""Quantile of all scores at which the heat begins."""
+"""Quantile of all scores at which heat maps begin."""
 _SHARPEST_OF = 24
 
 
@@ -254,15 +254,15 @@ class Measure:
         """Finds for each labelled object the training photo that shows most of it, and its innermost pixel there."""
         files = self.run.files("train")
         labels = [self._train_labels(index) for index in range(len(files))]
-        found = []
+        exemplars = []
         for thing in self.truth.things:
             sizes = [0 if image is None else int((image == thing.label).sum()) for image in labels]
             index = int(np.argmax(sizes))
             image = labels[index]
             if image is not None and sizes[index] >= MIN_EXEMPLAR_PX:
                 row, col = deepest_pixel(image == thing.label)
-                found.append((thing, index, Region(files[index].name, col + 0.5, row + 0.5)))
-        return found
+                exemplars.append((thing, index, Region(files[index].name, col + 0.5, row + 0.5)))
+        return exemplars
 
     def _show_exemplar(self, example: ExampleQuery) -> None:
         photo = self.run.photo("train", example.index)
@@ -322,13 +322,13 @@ class Measure:
             mask = self._mask(view, example.thing)
             if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
                 metrics.add(example.thing.name, view.score(number), torch.from_numpy(mask))
-        found = metrics.summary()
+        summary = metrics.summary()
         return {
             "name": example.thing.name,
             **example.describe(),
             "views": len(metrics),
-            "hits": round(found.get("localisation", 0) * len(metrics)),
-            "iou": found.get("miou"),
+            "hits": round(summary.get("localisation", 0) * len(metrics)),
+            "iou": summary.get("miou"),
         }
 
     def _save(self, name: str, image: np.ndarray) -> str:

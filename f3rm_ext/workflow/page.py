@@ -84,8 +84,8 @@ def _key_figures(scores: Mapping[str, Mapping[str, Any]], records: Mapping[str, 
     best = (scores.get("eval-mesh", {}).get("scores") or [None])[-1]
     if best:
         keys.append((f"{best['f_score']:.2f}", f"F-score of the mesh at {best['threshold']:.3g}"))
-    keys.append((duration(sum(record.seconds for record in records.values())), "all stages together"))
-    keys.append((f"{max(record.peak_mib for record in records.values()):,.0f} MiB", "most memory of a stage"))
+    keys.append((duration(sum(record.seconds for record in records.values())), "all stages"))
+    keys.append((f"{max(record.peak_mib for record in records.values()):,.0f} MiB", "peak memory of a stage"))
     return keys
 
 

@@ -33,8 +33,8 @@ def newest_checkpoint(run: Path) -> Path | None:
     Args:
         run: folder of the run.
     """
-    found = [path for path in (run / "nerfstudio_models").glob("*.ckpt") if steps_of(path)]
-    return max(found, key=steps_of, default=None)
+    checkpoints = [path for path in (run / "nerfstudio_models").glob("*.ckpt") if steps_of(path)]
+    return max(checkpoints, key=steps_of, default=None)
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[float, float]]]:

@@ -1,4 +1,4 @@
-"""What a run of several stages will need later, looked for before the first one."""
+"""Checks, before the first stage, that later stages will find what they need."""
 
 import shutil
 from pathlib import Path
@@ -8,26 +8,26 @@ from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 
 LEAST_FREE_GIB, SMALL_GIB, LARGE_GIB = 0.25, 1.0, 8.0
-"""What a small training writes at least, what a run on a CPU takes at most, and what two trainings of 3 million
-Gaussians write: checkpoints of 2 GiB, of which the old one stays until the new one is complete."""
+"""Disk space: the minimum of a small training, the maximum of a run on a CPU, and that of two trainings of 3 million
+Gaussians, whose checkpoints have 2 GiB; the old one stays until the new one is complete."""
 
 
 def check_requirements(
     folder: Path, *, training: Literal["fields", "splats"] | None, meshes: bool, scores: bool
 ) -> list[str]:
-    """Looks for what later stages need.
+    """Checks that later stages will find what they need.
 
     Args:
-        folder: that exists, in which they write.
+        folder: existing folder in which they write.
         training: what they train.
         meshes: whether they make meshes.
         scores: whether they measure pictures.
 
     Returns:
-        Sentences on what they will do without.
+        Sentences on what is missing but dispensable.
 
     Raises:
-        ConfigError: they will fail.
+        ConfigError: a stage would fail.
     """
     notes: list[str] = []
     if meshes:
@@ -36,9 +36,9 @@ def check_requirements(
         open3d()
     on_gpu = training == "splats" and compat.has_cuda()
     if on_gpu:
-        works, found, advice = compat.describe_gsplat()
+        works, state, advice = compat.describe_gsplat()
         if not works:
-            raise ConfigError(f"Splats cannot be trained on this GPU: gsplat is {found}. {advice}")
+            raise ConfigError(f"Splats cannot be trained on this GPU: gsplat is {state}. {advice}")
     free_gib = shutil.disk_usage(folder).free / (1 << 30)
     if training and free_gib < LEAST_FREE_GIB:
         raise ConfigError(

@@ -1,5 +1,6 @@
 """`f3rm-ext demo` from end to end on a tiny capture, and starting it again."""
 
+import json
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -29,6 +30,7 @@ class _Resources(HTMLParser):
 def test_the_report_is_one_file(demo: tuple[Path, Any]) -> None:
     out, done = demo
     assert done.code == 0, done.text[-3000:]
+    assert json.loads((out / "manifest.json").read_text())["stages"]["train"]["working_s"] > 0
     text = (out / "report.html").read_text()
     page = _Resources()
     page.feed(text)

@@ -62,13 +62,14 @@ def chain(
     def saved(stage: str) -> bool:
         return any(out.glob(f"runs/{stage}/*/*/nerfstudio_models/*.ckpt"))
 
-    said = []
+    said = list[str]()
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     for stage, number in (("coarse", signal.SIGINT), ("refine", signal.SIGKILL)):
-        with subprocess.Popen(words, env=command_environment, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(words, env=command_environment, **both, text=True) as process:
             wait_until(lambda stage=stage: saved(stage) or process.poll() is not None, 200, f"{stage} saved")
             assert process.poll() is None
             process.send_signal(number)
-            said.append(process.communicate(timeout=100)[1])
+            said.append(process.communicate(timeout=100)[0])
             assert process.returncode == (130 if number == signal.SIGINT else -number)
         assert json.loads((out / "manifest.json").read_text())["stages"][stage]["state"] == "running"
     done = subprocess.run(words, env=command_environment, capture_output=True, text=True, timeout=400, check=False)
@@ -79,11 +80,14 @@ def chain(
 def test_it_resumed_where_it_was_interrupted(chain: tuple[Path, str, str]) -> None:
     out, interrupted, said = chain
     assert "To resume: f3rm-ext sugar run --data" in interrupted and "Traceback" not in interrupted
+    assert re.search(r"trainings take about \d+ minutes", interrupted)
     assert re.search(r"The stage refine resumes after \d+ steps, because it was interrupted", said)
     assert "kept Coarse splats: done before" in said
     stages = json.loads((out / "manifest.json").read_text())["stages"]
     assert [stages[name]["runs"] for name in ("coarse", "mesh", "refine", "texture")] == [2, 1, 2, 1]
     assert all(stage["seconds"] > 0 and stage["peak_mib"] > 50 for stage in stages.values())
+    assert all(stages[name]["working_s"] > 0 for name in ("coarse", "refine"))
+    assert any("texels" in note and note in said for note in stages["texture"]["notes"])
     scores = json.loads((out / "eval/texture/scores.json").read_text())
     assert scores["psnr"] > 8 and json.loads((out / "eval/mesh/scores.json").read_text())["chamfer"] > 0
 

@@ -26,6 +26,11 @@ ALL = [
 ]
 
 
+def explains(said: str, stage: str, reason: str) -> bool:
+    """Whether a line names a stage and why it runs."""
+    return any(stage in line.split() and reason in line for line in said.splitlines())
+
+
 def records(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out" / NAME).read_text())["stages"]
 
@@ -47,13 +52,13 @@ def test_a_changed_option_does_its_stage_again_and_those_that_depend_on_it(run_c
     player.forget()
     said = run_chain(texture_size=512)
     assert player.names() == ["export texture", "eval texture"]
-    assert "The stage texture is done again, because --texture-size is now 512." in said
-    assert "The stage eval-texture is done again, because its input (textured mesh) has changed." in said
+    assert explains(said, "texture", "--texture-size is now 512")
+    assert explains(said, "eval-texture", "its input (textured mesh) has changed")
     player.forget()
     said = run_chain(texture_size=512, passed_on={"coarse": {"max-num-iterations": ("9",)}}, vertices=99)
     assert player.names() == ALL[:-1]  # the stand-in's texture came out as it was
-    assert "The stage coarse is done again, because --max-num-iterations is now 9." in said
-    assert "The stage mesh is done again, because --vertices was 200000 and is now 99." in said
+    assert explains(said, "coarse", "--max-num-iterations is now 9")
+    assert explains(said, "mesh", "--vertices was 200000 and is now 99")
 
 
 def test_a_training_resumes_at_its_checkpoint(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
@@ -65,7 +70,7 @@ def test_a_training_resumes_at_its_checkpoint(run_chain: RunChain, player: Any, 
     with pytest.raises(KeyboardInterrupt):
         run_chain()
     said = run_chain()
-    assert "The stage refine resumes after 50 steps, because it was interrupted." in said
+    assert explains(said, "refine", "interrupted") and "50 steps" in said
     trainings = [words for words in player.ran if words[0] == "ns-train"]
     assert ["--load-dir" in words for words in trainings] == [False, True, False, True]
     stamps = [words[words.index("--timestamp") + 1] for words in trainings]
@@ -120,7 +125,7 @@ def test_a_lost_or_changed_file_is_made_again(run_chain: RunChain, player: Any, 
     (tmp_path / "out" / "refined-mesh.ply").write_text("edited")
     player.forget()
     said = run_chain()
-    assert "because refined-mesh.ply was changed" in said and "because textured.glb is missing" in said
+    assert "refined-mesh.ply was changed" in said and "because textured.glb is missing" in said
     assert player.names()[:2] == ["export refined-mesh", "export texture"]
 
 
@@ -169,7 +174,7 @@ def test_options_of_the_refinement_are_checked_first(run_chain: RunChain, player
 
 
 def test_a_truth_that_is_not_there(run_chain: RunChain, tmp_path: Path, capture: Path) -> None:
-    with pytest.raises(ConfigError, match="There is no true surface"):
+    with pytest.raises(ConfigError, match="--truth"):
         run_chain(truth=tmp_path / "none.ply")
     (capture / "gt_mesh.npz").unlink()
     run_chain()
@@ -252,8 +257,8 @@ def test_a_photo_that_is_added_finds_poses_again_in_the_same_folder(
     player.forget()
     said = run_chain(data=None, images=photos, until_stage="mesh")
     assert player.names() == ["sfm", *ALL[:2]]
-    assert "The stage sfm is done again, because its input (photos) has changed." in said
-    assert "The stage coarse is done again, because its input (capture) has changed." in said
+    assert explains(said, "sfm", "its input (photos) has changed")
+    assert explains(said, "coarse", "its input (capture) has changed")
 
 
 def test_poses_found_again_that_are_the_same_train_nothing(

@@ -72,6 +72,8 @@ def test_the_method_is_chosen_on_request(run: Any, player: Any, tmp_path: Path) 
     run(method="sugar-ext-lite", extractors=("clip", "dinov2"))
     assert player.names()[1:3] == ["ns-train sugar-ext-lite", "features lift"]
     assert player.ran[2][-3:] == ["--extractors", "clip", "dinov2"] and "clip" not in player.ran[1]
+    run(method="sugar-ext-lite", extractors=("dinov2",))
+    assert player.names() == ["features lift", *ALL[2:]]
     run(data=capture_of(tmp_path / "banana", 3), method="f3rm-ext-lite", extractors=("clip",), scale=0.5)
     assert value(player.ran[0], "--pipeline.datamanager.features.extractors") == "clip"
     assert value(player.ran[0], "--pipeline.datamanager.camera-res-scale-factor") == "0.5"
