@@ -121,7 +121,7 @@ class ChainRun(StageRunner):
         omitted = {"sfm"} if self.options.images is None else set()
         omitted |= {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
         omitted |= {"refine", "refined-mesh", "eval-refined"} if self.options.skip_refine else set()
-        records = self.manifest.records
+        records = self.manifest.stages
         for name in STAGES[: STAGES.index(first)]:
             if name.startswith("eval-") or name in omitted:
                 continue

@@ -80,33 +80,23 @@ class _Defaults(TypedDict, total=False):
 
 
 @dataclass
-class _File:
-    """What a manifest looks like."""
+class Manifest:
+    """The manifest of a folder; :meth:`open` reads or begins one."""
 
     made_by: str
-    format: int
+    """The command that makes the folder, such as ``f3rm-ext sugar run``."""
     capture: _Capture | None
-    stages: dict[str, Record]
+    """Of :func:`identify` or :func:`identify_photos`; None where the folder may be used for any capture."""
+    stages: dict[str, Record] = field(default_factory=dict)
     checked: str = ""
+    """Options of trainings that :mod:`~f3rm_ext.workflow.check` has accepted."""
     defaults: _Defaults = field(default_factory=_Defaults)
-
-
-class Manifest:
-    """The manifest of a folder.
-
-    Args:
-        folder: output of the workflow.
-        command: that makes the folder, such as ``f3rm-ext sugar run``.
-        capture: of :func:`identify` or :func:`identify_photos`; None where the folder may be used for any capture.
-    """
-
-    def __init__(self, folder: Path, command: str, capture: Mapping[str, Any] | None) -> None:
-        self.folder, self.command, self.capture = folder, command, capture
-        self.records: dict[str, Record] = {}
-        self.checked = ""
-        """Options of trainings that :mod:`~f3rm_ext.workflow.check` has accepted."""
-        self.defaults: dict[str, Any] = {}
-        """Options that were chosen for the machine on which the work began."""
+    """Options that were chosen for the machine on which the work began."""
+    format: int = FORMAT
+    version: str = ""
+    """Of f3rm_ext; not read."""
+    folder: Path = Path()
+    """Output of the workflow; not in the file."""
 
     @classmethod
     def open(cls, folder: Path, command: str, option: str, capture: Mapping[str, Any] | None) -> "Manifest":
@@ -114,34 +104,28 @@ class Manifest:
 
         Args:
             folder: created if needed.
-            command: see the class.
+            command: that makes it.
             option: that gave the folder, for messages.
-            capture: see the class.
+            capture: see :attr:`capture`.
 
         Raises:
             ConfigError: the folder holds other files, a damaged manifest, or one of another capture.
         """
-        manifest, path, advice = cls(folder, command, capture), folder / NAME, f"choose a new folder with {option}"
-        content: _File | None = require_own_folder(folder, NAME, command, option, _KNOWN, _File)
+        advice = f"choose a new folder with {option}"
+        manifest: Manifest | None = require_own_folder(folder, NAME, command, option, _KNOWN, cls)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{option} {folder} cannot be used ({error.strerror}): choose another folder.") from error
-        if content is None:
-            return manifest
-        if content.format != FORMAT:
-            raise ConfigError(f"{path} is not of this version of `{command}`: {advice}.")
-        if capture is not None:
-            previous = content.capture or {"path": "no capture", "digest": ""}
-            if previous["digest"] != capture["digest"]:
-                is_changed = previous["path"] == capture["path"]
-                raise ConfigError(
-                    f"The folder {folder} is of {previous['path']}"
-                    + (", which has changed since" if is_changed else f", not of {capture['path']}")
-                    + f": {advice}."
-                )
-        manifest.checked, manifest.defaults = content.checked, dict(content.defaults)
-        manifest.records = content.stages
+        if manifest is None:
+            manifest = cls(command, capture)  # type: ignore[arg-type]
+        if manifest.format != FORMAT:
+            raise ConfigError(f"{folder / NAME} is not of this version of `{command}`: {advice}.")
+        if capture is not None and capture["digest"] != (manifest.capture or {}).get("digest"):
+            previous = (manifest.capture or {}).get("path")
+            other = "which has changed since" if previous == capture["path"] else f"not of {capture['path']}"
+            raise ConfigError(f"The folder {folder} is of {previous}, {other}: {advice}.")
+        manifest.capture, manifest.folder = capture, folder  # type: ignore[assignment]
         return manifest
 
     def save(self) -> None:
@@ -150,15 +134,8 @@ class Manifest:
         Raises:
             ConfigError: it cannot be written; the old one stays.
         """
-        content = {
-            "made_by": self.command,
-            "version": __version__,
-            "format": FORMAT,
-            "capture": self.capture,
-            "checked": self.checked,
-            "defaults": self.defaults,
-            "stages": {name: asdict(record) for name, record in self.records.items()},
-        }
+        content = {**asdict(self), "version": __version__}
+        del content["folder"]
         try:
             write_atomic(self.folder / NAME, (json.dumps(content, indent=1) + "\n").encode())
         except OSError as error:
@@ -174,7 +151,7 @@ class Manifest:
 
     def record_of(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> Record:
         """Returns the record of a stage; a new one if options or inputs have changed, see :meth:`reason_to_run`."""
-        record = self.records.get(name)
+        record = self.stages.get(name)
         if record is None or (record.options, record.inputs) != (options, inputs):
             record = Record(options=dict(options), inputs=dict(inputs))
         return record
@@ -187,7 +164,7 @@ class Manifest:
             options: as they are now.
             inputs: as they are now.
         """
-        record = self.records.get(name)
+        record = self.stages.get(name)
         if record is None:
             return ""
         for option in sorted(set(record.options) | set(options)):

@@ -128,7 +128,7 @@ class StageRunner:
         if reason is None:
             self.console.print(f"  [green]kept[/] {stage.title}: done before", highlight=False)
             self.kept.add(stage.name)
-            record = self.manifest.records[stage.name]
+            record = self.manifest.stages[stage.name]
         else:
             record = self._start(stage, reason, resumes)
             self._run(stage, record)
@@ -167,7 +167,7 @@ class StageRunner:
         record.runs += 1
         record.notes = []
         record.command = Command("", stage.command(self.folder, record), Path()).text
-        self.manifest.records[stage.name] = record
+        self.manifest.stages[stage.name] = record
         self.manifest.save()
         return record
 

@@ -33,10 +33,10 @@ def test_a_manifest_is_read_as_it_was_written(capture: Path, tmp_path: Path) -> 
     (folder / "mesh.ply").write_bytes(b"mesh")
     outputs = {"mesh": manifest.output(folder / "mesh.ply")}
     options, inputs = {"--vertices": "9"}, {"capture": "a"}
-    manifest.records["mesh"] = Record("finished", "Mesh", options, inputs, outputs, "type this", 1.5)
+    manifest.stages["mesh"] = Record("finished", "Mesh", options, inputs, outputs, "type this", 1.5)
     manifest.save()
     again = read(folder, identify(capture))
-    assert again.records == manifest.records
+    assert again.stages == manifest.stages
     assert again.reason_to_run("mesh", {"--vertices": "9"}, {"capture": "a"}) is None
     assert again.reason_to_run("refine", {}, {}) == ""
     assert again.reason_to_run("mesh", {}, {"capture": "a"}) == "--vertices was 9 and is now left out"
@@ -55,7 +55,7 @@ def test_manifests_of_other_captures_are_refused(capture: Path, tmp_path: Path) 
     with pytest.raises(ConfigError, match="which has changed since"):
         read(folder, identify(capture))
     assert (folder / NAME).read_bytes() == before
-    assert read(folder, None).records == {}, "a demo may change its capture"
+    assert read(folder, None).stages == {}, "a demo may change its capture"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"made_by": "another"}', b"[]"])
@@ -102,7 +102,7 @@ def test_a_full_disk_leaves_the_old_manifest(capture: Path, tmp_path: Path, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    manifest.records["mesh"] = Record()
+    manifest.stages["mesh"] = Record()
     with pytest.raises(ConfigError, match="No space left on device"):
         manifest.save()
     assert [path.name for path in (tmp_path / "out").iterdir()] == [NAME]
