@@ -109,7 +109,7 @@ class ChainRun(StageRunner):
     def _take_defaults(self) -> None:
         """Takes what an earlier call has chosen, or chooses for this machine, and says so."""
         if not self.manifest.defaults:
-            self.manifest.defaults = choose_defaults(self.options)
+            self.manifest.defaults = choose_defaults(self.options)  # type: ignore[assignment]
         given, self.options = self.options, with_defaults(self.options, self.manifest.defaults)
         self.say(describe_defaults(given, self.options))
 

@@ -1,6 +1,7 @@
 """Defaults of ``f3rm-ext sugar run`` that depend on the device, and scales that reduce large photos for a CPU."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def longest_side_px(data: Path) -> float:
     return longest
 
 
-def with_defaults(options: ChainOptions, defaults: dict[str, Any]) -> ChainOptions:
+def with_defaults(options: ChainOptions, defaults: Mapping[str, Any]) -> ChainOptions:
     """Returns options with defaults for those that are not given, here or for a stage."""
     names = {(stage, name.rsplit(".", 1)[-1]) for stage, words in options.passed_on.items() for name in words}
     length_given = names & {("refine", "max-num-iterations"), ("refine", "refinement-time")}

@@ -34,6 +34,8 @@ class Player:
 
     def __init__(self) -> None:
         self.ran: list[list[str]] = []
+        self.all: list[list[str]] = []
+        """The same of all calls."""
         self.folders: list[Path] = []
         """Working directories of the commands."""
         self.limits_s: list[float] = []
@@ -60,6 +62,7 @@ class Player:
             outcome.result = {"steps": 3000, "seconds": 600.0}
         else:
             self.ran.append(words)
+            self.all.append(words)
             self.folders.append(folder)
         if words[0] == "ns-train":
             self.limits_s.append(command.limit_s)
@@ -104,8 +107,8 @@ class Player:
         ]
 
     def forget(self) -> None:
-        """Begins a new list."""
-        self.ran.clear()
+        """Begins new lists."""
+        self.ran, self.limits_s = [], []
 
 
 @pytest.fixture
@@ -146,9 +149,10 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_chain(player: Player, capture: Path, tmp_path: Path) -> Callable[..., str]:
-    """Runs the chain with options; gives what it said."""
+    """Runs the chain with options; gives what it said. The list of commands begins anew."""
 
     def run(**options: Any) -> str:
+        player.forget()
         console = Console(file=io.StringIO(), width=200)
         given = ChainOptions(**{"data": capture, "output": tmp_path / "out", **options})
         chain.ChainRun(given, console).run()

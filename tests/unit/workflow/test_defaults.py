@@ -64,7 +64,6 @@ def test_a_chain_goes_on_as_it_was_begun(run_chain: RunChain, player: Any, tmp_p
     run_chain(until_stage="coarse")
     assert json.loads((tmp_path / "out" / NAME).read_text())["defaults"]["coarse_method"] == "sugar-ext-lite"
     player.device_type = "cuda"  # on another machine
-    player.forget()
     run_chain()
     (refine,) = commands(player, "ns-train")
     assert "--refinement-time short" in refine
@@ -115,7 +114,6 @@ def test_what_a_later_stage_lacks_is_told_before_the_first(
         raise ConfigError("Open3D cannot be imported.")
 
     monkeypatch.setattr(chain, "check_requirements", refuse)
-    player.forget()
     run_chain(until_stage="coarse")  # nothing is left to do
     with pytest.raises(ConfigError, match="Open3D"):
         run_chain()

@@ -23,7 +23,6 @@ def run(player: Any, tmp_path: Path) -> Any:
 
     def run(**options: Any) -> tuple[str, str]:
         player.forget()
-        player.limits_s.clear()
         console = Console(file=io.StringIO(), width=200)
         report = DemoRun(DemoOptions(**{"out": tmp_path / "demo", "steps": 30, **options}), console).run()
         return report.read_text(), console.file.getvalue()  # type: ignore[attr-defined]
