@@ -1,4 +1,4 @@
-"""``f3rm-ext sfm eval``: how well the poses of a capture fit the true ones."""
+"""``f3rm-ext sfm eval``: errors of the poses of a capture against true poses."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,14 +16,15 @@ _CHAMFER_CELLS = 64
 
 @dataclass
 class Eval:
-    """Measures how well the camera poses of a capture fit the true ones, as the papers on pose estimation do.
+    """Compare the camera poses of a capture with true poses, by the metrics of papers on pose estimation.
 
-    RRA and RTA are shares of pairs of images: those whose relative rotation, and whose direction of relative
-    translation, is off by less than 5, 15 or 30 degrees. AUC@30 averages both up to 30 degrees. Centre accuracy is the
-    share of cameras that lie within 0.1 scene scales of their true place, after the best similarity. The captures may
-    be in different frames and scales. Images are matched by path, else by file name.
+    RRA and RTA are the shares of image pairs whose relative rotation, and whose direction of relative translation, has
+    an error below 5, 15 or 30 degrees. AUC@30 is the area under the curve of the larger of both errors up to 30
+    degrees. Centre accuracy is the share of cameras within 0.1 scene scales of their true position, after alignment by
+    the best similarity. The captures may have different frames and scales. Images are matched by path, otherwise by
+    file name.
 
-    Where both captures have depth maps, their points are compared by chamfer distance, too.
+    If both captures have depth maps, their points are compared by chamfer distance, too.
 
     Typical calls:
       f3rm-ext sfm eval --predicted capture --truth fox
@@ -31,22 +32,22 @@ class Eval:
     """
 
     predicted: Path
-    """Capture with the poses to measure: a folder with transforms.json or COLMAP's sparse/0, or that JSON file."""
+    """Capture with the poses to evaluate: a folder with transforms.json or COLMAP's sparse/0, or that JSON file."""
     truth: Path
     """Capture with the true poses of the same photos."""
     missing: Literal["fail", "ignore"] = "fail"
-    """What images of the truth count for that were not predicted: every pair with one is a miss, or they are left
-    out."""
+    """Treatment of images without a predicted pose: fail counts every pair with such an image as a miss, ignore leaves
+    them out."""
     out: Path | None = None
-    """JSON file for the metrics; by default none is written."""
+    """JSON file to write the metrics to; by default none is written."""
 
     def __post_init__(self) -> None:
         if self.out is not None and self.out.suffix.lower() != ".json":
             raise ConfigError(f"--out is {self.out}, but metrics are written as JSON: give a name that ends in .json.")
 
     def main(self) -> int:
-        """Compares, prints a table, and writes the metrics. Returns the exit code."""
-        from f3rm_ext.sfm import endpoints, metrics
+        """Prints a table, writes the metrics and returns the exit code."""
+        from f3rm_ext.sfm import capture_cameras, metrics
         from f3rm_ext.sfm.capture_cameras import match_images, read_capture_cameras
         from f3rm_ext.utils.console import console
         from f3rm_ext.utils.output_file import replacing, require_writable
@@ -67,12 +68,12 @@ class Eval:
             missing=len(lost) if self.missing == "fail" else 0,
         )
         chamfer = None
-        if endpoints.has_depth(predicted, theirs) and endpoints.has_depth(true, ours):
-            points, known = endpoints.cell_points(predicted, theirs, _CHAMFER_CELLS, _CHAMFER_CELLS)
-            true_points, true_known = endpoints.cell_points(true, ours, _CHAMFER_CELLS, _CHAMFER_CELLS)
+        if capture_cameras.has_depth(predicted, theirs) and capture_cameras.has_depth(true, ours):
+            points, known = capture_cameras.cell_points(predicted, theirs, _CHAMFER_CELLS, _CHAMFER_CELLS)
+            true_points, true_known = capture_cameras.cell_points(true, ours, _CHAMFER_CELLS, _CHAMFER_CELLS)
             both = known & true_known
             if int(both.sum()) >= 3:
-                chamfer = metrics.chamfer_of_points(points[both].numpy(), true_points[both].numpy())
+                chamfer = metrics.chamfer_distance(points[both].numpy(), true_points[both].numpy())
         if self.out is not None:
             record = {
                 **made_by("sfm eval"),

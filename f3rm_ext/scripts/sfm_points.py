@@ -1,4 +1,4 @@
-"""``f3rm-ext sfm points``: dense points for a capture, to begin a run of splats at."""
+"""``f3rm-ext sfm points``: dense initial points of splats for a capture."""
 
 import json
 import os
@@ -17,13 +17,14 @@ from f3rm_ext.utils.ranges import Range, check_ranges
 
 @dataclass
 class Points:
-    """Find dense points of a capture by stereo, and write a copy of the capture that has them.
+    """Compute dense points of a capture by stereo, and write a copy of the capture with these points.
 
-    Training of splats does this by itself (--dense-points); this command is for looking at the points, for other
-    programs, and for another number of them. The photos are compared with their neighbours at a small size, and points
-    are spread evenly over what several agree on; the capture's own points stay.
+    Training of splats does this by itself (--dense-points). This command is for viewing the points, for other programs,
+    or for another number of points. Photos are matched with their neighbours at a small size, and points are spread
+    evenly over the surfaces on which several photos agree. The capture's own points stay.
 
-    Only the training photos are used. The copy links the files of the capture. Exit codes: 0 done, 2 bad input.
+    Only the training photos are used. The copy links to the files of the capture. The exit code is 0, or 2 for bad
+    input.
 
     Typical call:
       f3rm-ext sfm points room --out room_dense
@@ -32,11 +33,11 @@ class Points:
     data: tyro.conf.Positional[Path]
     """Folder of a capture, with transforms.json or COLMAP's sparse/0."""
     out: Path
-    """Folder of the copy; must not be there yet."""
+    """Folder of the copy, which must not exist yet."""
     points: Annotated[int, Range(1, 100_000_000)] = 20_000
-    """Maximum number of points by stereo, 1 to 100 million."""
+    """Maximum number of points to compute, 1 to 100 million."""
     side: Annotated[int, Range(32, 8192)] = 320
-    """Longer side of the photos that are compared, pixels, 32 to 8192. Twice as large takes four times as long."""
+    """Longest side of the matched photos, in px, 32 to 8192. Doubling it takes four times as long."""
 
     def main(self) -> None:
         """Finds the points and writes the copy.
@@ -53,7 +54,7 @@ class Points:
 
         check_ranges(self)
         if self.out.exists():
-            raise CaptureError(f"{self.out} exists already: give another --out, or remove it.")
+            raise CaptureError(f"--out {self.out} already exists: give another folder, or remove it.")
         meta, folder = read_transforms(self.data)
         outputs = CaptureDataParserConfig(data=self.data, load_3D_points=True).setup().get_dataparser_outputs("train")
         drop_unusable_points(outputs.metadata)
@@ -82,7 +83,7 @@ class Points:
                 if entry.name not in ("transforms.json", STEREO_POINTS):
                     (fresh / entry.name).symlink_to(entry.resolve())
             (fresh / STEREO_POINTS).write_bytes(ply_of(DensePoints(positions.astype(np.float32), colors)))
-            meta = {**_with_places(meta, folder), "ply_file_path": STEREO_POINTS}
+            meta = {**_absolute_paths(meta, folder), "ply_file_path": STEREO_POINTS}
             (fresh / "transforms.json").write_text(json.dumps(meta, indent=1))
             os.rename(fresh, self.out)
         except OSError as error:
@@ -93,11 +94,11 @@ class Points:
             shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _with_places(value: Any, folder: Path) -> Any:
-    """JSON whose paths out of a folder are absolute, so that they hold in a copy elsewhere."""
+def _absolute_paths(value: Any, folder: Path) -> Any:
+    """Returns JSON in which relative paths to outside of a folder are absolute, so that a copy can use them."""
     if isinstance(value, dict):
-        return {name: _with_places(item, folder) for name, item in value.items()}
+        return {name: _absolute_paths(item, folder) for name, item in value.items()}
     if isinstance(value, list):
-        return [_with_places(item, folder) for item in value]
+        return [_absolute_paths(item, folder) for item in value]
     leads_out = isinstance(value, str) and value.startswith("../")
     return str((folder / value).resolve()) if leads_out else value

@@ -1,4 +1,4 @@
-"""``f3rm-ext sfm process`` and ``view``: from photos to a capture, and a look at it."""
+"""``f3rm-ext sfm process`` and ``view``: make a capture from photos, and view it."""
 
 import os
 import sys
@@ -23,18 +23,18 @@ _LINE_EVERY_S = 5.0
 
 
 class StageBars:
-    """Shows one progress bar after the other; lines where the output is not a terminal."""
+    """Progress bars of the stages in turn; printed lines if the output is not a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
-        # A stream of its own: the number 2 is lent to COLMAP's messages meanwhile.
+        # A duplicate of stderr, since COLMAP's messages are redirected from file descriptor 2 meanwhile.
         self._console = Console(file=open(os.dup(2), "w", encoding="utf-8"))
         self._stage, self._line_s = "", 0.0
         self._bar: Progress | None = None
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Shows how far a stage is."""
+        """Shows the progress of a stage."""
         events.progress(stage, done, total)
         if self._console.is_terminal:
             if stage != self._stage:
@@ -59,14 +59,15 @@ class StageBars:
 
 @dataclass
 class Process:
-    """Find out where each photo was taken, and write a capture that can be trained on.
+    """Estimate the camera pose of each photo and write a capture for training.
 
-    Photos are copied upright to OUTPUT/images, and COLMAP finds cameras and points. OUTPUT then has transforms.json,
-    sparse_pc.ply (where splats begin), COLMAP's own files and sfm_report.html, which names photos that are blurred, the
-    same, or without a pose, and says why. The command can be stopped at any time; typed again, it goes on.
+    Photos are copied upright to OUTPUT/images, and COLMAP estimates cameras and points. OUTPUT then holds
+    transforms.json, sparse_pc.ply (the initial points of splats), COLMAP's own files and sfm_report.html, which lists
+    photos that are blurred, duplicates, or without a pose, with the reason. You can stop the command at any time and
+    repeat it to continue.
 
-    The exit code is 0 if nothing in the photos speaks against the poses, 3 if a capture was written and its poses are
-    doubtful, and 2 if no capture could be made.
+    The exit code is 0 if the photos confirm the poses, 3 if a capture was written but its poses are doubtful, and 2 if
+    no capture could be made.
 
     Typical calls:
       f3rm-ext sfm process --images photos/ --output capture/
@@ -75,10 +76,10 @@ class Process:
     """
 
     config: Annotated[ProcessConfig, tyro.conf.arg(name="")]
-    """Options."""
+    """Options of the command."""
 
     def main(self) -> int:
-        """Makes the capture and prints what came out."""
+        """Makes the capture, prints a summary and returns the exit code."""
         from f3rm_ext.sfm.process import Processing
         from f3rm_ext.sfm.report import sentences
         from f3rm_ext.sfm.work_folder import REPORT
@@ -96,10 +97,10 @@ class Process:
         print(summary)
         for remark in remarks:
             say(remark)
-        print(f"Report: {self.config.output / REPORT}; look around: f3rm-ext sfm view --capture {self.config.output}")
+        print(f"Report: {self.config.output / REPORT}; viewer: f3rm-ext sfm view --capture {self.config.output}")
         if result["doubt"]:
             raise DoubtfulPosesError(
-                f"These poses are doubtful: {result['doubt']}. The capture is written all the same; to go on with it: "
+                f"These poses are doubtful: {result['doubt']}. The capture was written anyway; to use it, give "
                 f"--data {self.config.output.absolute()}."
             )
         print(
@@ -110,22 +111,22 @@ class Process:
 
 @dataclass
 class View:
-    """Look at the cameras, points and matches of a capture in the browser.
+    """View the cameras, points and matches of a capture in the browser.
 
-    Only this machine can open the page. Ctrl-C ends it.
+    The page can be opened on this machine only. Ctrl-C stops the server.
     """
 
     capture: Path
     """Folder written by `f3rm-ext sfm process`."""
     port: int = 7008
-    """Port of the page, 1-65535; the next free one is taken if it is in use."""
+    """Port of the page, 1 to 65535. If it is in use, the next free port is taken."""
 
     def main(self) -> int:
-        """Serves the page until Ctrl-C."""
-        from f3rm_ext.sfm.look import HOST, serve
+        """Serves the page until Ctrl-C and returns the exit code."""
+        from f3rm_ext.sfm.view import HOST, serve
 
         server = serve(self.capture, self.port)
-        print(f"Open http://{HOST}:{server.get_port()} in a browser; Ctrl-C ends it.", flush=True)
+        print(f"Open http://{HOST}:{server.get_port()} in a browser; press Ctrl-C to stop.", flush=True)
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from f3rm_ext.sfm.diffusion.settings import (
     check_folder,
     check_weights,
     parse_settings,
-    with_scaled_steps,
+    scale_steps,
 )
 
 _LAUNCHED = "LOCAL_RANK"
@@ -28,16 +28,17 @@ _EVERY = 10
 
 @dataclass
 class Train:
-    """Trains DiffusionSfM: camera rays of a few images of a scene, by diffusion.
+    """Train DiffusionSfM, which predicts the camera rays of a few images of a scene by diffusion.
 
-    Settings are key=value words with the names of the published code, such as training.batch_size=8. A command of its
-    documentation can be pasted behind `f3rm-ext sfm train --`; accelerate then starts the processes.
+    Settings are key=value words with the names of the published code, such as training.batch_size=8. You can paste a
+    command from its documentation after `f3rm-ext sfm train --`; accelerate then starts the processes.
 
-    The sparse stage predicts 16 × 16 rays per image. The dense stage begins with a sparse model
-    (training.pretrain_path) and predicts 256 × 256. The batch is that of one process: 8 GPUs with 8 scenes make 64.
+    The sparse stage predicts 16 × 16 rays per image. The dense stage starts from a sparse model
+    (training.pretrain_path) and predicts 256 × 256 rays. The batch size is per process: 8 GPUs with 8 scenes each train
+    on 64.
 
-    If the loss becomes NaN, turn mixed precision off (training.mixed_precision=False; activations then take about twice
-    the memory) and resume (training.resume=True with the same hydra.run.dir).
+    If the loss becomes NaN, turn mixed precision off (training.mixed_precision=False, which needs about twice the
+    memory for activations) and resume (training.resume=True with the same hydra.run.dir).
 
     Typical calls:
       f3rm-ext sfm train --preset sparse --plan dataset.path=co3d_data
@@ -47,21 +48,21 @@ class Train:
     """
 
     words: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Settings as key=value, or a whole command of accelerate behind `--`."""
+    """Settings as key=value, or a whole command of accelerate after `--`."""
     preset: Preset = "none"
     """The published stages for 8 processes: sparse (8 scenes each, 400 000 steps) or dense (4, 800 000)."""
     plan: bool = False
-    """Print what would be done, and end."""
+    """Print the plan of the training, then exit."""
 
     def main(self) -> int:
-        """Trains. Returns the exit code."""
+        """Trains and returns the exit code."""
         launcher, words = split_launcher(self.words)
         settings = parse_settings(words, self.preset)
         if _LAUNCHED in os.environ:
             launcher = None
         if self.plan:
             given = int(os.environ.get("WORLD_SIZE", "1"))
-            return self._show_plan(settings, given if launcher is None else processes_of(launcher))
+            return self._show_plan(settings, given if launcher is None else count_processes(launcher))
         check_weights(settings)
         check_folder(settings)
         return _train(settings) if launcher is None else _launch(launcher, self.preset, words)
@@ -69,18 +70,18 @@ class Train:
     def _show_plan(self, settings: Settings, processes: int) -> int:
         from f3rm_ext.sfm.diffusion.plan import make_plan, memory_lines
 
-        settings = with_scaled_steps(settings, processes)
+        settings = scale_steps(settings, processes)
         _say(*make_plan(settings, processes).lines(settings), *memory_lines(settings, processes))
         return 0
 
 
 @dataclass
 class Prepare:
-    """Makes the data that `f3rm-ext sfm train` reads.
+    """Prepare the data that `f3rm-ext sfm train` reads.
 
-    From CO3D v2 as downloaded, it writes the lists of frames (those of the few-view set, of sequences of good quality,
-    with boxes from the masks). From nerfstudio captures with depth maps, it writes images, depths and lists in CO3D's
-    format; held-out images go to the test list.
+    For a download of CO3D v2, the command writes the lists of frames: those of the few-view set, of sequences of good
+    quality, with boxes from the masks. For nerfstudio captures with depth maps, it writes images, depth maps and lists
+    in CO3D's format; held-out images go to the test list.
 
     Typical calls:
       f3rm-ext sfm prepare --output co3d_data --category apple cup
@@ -89,22 +90,24 @@ class Prepare:
     """
 
     output: Path
-    """Folder for dataset.path. It holds co3d/, with the categories as downloaded if no captures are given."""
+    """Folder to give as dataset.path. Without --captures, its subfolder co3d/ must hold the downloaded categories."""
     category: tuple[str, ...]
-    """Categories of CO3D to list, `all` for those that are there; or one name for that of the captures."""
+    """Categories of CO3D to list, or `all` downloaded ones; with --captures, the name of their category."""
     captures: tuple[Path, ...] = ()
-    """Captures to convert, one sequence each."""
+    """Captures to convert to one sequence each."""
 
     def main(self) -> int:
-        """Writes the data. Returns the exit code."""
-        from f3rm_ext.sfm.diffusion.co3d_lists import Listed, convert_captures, downloaded, list_co3d
+        """Writes the data and returns the exit code."""
+        from f3rm_ext.sfm.diffusion.co3d_lists import FrameLists, convert_captures, downloaded, list_co3d
         from f3rm_ext.utils.console import image_progress
 
         first, *others = self.category or ("",)
         every = first == "all" and not others
         if not first or (self.captures and (every or others)):
-            raise ConfigError("--captures make one category, and CO3D needs one or more: give --category its name.")
-        lists: list[Listed] = []
+            raise ConfigError(
+                "--category must name one category with --captures, and at least one category of CO3D otherwise."
+            )
+        lists: list[FrameLists] = []
         with image_progress("images") as progress:
             task = progress.add_task("Images", total=None)
 
@@ -112,7 +115,7 @@ class Prepare:
                 progress.update(task, completed=done)
 
             if self.captures:
-                lists.append(Listed(convert_captures(self.captures, self.output, first, show), {}))
+                lists.append(FrameLists(convert_captures(self.captures, self.output, first, show), {}))
             else:
                 for category in downloaded(self.output) if every else self.category:
                     progress.update(task, description=category)
@@ -121,8 +124,8 @@ class Prepare:
         if missing:
             names = ", ".join(list(missing)[:3]) + (" …" if len(missing) > 3 else "")
             _say(
-                f"Files of {len(missing)} sequences are missing ({names}; {next(iter(missing.values()))} "
-                "for one): frames without them are left out. Download these sequences to use them."
+                f"Files of {len(missing)} sequences are missing ({names}), such as {next(iter(missing.values()))}. "
+                "Frames without files are left out: download these sequences to use them."
             )
         wanted = "all_train" if every else ",".join(self.category)
         _say(
@@ -152,11 +155,11 @@ def split_launcher(words: Sequence[str]) -> tuple[list[str] | None, list[str]]:
     return list(words[2:script]), list(words[script + 1 :])
 
 
-def processes_of(launcher: Sequence[str]) -> int:
+def count_processes(launcher: Sequence[str]) -> int:
     """Returns the number of processes that options of accelerate ask for, 1 by default.
 
-    >>> processes_of(["--multi_gpu", "--num_processes", "8"]), processes_of(["--num_processes=2"]), processes_of([])
-    (8, 2, 1)
+    >>> count_processes(["--multi_gpu", "--num_processes", "8"]), count_processes([])
+    (8, 1)
     """
     for place, word in enumerate(launcher):
         name, _, value = word.partition("=")
@@ -183,7 +186,7 @@ def _train(settings: Settings) -> int:
     from f3rm_ext.sfm.diffusion.training import Training, make_accelerator
 
     accelerator, warning = make_accelerator()
-    settings = with_scaled_steps(settings, accelerator.num_processes)
+    settings = scale_steps(settings, accelerator.num_processes)
     if accelerator.is_main_process:
         if warning:
             _say(f"Warning: {warning}")

@@ -83,7 +83,7 @@ class CameraSet:
             self, rotations=rotation @ self.rotations, centers=scale * (self.centers @ rotation.T + translation)
         )
 
-    def from_first(self, scale: float | Tensor = 1.0) -> "CameraSet":
+    def relative_to_first(self, scale: float | Tensor = 1.0) -> "CameraSet":
         """Returns the cameras in the frame of the first camera, its lengths times ``scale``."""
         rotation = self.rotations[0].T
         return self.moved(rotation, -rotation @ self.centers[0], scale)

@@ -1,19 +1,26 @@
-"""The cameras of captures, and which images of two captures are the same."""
+"""Cameras and depth maps of captures, and matching of the images of two captures."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from PIL import Image
 from torch import Tensor
 
 from f3rm_ext.capture import checks
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.cameras import CameraSet
+from f3rm_ext.sfm.rays import at_cells, cell_centers
+from f3rm_ext.utils.pictures import UNREADABLE
+
+NERFSTUDIO_DEPTH_UNIT = 1e-3
+"""Units of the capture per unit of an integer depth image, where transforms.json has no depth_unit_scale_factor."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +28,11 @@ class CaptureCameras:
     """The cameras of a capture, in the frame of its transforms.json."""
 
     folder: Path
-    """What paths are relative to."""
+    """Folder that paths are relative to."""
     frames: list[dict[str, Any]]
     """The frames, in the order of the cameras, each with its intrinsics."""
     cameras: CameraSet
-    """float64; without the distortion."""
+    """Cameras, float64, without distortion."""
 
     @property
     def poses(self) -> tuple[Float[np.ndarray, "cams 3 3"], Float[np.ndarray, "cams 3"]]:
@@ -83,7 +90,7 @@ def match_images(predicted: CaptureCameras, true: CaptureCameras) -> list[tuple[
     if unclear:
         raise CaptureError(
             f"{len(unclear)} images occur several times in {predicted.folder} or {true.folder} "
-            f"({name_some(unclear)}), and which poses belong together is not known: leave one frame of each."
+            f"({name_some(unclear)}), so their poses cannot be matched: keep one frame of each."
         )
     if len(found) < 2:
         raise CaptureError(
@@ -91,3 +98,43 @@ def match_images(predicted: CaptureCameras, true: CaptureCameras) -> list[tuple[
             "by name, but poses are compared in pairs: give two captures of the same photos."
         )
     return found
+
+
+def has_depth(capture: CaptureCameras, indices: Sequence[int]) -> bool:
+    """Returns whether all of these frames name a depth map."""
+    return all("depth_file_path" in capture.frames[index] for index in indices)
+
+
+def read_depth(frame: dict[str, Any], folder: Path) -> Float[np.ndarray, "h w"]:
+    """Reads the z-depth of a frame, units of the capture: an integer image times its unit, or a NumPy file.
+
+    Raises:
+        CaptureError: the file is missing or is no depth map.
+    """
+    path = folder / frame["depth_file_path"]
+    try:
+        if path.suffix == ".npy":
+            depth = np.load(path, allow_pickle=False)
+        else:
+            with Image.open(path) as image:
+                depth = np.asarray(image)
+    except UNREADABLE as error:
+        raise CaptureError(f"The depth map {path} cannot be read ({error}): write it again.") from error
+    if depth.ndim != 2:
+        raise CaptureError(f"The depth map {path} has {depth.ndim} axes, but needs height and width: write it again.")
+    return depth.astype(np.float64) * float(frame.get("depth_unit_scale_factor", NERFSTUDIO_DEPTH_UNIT))
+
+
+def cell_points(
+    capture: CaptureCameras, indices: Sequence[int], rows: int, cols: int
+) -> tuple[Float[Tensor, "cams rows cols 3"], Bool[Tensor, "cams rows cols"]]:
+    """Returns the endpoints of the cells' rays, in the frame of the capture, and where they are known."""
+    cameras = capture.cameras[list(indices)]
+    depth = torch.cat(
+        [
+            at_cells(torch.from_numpy(read_depth(capture.frames[index], capture.folder))[None], rows, cols)
+            for index in indices
+        ]
+    )
+    rays = cameras.directions(cell_centers(cameras.sizes_px, rows, cols))
+    return cameras.centers[:, None, None] + rays * depth[..., None], depth.isfinite() & (depth > 0)

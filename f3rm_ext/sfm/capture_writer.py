@@ -12,7 +12,7 @@ from jaxtyping import Float64, UInt8
 from PIL import Image
 
 from f3rm_ext.capture.colmap_model import Transform, colmap, transforms_of
-from f3rm_ext.sfm.database import Count, explained
+from f3rm_ext.sfm.database import Count, translate_errors
 from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS
 from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.output_file import replacing
@@ -21,7 +21,9 @@ from f3rm_ext.utils.ply import write_ply
 SPARSE = Path("colmap", "sparse", "0")
 
 
-def points_of(model: Any, applied: Transform) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
+def model_points(
+    model: Any, applied: Transform
+) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
     """Returns positions, in the frame of transforms.json, and colours of the points."""
     points = list(model.points3D.values())
     xyz = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
@@ -40,7 +42,7 @@ def write_sparse(model: Any, out: Path) -> None:
     fresh = target.with_name(".0.tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    with explained("writing its model", out):
+    with translate_errors("writing its model", out):
         model.write(fresh)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(fresh, target)
@@ -59,7 +61,7 @@ def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], 
         ConfigError: a file cannot be written.
     """
     write_sparse(model, out)
-    xyz, rgb = points_of(model, applied)
+    xyz, rgb = model_points(model, applied)
     columns = {name: column for name, column in zip("xyz", xyz.astype(np.float32).T, strict=True)}
     columns |= {name: np.ascontiguousarray(rgb[:, i]) for i, name in enumerate(("red", "green", "blue"))}
     with replacing(out / POINTS, option="--output") as stream:
@@ -88,7 +90,7 @@ def undistort(model: Any, out: Path, source: str, target: str, masks: Mapping[st
     work = out / "colmap" / ".undistorted.tmp"
     shutil.rmtree(work, ignore_errors=True)
     names = sorted(model.image(number).name for number in model.reg_image_ids())
-    with explained("undistorting photos", out):
+    with translate_errors("undistorting photos", out):
         pycolmap.undistort_images(work, out / SPARSE, out / source, names, jpeg_quality=95)
         plain = pycolmap.Reconstruction(work / "sparse")
     shutil.rmtree(out / target, ignore_errors=True)

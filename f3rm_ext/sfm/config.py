@@ -2,56 +2,52 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.ranges import Range, check_ranges
 
 CameraModelName = Literal["auto", "simple-pinhole", "pinhole", "simple-radial", "radial", "opencv", "opencv-fisheye"]
-_LIMITS = {
-    "num_frames": (2, 10_000),
-    "max_size": (0, 65_536),
-    "feature_size": (64, 65_536),
-    "max_features": (64, 65_536),
-}
 
 
 @dataclass
 class ProcessConfig:
-    """From photos to a capture."""
+    """Options of making a capture from photos or a video."""
 
     output: Path
-    """Folder for the capture: a new one, or one that this command began."""
+    """Folder for the capture: a new one, or one from an earlier call of this command."""
     images: Path | None = None
-    """Folder of photos, with its subfolders."""
+    """Folder of photos, searched with its subfolders."""
     video: Path | None = None
-    """A video instead of photos: the sharpest frames at even distances are taken."""
+    """Video to use instead of photos; the sharpest frames at even intervals are taken."""
     masks: Path | None = None
-    """Folder of masks named like the photos. What is black is ignored, here and in training."""
+    """Folder of masks named like the photos. Black pixels are ignored, here and in training."""
     method: str = "auto"
-    """Where poses come from: colmap, or a front end whose poses COLMAP then refines: diffusionsfm (weights in the
-    environment variable F3RM_EXT_DIFFUSIONSFM), or one of another package. By default colmap."""
+    """Source of the initial poses: colmap, diffusionsfm (whose weights the environment variable F3RM_EXT_DIFFUSIONSFM
+    names), or the front end of another package. COLMAP refines poses of front ends. auto is colmap."""
     matching: Literal["auto", "exhaustive", "sequential", "vocabulary"] = "auto"
-    """Pairs of photos to compare. By default sequential for a video, all pairs of up to 200 photos, and beyond that the
-    most similar ones by a vocabulary of their own features."""
+    """Pairs of photos to match: all pairs, neighbours in time, or the most similar photos by a vocabulary of their own
+    features. auto is sequential for a video, exhaustive for up to 200 photos, and vocabulary for more."""
     mapper: Literal["incremental", "global"] = "incremental"
-    """How COLMAP solves for the cameras: one after the other, or all at once, which is faster with many photos and less
-    sure."""
+    """COLMAP's mapper. incremental adds one camera after the other; global solves for all at once, which is faster with
+    many photos and less reliable."""
     camera_model: CameraModelName = "auto"
-    """Model of the lens. By default opencv where 20 or more photos share a camera, otherwise simple-radial."""
+    """Lens model. auto is opencv for cameras with 20 or more photos, and simple-radial for others."""
     cameras: Literal["auto", "one", "per-photo"] = "auto"
-    """Which photos share a camera. By default those with the same size and the same camera and focal length in EXIF."""
-    num_frames: int = 150
-    """Frames to take from a video, 2-10000."""
-    max_size: int = 0
-    """Longest side of the capture's images in pixels; larger photos are reduced. 0 keeps their size."""
-    feature_size: int = 2000
-    """Longest side in pixels at which features are sought, 64-65536. Larger finds more and takes longer."""
-    max_features: int = 8192
-    """Largest number of features of a photo, 64-65536."""
+    """Photos that share a camera: all (one), none (per-photo), or those with the same size, camera and focal length in
+    EXIF (auto)."""
+    num_frames: Annotated[int, Range(2, 10_000)] = 150
+    """Number of frames to take from a video, 2 to 10 000."""
+    max_size: Annotated[int, Range(0, 65_536)] = 0
+    """Longest side of the capture's images, in px, 0 to 65 536; larger photos are reduced. 0 keeps their size."""
+    feature_size: Annotated[int, Range(64, 65_536)] = 2000
+    """Longest side at which features are detected, in px, 64 to 65 536. More px find more features and take longer."""
+    max_features: Annotated[int, Range(64, 65_536)] = 8192
+    """Maximum number of features per photo, 64 to 65 536."""
     undistort: bool = False
     """Write images and masks without lens distortion, for programs that expect pinhole cameras."""
     start_over: bool = False
-    """Keep nothing of what is finished. The capture that is there stays until the new one is whole."""
+    """Discard the results of earlier calls. An existing capture stays until the new one is complete."""
 
     def check(self) -> None:
         """Checks the options that need no file.
@@ -61,28 +57,21 @@ class ProcessConfig:
         """
         if (self.images is None) == (self.video is None):
             raise ConfigError(
-                "Give either --images (a folder of photos) or --video (a file), "
-                f"and not {'both' if self.images else 'neither'}."
+                f"{'Both' if self.images else 'Neither'} of --images and --video are given: give one of them."
             )
         if self.masks is not None and self.video is not None:
-            raise ConfigError("--masks belongs to --images: frames of a video have no names that masks could share.")
-        for name, (low, high) in _LIMITS.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                option = "--" + name.replace("_", "-")
-                raise ConfigError(
-                    f"{option} is {value}, but it must lie between {low} and {high}: choose such a value."
-                )
+            raise ConfigError("--masks only works with --images: use photos, or leave --masks out.")
+        check_ranges(self)
         source = self.images or self.video
         assert source is not None
         if not source.exists():
             raise ConfigError(
-                f"There is nothing at {source}: check the path given with --{'images' if self.images else 'video'}."
+                f"--{'images' if self.images else 'video'} is {source}, which does not exist: check the path."
             )
         out, inputs = self.output.resolve(), [path.resolve() for path in (source, self.masks) if path is not None]
         for path in inputs:
             if out == path or out in path.parents or path in out.parents:
                 raise ConfigError(
-                    f"--output {self.output} and {path} lie in each other, so results would mix with your files: "
-                    "choose a folder elsewhere."
+                    f"--output {self.output} and {path} must not contain one another, or results would mix with your "
+                    "files: choose a folder elsewhere."
                 )

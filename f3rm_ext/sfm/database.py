@@ -28,8 +28,8 @@ _LEAST_CAMERA_PHOTOS = 20
 
 
 @contextlib.contextmanager
-def messages_to(path: Path) -> Iterator[None]:
-    """Appends to a file what COLMAP prints on stderr, which its settings cannot keep it from doing."""
+def redirect_stderr(path: Path) -> Iterator[None]:
+    """Appends COLMAP's messages on stderr, which its settings cannot turn off, to a file."""
     sys.stderr.flush()
     before = os.dup(2)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -44,26 +44,26 @@ def messages_to(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained(what: str, writes_to: Path | None = None) -> Iterator[None]:
-    """Turns an error of COLMAP into one sentence.
+def translate_errors(what: str, writes_to: Path | None = None) -> Iterator[None]:
+    """Turns errors of COLMAP into one sentence.
 
     Args:
-        what: what it does, as a gerund.
-        writes_to: folder where it writes. A full disk makes it abort the whole process, so room is looked for before.
+        what: the activity, as a gerund.
+        writes_to: output folder, whose free space is checked, since COLMAP aborts the whole process on a full disk.
     """
     if writes_to is not None:
         free_mib = shutil.disk_usage(writes_to).free >> 20
         if free_mib < _LEAST_FREE_MIB:
             raise CaptureError(
-                f"Only {free_mib} MiB are free on the disk of {writes_to}, and {what} needs {_LEAST_FREE_MIB} MiB: "
-                "free some space; the same command goes on from here."
+                f"Only {free_mib} MiB are free on the disk of {writes_to}, but {what} needs {_LEAST_FREE_MIB} MiB: "
+                "free some space, then repeat the command to continue."
             )
     try:
         yield
     except (RuntimeError, ValueError, OSError) as error:
         raise CaptureError(
-            f"COLMAP failed while {what} ({reason_of(error)}): see whether the disk is full; "
-            "the same command goes on where it stopped."
+            f"COLMAP failed while {what} ({reason_of(error)}): check that the disk is not full, then repeat the "
+            "command to continue."
         ) from error
 
 
@@ -71,10 +71,10 @@ class FeatureDatabase:
     """COLMAP's database of a capture.
 
     Args:
-        path: the file; made when photos are added.
+        path: the file, which is created when photos are added.
         masks: folder with a mask ``NAME.png`` for a photo NAME; photos without one are used whole.
-        feature_size: longest side at which features are sought, px.
-        max_features: largest number of features of a photo.
+        feature_size: longest side at which features are detected, px.
+        max_features: maximum number of features per photo.
     """
 
     def __init__(self, path: Path, images: Path, masks: Path, feature_size: int, max_features: int) -> None:
@@ -82,14 +82,14 @@ class FeatureDatabase:
         self.feature_size, self.max_features = feature_size, max_features
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Any]:
+    def open(self) -> Iterator[Any]:
         """Opens the database for a ``with`` block."""
         try:
             database = colmap().Database.open(self.path)
         except (RuntimeError, ValueError, OSError) as error:
             raise CaptureError(
-                f"COLMAP cannot open {self.path}, which may be damaged: add --start-over, which makes it anew and "
-                "keeps the capture until then."
+                f"COLMAP cannot open {self.path}, which may be damaged: add --start-over to rebuild it; the capture "
+                "stays until the new one is complete."
             ) from error
         try:
             yield database
@@ -98,7 +98,7 @@ class FeatureDatabase:
 
     def ids(self) -> dict[str, int]:
         """Returns the id of each photo by name."""
-        with self.opened() as database:
+        with self.open() as database:
             return {image.name: image.image_id for image in database.read_all_images()}
 
     def add_photos(self, cameras: Mapping[str, str], model: str, focal_px: Mapping[str, float]) -> None:
@@ -112,7 +112,7 @@ class FeatureDatabase:
         pycolmap = colmap()
         known: dict[str, int] = {}
         if self.path.exists():
-            with self.opened() as database:
+            with self.open() as database:
                 known = {image.name: image.camera_id for image in database.read_all_images()}
         groups: dict[str, list[str]] = defaultdict(list)
         for name, camera in cameras.items():
@@ -121,7 +121,7 @@ class FeatureDatabase:
             return
         fresh = self.path.with_name(f".{self.path.name}.tmp")
         fresh.unlink(missing_ok=True)
-        with explained("adding photos to its database", self.path.parent):
+        with translate_errors("adding photos to its database", self.path.parent):
             if known:
                 shutil.copyfile(self.path, fresh)
             pycolmap.Database.open(fresh).close()
@@ -144,7 +144,7 @@ class FeatureDatabase:
         """Finds features in the photos that have none yet."""
         pycolmap = colmap()
         ids = self.ids()
-        with self.opened() as database:
+        with self.open() as database:
             todo = [
                 name
                 for name in names
@@ -162,7 +162,7 @@ class FeatureDatabase:
         count(done, len(names))
         for start in range(0, len(todo), cores):
             some = todo[start : start + cores]
-            with explained("finding features", self.path.parent):
+            with translate_errors("finding features", self.path.parent):
                 pycolmap.extract_features(
                     self.path, self.images, some, reader_options=reader, extraction_options=options
                 )
@@ -173,14 +173,14 @@ class FeatureDatabase:
         """Compares the pairs of photos that were not compared yet, and keeps matches that fit two cameras' geometry."""
         pycolmap = colmap()
         ids = self.ids()
-        with self.opened() as database:
+        with self.open() as database:
             todo = [(a, b) for a, b in pairs if not database.exists_two_view_geometry(ids[a], ids[b])]
         options = pycolmap.FeatureMatchingOptions(num_threads=threads.usable_cores(), use_gpu=_has_gpu())
         done = len(pairs) - len(todo)
         count(done, len(pairs))
         for start in range(0, len(todo), _PAIRS_AT_ONCE):
             some = todo[start : start + _PAIRS_AT_ONCE]
-            with tempfile.TemporaryDirectory() as folder, explained("matching photos", self.path.parent):
+            with tempfile.TemporaryDirectory() as folder, translate_errors("matching photos", self.path.parent):
                 listed = Path(folder, "pairs.txt")
                 listed.write_text("".join(f"{a} {b}\n" for a, b in some), encoding="utf-8")
                 pairing = pycolmap.ImportedPairingOptions(match_list_path=listed)
@@ -190,7 +190,7 @@ class FeatureDatabase:
 
     def num_features(self) -> dict[str, int]:
         """Returns the number of features of each photo."""
-        with self.opened() as database:
+        with self.open() as database:
             return {
                 image.name: database.num_keypoints_for_image(image.image_id) for image in database.read_all_images()
             }
@@ -198,7 +198,7 @@ class FeatureDatabase:
     def num_matches(self) -> dict[Pair, int]:
         """Returns the number of verified matches of each pair of photos that has any."""
         pycolmap = colmap()
-        with self.opened() as database:
+        with self.open() as database:
             names = {image.image_id: image.name for image in database.read_all_images()}
             numbers, counts = database.read_two_view_geometry_num_inliers()
         pairs = (pycolmap.pair_id_to_image_pair(number) for number in numbers)

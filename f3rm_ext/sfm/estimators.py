@@ -18,7 +18,7 @@ ROTATION_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class PredictedPoses:
-    """What a front end knows about the cameras."""
+    """Cameras as a front end predicts them."""
 
     viewmats: Mapping[str, Float[np.ndarray, "4 4"]]
     """World to camera, OpenCV axes (x right, y down, looking along +z), by file name of the photo. The unit of the
@@ -64,10 +64,10 @@ def build_estimator(method: str) -> PoseEstimator | None:
     except Exception as error:  # importing another package can raise anything
         raise ConfigError(
             f"--method {method} of {point.value} cannot be loaded ({type(error).__name__}: {reason_of(error)}): "
-            "mend or uninstall that package."
+            "fix or uninstall that package."
         ) from error
     if not callable(estimator):
-        raise ConfigError(f"--method {method} ({point.value}) is not a function: mend or uninstall that package.")
+        raise ConfigError(f"--method {method} ({point.value}) is not a function: fix or uninstall that package.")
     return cast(PoseEstimator, estimator)
 
 
@@ -83,7 +83,7 @@ def predict_poses(method: str, estimator: PoseEstimator, images: Sequence[Path])
         raise
     except Exception as error:
         raise ConfigError(
-            f"--method {method} failed ({type(error).__name__}: {reason_of(error)}): use --method colmap, or mend it."
+            f"--method {method} failed ({type(error).__name__}: {reason_of(error)}): fix it, or use --method colmap."
         ) from error
     names = {path.name for path in images}
     if len(names & predicted.viewmats.keys()) < 2:

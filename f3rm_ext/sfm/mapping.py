@@ -1,4 +1,4 @@
-"""Cameras and points from matches, by COLMAP's mappers."""
+"""Cameras and points from matches by COLMAP's mappers, and their alignment with GPS positions from EXIF."""
 
 import shutil
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, explained
+from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, translate_errors
 from f3rm_ext.utils import threads
 
 Mapper = Literal["incremental", "global"]
@@ -16,13 +16,17 @@ _SMALLEST_MODEL = 3
 _ROUNDS_DEG = (12.0, 6.0, 3.0, 2.0)
 """Refinement of predicted poses, from coarse to fine: largest angle between a point and a feature."""
 _LAST_ERROR_PX, _LEAST_ANGLE_DEG = 4.0, 1.5
+LEAST_EXTENT_M = 30.0
+"""GPS of phones and drones is off by metres: positions that lie closer together say nothing."""
+_MOST_ERROR_M = 10.0
+_LEAST_PHOTOS = 3
 
 
-def folds(camera: Any) -> bool:
-    """Tells whether a camera's distortion folds the image over inside of its corners, so that it cannot be undone.
+def distortion_folds(camera: Any) -> bool:
+    """Returns whether a camera's distortion folds the image over inside of its corners, so that it cannot be undone.
 
     Args:
-        camera: a ``pycolmap.Camera``; only radial distortion of perspective cameras is looked at.
+        camera: a ``pycolmap.Camera``; only radial distortion of perspective cameras is checked.
     """
     params, extra = list(camera.params), list(camera.extra_params_idxs())
     if camera.model.name not in ("SIMPLE_RADIAL", "RADIAL", "OPENCV"):
@@ -42,12 +46,12 @@ def folds(camera: Any) -> bool:
 def solve(
     database: FeatureDatabase, folder: Path, mapper: Mapper, count: Count, refine_distortion: bool = True
 ) -> list[Any]:
-    """Finds the cameras.
+    """Solves for the cameras.
 
     Args:
-        folder: for COLMAP's own files; must not exist.
+        folder: temporary folder of COLMAP, which must not exist.
         count: called with the number of registered photos.
-        refine_distortion: estimate lens distortion; otherwise it stays as it is in the database, zero.
+        refine_distortion: estimate lens distortion; otherwise the database's stays, which is zero.
 
     Returns:
         ``pycolmap.Reconstruction`` objects that share no scale, the one with most photos first; empty if no two photos
@@ -57,7 +61,7 @@ def solve(
     folder.mkdir(parents=True)
     total = len(database.ids())
     cores = threads.usable_cores()
-    with explained("solving for the cameras", folder):
+    with translate_errors("solving for the cameras", folder):
         if mapper == "global":
             options = pycolmap.GlobalPipelineOptions(num_threads=cores, random_seed=0, min_model_size=_SMALLEST_MODEL)
             models = pycolmap.global_mapping(database.path, database.images, folder, options)
@@ -72,19 +76,18 @@ def solve(
                     options.mapper.init_min_num_inliers, options.mapper.init_min_tri_angle = 30, 2.0
                 registered = 0
 
-                def one_more() -> None:
+                def count_photo() -> None:
                     nonlocal registered
                     registered += 1
                     count(min(registered + 2, total), total)
 
                 models = pycolmap.incremental_mapping(
-                    database.path, database.images, folder, options, next_image_callback=one_more
+                    database.path, database.images, folder, options, next_image_callback=count_photo
                 )
                 if models:
                     break
-    found = sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
     shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
 
 
 def refine_predicted(
@@ -94,7 +97,7 @@ def refine_predicted(
 
     Args:
         viewmats: world to camera, OpenCV axes, by name of the photo.
-        folder: for COLMAP's own files; must not exist.
+        folder: temporary folder of COLMAP, which must not exist.
 
     Returns:
         A ``pycolmap.Reconstruction`` of the photos with a prediction.
@@ -102,7 +105,7 @@ def refine_predicted(
     pycolmap = colmap()
     folder.mkdir(parents=True)
     model = pycolmap.Reconstruction()
-    with database.opened() as opened:
+    with database.open() as opened:
         for camera in opened.read_all_cameras():
             model.add_camera_with_trivial_rig(camera)
         for image in opened.read_all_images():
@@ -110,7 +113,7 @@ def refine_predicted(
                 plain = pycolmap.Image(name=image.name, camera_id=image.camera_id, image_id=image.image_id)
                 pose = pycolmap.Rigid3d(np.asarray(viewmats[image.name], dtype=np.float64)[:3])
                 model.add_image_with_trivial_frame(plain, pose)
-    with explained("refining predicted poses", folder):
+    with translate_errors("refining predicted poses", folder):
         for number, angle_deg in enumerate(_ROUNDS_DEG):
             is_last = number == len(_ROUNDS_DEG) - 1
             focal_px = float(np.median([camera.mean_focal_length() for camera in model.cameras.values()]))
@@ -136,6 +139,43 @@ def refine_predicted(
     return model
 
 
-def names_of(model: Any) -> set[str]:
-    """Returns the names of the photos that a model has poses for."""
+def image_names(model: Any) -> set[str]:
+    """Returns the names of the photos that have a pose in a model."""
     return {model.image(number).name for number in model.reg_image_ids()}
+
+
+def align_with_gps(model: Any, database: FeatureDatabase) -> float | None:
+    """Moves, turns and scales a model so that x is east, y north and z up, in metres from the first photo.
+
+    The shape of the model does not change: matches are more exact than GPS.
+
+    Args:
+        model: a ``pycolmap.Reconstruction``, changed in place.
+        database: database with the positions that COLMAP read from EXIF.
+
+    Returns:
+        The median distance of cameras from their GPS positions, m; None where fewer than three photos have positions,
+        or all lie within :data:`LEAST_EXTENT_M`, and nothing was changed.
+    """
+    pycolmap = colmap()
+    names, places = [], []
+    with database.open() as opened:
+        of_image = {prior.corr_data_id.id: prior for prior in opened.read_all_pose_priors() if prior.has_position()}
+        for number in model.reg_image_ids():
+            prior = of_image.get(number)
+            if prior is not None and prior.coordinate_system == pycolmap.PosePriorCoordinateSystem.WGS84:
+                names.append(model.image(number).name)
+                places.append(np.asarray(prior.position, dtype=np.float64).reshape(3))
+    if len(names) < _LEAST_PHOTOS:
+        return None
+    degrees = np.nan_to_num(np.array(places))
+    metres = np.asarray(pycolmap.GPSTransform().ellipsoid_to_enu(degrees, *degrees[0])).reshape(-1, 3)
+    if np.ptp(metres[:, :2], axis=0).max() < LEAST_EXTENT_M:
+        return None
+    options = pycolmap.RANSACOptions(max_error=_MOST_ERROR_M)
+    similarity = pycolmap.align_reconstruction_to_locations(model, names, metres, _LEAST_PHOTOS, options)
+    if similarity is None:
+        return None
+    model.transform(similarity)
+    centres = np.array([model.find_image_with_name(name).projection_center() for name in names])
+    return float(np.median(np.linalg.norm(centres - metres, axis=1)))

@@ -187,7 +187,7 @@ def compare_poses(
     )
 
 
-def chamfer_of_points(predicted: Float[np.ndarray, "points 3"], true: Float[np.ndarray, "points 3"]) -> float:
+def chamfer_distance(predicted: Float[np.ndarray, "points 3"], true: Float[np.ndarray, "points 3"]) -> float:
     """Returns DiffusionSfM's chamfer distance (CD) of point maps.
 
     The predicted points are brought to the true ones by the best similarity, for which the n-th points correspond. Both

@@ -1,4 +1,4 @@
-"""Which photos to compare: all, neighbours in time, or the most similar."""
+"""Pairs of photos to match: all, neighbours in time, or the most similar."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,20 +7,20 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from f3rm_ext.sfm.database import FeatureDatabase, Pair, explained
+from f3rm_ext.sfm.database import FeatureDatabase, Pair, translate_errors
 
 Matching = Literal["exhaustive", "sequential", "vocabulary"]
 MOST_EXHAUSTIVE = 200
-"""Photos up to which all pairs are compared: 19,900 pairs."""
+"""Largest number of photos of which all pairs are matched: 19,900 pairs."""
 OVERLAP = 10
 SIMILAR = 40
-"""Most similar photos that each photo is compared with."""
+"""Number of most similar photos to match each photo with."""
 _WORDS, _SAMPLE = 64, 50_000
-"""Visual words, and descriptors that they are made from."""
+"""Number of visual words, and of descriptors that they are computed from."""
 
 
 def choose_matching(num_photos: int, is_video: bool) -> Matching:
-    """Returns how to choose pairs.
+    """Returns the default way to choose pairs.
 
     >>> choose_matching(150, is_video=True), choose_matching(200, False), choose_matching(201, False)
     ('sequential', 'exhaustive', 'vocabulary')
@@ -50,19 +50,19 @@ def similar_pairs(database: FeatureDatabase, names: Sequence[str], similar: int 
     """Returns pairs of each photo and its most similar ones, by visual words of the photos' own features.
 
     Args:
-        similar: number of photos to compare each with.
+        similar: number of photos to match each photo with.
     """
     ids = database.ids()
-    with database.opened() as opened, explained("comparing photos"):
-        signatures = signatures_of([opened.read_descriptors(ids[name]).data for name in names])
+    with database.open() as opened, translate_errors("comparing photos"):
+        signatures = vlad_signatures([opened.read_descriptors(ids[name]).data for name in names])
     scores = signatures @ signatures.T
     np.fill_diagonal(scores, -np.inf)
     nearest = np.argsort(-scores, axis=1)[:, : min(similar, len(names) - 1)]
-    found = {(min(i, int(j)), max(i, int(j))) for i, row in enumerate(nearest) for j in row}
-    return [(names[i], names[j]) for i, j in sorted(found)]
+    pairs = {(min(i, int(j)), max(i, int(j))) for i, row in enumerate(nearest) for j in row}
+    return [(names[i], names[j]) for i, j in sorted(pairs)]
 
 
-def signatures_of(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float32[np.ndarray, "photos signature"]:
+def vlad_signatures(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float32[np.ndarray, "photos signature"]:
     """Returns a unit vector for each photo; those of photos that show the same things have a large product.
 
     VLAD (Jégou et al. 2010), normalised as by Arandjelović and Zisserman (2013): for each visual word, the sum of how
@@ -75,17 +75,18 @@ def signatures_of(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float32[
 
     random = np.random.default_rng(0)
     share = max(1, _SAMPLE // max(1, len(descriptors)))
-    sample = np.concatenate([_unit(random.permutation(rows)[:share]) for rows in descriptors])
+    sample = np.concatenate([unit_rows(random.permutation(rows)[:share]) for rows in descriptors])
     words = kmeans2(sample, min(_WORDS, len(sample)), iter=10, minit="points", rng=0, missing="warn")[0]
     signatures = []
-    for rows in map(_unit, descriptors):
+    for rows in map(unit_rows, descriptors):
         nearest = (rows @ words.T - (words**2).sum(axis=1) / 2).argmax(axis=1)
         member = np.eye(len(words), dtype=np.float32)[nearest]
         sums = member.T @ rows - member.sum(axis=0)[:, None] * words
-        signatures.append(_unit(_unit(sums).reshape(1, -1))[0])
+        signatures.append(unit_rows(unit_rows(sums).reshape(1, -1))[0])
     return np.stack(signatures).astype(np.float32)
 
 
-def _unit(rows: np.ndarray) -> np.ndarray:
+def unit_rows(rows: np.ndarray) -> Float32[np.ndarray, "rows columns"]:
+    """Returns descriptors as float32 vectors of length 1."""
     rows = rows.astype(np.float32)
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)

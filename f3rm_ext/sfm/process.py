@@ -17,18 +17,16 @@ from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm import capture_writer, quality, video
 from f3rm_ext.sfm.config import ProcessConfig
-from f3rm_ext.sfm.database import FeatureDatabase, messages_to
+from f3rm_ext.sfm.database import FeatureDatabase, redirect_stderr
 from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_poses
-from f3rm_ext.sfm.gps import align_with_gps
-from f3rm_ext.sfm.mapping import folds, names_of, refine_predicted, solve
-from f3rm_ext.sfm.masks import find_masks, read_mask
+from f3rm_ext.sfm.mapping import align_with_gps, distortion_folds, image_names, refine_predicted, solve
 from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, similar_pairs
-from f3rm_ext.sfm.photos import Photo, capture_names, find_photos, large_pictures, read_photo
-from f3rm_ext.sfm.reasons import explain
+from f3rm_ext.sfm.photos import Photo, allow_large_images, capture_names, find_masks, find_photos, read_mask, read_photo
+from f3rm_ext.sfm.quality import missing_pose_reasons
 from f3rm_ext.sfm.report import write_report
-from f3rm_ext.sfm.second_pass import register_lost
+from f3rm_ext.sfm.second_pass import register_missing
 from f3rm_ext.sfm.verdict import collect_evidence, find_doubt
-from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS, WorkFolder, stamp_of
+from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS, WorkFolder, file_stamp
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.console import StageProgress
 
@@ -37,8 +35,8 @@ MATCHING, SOLVING, AGAIN = "Matching photos", "Solving for cameras", "Trying pho
 UNDISTORTING = "Undistorting photos"
 LOG = "log.txt"
 """COLMAP's own messages, in ``colmap/``."""
-_OF_RESULT_ONLY = ("matching", "mapper", "undistort")
-_NOT_OF_FEATURES = ("output", "start_over", *_OF_RESULT_ONLY)
+_RESULT_OPTIONS = ("matching", "mapper", "undistort")
+_NON_FEATURE_OPTIONS = ("output", "start_over", *_RESULT_OPTIONS)
 _FEW_PHOTOS = 8
 _SAVE_EVERY = 16
 _FRAME_QUALITY = 95
@@ -55,29 +53,31 @@ class Processing:
         self.config, self.show, self.say = config, show, say
 
     def run(self) -> dict[str, Any]:
-        """Does what is not done yet.
+        """Runs the stages that are not complete yet.
 
         Returns:
-            What came out, see :meth:`_result`; it is in ``sfm.json``, too.
+            The figures of :meth:`_finish`, which are also in ``sfm.json``.
 
         Raises:
-            ConfigError: an option cannot work, or the folder is somebody else's.
-            CaptureError: no capture can be made of these photos.
+            ConfigError: an option has an impossible value, or the folder holds something else.
+            CaptureError: no capture can be made from these photos.
         """
         config = self.config
         config.check()
         estimator = build_estimator(config.method)
-        photos = self._found_photos()
+        photos = self._source_photos()
         work = WorkFolder(config.output)
         with work.lock.hold():
-            options = {name: _plain(value) for name, value in asdict(config).items() if name not in _NOT_OF_FEATURES}
-            wanted = {name: _plain(getattr(config, name)) for name in _OF_RESULT_ONLY}
+            options = {
+                name: _plain(value) for name, value in asdict(config).items() if name not in _NON_FEATURE_OPTIONS
+            }
+            wanted = {name: _plain(getattr(config, name)) for name in _RESULT_OPTIONS}
             masks_of: dict[Path, Path] = {}
             if config.masks is not None and config.images is not None:
                 masks_of = find_masks(config.masks, list(photos.values()), config.images)
             stamps = {stem: _stamp(path, masks_of) for stem, path in photos.items()}
             if config.video is not None:
-                options["video"], stamps = f"{options['video']} {stamp_of(config.video)}", None
+                options["video"], stamps = f"{options['video']} {file_stamp(config.video)}", None
             lost = work.begin(options, stamps, config.start_over)
             if lost:
                 self.say(f"Starting over, because {lost}.")
@@ -92,7 +92,7 @@ class Processing:
             predicted = None
             if estimator is not None:
                 predicted = predict_poses(config.method, estimator, [work.images / name for name in work.photos])
-            with messages_to(work.database.with_name(LOG)):
+            with redirect_stderr(work.database.with_name(LOG)):
                 database = self._features(work, predicted)
                 matching = self._match(database, list(work.photos))
                 models = self._solve(work, database, predicted)
@@ -103,8 +103,8 @@ class Processing:
 
     # --- photos ------------------------------------------------------------------------------------------------------
 
-    def _found_photos(self) -> dict[str, Path]:
-        """The original photos, by their name in the capture without suffix; none for a video."""
+    def _source_photos(self) -> dict[str, Path]:
+        """Returns the original photos by their name in the capture, without suffix; none for a video."""
         images = self.config.images
         if images is None:
             return {}
@@ -113,7 +113,7 @@ class Processing:
         return dict(zip(capture_names(paths, images), paths, strict=True))
 
     def _frames(self, work: WorkFolder, path: Path) -> list[Path]:
-        wanted = {"stamp": stamp_of(path), "num_frames": self.config.num_frames, "max_size": self.config.max_size}
+        wanted = {"stamp": file_stamp(path), "num_frames": self.config.num_frames, "max_size": self.config.max_size}
         known = work.state.get("video", {})
         frames = [work.images / name for name in known.get("frames", ())]
         if known.get("wanted") == wanted and all(frame.is_file() for frame in frames):
@@ -148,16 +148,16 @@ class Processing:
 
         self.show(READING, len(done), len(sources))
         fresh: dict[str, dict[str, Any]] = {}
-        with large_pictures(), ThreadPoolExecutor(threads.usable_cores()) as pool:
-            for number, (stem, found) in enumerate(zip(todo, pool.map(prepare, todo), strict=True)):
-                if isinstance(found, str):
-                    unreadable[str(sources[stem])] = found
+        with allow_large_images(), ThreadPoolExecutor(threads.usable_cores()) as pool:
+            for number, (stem, photo) in enumerate(zip(todo, pool.map(prepare, todo), strict=True)):
+                if isinstance(photo, str):
+                    unreadable[str(sources[stem])] = photo
                 else:
-                    fresh[found[0]] = found[1]
+                    fresh[photo[0]] = photo[1]
                 self.show(READING, len(done) + number + 1, len(sources))
                 if number % _SAVE_EVERY == _SAVE_EVERY - 1:
-                    self._keep(work, sources, fresh)
-        self._keep(work, sources, fresh)
+                    self._save_photos(work, sources, fresh)
+        self._save_photos(work, sources, fresh)
         work.state["unreadable"] = unreadable
         for sentence in unreadable.values():
             self.say(f"Left out: {sentence}")
@@ -167,10 +167,10 @@ class Processing:
                 "scene needs at least two: export them again as JPEG."
             )
         if len(work.photos) < _FEW_PHOTOS:
-            self.say(f"{len(work.photos)} photos are very few: 50 or more, each overlapping its neighbours, work well.")
+            self.say(f"{len(work.photos)} photos are very few: 50 or more that overlap their neighbours work well.")
         return {name: f"masks/{Path(name).stem}.png" for name in work.photos} if masks_of else {}
 
-    def _keep(self, work: WorkFolder, sources: dict[str, Path], fresh: dict[str, dict[str, Any]]) -> None:
+    def _save_photos(self, work: WorkFolder, sources: dict[str, Path], fresh: dict[str, dict[str, Any]]) -> None:
         """Adds photos to the state, in the order of the sources."""
         known = {Path(name).stem: (name, values) for name, values in {**work.photos, **fresh}.items()}
         work.save(photos=dict(known[stem] for stem in sources if stem in known))
@@ -178,7 +178,7 @@ class Processing:
     def _prepare(
         self, work: WorkFolder, stem: str, source: Path, photo: Photo, mask: Path | None
     ) -> tuple[str, dict[str, Any]]:
-        """Writes a photo and its masks. Returns its name and what is known about it."""
+        """Writes a photo and its masks. Returns its name and its properties."""
         name = f"{stem}{photo.suffix}"
         keep = photo.alpha
         if mask is not None:
@@ -194,8 +194,8 @@ class Processing:
             "size": [photo.width, photo.height],
             "camera": photo.camera,
             "turned": photo.turned,
-            "blur": round(quality.blur_of(photo.grey), 3),
-            "fingerprint": quality.fingerprint_of(photo.grey).hex(),
+            "blur": round(quality.measure_blur(photo.grey), 3),
+            "fingerprint": quality.make_fingerprint(photo.grey).hex(),
         }
 
     # --- poses -------------------------------------------------------------------------------------------------------
@@ -239,13 +239,13 @@ class Processing:
             return [refine_predicted(database, predicted.viewmats, folder, partial(self.show, SOLVING))]
         mapper, show = self.config.mapper, partial(self.show, SOLVING)
         models = solve(database, folder, mapper, show)
-        bent = models and any(folds(camera) for camera in models[0].cameras.values())
+        bent = models and any(distortion_folds(camera) for camera in models[0].cameras.values())
         if bent and self.config.camera_model == "auto" and mapper == "incremental":
-            self.say("These photos do not determine the lens distortion: going on without it.")
+            self.say("These photos do not determine the lens distortion, so it is left out.")
             models = solve(database, folder, mapper, show, refine_distortion=False)
         if models:
-            lost = [name for name in work.photos if name not in names_of(models[0])]
-            again = register_lost(models[0], database, lost, partial(self.show, AGAIN))
+            lost = [name for name in work.photos if name not in image_names(models[0])]
+            again = register_missing(models[0], database, lost, partial(self.show, AGAIN))
             if again:
                 self.say(f"A second pass found poses of {name_some(again)}.")
         return models
@@ -257,19 +257,21 @@ class Processing:
     ) -> dict[str, Any]:
         """Writes the capture and its report. Returns the figures."""
         config, out = self.config, work.out
-        blurred = quality.blurred({name: values["blur"] for name, values in work.photos.items()})
-        same = quality.duplicates({name: bytes.fromhex(values["fingerprint"]) for name, values in work.photos.items()})
+        blurred = quality.find_blurred({name: values["blur"] for name, values in work.photos.items()})
+        same = quality.find_duplicates(
+            {name: bytes.fromhex(values["fingerprint"]) for name, values in work.photos.items()}
+        )
         features, matches = database.num_features(), database.num_matches()
-        groups = [names_of(model) for model in models]
+        groups = [image_names(model) for model in models]
         groups = [*groups[:1], *(left for group in groups[1:] if (left := group - groups[0]))]
-        reasons = explain(features, matches, groups, blurred)
+        reasons = missing_pose_reasons(features, matches, groups, blurred)
         if not models or len(groups[0]) < 2:
             why = f" ({next(iter(reasons.values()))})" if len(set(reasons.values())) == 1 else ""
             if len(same) == len(work.photos) - 1:
                 why = " (they all show the same picture)"
             raise CaptureError(
-                f"No two of the {len(work.photos)} photos fit together{why}: take photos of things with texture, "
-                "each sharing at least half of its picture with the one before."
+                f"No two of the {len(work.photos)} photos fit together{why}: take photos of textured things that "
+                "overlap by at least half."
             )
         model = models[0]
         evidence = collect_evidence(model, database)
@@ -304,8 +306,8 @@ class Processing:
 
 
 def _stamp(source: Path, masks_of: dict[Path, Path]) -> str:
-    """What changes when a photo or its mask does."""
-    return " ".join(stamp_of(path) for path in (source, masks_of.get(source)) if path is not None)
+    """Returns a text that changes with a photo or its mask."""
+    return " ".join(file_stamp(path) for path in (source, masks_of.get(source)) if path is not None)
 
 
 def _plain(value: Any) -> Any:

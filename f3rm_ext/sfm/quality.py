@@ -1,11 +1,13 @@
-"""Photos that hurt: blurred ones, and ones that show the same as another."""
+"""Problems of photos: blur, duplicates, and the reasons why a photo has no pose."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 from PIL import Image
+
+from f3rm_ext.capture.images import name_some
 
 FINGERPRINT_PX = 16
 BLUR_LIMIT, BLUR_EXCESS = 0.5, 0.12
@@ -13,8 +15,11 @@ BLUR_LIMIT, BLUR_EXCESS = 0.5, 0.12
 SAME_LEVELS = 0.6
 """Two photos count as the same if their fingerprints differ by less than this on average, in levels of 255."""
 
+FEW_FEATURES = 100
+"""Number of features below which a photo hardly ever gets a pose."""
 
-def blur_of(grey: Float[np.ndarray, "h w"]) -> float:
+
+def measure_blur(grey: Float[np.ndarray, "h w"]) -> float:
     """Returns how blurred a picture is, from 0 (sharp) to 1: the blur effect of Crete et al. (2007).
 
     It compares the differences between neighbouring pixels with those of a copy that is blurred once more, so it
@@ -28,16 +33,16 @@ def blur_of(grey: Float[np.ndarray, "h w"]) -> float:
     return float(np.nan_to_num(blur_effect(grey), nan=1.0))
 
 
-def fingerprint_of(grey: Float[np.ndarray, "h w"]) -> bytes:
-    """Returns a tiny copy of a picture, by which equal ones are found."""
+def make_fingerprint(grey: Float[np.ndarray, "h w"]) -> bytes:
+    """Returns the grey levels of a tiny copy, by which equal pictures are found."""
     picture = Image.fromarray(np.rint(grey * 255).astype(np.uint8))
     return picture.resize((FINGERPRINT_PX, FINGERPRINT_PX), Image.Resampling.BOX).tobytes()
 
 
-def blurred(blur: Mapping[str, float]) -> list[str]:
+def find_blurred(blur: Mapping[str, float]) -> list[str]:
     """Returns the names of blurred photos.
 
-    >>> blurred({"a": 0.30, "b": 0.32, "c": 0.7})
+    >>> find_blurred({"a": 0.30, "b": 0.32, "c": 0.7})
     ['c']
     """
     if not blur:
@@ -46,10 +51,10 @@ def blurred(blur: Mapping[str, float]) -> list[str]:
     return [name for name, value in blur.items() if value > limit]
 
 
-def duplicates(fingerprints: Mapping[str, bytes]) -> dict[str, str]:
+def find_duplicates(fingerprints: Mapping[str, bytes]) -> dict[str, str]:
     """Returns for each photo that shows the same as an earlier one the name of that one.
 
-    >>> duplicates({"a": bytes(4), "b": bytes([9, 9, 9, 9]), "c": bytes(4)})
+    >>> find_duplicates({"a": bytes(4), "b": bytes([9, 9, 9, 9]), "c": bytes(4)})
     {'c': 'a'}
     """
     names = list(fingerprints)
@@ -59,3 +64,52 @@ def duplicates(fingerprints: Mapping[str, bytes]) -> dict[str, str]:
         if names[j] not in found and names[i] not in found and np.abs(first - second).mean() < SAME_LEVELS:
             found[names[j]] = names[i]
     return found
+
+
+def missing_pose_reasons(
+    num_features: Mapping[str, int],
+    num_matches: Mapping[tuple[str, str], int],
+    groups: Sequence[set[str]],
+    blurred: Sequence[str] = (),
+) -> dict[str, str]:
+    """Returns the reason why each photo outside the first group has no pose.
+
+    Args:
+        groups: photos that fit together, the largest group first; the capture holds only the first.
+        blurred: photos that are blurred.
+
+    >>> missing_pose_reasons({"a": 900, "b": 900, "c": 20}, {("a", "b"): 400}, [{"a", "b"}])
+    {'c': 'too few features (20): nearly without texture, too dark, or masked'}
+    """
+    best: dict[str, tuple[int, str]] = {}
+    kept = groups[0] if groups else set()
+    with_kept: dict[str, tuple[int, str]] = {}
+    for (a, b), number in num_matches.items():
+        for name, other in ((a, b), (b, a)):
+            best[name] = max(best.get(name, (0, "")), (number, other))
+            if other in kept:
+                with_kept[name] = max(with_kept.get(name, (0, "")), (number, other))
+    reasons: dict[str, str] = {}
+    for name, number in num_features.items():
+        if name in kept:
+            continue
+        group = next((other for other in groups[1:] if name in other), None)
+        if number < FEW_FEATURES:
+            why = (
+                "it is blurred, or has no texture" if name in blurred else "nearly without texture, too dark, or masked"
+            )
+            reasons[name] = f"too few features ({number}): {why}"
+        elif name not in best:
+            reasons[name] = "no matches: no other photo shows the same things from a similar place"
+        elif group is not None:
+            reasons[name] = (
+                f"they fit each other ({name_some(sorted(group))}), but overlap too little with the largest group: "
+                "add photos between the two"
+            )
+        elif name in with_kept:
+            matches, other = with_kept[name]
+            reasons[name] = f"too few points in common: at best {matches} matches, with {other}"
+        else:
+            matches, other = best[name]
+            reasons[name] = f"matches only photos without a pose: {matches} matches with {other}"
+    return reasons

@@ -100,7 +100,7 @@ def scene_scale(cameras: CameraSet, depth: Float[Tensor, "cams rows cols"]) -> f
     does not matter; the released code takes those of the world.
     """
     rows, cols = depth.shape[1:]
-    first = cameras[:1].from_first()
+    first = cameras[:1].relative_to_first()
     rays = first.directions(cell_centers(first.sizes_px, rows, cols))[0] * depth[0, ..., None]
     distance = float(rays.reshape(-1, 3).median(dim=0).values.norm())
     return 1.0 if distance < _SMALLEST_DISTANCE else 1 / distance
@@ -116,7 +116,7 @@ def render_maps(
         depth: z-depth of each cell, in the units of the cameras.
         scale: factor on all lengths, such as :func:`scene_scale`.
     """
-    local = cameras.from_first(scale)
+    local = cameras.relative_to_first(scale)
     rows, cols = depth.shape[1:]
     origins = local.centers[:, None, None].expand(-1, rows, cols, -1)
     rays = local.directions(cell_centers(local.sizes_px, rows, cols))

@@ -1,8 +1,8 @@
-"""A second try for photos without a pose: their features are compared with the points of the model.
+"""Second pass for photos without a pose: their features are matched with the points of the model.
 
-Matching compares two photos at a time, with a strict ratio test, so a photo from an unusual place may share too few
-matches with each single one. All of them together have more. Here its features are compared with those of
-every point, with a weaker ratio test; the many wrong matches do not agree on a pose, and the right ones do.
+COLMAP matches two photos at a time with a strict ratio test, so a photo from an unusual place may have too few matches
+with each single photo, but enough with all of them. Here its features are matched with every point by a weaker ratio
+test; many matches are wrong, but only the right ones agree on a pose.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, explained
-from f3rm_ext.sfm.reasons import FEW_FEATURES
+from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, translate_errors
+from f3rm_ext.sfm.pairs import unit_rows
+from f3rm_ext.sfm.quality import FEW_FEATURES
 from f3rm_ext.utils import threads
 
 MOST_RATIO = 0.9
@@ -28,11 +29,11 @@ _ROWS, _MOST_VIEWS, _MOST_POINTS = 512, 4, 25_000
 
 
 class PointCloud:
-    """Points of a model with how photos see them.
+    """Points of a model with the descriptors of the features that see them.
 
     Args:
         model: a ``pycolmap.Reconstruction`` with points.
-        descriptors: of each photo, by id; uint8, 128 columns.
+        descriptors: returns the descriptors of a photo by id, uint8, 128 columns.
     """
 
     def __init__(self, model: Any, descriptors: Callable[[int], np.ndarray]) -> None:
@@ -48,38 +49,32 @@ class PointCloud:
         rows = np.array([element.point2D_idx for element in all_views])
         for number in np.unique(images):
             here = images == number
-            self.descriptors[here] = unit(descriptors(int(number)))[rows[here]]
+            self.descriptors[here] = unit_rows(descriptors(int(number)))[rows[here]]
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def likeness(self, features: Float32[np.ndarray, "features 128"]) -> Float32[np.ndarray, "features points"]:
+    def similarity(self, features: Float32[np.ndarray, "features 128"]) -> Float32[np.ndarray, "features points"]:
         """Returns the largest cosine between each feature and the descriptors of each point."""
         return np.maximum.reduceat(features @ self.descriptors.T, self.starts[:-1], axis=1)
 
 
-def unit(rows: np.ndarray) -> Float32[np.ndarray, "rows 128"]:
-    """Returns descriptors as vectors of length 1."""
-    rows = rows.astype(np.float32)
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str], count: Count) -> list[str]:
+    """Registers photos that the mapper left out, and adjusts all cameras and points if it finds any.
 
-
-def register_lost(model: Any, database: FeatureDatabase, names: Sequence[str], count: Count) -> list[str]:
-    """Finds poses of photos that the mapper left out, and adjusts all cameras and points if there are any.
-
-    Only photos that share a camera with the model are tried: their intrinsics are known.
+    Only photos that share a camera with the model are tried, since their intrinsics are known.
 
     Args:
         model: a ``pycolmap.Reconstruction``, changed in place.
 
     Returns:
-        The photos that have a pose now.
+        Names of the newly registered photos.
     """
-    found: list[str] = []
+    registered: list[str] = []
     if not names or not model.points3D:
-        return found
+        return registered
     pycolmap, ids = colmap(), database.ids()
-    with database.opened() as opened, explained("registering photos that were left out"):
+    with database.open() as opened, translate_errors("registering photos that were left out"):
         cloud = PointCloud(model, lambda number: opened.read_descriptors(number).data)
         for number, name in enumerate(names):
             count(number, len(names))
@@ -87,25 +82,25 @@ def register_lost(model: Any, database: FeatureDatabase, names: Sequence[str], c
             if not model.exists_camera(image.camera_id) or opened.num_keypoints_for_image(ids[name]) < FEW_FEATURES:
                 continue
             pixels = opened.read_keypoints(ids[name])[:, :2].astype(np.float64)
-            features = unit(opened.read_descriptors(ids[name]).data)
+            features = unit_rows(opened.read_descriptors(ids[name]).data)
             camera = model.camera(image.camera_id)
-            rows, points = matches_of(features, cloud)
+            rows, points = match_features(features, cloud)
             pose = _pose(pixels[rows], cloud.xyz[points], camera) if len(rows) >= LEAST_INLIERS else None
             if pose is not None:
-                seen = seen_points(pixels, features, cloud, camera, pose)
+                seen = visible_features(pixels, features, cloud, camera, pose)
                 _add(model, image, pixels, pose, [(row, int(cloud.ids[point])) for row, point in seen])
-                found.append(name)
+                registered.append(name)
         count(len(names), len(names))
-        if found:
+        if registered:
             pycolmap.bundle_adjustment(model, pycolmap.BundleAdjustmentOptions(print_summary=False))
             pycolmap.ObservationManager(model).filter_all_points3D(_LAST_ERROR_PX, _LEAST_ANGLE_DEG)
-    return found
+    return registered
 
 
-def matches_of(
+def match_features(
     features: Float32[np.ndarray, "features 128"], cloud: PointCloud
 ) -> tuple[Int64[np.ndarray, " matches"], Int64[np.ndarray, " matches"]]:
-    """Returns rows of features and points that are each other's nearest, and by :data:`MOST_RATIO` nearer than others.
+    """Returns rows of features and points that are mutual nearest neighbours and pass the ratio test (MOST_RATIO).
 
     Args:
         features: unit vectors.
@@ -115,7 +110,7 @@ def matches_of(
     back = np.full(len(cloud), -np.inf, np.float32)
     back_row = np.zeros(len(cloud), np.int64)
     for start in range(0, len(features), _ROWS):
-        cosines = cloud.likeness(features[start : start + _ROWS])
+        cosines = cloud.similarity(features[start : start + _ROWS])
         part = slice(start, start + len(cosines))
         best[part] = cosines.argmax(axis=1)
         top = cosines.argmax(axis=0)
@@ -131,23 +126,23 @@ def matches_of(
 
 
 def _pose(pixels: Float64[np.ndarray, "matches 2"], points: Float64[np.ndarray, "matches 3"], camera: Any) -> Any:
-    """The ``pycolmap.Rigid3d`` on which enough matches agree; None otherwise."""
+    """Returns the ``pycolmap.Rigid3d`` on which enough matches agree; None otherwise."""
     options = colmap().AbsolutePoseEstimationOptions()
     options.ransac.max_error, options.ransac.random_seed = _POSE_ERROR_PX, 0
     options.ransac.min_inlier_ratio, options.ransac.max_num_trials = _LEAST_INLIER_SHARE, _MOST_TRIALS
     options.ransac.num_threads = threads.usable_cores()
-    found = colmap().estimate_and_refine_absolute_pose(pixels, points, camera, options)
-    return found["cam_from_world"] if found is not None and found["num_inliers"] >= LEAST_INLIERS else None
+    result = colmap().estimate_and_refine_absolute_pose(pixels, points, camera, options)
+    return result["cam_from_world"] if result is not None and result["num_inliers"] >= LEAST_INLIERS else None
 
 
-def seen_points(
+def visible_features(
     pixels: Float64[np.ndarray, "features 2"],
     features: Float32[np.ndarray, "features 128"],
     cloud: PointCloud,
     camera: Any,
     pose: Any,
 ) -> list[tuple[int, int]]:
-    """Returns features and points (rows) that fit each other with a pose: near in the image, and alike.
+    """Returns rows of features and points that match for a pose: near each other in the image, and similar.
 
     Args:
         camera: a ``pycolmap.Camera``.
@@ -164,12 +159,12 @@ def seen_points(
     for point, rows in zip(front[inside].tolist(), near, strict=True):
         seen_by = cloud.descriptors[cloud.starts[point] : cloud.starts[point + 1]]
         for row in rows:
-            likeness = float((seen_by @ features[row]).max())
-            if likeness > max(_SAME_DESCRIPTOR, chosen.get(row, (0.0, 0))[0]):
-                chosen[row] = (likeness, point)
+            similarity = float((seen_by @ features[row]).max())
+            if similarity > max(_SAME_DESCRIPTOR, chosen.get(row, (0.0, 0))[0]):
+                chosen[row] = (similarity, point)
     of_point: dict[int, tuple[float, int]] = {}
-    for row, (likeness, point) in chosen.items():
-        of_point[point] = max(of_point.get(point, (0.0, 0)), (likeness, row))
+    for row, (similarity, point) in chosen.items():
+        of_point[point] = max(of_point.get(point, (0.0, 0)), (similarity, row))
     return sorted((row, point) for point, (_, row) in of_point.items())
 
 

@@ -1,8 +1,8 @@
-"""Whether poses can be trusted, judged without the true ones.
+"""Tests of whether poses can be trusted, without the true ones.
 
-A solver makes cameras and points agree with each other, so its own error is small also where it is wrong. What gives it
-away is what it had to leave out: matches of two photos that fit *some* two cameras but not these, and photos that see
-nothing of what another one sees from the same side.
+A solver makes cameras and points agree with each other, so its own error is small even where it is wrong. The matches
+that it rejected give errors away: matches that fit *some* two cameras but not these, and photos that see nothing of
+what another photo sees from the same side.
 """
 
 import itertools
@@ -35,7 +35,7 @@ _LEAST_MATCHES = 15
 
 @dataclass(frozen=True)
 class Evidence:
-    """What photos say about their poses. Only photos with a pose count."""
+    """Measurements of the agreement of photos and poses. Only photos with a pose count."""
 
     pairs: int
     """Pairs of photos with verified matches."""
@@ -58,7 +58,7 @@ def epipolar_fit(
     pose: Float64[np.ndarray, "3 4"],
     tolerance: float,
 ) -> Bool[np.ndarray, " matches"]:
-    """Tells which matches of two photos fit their relative pose.
+    """Returns whether each match of two photos fits their relative pose.
 
     A match fits if its Sampson distance (Hartley and Zisserman 2004, 11.4) is small and its point lies in front of both
     cameras. Rays that are parallel within the tolerance have no depth, so they only need to point the same way.
@@ -88,7 +88,7 @@ def epipolar_fit(
 def turn_errors(
     first: Float64[np.ndarray, "matches 2"], second: Float64[np.ndarray, "matches 2"], focals: Float64[np.ndarray, " n"]
 ) -> Float64[np.ndarray, "n matches"]:
-    """Returns how far matches are apart after the turn that brings them nearest (Kabsch 1976).
+    """Returns the distances of matches after the rotation that minimises them (Kabsch 1976).
 
     The focal length is free, because solvers make up a focal length with which photos from one place seem to be from
     several.
@@ -109,8 +109,8 @@ def turn_errors(
     return np.linalg.norm(a @ (U @ Vt).transpose(0, 2, 1) - b, axis=-1) * focals[:, None]
 
 
-class SeenPoints:
-    """Points of a model, and which photos see them.
+class PointVisibility:
+    """Points of a model and the photos that see them.
 
     Args:
         model: a ``pycolmap.Reconstruction``.
@@ -126,19 +126,19 @@ class SeenPoints:
         for row, numbers in enumerate(seen_by):
             for number in numbers:
                 rows[number].append(row)
-        self.of_photo = {number: np.array(some, dtype=np.int64) for number, some in rows.items()}
+        self.rows_by_photo = {number: np.array(some, dtype=np.int64) for number, some in rows.items()}
         """Rows of the points that each photo sees."""
         self._centers = {number: model.image(number).projection_center() for number in rows}
 
     def expected(self, number: int, camera: Any, pose: Any) -> Int64[np.ndarray, " points"]:
-        """Returns which points of a photo another camera should see as well, of a sample: from nearly the same side and
-        distance, and inside of its picture.
+        """Returns a sample of the points of a photo that another camera should see, too: those inside its picture that
+        it views from nearly the same side and distance.
 
         Args:
             camera: the other one, a ``pycolmap.Camera``.
             pose: world to camera, a ``pycolmap.Rigid3d``.
         """
-        rows = self.of_photo[number]
+        rows = self.rows_by_photo[number]
         rows = rows[:: max(1, len(rows) // _SAMPLE)]
         local = pose * self.xyz[rows]
         rows, local = rows[local[:, 2] > 0], local[local[:, 2] > 0]
@@ -161,12 +161,12 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
     photos = {number: model.image(number) for number in model.reg_image_ids()}
     cameras = {number: model.camera(photo.camera_id) for number, photo in photos.items()}
     poses = {number: photo.cam_from_world() for number, photo in photos.items()}
-    points = SeenPoints(model)
+    points = PointVisibility(model)
     shares: list[float] = []
     blind: list[bool] = []
     fit = total = 0
     turned = np.zeros(len(_FOCALS))
-    with database.opened() as opened:
+    with database.open() as opened:
         pixels = {number: opened.read_keypoints(number)[:, :2].astype(np.float64) for number in photos}
         centred = {number: pixels[number] - _center(cameras[number]) for number in photos}
         plane = {number: np.asarray(cameras[number].cam_from_img(pixels[number])) for number in photos}
@@ -174,7 +174,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
             if opened.exists_two_view_geometry(a, b):
                 expected = points.expected(a, cameras[b], poses[b])
                 if len(expected) >= _LEAST_EXPECTED:
-                    blind.append(bool(np.isin(expected, points.of_photo[b]).mean() < _FEW))
+                    blind.append(bool(np.isin(expected, points.rows_by_photo[b]).mean() < _FEW))
         for pair, geometry in zip(*opened.read_two_view_geometries(), strict=True):
             a, b = pycolmap.pair_id_to_image_pair(pair)
             if a not in photos or b not in photos:
@@ -197,7 +197,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         turn_fit=float(turned.max()) / max(total, 1),
         blind=float(np.mean(blind)) if blind else 0.0,
         points_per_photo=float(
-            np.median([np.count_nonzero(points.views[rows] > 2) for rows in points.of_photo.values()])
+            np.median([np.count_nonzero(points.views[rows] > 2) for rows in points.rows_by_photo.values()])
         ),
     )
 
@@ -207,7 +207,7 @@ def _center(camera: Any) -> Float64[np.ndarray, "2"]:
 
 
 def find_doubt(evidence: Evidence) -> str:
-    """Returns why poses are probably wrong and what to do, without a full stop; empty if nothing speaks against them.
+    """Returns the reason why poses are probably wrong, and a remedy, without a full stop; empty if they seem right.
 
     >>> find_doubt(Evidence(pairs=40, pairs_fit=1.0, matches_fit=0.99, turn_fit=0.1, blind=0.0, points_per_photo=300.0))
     ''

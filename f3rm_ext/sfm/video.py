@@ -14,7 +14,7 @@ from f3rm_ext.errors import CaptureError, reason_of
 _SHARPNESS_PX = 320
 
 
-def sharpness_of(grey: UInt8[np.ndarray, "h w"]) -> float:
+def measure_sharpness(grey: UInt8[np.ndarray, "h w"]) -> float:
     """Returns the variance of a picture's Laplacian: higher is sharper, among pictures of one scene."""
     values = grey.astype(np.float32)
     laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4 * values[1:-1, 1:-1]
@@ -58,7 +58,7 @@ def sharpest_frames(
                 stretch = max(now, stretch)
                 scale = max(1.0, max(frame.width, frame.height) / _SHARPNESS_PX)
                 small = frame.reformat(int(frame.width / scale), int(frame.height / scale), format="gray")
-                sharpness = sharpness_of(small.to_ndarray())
+                sharpness = measure_sharpness(small.to_ndarray())
                 if sharpness > best_sharpness:
                     best, best_sharpness = frame, sharpness
                 progress(number + 1, max(total, number + 1))

@@ -1,4 +1,4 @@
-"""The folder of a capture while it is made: whose it is, what is finished, and what can be kept."""
+"""The folder of a capture in the making: its owner, its state, and the results that can be kept."""
 
 import json
 import os
@@ -18,12 +18,12 @@ STATE = "sfm.json"
 REPORT = "sfm_report.html"
 TRANSFORMS, POINTS = "transforms.json", "sparse_pc.ply"
 NEXT = ".next"
-"""Folder, in that of a capture, of one that takes its place as soon as it is whole."""
+"""Subfolder of a capture for its replacement, which takes its place when it is complete."""
 COMMAND = "sfm process"
 
 
 class _Photo(TypedDict):
-    """What is known of a photo."""
+    """Properties of a photo."""
 
     source: str
     stamp: str
@@ -35,14 +35,14 @@ class _Photo(TypedDict):
 
 
 class _Video(TypedDict):
-    """What frames were taken from."""
+    """Source and names of the frames of a video."""
 
     wanted: dict[str, Any]
     frames: list[str]
 
 
 class _Result(TypedDict):
-    """What a finished command says again."""
+    """Figures that a repeated command prints again."""
 
     key: dict[str, Any]
     photos: int
@@ -58,14 +58,14 @@ class _Result(TypedDict):
 
 
 class _Begun(TypedDict):
-    """What is there from the beginning."""
+    """Keys that the state always has."""
 
     made_by: str
     photos: dict[str, _Photo]
 
 
 class _State(_Begun, total=False):
-    """The file."""
+    """Content of ``sfm.json``."""
 
     options: dict[str, Any]
     unreadable: dict[str, str]
@@ -74,8 +74,8 @@ class _State(_Begun, total=False):
     complete: bool
 
 
-def stamp_of(path: Path) -> str:
-    """Returns size and time of a file: while both stay, its content is taken to be the same."""
+def file_stamp(path: Path) -> str:
+    """Returns size and modification time of a file, which identify its content."""
     status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns}"
 
@@ -97,14 +97,14 @@ class WorkFolder:
         state = read_state(out)
         self.state: dict[str, Any] = state or {}
         if state is None:
-            self.save()  # from now on the folder is known as ours
+            self.save()  # marks the folder as ours
         self._use(out)
         self.lock = FolderLock(out / ".lock")
         if self.lock.is_held():
-            raise ConfigError(f"Another process works in {out}: wait for it, or choose another folder with --output.")
+            raise ConfigError(f"Another process uses {out}: wait for it, or choose another --output.")
 
     def _use(self, folder: Path) -> None:
-        """Works in this folder from now on."""
+        """Makes this folder the one to work in."""
         self.out = folder
         self.images, self.masks = folder / "images", folder / "masks"
         self.database, self.feature_masks = folder / "colmap" / "database.db", folder / "colmap" / "masks"
@@ -116,7 +116,7 @@ class WorkFolder:
 
     @property
     def photos(self) -> dict[str, dict[str, Any]]:
-        """What is known about each photo, by its file name in ``images/``."""
+        """Properties of each photo, by its file name in ``images/``."""
         return self.state.setdefault("photos", {})
 
     def save(self, **values: Any) -> None:
@@ -137,32 +137,32 @@ class WorkFolder:
         except OSError as error:
             remedy = "free some space" if is_disk_full(error) else "choose another --output"
             raise ConfigError(
-                f"{path} cannot be written ({error.strerror or error}): {remedy}; the same command goes on from here."
+                f"{path} cannot be written ({error.strerror or error}): {remedy}, then repeat the command to continue."
             ) from error
 
     def begin(
         self, options: Mapping[str, Any], stamps: Mapping[str, str] | None = None, start_over: bool = False
     ) -> str:
-        """Keeps what fits these options and photos; otherwise begins anew.
+        """Keeps results that fit these options and photos, and otherwise starts over.
 
-        A capture that is there already stays until the new one is whole: this is then made in :data:`NEXT`, until
-        :meth:`publish`.
+        An existing capture stays until its replacement, which is made in :data:`NEXT`, is complete and
+        :meth:`publish` is called.
 
         Args:
-            options: those on which features depend.
-            stamps: of the original photos and their masks, by name without suffix; None for frames of a video, which
-                follow from the options.
+            options: the options that features depend on.
+            stamps: stamps of the original photos and their masks, by name without suffix; None for frames of a video,
+                which follow from the options.
             start_over: keep nothing.
 
         Returns:
-            Why finished work cannot be kept; empty if it can.
+            The reason why earlier results cannot be kept; empty if they can.
         """
         if read_provenance(self.final / NEXT / STATE).get("complete") is True:  # killed while it took its place
             self._take_next()
-        reason = "of --start-over" if start_over and self.photos else self._why_anew(options, stamps)
+        reason = "of --start-over" if start_over and self.photos else self._restart_reason(options, stamps)
         if reason and (self.final / TRANSFORMS).is_file():
             self.state = read_provenance(self.final / NEXT / STATE)  # of a call that was stopped
-            if start_over or not isinstance(self.state.get("photos"), dict) or self._why_anew(options, stamps):
+            if start_over or not isinstance(self.state.get("photos"), dict) or self._restart_reason(options, stamps):
                 shutil.rmtree(self.final / NEXT, ignore_errors=True)
                 self.state = {}
             self._use(self.final / NEXT)
@@ -180,7 +180,7 @@ class WorkFolder:
         return reason
 
     def publish(self) -> None:
-        """Puts a capture that is whole in the place of the one before; other files of the folder stay.
+        """Replaces the earlier capture by the complete one; other files of the folder stay.
 
         Raises:
             ConfigError: the folder cannot be written.
@@ -189,7 +189,7 @@ class WorkFolder:
         if self.out != self.final:
             self._take_next()
 
-    def _why_anew(self, options: Mapping[str, Any], stamps: Mapping[str, str] | None) -> str:
+    def _restart_reason(self, options: Mapping[str, Any], stamps: Mapping[str, str] | None) -> str:
         before = self.state.get("options", options)
         changed = [name for name in options if before.get(name) != options[name]]
         if changed:
@@ -200,7 +200,7 @@ class WorkFolder:
         return ""
 
     def _take_next(self) -> None:
-        """Moves the new capture to its place, its state last, so that a kill leaves what the next call can finish."""
+        """Moves the new capture into place, its state last, so that the next call can finish after a kill."""
         fresh = self.final / NEXT
         self._use(self.final)
         files = sorted((path for path in fresh.rglob("*") if path.is_file()), key=lambda path: path == fresh / STATE)
@@ -214,8 +214,8 @@ class WorkFolder:
             shutil.rmtree(fresh)
         except OSError as error:
             raise ConfigError(
-                f"{self.final} cannot be written ({error.strerror or error}): make that possible; the same command "
-                "goes on from here."
+                f"{self.final} cannot be written ({error.strerror or error}): make it writable, then repeat the "
+                "command to continue."
             ) from error
         self.state = read_state(self.final) or {}
 
@@ -225,7 +225,7 @@ class WorkFolder:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """Returns the state in a folder; None where there is none, and the folder is new or empty.
+    """Returns the state in a folder; None if the folder is new or empty.
 
     Raises:
         ConfigError: the state is damaged, or the folder holds something else.

@@ -316,15 +316,15 @@ def test_a_killed_run_goes_on(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--output", "OUT"], "Give either --images"),
-        (["--images", "NONE", "--output", "OUT"], "There is nothing at"),
-        (["--images", "ONE", "--output", "OUT"], "a single image"),
-        (["--images", "PHOTOS", "--output", "PHOTOS/out"], "lie in each other"),
-        (["--images", "PHOTOS", "--output", "FULL"], "did not write"),
-        (["--images", "PHOTOS", "--output", "OUT", "--method", "magic"], "choose from auto, colmap"),
-        (["--images", "PHOTOS", "--output", "OUT", "--masks", "ONE"], "photos have no mask"),
-        (["--images", "GREY", "--output", "OUT"], "No two of the 3 photos fit together (too few features"),
-        (["--video", "PHOTOS/broken.jpg", "--output", "OUT"], "cannot be read"),
+        (["--output", "OUT"], "--images and --video"),
+        (["--images", "NONE", "--output", "OUT"], "/NONE"),
+        (["--images", "ONE", "--output", "OUT"], "single image"),
+        (["--images", "PHOTOS", "--output", "PHOTOS/out"], "--output"),
+        (["--images", "PHOTOS", "--output", "FULL"], "mine.txt"),
+        (["--images", "PHOTOS", "--output", "OUT", "--method", "magic"], "auto, colmap"),
+        (["--images", "PHOTOS", "--output", "OUT", "--masks", "ONE"], "/ONE"),
+        (["--images", "GREY", "--output", "OUT"], "3 photos fit together (too few features"),
+        (["--video", "PHOTOS/broken.jpg", "--output", "OUT"], "broken.jpg"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -156,11 +156,11 @@ def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_setti
     resumed = newest(dense)["state_dict"]
     assert all(torch.equal(value, resumed[name]) for name, value in after.items())
     other = f3rm_ext("sfm", "train", *settings, "training.resume=True", "model.residual=False").refuses()
-    assert "cannot go on with model.residual=False, because its model has True" in other
+    assert "model.residual=False" in other and "True" in other
     again = [word for word in settings if not word.startswith("training.pretrain_path")]
     wrong = f"training.pretrain_path={dense / 'checkpoints' / 'ckpt_00000004.pth'}"
     again.append(f"hydra.run.dir={tmp_path / 'again'}")
-    assert "that of a dense model" in f3rm_ext("sfm", "train", *again, wrong).refuses()
+    assert "dense" in f3rm_ext("sfm", "train", *again, wrong).refuses()
 
 
 def test_a_new_training_touches_no_checkpoint_of_another(
@@ -217,7 +217,7 @@ def test_mistakes(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) ->
     folder = f"hydra.run.dir={tmp_path / 'run'}"
     assert "to resume" in f3rm_ext("sfm", "train", *debug_settings, folder, "training.resume=True").refuses()
     missing = f"training.pretrain_path={tmp_path / 'none.pth'}"
-    assert "There is no checkpoint" in f3rm_ext("sfm", "train", *debug_settings, folder, missing).refuses()
+    assert missing.partition("=")[2] in f3rm_ext("sfm", "train", *debug_settings, folder, missing).refuses()
     assert "batch_size" in f3rm_ext("sfm", "train", "training.batchsize=3").refuses()
     # Neither a launcher nor data are asked first.
     for launcher in ((), ("--", *PASTED[: PASTED.index("train.py") + 1])):
@@ -275,7 +275,7 @@ def test_memory_that_runs_out_is_one_sentence(
     with pytest.raises(MemoryShortageError) as raised:
         Training(settings, make_accelerator()[0]).run()
     said = str(raised.value)
-    assert "in training step 4 on cpu" in said and "training.batch_size=1" in said
+    assert "step 4 on cpu" in said and "training.batch_size=1" in said
     assert f"training.pretrain_path={tmp_path / 'run' / 'checkpoints' / 'ckpt_00000003.pth'}." in said
     settings.training.mixed_precision = False
     with pytest.raises(MemoryShortageError, match=r"resume with training\.mixed_precision=True"):

@@ -63,7 +63,7 @@ def to_our_names(released: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def size_of(state: Mapping[str, Tensor]) -> tuple[ModelSize, Stage]:
+def model_size(state: Mapping[str, Tensor]) -> tuple[ModelSize, Stage]:
     """Tells the size and the stage of a model from its weights, by our names.
 
     Raises:
@@ -118,7 +118,7 @@ def build_model(state: Mapping[str, Tensor], vit: VisionTransformer | None = Non
     Raises:
         CheckpointError: parameters are missing, unknown or of other shapes.
     """
-    size, stage = size_of(state)
+    size, stage = model_size(state)
     encoder = {name.removeprefix(_ENCODER): tensor for name, tensor in state.items() if name.startswith(_ENCODER)}
     if encoder:
         try:
@@ -164,7 +164,7 @@ def dense_from_sparse(dense: RayDiffuser, sparse: Mapping[str, Tensor]) -> None:
     Raises:
         CheckpointError: the weights are those of a dense model, or of another size.
     """
-    size, stage = size_of(sparse)
+    size, stage = model_size(sparse)
     if stage != "sparse":
         raise CheckpointError(
             "The checkpoint is that of a dense model, but a dense model begins with a sparse one: give a sparse "

@@ -201,7 +201,7 @@ class Co3dScenes(Dataset[SceneSample]):
             torch.tensor(corners, dtype=torch.float64), torch.tensor(sides, dtype=torch.float64), self.image_size_px
         )
         scale = scene_scale(cameras, depth)
-        local = cameras.from_first(scale)
+        local = cameras.relative_to_first(scale)
         pixels = torch.from_numpy(np.stack([cut.pixels for cut in cuts])).permute(0, 3, 1, 2)
         values = (
             pixels.float() / 255,

@@ -11,9 +11,8 @@ from PIL import Image
 
 from f3rm_ext.capture.checks import DISTORTION
 from f3rm_ext.errors import CaptureError, ConfigError
-from f3rm_ext.sfm.capture_cameras import CaptureCameras, read_capture_cameras
+from f3rm_ext.sfm.capture_cameras import CaptureCameras, has_depth, read_capture_cameras, read_depth
 from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, IMAGES, Split, depth_path, write_depth
-from f3rm_ext.sfm.endpoints import has_depth, read_depth
 from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.provenance import require_ours, signed_gzip
 
@@ -113,7 +112,7 @@ def _require_depth_and_pinholes(capture: CaptureCameras, data: Path) -> None:
 # --- from CO3D -------------------------------------------------------------------------------------------------------
 
 
-class Listed(NamedTuple):
+class FrameLists(NamedTuple):
     """What came of a category."""
 
     counts: dict[Split, int]
@@ -134,7 +133,7 @@ def downloaded(root: Path) -> list[str]:
     return found
 
 
-def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambda done: None) -> Listed:
+def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambda done: None) -> FrameLists:
     """Writes the lists of a category of CO3D v2 as RayDiffusion's preparation does.
 
     Frames are those of the few-view development set, of sequences whose viewpoint quality is above 0.5. Boxes hold the
@@ -155,7 +154,7 @@ def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambd
     sets: Mapping[str, Iterable[Sequence[Any]]] = _read(folder / _SET_LIST)
     good = {name for name, entry in sequences.items() if (entry.get("viewpoint_quality_score") or 0) > MIN_QUALITY}
     by_path = {entry["image"]["path"]: entry for entry in frames}
-    listed = Listed({}, {})
+    listed = FrameLists({}, {})
     done = 0
     for split in _SPLITS:
         lists: Frames = {}

@@ -45,7 +45,7 @@ class RayDiffuser(nn.Module):
 
     Args:
         stage: sparse predicts one ray per patch; dense 16 × 16, with the dense head.
-        residual: the dense head predicts what is added to the sparse prediction, see :func:`upsampled`, and its last
+        residual: the dense head predicts what is added to the sparse prediction, see :func:`upsample`, and its last
             layer begins at 0. The published models have no such sum.
     """
 
@@ -100,10 +100,10 @@ class RayDiffuser(nn.Module):
         if self.head is None:
             return sparse
         dense = self.head(encoded, taps, steps)
-        return dense if self.residual is None else dense + self.residual * upsampled(sparse.float())
+        return dense if self.residual is None else dense + self.residual * upsample(sparse.float())
 
 
-def upsampled(
+def upsample(
     maps: Float[Tensor, "batch images 8 rows cols"],
 ) -> Float[Tensor, "batch images 8 h w"]:
     """Returns maps with 16 × 16 cells for each one, interpolated linearly; beyond the outer ones' centres they are

@@ -12,7 +12,7 @@ from torch import Tensor
 from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes
 from f3rm_ext.sfm.diffusion.model import IMAGE_SIDE_PX, RayDiffuser
-from f3rm_ext.sfm.diffusion.schedule import PUBLISHED_STOP, in_chunks, sample
+from f3rm_ext.sfm.diffusion.schedule import PUBLISHED_STOP, predict_in_chunks, sample
 from f3rm_ext.sfm.metrics import PoseMetrics, compare_poses
 from f3rm_ext.sfm.rays import cell_ndc
 from f3rm_ext.sfm.recovery import Unknown, recover_cameras
@@ -42,7 +42,7 @@ def predict_maps(
         return model(maps, steps, encoded.of(chosen), ndc[None, chosen]).float()
 
     cells = ndc.shape[-1] * model.cells
-    return sample(in_chunks(predict, most_images), (1, len(images), cells, cells), generator, stop)[0]
+    return sample(predict_in_chunks(predict, most_images), (1, len(images), cells, cells), generator, stop)[0]
 
 
 def predict_photos(

@@ -106,7 +106,7 @@ def chunks_with_first(count: int, most: int, generator: torch.Generator | None =
     return [[0, *order[start : start + most - 1]] for start in range(0, count - 1, most - 1)]
 
 
-def in_chunks(predict: Callable[[Maps, Int64[Tensor, " batch"], list[int]], Maps], most: int) -> Predict:
+def predict_in_chunks(predict: Callable[[Maps, Int64[Tensor, " batch"], list[int]], Maps], most: int) -> Predict:
     """Returns a prediction for any number of images from one for a few: image 0 is in every group and is averaged.
 
     Args:

@@ -301,7 +301,7 @@ def flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield prefix + entry.name, value
 
 
-def with_scaled_steps(settings: Settings, processes: int) -> Settings:
+def scale_steps(settings: Settings, processes: int) -> Settings:
     """Returns settings whose steps are those for their batch; see ``training.iterations_for_batch``.
 
     Args:

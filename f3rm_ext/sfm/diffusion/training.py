@@ -134,7 +134,7 @@ def make_accelerator() -> "tuple[Accelerator, str | None]":
     return Accelerator(mixed_precision="no", cpu=on_cpu), warning
 
 
-def seed_of(*numbers: int) -> int:
+def derive_seed(*numbers: int) -> int:
     """Returns a seed for a generator, different for different numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1
 
@@ -312,7 +312,7 @@ class Training:
             ConfigError: the loss is not a number.
         """
         training, model = self.settings.training, self.settings.model
-        shared = torch.Generator().manual_seed(seed_of(training.seed, 0, self.iteration))
+        shared = torch.Generator().manual_seed(derive_seed(training.seed, 0, self.iteration))
         count = model.num_images
         if model.random_num_images:
             count = int(torch.randint(2, count + 1, (1,), generator=shared))
@@ -354,7 +354,7 @@ class Training:
     def _draw(self, number: int, shape: torch.Size) -> tuple[Int64[Tensor, ""], Float[Tensor, "images 8 cells cells"]]:
         """The step of the schedule and the noise of a sample."""
         generator = torch.Generator(self.device)
-        generator.manual_seed(seed_of(self.settings.training.seed, 1, number))
+        generator.manual_seed(derive_seed(self.settings.training.seed, 1, number))
         step = torch.randint(STEPS, (), generator=generator, device=self.device)
         return step, torch.randn(shape, generator=generator, device=self.device)
 

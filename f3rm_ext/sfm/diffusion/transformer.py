@@ -40,7 +40,7 @@ class StepEmbedding(nn.Sequential):
         return super().forward(torch.cat([angles.cos(), angles.sin()], dim=-1))
 
 
-def modulated(
+def modulate(
     x: Float[Tensor, "batch tokens width"], shift: Float[Tensor, "batch width"], scale: Float[Tensor, "batch width"]
 ) -> Float[Tensor, "batch tokens width"]:
     """Returns the layer-normalised tokens, scaled and shifted by the condition."""
@@ -63,8 +63,8 @@ class Block(nn.Module):
         self, x: Float[Tensor, "batch tokens width"], condition: Float[Tensor, "batch width"]
     ) -> Float[Tensor, "batch tokens width"]:
         parts = self.modulation(functional.silu(condition)).chunk(6, dim=1)
-        x = x + parts[2][:, None] * self.attention(modulated(x, parts[0], parts[1]))
-        return x + parts[5][:, None] * self.mlp(modulated(x, parts[3], parts[4]))
+        x = x + parts[2][:, None] * self.attention(modulate(x, parts[0], parts[1]))
+        return x + parts[5][:, None] * self.mlp(modulate(x, parts[3], parts[4]))
 
 
 class OutputLayer(nn.Module):
@@ -79,7 +79,7 @@ class OutputLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch tokens width"], condition: Float[Tensor, "batch width"]
     ) -> Float[Tensor, "batch tokens channels"]:
-        return self.linear(modulated(x, *self.modulation(functional.silu(condition)).chunk(2, dim=1)))
+        return self.linear(modulate(x, *self.modulation(functional.silu(condition)).chunk(2, dim=1)))
 
 
 class RayTransformer(nn.Module):

@@ -1,9 +1,8 @@
 """A tiny capture whose pixels say where they are, and feature maps that say which image they are of."""
 
-import gc
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -146,12 +145,3 @@ def fake_features(monkeypatch: pytest.MonkeyPatch) -> list[list[FakeSource]]:
 
     monkeypatch.setattr(module, "prepare_features", prepare)
     return calls
-
-
-@pytest.fixture
-def quick_collection() -> Iterator[None]:
-    """Lets ``gc.collect()`` see only what is made from here on: everything older would take it half a second a time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()

@@ -26,7 +26,7 @@ from f3rm_ext.features.store.feature_store import cache_root
 from f3rm_ext.features.store.images import on_white
 from f3rm_ext.utils.atomic_files import FolderLock
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = pytest.mark.usefixtures("no_fsync", "quick_collection")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import Tensor
 from f3rm_ext.sfm.cameras import CameraSet, PyTorch3DCameras
 
 
-def seen_points(cameras: CameraSet) -> Tensor:
+def visible_features(cameras: CameraSet) -> Tensor:
     """Twenty points in front of each camera."""
     generator = torch.Generator().manual_seed(2)
     pixels = torch.rand(len(cameras), 20, 2, generator=generator, dtype=torch.float64) * cameras.sizes_px[:, None]
@@ -32,7 +32,7 @@ def test_a_projection_undoes_directions(cameras: CameraSet) -> None:
 
 
 def test_pytorch3d_projects_to_the_same_pixels(cameras: CameraSet) -> None:
-    points = seen_points(cameras)
+    points = visible_features(cameras)
     made = cameras.to_pytorch3d()
     pixels, depth = cameras.project(points)
     assert (depth > 0).all()
@@ -43,7 +43,7 @@ def test_pytorch3d_projects_to_the_same_pixels(cameras: CameraSet) -> None:
 
 
 def test_nerfstudio_sees_the_same_rays(cameras: CameraSet) -> None:
-    points = seen_points(cameras)
+    points = visible_features(cameras)
     pixels, _ = cameras.project(points)
     for index in range(len(cameras)):
         fx, fy = cameras.focals_px[index].tolist()
@@ -61,15 +61,15 @@ def test_opengl_and_back(cameras: CameraSet, rows: int) -> None:
     if rows == 4:
         c2w = torch.cat([c2w, torch.eye(4, dtype=torch.float64)[3:].expand(5, 1, 4)], dim=1)
     back = CameraSet.from_opengl(c2w, cameras.focals_px, cameras.principals_px, cameras.sizes_px)
-    points = seen_points(cameras)
+    points = visible_features(cameras)
     torch.testing.assert_close(back.project(points)[0], cameras.project(points)[0], atol=1e-5, rtol=0)
 
 
 def test_a_moved_world_looks_the_same(cameras: CameraSet) -> None:
-    first = cameras.from_first(scale=2.5)
+    first = cameras.relative_to_first(scale=2.5)
     torch.testing.assert_close(first.rotations[0], torch.eye(3, dtype=torch.float64))
     assert first.centers[0].norm() < 1e-12
-    points = seen_points(cameras)
+    points = visible_features(cameras)
     local = 2.5 * (points - cameras.centers[0]) @ cameras.rotations[0]
     torch.testing.assert_close(first.project(local)[0], cameras.project(points)[0])
 
@@ -77,7 +77,7 @@ def test_a_moved_world_looks_the_same(cameras: CameraSet) -> None:
 def test_a_crop_sees_its_part_larger(cameras: CameraSet) -> None:
     corners = torch.tensor([[10.0, 20.0]], dtype=torch.float64).expand(5, 2)
     sides = torch.full((5,), 150.0, dtype=torch.float64)
-    points = seen_points(cameras)
+    points = visible_features(cameras)
     pixels = cameras.project(points)[0]
     cropped = cameras.cropped(corners, sides, 300)
     torch.testing.assert_close(cropped.project(points)[0], (pixels - corners[:, None]) * 2)

@@ -23,7 +23,7 @@ def database(tmp_path: Path) -> FeatureDatabase:
 
 def cameras_of(database: FeatureDatabase) -> dict[str, tuple[int, str, float]]:
     """Camera, model and focal length of each photo."""
-    with database.opened() as opened:
+    with database.open() as opened:
         cameras = {camera.camera_id: camera for camera in opened.read_all_cameras()}
         found = {}
         for image in opened.read_all_images():
@@ -50,7 +50,7 @@ def test_photos_that_come_later_share_the_camera_and_the_rest_stays(database: Fe
     after = cameras_of(database)
     assert {name: after[name] for name in few} == before and after["3.png"] == before["0.png"]
     assert after["4.png"][0] != before["0.png"][0]
-    with database.opened() as opened:
+    with database.open() as opened:
         assert opened.num_rigs() == 2 and opened.num_frames() == 5
         assert all(opened.exists_descriptors(database.ids()[name]) for name in few)
     file = database.path.stat().st_ino
@@ -66,7 +66,7 @@ def test_a_killed_addition_leaves_the_database_as_it_was(
 
     database.add_photos({"0.png": "wide"}, "auto", {})
     monkeypatch.setattr(pycolmap, "import_images", killed)
-    with pytest.raises(CaptureError, match=r"COLMAP failed while adding photos .*disk is full"):
+    with pytest.raises(CaptureError, match=r"COLMAP.*disk"):
         database.add_photos({"0.png": "wide", "1.png": "wide"}, "auto", {})
     assert list(database.ids()) == ["0.png"]
 

@@ -60,7 +60,7 @@ def test_poses_are_those_of_the_model(
 
 def test_missing_weights_are_one_sentence(photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(estimator.WEIGHTS, raising=False)
-    with pytest.raises(ConfigError, match=r"needs weights: set F3RM_EXT_DIFFUSIONSFM"):
+    with pytest.raises(ConfigError, match="F3RM_EXT_DIFFUSIONSFM"):
         estimator.predict(photos)
     monkeypatch.setenv(estimator.WEIGHTS, str(tmp_path / "none.pth"))
     with pytest.raises(CheckpointError, match="There is no checkpoint"):

@@ -14,7 +14,7 @@ from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion import checkpoint
 from f3rm_ext.sfm.diffusion.dense_head import DenseHead, ResidualUnit
 from f3rm_ext.sfm.diffusion.encoder import Encoded, ImageEncoder
-from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, Stage, masked_loss, upsampled
+from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, Stage, masked_loss, upsample
 from f3rm_ext.sfm.diffusion.plan import ENCODER_DEPTH, ENCODER_SIDE, ENCODER_WIDTH, encoder_state, set_trained
 from f3rm_ext.sfm.diffusion.transformer import Block, number_codes
 
@@ -91,7 +91,7 @@ def test_every_parameter_of_a_released_checkpoint_has_its_place(dense: bool) -> 
     expected = published("dense" if dense else "sparse").state_dict()
     assert state.keys() == expected.keys()
     assert all(state[name].shape == expected[name].shape for name in expected)
-    size, stage = checkpoint.size_of(state)
+    size, stage = checkpoint.model_size(state)
     assert stage == ("dense" if dense else "sparse") and (size.width, size.depth, size.heads) == (1152, 16, 16)
 
 
@@ -120,11 +120,11 @@ def test_bad_checkpoints_are_told_in_one_sentence(tmp_path: Path, small_vit: Vis
     with pytest.raises(CheckpointError, match=r"bad\.pth"):
         checkpoint.read_weights(tmp_path / "bad.pth")
     torch.save({"state_dict": {"a": torch.zeros(1)}}, tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match="no weights of DiffusionSfM"):
+    with pytest.raises(CheckpointError, match="DiffusionSfM"):
         checkpoint.build_model(checkpoint.read_weights(tmp_path / "other.pth"))
     state = RayDiffuser(small_vit, SMALL, "sparse").state_dict()
     state.pop("transformer.input.bias")
-    with pytest.raises(CheckpointError, match=r"lacks parameters \(transformer\.input\.bias\)"):
+    with pytest.raises(CheckpointError, match=r"transformer\.input\.bias"):
         checkpoint.build_model(state)
 
 
@@ -203,7 +203,7 @@ def test_a_dense_model_with_a_residual_head_predicts_at_first_what_the_sparse_on
         encoded = dense.encoder(photos)
         wanted = sparse(noisy[middle], steps, encoded, ndc, known[middle])
         made = dense(noisy, steps, encoded, ndc, known)
-        torch.testing.assert_close(made, upsampled(wanted), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(made, upsample(wanted), atol=1e-6, rtol=1e-5)
         assert dense.head is not None
         torch.nn.init.normal_(dense.head.output[-1].weight)  # type: ignore[arg-type]
         assert (dense(noisy, steps, encoded, ndc, known) - made).abs().max() > 1e-3, "the head adds to it"
@@ -224,7 +224,7 @@ def test_residual_heads_see_tokens_of_any_size_alike(residual: bool) -> None:
 
 def test_maps_are_upsampled_about_the_centres_of_their_cells() -> None:
     ramp = torch.arange(3.0).expand(1, 1, 8, 3, 3)
-    larger = upsampled(ramp)[0, 0, 0]
+    larger = upsample(ramp)[0, 0, 0]
     assert larger.shape == (48, 48)
     # Cell i of 16 per patch lies at (i + 1/2) / 16 - 1/2, in units of patches from the centre of the first one.
     wanted = ((torch.arange(48) + 0.5) / 16 - 0.5).clamp(0, 2)

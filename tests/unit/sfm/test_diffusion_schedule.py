@@ -55,7 +55,7 @@ def test_many_images_go_in_groups_with_the_first() -> None:
         return maps + len(chosen)
 
     maps = torch.arange(12.0)[None, :, None, None, None].expand(1, 12, 8, 1, 1)
-    made = schedule.in_chunks(predict, 8)(maps, torch.zeros(1, dtype=torch.long))
+    made = schedule.predict_in_chunks(predict, 8)(maps, torch.zeros(1, dtype=torch.long))
     # Eleven others: 7 in a group of 8 and 4 in a group of 5; image 0 is in both.
     assert made[0, 0, 0, 0, 0] == (8 + 5) / 2
     assert sorted((made - maps)[0, 1:, 0, 0, 0].tolist()) == [5.0] * 4 + [8.0] * 7

@@ -10,7 +10,7 @@ from f3rm_ext.sfm.cameras import CameraSet
 pytest.importorskip("diffusers")
 
 from f3rm_ext.sfm.diffusion.checkpoint import dense_from_sparse
-from f3rm_ext.sfm.diffusion.model import ModelSize, RayDiffuser, masked_loss, upsampled
+from f3rm_ext.sfm.diffusion.model import ModelSize, RayDiffuser, masked_loss, upsample
 from f3rm_ext.sfm.diffusion.plan import set_trained
 from f3rm_ext.sfm.diffusion.prediction import predict_maps
 from f3rm_ext.sfm.diffusion.schedule import STEPS, add_noise, make_scheduler
@@ -82,7 +82,7 @@ def test_cameras_of_learnt_scenes_come_out_of_noise_and_a_dense_model_betters_th
     def error(of: RayDiffuser) -> float:
         """Mean distance of endpoints."""
         made = torch.stack([predict_maps(of, photo, ndc, torch.Generator().manual_seed(5)) for photo in photos])
-        large = made if of.cells > 1 else upsampled(made)
+        large = made if of.cells > 1 else upsample(made)
         return float((map_points(large)[1] - map_points(true)[1]).norm(dim=-1).mean())
 
     sparse_error, at_first = error(model), error(dense)

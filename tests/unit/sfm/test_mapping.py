@@ -19,8 +19,7 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.capture.points import XYZ
 from f3rm_ext.sfm.capture_writer import SPARSE, undistort, write_capture
 from f3rm_ext.sfm.database import FeatureDatabase
-from f3rm_ext.sfm.gps import align_with_gps
-from f3rm_ext.sfm.mapping import folds, names_of, refine_predicted, solve
+from f3rm_ext.sfm.mapping import align_with_gps, distortion_folds, image_names, refine_predicted, solve
 from f3rm_ext.sfm.report import axes_of, write_report
 
 pycolmap = pytest.importorskip("pycolmap")
@@ -91,7 +90,7 @@ def test_poses_that_are_degrees_off_are_refined(made_up: MakeUp, tmp_path: Path)
     rounds: list[tuple[int, int]] = []
     model = refine_predicted(scene.database, viewmats, tmp_path / "work", lambda *counts: rounds.append(counts))
     found, true = scene.centres(model)
-    assert names_of(model) == viewmats.keys() and rounds == [(i, 4) for i in range(1, 5)]
+    assert image_names(model) == viewmats.keys() and rounds == [(i, 4) for i in range(1, 5)]
     assert np.abs(found - true).max() < 5e-3 * np.ptp(true)
     assert model.compute_mean_reprojection_error() < 1
 
@@ -101,7 +100,7 @@ def test_distortion_that_cannot_be_undone_is_found() -> None:
         return pycolmap.Camera(model="SIMPLE_RADIAL", width=400, height=300, params=[300.0, 200.0, 150.0, k1])
 
     # r + k1 r³ is largest at r = 1 / √(-3 k1), where it is 2/3 r; the corner is at r = 250 / 300.
-    assert [folds(camera(k1)) for k1 in (0.3, 0.0, -0.2, -0.22, -1.0)] == [False, False, False, True, True]
+    assert [distortion_folds(camera(k1)) for k1 in (0.3, 0.0, -0.2, -0.22, -1.0)] == [False, False, False, True, True]
 
 
 def test_without_distortion_a_camera_stays_straight(made_up: MakeUp, tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ def test_masks_are_undistorted_with_their_photos(made_up: MakeUp, tmp_path: Path
 def test_gps_gives_metres_where_photos_are_far_apart(made_up: MakeUp, spread: bool) -> None:
     scene = made_up(prior_position=True, prior_position_coordinate_system=pycolmap.PosePriorCoordinateSystem.WGS84)
     if spread:  # the made-up cameras are some metres apart; take each for ten
-        with scene.database.opened() as opened:
+        with scene.database.open() as opened:
             places = []
             for prior in opened.read_all_pose_priors():
                 centre = scene.truth.image(prior.corr_data_id.id).projection_center()

@@ -116,14 +116,14 @@ def test_alignment_is_never_a_mirror() -> None:
 
 def test_chamfer_is_of_squared_distances_in_both_directions() -> None:
     grid = np.stack(np.meshgrid(*[np.arange(4.0)] * 3), axis=-1).reshape(-1, 3)
-    assert metrics.chamfer_of_points(2 * grid + 1, grid) < 1e-20
+    assert metrics.chamfer_distance(2 * grid + 1, grid) < 1e-20
     true = np.array([[1.0, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0]])
     wrong = true.copy()
     wrong[0] = [1.2, 0, 0]
     moved = metrics.align(wrong, true)(wrong)
     distances = np.linalg.norm(moved[:, None] - true[None], axis=-1)
     wanted = (distances.min(1) ** 2).mean() + (distances.min(0) ** 2).mean()
-    assert metrics.chamfer_of_points(wrong, true) == pytest.approx(wanted)
+    assert metrics.chamfer_distance(wrong, true) == pytest.approx(wanted)
 
 
 def test_images_are_paired_by_the_key_that_pairs_most(cameras: CameraSet) -> None:

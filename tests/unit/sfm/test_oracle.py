@@ -64,7 +64,7 @@ def test_cameras_of_colmap_are_recovered_exactly(tmp_path: Path, center: Any, kn
     rotations, centers = (torch.from_numpy(part) for part in poses_of(model))
     sizes = torch.tensor([[1024.0, 768.0]]).repeat(len(centers), 1).double()
     focals, principals = (torch.tensor([part]).repeat(len(centers), 1).double() for part in ((900, 940), (400, 450)))
-    true = CameraSet(rotations, centers, focals, principals, sizes).from_first()
+    true = CameraSet(rotations, centers, focals, principals, sizes).relative_to_first()
     found = recover_cameras(colmaps_maps(model), sizes, (focals, principals) if known else "all", center)
     torch.testing.assert_close(found.rotations, true.rotations, atol=1e-7, rtol=0)
     torch.testing.assert_close(found.centers, true.centers, atol=1e-6, rtol=0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from f3rm_ext.sfm.database import FeatureDatabase
-from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, signatures_of, similar_pairs
-from f3rm_ext.sfm.reasons import explain
+from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, similar_pairs, vlad_signatures
+from f3rm_ext.sfm.quality import missing_pose_reasons
 
 
 def test_each_kind_of_failure_has_its_reason() -> None:
@@ -23,7 +23,7 @@ def test_each_kind_of_failure_has_its_reason() -> None:
         ("b", "thin"): 21,
         ("chain", "lonely2"): 40,
     }
-    reasons = explain(features, matches, [{"a", "b", "c"}, {"other1", "other2"}], blurred=["soft"])
+    reasons = missing_pose_reasons(features, matches, [{"a", "b", "c"}, {"other1", "other2"}], blurred=["soft"])
     assert reasons.keys() == features.keys() - {"a", "b", "c"}
     assert "texture" in reasons["grey"] and "blurred" in reasons["soft"] and "(30)" in reasons["soft"]
     assert "(other1, other2)" in reasons["other1"] == reasons["other2"]
@@ -33,7 +33,7 @@ def test_each_kind_of_failure_has_its_reason() -> None:
 
 
 def test_without_any_group_all_photos_have_reasons() -> None:
-    assert explain({"a": 5, "b": 500}, {}, []).keys() == {"a", "b"}
+    assert missing_pose_reasons({"a": 5, "b": 500}, {}, []).keys() == {"a", "b"}
 
 
 def test_pairs_are_complete_and_without_repeats() -> None:
@@ -53,7 +53,7 @@ def test_photos_of_the_same_things_have_similar_signatures() -> None:
         for _ in range(3):
             seen = place[rng.permutation(300)[: rng.integers(150, 250)]]
             photos.append(np.clip(seen + rng.normal(scale=20, size=seen.shape), 0, 255).astype(np.uint8))
-    signatures = signatures_of([*photos, np.zeros((0, 128), np.uint8)])
+    signatures = vlad_signatures([*photos, np.zeros((0, 128), np.uint8)])
     scores = signatures[:12] @ signatures[:12].T - 2 * np.eye(12)
     nearest = np.argsort(-scores, axis=1)[:, :2]
     assert (nearest // 3 == np.arange(12)[:, None] // 3).all()

@@ -50,7 +50,7 @@ def test_cameras_are_those_of_the_whole_photos(
     photos[0][:, 80:560] = 255  # the square in the middle of the first, 640 × 480
     focals = middle.focals_px[:, 0].tolist() if known else None
     found = predict_photos(oracle, photos, focals)
-    true = middle.from_first()
+    true = middle.relative_to_first()
     torch.testing.assert_close(found.rotations, true.rotations, atol=1e-3, rtol=0)
     torch.testing.assert_close(found.centers, true.centers, atol=1e-4, rtol=0)
     torch.testing.assert_close(found.focals_px, true.focals_px, atol=1.0, rtol=0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from f3rm_ext.sfm.quality import blur_of, blurred, duplicates, fingerprint_of
+from f3rm_ext.sfm.quality import find_blurred, find_duplicates, make_fingerprint, measure_blur
 
 
 @pytest.fixture(scope="module")
@@ -16,15 +16,15 @@ def scene() -> np.ndarray:
 
 
 def test_blur_grows_with_blur_whatever_the_picture_shows(scene: np.ndarray) -> None:
-    values = [blur_of(gaussian_filter(scene, sigma)) for sigma in (0, 1, 2, 4)]
+    values = [measure_blur(gaussian_filter(scene, sigma)) for sigma in (0, 1, 2, 4)]
     assert values == sorted(values) and values[-1] - values[0] > 0.2
-    assert blur_of(np.full((50, 50), 0.5)) >= 0.5
+    assert measure_blur(np.full((50, 50), 0.5)) >= 0.5
 
 
 def test_only_what_is_more_blurred_than_the_others_is_named(scene: np.ndarray) -> None:
     photos = {f"{i}": scene[i * 5 : 200 + i * 5, i * 8 : 300 + i * 8] for i in range(8)}
     photos["soft"] = gaussian_filter(photos["3"], 4)
-    assert blurred({name: blur_of(photo) for name, photo in photos.items()}) == ["soft"]
+    assert find_blurred({name: measure_blur(photo) for name, photo in photos.items()}) == ["soft"]
 
 
 def test_the_same_picture_is_named_with_its_first_and_a_moved_one_is_not(scene: np.ndarray) -> None:
@@ -36,5 +36,5 @@ def test_the_same_picture_is_named_with_its_first_and_a_moved_one_is_not(scene: 
         "again": np.clip(first + rng.normal(scale=0.01, size=first.shape), 0, 1),
         "third": first,
     }
-    found = duplicates({name: fingerprint_of(photo) for name, photo in photos.items()})
+    found = find_duplicates({name: make_fingerprint(photo) for name, photo in photos.items()})
     assert found == {"again": "first", "third": "first"}

@@ -25,7 +25,7 @@ def test_maps_hold_the_centre_and_what_every_cell_sees(cameras: CameraSet, depth
     maps = rays.render_maps(cameras, depth, scale=0.5)
     assert maps.shape == (5, 8, 16, 16)
     origins, endpoints = rays.map_points(maps)
-    first = cameras.from_first(0.5)
+    first = cameras.relative_to_first(0.5)
     torch.testing.assert_close(origins, first.centers[:, None, None].expand_as(origins))
     pixels, seen_depth = first.project(endpoints.flatten(1, 2))
     wanted = rays.cell_centers(cameras.sizes_px, 16, 16).flatten(1, 2)

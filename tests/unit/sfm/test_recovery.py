@@ -26,7 +26,7 @@ def test_recovery_is_exact_without_noise(
     intrinsics = (cameras.focals_px, cameras.principals_px) if known else "all"
     maps = render_maps(cameras, depth)
     found = recovery.recover_cameras(maps, cameras.sizes_px, intrinsics, center)
-    true = cameras.from_first()
+    true = cameras.relative_to_first()
     assert rotation_errors_deg(found.rotations, true.rotations).max() < 1e-5
     torch.testing.assert_close(found.centers, true.centers, atol=1e-6, rtol=0)
     torch.testing.assert_close(found.focals_px, true.focals_px, atol=1e-4, rtol=0)
@@ -36,7 +36,7 @@ def test_recovery_is_exact_without_noise(
 def test_noise_moves_cameras_a_little(cameras: CameraSet, depth: Tensor) -> None:
     maps = render_maps(cameras, depth)
     noisy = normalized(maps + 0.003 * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0)).double())
-    true = cameras.from_first()
+    true = cameras.relative_to_first()
     known = recovery.recover_cameras(noisy, cameras.sizes_px, (cameras.focals_px, cameras.principals_px))
     unknown = recovery.recover_cameras(noisy, cameras.sizes_px, "all")
     assert rotation_errors_deg(known.rotations, true.rotations).max() < 0.5
@@ -46,7 +46,7 @@ def test_noise_moves_cameras_a_little(cameras: CameraSet, depth: Tensor) -> None
 
 def test_focal_lengths_alone_are_exact_and_turn_cameras_less(cameras: CameraSet, depth: Tensor) -> None:
     middle = dataclasses.replace(cameras, principals_px=cameras.sizes_px / 2)
-    maps, true = render_maps(middle, depth), middle.from_first()
+    maps, true = render_maps(middle, depth), middle.relative_to_first()
     exact = recovery.recover_cameras(maps, cameras.sizes_px, "focal")
     torch.testing.assert_close(exact.focals_px, true.focals_px, atol=1e-4, rtol=0)
     assert rotation_errors_deg(exact.rotations, true.rotations).max() < 1e-5
@@ -98,7 +98,7 @@ def test_cameras_that_look_sideways_and_back_are_recovered(cameras: CameraSet, d
         turned.unflatten(1, (3, 3)), cameras.centers, cameras.focals_px, cameras.principals_px, cameras.sizes_px
     )
     found = recovery.recover_cameras(render_maps(around, depth), cameras.sizes_px, "all")
-    assert rotation_errors_deg(found.rotations, around.from_first().rotations).max() < 1e-5
+    assert rotation_errors_deg(found.rotations, around.relative_to_first().rotations).max() < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from f3rm_ext.sfm.database import FeatureDatabase
-from f3rm_ext.sfm.mapping import names_of, solve
-from f3rm_ext.sfm.second_pass import register_lost
+from f3rm_ext.sfm.mapping import image_names, solve
+from f3rm_ext.sfm.second_pass import register_missing
 
 pycolmap = pytest.importorskip("pycolmap")
 
@@ -49,11 +49,11 @@ def test_a_lost_photo_is_registered_and_one_of_another_place_is_not(
     truth, database = scene
     (model,) = solve(database, tmp_path / "work", "incremental", lambda *_: None)
     elsewhere, lost = sorted(image.name for image in truth.images.values())[-2:]
-    assert names_of(model).isdisjoint({elsewhere, lost}) and model.num_reg_images() == 6
+    assert image_names(model).isdisjoint({elsewhere, lost}) and model.num_reg_images() == 6
     counts: list[tuple[int, int]] = []
-    found = register_lost(model, database, [elsewhere, lost], lambda *count: counts.append(count))
+    found = register_missing(model, database, [elsewhere, lost], lambda *count: counts.append(count))
     assert found == [lost] and counts == [(0, 2), (1, 2), (2, 2)]
-    names = sorted(names_of(model))
+    names = sorted(image_names(model))
     assert lost in names and elsewhere not in names
     ours = np.array([model.find_image_with_name(name).projection_center() for name in names])
     true = np.array([truth.find_image_with_name(name).projection_center() for name in names])
@@ -66,5 +66,5 @@ def test_without_lost_photos_or_points_nothing_is_done(scene: tuple[Any, Feature
     _, database = scene
     (model,) = solve(database, tmp_path / "work", "incremental", lambda *_: None)
     points = model.num_points3D()
-    assert register_lost(model, database, [], lambda *_: None) == [] and model.num_points3D() == points
-    assert register_lost(pycolmap.Reconstruction(), database, list(database.ids()), lambda *_: None) == []
+    assert register_missing(model, database, [], lambda *_: None) == [] and model.num_points3D() == points
+    assert register_missing(pycolmap.Reconstruction(), database, list(database.ids()), lambda *_: None) == []

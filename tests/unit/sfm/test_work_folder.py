@@ -10,7 +10,7 @@ import pytest
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.sfm import work_folder
 from f3rm_ext.sfm.config import ProcessConfig
-from f3rm_ext.sfm.work_folder import NEXT, STATE, WorkFolder, stamp_of
+from f3rm_ext.sfm.work_folder import NEXT, STATE, WorkFolder, file_stamp
 
 KNOWN = {"size": [4, 3], "camera": "x", "turned": False, "blur": 0.1, "fingerprint": "00ff"}
 RESULT = {
@@ -23,10 +23,10 @@ OPTIONS = {"feature_size": 1000, "camera_model": "auto"}
 def begun(out: Path, source: Path) -> WorkFolder:
     """A folder with one photo and a database."""
     work = WorkFolder(out)
-    assert work.begin(OPTIONS, {"a": stamp_of(source)}) == ""
+    assert work.begin(OPTIONS, {"a": file_stamp(source)}) == ""
     (work.images / "a.jpg").write_bytes(b"copy")
     work.database.write_bytes(b"database")
-    work.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source), **KNOWN}})
+    work.save(photos={"a.jpg": {"source": str(source), "stamp": file_stamp(source), **KNOWN}})
     return work
 
 
@@ -41,7 +41,7 @@ def test_the_same_call_keeps_everything(tmp_path: Path, source: Path) -> None:
     begun(tmp_path / "out", source)
     again = WorkFolder(tmp_path / "out")
     assert (
-        again.begin(OPTIONS, {"a": stamp_of(source)}) == ""
+        again.begin(OPTIONS, {"a": file_stamp(source)}) == ""
         and again.database.exists()
         and list(again.photos) == ["a.jpg"]
     )
@@ -52,7 +52,9 @@ def test_a_new_photo_keeps_the_others(tmp_path: Path, source: Path) -> None:
     other = tmp_path / "b.jpg"
     other.write_bytes(b"new")
     again = WorkFolder(tmp_path / "out")
-    assert again.begin(OPTIONS, {"a": stamp_of(source), "b": stamp_of(other)}) == "" and list(again.photos) == ["a.jpg"]
+    assert again.begin(OPTIONS, {"a": file_stamp(source), "b": file_stamp(other)}) == "" and list(again.photos) == [
+        "a.jpg"
+    ]
 
 
 @pytest.mark.parametrize("change", ["options", "content", "removed"])
@@ -67,7 +69,7 @@ def test_what_does_not_fit_any_more_is_done_again_and_copies_stay(tmp_path: Path
     else:
         source = tmp_path / "other.jpg"
         source.write_bytes(b"")
-    stamps = {"b" if change == "removed" else "a": stamp_of(source)}
+    stamps = {"b" if change == "removed" else "a": file_stamp(source)}
     reason = again.begin(options, stamps)
     assert ("--feature-size" if change == "options" else str(tmp_path / "a.jpg")) in reason
     assert not again.database.exists() and not again.photos and (again.images / "a.jpg").read_bytes() == b"copy"
@@ -91,11 +93,11 @@ def test_a_capture_stays_until_another_is_whole(tmp_path: Path, source: Path) ->
     options = OPTIONS | {"feature_size": 500}
     for _ in range(2):  # the second call goes on where the first was stopped
         again = WorkFolder(out)
-        assert "--feature-size" in again.begin(options, {"a": stamp_of(source)})
+        assert "--feature-size" in again.begin(options, {"a": file_stamp(source)})
         assert all(path.read_bytes() == content for path, content in before.items())
         photos = again.photos
         again.images.joinpath("a.jpg").write_bytes(b"new copy")
-        again.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source), **KNOWN}})
+        again.save(photos={"a.jpg": {"source": str(source), "stamp": file_stamp(source), **KNOWN}})
     assert list(photos) == ["a.jpg"]
     for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db"):
         (again.out / name).write_bytes(b"new")
@@ -105,7 +107,7 @@ def test_a_capture_stays_until_another_is_whole(tmp_path: Path, source: Path) ->
     assert (out / "images" / "a.jpg").read_bytes() == b"new copy" and (out / "mine.txt").read_bytes() == b"mine"
     assert {(out / name).read_bytes() for name in ("transforms.json", "colmap/database.db")} == {b"new"}
     assert not (out / "colmap" / "database.db-wal").exists() and not (out / NEXT).exists()
-    assert WorkFolder(out).begin(options, {"a": stamp_of(source)}) == ""
+    assert WorkFolder(out).begin(options, {"a": file_stamp(source)}) == ""
 
 
 def test_a_kill_while_the_new_capture_takes_its_place(
@@ -114,10 +116,10 @@ def test_a_kill_while_the_new_capture_takes_its_place(
     out, options = tmp_path / "out", OPTIONS | {"feature_size": 500}
     finished(out, source)
     again = WorkFolder(out)
-    again.begin(options, {"a": stamp_of(source)})
+    again.begin(options, {"a": file_stamp(source)})
     for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db", "images/a.jpg"):
         (again.out / name).write_bytes(b"new")
-    again.save(photos={"a.jpg": {"source": str(source), "stamp": stamp_of(source), **KNOWN}}, result=RESULT)
+    again.save(photos={"a.jpg": {"source": str(source), "stamp": file_stamp(source), **KNOWN}}, result=RESULT)
     moves = iter(range(2))
 
     def replace(one: Path, two: Path) -> None:
@@ -128,7 +130,7 @@ def test_a_kill_while_the_new_capture_takes_its_place(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(work_folder.os, "replace", replace)
         again.publish()
-    assert WorkFolder(out).begin(options, {"a": stamp_of(source)}) == ""
+    assert WorkFolder(out).begin(options, {"a": file_stamp(source)}) == ""
     for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db", "images/a.jpg"):
         assert (out / name).read_bytes() == b"new", name
     assert not (out / NEXT).exists()
@@ -137,33 +139,33 @@ def test_a_kill_while_the_new_capture_takes_its_place(
 def test_the_old_options_again_forget_what_was_begun_with_others(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     finished(out, source)
-    WorkFolder(out).begin(OPTIONS | {"feature_size": 500}, {"a": stamp_of(source)})
+    WorkFolder(out).begin(OPTIONS | {"feature_size": 500}, {"a": file_stamp(source)})
     assert (out / NEXT).exists()
-    assert WorkFolder(out).begin(OPTIONS, {"a": stamp_of(source)}) == "" and not (out / NEXT).exists()
+    assert WorkFolder(out).begin(OPTIONS, {"a": file_stamp(source)}) == "" and not (out / NEXT).exists()
 
 
 def test_starting_over_keeps_the_capture_and_nothing_else(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     finished(out, source)
     again = WorkFolder(out)
-    assert again.begin(OPTIONS, {"a": stamp_of(source)}, start_over=True)
+    assert again.begin(OPTIONS, {"a": file_stamp(source)}, start_over=True)
     assert not again.photos and not again.database.exists()
     assert (out / "transforms.json").exists() and (out / "colmap" / "database.db").exists()
 
 
 def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(b"mine")
-    with pytest.raises(ConfigError, match="did not write"):
+    with pytest.raises(ConfigError, match=r"mine\.txt"):
         WorkFolder(tmp_path)
     (tmp_path / STATE).write_text('{"made_by": "something else"}')
-    with pytest.raises(ConfigError, match="is damaged or was not written"):
+    with pytest.raises(ConfigError, match=STATE):
         WorkFolder(tmp_path)
     assert (tmp_path / "mine.txt").read_bytes() == b"mine"
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path, source: Path) -> None:
     work = begun(tmp_path / "out", source)
-    with work.lock.hold(), pytest.raises(ConfigError, match="Another process works"):
+    with work.lock.hold(), pytest.raises(ConfigError, match="Another process"):
         WorkFolder(tmp_path / "out")
 
 
@@ -176,20 +178,20 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(work_folder, "write_atomic", full)
-    with pytest.raises(ConfigError, match=r"No space left on device.*free some space; the same command goes on"):
+    with pytest.raises(ConfigError, match=r"No space left on device.*free some space"):
         work.write(work.images / "a.jpg", b"data")
     assert not list(work.images.iterdir())
 
 
 def test_photos_and_capture_may_not_lie_in_each_other(tmp_path: Path) -> None:
     for images, out in ((tmp_path, tmp_path / "out"), (tmp_path, tmp_path), (tmp_path, tmp_path.parent)):
-        with pytest.raises(ConfigError, match="lie in each other"):
+        with pytest.raises(ConfigError, match="--output"):
             ProcessConfig(output=out, images=images).check()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({}, "neither"), ({"num_frames": 1}, "--num-frames is 1"), ({"masks": Path()}, "belongs to --images")],
+    [({}, "--images and --video"), ({"num_frames": 1}, "--num-frames is 1"), ({"masks": Path()}, "--masks")],
 )
 def test_impossible_options_are_one_sentence(tmp_path: Path, options: dict[str, object], words: str) -> None:
     (tmp_path / "v.mp4").write_bytes(b"")

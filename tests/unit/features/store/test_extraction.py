@@ -21,7 +21,7 @@ from f3rm_ext.features.store.images import ImageIndex, ImageSet, image_key
 from f3rm_ext.utils import atomic_files as atomic
 from f3rm_ext.utils.atomic_files import FolderLock
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = pytest.mark.usefixtures("no_fsync", "quick_collection")
 
 JOIN_S = 120
 

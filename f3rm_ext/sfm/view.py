@@ -1,4 +1,4 @@
-"""A look at cameras, points and matches in the browser, before anything is trained."""
+"""Viewer of cameras, points and matches in the browser, before training."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from f3rm_ext.sfm.report import axes_of
 HOST = "127.0.0.1"
 _THUMBNAIL_PX = 160
 _LEAST_SHARED, _MOST_LINES = 30, 300
-"""Points that two cameras have to share for a line between them, and how many lines are drawn at most."""
+"""Minimum number of shared points for a line between two cameras, and maximum number of lines."""
 
 
 def read_model(capture: Path) -> Any:
@@ -32,8 +32,8 @@ def read_model(capture: Path) -> Any:
         raise CaptureError(f"{folder} cannot be read ({reason_of(error)}): make the capture again.") from error
 
 
-def shared_points(model: Any) -> dict[tuple[int, int], int]:
-    """Returns for pairs of image numbers how many points both see."""
+def count_shared_points(model: Any) -> dict[tuple[int, int], int]:
+    """Returns the number of points that both images of a pair see, by their ids."""
     shared: dict[tuple[int, int], int] = {}
     for point in model.points3D.values():
         seen = sorted({element.image_id for element in point.track.elements})
@@ -44,7 +44,7 @@ def shared_points(model: Any) -> dict[tuple[int, int], int]:
 
 
 def serve(capture: Path, port: int) -> Any:
-    """Starts a viser server on this machine only, which shows the model of a capture.
+    """Starts a viser server that shows the model of a capture, for this machine only.
 
     Args:
         capture: folder written by ``f3rm-ext sfm process``.
@@ -55,13 +55,13 @@ def serve(capture: Path, port: int) -> Any:
 
     Raises:
         CaptureError: the capture has no model.
-        ConfigError: the port is not a number of a port.
+        ConfigError: the port is out of range.
     """
     import viser
     import viser.transforms
 
     if not 1 <= port <= 65535:
-        raise ConfigError(f"--port is {port}, but ports are numbers from 1 to 65535: leave it out for 7008.")
+        raise ConfigError(f"--port is {port}: give a number from 1 to 65535, or leave it out for 7008.")
     model = read_model(capture)
     right, forward, up = axes_of(model)
     turn = np.stack([right, forward, up])  # up becomes z
@@ -90,7 +90,7 @@ def serve(capture: Path, port: int) -> Any:
             wxyz=viser.transforms.SO3.from_matrix(rotation).wxyz,
             position=place(image.projection_center()[None])[0],
         )
-    shared = shared_points(model)
+    shared = count_shared_points(model)
     pairs = [pair for pair in sorted(shared, key=lambda pair: -shared[pair]) if shared[pair] >= _LEAST_SHARED]
     lines = server.gui.add_checkbox(f"Pairs of cameras that share {_LEAST_SHARED} points or more", False)
     handles = [
