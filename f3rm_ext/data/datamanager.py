@@ -19,7 +19,7 @@ from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.memory_options import scale_options, window_options
-from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
+from f3rm_ext.data.mixin import CyclingDataManager, Stream
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
@@ -132,7 +132,7 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
         return [*options, *scale_options(self)] if on_cpu else options
 
 
-class F3rmDataManager(FeaturedDataManager, CyclingDataManager, VanillaDataManager[InputDataset]):
+class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
     """Batches of rays with colours and features, and whole images for evaluation.
 
     Only the present window of images is in memory, and the next one while it is loaded in the background. On a GPU the

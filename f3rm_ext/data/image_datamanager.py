@@ -23,7 +23,7 @@ from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_reader import MaskedPixelsOption
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.memory_options import scale_options, window_options
-from f3rm_ext.data.mixin import CyclingDataManager, FeaturedDataManager, Stream
+from f3rm_ext.data.mixin import CyclingDataManager, Stream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.points import add_dense_points
@@ -140,7 +140,7 @@ class ImageEvalLoader(EvalLoader):
         return picture_batch(self.input_dataset.picture(image_idx), image_idx, self.device)
 
 
-class ImageDataManager(FeaturedDataManager, CyclingDataManager, DataManager):
+class ImageDataManager(CyclingDataManager, DataManager):
     """A pinhole camera and its whole image at every step, in training and evaluation.
 
     Only the present window of images is in memory, as bytes, and the next one while it is loaded in the background. On

@@ -10,9 +10,8 @@ from jaxtyping import Int64
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.data.coverage import Coverage
-from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.image_cycle import ImageCycle, ImageTurns
 from f3rm_ext.data.image_reader import MaskedPixels
-from f3rm_ext.data.image_turns import ImageTurns
 from f3rm_ext.data.picture_uploads import PictureUploads
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.pixel_sampler import ImagePixels, no_valid_pixel

@@ -1,4 +1,4 @@
-"""What both datamanagers share: the image cycle, coverage and resume; optional evaluation images; 2D features."""
+"""The base of both datamanagers: image cycle, coverage and resume; optional evaluation images; 2D features."""
 
 import math
 import random
@@ -60,7 +60,10 @@ class Stream(Protocol):
 
 
 class CyclingDataManager:
-    """Mixin for nerfstudio's datamanagers: training images come in windows that cycle through the data set."""
+    """Mixin for nerfstudio's datamanagers: training images come in windows that cycle through the data set.
+
+    If the config's ``features`` name extractors, both splits have 2D features.
+    """
 
     STATE_VERSION: ClassVar[int] = 1
 
@@ -70,10 +73,11 @@ class CyclingDataManager:
     test_mode: Literal["test", "val", "inference"]
     test_split: str
     train_dataparser_outputs: DataparserOutputs
-    train_dataset: Any
-    eval_dataset: Any
+    train_dataset: InputDataset
+    eval_dataset: InputDataset | None
     world_size: int
     rank: int
+    local_rank: int
     seed: int
     """The same for all processes."""
     eval_images_drawn: int
@@ -81,6 +85,8 @@ class CyclingDataManager:
     """How training treats masked pixels, see :meth:`note_masked_pixels`."""
     choices: dict[str, str]
     """Options whose value ``auto`` was decided by the data, and what they became. The trainer keeps them."""
+    _sources: list[FeatureSource] | None = None
+    _sources_failed: bool = False
 
     def take_place(self, local_rank: int) -> None:
         """Sets the rank of this process and the seed that all processes share.
@@ -286,39 +292,6 @@ class CyclingDataManager:
         except OSError as error:  # a full disk must not end training here
             CONSOLE.log(f"{path} could not be written: {error}", markup=False)
 
-
-def image_cycle(config: Any, split: Literal["train", "eval"], num_images: int, **place: int) -> ImageCycle:
-    """The image cycle of a split.
-
-    Args:
-        split: which of its windows.
-        place: see :class:`ImageCycle`: ``seed``, ``shards``, ``shard``.
-
-    Raises:
-        ConfigError: an option is out of range.
-    """
-    window, repeat = f"{split}_num_images_to_sample_from", f"{split}_num_times_to_repeat_images"
-    return ImageCycle(
-        num_images,
-        parse_count(getattr(config, window), flag(window), unit="images"),
-        parse_count(getattr(config, repeat), flag(repeat), unit="steps"),
-        **place,
-    )
-
-
-class FeaturedDataManager:
-    """Mixin for nerfstudio's datamanagers whose config has ``features``: the 2D features of both splits."""
-
-    config: Any
-    device: torch.device | str
-    test_mode: Literal["test", "val", "inference"]
-    train_dataset: Any
-    eval_dataset: Any
-    local_rank: int
-    world_size: int
-    _sources: list[FeatureSource] | None = None
-    _sources_failed: bool = False
-
     def train_feature_source(self) -> Any:
         """Feature maps of the training images; None without extractors, and outside of training."""
         if self.test_mode != "val" or not self.config.features.extractors:
@@ -364,3 +337,22 @@ class FeaturedDataManager:
                 local_size=comms.get_local_size(),
             )
         )
+
+
+def image_cycle(config: Any, split: Literal["train", "eval"], num_images: int, **place: int) -> ImageCycle:
+    """The image cycle of a split.
+
+    Args:
+        split: which of its windows.
+        place: see :class:`ImageCycle`: ``seed``, ``shards``, ``shard``.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+    window, repeat = f"{split}_num_images_to_sample_from", f"{split}_num_times_to_repeat_images"
+    return ImageCycle(
+        num_images,
+        parse_count(getattr(config, window), flag(window), unit="images"),
+        parse_count(getattr(config, repeat), flag(repeat), unit="steps"),
+        **place,
+    )

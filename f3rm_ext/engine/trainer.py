@@ -242,7 +242,7 @@ class F3rmTrainer(Profiled, ResumableTrainer):
       ``deal_out(state)`` takes from a checkpoint.
     - Datamanager: ``cycle_state()`` and ``load_cycle_state(state)``, made of nested dicts, lists, numbers, strings and
       tensors; ``choices``, the values that its options that were ``auto`` resolve to.
-    - Model and datamanager: ``memory_levers()``, the options that lower the memory of training.
+    - Model and datamanager: ``memory_options()``, the options that lower the memory of training.
 
     With several processes (ranks), rank 0 evaluates, saves and speaks. What differs between ranks, their random numbers
     and image cycles, is gathered for the checkpoint. All end together, whichever of them is interrupted or fails.

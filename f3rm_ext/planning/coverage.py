@@ -8,9 +8,8 @@ import numpy as np
 
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
-from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.image_cycle import ImageCycle, ImageTurns
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
-from f3rm_ext.data.image_turns import ImageTurns
 from f3rm_ext.data.mixin import image_cycle
 from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.engine.trainer import F3rmTrainerConfig

@@ -55,7 +55,7 @@ def test_a_folder_that_is_there_is_left_alone(
     run_command: Callable[..., Any], tiny_capture: Path, tmp_path: Path
 ) -> None:
     done = run_command("f3rm-ext", "sfm", "points", tiny_capture, "--out", tmp_path)
-    assert done.code == 2 and "exists already" in done.stderr and not list(tmp_path.iterdir())
+    assert done.code == 2 and "--out" in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_photos_that_show_nothing(run_command: Callable[..., Any], beside_photos: Path, tmp_path: Path) -> None:

@@ -2,19 +2,36 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
 from PIL import Image
 
+from f3rm_ext.data.config_checks import flag
+from f3rm_ext.data.datamanager import F3rmDataManagerConfig
+from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.data.mixin import CONSOLE, CyclingDataManager
+from f3rm_ext.data.placement import Placement
 from f3rm_ext.features.base import FeatureMap, PatchGrid
+from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 
 CaptureMaker = Callable[..., Path]
+DEFAULTS: dict[type, dict[str, Any]] = {
+    F3rmDataManagerConfig: {
+        "features": FeatureOptions(extractors=()),
+        "train_num_rays_per_batch": 48,
+        "eval_num_rays_per_batch": 20,
+    },
+    ImageDataManagerConfig: {"num_downscales": 0, "stereo_points": "never"},
+}
 
 
 def orbit_pose(i: int, count: int) -> list[list[float]]:
@@ -145,3 +162,52 @@ def fake_features(monkeypatch: pytest.MonkeyPatch) -> list[list[FakeSource]]:
 
     monkeypatch.setattr(module, "prepare_features", prepare)
     return calls
+
+
+@pytest.fixture
+def build_manager(make_capture: CaptureMaker) -> Iterator[Callable[..., Any]]:
+    """Builds datamanagers from a config class, as nerfstudio's pipeline does; closes them at the end."""
+    built, folders = [], []
+
+    def make(
+        kind: type, folder: Path | None = None, *, mode: str = "val", world: int = 1, rank: int = 0, **options: Any
+    ) -> Any:
+        if folder is None and not folders:
+            folders.append(make_capture())
+        config = kind(data=folder or folders[0], **{**DEFAULTS[kind], **options})
+        built.append(config.setup(device="cpu", test_mode=mode, world_size=world, local_rank=rank))
+        return built[-1]
+
+    yield make
+    for manager in built:
+        manager.close()
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lines that are logged."""
+    lines: list[str] = []
+    monkeypatch.setattr(CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
+    return lines
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the CPU for a GPU with one GiB of free memory."""
+
+    def placement(self: Any, option: str, *, off: str, **options: Any) -> Placement:
+        return Placement(torch.device("cpu"), off=f"{flag(option)} {off}", free=lambda device: 1 << 30, **options)
+
+    monkeypatch.setattr(CyclingDataManager, "make_placement", placement)
+
+
+@pytest.fixture
+def run_callbacks() -> Callable[[Any, Path, TrainingCallbackLocation, int], None]:
+    """Runs a datamanager's callbacks as the trainer does."""
+
+    def run(manager: Any, base_dir: Path, location: TrainingCallbackLocation, step: int) -> None:
+        trainer: Any = SimpleNamespace(base_dir=base_dir)
+        for callback in manager.get_training_callbacks(TrainingCallbackAttributes(None, None, None, trainer)):  # type: ignore
+            callback.run_callback_at_location(step, location)
+
+    return run

@@ -2,82 +2,25 @@
 
 import json
 import math
-import pickle
-import threading
-from pathlib import Path
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 import torch
-import yaml
 from nerfstudio.data.datamanagers.base_datamanager import VanillaDataManager
 from nerfstudio.data.dataparsers.blender_dataparser import BlenderDataParserConfig
 from nerfstudio.data.datasets.base_dataset import InputDataset
-from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
-from nerfstudio.utils import writer
 
-from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data import datamanager as module
-from f3rm_ext.data import ray_stream as stream_module
-from f3rm_ext.data.config_checks import flag
-from f3rm_ext.data.datamanager import F3rmDataManager, F3rmDataManagerConfig
-from f3rm_ext.data.mixin import CyclingDataManager
-from f3rm_ext.data.placement import Placement
-from f3rm_ext.errors import CaptureError, ConfigError, WeightsNotFoundError
+from f3rm_ext.data.datamanager import F3rmDataManagerConfig
+from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.features.options import FeatureOptions
-from f3rm_ext.memory.options import QualityImpact
 
 NO_FEATURES = FeatureOptions(extractors=())
 
 
 @pytest.fixture
-def build(make_capture):
-    """Datamanagers as nerfstudio's pipeline builds them; closed at the end."""
-    built = []
-    folders = {}
-
-    def make(folder: Path | None = None, *, mode: str = "val", world: int = 1, rank: int = 0, **options):
-        if folder is None:
-            folder = folders.setdefault("default", None) or make_capture()
-            folders["default"] = folder
-        options = {"features": NO_FEATURES, "train_num_rays_per_batch": 48, "eval_num_rays_per_batch": 20, **options}
-        config = F3rmDataManagerConfig(data=folder, **options)
-        built.append(config.setup(device="cpu", test_mode=mode, world_size=world, local_rank=rank))
-        return built[-1]
-
-    yield make
-    for manager in built:
-        manager.close()
-
-
-@pytest.fixture
-def log(monkeypatch) -> list[str]:
-    """Lines the datamanager logs."""
-    lines: list[str] = []
-    monkeypatch.setattr(module.CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
-    return lines
-
-
-def on_device(monkeypatch) -> None:
-    """Takes the CPU for a GPU with one GiB of free memory."""
-
-    def placement(self, option, *, wanted, off, what="Training images", log=True):
-        return Placement(
-            torch.device("cpu"),
-            wanted=wanted,
-            off=f"{flag(option)} {off}",
-            what=what,
-            log=log,
-            free=lambda device: 1 << 30,
-        )
-
-    monkeypatch.setattr(CyclingDataManager, "make_placement", placement)
-
-
-def run_callbacks(manager: F3rmDataManager, base_dir: Path, location: TrainingCallbackLocation, step: int) -> None:
-    attributes = TrainingCallbackAttributes(None, None, None, SimpleNamespace(base_dir=base_dir))
-    for callback in manager.get_training_callbacks(attributes):
-        callback.run_callback_at_location(step, location)
+def build(build_manager):
+    """Builds datamanagers of this kind."""
+    return partial(build_manager, F3rmDataManagerConfig)
 
 
 def test_batches(build):
@@ -103,18 +46,6 @@ def test_rays_hit_the_pixels_they_are_named_after(build):
         torch.testing.assert_close(rays.origins[i], expected.origins)
 
 
-def test_nothing_is_loaded_before_the_first_batch(build, monkeypatch):
-    loads = []
-    real = stream_module.load_window
-    monkeypatch.setattr(stream_module, "load_window", lambda *args: (loads.append(args[2]), real(*args))[1])
-    for mode in ("val", "test", "inference"):
-        build(mode=mode)
-    assert not loads
-    manager = build(train_num_images_to_sample_from=2, train_num_times_to_repeat_images=3)
-    manager.next_train(0)
-    assert loads and len(loads[0]) == 2
-
-
 def test_features_are_prepared_for_training_and_handed_to_the_model(build, fake_features):
     manager = build(features=FeatureOptions(), feature_ray_fraction=0.25)
     assert [len(source.dataset) for source in fake_features[0]] == [6, 2]
@@ -136,27 +67,12 @@ def test_without_extractors_there_are_no_features(build, fake_features):
     assert "feature_maps" not in manager.next_eval_image(0)[1]
 
 
-def test_eval_images(build, fake_features):
-    manager = build(features=FeatureOptions())
-    loader = manager.fixed_indices_eval_dataloader
-    assert len(loader) == 2
-    for _ in range(2):  # it can be gone through again
-        seen = []
-        for camera, batch in loader:
-            seen.append(batch["image_idx"])
-            assert camera.shape == (1,) and batch["camera"] is camera
-            assert batch["image"].shape == (12, 16, 3) and batch["image"].dtype == torch.float32
-            assert batch["feature_maps"]["where"].values[0, 0, 0] == batch["image_idx"]
-        assert seen == [0, 1]
-    assert {manager.next_eval_image(0)[1]["image_idx"] for _ in range(30)} == {0, 1}
-
-
 def test_evaluation_prepares_features_when_first_needed(build, fake_features):
     manager = build(mode="test", features=FeatureOptions())
     assert not fake_features and "feature_specs" not in manager.train_dataset.metadata
     assert "features" not in manager.next_train(0)[1], "exports need no features"
     batches = [batch for _, batch in manager.fixed_indices_eval_dataloader]
-    assert all("feature_maps" in batch for batch in batches)
+    assert [batch["feature_maps"]["where"].values[0, 0, 0] for batch in batches] == [0, 1]
     assert [[len(source.dataset) for source in call] for call in fake_features] == [[2]]
 
 
@@ -166,51 +82,12 @@ def test_evaluation_with_codes_takes_the_basis_of_the_training_images(build, fak
     assert [[len(source.dataset) for source in call] for call in fake_features] == [[6, 2]]
 
 
-def test_evaluation_without_weights_goes_on_without_features(build, fake_features, monkeypatch, log):
-    import f3rm_ext.features.source as source
-
-    def fail(*args, **options):
-        raise WeightsNotFoundError("no weights here")
-
-    monkeypatch.setattr(source, "prepare_features", fail)
-    manager = build(mode="test", features=FeatureOptions())
-    assert all("feature_maps" not in batch for _, batch in manager.fixed_indices_eval_dataloader)
-    assert len([line for line in log if "no weights here" in line]) == 1
-
-
-def test_training_without_weights_is_an_error(build, fake_features, monkeypatch):
-    import f3rm_ext.features.source as source
-
-    def fail(*args, **options):
-        raise WeightsNotFoundError("no weights here")
-
-    monkeypatch.setattr(source, "prepare_features", fail)
-    with pytest.raises(WeightsNotFoundError):
-        build(features=FeatureOptions())
-
-
 def test_inference_touches_neither_images_nor_features(build, make_capture, fake_features):
     folder = make_capture()
     for path in (folder / "images").iterdir():
         path.unlink()
     manager = build(folder, mode="inference", features=FeatureOptions())
     assert len(manager.train_dataset) == 6 and manager.eval_feature_source() is None and not fake_features
-
-
-@pytest.mark.parametrize("options", [{"val": ()}, {"val": None}])
-def test_training_without_evaluation_images(build, make_capture, options, log):
-    folder = make_capture(5, **options)
-    manager = build(folder, dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
-    assert manager.eval_dataset is None and len(manager.train_dataset) == 5
-    assert any("no val images" in line for line in log)
-    manager.next_train(0)
-    assert len(manager.fixed_indices_eval_dataloader) == 0 == len(list(manager.fixed_indices_eval_dataloader))
-    assert manager.get_eval_rays_per_batch() == 20
-    state = manager.cycle_state()
-    manager.load_cycle_state(state)
-    evaluating = build(folder, mode="test", dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
-    with pytest.raises(CaptureError, match="no evaluation images"):
-        list(evaluating.fixed_indices_eval_dataloader)
 
 
 def test_resume_goes_on_with_the_same_windows_and_pixels(build, fake_features, tmp_path):
@@ -238,17 +115,6 @@ def test_resume_goes_on_with_the_same_windows_and_pixels(build, fake_features, t
         assert torch.equal(again["features"]["where"], batch["features"]["where"])
     assert torch.equal(resumed.next_eval(1)[1]["indices"], expected[1][1]["indices"])
     assert [resumed.next_eval_image(0)[1]["image_idx"] for _ in range(12)] == images
-
-
-def test_state_of_other_images_starts_anew(build, make_capture, log):
-    state = build().cycle_state()
-    manager = build(make_capture(5, name="other", val=(4,)))
-    manager.load_cycle_state(state)
-    assert any("train images have changed" in line for line in log)
-    manager.next_train(0)
-    manager.load_cycle_state({})
-    manager.load_cycle_state({"version": 99})
-    assert any("another version" in line for line in log)
 
 
 @pytest.mark.parametrize(("rays", "world", "expected"), [(48, 4, [12] * 4), (10, 4, [3, 3, 2, 2]), (5, 5, [1] * 5)])
@@ -322,71 +188,6 @@ def test_too_few_rays_for_all_gpus(build):
         build(world=4, train_num_rays_per_batch=3)
 
 
-def test_a_window_larger_than_the_capture_is_all_images_and_says_so(build, capsys):
-    manager = build(
-        train_num_images_to_sample_from=7,
-        train_num_times_to_repeat_images=1,
-        eval_num_images_to_sample_from=32,
-        eval_num_times_to_repeat_images=512,
-    )
-    assert manager.next_eval(0)[0].shape == (20,)
-    for step in range(3):
-        manager.next_train(step)
-    assert manager.train_pixel_sampler.coverage.appearances.tolist() == [1] * 6
-    said = " ".join(capsys.readouterr().out.split())
-    assert "train-num-images-to-sample-from is 7, but there are 6 training images: all of them are used." in said
-    assert "eval-num-images-to-sample-from is 32, but there are" in said
-    assert "All 6 training images are kept in memory." in said
-
-
-@pytest.mark.parametrize("window", [6, -1])
-def test_a_window_that_fits_says_nothing_of_that(build, capsys, window):
-    build(train_num_images_to_sample_from=window)
-    assert "all of them are used" not in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train_num_rays_per_batch": 0}, "train-num-rays-per-batch is 0"),
-        ({"eval_num_rays_per_batch": -4}, "eval-num-rays-per-batch is -4"),
-        ({"train_num_images_to_sample_from": 0}, "train-num-images-to-sample-from is 0"),
-        ({"eval_num_images_to_sample_from": -2}, "eval-num-images-to-sample-from is -2"),
-        ({"train_num_times_to_repeat_images": 0}, "train-num-times-to-repeat-images is 0"),
-        ({"eval_num_times_to_repeat_images": 2.5}, r"eval-num-times-to-repeat-images is 2\.5"),
-        ({"feature_ray_fraction": 0.0}, "feature-ray-fraction is 0"),
-        ({"feature_ray_fraction": 1.1}, r"feature-ray-fraction is 1\.1"),
-        ({"patch_size": 2}, "patch_size is 2"),
-        ({"camera_res_scale_factor": 0.0}, "camera-res-scale-factor is 0"),
-        ({"steps_per_coverage": 0}, "steps-per-coverage is 0"),
-    ],
-)
-def test_options_that_cannot_work(options, message):
-    with pytest.raises(ConfigError, match=message):
-        F3rmDataManagerConfig(**options)
-
-
-def test_config_survives_yaml_and_pickle(make_capture):
-    config = F3rmDataManagerConfig(
-        data=make_capture(),
-        features=FeatureOptions(extractors=("dino", "clip:model=ViT-B-16"), cache_dir=Path("cache"), codes=64),
-        train_num_images_to_sample_from=math.inf,
-        train_num_times_to_repeat_images=512,
-        ray_batch_scope="per-device",
-        dataparser=CaptureDataParserConfig(drop_missing_frames=True),
-    )
-    again = yaml.load(yaml.dump(config), Loader=yaml.Loader)
-    assert again == config and again._target is F3rmDataManager
-    unpickled = pickle.loads(pickle.dumps(again))
-    assert unpickled.dataparser == config.dataparser and unpickled._target is F3rmDataManager
-
-
-def test_relative_paths(build, make_capture, monkeypatch):
-    folder = make_capture()
-    monkeypatch.chdir(folder.parent)
-    build(Path(folder.name)).next_train(0)
-
-
 def test_command_line(make_capture):
     import tyro
 
@@ -423,26 +224,10 @@ def test_class_attributes_are_left_alone(build):
     assert InputDataset.exclude_batch_keys_from_device == before
 
 
-def test_no_parameters_no_buffers_in_the_checkpoint(build):
-    manager = build()
-    manager.next_train(0)
-    manager.next_eval(0)
-    assert not list(manager.parameters()) and not manager.state_dict() and manager.get_param_groups() == {}
-
-
 def test_exporters_may_set_the_batch_size(build):
     manager = build(mode="test")
     manager.train_pixel_sampler.num_rays_per_batch = 77
     assert manager.next_train(0)[0].shape == (77,) and manager.get_train_rays_per_batch() == 77
-
-
-def test_setup_may_be_switched_off(build, monkeypatch):
-    """nerfstudio's dataset renderer replaces both setup methods."""
-    monkeypatch.setattr(F3rmDataManager, "setup_train", lambda self: None)
-    monkeypatch.setattr(F3rmDataManager, "setup_eval", lambda self: None)
-    manager = build(features=FeatureOptions())
-    assert len(manager.eval_dataset) == 2 and manager.get_train_rays_per_batch() == 48
-    assert manager.cycle_state()["version"] == 1
 
 
 def test_different_sizes_alpha_and_masks_together(build, make_capture, fake_features):
@@ -467,46 +252,6 @@ def test_scaled_images(build):
     _, batch = manager.next_train(0)
     assert batch["indices"][:, 1].max() < 6 and batch["indices"][:, 2].max() < 8
     assert manager.fixed_indices_eval_dataloader.get_camera(0)[1]["image"].shape == (6, 8, 3)
-
-
-def test_coverage_reaches_the_logs_and_the_run_folder(build, tmp_path, monkeypatch, log):
-    monkeypatch.setattr(writer, "EVENT_STORAGE", [])
-    manager = build(train_num_images_to_sample_from=2, train_num_times_to_repeat_images=2, steps_per_coverage=4)
-    for step in range(7):
-        manager.next_train(step)
-        run_callbacks(manager, tmp_path, TrainingCallbackLocation.AFTER_TRAIN_ITERATION, step)
-    events = [event for event in writer.EVENT_STORAGE if event["name"] == "Coverage"]
-    assert [event["step"] for event in events] == [0, 4]
-    assert events[-1]["event"]["appearances_max"] == 1 and events[-1]["event"]["rays"] == 5 * 48
-    assert json.loads((tmp_path / "coverage.json").read_text())["step"] == 4
-    run_callbacks(manager, tmp_path, TrainingCallbackLocation.AFTER_TRAIN, 6)
-    record = json.loads((tmp_path / "coverage.json").read_text())
-    assert record["step"] == 6 and record["images_seen"] == 6 and record["appearances_min"] == 1
-    assert record["effective_epochs"] == pytest.approx(7 * 48 / (6 * 12 * 16))
-    assert sum(image["rays"] for image in record["per_image"]) == 7 * 48
-    assert any("6 of 6 images seen" in line for line in log)
-
-
-def test_training_survives_a_run_folder_that_cannot_be_written(build, tmp_path, monkeypatch, log):
-    from f3rm_ext.data import coverage
-
-    def full(*args, **options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(coverage, "write_atomic", full)
-    manager = build()
-    manager.next_train(0)
-    run_callbacks(manager, tmp_path, TrainingCallbackLocation.AFTER_TRAIN_ITERATION, 0)
-    assert any("could not be written" in line and "No space left" in line for line in log)
-
-
-def test_the_end_of_training_stops_the_thread(build, tmp_path):
-    threads = set(threading.enumerate())
-    manager = build(train_num_images_to_sample_from=2, train_num_times_to_repeat_images=2)
-    manager.next_train(0)
-    run_callbacks(manager, tmp_path, TrainingCallbackLocation.AFTER_TRAIN, 0)
-    assert set(threading.enumerate()) <= threads
-    manager.next_train(1)  # and it could go on
 
 
 def test_other_dataparsers_are_checked_too(build, make_capture):
@@ -561,23 +306,6 @@ def test_what_lowers_memory_on_the_cpu(build, options, expected):
     ]
 
 
-def test_images_on_the_gpu_leave_it_first(build, monkeypatch, log):
-    """The first thing to do where memory runs out: it costs nothing but speed."""
-    on_device(monkeypatch)
-    manager = build()
-    assert manager.memory_options()[0].loss > QualityImpact.NONE, "nothing was decided yet"
-    manager.next_train(0)
-    first = sorted(manager.memory_options(), key=lambda option: option.quality_impact)[0]
-    assert first == (QualityImpact.NONE, "pipeline.datamanager.images-on-gpu", "True", "False")
-    assert [line for line in log if "GPU" in line] == [
-        "Training images: 0 MiB on the GPU, within 25% of its 1.0 GiB of free memory."
-    ]
-    manager = build(images_on_gpu=False)
-    manager.next_train(0)
-    assert manager.memory_options()[0].loss > QualityImpact.NONE
-    assert "in main memory (--pipeline.datamanager.images-on-gpu False)" in log[-1]
-
-
 def test_on_the_cpu_there_is_nothing_to_decide(build, log):
     manager = build()
     manager.next_train(0)
@@ -622,15 +350,6 @@ def test_masked_pixels_may_be_trained_as_background(build, make_capture, fake_fe
     assert all("mask" in batch for _, batch in manager.fixed_indices_eval_dataloader)
 
 
-@pytest.mark.parametrize("mode", ["val", "test", "inference"])
-def test_masked_pixels_of_an_object_are_background_by_default(build, make_capture, object_masks, mode):
-    manager = build(make_capture(8, masks=object_masks), mode=mode)
-    assert manager.masked_pixels == manager.train_dataset.metadata["masked_pixels"] == "background"
-    assert manager.choices == ({"masked_pixels": "background"} if mode == "val" else {})
-    given = build(make_capture(8, masks=object_masks, name="other"), masked_pixels="ignore")
-    assert given.masked_pixels == "ignore" and not given.choices
-
-
 def test_masks_that_are_gone_are_no_error_in_inference(build, make_capture, object_masks):
     folder = make_capture(8, masks=object_masks)
     for file in (folder / "masks").iterdir():
@@ -638,41 +357,7 @@ def test_masks_that_are_gone_are_no_error_in_inference(build, make_capture, obje
     assert build(folder, mode="inference").masked_pixels == "ignore"
 
 
-def test_masked_pixels_are_ignored_by_default(build, make_capture):
-    manager = build(make_capture(8, masks=keep_right))
-    _, batch = manager.next_train(0)
-    assert int(batch["indices"][:, 2].min()) >= 4 and batch["image"].shape[1] == 3 and "kept" not in batch
-    assert manager.train_dataset.metadata["masked_pixels"] == "ignore"
-
-
 def test_features_are_those_of_the_photo(build, make_capture):
     """2D features are made of what the camera saw, however masked pixels are trained."""
     manager = build(make_capture(8, masks=keep_right), masked_pixels="background")
     assert manager.train_dataset.get_numpy_image(0).shape == (12, 16, 3)
-
-
-@pytest.mark.parametrize("mode", ["val", "test", "inference"])
-def test_background_needs_masks_in_training(build, mode):
-    if mode == "val":
-        with pytest.raises(ConfigError, match=r"masked-pixels is background, but the capture has no masks"):
-            build(masked_pixels="background", mode=mode)
-    else:
-        manager = build(masked_pixels="background", mode=mode)
-        assert manager.train_dataset.metadata["masked_pixels"] == "background"
-
-
-def test_images_of_which_nothing_is_kept_are_not_measured(build, make_capture, monkeypatch):
-    manager = build(make_capture(8, masks=keep_right), mode="test")
-    lines: list[str] = []
-    monkeypatch.setattr("f3rm_ext.data.eval_dataloaders.CONSOLE.log", lines.append)
-    assert [batch["image_idx"] for _, batch in manager.fixed_indices_eval_dataloader] == [1]
-    assert lines == ["1 of 2 evaluation images are not measured: their masks leave nothing of them."]
-
-
-def test_masks_that_leave_nothing_to_measure(build, make_capture):
-    def masks(i, height, width):
-        return torch.full((height, width), i < 6).numpy()
-
-    manager = build(make_capture(8, masks=masks), mode="test")
-    with pytest.raises(CaptureError, match="leave nothing of any evaluation image"):
-        list(manager.fixed_indices_eval_dataloader)

@@ -1,65 +1,32 @@
 """The datamanager of whole images over real captures on the disk, as nerfstudio's pipeline and commands use it."""
 
 import json
-import math
 import os
-import pickle
-import threading
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import tyro
-import yaml
 from nerfstudio.data.datamanagers.base_datamanager import DataManager
 from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatamanagerConfig
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.data.dataparsers.blender_dataparser import BlenderDataParserConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
-from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
-from nerfstudio.utils import writer
 from PIL import Image
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data import image_stream
-from f3rm_ext.data.config_checks import flag
-from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig, LiftedFeatureOptions
-from f3rm_ext.data.mixin import CONSOLE, CyclingDataManager
-from f3rm_ext.data.placement import Placement
+from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.data.stereo.points import DensePoints, ply_of
-from f3rm_ext.errors import CaptureError, ConfigError
-from f3rm_ext.memory.options import QualityImpact
 
 DATA = Path(os.environ.get("F3RM_EXT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
 
 @pytest.fixture
-def build(make_capture):
-    """Datamanagers as nerfstudio's pipeline builds them, at full resolution; closed at the end."""
-    built = []
-    folders = {}
-
-    def make(folder: Path | None = None, *, mode: str = "val", world: int = 1, rank: int = 0, **options):
-        if folder is None:
-            folder = folders.setdefault("default", None) or make_capture()
-            folders["default"] = folder
-        config = ImageDataManagerConfig(data=folder, **{"num_downscales": 0, "stereo_points": "never", **options})
-        built.append(config.setup(device="cpu", test_mode=mode, world_size=world, local_rank=rank))
-        return built[-1]
-
-    yield make
-    for manager in built:
-        manager.close()
-
-
-@pytest.fixture
-def log(monkeypatch) -> list[str]:
-    """Lines that are logged."""
-    lines: list[str] = []
-    monkeypatch.setattr(CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
-    return lines
+def build(build_manager):
+    """Builds datamanagers of this kind."""
+    return partial(build_manager, ImageDataManagerConfig)
 
 
 @pytest.fixture
@@ -78,12 +45,6 @@ def blender(tmp_path) -> Path:
         meta = {"camera_angle_x": 0.7, "frames": frames}
         (tmp_path / f"transforms_{split}.json").write_text(json.dumps(meta))
     return tmp_path
-
-
-def run_callbacks(manager, base_dir: Path, location: TrainingCallbackLocation, step: int) -> None:
-    attributes = TrainingCallbackAttributes(None, None, None, SimpleNamespace(base_dir=base_dir))
-    for callback in manager.get_training_callbacks(attributes):
-        callback.run_callback_at_location(step, location)
 
 
 def test_training_batches(build):
@@ -118,22 +79,6 @@ def test_the_scale_factor_applies_to_everything(build):
     assert manager.train_dataset[0]["image"].shape == (4, 5, 3)
 
 
-def test_eval_images(build):
-    manager = build()
-    loader = manager.fixed_indices_eval_dataloader
-    assert len(loader) == 2
-    for _ in range(2):  # it can be gone through again
-        seen = []
-        for camera, batch in loader:
-            seen.append(batch["image_idx"])
-            assert camera.shape == (1,) and batch["camera"] is camera
-            assert batch["image"].shape == (12, 16, 3) and batch["image"].dtype == torch.float32
-        assert seen == [0, 1]
-    assert {manager.next_eval_image(0)[1]["image_idx"] for _ in range(30)} == {0, 1}
-    assert manager.next_eval(0)[0].shape == (1,)
-    assert manager.eval_dataloader.get_camera(image_idx=1)[0].shape == (1,)
-
-
 def test_eval_images_are_kept_by_no_one(build, monkeypatch):
     reads = []
     real = type(build().eval_dataset).picture
@@ -147,22 +92,6 @@ def test_eval_images_are_kept_by_no_one(build, monkeypatch):
     next(loader)
     manager.fixed_indices_eval_dataloader.get_camera(0)
     assert reads == [0, 1, 0]
-
-
-@pytest.mark.parametrize("options", [{"val": ()}, {"val": None}])
-def test_training_without_evaluation_images(build, make_capture, options, log):
-    folder = make_capture(5, **options)
-    manager = build(folder, dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
-    assert manager.eval_dataset is None and len(manager.train_dataset) == 5
-    assert any("no val images" in line for line in log)
-    manager.next_train(0)
-    assert list(manager.fixed_indices_eval_dataloader) == [] and manager.get_eval_rays_per_batch() == 0
-    manager.load_cycle_state(manager.cycle_state())
-    with pytest.raises(CaptureError, match="no evaluation images"):
-        manager.next_eval_image(0)
-    evaluating = build(folder, mode="test", dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
-    with pytest.raises(CaptureError, match="no evaluation images"):
-        list(evaluating.fixed_indices_eval_dataloader)
 
 
 def test_inference_touches_no_image(build, make_capture):
@@ -241,16 +170,6 @@ def test_resume_goes_on_with_the_same_images(build, tmp_path, options):
     assert [resumed.next_eval_image(0)[1]["image_idx"] for _ in range(12)] == images
 
 
-def test_state_of_other_images_starts_anew(build, make_capture, log):
-    state = build().cycle_state()
-    manager = build(make_capture(5, name="other", val=(4,)))
-    manager.load_cycle_state(state)
-    assert any("train images have changed" in line for line in log)
-    manager.next_train(0)
-    manager.load_cycle_state({"version": 99})
-    assert any("another version" in line for line in log)
-
-
 def test_processes_use_different_images(build):
     managers = []
     for rank in range(2):
@@ -278,85 +197,6 @@ def test_processes_with_all_images_share_their_turns(build, world):
         assert max(counts) - min(counts) <= 1, "each image is used once before any is used again"
     state = managers[0].cycle_state()
     assert state["train"]["turn"] == managers[1].cycle_state()["train"]["turn"]
-
-
-def test_coverage_reaches_the_logs_and_the_run_folder_and_the_thread_ends(build, tmp_path, monkeypatch, log):
-    monkeypatch.setattr(writer, "EVENT_STORAGE", [])
-    threads = set(threading.enumerate())
-    manager = build(train_num_images_to_sample_from=2, train_num_times_to_repeat_images=2, steps_per_coverage=4)
-    for step in range(6):
-        manager.next_train(step)
-        run_callbacks(manager, tmp_path, TrainingCallbackLocation.AFTER_TRAIN_ITERATION, step)
-    events = [event for event in writer.EVENT_STORAGE if event["name"] == "Coverage"]
-    assert [event["step"] for event in events] == [0, 4] and events[-1]["event"]["rays"] == 5 * 192
-    run_callbacks(manager, tmp_path, TrainingCallbackLocation.AFTER_TRAIN, 5)
-    record = json.loads((tmp_path / "coverage.json").read_text())
-    assert record["step"] == 5 and record["images_seen"] == 6 and record["effective_epochs"] == 1
-    assert [image["rays"] for image in record["per_image"]] == [192] * 6
-    assert any("6 of 6 images seen" in line for line in log)
-    assert set(threading.enumerate()) <= threads
-    manager.next_train(6)  # and it could go on
-
-
-def test_nothing_is_loaded_before_the_first_step(build, monkeypatch):
-    loads = []
-    real = image_stream.load_pictures
-    monkeypatch.setattr(image_stream, "load_pictures", lambda *args: (loads.append(args[1]), real(*args))[1])
-    for mode in ("val", "test", "inference"):
-        build(mode=mode)
-    assert not loads
-    build(train_num_images_to_sample_from=2).next_train(0)
-    assert [len(images) for images in loads] == [2]
-
-
-def test_no_parameters_no_buffers_in_the_checkpoint(build):
-    manager = build()
-    manager.next_train(0)
-    manager.next_eval_image(0)
-    assert not list(manager.parameters()) and not manager.state_dict() and manager.get_param_groups() == {}
-    assert manager.to("cpu") is manager and manager.get_datapath().is_dir()
-
-
-def test_setup_may_be_switched_off(build, monkeypatch):
-    """nerfstudio's dataset renderer replaces both setup methods."""
-    monkeypatch.setattr(ImageDataManager, "setup_train", lambda self: None)
-    monkeypatch.setattr(ImageDataManager, "setup_eval", lambda self: None)
-    manager = build(mode="test")
-    assert len(manager.eval_dataset) == 2 and manager.get_train_rays_per_batch() == 192
-    assert manager.cycle_state()["version"] == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_downscales": -1}, "num-downscales is -1"),
-        ({"num_downscales": 9}, "num-downscales is 9"),
-        ({"resolution_schedule": 0}, "resolution-schedule is 0"),
-        ({"camera_res_scale_factor": 0.0}, "camera-res-scale-factor is 0"),
-        ({"camera_res_scale_factor": 1.5}, r"camera-res-scale-factor is 1\.5"),
-        ({"train_num_images_to_sample_from": 0}, "train-num-images-to-sample-from is 0"),
-        ({"train_num_times_to_repeat_images": 2.5}, r"train-num-times-to-repeat-images is 2\.5"),
-        ({"steps_per_coverage": 0}, "steps-per-coverage is 0"),
-    ],
-)
-def test_options_that_cannot_work(options, message):
-    with pytest.raises(ConfigError, match=message):
-        ImageDataManagerConfig(**options)
-
-
-def test_a_window_larger_than_the_capture_is_all_images_and_says_so(build, capsys):
-    manager = build(train_num_images_to_sample_from=7, train_num_times_to_repeat_images=1)
-    seen = [int(manager.next_train(step)[0].metadata["cam_idx"]) for step in range(6)]
-    assert sorted(seen) == list(range(6))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "train-num-images-to-sample-from is 7, but there are 6 training images: all of them are used." in said
-
-
-def test_config_survives_yaml_and_pickle(make_capture):
-    config = ImageDataManagerConfig(data=make_capture(), train_num_images_to_sample_from=math.inf, num_downscales=1)
-    again = yaml.load(yaml.dump(config), Loader=yaml.Loader)
-    assert again == config and again._target is ImageDataManager
-    assert pickle.loads(pickle.dumps(again)).dataparser == config.dataparser
 
 
 def test_command_line(capsys):
@@ -403,25 +243,6 @@ def test_what_lowers_memory_depends_on_where_images_are(build, device, expected)
     assert (found[-1].now, found[-1].lower) == (0.5, 0.25)
 
 
-@pytest.mark.parametrize("where", ["gpu", "cpu"])
-def test_images_on_the_gpu_leave_it_first(build, monkeypatch, log, where):
-    def placement(self, option, *, wanted, off):
-        off = f"{flag(option)} {off}"
-        return Placement(torch.device("cpu"), wanted=wanted, off=off, free=lambda device: 1 << 30)
-
-    monkeypatch.setattr(CyclingDataManager, "make_placement", placement)
-    manager = build(cache_images=where)
-    manager.next_train(0)
-    first = sorted(manager.memory_options(), key=lambda option: option.quality_impact)[0]
-    assert (first == (QualityImpact.NONE, "pipeline.datamanager.cache-images", "gpu", "cpu")) is (where == "gpu")
-    lines = {
-        "gpu": "Training images: 0 MiB on the GPU, within 25% of its 1.0 GiB of free memory.",
-        "cpu": "Training images: 0 MiB in main memory (--pipeline.datamanager.cache-images cpu), copied to the GPU "
-        "batch by batch.",
-    }
-    assert [line for line in log if "GPU" in line] == [lines[where]]
-
-
 def test_masked_pixels_may_be_trained_as_background(build, make_capture):
     def masks(i, height, width):
         return np.arange(width)[None, :].repeat(height, 0) >= 5
@@ -438,24 +259,6 @@ def test_masked_pixels_may_be_trained_as_background(build, make_capture):
     # Features, the viewer and evaluation see what the camera saw.
     assert manager.train_dataset.get_numpy_image(4).shape == (12, 16, 3)
     assert all("mask" in batch and "kept" not in batch for _, batch in manager.fixed_indices_eval_dataloader)
-
-
-def test_masked_pixels_of_an_object_are_background_by_default(build, make_capture, object_masks):
-    _, batch = build(make_capture(8, masks=object_masks)).next_train(0)
-    assert "mask" not in batch and 0 < float(batch["kept"].float().mean()) < 1
-
-
-def test_masked_pixels_are_ignored_by_default(build, make_capture):
-    def masks(i, height, width):
-        return np.arange(width)[None, :].repeat(height, 0) >= 5
-
-    _, batch = build(make_capture(8, masks=masks)).next_train(0)
-    assert "mask" in batch and "alpha" not in batch and "kept" not in batch
-
-
-def test_background_needs_masks(build):
-    with pytest.raises(ConfigError, match=r"masked-pixels is background, but the capture has no masks"):
-        build(masked_pixels="background")
 
 
 # --- where splats begin ----------------------------------------------------------------------------------------------
