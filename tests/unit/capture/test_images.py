@@ -28,7 +28,7 @@ def test_files_cut_short(path: Path):
     data = path.read_bytes()
     for part in (0.97, 0.5, 0.1, 0.0):
         path.write_bytes(data[: int(part * len(data))])
-        with pytest.raises(CaptureError, match=rf"{path.name} is damaged or not an image"):
+        with pytest.raises(CaptureError, match=path.name):
             image_size(path)
 
 

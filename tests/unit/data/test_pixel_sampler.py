@@ -67,6 +67,13 @@ def test_masked_pixels_are_never_drawn_and_all_others_are():
     assert len(torch.unique(drawn.indices, dim=0)) == 14
 
 
+def test_a_single_pixel_is_drawn_again_and_again():
+    keep = torch.tensor([[False, True]])
+    for pixels in (ImagePixels(image(5, 1, 1)), ImagePixels(image(5, 1, 2), keep)):
+        packed = PackedPixels.pack([5], [pixels])
+        assert packed.num_pixels == 1 and len(torch.unique(draw(packed, 50).indices, dim=0)) == 1
+
+
 def test_masks_that_leave_nothing_are_an_error():
     nothing = torch.zeros(2, 2, dtype=torch.bool)
     with pytest.raises(CaptureError, match="leave no pixel"):

@@ -33,6 +33,11 @@ def cameras(count: int = 3, *, distortion: list[float] | None = None, **changes)
     return Cameras(**values)
 
 
+def test_one_camera_has_a_table_too():
+    table = TableRayGenerator(cameras(1))
+    assert table.table.shape == (15 * 22, 2)
+
+
 @pytest.mark.parametrize("distortion", [None, [0.0] * 6, DISTORTION])
 def test_same_rays_as_nerfstudio(distortion: list[float] | None):
     cams = cameras(distortion=distortion)

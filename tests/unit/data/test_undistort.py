@@ -227,5 +227,5 @@ def test_sizes_are_rounded_and_never_zero():
 
 def test_panoramas_are_refused():
     cameras = camera_of(FRAME, kind=CameraType.EQUIRECTANGULAR)
-    with pytest.raises(CaptureError, match=r"a\.jpg is of a camera of type EQUIRECTANGULAR"):
+    with pytest.raises(CaptureError, match=r"a\.jpg .*EQUIRECTANGULAR"):
         DistortedCamera.of(cameras, 0, "a.jpg")

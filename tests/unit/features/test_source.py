@@ -182,13 +182,13 @@ def test_codes_of_evaluation_images_use_the_training_basis(
 
 
 def test_more_codes_than_dimensions_is_an_error(toy: ModuleType, tmp_path: Path, train: list[Path]) -> None:
-    with pytest.raises(ConfigError, match="12 PCA codes are no fewer than the 12 dimensions of toy"):
+    with pytest.raises(ConfigError, match=r"12 PCA codes.*12 dimensions of toy"):
         prepare(toy, tmp_path, train, codes=12)
     assert extracted(tmp_path) == 0
 
 
 def test_no_images_is_an_error(toy: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no training images"):
+    with pytest.raises(ConfigError, match="training images"):
         prepare(toy, tmp_path, [])
 
 
@@ -219,7 +219,7 @@ def test_folder_of_another_model_is_refused(toy: ModuleType, tmp_path: Path, tra
     prepare(toy, tmp_path, train[:1], extractors=("two",))
     one, two = sorted((tmp_path / "cache" / "features").glob("toy-*"), key=lambda p: len(list(p.rglob("*.npy"))))
     (one / "manifest.json").write_bytes((two / "manifest.json").read_bytes())
-    with pytest.raises(FeatureStoreError, match="belongs to another model"):
+    with pytest.raises(FeatureStoreError, match="another model"):
         prepare(toy, tmp_path, train, extractors=("two",))
 
 
@@ -229,7 +229,7 @@ def test_truncated_shard_is_an_error_that_names_it_and_repair_mends_it(
     prepare(toy, tmp_path, train)
     path = shards(tmp_path)[2]
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(FeatureStoreError, match=f"{path.name} is truncated.*features extract"):
+    with pytest.raises(FeatureStoreError, match=f"{path.name}.*features extract"):
         prepare(toy, tmp_path, train)
     prepare(toy, tmp_path, train, repair=True)
     assert extracted(tmp_path) == 6

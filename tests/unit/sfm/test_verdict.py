@@ -73,7 +73,7 @@ def turn(model: Any, angle_deg: float, numbers: list[int]) -> None:
 def test_true_poses_are_not_doubted(made_up: Callable[..., Any]) -> None:
     evidence = collect_evidence(*made_up())
     assert evidence.pairs == 45 and evidence.pairs_fit == evidence.matches_fit == 1
-    assert evidence.points_per_photo == 200 and evidence.turn_fit < 0.5
+    assert evidence.points_per_photo == 200 and 0 < evidence.turn_fit < 0.5
     assert find_doubt(evidence) == ""
 
 

@@ -235,14 +235,14 @@ class TestWeights:
         extractor = ClipExtractor(ClipConfig(model="ViT-unit", pretrained=str(path)), device=CPU)
         assert extractor.dim == DIM
         assert extractor.identity.weights
-        with pytest.raises(ExtractorError, match="does not hold weights of ViT-unit"):
+        with pytest.raises(ExtractorError, match="ViT-unit"):
             extractor.extract([noise(64, 64)])
 
     def test_weights_of_another_model(self, tmp_path: Path) -> None:
         path = tmp_path / "other.pt"
         torch.save({"visual.proj": torch.zeros(3, 3)}, path)
         extractor = ClipExtractor(ClipConfig(model="ViT-unit", pretrained=str(path)), device=CPU)
-        with pytest.raises(ExtractorError, match="check model= and pretrained=") as caught:
+        with pytest.raises(ExtractorError, match="model= and pretrained=") as caught:
             extractor.encode_text(["chair"])
         assert "\n" not in str(caught.value)
 

@@ -99,6 +99,12 @@ def test_colors_tell_flat_patches_apart(daisy: DaisyExtractor) -> None:
     assert similarity(daisy, red, white) < 0.2
 
 
+def test_colors_are_means_over_steps_not_pixels(daisy: DaisyExtractor) -> None:
+    flat = np.full((64, 64, 3), 50, np.float32)
+    checks = flat + 20 * (np.indices((64, 64)).sum(axis=0) % 2 * 2 - 1)[..., None].astype(np.float32)
+    np.testing.assert_allclose(daisy._color(checks), daisy._color(flat), atol=5e-3)
+
+
 def test_texture_tells_patches_of_one_color_apart(daisy: DaisyExtractor) -> None:
     fine = stripes(160, 160, 12, vertical=True)
     moved = np.roll(fine, 12, axis=1)

@@ -70,15 +70,15 @@ def test_texts_are_names_of_classes(capture: Path) -> None:
 
 
 def test_photos_without_labels_are_refused(capture: Path) -> None:
-    with pytest.raises(ExtractorError, match=r"b\.png has no label image: mend transforms\.json"):
+    with pytest.raises(ExtractorError, match=r"b\.png.*transforms\.json"):
         build(capture).extract_files([PHOTO], [capture / "b.png"])
-    with pytest.raises(ExtractorError, match="an image without a file has none"):
+    with pytest.raises(ExtractorError, match="without a file"):
         build(capture).extract([PHOTO])
 
 
 def test_labels_without_a_name_are_refused(capture: Path) -> None:
     Image.fromarray(LABELS + 1).save(capture / "labels.png")
-    with pytest.raises(ExtractorError, match=r"a\.png has a label 3 without a name"):
+    with pytest.raises(ExtractorError, match=r"a\.png .*label 3"):
         build(capture).extract_files([PHOTO], [capture / "a.png"])
 
 
@@ -91,7 +91,7 @@ def test_label_files_that_are_no_label_images(capture: Path) -> None:
 def test_captures_without_labels_are_refused(capture: Path, tmp_path: Path) -> None:
     (capture / "transforms.json").write_text(json.dumps({"frames": [{"file_path": "a.png"}]}))
     for data in (capture, tmp_path / "nowhere"):
-        with pytest.raises(ExtractorError, match=r"no label images in .*`label_file_path` for each frame"):
+        with pytest.raises(ExtractorError, match="label_file_path"):
             build(data)
 
 

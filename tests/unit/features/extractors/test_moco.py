@@ -53,8 +53,8 @@ def test_identity_changes_with_weights_and_stage(weights: Path, tmp_path: Path) 
 
 
 def test_other_weights_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExtractorError, match="needs the weights of your own training"):
+    with pytest.raises(ExtractorError, match="weights"):
         build_extractor("moco", device=CPU)
     save_file({"layer1.0.weight": torch.zeros(3)}, tmp_path / "other.safetensors")
-    with pytest.raises(ExtractorError, match="not the backbone of a ResNet-18 or -50"):
+    with pytest.raises(ExtractorError, match="ResNet-18"):
         build_extractor(f"moco:weights={tmp_path / 'other.safetensors'}", device=CPU)

@@ -28,7 +28,7 @@ def test_sides_are_whole_patches_near_the_wanted_size(image, short_side, patch, 
 
 
 def test_tiny_images_are_refused() -> None:
-    with pytest.raises(ExtractorError, match="31x400 px is too small"):
+    with pytest.raises(ExtractorError, match="31x400"):
         preprocess.whole_patches(31, 400, 224, 14)
 
 

@@ -121,7 +121,7 @@ def test_broken_package_is_reported_only_where_it_is_asked_for(register) -> None
     assert build_extractor("tiny", device=CPU).dim == 2
     assert build_extractor("dense-daisy", device=CPU).dim > 0
     for name in ("absent", "nothing", "number"):
-        with pytest.raises(ExtractorError, match=f"Extractor {name} of .*: mend or uninstall"):
+        with pytest.raises(ExtractorError, match=name):
             build_extractor(name, device=CPU)
         with pytest.raises(ExtractorError, match=name):
             found[name].weights_status()
@@ -129,14 +129,14 @@ def test_broken_package_is_reported_only_where_it_is_asked_for(register) -> None
 
 def test_missing_package_of_an_extractor_is_named(register) -> None:
     register(("needy", "provided_extractors:NeedsMissing"))
-    with pytest.raises(ExtractorError, match=r"needy needs a package .*segmenter.*install"):
+    with pytest.raises(ExtractorError, match=r"needy .*segmenter.*install"):
         build_extractor("needy", device=CPU)
 
 
 def test_name_registered_twice_is_refused_when_used(register) -> None:
     register(("tiny", "provided_extractors:Tiny"), ("tiny", "provided_extractors:NeedsMissing"))
     assert available_extractors()["tiny"].broken
-    with pytest.raises(ExtractorError, match="uninstall all but one"):
+    with pytest.raises(ExtractorError, match="uninstall"):
         build_extractor("tiny", device=CPU)
 
 
@@ -156,11 +156,11 @@ def test_unknown_name_lists_known_ones_and_the_closest(register) -> None:
     with pytest.raises(ExtractorError) as caught:
         build_extractor("dinov3:weights=x", device=CPU)
     assert "'dinov3'" in str(caught.value)
-    assert "did you mean dinov2?" in str(caught.value)
+    assert "dinov2?" in str(caught.value)
     for name in [*BUILT_IN, "tiny"]:
         assert name in str(caught.value)
 
 
 def test_unknown_option_lists_known_ones(register) -> None:
-    with pytest.raises(ExtractorError, match=r"dense-daisy has no option 'steps'.*short_side_px, step_px, radius_px"):
+    with pytest.raises(ExtractorError, match=r"dense-daisy .*'steps'.*short_side_px, step_px, radius_px"):
         build_extractor("dense-daisy:steps=3", device=CPU)

@@ -183,7 +183,7 @@ class TestMisfits:
     def test_a_key_without_its_query_is_missed(self, vit: VisionTransformer) -> None:
         state = split_attention(vit)
         del state["blocks.0.attn.key.weight"]
-        with pytest.raises(ExtractorError, match=r"lack blocks\.0\.attn\.qkv\.weight"):
+        with pytest.raises(ExtractorError, match=r"blocks\.0\.attn\.qkv\.weight"):
             VisionTransformer.from_state_dict(state)
 
     @pytest.mark.parametrize(
