@@ -18,7 +18,7 @@ from f3rm_ext.utils.pictures import UNREADABLE
 MODEL_KEY = "colmap_path"
 """Key of the transforms that names the folder of the model they were made of."""
 APPLIED = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, -1.0, 0.0, 0.0]])
-"""From COLMAP's world, whose y axis often points down, to one with z up, as nerfstudio turns it."""
+"""Transform from COLMAP's world, whose y axis often points down, to one with z up, the same as nerfstudio's."""
 UNCHANGED = np.eye(4)[:3]
 Transform = Float64[np.ndarray, "3 4"]
 _MODELS = ("sparse/0", "colmap/sparse/0", "sparse")

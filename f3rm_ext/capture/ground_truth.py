@@ -39,9 +39,9 @@ class LabelledObject:
     """A labelled object."""
 
     label: int
-    """Its value in label images."""
+    """Value of the object in label images."""
     name: str
-    """Its name."""
+    """Name of the object."""
 
 
 @dataclass(frozen=True)

@@ -39,37 +39,38 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     _target: type = field(default_factory=lambda: F3rmDataManager)
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=CaptureDataParserConfig)
-    """How the capture on disk is read."""
+    """Dataparser of the capture."""
     camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
-    """Ratio of image sides, in training and evaluation, to those of the files, (0, 1]: 0.5 halves each side."""
+    """Scale of the images in training and evaluation, above 0 to 1; 0.5 halves each side."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
     """The 2D features to distil."""
     feature_ray_fraction: float = 0.5
-    """Fraction of each batch's rays with feature targets, (0, 1]. All rays train colour."""
+    """Share of each batch's rays with feature targets, above 0 to 1. All rays train colour."""
     masked_pixels: MaskedPixelsOption = "auto"
-    """How training treats masked pixels. auto: background if the masks cut an object out of its surroundings, as its
-    silhouettes in all photos tell; otherwise, and where that cannot be known, ignore. ignore: they do not count, so fog
-    may grow there. background: they are empty, so that an object comes out clean; the background is random, or
-    --pipeline.model.background-color if that is black or white. Evaluation never counts masked pixels."""
+    """Treatment of masked pixels in training. ignore leaves them out, so fog may grow there. background trains them as
+    empty, so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is
+    black or white. auto is background if the masks are silhouettes of one object in all photos, and ignore otherwise.
+    Evaluation never counts masked pixels."""
     train_num_rays_per_batch: int = 4096
-    """Rays per training step, 1 or more. With several GPUs see ray-batch-scope."""
+    """Rays per training step, at least 1. ray-batch-scope tells what this means with several GPUs."""
     train_num_images_to_sample_from: int | float = -1
-    """Training images in memory at a time, 1 or more; -1 or inf: all."""
+    """Number of training images in memory at a time, at least 1; -1 or inf keeps all."""
     train_num_times_to_repeat_images: int | float = -1
-    """Steps that use a set of training images before the next set is loaded, 1 or more; -1 or inf: for ever."""
+    """Steps with a set of training images before the next set is loaded, at least 1; -1 or inf never loads another."""
     eval_num_rays_per_batch: int = 4096
-    """Rays per evaluation step during training, 1 or more."""
+    """Rays per evaluation step during training, at least 1."""
     eval_num_images_to_sample_from: int | float = -1
-    """Evaluation images in memory at a time, 1 or more; -1 or inf: all."""
+    """Number of evaluation images in memory at a time, at least 1; -1 or inf keeps all."""
     eval_num_times_to_repeat_images: int | float = -1
-    """Evaluation steps that use a set of images before the next set is loaded, 1 or more; -1 or inf: for ever."""
+    """Evaluation steps with a set of images before the next is loaded, at least 1; -1 or inf never loads another."""
     images_on_gpu: bool = True
-    """Keep the training images and their features on the GPU, if they fit into a quarter of its free memory. Otherwise
-    they are in main memory, and batches are copied ahead. Training is the same."""
+    """Keep the training images and their features on the GPU if they fit into a quarter of its free memory. Otherwise
+    they stay in main memory, and batches are copied ahead. Both train alike."""
     ray_batch_scope: Literal["global", "per-device"] = "global"
-    """global: the GPUs share the rays of a batch. per-device: every GPU takes that many rays, as nerfstudio has it."""
+    """Meaning of the rays per step with several GPUs: global divides them among the GPUs, per-device gives each GPU
+    that many, as nerfstudio does."""
     steps_per_coverage: int = 500
-    """Steps between two records of the coverage (TensorBoard and coverage.json), 1 or more."""
+    """Steps between two records of the coverage (TensorBoard and coverage.json), at least 1."""
 
     # Options of nerfstudio's datamanager that have no meaning here.
     masks_on_gpu: tyro.conf.Suppress[bool] = False

@@ -42,7 +42,7 @@ SMALL_SHARE = 0.6
 
 @dataclass
 class LiftedFeatureOptions(FeatureOptions):
-    """Which 2D features are lifted onto the splats, and where features are stored."""
+    """Options of the 2D features that are lifted onto the splats."""
 
     extractors: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--pipeline.model.features"])] = ()
     """Extractors whose features are lifted onto the splats when training ends, each as NAME or
@@ -56,35 +56,36 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     _target: type = field(default_factory=lambda: ImageDataManager)
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=lambda: CaptureDataParserConfig(load_3D_points=True))
-    """How the capture is read. Splats start at its 3D points."""
+    """Dataparser of the capture, whose 3D points are the initial points of splats."""
     camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
-    """Ratio of image sides, in training and evaluation, to those of the files, (0, 1]: 0.5 halves each side."""
+    """Scale of the images in training and evaluation, above 0 to 1; 0.5 halves each side."""
     features: LiftedFeatureOptions = field(default_factory=LiftedFeatureOptions)
     """The 2D features to lift onto the splats when training ends."""
     masked_pixels: MaskedPixelsOption = "auto"
-    """How training treats masked pixels. auto: background if the masks cut an object out of its surroundings, as its
-    silhouettes in all photos tell; otherwise, and where that cannot be known, ignore. ignore: they do not count, so fog
-    may grow there. background: they are empty, so that an object comes out clean; the background is random, or
-    --pipeline.model.background-color if that is black or white. Evaluation never counts masked pixels."""
+    """Treatment of masked pixels in training. ignore leaves them out, so fog may grow there. background trains them as
+    empty, so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is
+    black or white. auto is background if the masks are silhouettes of one object in all photos, and ignore otherwise.
+    Evaluation never counts masked pixels."""
     stereo_points: Annotated[DenseMode, tyro.conf.arg(aliases=["--dense-points"])] = "auto"
-    """Points that stereo between the photos finds, at which splats begin. auto: where the capture has fewer than 20 000
-    points, as many as it lacks. always: 20 000 besides the capture's own. They are found once per capture and kept in
-    the cache."""
+    """Initial points of splats from stereo between the photos. auto fills a capture with fewer than 20 000 points up to
+    that number; always adds 20 000 to the capture's own; never adds none. They are computed once per capture and kept
+    in the cache."""
     num_downscales: int = 2
-    """Training starts with images whose sides are halved this many times, 0 to 8; 0: full size from the start. Splats
-    that begin at random places start with 64 pixels or less, except with 0. Evaluation always uses the full size."""
+    """Number of times that image sides are halved at the start of training, 0 to 8; 0 trains at full size from the
+    start. Splats with random initial points start with sides of at most 64 px, except with 0. Evaluation always uses
+    the full size."""
     resolution_schedule: int = 3000
-    """Training steps after which the image sides are doubled, until they are full, 1 or more."""
+    """Training steps after which image sides are doubled, up to full size, at least 1."""
     train_num_images_to_sample_from: int | float = -1
-    """Training images in memory at a time, 1 or more; -1 or inf: all."""
+    """Number of training images in memory at a time, at least 1; -1 or inf keeps all."""
     train_num_times_to_repeat_images: int | float = -1
-    """Steps (of one image each) that use a set of training images before the next set is loaded, 1 or more; -1 or inf:
-    for ever."""
+    """Steps (of one image each) with a set of training images before the next set is loaded, at least 1; -1 or inf
+    never loads another set."""
     cache_images: Literal["cpu", "gpu"] = "gpu"
-    """Where training images are kept. gpu: on the GPU, if they fit into a quarter of its free memory, otherwise as cpu.
-    cpu: in main memory; the next image is copied ahead. Training is the same."""
+    """Memory that holds the training images. gpu keeps them on the GPU if they fit into a quarter of its free memory.
+    cpu keeps them in main memory and copies the next image ahead. Both train alike."""
     steps_per_coverage: int = 500
-    """Steps between two records of the coverage (TensorBoard and coverage.json), 1 or more."""
+    """Steps between two records of the coverage (TensorBoard and coverage.json), at least 1."""
 
     # Options of nerfstudio's datamanagers that have no effect here: images are kept as bytes, and evaluation reads one
     # image at a time. The commands of nerfstudio set some of them.
@@ -153,7 +154,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
     eval_dataset: PinholeDataset | None
     train_stream: ImageStream | None = None
     small_start: tuple[int, int] = (0, 1)
-    """How often image sides are halved at the first step, and the steps after which they double."""
+    """Number of halvings of image sides at the first step, and steps after which the sides double."""
     fixed_indices_eval_dataloader: ImageEvalLoader
     eval_dataloader: ImageEvalLoader
     """The same loader; nerfstudio's renderer takes its first camera from it."""

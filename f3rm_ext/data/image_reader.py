@@ -12,7 +12,7 @@ from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.errors import CaptureError, UserError, reason_of
 
 MaskedPixels = Literal["ignore", "background"]
-"""How training treats masked pixels: it ignores them, or learns that they are empty."""
+"""Treatment of masked pixels in training: they are ignored, or trained as empty."""
 MaskedPixelsOption = Literal["auto", "ignore", "background"]
 """The same, or auto: as the masks suggest."""
 

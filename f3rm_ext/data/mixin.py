@@ -82,7 +82,7 @@ class CyclingDataManager:
     """The same for all processes."""
     eval_images_drawn: int
     masked_pixels: MaskedPixels
-    """How training treats masked pixels, see :meth:`note_masked_pixels`."""
+    """Treatment of masked pixels in training, see :meth:`note_masked_pixels`."""
     choices: dict[str, str]
     """Options whose value ``auto`` was decided by the data, and what they became. The trainer keeps them."""
     _sources: list[FeatureSource] | None = None

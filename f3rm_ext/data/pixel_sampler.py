@@ -78,7 +78,7 @@ class PackedPixels:
     image_of: Int[Tensor, "cams"]
     """``images`` as a tensor."""
     starts: Int[Tensor, "cams"]
-    """Where each image begins in ``pixels``."""
+    """Index in ``pixels`` of the first pixel of each image."""
     widths: Int[Tensor, "cams"]
     """Width of each image, px."""
     valid: Int[Tensor, "valid"] | None

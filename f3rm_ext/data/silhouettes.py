@@ -23,7 +23,7 @@ MAX_RATIO, RATIO_PER_DISAGREEMENT = 0.5, 4.0
 """Masks are silhouettes up to this ratio of the disagreement on rays of kept pixels to that on rays of masked ones; up
 to less where the latter is small and so says less. See docs/datamanager.md for masks of many kinds."""
 MIN_DISAGREEMENT = 0.02
-"""Where other photos disagree less on the rays of masked pixels, there is too little to tell from."""
+"""Disagreement of other photos on the rays of masked pixels below which masks are not judged."""
 _VIEWS, _RAYS, _DEPTHS, _SIDE_PX = 24, 64, 96, 64
 _NEAR, _FAR = 0.1, 30.0
 """Distances along rays, in units of the cameras' median distance from their middle."""

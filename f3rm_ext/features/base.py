@@ -77,7 +77,7 @@ class ExtractorIdentity:
     weights: str
     """Hash of the weights file (first 16 hex digits of SHA-256), or ``none`` for an extractor without weights."""
     resolution: str
-    """How the image is resized, e.g. ``short-side 448``."""
+    """Rule by which the image is resized, such as ``short-side 448``."""
     preprocessing: str
     """Normalisation, and which layer or facet is used. Its wording must change when the code's behaviour does."""
 
@@ -94,9 +94,9 @@ class FeatureMap:
     values: Float16[np.ndarray, "rows cols feat"]
     """Features (or PCA codes), memory-mapped; not normalised."""
     grid: PatchGrid
-    """Where the patches lie in the image."""
+    """Positions of the patches in the image."""
     residual_norm: Float16[np.ndarray, "rows cols"] | None = None
-    """For PCA codes: norm of what the codes leave out of each patch's feature."""
+    """Norm of the part of each patch's feature that PCA codes leave out; None for full features."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ MIN_CODES, MAX_CODES = 8, 512
 
 @dataclass
 class FeatureOptions:
-    """Which 2D features to distil and where to keep them."""
+    """Options of the 2D features to distil."""
 
     extractors: tuple[str, ...] = ("clip",)
     """Extractors whose features are distilled together, each written as NAME or NAME:key=value,key=value.
@@ -20,8 +20,8 @@ class FeatureOptions:
     """Folder of the feature store, which serves all captures.
     By default it is $F3RM_EXT_CACHE or, if that is not set, ~/.cache/f3rm_ext."""
     codes: int = 0
-    """Number K of PCA codes to distil instead of the full features, 8 to 512 and fewer than their dimensions.
-    64 to 128 suits CLIP; 0 distils the full features."""
+    """Number of PCA codes to distil instead of the full features, 8 to 512 and fewer than their dimensions. 64 to 128
+    codes suit CLIP; 0 distils the full features."""
 
     def __post_init__(self) -> None:
         if self.codes and not MIN_CODES <= self.codes <= MAX_CODES:

@@ -66,7 +66,7 @@ class PackedMaps:
     values: Float16[Tensor, "patches feat"]
     """All patches, image after image, each row by row."""
     residual_norm: Float16[Tensor, "patches"] | None
-    """For PCA codes: norm of what they leave out."""
+    """Norm of the features' part that PCA codes leave out."""
     offset: Int64[Tensor, "cams"]
     """First patch of each image."""
     shape: Int64[Tensor, "cams 2"]

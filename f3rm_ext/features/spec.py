@@ -35,6 +35,6 @@ class FeatureSpec:
     display: DisplayBasis
     """Projection to RGB in the distilled space."""
     code_basis: Float[Tensor, "code feat"] | None = None
-    """For PCA codes: orthonormal rows; full feature ≈ code @ code_basis."""
+    """Orthonormal rows of PCA codes; full feature ≈ code @ code_basis."""
     code_energy: float = 1.0
-    """For PCA codes: share of the features' mean squared norm that the codes keep, (0, 1]."""
+    """Share of the features' mean squared norm that PCA codes keep, above 0 to 1."""

@@ -22,7 +22,7 @@ from f3rm_ext.utils.console import image_progress
 
 _POLL_S = 0.2
 _LATE_S = 60.0
-"""How long rank 0, when it is done, waits for a process that has not begun its share, before it does that, too."""
+"""Seconds that rank 0, after its own share, waits for a process that has not begun, before it takes over that share."""
 
 
 @dataclass

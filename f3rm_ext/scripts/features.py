@@ -39,15 +39,16 @@ class Extract:
     data: Path
     """Capture: a folder with transforms.json or COLMAP's sparse/0, or that JSON file itself."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
-    """What to extract and where to store it; the same options as ns-train's --pipeline.datamanager.features."""
+    """Options of extraction, the same as ns-train's --pipeline.datamanager.features."""
     camera_res_scale_factor: float = 1.0
-    """Factor by which images are scaled first, (0, 1]. ns-train must get the same factor."""
+    """Factor by which images are scaled first, above 0 to 1. Give ns-train the same factor."""
     downscale_factor: int | None = None
-    """Use the copies in images_2, images_4 and so on; 1 means the original images. By default as in ns-train."""
+    """Factor N of the copies in images_N to use, such as 2 or 4; 1 uses the original images. By default the same as in
+    ns-train."""
     drop_missing_frames: bool = False
     """Leave out frames whose image file is missing."""
     device: str = "auto"
-    """Where extractors run: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
+    """Device of the extractors: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
 
     def __post_init__(self) -> None:
         if not 0 < self.camera_res_scale_factor <= 1:

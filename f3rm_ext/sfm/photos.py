@@ -34,7 +34,7 @@ class Photo:
     data: bytes
     """The file: the original's bytes where they can be used as they are."""
     suffix: str
-    """Of the file: .jpg or .png."""
+    """Suffix of the file: .jpg or .png."""
     width: int
     """Pixels, upright."""
     height: int

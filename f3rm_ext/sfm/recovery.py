@@ -15,9 +15,9 @@ from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.rays import cell_centers, map_points
 
 Center = Literal["mean", "intersection"]
-"""How a camera's centre is found: the mean of its rays' origins, or the point nearest to all of its rays."""
+"""Definition of a camera's centre: the mean of its rays' origins, or the point nearest to all of its rays."""
 Unknown = Literal["focal", "all"]
-"""Which intrinsics are found: focal lengths, with the principal point in the middle of the image, or that point, too.
+"""Intrinsics to recover: focal lengths, with the principal point in the middle of the image, or that point, too.
 Noise of the rays turns the camera several times as much if the principal point is free."""
 _HYPOTHESES = 96
 _RAYS_PER_HYPOTHESIS = 4

@@ -19,7 +19,7 @@ from f3rm_ext.utils import threads
 MOST_RATIO = 0.9
 """A match may be this much nearer than the second best; between photos COLMAP takes 0.8."""
 LEAST_INLIERS = 30
-"""As COLMAP demands of a photo that it registers."""
+"""Minimum number of inliers of a pose, the same as COLMAP's."""
 _POSE_ERROR_PX, _LAST_ERROR_PX, _LEAST_ANGLE_DEG = 12.0, 4.0, 1.5
 _LEAST_INLIER_SHARE, _MOST_TRIALS = 0.02, 100_000
 _SAME_DESCRIPTOR = 0.8

@@ -30,7 +30,7 @@ _FOCALS, _TURN_ERROR = np.geomspace(0.5, 2, 13), 0.005
 _EPIPOLAR_PX = 4.0
 """Largest distance of a match from its epipolar lines; COLMAP verifies pairs with the same."""
 _LEAST_MATCHES = 15
-"""As COLMAP demands of a pair."""
+"""Minimum number of matches of a pair, the same as COLMAP's."""
 
 
 @dataclass(frozen=True)

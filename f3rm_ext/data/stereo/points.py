@@ -23,7 +23,7 @@ from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.ply import write_ply
 
 VERSION = 1
-"""Of the method; points that an earlier one found are not used."""
+"""Version of the method; points of other versions are not used."""
 SIDE_PX = 320
 """Longer side of the photos that are compared."""
 MOST_VIEWS = 200
@@ -35,7 +35,7 @@ MEMBERS = 20
 BACKDROP_SHARE = 0.3
 """Share of the points that lie behind the surfaces, at most; that of the pixels without depth if it is less."""
 BACKDROP_QUANTILE = 0.9
-"""They lie behind this quantile of the depths of a view."""
+"""Quantile of the depths of a view behind which these points lie."""
 COUNT = 20_000
 """Points at most, spread evenly over what the photos show. A capture with fewer of its own is filled up to as many by
 default."""

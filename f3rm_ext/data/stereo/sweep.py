@@ -77,9 +77,9 @@ class Homographies(NamedTuple):
     pixel centres at whole numbers."""
 
     still: Float32[np.ndarray, "photos 3 3"]
-    """Of the plane at infinity."""
+    """Homography of the plane at infinity."""
     moving: Float32[np.ndarray, "photos 3 3"]
-    """What is added per nearness."""
+    """Term to add per nearness."""
 
 
 Fit = tuple[Float32[np.ndarray, "h w"], Float32[np.ndarray, "h w"]]

@@ -49,7 +49,7 @@ class DinoConfig:
     """Distance between patch centres in pixels of the resized image, 1 to the patch size. Below the patch size the
     patches overlap and the map is finer. None means the patch size."""
     facet: Facet = "key"
-    """Which features: token (output of the block), or key, query or value of its attention."""
+    """Features to extract: token (output of the block), or key, query or value of its attention."""
     layers: tuple[int, ...] = (-1,)
     """Blocks whose features are averaged, written as 6+7+8+9; negative numbers count from the last block."""
 
@@ -72,7 +72,7 @@ class Dinov2Config:
     """Distance between patch centres in pixels of the resized image, 1 to the patch size. None means the patch
     size."""
     facet: Facet = "token"
-    """Which features: token (output of the block), or key, query or value of its attention."""
+    """Features to extract: token (output of the block), or key, query or value of its attention."""
     layers: tuple[int, ...] = (-1,)
     """Blocks whose features are averaged, written as 6+7+8+9; negative numbers count from the last block."""
 

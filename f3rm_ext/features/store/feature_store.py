@@ -64,7 +64,7 @@ class Damage:
     path: Path
     """The shard's file."""
     reason: str
-    """What is wrong with it, as a clause."""
+    """Reason, as a clause."""
 
 
 class FeatureStore:

@@ -26,7 +26,7 @@ class ShardEntry:
     blake2b: str
     """Hash of the shard's file, 32 hex digits."""
     grid: PatchGrid
-    """Where the patches lie in the image."""
+    """Positions of the patches in the image."""
     height_px: int
     """Height of the image."""
     width_px: int

@@ -38,7 +38,7 @@ _RELEASED = (
 )
 """Names of the released checkpoints, in order of replacement. `#` stands for a number that counts from 1."""
 _IGNORED = re.compile(r"^noise_scheduler\.|^ray_predictor\.x_pos_enc\.|\.mask_token$")
-"""What the released files hold beside weights: the schedule and the codes of numbers, which are computed."""
+"""Keys of the released files that are no weights: the schedule and the codes of numbers, which are computed."""
 
 
 def to_our_names(released: Mapping[str, Tensor]) -> dict[str, Tensor]:

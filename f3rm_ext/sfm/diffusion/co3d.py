@@ -53,7 +53,7 @@ class SceneSample(NamedTuple):
     known: Float[Tensor, "images cells cells"]
     """1 where there is depth."""
     ndc: Float[Tensor, "images 2 patches patches"]
-    """Where the patches lie in the uncropped image, in NDC."""
+    """Positions of the patches in the uncropped image, in NDC."""
     focals_px: Float[Tensor, "images 2"]
     """Focal lengths of the crops."""
     principals_px: Float[Tensor, "images 2"]

@@ -28,7 +28,7 @@ class ModelSize:
     depth: int
     """Number of its blocks, a multiple of 4."""
     heads: int
-    """Its attention heads."""
+    """Attention heads of the transformer."""
     head_width: int
     """Channels of the dense head."""
 

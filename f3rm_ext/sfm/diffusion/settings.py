@@ -42,7 +42,7 @@ class TrainingSettings:
     mixed_precision: bool = True
     """Compute in 16 bits where that is safe. On a CPU only with `bfloat`, if it multiplies bfloat16 matrices (AMX)."""
     bfloat: bool = True
-    """Which 16 bits: bfloat16, else float16 with scaled gradients."""
+    """Use bfloat16 for mixed precision; otherwise float16 with scaled gradients."""
     gradient_clipping: bool = False
     """Limit the norm of the gradient to 1, after unscaling."""
     l1_loss: bool = False
@@ -113,7 +113,7 @@ class DebugSettings:
     wandb: bool = True
     """Log to Weights & Biases."""
     project_name: str = "diffusionsfm"
-    """Its project."""
+    """Project of Weights & Biases."""
     run_name: str = "run"
     """Name of the run, and of its folder."""
 
