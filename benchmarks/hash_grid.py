@@ -94,7 +94,7 @@ def main() -> None:
     for label, (levels, width, base, top, log2) in SHAPES.items():
         grid = HashGrid(levels, width, base, top, log2)
         theirs = HashEncoding(levels, base, top, log2, width, implementation="torch")
-        tensors = LevelTensors.of(grid.levels)
+        tensors = LevelTensors.from_levels(grid.levels)
         candidates: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
             "numba": (lambda x, grid=grid: hash_grid_numba(x, grid.table, grid.levels), grid.table),
             "torch": (

@@ -26,7 +26,7 @@ from f3rm_ext.planning.request import CaptureSizes, PlanRequest
 from f3rm_ext.planning.splats import estimate_splats
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory.adam import PackedAdam
-from f3rm_ext.splat.memory.packed import stored_sh_colors
+from f3rm_ext.splat.memory.packed import packed_sh_colors
 from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 
@@ -127,7 +127,7 @@ def make(variant: dict[str, Any], count: int) -> tuple[Parameter, torch.optim.Op
     if "moments" not in variant:
         return rest, torch.optim.Adam([rest], lr=RATE, eps=1e-15), sh_colors
     options = {name: variant[name] for name in ("moments", "reflective_above") if name in variant}
-    return rest, PackedAdam([rest], lr=RATE, **options), stored_sh_colors
+    return rest, PackedAdam([rest], lr=RATE, **options), packed_sh_colors
 
 
 def fit(variant: dict[str, Any], steps: int) -> Tensor:

@@ -77,8 +77,10 @@ class SplatRun:
         """
         model = self.model
         # Every format can store float32.
-        gaussians = Gaussians.of({name: value.detach().float() for name, value in model.gaussians.tensors().items()})
-        gaussians = gaussians.with_sh_degree(model.current_sh_degree)
+        gaussians = Gaussians.from_tensors(
+            {name: value.detach().float() for name, value in model.gaussians.tensors().items()}
+        )
+        gaussians = gaussians.to_sh_degree(model.current_sh_degree)
         mip = model.mip
         return fuse(gaussians, model.filter_3d, mip.area) if fused and mip.filter_3d else gaussians
 

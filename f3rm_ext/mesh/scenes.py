@@ -110,7 +110,7 @@ def open_splat_scene(
 
     outputs = CaptureDataParserConfig(data=data).setup().get_dataparser_outputs("train")
     start = read_start(splats)
-    gaussians = start.in_scene(outputs, frame).gaussians
+    gaussians = start.to_scene(outputs, frame).gaussians
     cameras = pinhole(outputs.cameras, scale)
     if not bool(sampling_intervals(gaussians.means, *PinholeCameras.of(cameras))[1].any()):
         taken = start.frame if frame == "auto" else frame

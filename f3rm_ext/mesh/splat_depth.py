@@ -137,7 +137,7 @@ def _camera(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -
 
 
 def _shapes(scene: SplatScene) -> Shapes:
-    shapes = (scene.gaussians.means, scene.gaussians.quats, *scene.filtered())
+    shapes = (scene.gaussians.means, scene.gaussians.quats, *scene.shapes())
     means, quats, sizes, alphas = (value.detach().cpu().float() for value in shapes)
     return means, quats, sizes, alphas
 

@@ -46,7 +46,7 @@ def feature_metrics(model: QueryableField, batch: dict[str, Any]) -> dict[str, f
         for start in range(0, len(target), chunk):
             part = slice(start, start + chunk)
             wanted, share = target[part].to(model.device), shares[part].to(model.device)
-            rendered = render_at(model, batch["camera"], centres[part])[name]
+            rendered = render_pixels(model, batch["camera"], centres[part])[name]
             similarity += float((cosine(rendered, wanted) * share).sum())
             squared += float(((rendered - wanted).square().mean(dim=-1) * share).sum())
         metrics[f"feature_cosine_{name}"] = similarity / float(shares.sum())
@@ -55,7 +55,7 @@ def feature_metrics(model: QueryableField, batch: dict[str, Any]) -> dict[str, f
 
 
 @torch.inference_mode()
-def render_at(
+def render_pixels(
     model: QueryableField, camera: Cameras, yx_px: Float[Tensor, "rays 2"]
 ) -> dict[str, Float[Tensor, "rays feat"]]:
     """Renders features at image positions, by head.

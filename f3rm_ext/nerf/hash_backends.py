@@ -50,25 +50,25 @@ def _resolve(backend: Backend, device: torch.device) -> Implementation:
     if device.type != "cuda" or backend in ("numba", "torch"):
         return "torch"
     if backend != "auto":
-        if (reason := why_not(backend, device)) is None:
+        if (reason := try_backend(backend, device)) is None:
             return backend
         raise ConfigError(
             f"The backend {backend} of the hash grids does not work on {device} ({reason}): use "
             f"--pipeline.model.backend auto (in a finished run, `backend: auto` in its config.yml), or "
             f"{REMEDIES[backend]}."
         )
-    found: Implementation = "torch"
+    chosen: Implementation = "torch"
     reasons: dict[Kernels, str] = {}
     for candidate in FASTEST_FIRST:
-        if (reason := why_not(candidate, device)) is None:
-            found = candidate
+        if (reason := try_backend(candidate, device)) is None:
+            chosen = candidate
             break
         reasons[candidate] = reason
     if reasons.get("tcnn") == NOT_INSTALLED:
         del reasons["tcnn"]  # Few have it.
     if reasons:
-        explain_choice("Hash grids", device, found, reasons)
-    return found
+        explain_choice("Hash grids", device, chosen, reasons)
+    return chosen
 
 
 def forget() -> None:
@@ -76,7 +76,7 @@ def forget() -> None:
     _resolve.cache_clear()
 
 
-def why_not(backend: Kernels, device: torch.device) -> str | None:
+def try_backend(backend: Kernels, device: torch.device) -> str | None:
     """Tries a backend on a CUDA device; returns why it does not work, as the middle of a sentence, or None if it does.
 
     Args:
@@ -89,15 +89,15 @@ def why_not(backend: Kernels, device: torch.device) -> str | None:
 def _problem(device: torch.device) -> tuple[Tensor, Tensor, LevelTensors]:
     """Returns 32 points, a table and levels, one dense and one hashed, without taking random numbers."""
     levels, width, base, top, log2 = _TRIED
-    made = LevelTensors.of(grid_levels(levels, base, top, log2))
+    made = LevelTensors.from_levels(grid_levels(levels, base, top, log2))
     rows = made.levels[-1].offset + made.levels[-1].size
     points = (torch.arange(96, device=device) * 0.618).remainder(1.0).view(32, 3)
     table = torch.linspace(-1.0, 1.0, rows * width, device=device).view(rows, width)
     return points, table, LevelTensors(made.levels, made.scales.to(device), made.rows.to(device))
 
 
-def _compare(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
-    for one, other in zip(found, expected, strict=True):
+def _compare(values: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+    for one, other in zip(values, expected, strict=True):
         # Reading the error waits for the kernels, so that what they raise appears here.
         if not float((one.float() - other).abs().max() / other.abs().max()) < tolerance:
             raise RuntimeError("its results are wrong")
@@ -108,8 +108,8 @@ def _try_tcnn(device: torch.device) -> None:
 
     points, table, levels = _problem(device)
     with torch.no_grad():
-        found = TcnnGrid(encoding_options(*_TRIED), table.numel())(points, table)
-        _compare([found], [hash_grid_torch(points, table, levels)], tolerance=2e-2)
+        values = TcnnGrid(encoding_options(*_TRIED), table.numel())(points, table)
+        _compare([values], [hash_grid_torch(points, table, levels)], tolerance=2e-2)
 
 
 def _try_triton(device: torch.device) -> None:

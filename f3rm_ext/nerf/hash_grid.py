@@ -40,7 +40,7 @@ def hash_grid_reference(
         cell = position.detach().floor()
         fraction = position - cell
         vertex = cell.long()[:, None, :] + corners  # points, 8, 3
-        if level.hashed:
+        if level.is_hashed:
             hashed = vertex * torch.tensor(PRIMES, device=points.device)
             row = (hashed[..., 0] ^ hashed[..., 1] ^ hashed[..., 2]) & 0xFFFFFFFF
         else:
@@ -81,7 +81,7 @@ class HashGrid(nn.Module):
         self.backend: Backend = backend
         entries = self.levels[-1].offset + self.levels[-1].size
         self.table = nn.Parameter(torch.empty(entries, features_per_level).uniform_(-INIT_RANGE, INIT_RANGE))
-        tensors = LevelTensors.of(self.levels)
+        tensors = LevelTensors.from_levels(self.levels)
         self.register_buffer("level_scales", tensors.scales, persistent=False)
         self.register_buffer("level_rows", tensors.rows, persistent=False)
         self._tcnn_options = encoding_options(num_levels, features_per_level, base_res, max_res, log2_hashmap_size)

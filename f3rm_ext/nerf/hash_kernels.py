@@ -119,7 +119,7 @@ class _LevelArrays:
         self.resolutions = np.array([level.resolution for level in levels], dtype=np.uint32)
         self.offsets = np.array([level.offset for level in levels], dtype=np.int64)
         self.sizes = np.array([level.size for level in levels], dtype=np.int64)
-        self.hashed = np.array([level.hashed for level in levels])
+        self.hashed = np.array([level.is_hashed for level in levels])
         # prange gives each thread a contiguous run of tasks, so slow (hashed, fine) levels are spread over the runs.
         indices = np.arange(len(levels))
         self.order = np.concatenate([indices[0::2], indices[1::2]])

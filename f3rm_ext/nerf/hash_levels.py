@@ -32,7 +32,7 @@ class GridLevel:
     """Rows of this level."""
 
     @property
-    def hashed(self) -> bool:
+    def is_hashed(self) -> bool:
         """Whether several vertices may share a row."""
         return self.resolution**3 > self.size
 
@@ -59,7 +59,7 @@ def grid_levels(num_levels: int, base_res: int, max_res: int, log2_hashmap_size:
         log2_hashmap_size: a level never has more than 2 to this power rows.
 
     >>> levels = grid_levels(num_levels=3, base_res=16, max_res=64, log2_hashmap_size=15)
-    >>> [(level.resolution, level.size, level.hashed) for level in levels]
+    >>> [(level.resolution, level.size, level.is_hashed) for level in levels]
     [(16, 4096, False), (32, 32768, False), (64, 32768, True)]
     """
     # log2f and exp2f round what they find in double precision, here as in C.
@@ -89,12 +89,12 @@ class LevelTensors:
     hashed. A row is the exclusive or (hashed) or the sum (dense) of factors times coordinates, modulo their number."""
 
     @staticmethod
-    def of(levels: tuple[GridLevel, ...]) -> "LevelTensors":
+    def from_levels(levels: tuple[GridLevel, ...]) -> "LevelTensors":
         """Returns tensors on the CPU."""
         rows = []
         for level in levels:
-            factors = PRIMES if level.hashed else (1, level.resolution, level.resolution**2)
-            rows.append([*factors, level.offset, level.size, int(level.hashed)])
+            factors = PRIMES if level.is_hashed else (1, level.resolution, level.resolution**2)
+            rows.append([*factors, level.offset, level.size, int(level.is_hashed)])
         # The primes wrap to negative numbers of 32 bits, whose products have the same last 32 bits.
         wrapped = torch.tensor(rows, dtype=torch.int64).to(torch.int32)
         return LevelTensors(levels, torch.tensor([level.scale for level in levels]), wrapped)
@@ -102,9 +102,9 @@ class LevelTensors:
     @property
     def runs(self) -> list[tuple[slice, bool]]:
         """Returns neighbouring levels that are all hashed or all dense, with whether they are hashed."""
-        found, start = [], 0
-        for hashed, run in itertools.groupby(level.hashed for level in self.levels):
+        runs, start = [], 0
+        for hashed, run in itertools.groupby(level.is_hashed for level in self.levels):
             end = start + len(list(run))
-            found.append((slice(start, end), hashed))
+            runs.append((slice(start, end), hashed))
             start = end
-        return found
+        return runs

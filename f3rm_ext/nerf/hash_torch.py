@@ -33,7 +33,7 @@ class _Corners:
     """Weights of the lower and the upper vertex along each axis."""
 
     @staticmethod
-    def of(points: Tensor, levels: LevelTensors, run: slice, hashed: bool) -> "_Corners":
+    def find(points: Tensor, levels: LevelTensors, run: slice, hashed: bool) -> "_Corners":
         """Finds the vertices around points (points, 3)."""
         numbers = levels.rows[run].T[:, :, None]  # 6, levels, 1
         position = points.T[:, None, :] * levels.scales[run, None] + 0.5  # 3, levels, points
@@ -88,7 +88,7 @@ def _pieces(
         size = max(1, values // (8 * (run.stop - run.start) * table.shape[1]))
         for start in range(0, len(points), size):
             chunk = slice(start, start + size)
-            yield chunk, run, _Corners.of(points[chunk], levels, run, hashed)
+            yield chunk, run, _Corners.find(points[chunk], levels, run, hashed)
 
 
 class _HashGridFunction(torch.autograd.Function):

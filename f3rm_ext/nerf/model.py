@@ -262,7 +262,7 @@ class F3rmModel(QueryableField):
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
         """Returns callbacks that anneal the proposal weights (mip-NeRF 360, eq. 18) and measure each step's cost."""
 
-        def before(step: int) -> None:
+        def begin_step(step: int) -> None:
             self.cost.before_step(self.device)
             progress = min(1.0, step / max(1, self.config.proposal_anneal_steps))
             slope = 10.0
@@ -270,13 +270,13 @@ class F3rmModel(QueryableField):
             # The sampler knows the last step from its own callback, so after a resume it would take it for the first.
             self.proposal_sampler._step = max(0, step - 1)
 
-        def after(step: int) -> None:
+        def end_step(step: int) -> None:
             self.proposal_sampler.step_cb(step)
             self.cost.after_step(step, self.device)
 
         return [
-            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], before, update_every_num_iters=1),
-            TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after, update_every_num_iters=1),
+            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], begin_step, update_every_num_iters=1),
+            TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], end_step, update_every_num_iters=1),
         ]
 
     def memory_options(self) -> list[MemoryOption]:
@@ -349,7 +349,7 @@ class F3rmModel(QueryableField):
     ) -> None:
         hidden: dict[str, Tensor] = {}
 
-        def hidden_of(name: str) -> Tensor:
+        def get_hidden(name: str) -> Tensor:
             if not hidden:
                 hidden.update(self.feature_field.render_hidden(positions, weights))
             return hidden[name]
@@ -357,11 +357,11 @@ class F3rmModel(QueryableField):
         for index, name in enumerate(self.feature_field.names):
             head = self.feature_field.head(name)
             suffix = f"_{name}" if index else ""
-            self.guard.add(outputs, f"feature_pca{suffix}", lambda name=name, head=head: head.display(hidden_of(name)))
+            self.guard.add(outputs, f"feature_pca{suffix}", lambda name=name, head=head: head.display(get_hidden(name)))
             if self.config.output_features:
-                self.guard.add(outputs, f"feature{suffix}", lambda name=name, head=head: head.decode(hidden_of(name)))
+                self.guard.add(outputs, f"feature{suffix}", lambda name=name, head=head: head.decode(get_hidden(name)))
         for name, compute in extra.items():
-            if (value := compute(outputs, hidden_of)) is not None:
+            if (value := compute(outputs, get_hidden)) is not None:
                 outputs[name] = value
         if self.config.render_normals:
             self.guard.add(outputs, "normals", lambda: render_normals(self.field, positions, weights))

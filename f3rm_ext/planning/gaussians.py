@@ -135,7 +135,7 @@ def gaussians_at(request: PlanRequest, step: int) -> int:
     config: Any = request.config.pipeline.model
     schedule = schedule_of(request)
     densify = schedule.densify(config.densify)
-    begin, at, last = starting_gaussians(request), schedule.at(step), schedule.last_growth()
+    begin, at, last = starting_gaussians(request), schedule.position(step), schedule.last_growth()
     if densify.strategy == "none":
         return request.gaussians or begin
     if densify.strategy == "mcmc":
@@ -155,4 +155,4 @@ def gaussians_at(request: PlanRequest, step: int) -> int:
 def schedule_of(request: PlanRequest) -> Schedule:
     """Returns the schedule of the run."""
     model: Any = request.config.pipeline.model
-    return Schedule.of(schedule_length(request.config), model.regularization_options, model.start_stage)
+    return Schedule.from_options(schedule_length(request.config), model.regularization_options, model.start_stage)

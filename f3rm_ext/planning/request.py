@@ -68,7 +68,7 @@ class RefinementStart:
             UserError: the splats cannot be read.
         """
         with messages_to_stderr():
-            splats = read_start(model.start_from, model.start_iteration).in_scene(outputs, model.start_frame)
+            splats = read_start(model.start_from, model.start_iteration).to_scene(outputs, model.start_frame)
             mesh = read_start_mesh(model.mesh, model.mesh_frame, lambda: CaptureFrame.of_outputs(outputs, data))
         centres = splats.gaussians.means.detach().float().cpu()
         cameras = outputs.cameras.camera_to_worlds[:, :3, 3].float()

@@ -142,7 +142,7 @@ class _TracedSplats:
         model = self.model
         with self.run.tracker.allocating("features"):
             for spec in self.specs:
-                model.lifted.put(LiftedHead(spec, torch.empty(self.count, spec.dim, dtype=torch.float16)))
+                model.lifted.add(LiftedHead(spec, torch.empty(self.count, spec.dim, dtype=torch.float16)))
         return self.run.draw(lambda: draw_query(model, self.queried))
 
     def _picture(self) -> Tensor:
@@ -158,6 +158,6 @@ class _TracedSplats:
         assert model.regularizer is not None and model.densifier is not None and model._rasterization is not None
         if model.regularizer.neighbours.index is not None:
             self.run.tracker.label([model.regularizer.neighbours.index], "buffers")
-        step = model.schedule.at(model.step)
-        model.densifier.after_backward(step, model._rasterization, model.gauss_params, self.run.optimizers)
+        step = model.schedule.position(model.step)
+        model.densifier.step_post_backward(step, model._rasterization, model.gauss_params, self.run.optimizers)
         model._rasterization = None

@@ -134,7 +134,7 @@ def stage_starts(config: F3rmTrainerConfig) -> list[int]:
     starts = {0}
     if isinstance(model, SplatModelConfig):
         options = model.regularization_options
-        schedule = Schedule.of(schedule_length(config), options, model.start_stage)
+        schedule = Schedule.from_options(schedule_length(config), options, model.start_stage)
         if options.mode != "none":
             surface = schedule.surface(options)
             starts |= {surface.first_loss - schedule.offset, surface.first_surface_loss - schedule.offset}

@@ -145,7 +145,7 @@ def _cuda_grids(hash_backends: ModuleType) -> Iterator[Finding]:
     from f3rm_ext.utils.kernel_trials import REMEDIES
 
     device = torch.device("cuda", torch.cuda.current_device())
-    reasons = {name: hash_backends.why_not(name, device) for name in hash_backends.FASTEST_FIRST}
+    reasons = {name: hash_backends.try_backend(name, device) for name in hash_backends.FASTEST_FIRST}
     taken = next((name for name, reason in reasons.items() if reason is None), "torch")
     for name, reason in reasons.items():
         if reason is None:

@@ -64,7 +64,7 @@ class EvalScales:
         from nerfstudio.utils.rich_utils import CONSOLE
 
         from f3rm_ext.export.splats import load_splat_run
-        from f3rm_ext.splat.multiscale_eval import evaluate_scales, possible_scales, strip_png
+        from f3rm_ext.splat.multiscale_eval import evaluate_scales, select_scales, strip_png
         from f3rm_ext.utils.console import image_progress
         from f3rm_ext.utils.output_file import replacing, require_writable
         from f3rm_ext.utils.provenance import require_ours, signed_png
@@ -73,7 +73,7 @@ class EvalScales:
         photos = run.photos
         if self.view >= len(photos):
             raise ConfigError(f"--view is {self.view}, but there are {len(photos)} held-out photos: use 0 and up.")
-        possible = possible_scales(self.scales, photos.views, photos.scale_factor)
+        possible = select_scales(self.scales, photos.views, photos.scale_factor)
         for sentence in possible.left_out:
             CONSOLE.print(sentence, highlight=False, markup=False, soft_wrap=True)
         if not possible.scales:

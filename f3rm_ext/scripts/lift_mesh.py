@@ -97,7 +97,7 @@ class LiftMesh:
 
                 show = shown_on(progress)
                 lifted = lift_vertices(mesh, photos, load, spec.dim, show)
-                heads.put(LiftedHead(spec, torch.from_numpy(lifted.codes)))
+                heads.add(LiftedHead(spec, torch.from_numpy(lifted.codes)))
                 if self.code_map:
                     maps[spec.name] = lift_code_map(mesh, photos, load, spec.dim, show)
         unseen = int((~lifted.seen).sum())
@@ -118,7 +118,7 @@ class LiftMesh:
             f"{name}: {head.dim} dimensions on {len(head.codes)} vertices ({head.codes.nbytes / 2**20:.1f} MiB)"
             + (f" and {len(maps[name].dictionary)} codes on texels" if name in maps else "")
             + f" are in {out}."
-            for name, head in heads.by_name.items()
+            for name, head in heads.to_dict().items()
         ]
         if unseen:
             lines.append(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import CheckpointError
 from f3rm_ext.splat.features.heads import LiftedHeads
-from f3rm_ext.splat.gaussians import Gaussians, sh_degree_of
+from f3rm_ext.splat.gaussians import Gaussians, degree_from_count
 from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
 from f3rm_ext.splat.sharding import collect, count_of_all, deal_out
 
@@ -42,7 +42,7 @@ class GaussianModel(Model):
     @property
     def gaussians(self) -> Gaussians:
         """The Gaussians as optimised, without the 3D filter."""
-        return Gaussians.of(dict(self.gauss_params.items()))
+        return Gaussians.from_tensors(dict(self.gauss_params.items()))
 
     @property
     def num_gaussians(self) -> int:
@@ -100,7 +100,7 @@ class GaussianModel(Model):
             CheckpointError: the checkpoint holds no Gaussians.
         """
         loss = self._take(state_dict)
-        ours, theirs = self.config.sh_degree, sh_degree_of(state_dict[f"{PREFIX}features_rest"].shape[1])
+        ours, theirs = self.config.sh_degree, degree_from_count(state_dict[f"{PREFIX}features_rest"].shape[1])
         if ours != theirs or loss.rounding:
             CONSOLE.log(f"The checkpoint's colours of SH degree {theirs} are opened as degree {ours}: {loss}.")
         self.loaded = True
@@ -117,5 +117,5 @@ class GaussianModel(Model):
             raise CheckpointError(
                 "The checkpoint holds no Gaussians, so it is of another method: load a run of sugar-ext."
             )
-        found = Gaussians.of({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
-        return self.set_gaussians(found, state_dict.get("filter_3d", torch.zeros(len(found))))
+        gaussians = Gaussians.from_tensors({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
+        return self.set_gaussians(gaussians, state_dict.get("filter_3d", torch.zeros(len(gaussians))))

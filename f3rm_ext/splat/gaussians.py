@@ -27,13 +27,13 @@ def sh_rest_count(degree: int) -> int:
     return (degree + 1) ** 2 - 1
 
 
-def sh_degree_of(rest_count: int) -> int:
+def degree_from_count(rest_count: int) -> int:
     """Returns the SH degree that has this number of coefficients beyond the first.
 
     Raises:
         ConfigError: no degree from 0 to 3 has that many.
 
-    >>> sh_degree_of(8)
+    >>> degree_from_count(8)
     2
     """
     for degree in range(MAX_SH_DEGREE + 1):
@@ -82,7 +82,7 @@ class Gaussians:
     @property
     def sh_degree(self) -> int:
         """SH degree of the colours."""
-        return sh_degree_of(self.features_rest.shape[1])
+        return degree_from_count(self.features_rest.shape[1])
 
     def sizes(self) -> Float[Tensor, "gaussians 3"]:
         """Returns standard deviations along the own axes, scene units."""
@@ -100,7 +100,7 @@ class Gaussians:
         """Returns the axes of the smallest standard deviations: unit vectors, scene frame, either sign."""
         return smallest_axes(self.rotations(), self.scales)
 
-    def checked(self, source: str) -> "Gaussians":
+    def require_finite(self, source: str) -> "Gaussians":
         """Returns the Gaussians after checking that there are any and that all values are finite.
 
         Args:
@@ -124,24 +124,24 @@ class Gaussians:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "Gaussians":
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Gaussians":
         """Creates Gaussians from tensors by name; ignores other names."""
         return cls(**{field.name: tensors[field.name] for field in fields(cls)})
 
     def __getitem__(self, index: Tensor | slice) -> "Gaussians":
         """Selects Gaussians by index, slice or mask."""
-        return Gaussians.of({name: value[index] for name, value in self.tensors().items()})
+        return Gaussians.from_tensors({name: value[index] for name, value in self.tensors().items()})
 
     def to(self, device: torch.device | str) -> "Gaussians":
         """Moves all tensors to a device."""
-        return Gaussians.of({name: value.to(device) for name, value in self.tensors().items()})
+        return Gaussians.from_tensors({name: value.to(device) for name, value in self.tensors().items()})
 
-    def with_sh_degree(self, degree: int) -> "Gaussians":
+    def to_sh_degree(self, degree: int) -> "Gaussians":
         """Drops coefficients of higher degrees, or appends zeros for new ones."""
-        return replace(self, features_rest=rest_of_degree(self.features_rest, degree))
+        return replace(self, features_rest=resize_harmonics(self.features_rest, degree))
 
 
-def rest_of_degree(rest: Float[Tensor, "gaussians coeffs 3"], degree: int) -> Float[Tensor, "gaussians new 3"]:
+def resize_harmonics(rest: Float[Tensor, "gaussians coeffs 3"], degree: int) -> Float[Tensor, "gaussians new 3"]:
     """Drops coefficients of higher degrees, or appends zeros for new ones."""
     count, have = sh_rest_count(degree), rest.shape[1]
     return rest[:, :count] if count <= have else functional.pad(rest, (0, 0, 0, count - have))

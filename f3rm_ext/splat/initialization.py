@@ -182,8 +182,8 @@ def initial_gaussians(
     if not count:
         raise ConfigError("There is no Gaussian to start with: the capture's points are empty, so leave them out.")
     if count > 1:
-        found = nearest_neighbours(means, min(NEIGHBOURS + 1, count)).long()
-        apart = (means[:, None] - means[found.clamp_min(0)]).norm(dim=-1)
+        neighbours = nearest_neighbours(means, min(NEIGHBOURS + 1, count)).long()
+        apart = (means[:, None] - means[neighbours.clamp_min(0)]).norm(dim=-1)
         distance = apart.sum(dim=1) / (apart.shape[1] - 1)
     else:
         distance = torch.full((1,), largest)

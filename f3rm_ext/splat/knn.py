@@ -21,7 +21,7 @@ class NearestGaussians:
         self._finite = torch.isfinite(places).all(dim=1).nonzero()[:, 0]
         self._tree = KDTree(places[self._finite].numpy(), balanced_tree=False, compact_nodes=False)
 
-    def is_of(self, means: Float[Tensor, "gaussians 3"]) -> bool:
+    def matches(self, means: Float[Tensor, "gaussians 3"]) -> bool:
         """Returns whether the index was built from these centres, in their present state."""
         return means.data_ptr() == self._means.data_ptr() and means._version == self._version
 
@@ -33,6 +33,6 @@ class NearestGaussians:
             count: neighbours per point, 1 or more; all Gaussians if there are fewer.
         """
         count = min(count, len(self._finite))
-        _, found = self._tree.query(points.detach().cpu().numpy(), k=count)
-        found = torch.from_numpy(found).long().reshape(len(points), count)
-        return self._finite[found].to(points.device)
+        _, indices = self._tree.query(points.detach().cpu().numpy(), k=count)
+        indices = torch.from_numpy(indices).long().reshape(len(points), count)
+        return self._finite[indices].to(points.device)

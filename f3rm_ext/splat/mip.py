@@ -58,7 +58,7 @@ class MipOptions:
                 "use at least 1, 0 and 0."
             )
 
-    def resolved(self, flat: bool) -> "MipOptions":
+    def resolve(self, flat: bool) -> "MipOptions":
         """Returns the options with ``auto`` decided.
 
         Args:
@@ -203,7 +203,7 @@ def fuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"], area: boo
     """Bakes the 3D filter into the Gaussians, for export; see :func:`smooth`. Readers must not apply it again."""
     sizes, filters = gaussians.sizes().double(), filter_3d.double()
     wide, alphas = smooth(sizes, gaussians.opacities.double().sigmoid().squeeze(-1), filters, area)
-    return _with(gaussians, wide.log(), alphas)
+    return _replace_shapes(gaussians, wide.log(), alphas)
 
 
 def unfuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"], area: bool = False) -> Gaussians:
@@ -221,9 +221,9 @@ def unfuse(gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"], area: b
         )
     sizes = left.sqrt()
     alphas = gaussians.opacities.double().sigmoid().squeeze(-1) / _shares(sizes / wide, area)
-    return _with(gaussians, sizes.log(), alphas)
+    return _replace_shapes(gaussians, sizes.log(), alphas)
 
 
-def _with(gaussians: Gaussians, scales: Tensor, alphas: Tensor) -> Gaussians:
+def _replace_shapes(gaussians: Gaussians, scales: Tensor, alphas: Tensor) -> Gaussians:
     opacities = torch.logit(alphas.clamp(SMALLEST, 1 - 1e-12))[:, None]
     return replace(gaussians, scales=scales.to(gaussians.scales), opacities=opacities.to(gaussians.opacities))

@@ -29,7 +29,7 @@ from f3rm_ext.splat.features.queryable import QueryableSplats
 from f3rm_ext.splat.gaussian_model import GaussianModel
 from f3rm_ext.splat.initialization import initial_gaussians, initial_points
 from f3rm_ext.splat.losses import photometric_loss
-from f3rm_ext.splat.memory.allocator import CacheClearing
+from f3rm_ext.splat.memory.allocator import CacheCleaner
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.options import SplatOptions
 from f3rm_ext.splat.rasterize import Rasterization
@@ -130,7 +130,7 @@ class SplatModel(QueryableSplats, GaussianModel):
             require_one_size(views, *held_out)
         last_step = attributes.trainer.config.max_num_iterations - 1
         options = config.regularization_options
-        schedule = Schedule.of(schedule_length(attributes.trainer.config), options, config.start_stage)
+        schedule = Schedule.from_options(schedule_length(attributes.trainer.config), options, config.start_stage)
         if not self.loaded:
             CONSOLE.log(self._start(manager, views), markup=False)
             if self._starts_at_random and config.start_from is None and hasattr(manager, "begin_small"):
@@ -144,9 +144,9 @@ class SplatModel(QueryableSplats, GaussianModel):
         self.schedule = schedule
         self._restore_training()
         self.lifted.clear()  # Features do not follow the Gaussians through training.
-        clearing = CacheClearing(config.memory.clear_every)
+        clearing = CacheCleaner(config.memory.clear_every)
 
-        def before(step: int) -> None:
+        def begin_step(step: int) -> None:
             self.cost.before_step(self.device)
             self.step = step
             if self.sharded and not self._total:
@@ -156,27 +156,27 @@ class SplatModel(QueryableSplats, GaussianModel):
                 self.filter_3d = smoothing_filter(self.gaussians.means.detach(), *views, options=config.mip)
             self._filter_stale = False
 
-        def after(step: int) -> None:
+        def end_step(step: int) -> None:
             assert self.densifier is not None and self.regularizer is not None and self._rasterization is not None
             params = self.gauss_params
-            change = self.densifier.after_backward(schedule.at(step), self._rasterization, params, optimizers)
+            change = self.densifier.step_post_backward(schedule.position(step), self._rasterization, params, optimizers)
             self._filter_stale = self._follow(change)
             idle = self.regularizer.options.mode == "none"
-            remove = None if idle else self.regularizer.prune_mask(schedule.at(step), self.gaussians)
+            remove = None if idle else self.regularizer.prune_mask(schedule.position(step), self.gaussians)
             if remove is not None:
                 self._filter_stale |= self._follow(self.densifier.prune(remove, params, optimizers))
             self._rasterization = None
-            if self.sharded and schedule.at(step) % self.densifier.options.every == 0:
+            if self.sharded and schedule.position(step) % self.densifier.options.every == 0:
                 self._total = self.count_gaussians()
             self.cost.after_step(step, self.device)
-            clearing.after_step(step, self.device)
+            clearing.clear(step, self.device)
             if step == last_step and hasattr(manager, "train_feature_source") and is_first():
                 self.lift_features(manager.train_dataset, manager.train_feature_source())
 
         locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
         return [
             TrainingCallback([location], call, update_every_num_iters=1)
-            for location, call in zip(locations, (before, after), strict=True)
+            for location, call in zip(locations, (begin_step, end_step), strict=True)
         ]
 
     def _start(self, manager: Any, views: PinholeCameras) -> str:
@@ -194,8 +194,8 @@ class SplatModel(QueryableSplats, GaussianModel):
         start = read_start(config.start_from, config.start_iteration)
         if self.sharded:
             start = replace(start, gaussians=start.gaussians[own_slice()])
-        start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
-        loss = self.set_gaussians(start.seen_by(views, self.mip))
+        start = start.to_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
+        loss = self.set_gaussians(start.prepare_gaussians(views, self.mip))
         return (
             f"Starting from {self.count_gaussians()} Gaussians of {start.source}, which lie in the frame of the "
             f"{start.frame}: {loss}."
@@ -208,7 +208,9 @@ class SplatModel(QueryableSplats, GaussianModel):
 
     def memory_options(self) -> list[MemoryOption]:
         """Returns options that lower the memory of a training step."""
-        growing = self.config.densify.strategy != "none" and self.schedule.at(self.step) < self.schedule.last_growth()
+        growing = (
+            self.config.densify.strategy != "none" and self.schedule.position(self.step) < self.schedule.last_growth()
+        )
         state = RunState(self.device.type, self.num_train_data, gaussians=self.total_gaussians, growing=growing)
         return self.config.memory_options(state)
 
@@ -236,7 +238,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         if not self.training:
             return self.render_with_features(camera, {}, obb_box)
         assert self.densifier is not None and self.regularizer is not None
-        needs = self.regularizer.needs(self.schedule.at(self.step))
+        needs = self.regularizer.needs(self.schedule.position(self.step))
         background = self._training_background()
         view = PinholeCameras.to_render(camera, self.device)
         rendered = render(
@@ -249,7 +251,7 @@ class SplatModel(QueryableSplats, GaussianModel):
             planes=needs.planes,
             absgrad=self.densifier.absgrad,
         )
-        self.densifier.before_backward(self.schedule.at(self.step), rendered.rasterization)
+        self.densifier.step_pre_backward(self.schedule.position(self.step), rendered.rasterization)
         self._rasterization = rendered.rasterization
         other, picture = self._nearby(camera, view, background) if needs.neighbour else (None, None)
         kept = {"rendered": rendered, "background": background, "view": view, "other": other, "picture": picture}
@@ -293,7 +295,7 @@ class SplatModel(QueryableSplats, GaussianModel):
     @property
     def mip(self) -> MipOptions:
         """The anti-aliasing filters, with the compensation that suits the regularisation."""
-        return self.config.mip.resolved(flat=self.config.regularization == "planar")
+        return self.config.mip.resolve(flat=self.config.regularization == "planar")
 
     def _scene(self) -> SplatScene:
         return SplatScene(self.gaussians, self.filter_3d, self.mip)
@@ -318,7 +320,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         if not self.training or self.regularizer is None or self.regularizer.options.mode == "none":
             return losses
         rendered, view = outputs["rendered"], outputs["view"]
-        step = self.schedule.at(self.step)
+        step = self.schedule.position(self.step)
         generator = torch.Generator(self.device).manual_seed((self.config.seed << 32) + self.step)
         regularisers = self.regularizer.losses(
             step,

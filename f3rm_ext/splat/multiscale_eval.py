@@ -32,7 +32,7 @@ _INK, _PAPER = (30, 30, 30), (255, 255, 255)
 
 
 @dataclass(frozen=True)
-class Possible:
+class ScaleSelection:
     """The requested scales that can be compared, and why the others cannot."""
 
     scales: tuple[float, ...]
@@ -80,7 +80,7 @@ class ScaleResult:
         }
 
 
-def possible_scales(scales: Sequence[float], views: Sequence[PinholeIntrinsics], trained: float) -> Possible:
+def select_scales(scales: Sequence[float], views: Sequence[PinholeIntrinsics], trained: float) -> ScaleSelection:
     """Separates the scales that can be compared with photos from those that cannot.
 
     Args:
@@ -100,7 +100,7 @@ def possible_scales(scales: Sequence[float], views: Sequence[PinholeIntrinsics],
                 f"--pipeline.datamanager.camera-res-scale-factor {1 / scale:.4g} or less to measure it."
             )
             continue
-        short = min(min(size_at(view, scale, trained)) for view in views)
+        short = min(min(image_size(view, scale, trained)) for view in views)
         if short < MIN_SIDE_PX:
             left_out.append(
                 f"×{scale:g} is left out: its images have a side of {short} px, but comparing them takes at least "
@@ -108,10 +108,10 @@ def possible_scales(scales: Sequence[float], views: Sequence[PinholeIntrinsics],
             )
         else:
             kept.append(scale)
-    return Possible(tuple(kept), tuple(left_out))
+    return ScaleSelection(tuple(kept), tuple(left_out))
 
 
-def size_at(view: PinholeIntrinsics, scale: float, trained: float) -> tuple[int, int]:
+def image_size(view: PinholeIntrinsics, scale: float, trained: float) -> tuple[int, int]:
     """Returns height and width of an image at a scale, pixels; scale 1 is the training resolution.
 
     Args:
@@ -135,7 +135,7 @@ def evaluate_scales(
     Args:
         model: in evaluation mode.
         photos: the photos to compare with, at the training resolution.
-        scales: see :func:`possible_scales`.
+        scales: see :func:`select_scales`.
         example: index of the photo whose images are kept.
         advance: called after each image.
 
@@ -145,12 +145,12 @@ def evaluate_scales(
     cameras, trained = photos.cameras.to(model.device), photos.scale_factor
     results: list[ScaleResult] = []
     for scale in scales:
-        height, width = size_at(photos.views[0], scale, trained)
+        height, width = image_size(photos.views[0], scale, trained)
         results.append(ScaleResult(scale, width, height))
     for image_idx, view in enumerate(photos.views):
         full = photos.full_picture(image_idx)
         for result in results:
-            size = size_at(view, result.scale, trained)
+            size = image_size(view, result.scale, trained)
             camera = shrunk_cameras(cameras[image_idx : image_idx + 1], *size)
             batch = picture_batch(shrunk(full, *size), image_idx, model.device)
             metrics, images = model.get_image_metrics_and_images(model.get_outputs_for_camera(camera), batch)

@@ -11,7 +11,7 @@ from torch import Tensor
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.memory.packed import stored_sh_colors
+from f3rm_ext.splat.memory.packed import packed_sh_colors
 from f3rm_ext.splat.mip import MipOptions, smooth
 from f3rm_ext.splat.rasterize import Backend, Rasterization, prepare, rasterize
 from f3rm_ext.splat.rasterize.camera import Strips
@@ -34,7 +34,7 @@ class SplatScene:
     mip: MipOptions
     """Which filters are applied."""
 
-    def filtered(self) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, " gaussians"]]:
+    def shapes(self) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, " gaussians"]]:
         """Returns standard deviations (scene units) and opacities, with the 3D filter if it is on."""
         sizes, alphas = self.gaussians.sizes(), self.gaussians.alphas()
         return smooth(sizes, alphas, self.filter_3d, self.mip.area) if self.mip.filter_3d else (sizes, alphas)
@@ -106,7 +106,7 @@ def render(
         absgrad: see :func:`~f3rm_ext.splat.rasterize.rasterize`.
     """
     gaussians, viewmat = scene.gaussians, view.viewmats[0]
-    sizes, alphas = scene.filtered()
+    sizes, alphas = scene.shapes()
     if settings.sharded:
         if normals or planes or absgrad:
             raise ValueError("neither normals nor absolute gradients can be had of Gaussians divided over ranks")
@@ -125,7 +125,7 @@ def render(
     payload = []
     if rgb:
         directions = gaussians.means.detach() - view.positions
-        payload.append(stored_sh_colors(sh_degree, directions, gaussians.features_dc, gaussians.features_rest))
+        payload.append(packed_sh_colors(sh_degree, directions, gaussians.features_dc, gaussians.features_rest))
     if normals or planes:
         facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
         payload.append(facing)
@@ -181,7 +181,7 @@ def composite(
         values: one row per Gaussian; differentiable.
         settings: of the rasteriser.
     """
-    sizes, alphas = scene.filtered()
+    sizes, alphas = scene.shapes()
     return rasterize(
         scene.gaussians.means.detach(),
         scene.gaussians.quats.detach(),
@@ -203,7 +203,7 @@ def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettin
         view: one camera.
         settings: of the rasteriser.
     """
-    sizes, alphas = scene.filtered()
+    sizes, alphas = scene.shapes()
     return prepare(
         scene.gaussians.means,
         scene.gaussians.quats,
@@ -266,7 +266,7 @@ def render_outputs(
 
     Returns:
         (h, w, channels): ``rgb``, ``accumulation`` and ``depth``; ``plane_depth``, the unbiased depth of the Gaussians'
-        planes, 0 where the accumulation is at most ½ or the plane is edge-on; ``normal`` (composited) and
+        planes, 0 where the accumulation is at most ½ or the plane is edge-on; ``normal`` (normal_colors) and
         ``normal_from_depth`` as colours: scene-frame normals mapped from −1..1 to 0..1, black where the accumulation is
         at most ½. Without ``plane_depth`` and ``normal`` if the Gaussians are divided over ranks.
     """
@@ -286,7 +286,7 @@ def render_outputs(
         def colors(normals: Tensor, valid: Tensor) -> Tensor:
             return torch.where(valid, (normals @ turn + 1) / 2, 0)
 
-        def composited() -> Tensor:
+        def normal_colors() -> Tensor:
             assert rendered.normals is not None
             normals, valid = unit_normals(rendered.normals, rebuild_z=False)
             return colors(normals, valid[..., None] & solid)
@@ -297,6 +297,6 @@ def render_outputs(
 
         if not settings.sharded:
             guard.add(outputs, "plane_depth", depth_of_planes)
-            guard.add(outputs, "normal", composited)
+            guard.add(outputs, "normal", normal_colors)
         guard.add(outputs, "normal_from_depth", from_depth)
     return outputs

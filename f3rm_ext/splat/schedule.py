@@ -25,7 +25,7 @@ class Schedule:
     The stages of a run of any length are proportional to those of 15 000 steps. A run that starts at a later stage
     spends all its steps on the remaining stages.
 
-    >>> schedule = Schedule.of(30_000, RegularizationOptions())
+    >>> schedule = Schedule.from_options(30_000, RegularizationOptions())
     >>> schedule.surface(RegularizationOptions()).start
     18000
     """
@@ -38,7 +38,7 @@ class Schedule:
     """Length of the schedule, including skipped stages, in units of SuGaR's 15 000 steps."""
 
     @classmethod
-    def of(cls, total: int, surface: RegularizationOptions, begin: Stage = "vanilla") -> "Schedule":
+    def from_options(cls, total: int, surface: RegularizationOptions, begin: Stage = "vanilla") -> "Schedule":
         """Creates the schedule of a run.
 
         Args:
@@ -59,7 +59,7 @@ class Schedule:
         """Steps of the schedule, including skipped stages."""
         return self.total + self.offset
 
-    def at(self, step: int) -> int:
+    def position(self, step: int) -> int:
         """Returns the position of a step of the run in the schedule."""
         return step + self.offset
 
@@ -79,7 +79,7 @@ class Schedule:
             ConfigError: the checkpoint was trained without regularisation past the point where this run's would have
                 started.
         """
-        if trained_as == "none" != surface.mode and self.at(step) > surface.first_loss:
+        if trained_as == "none" != surface.mode and self.position(step) > surface.first_loss:
             raise ConfigError(
                 f"The checkpoint of step {step} is of a run without regularisation, but this run would have started "
                 f"the stages of {surface.mode} at step {max(0, surface.first_loss - self.offset)}: continue with "
@@ -106,4 +106,4 @@ class Schedule:
     def sh_degree(self, step: int, highest: int, steps_per_degree: int) -> int:
         """Returns the SH degree in use at a step of the run: it rises by one at a time up to ``highest``."""
         every = max(1, round(steps_per_degree * self.ratio))
-        return min(highest, self.at(step) // every)
+        return min(highest, self.position(step) // every)

@@ -97,7 +97,7 @@ def deal_out(state: dict[str, Any]) -> None:
     Args:
         state: ``pipeline`` and ``optimizers``, as the trainer saves them; changed in place.
     """
-    for holder, key in list(_per_gaussian(state, len(state["pipeline"][_PARAMETERS + "means"]))):
+    for holder, key in list(_gaussian_rows(state, len(state["pipeline"][_PARAMETERS + "means"]))):
         holder[key] = holder[key][own_slice()].clone()
 
 
@@ -116,21 +116,21 @@ def collect(state: dict[str, Any], ranks: Ranks) -> None:
     for item in state["optimizers"].values():  # these dicts are the optimisers' own
         item["state"] = {number: dict(of_one) for number, of_one in item["state"].items()}
     count = len(state["pipeline"][_PARAMETERS + "means"])
-    found = list(_per_gaussian(state, count))
-    everyone = ranks.share([len(found), count])
+    places = list(_gaussian_rows(state, count))
+    everyone = ranks.share([len(places), count])
     if len({kinds for kinds, _ in everyone}) != 1:
         raise RankError(
             "The processes of this run cannot save their Gaussians together, since some have statistics that others "
             "lack: resume from the last checkpoint, and report this."
         )
     counts = [theirs for _, theirs in everyone]
-    for holder, key in found:
+    for holder, key in places:
         whole = ranks.collect_rows(holder[key], counts)
         if whole is not None:
             holder[key] = whole
 
 
-def _per_gaussian(state: dict[str, Any], count: int) -> Iterator[tuple[MutableMapping[Any, Any], Any]]:
+def _gaussian_rows(state: dict[str, Any], count: int) -> Iterator[tuple[MutableMapping[Any, Any], Any]]:
     """Yields where the state has a tensor with one row for each Gaussian, in the same order on every rank."""
     pipeline = state["pipeline"]
     yield from ((pipeline, key) for key in sorted(pipeline) if key.startswith(_PARAMETERS) or key == _FILTER)

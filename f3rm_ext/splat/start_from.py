@@ -19,7 +19,7 @@ CHECKPOINTS = (".ckpt", ".pt")
 _PREFIXES = ("_model.gauss_params.", "gauss_params.")
 _SHAPES = {"means": (3,), "scales": (3,), "quats": (4,), "opacities": (1,), "features_dc": (3,), "features_rest": ()}
 _REST = tuple(map(sh_rest_count, range(MAX_SH_DEGREE + 1)))
-_OF_SUGAR = {
+_SUGAR_NAMES = {
     "means": "_points",
     "scales": "_scales",
     "quats": "_quaternions",
@@ -50,11 +50,11 @@ class Start:
     """Standard deviations of the 3D filter that a run of this package had, (gaussians,), scene units; None without."""
 
     @property
-    def drawn(self) -> Gaussians:
+    def fused_gaussians(self) -> Gaussians:
         """The Gaussians as they were drawn: with the 3D filter in them."""
         return self.gaussians if self.filter_3d is None else fuse(self.gaussians, self.filter_3d)
 
-    def in_scene(self, outputs: Any, frame: Literal["auto", "scene", "capture"]) -> "Start":
+    def to_scene(self, outputs: Any, frame: Literal["auto", "scene", "capture"]) -> "Start":
         """Transforms the splats to the scene frame.
 
         Args:
@@ -65,7 +65,7 @@ class Start:
             return replace(self, frame="scene")
         return replace(self, gaussians=Similarity.to_scene(outputs).gaussians(self.gaussians), frame="capture")
 
-    def seen_by(self, views: PinholeCameras, options: MipOptions) -> Gaussians:
+    def prepare_gaussians(self, views: PinholeCameras, options: MipOptions) -> Gaussians:
         """Returns the Gaussians for a run: checked to be in view, and without a fused 3D filter.
 
         The run applies its own filter, so a fused one is removed, computed from the run's cameras. If that would leave
@@ -112,7 +112,7 @@ def read_start(path: Path, iteration: int | None = None) -> Start:
     """
     folder = path.is_dir()
     if folder:
-        path = _of_folder(path, iteration)
+        path = _find_splats(path, iteration)
     elif not path.is_file():
         raise ConfigError(
             f"There is no file {path} to start from: give a .ply, .spz, .splat, .ckpt or .pt file, or an output folder "
@@ -123,34 +123,34 @@ def read_start(path: Path, iteration: int | None = None) -> Start:
             f"--pipeline.model.start-iteration selects an iteration in a folder, but {path} is a file: leave it out."
         )
     if path.suffix in CHECKPOINTS:
-        return _of_checkpoint(path)
+        return _read_checkpoint(path)
     gaussians, info = read_splats(path)
     for notice in info.notices:
         CONSOLE.log(notice, markup=False)
     return Start(gaussians, bool(info.filters_fused), path, "capture" if folder else "scene")
 
 
-def _of_folder(folder: Path, iteration: int | None) -> Path:
+def _find_splats(folder: Path, iteration: int | None) -> Path:
     """Returns the file of an iteration, the newest by default, in a folder written by 3DGS or SuGaR."""
-    found = {int(path.stem): path for path in folder.glob("*.pt") if path.stem.isdigit()}
+    files = {int(path.stem): path for path in folder.glob("*.pt") if path.stem.isdigit()}
     for path in folder.glob("point_cloud/iteration_*/point_cloud.ply"):
         if number := _ITERATION.fullmatch(path.parent.name):
-            found[int(number[1])] = path
-    if not found:
+            files[int(number[1])] = path
+    if not files:
         raise ConfigError(
             f"There are no splats to start from in the folder {folder}: give an output folder of 3DGS (with "
             "point_cloud/iteration_N/point_cloud.ply) or of SuGaR (with N.pt), or a file."
         )
-    if iteration is not None and iteration not in found:
-        there = ", ".join(map(str, sorted(found)))
+    if iteration is not None and iteration not in files:
+        there = ", ".join(map(str, sorted(files)))
         raise ConfigError(
             f"There is no iteration {iteration} in the folder {folder}: choose --pipeline.model.start-iteration from "
             f"{there}, or leave it out for the newest."
         )
-    return found[max(found) if iteration is None else iteration]
+    return files[max(files) if iteration is None else iteration]
 
 
-def _of_checkpoint(path: Path) -> Start:
+def _read_checkpoint(path: Path) -> Start:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -162,29 +162,29 @@ def _of_checkpoint(path: Path) -> Start:
     for key in ("pipeline", "state_dict"):
         if isinstance(state.get(key), dict):
             state = state[key]
-    if _OF_SUGAR["means"] in state:
-        return Start(_of_sugar(state, path), False, path, "capture")
+    if _SUGAR_NAMES["means"] in state:
+        return Start(_read_sugar(state, path), False, path, "capture")
     for prefix in _PREFIXES:
-        found = {
+        tensors = {
             name.removeprefix(prefix): value
             for name, value in state.items()
             if name.startswith(prefix) and isinstance(value, torch.Tensor)
         }
-        if found:
-            missing = [name for name in _SHAPES if name not in found]
+        if tensors:
+            missing = [name for name in _SHAPES if name not in tensors]
             if missing:
                 raise CheckpointError(
                     f"The checkpoint {path} lacks {', '.join(missing)} of its Gaussians: export it as .ply instead."
                 )
-            _require_shapes(found, path)
-            gaussians = Gaussians.of(found).checked(str(path))
+            _require_shapes(tensors, path)
+            gaussians = Gaussians.from_tensors(tensors).require_finite(str(path))
             filters = state.get("_model.filter_3d")
             filtered = isinstance(filters, torch.Tensor) and filters.shape == (len(gaussians),) and filters.any()
             return Start(gaussians, False, path, "scene", filters if filtered else None)
     raise CheckpointError(f"The checkpoint {path} holds no Gaussians: give one of sugar-ext, splatfacto or SuGaR.")
 
 
-def _of_sugar(state: dict[str, Any], path: Path) -> Gaussians:
+def _read_sugar(state: dict[str, Any], path: Path) -> Gaussians:
     """Returns the Gaussians of SuGaR's coarse stage."""
     if "_surface_mesh_faces" in state or (
         isinstance(state.get("_scales"), torch.Tensor) and state["_scales"].shape[1:] == (2,)
@@ -193,26 +193,26 @@ def _of_sugar(state: dict[str, Any], path: Path) -> Gaussians:
             f"The checkpoint {path} is of SuGaR's refined model, whose Gaussians are bound to a mesh: give the coarse "
             "one, or the .ply that SuGaR exports of the refined one."
         )
-    missing = [name for name in _OF_SUGAR.values() if not isinstance(state.get(name), torch.Tensor)]
+    missing = [name for name in _SUGAR_NAMES.values() if not isinstance(state.get(name), torch.Tensor)]
     if missing:
         raise CheckpointError(f"SuGaR's checkpoint {path} lacks {', '.join(missing)}: export it as .ply instead.")
-    found = {name: state[theirs].detach().float() for name, theirs in _OF_SUGAR.items()}
-    found["features_dc"] = found["features_dc"].flatten(1)
-    found["opacities"] = found["opacities"].reshape(len(found["opacities"]), -1)
-    _require_shapes(found, path)
-    return Gaussians.of(found).checked(str(path))
+    tensors = {name: state[theirs].detach().float() for name, theirs in _SUGAR_NAMES.items()}
+    tensors["features_dc"] = tensors["features_dc"].flatten(1)
+    tensors["opacities"] = tensors["opacities"].reshape(len(tensors["opacities"]), -1)
+    _require_shapes(tensors, path)
+    return Gaussians.from_tensors(tensors).require_finite(str(path))
 
 
-def _require_shapes(found: dict[str, torch.Tensor], path: Path) -> None:
+def _require_shapes(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Raises CheckpointError unless all tensors have the right shape for the same number of Gaussians."""
-    rest = found["features_rest"].shape
+    rest = tensors["features_rest"].shape
     if len(rest) != 3 or rest[1] not in _REST or rest[2] != 3:
         raise CheckpointError(
             f"The colours' coefficients in {path} have the shape {tuple(rest)}, which belongs to no degree of "
             f"spherical harmonics from 0 to {MAX_SH_DEGREE}: export it as .ply with the program that made it."
         )
     for name, shape in _SHAPES.items():
-        value = tuple(found[name].shape)
+        value = tuple(tensors[name].shape)
         if value[:1] != rest[:1] or (shape and value[1:] != shape):
             raise CheckpointError(
                 f"The {name} in {path} have the shape {value}, which does not fit the {rest[0]} Gaussians there: "

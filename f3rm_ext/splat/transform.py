@@ -72,7 +72,7 @@ class Similarity:
             gaussians,
             means=self.points(gaussians.means),
             scales=gaussians.scales + float(np.log(self.scale)),
-            quats=_followed_by(turned, gaussians.quats),
+            quats=_multiply_quats(turned, gaussians.quats),
             features_rest=rest.to(gaussians.features_rest.dtype),
         )
 
@@ -93,7 +93,7 @@ def _harmonics(rotation: Float[np.ndarray, "3 3"], degree: int) -> Float[np.ndar
     return np.linalg.lstsq(after, before, rcond=None)[0]
 
 
-def _followed_by(rotation: Float[Tensor, "4"], quats: Float[Tensor, "gaussians 4"]) -> Float[Tensor, "gaussians 4"]:
+def _multiply_quats(rotation: Float[Tensor, "4"], quats: Float[Tensor, "gaussians 4"]) -> Float[Tensor, "gaussians 4"]:
     """Multiplies quaternions (w, x, y, z): each rotation of ``quats``, followed by ``rotation``."""
     w, x, y, z = quats.unbind(-1)
     a, b, c, d = rotation

@@ -22,11 +22,11 @@ def find_kernels(module: str, device: torch.device) -> Any:
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
-    return _tried(module, torch.cuda.current_device() if device.index is None else device.index)
+    return _load_kernels(module, torch.cuda.current_device() if device.index is None else device.index)
 
 
 @lru_cache
-def _tried(module: str, index: int) -> Any:
+def _load_kernels(module: str, index: int) -> Any:
     device = torch.device("cuda", index)
     reason = reason_against("triton", lambda: importlib.import_module(module).try_out(device))
     if reason is None:

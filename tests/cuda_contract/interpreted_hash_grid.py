@@ -27,7 +27,7 @@ def errors(shape: list[int], count: int, dtype: str = "float32", leaves: str = "
         leaves: what has a gradient.
     """
     levels, width, base, top, log2 = shape
-    made = LevelTensors.of(grid_levels(levels, base, top, log2))
+    made = LevelTensors.from_levels(grid_levels(levels, base, top, log2))
     generator = torch.Generator().manual_seed(1)
     rows = made.levels[-1].offset + made.levels[-1].size
     table = torch.randn(rows, width, generator=generator).requires_grad_("table" in leaves)

@@ -28,7 +28,7 @@ from f3rm_ext.splat import triton_kernels as found_kernels
 def forgetful() -> Iterator[None]:
     """What is found out about Triton here is forgotten."""
     yield
-    for found in (found_kernels._tried, found_kernels._explain):
+    for found in (found_kernels._load_kernels, found_kernels._explain):
         found.cache_clear()
 
 
@@ -68,7 +68,7 @@ def test_budget(name: str, launches: list[Launch], noise_capture: Path, tmp_path
     "make", [lambda out: out.sum(), lambda out: (out.T.contiguous() * 2).sum()], ids=["expanded", "transposed"]
 )
 def test_gradients_need_not_be_contiguous(make: Callable[[torch.Tensor], torch.Tensor], launches: list[Launch]) -> None:
-    made = LevelTensors.of(grid_levels(2, 4, 8, 9))
+    made = LevelTensors.from_levels(grid_levels(2, 4, 8, 9))
     levels = LevelTensors(made.levels, made.scales.to("cuda"), made.rows.to("cuda"))
     rows = made.levels[-1].offset + made.levels[-1].size
     table = torch.ones(rows, 2).to("cuda").requires_grad_()

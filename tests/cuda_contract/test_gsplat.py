@@ -215,7 +215,7 @@ def densify(device: str, **options: Any) -> tuple[Any, Trained]:
         densify.DensifyOptions(start=1, every=5, pause_after_reset=0, stop_scale2d=4, **options), 1.0
     )
     changes = [
-        densifier.after_backward(step, trained.rasterization, trained.params, trained.optimizers)
+        densifier.step_post_backward(step, trained.rasterization, trained.params, trained.optimizers)
         for step in range(1, 5)
     ]
     assert not any(change.rows_changed for change in changes)
@@ -227,7 +227,7 @@ def densify(device: str, **options: Any) -> tuple[Any, Trained]:
 
 def test_what_is_in_view_grows(kernels: Kernels) -> None:
     densifier, trained = densify("cuda", reset_every=3000)
-    change = densifier.after_backward(5, trained.rasterization, trained.params, trained.optimizers)
+    change = densifier.step_post_backward(5, trained.rasterization, trained.params, trained.optimizers)
     assert change.duplicated + change.split == 20 and not change.opacities_reset
     for name, parameter in trained.params.items():
         assert isinstance(parameter, PretendCuda) and len(parameter) == change.after, name
@@ -240,7 +240,7 @@ def test_opacities_are_reset(kernels: Kernels) -> None:
     densifier, trained = densify("cuda", reset_every=5, prune_opacity=0.05)
     before = trained.params["opacities"].detach().cpu().sigmoid()
     assert bool((before > 0.8).all())
-    change = densifier.after_backward(5, trained.rasterization, trained.params, trained.optimizers)
+    change = densifier.step_post_backward(5, trained.rasterization, trained.params, trained.optimizers)
     assert change.opacities_reset
     opacities = trained.params["opacities"]
     assert bool((opacities.detach().cpu().sigmoid() <= 0.1 + 1e-6).all())

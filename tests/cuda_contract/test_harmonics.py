@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from f3rm_ext import compat
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory import packed
-from f3rm_ext.splat.memory.packed import stored_sh_colors
+from f3rm_ext.splat.memory.packed import packed_sh_colors
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors_reference
 
 COUNT = 40
@@ -56,7 +56,7 @@ def test_the_kernel_evaluates_stored_coefficients(
     degree: int, dtype: torch.dtype, cuda: torch.device, kernel_calls: list[tuple[int, tuple[int, ...]]]
 ) -> None:
     directions, dc, rest = _scene(dtype)
-    found = stored_sh_colors(degree, directions.to(cuda), dc.to(cuda), Parameter(rest.to(cuda)))
+    found = packed_sh_colors(degree, directions.to(cuda), dc.to(cuda), Parameter(rest.to(cuda)))
     assert found.device == cuda and found.dtype == torch.float32
     expected = sh_colors_reference(degree, directions, dc, rest.float())
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-6)
@@ -65,7 +65,7 @@ def test_the_kernel_evaluates_stored_coefficients(
 
 def test_degree_zero_needs_no_kernel(cuda: torch.device, kernel_calls: list[tuple[int, tuple[int, ...]]]) -> None:
     directions, dc, rest = _scene(torch.float32)
-    found = stored_sh_colors(0, directions.to(cuda), dc.to(cuda), Parameter(rest.to(cuda)))
+    found = packed_sh_colors(0, directions.to(cuda), dc.to(cuda), Parameter(rest.to(cuda)))
     torch.testing.assert_close(found.cpu(), sh_colors_reference(0, directions, dc, rest))
     assert not kernel_calls
 
@@ -77,5 +77,5 @@ def test_without_kernels_torch_evaluates_them(cuda: torch.device, monkeypatch: p
     directions, dc, rest = _scene(torch.float32)
     for kernels in (lambda: None, broken):
         monkeypatch.setattr(compat, "_gsplat_kernels", kernels)
-        found = stored_sh_colors(3, directions.to(cuda), dc.to(cuda), Parameter(rest.to(cuda)))
+        found = packed_sh_colors(3, directions.to(cuda), dc.to(cuda), Parameter(rest.to(cuda)))
         torch.testing.assert_close(found.cpu(), sh_colors_reference(3, directions, dc, rest), rtol=1e-5, atol=1e-6)

@@ -100,10 +100,10 @@ def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """A machine with a GPU; what was found on it is forgotten."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for found in (triton_kernels._tried, triton_kernels._explain):
+    for found in (triton_kernels._load_kernels, triton_kernels._explain):
         found.cache_clear()
     yield torch.device("cuda")
-    for found in (triton_kernels._tried, triton_kernels._explain):
+    for found in (triton_kernels._load_kernels, triton_kernels._explain):
         found.cache_clear()
 
 

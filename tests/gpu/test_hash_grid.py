@@ -10,7 +10,7 @@ from nerfstudio.data.scene_box import SceneBox
 
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.method_configs.presets import make_config
-from f3rm_ext.nerf.hash_backends import Backend, why_not
+from f3rm_ext.nerf.hash_backends import Backend, try_backend
 from f3rm_ext.nerf.hash_grid import HashGrid, hash_grid_reference
 from f3rm_ext.nerf.model import F3rmModel
 from f3rm_ext.utils.kernel_trials import NOT_INSTALLED
@@ -27,7 +27,7 @@ ODD: list[Shape] = [(4, 1, 3, 40, 9), (6, 4, 8, 256, 14)]
 @pytest.fixture(params=["triton", "tcnn"])
 def fast(request: pytest.FixtureRequest, cuda: torch.device) -> Backend:
     """A backend of CUDA that works here. One that is installed and does not is an error, not a reason to skip."""
-    reason = why_not(request.param, cuda)
+    reason = try_backend(request.param, cuda)
     if reason == NOT_INSTALLED:
         pytest.skip("tiny-cuda-nn (tinycudann) is not installed" if request.param == "tcnn" else "no triton")
     assert reason is None, reason
@@ -80,7 +80,7 @@ def test_hashing_is_the_same_integer_arithmetic(cuda: torch.device) -> None:
     # At the vertices themselves a wrong row would be a wrong value, not a small error.
     grid = _grid((1, 2, 512, 512, 14))
     (level,) = grid.levels
-    assert level.hashed
+    assert level.is_hashed
     vertices = torch.randint(1, 511, (5000, 3), generator=torch.Generator().manual_seed(4))
     points = (vertices - 0.5).double() / level.scale
     table = grid.table.detach().double()
@@ -92,14 +92,14 @@ def test_hashing_is_the_same_integer_arithmetic(cuda: torch.device) -> None:
 def test_backends_by_device(cuda: torch.device) -> None:
     assert HashGrid(2, 2, 4, 8, 8, backend="torch").resolve_backend(cuda) == "torch"
     assert HashGrid(2, 2, 4, 8, 8, backend="numba").resolve_backend(cuda) == "torch"
-    working = [name for name in ("tcnn", "triton") if why_not(name, cuda) is None]
+    working = [name for name in ("tcnn", "triton") if try_backend(name, cuda) is None]
     assert HashGrid(2, 2, 4, 8, 8).resolve_backend(cuda) == [*working, "torch"][0]
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *BIG, *ODD])
 @pytest.mark.parametrize("count", [2, 5000])
 def test_triton_equals_torch(shape: Shape, count: int, cuda: torch.device) -> None:
-    if (reason := why_not("triton", cuda)) == NOT_INSTALLED:
+    if (reason := try_backend("triton", cuda)) == NOT_INSTALLED:
         pytest.skip("no triton")
     assert reason is None, reason
     points = _points(count)
@@ -129,7 +129,7 @@ def test_a_table_moves_between_backends(fast: Backend, cuda: torch.device) -> No
 
 
 def test_results_of_more_than_two_to_the_31_numbers(cuda: torch.device) -> None:
-    if (reason := why_not("triton", cuda)) is not None:
+    if (reason := try_backend("triton", cuda)) is not None:
         pytest.skip(f"no triton: {reason}")
     count = 2**31 // 128 + 1000
     if torch.cuda.mem_get_info(cuda)[0] < 8 * 2**30:
@@ -160,7 +160,7 @@ def test_steps_of_the_methods_in_mixed_precision(
     make_spec: Callable[..., FeatureSpec],
     cuda: torch.device,
 ) -> None:
-    if backend in ("tcnn", "triton") and why_not(backend, cuda) == NOT_INSTALLED:
+    if backend in ("tcnn", "triton") and try_backend(backend, cuda) == NOT_INSTALLED:
         pytest.skip("tiny-cuda-nn (tinycudann) is not installed" if backend == "tcnn" else "no triton")
     config: Any = make_config(method)
     config.pipeline.model.backend = backend

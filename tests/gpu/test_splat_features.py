@@ -51,7 +51,7 @@ def test_lifting_and_asking(make_spec: Callable[..., Any]) -> None:
             model._scene(), PinholeCameras.of(cameras).to(device), DIM, lambda index: feature_map, model._settings
         )
         assert codes.device.type == device
-        model.lifted.put(LiftedHead(make_spec("dense", DIM), codes).to(device))
+        model.lifted.add(LiftedHead(make_spec("dense", DIM), codes).to(device))
         scores, outputs = score_image(model, cameras[:1], [query])
         at = score_points(model, model.gaussians.means.detach().cpu()[:50] + 0.01, [query])
         found[device] = [codes, scores, outputs["feature_pca"], at]

@@ -5,11 +5,11 @@ import torch
 from torch.nn import Parameter
 
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
-from f3rm_ext.splat.densify.relocation import MAX_COPIES, relocated
+from f3rm_ext.splat.densify.relocation import MAX_COPIES, compute_relocation
 from f3rm_ext.splat.memory import adam, packed
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.moments import MOMENTS
-from f3rm_ext.splat.memory.packed import stored_sh_colors
+from f3rm_ext.splat.memory.packed import packed_sh_colors
 from f3rm_ext.splat.memory.rounding import to_bfloat16, to_half
 from f3rm_ext.splat.rasterize import Rasterization
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors_reference
@@ -28,7 +28,7 @@ def test_relocation_agrees_with_gsplats_kernel(cuda: torch.device) -> None:
     binoms = MCMCStrategy().initialize_state()["binoms"].to(cuda)
     theirs = relocation.compute_relocation(alphas.to(cuda), sizes.to(cuda), copies.to(cuda), binoms)
     assert MAX_COPIES == len(binoms)
-    for ours, value in zip(relocated(alphas.to(cuda), sizes.to(cuda), copies.to(cuda)), theirs, strict=True):
+    for ours, value in zip(compute_relocation(alphas.to(cuda), sizes.to(cuda), copies.to(cuda)), theirs, strict=True):
         torch.testing.assert_close(ours, value, rtol=1e-3, atol=1e-6)
 
 
@@ -52,7 +52,7 @@ def test_steps_are_those_of_the_cpu_up_to_rounding(cuda: torch.device, kind: str
             generator = torch.Generator().manual_seed(step)
             directions = torch.randn(300, 3, generator=generator).to(device)
             weights = torch.randn(300, 3, generator=generator).to(device)
-            (stored_sh_colors(3, directions, torch.full_like(weights, 9.0), rest) * weights).sum().backward()
+            (packed_sh_colors(3, directions, torch.full_like(weights, 9.0), rest) * weights).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         results.append(rest.detach().float().cpu())
@@ -68,7 +68,7 @@ def test_a_step_takes_no_more_than_storage_moments_and_packed_gradients(cuda: to
     rest = Parameter(torch.zeros(count, 15, 3, device=cuda, dtype=torch.float16))
     optimizer = PackedAdam([rest], moments="bfloat16")
     for _ in range(2):
-        stored_sh_colors(3, directions, dc, rest).sum().backward()
+        packed_sh_colors(3, directions, dc, rest).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     peak = (torch.cuda.max_memory_allocated(cuda) - before) / MIB
@@ -94,8 +94,8 @@ def test_growth_runs_on_the_device_and_leaves_its_random_numbers_alone(cuda: tor
     torch.cuda.manual_seed(0)
     expected = torch.rand(3, device=cuda)
     torch.cuda.manual_seed(0)
-    change = densifier.after_backward(600, seen, params, optimizers)
-    assert change.after > 50 and params["features_rest"].device.type == "cuda"
+    change = densifier.step_post_backward(600, seen, params, optimizers)
+    assert change.new_count > 50 and params["features_rest"].device.type == "cuda"
     assert torch.equal(torch.rand(3, device=cuda), expected)
 
 
@@ -114,7 +114,7 @@ def test_gsplat_evaluates_harmonics(degree: int, dtype: torch.dtype, cuda: torch
     directions, dc = torch.randn(1000, 3, device=cuda), torch.rand(1000, 3, device=cuda)
     rest = Parameter((0.3 * torch.randn(1000, 15, 3, device=cuda)).to(dtype))
     expected = sh_colors_reference(degree, directions, dc, rest.float())
-    torch.testing.assert_close(stored_sh_colors(degree, directions, dc, rest), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed_sh_colors(degree, directions, dc, rest), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -140,7 +140,7 @@ def test_the_kernel_takes_the_steps_of_torch(
                     torch.randn(1, 3, generator=generator).to(cuda)
                     * (torch.arange(count, device=cuda) % 3 > step % 2)[:, None]
                 )
-                (stored_sh_colors(3, directions, torch.full_like(directions, 9.0), rest) * weights).sum().backward()
+                (packed_sh_colors(3, directions, torch.full_like(directions, 9.0), rest) * weights).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
         results.append(rest.detach().float())
@@ -160,7 +160,7 @@ def test_a_step_of_the_harmonics_does_not_wait_for_the_gpu(cuda: torch.device) -
     for mode in ("default", "error"):  # the first step compiles
         torch.cuda.set_sync_debug_mode(mode)
         try:
-            stored_sh_colors(3, directions, dc, rest).sum().backward()
+            packed_sh_colors(3, directions, dc, rest).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         finally:

@@ -27,7 +27,7 @@ def made(n: int, device: torch.device | str = "cpu") -> Gaussians:
     scales = torch.log((0.2 + torch.rand(n, 3, generator=generator)) * n ** (-1 / 3))
     quats, opacities = torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator)
     gaussians = Gaussians(means, scales, quats, opacities, torch.zeros(n, 3), torch.zeros(n, 0, 3)).to(device)
-    return Gaussians.of({name: value.clone().requires_grad_() for name, value in gaussians.tensors().items()})
+    return Gaussians.from_tensors({name: value.clone().requires_grad_() for name, value in gaussians.tensors().items()})
 
 
 def test_neighbours_are_those_of_the_tree(cuda: torch.device) -> None:

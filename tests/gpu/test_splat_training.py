@@ -124,7 +124,7 @@ def test_a_step_hardly_waits_for_the_gpu(mode: Mode, step: int, most: int, cuda:
         scene_box=SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])), num_train_data=2, metadata={}
     )
     model.to(cuda).train()
-    model.schedule = Schedule.of(15_000, RegularizationOptions())
+    model.schedule = Schedule.from_options(15_000, RegularizationOptions())
     model.current_sh_degree, model.extent = 3, 1.0
     model.densifier = make_densifier(DensifyOptions(), 1.0)
     model.regularizer = make_regularizer(RegularizationOptions(mode=mode, samples=5000))
@@ -146,7 +146,7 @@ def test_a_step_hardly_waits_for_the_gpu(mode: Mode, step: int, most: int, cuda:
                 outputs = model.get_outputs(camera)
                 torch.stack(list(model.get_loss_dict(outputs, batch).values())).sum().backward()
                 assert model._rasterization is not None
-                model.densifier.after_backward(step, model._rasterization, model.gauss_params, optimizers)
+                model.densifier.step_post_backward(step, model._rasterization, model.gauss_params, optimizers)
                 model.zero_grad()
             finally:
                 torch.cuda.set_sync_debug_mode("default")

@@ -32,7 +32,7 @@ def splat_run(room_splats: Path, tiny_capture: Path, tmp_path_factory: pytest.Te
     config.experiment_name, config.timestamp = "e", "t"
     config.pipeline.datamanager.data = tiny_capture
     pipeline = config.pipeline.setup(device="cpu", test_mode="val")
-    start = read_start(room_splats).in_scene(pipeline.datamanager.train_dataparser_outputs, "capture")
+    start = read_start(room_splats).to_scene(pipeline.datamanager.train_dataparser_outputs, "capture")
     pipeline.model.set_gaussians(start.gaussians)
     state = pipeline.state_dict()
     folder = config.get_base_dir() / "nerfstudio_models"

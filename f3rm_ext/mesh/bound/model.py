@@ -253,11 +253,11 @@ class BoundModel(SplatModel):
         config = self.config
         assert config.start_from is not None
         start = read_start(config.start_from, config.start_iteration)
-        start = replace(start, gaussians=start.drawn, filter_3d=None)
-        start = start.in_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
-        gaussians = start.seen_by(views, config.mip).to("cpu")
-        found = Gaussians.of({name: value.float() for name, value in gaussians.tensors().items()})
-        return found.with_sh_degree(config.sh_degree)
+        start = replace(start, gaussians=start.fused_gaussians, filter_3d=None)
+        start = start.to_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
+        gaussians = start.prepare_gaussians(views, config.mip).to("cpu")
+        found = Gaussians.from_tensors({name: value.float() for name, value in gaussians.tensors().items()})
+        return found.to_sh_degree(config.sh_degree)
 
     # --- training ----------------------------------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ def _features(archive: Mapping[str, np.ndarray], record: dict[str, Any]) -> Mesh
     heads.grow(described, state, "")
     maps = {
         name: CodeMap(archive[f"map.{name}.dictionary"], archive[f"map.{name}.texels"])
-        for name in heads.by_name
+        for name in heads.to_dict()
         if f"map.{name}.texels" in archive
     }
     return MeshFeatures(heads, archive["seen"], maps, record)

@@ -75,7 +75,7 @@ def open_mesh_run(path: Path, data: Path | None = None) -> MeshRun:
     """
     mesh, features = read_featured_mesh(path)
     said = features.provenance
-    specs = [head.spec for head in features.heads.by_name.values()]
+    specs = [head.spec for head in features.heads.to_dict().values()]
     codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
     config = None if data is not None or said.get("load_config") is None else Path(said["load_config"])
     manager = open_capture_manager(

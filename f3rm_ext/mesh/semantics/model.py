@@ -77,7 +77,7 @@ class QueryableMesh:
 
     def query_heads(self) -> dict[str, LiftedHead]:
         """Returns the features by name, the primary one first."""
-        return self._heads.by_name
+        return self._heads.to_dict()
 
     @torch.no_grad()
     def render_camera(
@@ -119,7 +119,7 @@ class QueryableMesh:
 
             def rendered_of(name: str) -> Tensor:
                 if name not in rendered:
-                    values = torch.zeros(len(met), self._heads.by_name[name].codes.shape[1])
+                    values = torch.zeros(len(met), self._heads.to_dict()[name].codes.shape[1])
                     values[torch.from_numpy(met)] = self._values(name, places)
                     rendered[name] = values
                 return rendered[name]
@@ -181,7 +181,7 @@ class QueryableMesh:
         return self._colors(corners.faces, corners.weights) / 255.0
 
     def _values(self, name: str, places: _Hits) -> Float[Tensor, "n feat"]:
-        codes = self._heads.by_name[name].codes.numpy()
+        codes = self._heads.to_dict()[name].codes.numpy()
         values = np.empty((len(places.faces), codes.shape[1]), np.float32)
         corners, missing = self._faces[places.faces], np.ones(len(values), bool)
         if name in self._maps:

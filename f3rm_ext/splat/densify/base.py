@@ -18,7 +18,7 @@ from f3rm_ext.splat.rasterize import Rasterization
 class Densifier:
     """Adds and removes Gaussians while they are optimised; this base class keeps their number.
 
-    A training step calls :meth:`before_backward` after rendering and :meth:`after_backward` after the optimisers'
+    A training step calls :meth:`step_pre_backward` after rendering and :meth:`step_post_backward` after the optimisers'
     step. Pixels outside a mask have no gradient, so they cause no growth. A Gaussian in view counts as seen whether
     its pixels lie inside or outside the mask.
 
@@ -50,7 +50,7 @@ class Densifier:
         if sharded:
             self._mix_in_rank()
 
-    def before_backward(self, step: int, rasterization: Rasterization) -> None:
+    def step_pre_backward(self, step: int, rasterization: Rasterization) -> None:
         """Prepares for the backward pass.
 
         Args:
@@ -58,7 +58,7 @@ class Densifier:
             rasterization: result of this step.
         """
 
-    def after_backward(
+    def step_post_backward(
         self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
     ) -> Change:
         """Gathers statistics and, in the steps of a round, changes the set of Gaussians.
@@ -91,7 +91,7 @@ class Densifier:
         Raises:
             ConfigError: no Gaussian would be left; nothing is changed then.
         """
-        change = Change.keeping(~mask)
+        change = Change.removal(~mask)
         apply(change, params, optimizers)
         self.follow(change)
         return change

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from f3rm_ext.engine.ranks import is_first, largest_over_ranks, sum_over_ranks, world_size
 from f3rm_ext.splat.densify.base import Densifier
-from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, named, zero_moments
+from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, optimizers_by_name, zero_moments
 from f3rm_ext.splat.densify.options import DensifyOptions
 from f3rm_ext.splat.rasterize import Rasterization
 
@@ -144,11 +144,11 @@ class DefaultDensifier(Densifier):
         self.strategy.cap, self.strategy.sharded = self.options.cap, sharded
         self.statistics: dict[str, Any] = self.strategy.initialize_state(scene_scale=scene_scale)
 
-    def before_backward(self, step: int, rasterization: Rasterization) -> None:
+    def step_pre_backward(self, step: int, rasterization: Rasterization) -> None:
         if step < self.strategy.refine_stop_iter and rasterization.means2d.requires_grad:
             rasterization.means2d.retain_grad()
 
-    def after_backward(
+    def step_post_backward(
         self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
     ) -> Change:
         count = len(params["means"])
@@ -168,7 +168,7 @@ class DefaultDensifier(Densifier):
             return Change(count)
         change = self._round(step, info, resets, params, optimizers)
         if resets:
-            zero_moments(params["opacities"], named(optimizers).get("opacities"))
+            zero_moments(params["opacities"], optimizers_by_name(optimizers).get("opacities"))
         return change
 
     def _round(

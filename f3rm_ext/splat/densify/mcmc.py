@@ -5,8 +5,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from f3rm_ext.splat.densify.base import Densifier
-from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, named
-from f3rm_ext.splat.densify.relocation import add_noise, relocated, sampled_rows
+from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, optimizers_by_name
+from f3rm_ext.splat.densify.relocation import add_noise, compute_relocation, sample_rows
 from f3rm_ext.splat.rasterize import Rasterization
 
 
@@ -17,7 +17,7 @@ class MCMCDensifier(Densifier):
     Gaussian starts with zero moments, like the one it joins. In gsplat it keeps the moments of its old position.
     """
 
-    def after_backward(
+    def step_post_backward(
         self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
     ) -> Change:
         options = self.options
@@ -26,7 +26,7 @@ class MCMCDensifier(Densifier):
         with self.random_numbers(device):
             if options.start < step < self._stop(options.mcmc_stop) and step % options.every == 0:
                 change = self._round(params, optimizers)
-            rate = named(optimizers)["means"].param_groups[0]["lr"]
+            rate = optimizers_by_name(optimizers)["means"].param_groups[0]["lr"]
             if options.mcmc_noise > 0:
                 geometry = (params[name].detach() for name in ("means", "scales", "quats", "opacities"))
                 add_noise(*geometry, scale=rate * options.mcmc_noise)
@@ -43,9 +43,9 @@ class MCMCDensifier(Densifier):
         moved = int(dead.sum())
         if moved == count:
             # No live Gaussian to move to: pruning all raises the right error.
-            apply(Change.keeping(~dead), params, optimizers)
+            apply(Change.removal(~dead), params, optimizers)
         if moved:
-            chosen = sampled_rows(torch.where(dead, 0, alphas), moved)
+            chosen = sample_rows(torch.where(dead, 0, alphas), moved)
             source[dead] = chosen
             alphas, sizes = self._share(alphas, sizes, chosen, fresh)
             alphas, sizes = alphas[source], sizes[source]
@@ -54,7 +54,7 @@ class MCMCDensifier(Densifier):
         wanted = int((1 + self.options.mcmc_growth) * count)
         added = max((wanted if cap is None else min(cap, wanted)) - count, 0)
         if added:
-            chosen = sampled_rows(alphas, added)
+            chosen = sample_rows(alphas, added)
             alphas, sizes = self._share(alphas, sizes, chosen, fresh)
             rows = torch.cat((torch.arange(count, device=alphas.device), chosen))
             alphas, sizes, source, fresh = alphas[rows], sizes[rows], source[rows], fresh[rows]
@@ -77,7 +77,7 @@ class MCMCDensifier(Densifier):
         """Splits the opacities and sizes of the chosen Gaussians among their copies; marks them as fresh."""
         copies = torch.bincount(chosen, minlength=len(alphas)) + 1
         rows = (copies > 1).nonzero().squeeze(-1)
-        new_alphas, new_sizes = relocated(alphas[rows], sizes[rows], copies[rows])
+        new_alphas, new_sizes = compute_relocation(alphas[rows], sizes[rows], copies[rows])
         epsilon = torch.finfo(torch.float32).eps
         alphas, sizes = alphas.clone(), sizes.clone()
         alphas[rows] = new_alphas.clamp(self.options.mcmc_min_opacity, 1 - epsilon)

@@ -22,7 +22,7 @@ Parameters = MutableMapping[str, Parameter] | torch.nn.ParameterDict
 class Change:
     """Change of the set of Gaussians in one step, to apply to everything with one row per Gaussian."""
 
-    before: int
+    old_count: int
     """Number of Gaussians before the change."""
     source: Int[Tensor, " gaussians"] | None = None
     """Row of the old set from which each row of the new set comes; None if the rows are unchanged."""
@@ -47,9 +47,9 @@ class Change:
         return self.source is not None
 
     @property
-    def after(self) -> int:
+    def new_count(self) -> int:
         """Number of Gaussians after the change."""
-        return self.before if self.source is None else len(self.source)
+        return self.old_count if self.source is None else len(self.source)
 
     def carry(self, rows: Shaped[Tensor, "old *rest"], fresh: int | float | None = None) -> Shaped[Tensor, "new *rest"]:
         """Returns the rows of the new set.
@@ -66,7 +66,7 @@ class Change:
         return carried
 
     @classmethod
-    def keeping(cls, keep: Bool[Tensor, " gaussians"]) -> "Change":
+    def removal(cls, keep: Bool[Tensor, " gaussians"]) -> "Change":
         """Creates the removal of all other Gaussians.
 
         Args:
@@ -95,10 +95,10 @@ def apply(
     Raises:
         ConfigError: no Gaussian would be left; nothing is changed then.
     """
-    if change.after == 0:
+    if change.new_count == 0:
         raise ConfigError(
-            f"All {change.before} Gaussians would be removed, since every one is too transparent or too large: lower "
-            "the opacity below which Gaussians are pruned, or check that poses and images fit together."
+            f"All {change.old_count} Gaussians would be removed, since every one is too transparent or too large: "
+            "lower the opacity below which Gaussians are pruned, or check that poses and images fit together."
         )
     if not change.rows_changed:
         return
@@ -110,7 +110,7 @@ def apply(
         rebind(name, old, replacement, optimizers, change)
 
 
-def named(optimizers: RunOptimizers) -> Mapping[str, torch.optim.Optimizer]:
+def optimizers_by_name(optimizers: RunOptimizers) -> Mapping[str, torch.optim.Optimizer]:
     """Returns torch's optimisers by name of the parameter."""
     return optimizers.optimizers if isinstance(optimizers, Optimizers) else optimizers
 
@@ -125,7 +125,7 @@ def rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers,
         optimizers: of the run.
         change: applied to the optimiser's state; by default all rows stay.
     """
-    by_name = named(optimizers)
+    by_name = optimizers_by_name(optimizers)
     if isinstance(optimizers, Optimizers) and name in optimizers.parameters:
         optimizers.parameters[name] = [new if item is old else item for item in optimizers.parameters[name]]
     if name not in by_name:
@@ -143,11 +143,11 @@ def rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers,
 def zero_moments(parameter: Parameter, optimizer: torch.optim.Optimizer | None) -> None:
     """Sets the moments of a parameter to zero, if it has an optimiser; keeps the count of steps."""
     state = {} if optimizer is None else optimizer.state.get(parameter, {})
-    for value in _by_row(state, len(parameter)).values():
+    for value in _row_tensors(state, len(parameter)).values():
         value.zero_()
 
 
-def _by_row(state: Mapping[str, Any], count: int) -> dict[str, Tensor]:
+def _row_tensors(state: Mapping[str, Any], count: int) -> dict[str, Tensor]:
     return {
         key: value
         for key, value in state.items()
@@ -156,5 +156,5 @@ def _by_row(state: Mapping[str, Any], count: int) -> dict[str, Tensor]:
 
 
 def _carry_state(state: dict[str, Any], change: Change) -> None:
-    for key, value in _by_row(state, change.before).items():
+    for key, value in _row_tensors(state, change.old_count).items():
         state[key] = change.carry(value, fresh=0)

@@ -36,7 +36,7 @@ def relocation_table() -> Float[Tensor, "copies terms"]:
 
 
 @torch.no_grad()
-def relocated(
+def compute_relocation(
     opacities: Float[Tensor, " gaussians"], sizes: Float[Tensor, "gaussians 3"], copies: Int[Tensor, " gaussians"]
 ) -> tuple[Float[Tensor, " gaussians"], Float[Tensor, "gaussians 3"]]:
     """Computes opacity and size of N coincident Gaussians that together look like the one they replace.
@@ -60,7 +60,7 @@ def relocated(
     return new_alpha.to(opacities.dtype), (sizes.double() * shrink[:, None]).to(sizes.dtype)
 
 
-def sampled_rows(weights: Float[Tensor, " gaussians"], count: int) -> Int[Tensor, " samples"]:
+def sample_rows(weights: Float[Tensor, " gaussians"], count: int) -> Int[Tensor, " samples"]:
     """Samples rows with replacement, with probabilities proportional to their weights.
 
     Inverts the cumulative sum, which works for any number of rows (torch.multinomial is limited to 2^24).

@@ -44,12 +44,11 @@ class LiftedHeads(nn.Module):
         super().__init__()
         self.heads = nn.ModuleDict()
 
-    @property
-    def by_name(self) -> dict[str, LiftedHead]:
-        """The features, the primary one first."""
+    def to_dict(self) -> dict[str, LiftedHead]:
+        """Returns the features by name, the primary one first."""
         return {name: head for name, head in self.heads.items() if isinstance(head, LiftedHead)}
 
-    def put(self, head: LiftedHead) -> None:
+    def add(self, head: LiftedHead) -> None:
         """Appends a feature, or replaces the one of the same name."""
         self.heads[head.name] = head
 
@@ -59,7 +58,7 @@ class LiftedHeads(nn.Module):
 
     def describe(self) -> list[dict[str, Any]]:
         """Returns the metadata that a checkpoint stores beside the buffers, as JSON values."""
-        return describe_heads(self.by_name.values())
+        return describe_heads(self.to_dict().values())
 
     def grow(self, described: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], prefix: str) -> None:
         """Replaces all features by those of a checkpoint.
@@ -72,7 +71,7 @@ class LiftedHeads(nn.Module):
         self.clear()
         at = f"{prefix}heads."
         for spec in specs_from_checkpoint(described, state_dict, at):
-            self.put(LiftedHead(spec, state_dict[f"{at}{spec.name}.codes"].clone()))
+            self.add(LiftedHead(spec, state_dict[f"{at}{spec.name}.codes"].clone()))
 
 
 def save_lifted(heads: LiftedHeads, path: Path) -> None:

@@ -39,7 +39,7 @@ def lift(
         dataset: the training views; masked pixels do not count, transparent ones count by their alpha.
         source: 2D features of the views.
         settings: of the rasteriser.
-        on_view: called after each pass over a view, :func:`lifting_steps` times in all.
+        on_view: called after each pass over a view, :func:`count_lifting_steps` times in all.
 
     Returns:
         One head per feature, with its codes on the device of the Gaussians.
@@ -54,7 +54,7 @@ def lift(
         yield LiftedHead(spec, lift_maps(scene, views, spec.dim, load, settings, shares, on_view))
 
 
-def lifting_steps(dataset: PinholeDataset, source: FeatureSource) -> int:
+def count_lifting_steps(dataset: PinholeDataset, source: FeatureSource) -> int:
     """Returns the number of passes over single views that lifting all features takes."""
     return len(dataset) * sum(-(-spec.dim // CHANNELS) for spec in source.specs)
 
@@ -117,13 +117,13 @@ def lift_maps(
         sums = torch.zeros(len(means), part.stop - first + (weight is None), device=means.device)
         for index in range(len(views.viewmats)):
             view = PinholeCameras(*(value[index : index + 1] for value in views))
-            wanted = upsampled(load(index), part, view)
+            wanted = upsample(load(index), part, view)
             if weight is None:
                 wanted = torch.cat([wanted, torch.ones_like(wanted[..., :1])], dim=-1)
             share = shares(index)
             if share is not None:
                 wanted = wanted * share.to(wanted.device)[..., None]
-            sums += weighted_sums(scene, view, wanted, settings)
+            sums += accumulate_pixels(scene, view, wanted, settings)
             on_view()
         if weight is None:
             weight, sums = sums[:, -1:].clone(), sums[:, :-1]
@@ -131,7 +131,7 @@ def lift_maps(
     return codes
 
 
-def upsampled(feature_map: FeatureMap, part: slice, view: PinholeCameras) -> Float[Tensor, "h w feat"]:
+def upsample(feature_map: FeatureMap, part: slice, view: PinholeCameras) -> Float[Tensor, "h w feat"]:
     """Interpolates channels of a feature map bilinearly at every pixel of its view, on the view's device."""
     height, width = int(view.heights[0]), int(view.widths[0])
     chosen = replace(feature_map, values=feature_map.values[..., part], residual_norm=None)
@@ -142,7 +142,7 @@ def upsampled(feature_map: FeatureMap, part: slice, view: PinholeCameras) -> Flo
     return packed.sample(slot, centres_px).view(height, width, -1)
 
 
-def weighted_sums(
+def accumulate_pixels(
     scene: SplatScene, view: PinholeCameras, pixels: Float[Tensor, "h w channels"], settings: RenderSettings
 ) -> Float[Tensor, "gaussians channels"]:
     """Computes Σ wᵢ(p) f(p) over the pixels of a view, for every Gaussian.

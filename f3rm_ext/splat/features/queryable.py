@@ -19,7 +19,7 @@ from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
-from f3rm_ext.splat.features.lifting import lift, lifting_steps
+from f3rm_ext.splat.features.lifting import count_lifting_steps, lift
 from f3rm_ext.splat.features.rendering import FeatureRender
 from f3rm_ext.splat.knn import NearestGaussians
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene
@@ -46,7 +46,7 @@ class QueryableSplats:
 
     def query_heads(self) -> dict[str, LiftedHead]:
         """Returns the features of the Gaussians by name, the primary one first."""
-        return self.lifted.by_name
+        return self.lifted.to_dict()
 
     def render_features(self, camera: Cameras, obb_box: OrientedBox | None = None) -> FeatureRender:
         """Prepares images of the features.
@@ -76,7 +76,7 @@ class QueryableSplats:
         outputs = self._render(camera, obb_box)
         if not (self.query_heads() or extra):
             return outputs
-        return self.render_features(camera, obb_box).add_to(outputs, extra, self.guard)
+        return self.render_features(camera, obb_box).add_outputs(outputs, extra, self.guard)
 
     @torch.no_grad()
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
@@ -119,10 +119,10 @@ class QueryableSplats:
         Far from all of them, the Gaussian whose density falls off last dominates.
         """
         scene = self._scene()
-        if self._nearest is None or not self._nearest.is_of(scene.gaussians.means):
+        if self._nearest is None or not self._nearest.matches(scene.gaussians.means):
             self._nearest = NearestGaussians(scene.gaussians.means)
         near = self._nearest(points, NEIGHBOURS)
-        sizes, alphas = scene.filtered()
+        sizes, alphas = scene.shapes()
         away = points[:, None] - scene.gaussians.means[near]
         own = torch.einsum("pkji,pkj->pki", scene.gaussians.rotations()[near], away) / sizes[near].clamp_min(1e-12)
         shares = (alphas[near].clamp_min(1e-12).log() - 0.5 * own.square().sum(dim=-1)).softmax(dim=-1)
@@ -145,9 +145,9 @@ class QueryableSplats:
         self.lifted.clear()
         try:
             with image_progress("views") as progress:
-                task = progress.add_task("Lifting features", total=lifting_steps(dataset, source))
+                task = progress.add_task("Lifting features", total=count_lifting_steps(dataset, source))
                 for head in lift(self._scene(), dataset, source, self._settings, lambda: progress.advance(task)):
-                    self.lifted.put(head.to(self.device))
+                    self.lifted.add(head.to(self.device))
         except (UserError, OSError) as error:
             self.lifted.clear()
             if required:
@@ -172,6 +172,6 @@ class QueryableSplats:
         maps = batch.get("feature_maps") or {}
         for name in self.query_heads():
             if name in maps:
-                found = self.render_features(batch["camera"]).similarity(name, maps[name], mask)
-                metrics[f"feature_cosine_{name}"], metrics[f"feature_mse_{name}"] = found
+                pair = self.render_features(batch["camera"]).similarity(name, maps[name], mask)
+                metrics[f"feature_cosine_{name}"], metrics[f"feature_mse_{name}"] = pair
         return metrics

@@ -15,8 +15,8 @@ from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.splat.features.heads import LiftedHead
-from f3rm_ext.splat.features.lifting import upsampled
-from f3rm_ext.splat.memory.allocator import fitting_rows
+from f3rm_ext.splat.features.lifting import upsample
+from f3rm_ext.splat.memory.allocator import count_fitting_rows
 from f3rm_ext.splat.rasterize.camera import TILE_PX, Composite, Strips
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, prepare_view
 
@@ -48,7 +48,7 @@ class FeatureRender:
         self._strip: tuple[tuple[int, int], Composite] | None = None
 
     @cached_property
-    def _prepared(self) -> Strips:
+    def _projection(self) -> Strips:
         return prepare_view(self._scene, self._view, self._settings)
 
     def strips(self, copies: int = 1) -> list[tuple[int, int]]:
@@ -61,13 +61,13 @@ class FeatureRender:
         # Beside the features, there is a slice of their channels and its copy in float32.
         row_bytes = 4 * self.width * TILE_PX * (copies * dim + 2 * CHANNELS)
         least = max(1, STRIP_NUMBERS // (self.width * dim * TILE_PX))
-        tiles = fitting_rows(self._view.Ks.device, row_bytes, least, max(least, -(-self.height // TILE_PX)))
+        tiles = count_fitting_rows(self._view.Ks.device, row_bytes, least, max(least, -(-self.height // TILE_PX)))
         return [(top, min(top + tiles * TILE_PX, self.height)) for top in range(0, self.height, tiles * TILE_PX)]
 
     def _composite(self, rows: tuple[int, int]) -> Composite:
         if self._strip is None or self._strip[0] != rows:
             self._strip = None  # before the next one takes memory
-            self._strip = rows, self._prepared(rows)
+            self._strip = rows, self._projection(rows)
         return self._strip[1]
 
     def strip(self, name: str, rows: tuple[int, int]) -> Float[Tensor, "rays feat"]:
@@ -85,7 +85,7 @@ class FeatureRender:
         colors = torch.cat([part.float() @ head.display_components.T for part in head.codes.split(1 << 18)])
         return head.shade(self._composite((0, self.height))(colors))
 
-    def add_to(
+    def add_outputs(
         self, outputs: dict[str, Tensor], extra: Mapping[str, ExtraOutput], guard: OutputGuard
     ) -> dict[str, Tensor]:
         """Adds ``feature_pca``, ``feature_pca_NAME`` for each further feature, and extra outputs.
@@ -107,18 +107,18 @@ class FeatureRender:
             flat = {name: value[rows[0] : rows[1]].flatten(0, 1) for name, value in outputs.items()}
             rendered: dict[str, Tensor] = {}
 
-            def rendered_of(name: str, rows: tuple[int, int] = rows, rendered: dict[str, Tensor] = rendered) -> Tensor:
+            def get_rendered(name: str, rows: tuple[int, int] = rows, rendered: dict[str, Tensor] = rendered) -> Tensor:
                 if name not in rendered:
                     rendered[name] = self.strip(name, rows)
                 return rendered[name]
 
             for name, compute in extra.items():
-                if (value := compute(flat, rendered_of)) is not None:
+                if (value := compute(flat, get_rendered)) is not None:
                     flat[name] = value
                     parts[name].append(value)
-        for name, found in parts.items():
-            if len(found) == len(strips):  # an output that failed in some strip is incomplete
-                outputs[name] = torch.cat(found).view(self.height, self.width, -1)
+        for name, values in parts.items():
+            if len(values) == len(strips):  # an output that failed in some strip is incomplete
+                outputs[name] = torch.cat(values).view(self.height, self.width, -1)
         return outputs
 
     def similarity(
@@ -139,7 +139,7 @@ class FeatureRender:
             )
             grid = feature_map.grid
             moved = replace(grid, origin_px=(grid.origin_px[0] - top, grid.origin_px[1]))
-            wanted = upsampled(replace(feature_map, grid=moved), slice(None), strip).flatten(0, 1)
+            wanted = upsample(replace(feature_map, grid=moved), slice(None), strip).flatten(0, 1)
             if mask is not None:
                 kept = mask[top:bottom].flatten().to(rendered.device)
                 rendered, wanted = rendered[kept], wanted[kept]

@@ -26,7 +26,7 @@ _NAMES = {
 }
 
 
-def checked(
+def check_values(
     gaussians: Gaussians, path: Path, bad_values: BadValues = "error", action: str = "has"
 ) -> tuple[Gaussians, list[str]]:
     """Checks that all values are finite and that no rotation has length 0.
@@ -92,4 +92,4 @@ def _finite_opacities(gaussians: Gaussians) -> tuple[Gaussians, int]:
         return gaussians, 0
     limit = float(torch.logit(torch.tensor(1 - ALPHA_MARGIN)))
     limited = torch.where(infinite, gaussians.opacities.clamp(-limit, limit), gaussians.opacities)
-    return Gaussians.of({**gaussians.tensors(), "opacities": limited}), count
+    return Gaussians.from_tensors({**gaussians.tensors(), "opacities": limited}), count

@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8, UInt32
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import packing
-from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
+from f3rm_ext.splat.files.info import SplatInfo, read_tags, tag_comments
 from f3rm_ext.splat.files.ply import rest_degree
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians, sh_rest_count
 from f3rm_ext.utils.ply import PlyTables, Table, header
@@ -66,7 +66,7 @@ def read_compressed_ply(path: Path, tables: PlyTables | None = None) -> tuple[Ga
             shown = np.stack([packing.unpack_unorm(color, shift, 8) for shift in (24, 16, 8)], axis=1)
             vectors[2, where] = (_between(ends[:, 2], shown) - 0.5) / SH_C0
             quats[where] = _unpack_rotations(rotation)
-            opacities[where] = packing.logits_of(packing.unpack_unorm(color, 0, 8))
+            opacities[where] = packing.alphas_to_logits(packing.unpack_unorm(color, 0, 8))
     rest = _read_rest(path, tables, count)
     mode, fused, comments = read_tags(tables.comments)
     arrays = (vectors[0], vectors[1], quats, opacities, vectors[2], rest)
@@ -96,7 +96,7 @@ def write_compressed_ply(stream: BufferedIOBase, gaussians: Gaussians, info: Spl
     }
     if rest.shape[1]:
         elements["sh"] = (count, {f"f_rest_{i}": "uint8" for i in range(3 * rest.shape[1])})
-    stream.write(header(elements, tagged(info)))
+    stream.write(header(elements, tag_comments(info)))
     stream.write(bounds.tobytes())
     stream.write(packed.tobytes())
     for start in range(0, count if rest.shape[1] else 0, _BLOCK):
@@ -118,7 +118,7 @@ def _pack(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         low, high = low.astype(np.float64)[chunk_of], high.astype(np.float64)[chunk_of]
         extent = high - low
         parts.append(np.where(extent > 0, (vector - low) / np.where(extent > 0, extent, 1), 0))
-    rgba = np.concatenate([parts[2], packing.alphas_of(arrays["opacities"])[:, None]], axis=1)
+    rgba = np.concatenate([parts[2], packing.logits_to_alphas(arrays["opacities"])[:, None]], axis=1)
     color = packing.pack_unorm(rgba, 8)
     packed = [
         _pack_vector(parts[0]),
@@ -144,14 +144,14 @@ def _between(ends: Float[np.ndarray, "n 2 3"], part: Float[np.ndarray, "n 3"]) -
 
 
 def _pack_rotations(quats: Float[np.ndarray, "n 4"]) -> UInt32[np.ndarray, " n"]:
-    largest, others = packing.largest_made_positive(packing.unit_quats(quats))
+    largest, others = packing.drop_largest(packing.unit_quats(quats))
     a, b, c = packing.pack_unorm(others * packing.HALF_DIAGONAL + 0.5, 10).T
     return largest.astype(np.uint32) << 30 | a << 20 | b << 10 | c
 
 
 def _unpack_rotations(packed: UInt32[np.ndarray, " n"]) -> Float[np.ndarray, "n 4"]:
     others = np.stack([packing.unpack_unorm(packed, shift, 10) for shift in (20, 10, 0)], axis=1)
-    return packing.with_largest((packed >> np.uint32(30)).astype(np.int64), (others - 0.5) / packing.HALF_DIAGONAL)
+    return packing.insert_largest((packed >> np.uint32(30)).astype(np.int64), (others - 0.5) / packing.HALF_DIAGONAL)
 
 
 def _pack_rest(rest: Float[np.ndarray, "n coeffs 3"]) -> UInt8[np.ndarray, "n channel_coeffs"]:

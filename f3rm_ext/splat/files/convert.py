@@ -17,10 +17,10 @@ from f3rm_ext.splat.files.formats import (
     format_to_write,
     read_splats,
     require_replaceable,
-    stored_order,
+    storage_order,
     write_splats,
 )
-from f3rm_ext.splat.files.info import SplatInfo, provenance_of
+from f3rm_ext.splat.files.info import SplatInfo, combine_provenance
 from f3rm_ext.splat.files.spz import Axes
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians
 
@@ -63,7 +63,7 @@ def export_splats(
         ConfigError: the file cannot be written.
     """
     record = {"made_by": _EXPORT, "version": __version__, **(provenance or {})}
-    return write_splats(path, gaussians, replace(info, comments=provenance_of(info, record)), bad_values, spz_axes)
+    return write_splats(path, gaussians, replace(info, comments=combine_provenance(info, record)), bad_values, spz_axes)
 
 
 def convert_splats(
@@ -86,21 +86,21 @@ def convert_splats(
     if out.exists() and source.exists() and out.samefile(source):
         raise SplatFileError(f"{out} is also the file to read, which would be lost: choose another name.")
     require_replaceable(out)
-    gaussians, found = read_splats(source, bad_values, spz_axes)
+    gaussians, origin = read_splats(source, bad_values, spz_axes)
     if sh_degree is not None and sh_degree > gaussians.sh_degree:
         raise SplatFileError(
             f"{source} has spherical harmonics of degree {gaussians.sh_degree}, which cannot become {sh_degree}: give "
             "a lower --sh-degree, or none."
         )
-    record = {"made_by": _CONVERT, "version": __version__, "converted_from": f"{source.name} ({found.format})"}
-    info = replace(found, comments=provenance_of(found, record))
-    wanted = gaussians if sh_degree is None else gaussians.with_sh_degree(sh_degree)
+    record = {"made_by": _CONVERT, "version": __version__, "converted_from": f"{source.name} ({origin.format})"}
+    info = replace(origin, comments=combine_provenance(origin, record))
+    wanted = gaussians if sh_degree is None else gaussians.to_sh_degree(sh_degree)
     written = write_splats(out, wanted, info, spz_axes=spz_axes)
     again, result = read_splats(out, spz_axes=spz_axes)
-    lost = conversion_losses(gaussians[stored_order(wanted, kind)], again)
-    if found.render_mode == "mip" and result.render_mode != "mip":
+    lost = conversion_losses(gaussians[storage_order(wanted, kind)], again)
+    if origin.render_mode == "mip" and result.render_mode != "mip":
         lost.append("The format cannot record that the splats need anti-aliasing (SplatRenderMode: mip).")
-    return ConversionResult(found, replace(result, notices=written.notices), lost)
+    return ConversionResult(origin, replace(result, notices=written.notices), lost)
 
 
 def rotation_differences(
@@ -125,7 +125,7 @@ def conversion_losses(before: Gaussians, after: Gaussians) -> list[str]:
         told.append(f"SH degree {before.sh_degree} became {after.sh_degree}{flat}.")
     span = float((before.means.amax(dim=0) - before.means.amin(dim=0)).max())
     share = f"; the scene is {span:.3g} wide"
-    kept = before.with_sh_degree(after.sh_degree)
+    kept = before.to_sh_degree(after.sh_degree)
     differences = {
         "Positions": ((after.means.double() - before.means).norm(dim=1), "", share),
         "Sizes": (100 * ((after.scales.double() - before.scales).abs().amax(dim=1).exp() - 1), " %", ""),

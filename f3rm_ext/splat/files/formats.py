@@ -9,12 +9,12 @@ from torch import Tensor
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import packing
-from f3rm_ext.splat.files.checks import BadValues, checked
+from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
-from f3rm_ext.splat.files.info import Format, SplatInfo, maker_of
+from f3rm_ext.splat.files.info import Format, SplatInfo, find_maker
 from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
 from f3rm_ext.splat.files.splat import read_splat, write_splat
-from f3rm_ext.splat.files.spz import GZIP, Axes, comments_in, read_spz, require_known_version, write_spz
+from f3rm_ext.splat.files.spz import GZIP, Axes, read_comments, read_spz, require_known_version, write_spz
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.output_file import replacing
 from f3rm_ext.utils.ply import PlyTables
@@ -64,7 +64,7 @@ def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "r
         gaussians, info = _read(path, spz_axes)
     except OSError as error:
         raise SplatFileError(f"{path} cannot be read ({error.strerror or error}): give a file of splats.") from error
-    gaussians, notices = checked(gaussians, path, bad_values)
+    gaussians, notices = check_values(gaussians, path, bad_values)
     return gaussians, replace(info, count=len(gaussians), notices=(*info.notices, *notices))
 
 
@@ -105,9 +105,9 @@ def write_splats(
     """
     kind = format_to_write(path)
     require_replaceable(path)
-    kept, notices = checked(gaussians, path, bad_values, action="would get")
-    kept = kept[stored_order(kept, kind)].to("cpu")
-    kept = kept if kind != "splat" else kept.with_sh_degree(0)
+    kept, notices = check_values(gaussians, path, bad_values, action="would get")
+    kept = kept[storage_order(kept, kind)].to("cpu")
+    kept = kept if kind != "splat" else kept.to_sh_degree(0)
     with replacing(path, "name for the splats") as stream:
         if kind == "ply":
             write_ply_splats(stream, kept, info)
@@ -120,7 +120,7 @@ def write_splats(
     return replace(info, format=kind, sh_degree=kept.sh_degree, count=len(kept), notices=tuple(notices))
 
 
-def stored_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"]:
+def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"]:
     """Returns indices in the order in which a format stores Gaussians: unchanged (PLY, SPZ), neighbours together
     (compressed PLY), or large ones first (``.splat``). Sorting twice changes nothing."""
     if kind == "compressed-ply":
@@ -132,4 +132,4 @@ def stored_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"
 
 def require_replaceable(path: Path) -> None:
     """Raises ConfigError if the path exists and no command of :data:`MAKERS` wrote it."""
-    require_ours(path, MAKERS, "name", lambda path: {MADE_BY: maker_of(comments_in(path))} | read_provenance(path))
+    require_ours(path, MAKERS, "name", lambda path: {MADE_BY: find_maker(read_comments(path))} | read_provenance(path))

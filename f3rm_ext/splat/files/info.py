@@ -63,7 +63,7 @@ def read_tags(comments: Iterable[str]) -> tuple[RenderMode | None, bool | None, 
     return mode, fused, tuple(others)
 
 
-def tagged(info: SplatInfo) -> list[str]:
+def tag_comments(info: SplatInfo) -> list[str]:
     """Returns the comments to write: further comments first, then the known tags."""
     comments = list(info.comments)
     if info.filters_fused is not None:
@@ -73,7 +73,7 @@ def tagged(info: SplatInfo) -> list[str]:
     return comments
 
 
-def maker_of(comments: Iterable[str]) -> str | None:
+def find_maker(comments: Iterable[str]) -> str | None:
     """Returns the command that made a file, from its comments; None if they do not say."""
     for comment in comments:
         if comment.startswith(f"{MADE_BY}: "):
@@ -81,7 +81,7 @@ def maker_of(comments: Iterable[str]) -> str | None:
     return None
 
 
-def provenance_of(origin: SplatInfo, record: Mapping[str, object]) -> tuple[str, ...]:
+def combine_provenance(origin: SplatInfo, record: Mapping[str, object]) -> tuple[str, ...]:
     """Returns comments for a file made from another one: the new entries, then the comments of the original.
 
     Args:

@@ -41,7 +41,7 @@ def unit_quats(quats: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
     return wide / np.linalg.norm(wide, axis=1, keepdims=True)
 
 
-def largest_made_positive(
+def drop_largest(
     quats: Float[np.ndarray, "n 4"],
 ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n 3"]]:
     """Returns the three smallest components of unit quaternions, from which the largest follows.
@@ -60,8 +60,8 @@ def largest_made_positive(
     return largest, signed[others].reshape(-1, 3)
 
 
-def with_largest(largest: Int[np.ndarray, " n"], others: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 4"]:
-    """Reverses :func:`largest_made_positive`."""
+def insert_largest(largest: Int[np.ndarray, " n"], others: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 4"]:
+    """Reverses :func:`drop_largest`."""
     quats = np.empty((len(others), 4))
     where = np.arange(4)[None, :] != largest[:, None]
     quats[where] = others.reshape(-1)
@@ -69,12 +69,12 @@ def with_largest(largest: Int[np.ndarray, " n"], others: Float[np.ndarray, "n 3"
     return quats
 
 
-def alphas_of(opacities: Float[np.ndarray, "n 1"]) -> Float[np.ndarray, " n"]:
+def logits_to_alphas(opacities: Float[np.ndarray, "n 1"]) -> Float[np.ndarray, " n"]:
     """Returns opacities from 0 to 1 for logits, float64."""
     return torch.from_numpy(opacities[:, 0].astype(np.float64)).sigmoid().numpy()
 
 
-def logits_of(alphas: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n 1"]:
+def alphas_to_logits(alphas: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n 1"]:
     """Returns finite logits for opacities that were stored in a byte; see :data:`ALPHA_MARGIN`."""
     limited = np.clip(alphas, ALPHA_MARGIN, 1 - ALPHA_MARGIN)
     return np.log(limited / (1 - limited)).astype(np.float32)[:, None]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from f3rm_ext.errors import ConfigError, SplatFileError
-from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
-from f3rm_ext.splat.gaussians import SH_C0, Gaussians, sh_degree_of, sh_rest_count
+from f3rm_ext.splat.files.info import SplatInfo, read_tags, tag_comments
+from f3rm_ext.splat.gaussians import SH_C0, Gaussians, degree_from_count, sh_rest_count
 from f3rm_ext.utils.ply import PlyTables, Table, write_ply
 
 POSITION = ("x", "y", "z")
@@ -89,7 +89,7 @@ def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
     columns[OPACITY] = arrays["opacities"][:, 0]
     columns |= dict(zip(SCALE, arrays["scales"].T, strict=True))
     columns |= dict(zip(ROTATION, arrays["quats"].T, strict=True))
-    write_ply(stream, columns, tagged(info))
+    write_ply(stream, columns, tag_comments(info))
 
 
 def rest_degree(path: Path, table: Table) -> int:
@@ -101,11 +101,11 @@ def rest_degree(path: Path, table: Table) -> int:
     there = {name for name in table.kinds if _REST.fullmatch(name)}
     missing = [name for name in (f"f_rest_{i}" for i in range(len(there))) if name not in there]
     if missing:
-        raise SplatFileError(f"{path} lacks {_listed(missing)} among its SH coefficients: export the splats again.")
+        raise SplatFileError(f"{path} lacks {_join(missing)} among its SH coefficients: export the splats again.")
     try:
         if len(there) % 3:
             raise ConfigError("not as many for each colour")
-        return sh_degree_of(len(there) // 3)
+        return degree_from_count(len(there) // 3)
     except ConfigError:
         raise SplatFileError(
             f"{path} has {len(there)} SH coefficients (f_rest) per Gaussian, which fit no degree from 0 to 3 (those "
@@ -127,10 +127,10 @@ def _require_splats(path: Path, tables: PlyTables) -> Table:
             "a mesh" if "face" in tables.tables else "a point cloud" if table.kinds else "a PLY file of something else"
         )
         raise SplatFileError(
-            f"{path} is {what} and holds no Gaussians (it lacks {_listed(missing)}): give a file of splats."
+            f"{path} is {what} and holds no Gaussians (it lacks {_join(missing)}): give a file of splats."
         )
     if missing:
-        raise SplatFileError(f"{path} lacks {_listed(missing)}, without which there are no splats: export them again.")
+        raise SplatFileError(f"{path} lacks {_join(missing)}, without which there are no splats: export them again.")
     return table
 
 
@@ -141,19 +141,19 @@ def _colors(path: Path, table: Table) -> tuple[str, str, str]:
         return DC
     if all(table.kinds.get(name) == "u1" for name in RGB):
         return RGB
-    raise SplatFileError(f"{path} lacks {_listed(missing)}, so its splats have no colours: export them again.")
+    raise SplatFileError(f"{path} lacks {_join(missing)}, so its splats have no colours: export them again.")
 
 
 def _notices(path: Path, tables: PlyTables, table: Table, known: set[str]) -> list[str]:
     notices = []
     extra = [name for name in table.kinds if name not in known]
     if extra:
-        notices.append(f"{path.name} has further properties, which are left out: {_listed(extra)}.")
+        notices.append(f"{path.name} has further properties, which are left out: {_join(extra)}.")
     if tables.extra_bytes():
         notices.append(f"{path.name} has {tables.extra_bytes()} bytes after its last Gaussian, which are left out.")
     return notices
 
 
-def _listed(names: list[str]) -> str:
+def _join(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -42,7 +42,7 @@ def read_splat(path: Path) -> tuple[Gaussians, SplatInfo]:
             scales[block] = np.log(rows["size"])
             colors = rows["rgba"] / 255.0
             dc[block] = (colors[:, :3] - 0.5) / SH_C0
-            opacities[block] = packing.logits_of(colors[:, 3])
+            opacities[block] = packing.alphas_to_logits(colors[:, 3])
             quats[block] = rows["rotation"] / 128.0 - 1.0
     rest = np.empty((count, 0, 3), "f4")
     gaussians = Gaussians(*(torch.from_numpy(array) for array in (means, scales, quats, opacities, dc, rest)))
@@ -65,7 +65,7 @@ def write_splat(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -
         limits = np.finfo(np.float32)
         rows["size"] = np.exp(arrays["scales"][block].astype(np.float64)).clip(limits.tiny, limits.max)
         colors = arrays["features_dc"][block].astype(np.float64) * SH_C0 + 0.5
-        rgba = np.concatenate([colors, packing.alphas_of(arrays["opacities"][block])[:, None]], axis=1)
+        rgba = np.concatenate([colors, packing.logits_to_alphas(arrays["opacities"][block])[:, None]], axis=1)
         rows["rgba"] = packing.pack_unorm(rgba, 8)
         rows["rotation"] = (packing.unit_quats(arrays["quats"][block]) * 128 + 128).round().clip(0, 255)
         stream.write(rows.tobytes())

@@ -21,7 +21,7 @@ from jaxtyping import Float, UInt8, UInt32
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import packing
-from f3rm_ext.splat.files.info import SplatInfo, read_tags, tagged
+from f3rm_ext.splat.files.info import SplatInfo, read_tags, tag_comments
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
 
 Axes = Literal["rub", "ply"]
@@ -97,7 +97,7 @@ def _read(path: Path, stream: gzip.GzipFile, comments: list[str], axes: Axes) ->
 
     turn, turn_sh = (_TURN, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
     means = _unpack_positions(take(9), fraction_bits) * turn
-    opacities = packing.logits_of(take(1)[:, 0] / 255.0)
+    opacities = packing.alphas_to_logits(take(1)[:, 0] / 255.0)
     dc = (take(3) / 255.0 - 0.5) / COLOR_SCALE
     scales = take(3) / 16.0 - 10.0
     xyzw = (_unpack_three if version == 2 else _unpack_smallest)(take(width))
@@ -131,10 +131,10 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
         SplatFileError: a position is too large for the format.
     """
     arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
-    bits = fraction_bits_for(float(np.abs(arrays["means"]).max()))
+    bits = choose_fraction_bits(float(np.abs(arrays["means"]).max()))
     flags = ANTIALIASED if info.render_mode == "mip" else 0
     head = HEADER.pack(MAGIC, 3, len(gaussians), gaussians.sh_degree, bits, flags, 0)
-    comment = "\n".join(tagged(info)).encode("ascii", "backslashreplace").replace(b"\0", b" ")
+    comment = "\n".join(tag_comments(info)).encode("ascii", "backslashreplace").replace(b"\0", b" ")
     stream.write(struct.pack("<2sBBIBB", GZIP, 8, _COMMENT, 0, 0, 255) + comment + b"\0")
     press = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     checksum = size = 0
@@ -144,7 +144,7 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
     stream.write(press.flush() + struct.pack("<II", checksum, size & 0xFFFFFFFF))
 
 
-def fraction_bits_for(largest: float) -> int:
+def choose_fraction_bits(largest: float) -> int:
     """Returns the number of fraction bits for coordinates up to this size.
 
     Raises:
@@ -163,7 +163,7 @@ def require_known_version(path: Path, head: bytes) -> None:
         raise _other_version(path, int.from_bytes(head[4:8], "little"))
 
 
-def comments_in(path: Path) -> list[str]:
+def read_comments(path: Path) -> list[str]:
     """Returns the lines of the comment of a gzip stream; an empty list if there is none."""
     try:
         return _gzip_comments(path)
@@ -184,7 +184,7 @@ def _pieces(arrays: dict[str, np.ndarray], bits: int, axes: Axes) -> Iterator[by
     turn_sh = turn_sh[: arrays["features_rest"].shape[1], None]
     packers = {
         "means": lambda block: _pack_positions(block * turn, bits),
-        "opacities": lambda block: packing.pack_unorm(packing.alphas_of(block), 8),
+        "opacities": lambda block: packing.pack_unorm(packing.logits_to_alphas(block), 8),
         "features_dc": lambda block: np.clip(np.round(block * (COLOR_SCALE * 255) + 127.5), 0, 255),
         "scales": lambda block: np.clip(np.round((block + 10.0) * 16), 0, 255),
         "quats": lambda block: _pack_smallest(packing.unit_quats(np.roll(block, -1, axis=1)) * [*turn, 1]),
@@ -208,7 +208,7 @@ def _unpack_positions(data: UInt8[np.ndarray, "n 9"], bits: int) -> Float[np.nda
 
 def _pack_smallest(xyzw: Float[np.ndarray, "n 4"]) -> UInt8[np.ndarray, "n 4"]:
     """Packs the index of the largest component in 2 bits, and the others with a sign and 9 bits each."""
-    largest, others = packing.largest_made_positive(xyzw)
+    largest, others = packing.drop_largest(xyzw)
     size = packing.pack_unorm(np.abs(others) / packing.HALF_DIAGONAL, 9)
     a, b, c = (size | (others < 0).astype(np.uint32) << 9).T
     packed = largest.astype(np.uint32) << 30 | a << 20 | b << 10 | c
@@ -220,7 +220,7 @@ def _unpack_smallest(data: UInt8[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]
     size = np.stack([packing.unpack_unorm(packed, shift, 9) for shift in (20, 10, 0)], axis=1)
     negative = np.stack([packed >> np.uint32(shift + 9) & np.uint32(1) for shift in (20, 10, 0)], axis=1) > 0
     others = np.where(negative, -size, size) * packing.HALF_DIAGONAL
-    return packing.with_largest((packed >> np.uint32(30)).astype(np.int64), others)
+    return packing.insert_largest((packed >> np.uint32(30)).astype(np.int64), others)
 
 
 def _unpack_three(data: UInt8[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 4"]:

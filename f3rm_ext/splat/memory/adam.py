@@ -14,7 +14,7 @@ from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.splat.memory import remainder
-from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, of_degree, storage_of
+from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, detect_storage, resize_moments
 from f3rm_ext.splat.memory.packed import (
     TRITON_KERNELS,
     PackedGradient,
@@ -44,7 +44,7 @@ class PackedAdam(torch.optim.Optimizer):
     parameter is rounded stochastically, so updates below its resolution count on average. The random numbers of a step
     depend only on the seed and the step, so a resumed run gives the same result.
 
-    Uses the gradients gathered by :func:`f3rm_ext.splat.memory.packed.stored_sh_colors` if there are any, else
+    Uses the gradients gathered by :func:`f3rm_ext.splat.memory.packed.packed_sh_colors` if there are any, else
     ``.grad``.
     """
 
@@ -104,7 +104,7 @@ class PackedAdam(torch.optim.Optimizer):
             remainder.choose(state, reflective, parameter.data)
         seed = group["seed"] * _SEED_STRIDE + state["step"]
         packed = packed_gradient(parameter)
-        if packed is not None and _stepped_by_kernel(parameter, state, group, seed, packed):
+        if packed is not None and _step_with_kernel(parameter, state, group, seed, packed):
             return
         generator = torch.Generator(parameter.device).manual_seed(seed)
         chunk = _CHUNK_CPU if parameter.device.type == "cpu" else _CHUNK
@@ -115,7 +115,7 @@ class PackedAdam(torch.optim.Optimizer):
                 gradient = parameter.grad[rows].float()  # type: ignore[index]
             else:
                 rows = visible[start : start + chunk]
-                gradient = packed.multiplied(rows, start, parameter.shape[1])
+                gradient = packed.unpack(rows, start, parameter.shape[1])
             first, second = moments.read(state, rows)
             missed = state["step"] - 1 - state[SEEN][rows]
             state[SEEN][rows] = state["step"]
@@ -158,10 +158,10 @@ class PackedAdam(torch.optim.Optimizer):
         params = [(item, group) for group in self.param_groups for item in group["params"]]
         for number, (parameter, group) in zip(numbers, params, strict=True):
             if number in state_dict["state"]:
-                self.state[parameter] = _loaded(state_dict["state"][number], parameter, group)
+                self.state[parameter] = _convert_state(state_dict["state"][number], parameter, group)
 
 
-def _stepped_by_kernel(
+def _step_with_kernel(
     parameter: Parameter, state: dict[str, Any], group: dict[str, Any], seed: int, packed: PackedGradient
 ) -> bool:
     """Takes the step with the Triton kernel if there is one for this device, storage and gradient."""
@@ -170,10 +170,10 @@ def _stepped_by_kernel(
     kernels = find_kernels(TRITON_KERNELS, parameter.device)
     if kernels is None or remainder.SLOT in state or not parameter.is_contiguous():
         return False
-    found = packed.of_all(len(parameter))
-    if found is None:
+    gradients = packed.expand(len(parameter))
+    if gradients is None:
         return False
-    kernels.step_packed(parameter, state, group, seed, *found)
+    kernels.step_packed(parameter, state, group, seed, *gradients)
     return True
 
 
@@ -211,19 +211,19 @@ def _steps(parameter: Tensor, step: int) -> Tensor:
     return torch.full((len(parameter),), step, dtype=torch.int32, device=parameter.device)
 
 
-def _loaded(saved: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> dict[str, Any]:
+def _convert_state(saved: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> dict[str, Any]:
     device = parameter.device
     step = int(saved["step"])
     kept = {name: value.to(device) for name, value in saved.items() if isinstance(value, Tensor) and name != "step"}
-    kept = of_degree(kept, parameter)
+    kept = resize_moments(kept, parameter)
     if kept[FIRST].shape != parameter.shape:
         raise ValueError(f"moments of {tuple(kept[FIRST].shape)} for a parameter of {tuple(parameter.shape)}")
     state: dict[str, Any] = {"step": step, SEEN: kept[SEEN].clone() if SEEN in kept else _steps(parameter, step)}
     if group["reflective_above"] > 0 and remainder.SLOT in kept:
         state |= {name: kept[name].clone() for name in (remainder.SLOT, remainder.REMAINDER)}
-    if storage_of(kept) == group["moments"]:
+    if detect_storage(kept) == group["moments"]:
         return state | {name: kept[name].clone() for name in MOMENTS[group["moments"]].zeros(parameter[:0])}
-    theirs, ours = MOMENTS[storage_of(kept)], MOMENTS[group["moments"]]
+    theirs, ours = MOMENTS[detect_storage(kept)], MOMENTS[group["moments"]]
     state |= ours.zeros(parameter)
     generator = torch.Generator(device).manual_seed(group["seed"] * _SEED_STRIDE)
     for start in range(0, len(parameter), _CHUNK):

@@ -37,7 +37,7 @@ def request_expandable_segments() -> Literal["set", "kept", "late", "unsupported
     return "set"
 
 
-class CacheClearing:
+class CacheCleaner:
     """Releases unused memory of CUDA's allocator at regular steps, if wanted; does nothing on other devices."""
 
     def __init__(self, every: int) -> None:
@@ -48,7 +48,7 @@ class CacheClearing:
         """
         self.every = every
 
-    def after_step(self, step: int, device: torch.device) -> bool:
+    def clear(self, step: int, device: torch.device) -> bool:
         """Clears the cache if the step ends an interval.
 
         Args:
@@ -69,7 +69,7 @@ def free_bytes(device: torch.device) -> int:
     return free_memory(device) if device.type == "cuda" and torch.cuda.is_available() else 0
 
 
-def fitting_rows(device: torch.device, row_bytes: int, least: int, most: int) -> int:
+def count_fitting_rows(device: torch.device, row_bytes: int, least: int, most: int) -> int:
     """Returns how many rows to compute at a time on a device: as many as fit in a quarter of its free memory.
 
     Args:

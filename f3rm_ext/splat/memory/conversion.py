@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from f3rm_ext.splat.gaussians import rest_of_degree, sh_degree_of
+from f3rm_ext.splat.gaussians import degree_from_count, resize_harmonics
 from f3rm_ext.splat.memory.remainder import view_dependence
 
 
@@ -43,8 +43,8 @@ def convert_harmonics(
     Returns:
         The coefficients, and what the conversion loses.
     """
-    sh_degree_of(rest.shape[1])  # raises if their number fits no degree
-    wanted = rest_of_degree(rest, degree)
+    degree_from_count(rest.shape[1])  # raises if their number fits no degree
+    wanted = resize_harmonics(rest, degree)
     kept = wanted.to(dtype)
     return kept, ConversionLoss(_rms(rest[:, kept.shape[1] :]), _rms(wanted.float() - kept.float()))
 

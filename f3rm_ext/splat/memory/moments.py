@@ -116,8 +116,8 @@ class ByteMoments(Moments):
     ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
         first = state[FIRST][rows].float()
         root = state[SECOND][rows].float()
-        first *= _per_row(state[FIRST + SCALE][rows], first)
-        root *= _per_row(state[SECOND + SCALE][rows], root)
+        first *= _broadcast(state[FIRST + SCALE][rows], first)
+        root *= _broadcast(state[SECOND + SCALE][rows], root)
         return first, root.square_()
 
     def write(
@@ -133,7 +133,7 @@ class ByteMoments(Moments):
         root = second.sqrt()
         for name, values, largest in ((FIRST, first, SIGNED_MAX), (SECOND, root, UNSIGNED_MAX)):
             scale = values.abs().flatten(1).amax(dim=1) / largest
-            unit = values / _per_row(torch.where(scale > 0, scale, 1), values)
+            unit = values / _broadcast(torch.where(scale > 0, scale, 1), values)
             if name == SECOND:
                 unit = torch.where(unit > 0, unit.clamp(min=1), 0)
             state[name][rows] = to_codes(unit, largest, generator)
@@ -143,20 +143,20 @@ class ByteMoments(Moments):
         return 2 * (numbers + torch.float32.itemsize)
 
 
-def _per_row(scale: Tensor, values: Tensor) -> Tensor:
+def _broadcast(scale: Tensor, values: Tensor) -> Tensor:
     return scale.view(-1, *[1] * (values.dim() - 1))
 
 
 MOMENTS: dict[str, Moments] = {"float32": FloatMoments(), "bfloat16": HalfMoments(), "int8": ByteMoments()}
 
 
-def storage_of(state: dict[str, Any]) -> str:
+def detect_storage(state: dict[str, Any]) -> str:
     """Returns the storage of the moments in a state, from their dtype."""
     kinds = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
     return kinds[state[FIRST].dtype]
 
 
-def of_degree(state: dict[str, Tensor], like: Tensor) -> dict[str, Tensor]:
+def resize_moments(state: dict[str, Tensor], like: Tensor) -> dict[str, Tensor]:
     """Converts a state of harmonics to the SH degree of a parameter: drops coefficients, or appends zeros for new ones.
 
     Args:
@@ -166,19 +166,19 @@ def of_degree(state: dict[str, Tensor], like: Tensor) -> dict[str, Tensor]:
     Returns:
         The converted state; the same state if it has another number of Gaussians or is not of harmonics.
     """
-    found = state[FIRST].shape
-    if len(found) != 3 or like.dim() != 3 or (found[0], found[2]) != (len(like), like.shape[2]):
+    shape = state[FIRST].shape
+    if len(shape) != 3 or like.dim() != 3 or (shape[0], shape[2]) != (len(like), like.shape[2]):
         return state
-    count, have = like.shape[1], found[1]
+    count, have = like.shape[1], shape[1]
     if count == have:
         return state
     return {
-        name: _of_count(value, count) if value.dim() >= 3 and value.shape[-2] == have else value
+        name: _resize(value, count) if value.dim() >= 3 and value.shape[-2] == have else value
         for name, value in state.items()
     }
 
 
-def _of_count(value: Tensor, count: int) -> Tensor:
+def _resize(value: Tensor, count: int) -> Tensor:
     """Cuts the second-last axis to ``count`` entries, or pads it with zeros."""
     have = value.shape[-2]
     return value[..., :count, :].clone() if count <= have else functional.pad(value, (0, 0, 0, count - have))

@@ -55,25 +55,25 @@ class ColorGradient:
     @property
     def rows(self) -> Int[Tensor, " visible"]:
         """Indices of the visible Gaussians, ascending."""
-        return self._of_visible()[0]
+        return self._visible()[0]
 
     @property
     def directions(self) -> Float[Tensor, "visible 3"]:
         """Directions from the camera to the visible Gaussians, length 1."""
-        return self._of_visible()[1]
+        return self._visible()[1]
 
     @property
     def colors(self) -> Float[Tensor, "visible 3"]:
         """Gradients with respect to the colours of the visible Gaussians."""
-        return self._of_visible()[2]
+        return self._visible()[2]
 
-    def _of_visible(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _visible(self) -> tuple[Tensor, Tensor, Tensor]:
         if self._rows is None:
             self._rows = self._colors.any(dim=1).nonzero().squeeze(-1)
             self._directions, self._colors = self._directions[self._rows], self._colors[self._rows]
         return self._rows, self._directions, self._colors
 
-    def of_all(self, count: int) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, "gaussians 3"]]:
+    def expand(self, count: int) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, "gaussians 3"]]:
         """Returns directions and gradients for all Gaussians, 0 where not visible, without waiting for a GPU.
 
         Args:
@@ -110,7 +110,7 @@ class PackedGradient:
             return self.pictures[0].rows
         return torch.cat([picture.rows for picture in self.pictures]).unique()
 
-    def of_all(
+    def expand(
         self, count: int
     ) -> tuple[Float[Tensor, "images gaussians 3"], Float[Tensor, "images gaussians 3"], int] | None:
         """Returns directions, gradients of colours and the SH degree of the images.
@@ -123,13 +123,13 @@ class PackedGradient:
         degrees = {picture.degree for picture in self.pictures}
         if len(degrees) != 1 or degrees == {0}:
             return None
-        directions, colors = zip(*(picture.of_all(count) for picture in self.pictures), strict=True)
+        directions, colors = zip(*(picture.expand(count) for picture in self.pictures), strict=True)
         degree = degrees.pop()
         if len(self.pictures) == 1:
             return directions[0][None], colors[0][None], degree
         return torch.stack(directions), torch.stack(colors), degree
 
-    def multiplied(self, rows: Int[Tensor, " part"], start: int, coeffs: int) -> Float[Tensor, "part coeffs 3"]:
+    def unpack(self, rows: Int[Tensor, " part"], start: int, coeffs: int) -> Float[Tensor, "part coeffs 3"]:
         """Unpacks the gradient with respect to the coefficients of some Gaussians, as a new tensor.
 
         Args:
@@ -230,7 +230,7 @@ class _StoredHarmonics(torch.autograd.Function):
         ctx.save_for_backward(directions)
         ctx.owner, ctx.degree = owner, degree
         if kernel_device(directions) == "cuda" and (lacks_values(directions) or compat.has_gsplat_kernels()):
-            return _evaluated_by_gsplat(directions, storage, degree)
+            return _evaluate_with_gsplat(directions, storage, degree)
         colors = torch.empty_like(directions)
         for part in chunks(directions, _chunk(directions)):
             bases = sh_bases(degree, directions[part])
@@ -259,7 +259,7 @@ class _StoredHarmonics(torch.autograd.Function):
         return by_direction, None, None, None
 
 
-def _evaluated_by_gsplat(directions: Tensor, storage: Tensor, degree: int) -> Tensor:
+def _evaluate_with_gsplat(directions: Tensor, storage: Tensor, degree: int) -> Tensor:
     """Evaluates harmonics of degrees 1 and up by gsplat's kernel, which wants float32 and a coefficient of degree 0."""
     from f3rm_ext.splat.rasterize.gsplat_backend import kernels_for
 
@@ -286,7 +286,7 @@ def _coefficients(storage: Tensor, part: slice | Tensor, degree: int) -> Tensor:
     return storage.detach()[part, : sh_rest_count(degree)].float()
 
 
-def stored_sh_colors(
+def packed_sh_colors(
     degree: int,
     directions: Float[Tensor, "gaussians 3"],
     features_dc: Float[Tensor, "gaussians 3"],
@@ -309,7 +309,7 @@ def stored_sh_colors(
         ValueError: `features_rest` is not a leaf, so its gradient would be lost.
     """
     if features_rest.requires_grad and not features_rest.is_leaf:
-        raise ValueError("stored_sh_colors takes the parameter itself; for some of its rows use sh_colors.")
+        raise ValueError("packed_sh_colors takes the parameter itself; for some of its rows use sh_colors.")
     if not 0 <= degree <= MAX_SH_DEGREE or sh_rest_count(degree) > features_rest.shape[1]:
         raise ConfigError(
             f"Colours of SH degree {degree} need {sh_rest_count(degree)} coefficients beyond the first and there are "

@@ -43,25 +43,25 @@ def _chosen(k, index, value, otherwise):
 def _bases(x, y, z, k, zero, DEGREE: tl.constexpr):
     """Returns harmonic k of degrees 1 to DEGREE in each direction, (rows, columns)."""
     # Constants stand on the right: the interpreter does not multiply them by tensors from the left.
-    found = _chosen(k, 0, -y * C1, zero)
-    found = _chosen(k, 1, z * C1, found)
-    found = _chosen(k, 2, -x * C1, found)
+    basis = _chosen(k, 0, -y * C1, zero)
+    basis = _chosen(k, 1, z * C1, basis)
+    basis = _chosen(k, 2, -x * C1, basis)
     if DEGREE >= 2:
         xx, yy, zz = x * x, y * y, z * z
-        found = _chosen(k, 3, x * C2_XY * y, found)
-        found = _chosen(k, 4, -y * C2_XY * z, found)
-        found = _chosen(k, 5, (3.0 * zz - 1.0) * C2_ZZ, found)
-        found = _chosen(k, 6, -x * C2_XY * z, found)
-        found = _chosen(k, 7, (xx - yy) * C2_XX, found)
+        basis = _chosen(k, 3, x * C2_XY * y, basis)
+        basis = _chosen(k, 4, -y * C2_XY * z, basis)
+        basis = _chosen(k, 5, (3.0 * zz - 1.0) * C2_ZZ, basis)
+        basis = _chosen(k, 6, -x * C2_XY * z, basis)
+        basis = _chosen(k, 7, (xx - yy) * C2_XX, basis)
         if DEGREE >= 3:
-            found = _chosen(k, 8, -y * C3_3 * (3.0 * xx - yy), found)
-            found = _chosen(k, 9, x * C3_2 * y * z, found)
-            found = _chosen(k, 10, -y * C3_1 * (5.0 * zz - 1.0), found)
-            found = _chosen(k, 11, z * C3_0 * (5.0 * zz - 3.0), found)
-            found = _chosen(k, 12, -x * C3_1 * (5.0 * zz - 1.0), found)
-            found = _chosen(k, 13, z * (0.5 * C3_2) * (xx - yy), found)
-            found = _chosen(k, 14, -x * C3_3 * (xx - 3.0 * yy), found)
-    return found
+            basis = _chosen(k, 8, -y * C3_3 * (3.0 * xx - yy), basis)
+            basis = _chosen(k, 9, x * C3_2 * y * z, basis)
+            basis = _chosen(k, 10, -y * C3_1 * (5.0 * zz - 1.0), basis)
+            basis = _chosen(k, 11, z * C3_0 * (5.0 * zz - 3.0), basis)
+            basis = _chosen(k, 12, -x * C3_1 * (5.0 * zz - 1.0), basis)
+            basis = _chosen(k, 13, z * (0.5 * C3_2) * (xx - yy), basis)
+            basis = _chosen(k, 14, -x * C3_3 * (xx - 3.0 * yy), basis)
+    return basis
 
 
 @no_type_check

@@ -50,6 +50,6 @@ class Camera:
     """Gaussians with a radius of at most this are not rendered, pixels."""
 
 
-def in_strip(means2d: Float[Tensor, "gaussians 2"], rows: tuple[int, int]) -> Float[Tensor, "gaussians 2"]:
+def shift_to_strip(means2d: Float[Tensor, "gaussians 2"], rows: tuple[int, int]) -> Float[Tensor, "gaussians 2"]:
     """Converts centres to pixels from the first row of a strip."""
     return torch.stack([means2d[:, 0], means2d[:, 1] - rows[0]], dim=-1) if rows[0] else means2d

@@ -103,11 +103,11 @@ def _weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
 
 @no_type_check
 @numba.njit(inline="always")
-def _touched(lo, hi, weights, found):
+def _list_covered(lo, hi, weights, covered):
     """Lists the pixels of a range with a positive weight; returns their number."""
     count = 0
     for p in range(lo, hi):
-        found[count] = p
+        covered[count] = p
         count += 1 if weights[p] > ZERO else 0
     return count
 
@@ -139,7 +139,7 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
         through, weights = np.empty(PIXELS, np.float32), np.empty(PIXELS, np.float32)
         wide = channels >= WIDE
         sums = np.zeros((PIXELS, channels) if wide else (channels, PIXELS), np.float32)
-        found = np.empty(BLOCK + 1, np.uint64)
+        covered = np.empty(BLOCK + 1, np.uint64)
         t_final, t_last = final[tile], last[tile]
         for p in range(PIXELS):
             inside = (left + PIXEL_X[p] < width) & (top + PIXEL_Y[p] < height)
@@ -160,8 +160,8 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
                 _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, t_final, t_last, weights)
                 if wide:
                     values = payload[rank]
-                    for place in range(_touched(lo, hi, weights, found)):
-                        total, weight = sums[found[place]], weights[found[place]]
+                    for place in range(_list_covered(lo, hi, weights, covered)):
+                        total, weight = sums[covered[place]], weights[covered[place]]
                         for channel in range(channels):
                             total[channel] += weight * values[channel]
                 else:
@@ -305,17 +305,17 @@ def backward(
 
 @no_type_check
 @numba.njit(inline="always")
-def _add_weighted(count, found, weights, grads, result):
+def _add_weighted(count, covered, weights, grads, result):
     """Adds the weighted gradients of some pixels, four pixels at a time."""
     fours = count - count % 4
     for place in range(0, fours, 4):
-        p, q, r, s = found[place], found[place + 1], found[place + 2], found[place + 3]
+        p, q, r, s = covered[place], covered[place + 1], covered[place + 2], covered[place + 3]
         w_p, w_q, w_r, w_s = weights[p], weights[q], weights[r], weights[s]
         g_p, g_q, g_r, g_s = grads[p], grads[q], grads[r], grads[s]
         for channel in range(result.size):
             result[channel] += (w_p * g_p[channel] + w_q * g_q[channel]) + (w_r * g_r[channel] + w_s * g_s[channel])
     for place in range(fours, count):
-        weight, grad = weights[found[place]], grads[found[place]]
+        weight, grad = weights[covered[place]], grads[covered[place]]
         for channel in range(result.size):
             result[channel] += weight * grad[channel]
 
@@ -334,7 +334,7 @@ def backward_colors(order, starts, ranks, geometry, columns, upstream, last, fir
         left, top = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
         start, t_last = starts[tile], last[tile]
         grads, through = np.zeros((PIXELS, channels), np.float32), np.ones(PIXELS, np.float32)
-        weights, found = np.empty(PIXELS, np.float32), np.empty(BLOCK + 1, np.uint64)
+        weights, covered = np.empty(PIXELS, np.float32), np.empty(BLOCK + 1, np.uint64)
         for p in range(PIXELS):
             row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
             if row < height and column < width:
@@ -362,7 +362,7 @@ def backward_colors(order, starts, ranks, geometry, columns, upstream, last, fir
                     alpha = alpha if drawn else ZERO
                     weights[p] = alpha * through[p]
                     through[p] *= ONE - alpha
-                _add_weighted(_touched(lo, hi, weights, found), found, weights, grads, result)
+                _add_weighted(_list_covered(lo, hi, weights, covered), covered, weights, grads, result)
 
 
 @no_type_check

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from f3rm_ext.memory.shapes import lacks_values
-from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera, Composite, Strips, in_strip
+from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera, Composite, Strips, shift_to_strip
 from f3rm_ext.splat.rasterize.compositing import (
     BUFFER,
     LANES,
@@ -22,7 +22,7 @@ from f3rm_ext.splat.rasterize.compositing import (
     forward,
 )
 from f3rm_ext.splat.rasterize.projection import project_numba
-from f3rm_ext.splat.rasterize.tiles import Bins, balanced, bin_gaussians
+from f3rm_ext.splat.rasterize.tiles import Bins, balance, bin_gaussians
 
 
 def _runs(starts: np.ndarray, row: int) -> Iterator[tuple[int, int]]:
@@ -39,7 +39,7 @@ def _array(value: Tensor) -> np.ndarray:
     return value.detach().contiguous().numpy()
 
 
-def _as_picture(tiles: np.ndarray, height: int, width: int) -> Tensor:
+def _to_image(tiles: np.ndarray, height: int, width: int) -> Tensor:
     """Arranges values of the tiles' pixels as an image."""
     rows, columns = -(-height // TILE_PX), -(-width // TILE_PX)
     blocks = tiles.reshape(rows, columns, TILE_PX // LANES, TILE_PX, LANES).transpose(0, 3, 1, 2, 4)
@@ -60,7 +60,7 @@ def _composite(
     np.take(_array(depths), bins.order, out=payload[:, -1])
     behind = np.append(_array(background), np.float32(0.0))
     tiles = len(bins.starts) - 1
-    order = balanced(np.diff(bins.starts), numba.get_num_threads())
+    order = balance(np.diff(bins.starts), numba.get_num_threads())
     final, last = np.empty((tiles, PIXELS), dtype=np.float32), np.empty((tiles, PIXELS), dtype=np.int32)
     picture = torch.empty(height, width, colors.shape[1])
     depth, accumulation = torch.empty(height, width), torch.empty(height, width)
@@ -71,7 +71,7 @@ def _composite(
     return (picture, depth, accumulation), (payload, behind, final, last)
 
 
-class _Compositing(torch.autograd.Function):
+class _Composite(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -100,13 +100,19 @@ class _Compositing(torch.autograd.Function):
         needs = ctx.needs_input_grad
         g_background = None
         if needs[5]:
-            g_background = torch.einsum("hwc,hw->c", g_picture, _as_picture(ctx.state[0], *g_picture.shape[:2]))
+            g_background = torch.einsum("hwc,hw->c", g_picture, _to_image(ctx.state[0], *g_picture.shape[:2]))
         if any(needs[:4]):
-            found = _all_gradients(ctx, g_picture, g_depth, g_accumulation, len(means2d))
+            gradients = _all_gradients(ctx, g_picture, g_depth, g_accumulation, len(means2d))
             if ctx.absgrad:
-                means2d.absgrad = found[:, 6:8].contiguous()
+                means2d.absgrad = gradients[:, 6:8].contiguous()
             channels = g_picture.shape[2]
-            columns = (found[:, :2], found[:, 2:5], found[:, -1], found[:, 5], found[:, SHAPE_GRADS:-1])
+            columns = (
+                gradients[:, :2],
+                gradients[:, 2:5],
+                gradients[:, -1],
+                gradients[:, 5],
+                gradients[:, SHAPE_GRADS:-1],
+            )
             assert columns[-1].shape[1] == channels
             wanted = [value if need else None for value, need in zip(columns, needs, strict=False)]
             return (*wanted, g_background, None, None, None)
@@ -119,33 +125,33 @@ def _all_gradients(ctx: Any, g_picture: Tensor, g_depth: Tensor, g_accumulation:
     bins: Bins = ctx.bins
     final, last = ctx.state
     upstream = torch.cat([g_picture, g_depth[..., None]], dim=-1).numpy()
-    found = torch.zeros(count, SHAPE_GRADS + upstream.shape[2])
-    for tile, stop in _runs(bins.starts, found.shape[1]):
+    gradients = torch.zeros(count, SHAPE_GRADS + upstream.shape[2])
+    for tile, stop in _runs(bins.starts, gradients.shape[1]):
         first, end = bins.starts[tile], bins.starts[stop]
-        rows = np.zeros((end - first, found.shape[1]), dtype=np.float32)
-        order = tile + balanced(np.diff(bins.starts[tile : stop + 1]), numba.get_num_threads())
+        rows = np.zeros((end - first, gradients.shape[1]), dtype=np.float32)
+        order = tile + balance(np.diff(bins.starts[tile : stop + 1]), numba.get_num_threads())
         backward(
             order, bins.starts, bins.ranks, bins.geometry, ctx.payload, ctx.behind, bins.columns, upstream,
             _array(g_accumulation), final, last, first, rows,
         )  # fmt: skip
-        add_rows(rows, first, bins.slots, bins.slot_starts, bins.order, found.numpy())
-    return found
+        add_rows(rows, first, bins.slots, bins.slot_starts, bins.order, gradients.numpy())
+    return gradients
 
 
 def _color_gradients(ctx: Any, g_picture: Tensor, count: int) -> Tensor:
     """Returns gradients of the colours per Gaussian."""
     bins: Bins = ctx.bins
     upstream = _array(g_picture)
-    found = torch.zeros(count, upstream.shape[2])
-    for tile, stop in _runs(bins.starts, found.shape[1]):
+    gradients = torch.zeros(count, upstream.shape[2])
+    for tile, stop in _runs(bins.starts, gradients.shape[1]):
         first, end = bins.starts[tile], bins.starts[stop]
-        rows = np.zeros((end - first, found.shape[1]), dtype=np.float32)
-        order = tile + balanced(np.diff(bins.starts[tile : stop + 1]), numba.get_num_threads())
+        rows = np.zeros((end - first, gradients.shape[1]), dtype=np.float32)
+        order = tile + balance(np.diff(bins.starts[tile : stop + 1]), numba.get_num_threads())
         backward_colors(
             order, bins.starts, bins.ranks, bins.geometry, bins.columns, upstream, ctx.state[1], first, rows
         )  # fmt: skip
-        add_rows(rows, first, bins.slots, bins.slot_starts, bins.order, found.numpy())
-    return found
+        add_rows(rows, first, bins.slots, bins.slot_starts, bins.order, gradients.numpy())
+    return gradients
 
 
 @torch.no_grad()
@@ -169,7 +175,7 @@ def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera:
 
     def strip(rows: tuple[int, int]) -> Composite:
         size = camera.width, rows[1] - rows[0]
-        bins = _bin(in_strip(means2d, rows), conics, depths, opacities, radii, size)
+        bins = _bin(shift_to_strip(means2d, rows), conics, depths, opacities, radii, size)
 
         def composite(values: Tensor) -> Tensor:
             outputs, _ = _composite(bins, depths, values.float(), values.new_zeros(values.shape[1]).float(), size)
@@ -193,7 +199,7 @@ def render(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns colours, depth, accumulation, 2D centres and radii; converts CPU tensors to float32."""
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
-    project, compositing = project_numba, _Compositing
+    project, compositing = project_numba, _Composite
     if lacks_values(means):
         from f3rm_ext.splat.rasterize.null import NullCompositing as compositing
         from f3rm_ext.splat.rasterize.null import null_project as project

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from f3rm_ext import compat
 from f3rm_ext.memory.shapes import lacks_values
-from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera, Composite, Strips, in_strip
+from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera, Composite, Strips, shift_to_strip
 
 CHANNEL_CHUNK = 32
 """Channels composited at a time: the backward kernel keeps them in shared memory."""
@@ -44,22 +44,22 @@ def _batch_and_watch(means2d: Tensor) -> Tensor:
     watched = weakref.ref(batch)
 
     def add(_: Tensor) -> None:
-        found = watched()
-        assert found is not None, "the batch was freed before its gradient arrived"
-        total.add_(found.absgrad[0])  # type: ignore[attr-defined]
+        source = watched()
+        assert source is not None, "the batch was freed before its gradient arrived"
+        total.add_(source.absgrad[0])  # type: ignore[attr-defined]
 
     batch.register_hook(add)
     means2d.batches = [*getattr(means2d, "batches", ()), batch]  # type: ignore[attr-defined]
     return batch
 
 
-def radii_of(reaches: Tensor) -> Tensor:
+def scalar_radii(reaches: Tensor) -> Tensor:
     """Returns one radius for each of (gaussians,), 0 if it is not drawn, or of (gaussians, 2), as gsplat 1.5 gives."""
     return reaches if reaches.dim() == 1 else reaches.amax(dim=1) * (reaches.amin(dim=1) > 0)
 
 
 @dataclass
-class Projected:
+class KernelProjection:
     """Gaussians in an image; tensors for gsplat have a first dimension of 1."""
 
     means2d: Tensor
@@ -76,7 +76,7 @@ class Projected:
 
 def _project(
     means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool
-) -> Projected:
+) -> KernelProjection:
     if not lacks_values(means):
         compat.check_gsplat_kernels()
     reaches, batched, depths, conics, compensations = kernels_for(means).fully_fused_projection(
@@ -95,15 +95,15 @@ def _project(
         calc_compensations=antialiased,
     )
     # gsplat leaves the values of invisible Gaussians uninitialised.
-    drawn = radii_of(reaches[0]) > 0
+    drawn = scalar_radii(reaches[0]) > 0
     means2d = torch.where(drawn[:, None], batched[0], 0.0)
     depths = torch.where(drawn, depths[0], 0.0)[None]
     if antialiased:
         alphas = alphas * torch.where(drawn, compensations[0], 0.0)
-    return Projected(means2d, conics, depths, reaches, alphas[None])
+    return KernelProjection(means2d, conics, depths, reaches, alphas[None])
 
 
-def _tiles(projected: Projected, means2d: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _tiles(projected: KernelProjection, means2d: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Returns where the Gaussians of each tile begin, and the Gaussians; the host waits for their number."""
     gsplat = kernels_for(means2d)
     columns, rows = (-(-side // TILE_PX) for side in size)
@@ -127,7 +127,7 @@ def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera:
     @torch.no_grad()
     def strip(rows: tuple[int, int]) -> Composite:
         size = camera.width, rows[1] - rows[0]
-        means2d = in_strip(projected.means2d, rows)
+        means2d = shift_to_strip(projected.means2d, rows)
         offsets, flat = _tiles(projected, means2d, size)
 
         @torch.no_grad()
@@ -169,11 +169,11 @@ def render(
     behind = colors.new_zeros(colors.shape[1]) if background is None else background
     projected = _project(means, quats, sizes, alphas, camera, antialiased)
     picture, depth, alpha = composite(projected, colors, (camera.width, camera.height), behind, absgrad)
-    return picture, depth, alpha, projected.means2d, radii_of(projected.reaches[0])
+    return picture, depth, alpha, projected.means2d, scalar_radii(projected.reaches[0])
 
 
 def composite(
-    projected: Projected, colors: Tensor, size: tuple[int, int], behind: Tensor, absgrad: bool = False
+    projected: KernelProjection, colors: Tensor, size: tuple[int, int], behind: Tensor, absgrad: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Composites projected Gaussians; returns colours, depth and accumulation.
 

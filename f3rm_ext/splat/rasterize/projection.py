@@ -61,7 +61,7 @@ def _axes(w, x, y, z):
 
 @no_type_check
 @numba.njit(error_model="numpy")
-def _clamped(value, low, high):
+def _clamp(value, low, high):
     return min(max(value, low), high)
 
 
@@ -76,8 +76,8 @@ def _forward(means, quats, sizes, view, intrinsics, limits, means2d, conics, dep
         x, y, z = _dot(w0, mean) + view[0, 3], _dot(w1, mean) + view[1, 3], _dot(w2, mean) + view[2, 3]
         if not (z > near and z < far):
             continue
-        x_over_z = _clamped(x / z, -(cx + MARGIN * width) / fx, (width - cx + MARGIN * width) / fx)
-        y_over_z = _clamped(y / z, -(cy + MARGIN * height) / fy, (height - cy + MARGIN * height) / fy)
+        x_over_z = _clamp(x / z, -(cx + MARGIN * width) / fx, (width - cx + MARGIN * width) / fx)
+        y_over_z = _clamp(y / z, -(cy + MARGIN * height) / fy, (height - cy + MARGIN * height) / fy)
         a = _mix(fx / z, w0, -fx / z * x_over_z, w2)
         b = _mix(fy / z, w1, -fy / z * y_over_z, w2)
         qw, qx, qy, qz, _ = _unit(quats, i)
@@ -156,8 +156,8 @@ def _backward(
                 continue
             mean = _load(means, i)
             x, y, z = _dot(w0, mean) + view[0, 3], _dot(w1, mean) + view[1, 3], _dot(w2, mean) + view[2, 3]
-            x_over_z = _clamped(x / z, -(cx + MARGIN * width) / fx, (width - cx + MARGIN * width) / fx)
-            y_over_z = _clamped(y / z, -(cy + MARGIN * height) / fy, (height - cy + MARGIN * height) / fy)
+            x_over_z = _clamp(x / z, -(cx + MARGIN * width) / fx, (width - cx + MARGIN * width) / fx)
+            y_over_z = _clamp(y / z, -(cy + MARGIN * height) / fy, (height - cy + MARGIN * height) / fy)
             j0, j1 = _mix(1.0, w0, -x_over_z, w2), _mix(1.0, w1, -y_over_z, w2)
             a, b = _mix(fx / z, j0, 0.0, j0), _mix(fy / z, j1, 0.0, j1)
             qw, qx, qy, qz, norm = _unit(quats, i)
@@ -243,8 +243,8 @@ class _Projection(torch.autograd.Function):
             g_sizes.numpy(), g_view.numpy(),
         )  # fmt: skip
         g_viewmat = torch.nn.functional.pad(g_view.sum(dim=0), (0, 0, 0, 1)).float()
-        found = g_means, g_quats, g_sizes, g_viewmat
-        return (*(grad if need else None for grad, need in zip(found, ctx.needs_input_grad, strict=False)), None)
+        gradients = g_means, g_quats, g_sizes, g_viewmat
+        return (*(grad if need else None for grad, need in zip(gradients, ctx.needs_input_grad, strict=False)), None)
 
 
 def project_numba(

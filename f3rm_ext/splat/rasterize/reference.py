@@ -26,7 +26,7 @@ from f3rm_ext.splat.rasterize.camera import (
     Camera,
     Composite,
     Strips,
-    in_strip,
+    shift_to_strip,
 )
 
 CHUNK = 1 << 20
@@ -34,7 +34,7 @@ CHUNK = 1 << 20
 
 
 @dataclass
-class Projected:
+class Projection:
     """Gaussians projected to the image; zeros if not visible."""
 
     means2d: Float[Tensor, "gaussians 2"]
@@ -85,7 +85,7 @@ def _footprints(
 @torch.no_grad()
 def _radii(footprints: _Footprints, camera: Camera) -> Int[Tensor, " gaussians"]:
     """Returns the radius of each Gaussian; 0 if it is culled."""
-    xx, xy, yy = _blurred(footprints.covariances, camera.eps2d)
+    xx, xy, yy = _add_blur(footprints.covariances, camera.eps2d)
     det, middle = xx * yy - xy**2, (xx + yy) / 2
     radii = (3.0 * (middle + (middle**2 - det).clamp(min=MIN_EXTENT).sqrt()).sqrt()).ceil()
     in_range = (footprints.depths > camera.near_plane) & (footprints.depths < camera.far_plane)
@@ -95,7 +95,7 @@ def _radii(footprints: _Footprints, camera: Camera) -> Int[Tensor, " gaussians"]
     return torch.where(drawn & touches.all(dim=-1), radii, 0.0).int()
 
 
-def _blurred(covariances: Float[Tensor, "gaussians 2 2"], eps2d: float) -> tuple[Tensor, Tensor, Tensor]:
+def _add_blur(covariances: Float[Tensor, "gaussians 2 2"], eps2d: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the entries xx, xy, yy after the blur."""
     return covariances[:, 0, 0] + eps2d, covariances[:, 0, 1], covariances[:, 1, 1] + eps2d
 
@@ -105,26 +105,28 @@ def project(
     quats: Float[Tensor, "gaussians 4"],
     sizes: Float[Tensor, "gaussians 3"],
     camera: Camera,
-) -> Projected:
+) -> Projection:
     """Projects Gaussians to the image and culls those outside."""
     with torch.no_grad():
         radii = _radii(_footprints(means, quats, sizes, camera), camera)
     # Only rendered Gaussians enter the graph, so that no gradient is ever 0 · ∞.
     drawn = radii.nonzero().squeeze(-1)
-    found = _footprints(means[drawn], quats[drawn], sizes[drawn], camera)
-    xx, xy, yy = _blurred(found.covariances, camera.eps2d)
+    footprints = _footprints(means[drawn], quats[drawn], sizes[drawn], camera)
+    xx, xy, yy = _add_blur(footprints.covariances, camera.eps2d)
     det = xx * yy - xy**2
-    ratio = (found.covariances[:, 0, 0] * found.covariances[:, 1, 1] - found.covariances[:, 0, 1] ** 2) / det
+    ratio = (
+        footprints.covariances[:, 0, 0] * footprints.covariances[:, 1, 1] - footprints.covariances[:, 0, 1] ** 2
+    ) / det
     thick = ratio > MIN_COMPENSATION**2
     compensations = torch.where(thick, torch.where(thick, ratio, 1.0).sqrt(), 0.0)
 
     def spread(values: Tensor) -> Tensor:
         return values.new_zeros(len(means), *values.shape[1:]).index_copy(0, drawn, values)
 
-    return Projected(
-        means2d=spread(found.means2d),
+    return Projection(
+        means2d=spread(footprints.means2d),
         conics=spread(torch.stack([yy, -xy, xx], dim=-1) / det[:, None]),
-        depths=spread(found.depths),
+        depths=spread(footprints.depths),
         compensations=spread(compensations),
         radii=radii,
     )
@@ -162,7 +164,7 @@ def pixel_weights(
 
 
 def composite(
-    projected: Projected,
+    projected: Projection,
     alphas: Float[Tensor, " gaussians"],
     colors: Float[Tensor, "gaussians channels"],
     background: Float[Tensor, " channels"] | None,
@@ -215,7 +217,7 @@ def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera:
 
     def strip(rows: tuple[int, int]) -> Composite:
         size = camera.width, rows[1] - rows[0]
-        moved = replace(projected, means2d=in_strip(projected.means2d, rows))
+        moved = replace(projected, means2d=shift_to_strip(projected.means2d, rows))
 
         @torch.no_grad()
         def draw(values: Tensor) -> Tensor:

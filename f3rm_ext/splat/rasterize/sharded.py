@@ -20,7 +20,7 @@ from torch import Tensor
 
 from f3rm_ext import compat
 from f3rm_ext.splat.rasterize import Rasterization
-from f3rm_ext.splat.rasterize.gsplat_backend import Projected, composite, radii_of
+from f3rm_ext.splat.rasterize.gsplat_backend import KernelProjection, composite, scalar_radii
 
 
 def rasterize_sharded(
@@ -71,7 +71,7 @@ def rasterize_sharded(
     compat.check_gsplat_kernels()
     from gsplat import fully_fused_projection, spherical_harmonics
 
-    viewmats, Ks = _gathered(viewmat), _gathered(K)
+    viewmats, Ks = _gather_ranks(viewmat), _gather_ranks(K)
     projected: Any = fully_fused_projection(
         means.float(), None, quats.float(), sizes.float(), viewmats, Ks, width, height,
         eps2d=eps2d, near_plane=near_plane, packed=True, calc_compensations=antialiased,
@@ -97,12 +97,12 @@ def rasterize_sharded(
     centres, z, shapes, shown, payload = torch.cat(there).split([2, 1, 3, 1, 3], dim=1)
     room = _room(reaches, received)
     dist.all_to_all(room, list(reaches.split(sent)))
-    arrived = Projected(centres, shapes[None], z.T, torch.cat(room)[None], shown.T)
+    arrived = KernelProjection(centres, shapes[None], z.T, torch.cat(room)[None], shown.T)
     picture, depth, alpha = composite(arrived, payload, (width, height), background)
-    return Rasterization(picture, depth, alpha, means2d, radii_of(reaches), rows)
+    return Rasterization(picture, depth, alpha, means2d, scalar_radii(reaches), rows)
 
 
-def _gathered(own: Tensor) -> Tensor:
+def _gather_ranks(own: Tensor) -> Tensor:
     """Returns a tensor of all ranks, which have one of the same shape, stacked by rank."""
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, own.contiguous())

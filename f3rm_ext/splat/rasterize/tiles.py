@@ -89,9 +89,9 @@ def _fill(rectangles, columns, cursor, ranks, slots):
 
 def front_to_back(depths: np.ndarray, visible: np.ndarray) -> np.ndarray:
     """Returns indices of the visible Gaussians, sorted by depth, then by index; (ranks,) int64."""
-    found = np.flatnonzero(visible)
+    indices = np.flatnonzero(visible)
     # Bits of positive floats sort like the floats: one integer key of depth and index sorts fast and is unique.
-    keys = (depths[found].view(np.uint32).astype(np.uint64) << np.uint64(32)) | found.astype(np.uint64)
+    keys = (depths[indices].view(np.uint32).astype(np.uint64) << np.uint64(32)) | indices.astype(np.uint64)
     keys.sort()
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
@@ -128,7 +128,7 @@ def bin_gaussians(
     return Bins(order, geometry, starts, ranks, slots, slot_starts, columns)
 
 
-def balanced(loads: np.ndarray, threads: int) -> np.ndarray:
+def balance(loads: np.ndarray, threads: int) -> np.ndarray:
     """Returns an order of tasks that balances a prange, which gives each thread a consecutive run of them."""
     heavy_first = np.argsort(-loads, kind="stable")
     return np.concatenate([heavy_first[thread::threads] for thread in range(threads)])

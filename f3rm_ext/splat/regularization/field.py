@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from f3rm_ext.memory.shapes import kernel_device, lacks_values
-from f3rm_ext.splat.memory.allocator import fitting_rows
+from f3rm_ext.splat.memory.allocator import count_fitting_rows
 from f3rm_ext.splat.regularization.frames import rotate
 from f3rm_ext.splat.regularization.table import ALPHA, MAX_SQUARED, MEAN, MIN_WEIGHT, NORMAL, SIZE, WHITEN
 from f3rm_ext.splat.triton_kernels import find_kernels
@@ -89,7 +89,7 @@ def neighbour_field(
 
         return NeighbourField(*field_triton(points, owners, table, neighbours))
     if not chunk:
-        chunk = fitting_rows(points.device, NEIGHBOUR_BYTES * neighbours.shape[1], CHUNK_POINTS, MOST_POINTS)
+        chunk = count_fitting_rows(points.device, NEIGHBOUR_BYTES * neighbours.shape[1], CHUNK_POINTS, MOST_POINTS)
     return NeighbourField(*_ChunkedField.apply(points, owners, table, neighbours, chunk))  # type: ignore[misc]
 
 

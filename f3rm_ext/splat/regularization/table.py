@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from f3rm_ext.memory.shapes import chunks
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations, smallest_axes
-from f3rm_ext.splat.memory.allocator import fitting_rows
+from f3rm_ext.splat.memory.allocator import count_fitting_rows
 
 MEAN, WHITEN, ALPHA, SIZE, NORMAL, WIDTH = 0, 3, 12, 13, 14, 17
 """Columns: centre (3), S⁻¹ Rᵀ by rows (9), opacity, smallest standard deviation, the axis of that deviation (3)."""
@@ -86,4 +86,4 @@ class _ChunkedTable(torch.autograd.Function):
 
 
 def _parts(rows: Tensor) -> list[slice]:
-    return chunks(rows, fitting_rows(rows.device, _GAUSSIAN_BYTES, CHUNK_GAUSSIANS, MOST_GAUSSIANS))
+    return chunks(rows, count_fitting_rows(rows.device, _GAUSSIAN_BYTES, CHUNK_GAUSSIANS, MOST_GAUSSIANS))

@@ -202,7 +202,7 @@ def lift_made_up_features(run: Run, dim: int) -> None:
     display = DisplayBasis(torch.zeros(dim), torch.eye(3, dim), -torch.ones(3), torch.ones(3))
     spec = FeatureSpec(name="dense", dim=dim, extractor="dense", identity={"extractor": "dense"}, display=display)
     codes = torch.ones(run.model.num_gaussians, dim, dtype=torch.float16, device=CUDA)
-    run.model.lifted.put(LiftedHead(spec, codes).to(CUDA))
+    run.model.lifted.add(LiftedHead(spec, codes).to(CUDA))
 
 
 def total(counts: Mapping[str, Ledger]) -> Ledger:

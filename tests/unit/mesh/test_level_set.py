@@ -53,7 +53,9 @@ def test_a_point_belongs_to_the_densest_gaussian() -> None:
     dot.scales = torch.full((1, 3), 0.01).log()
     dot.means = torch.tensor([[0.0, 0.0, 0.3]])
     sheet.means = torch.tensor([[5.0, 0.0, 0.0]])
-    both = Gaussians.of({name: torch.cat([value, dot.tensors()[name]]) for name, value in sheet.tensors().items()})
+    both = Gaussians.from_tensors(
+        {name: torch.cat([value, dot.tensors()[name]]) for name, value in sheet.tensors().items()}
+    )
     field = DensityField(both)
     # The dot's centre is nearer to the first point, the sheet's density is higher there.
     owners = field.owners(torch.tensor([[0.0, 0.0, 0.02], [0.0, 0.0, 0.3]]))

@@ -36,7 +36,7 @@ def _points(count: int) -> torch.Tensor:
 def test_levels_grow_geometrically_and_stop_at_the_table_size() -> None:
     levels = grid_levels(num_levels=5, base_res=16, max_res=256, log2_hashmap_size=15)
     assert [level.resolution for level in levels] == [16, 32, 64, 128, 256]
-    assert [level.hashed for level in levels] == [False, False, True, True, True]
+    assert [level.is_hashed for level in levels] == [False, False, True, True, True]
     assert [level.size for level in levels] == [4096, 32768, 32768, 32768, 32768]
     for before, after in itertools.pairwise(levels):
         assert after.offset == before.offset + before.size
@@ -72,7 +72,7 @@ def test_reference_passes_gradcheck() -> None:
 
 def _function(backend: str, grid: HashGrid) -> Interpolation:
     """The backend's function of points and table."""
-    tensors = LevelTensors.of(grid.levels)
+    tensors = LevelTensors.from_levels(grid.levels)
     functions: dict[str, Interpolation] = {
         "reference": lambda points, table: hash_grid_reference(points, table, grid.levels),
         "numba": lambda points, table: hash_grid_numba(points, table, grid.levels),

@@ -182,7 +182,7 @@ def test_feature_metrics_compare_at_patch_centres(make_model: MakeModel, make_sp
     model = make_model((make_spec("a", 12),), output_features=True, eval_num_rays_per_chunk=16).eval()
     # 4×4 px patches: centres lie between pixels, so compare with what the field itself renders there.
     grid = PatchGrid.covering(3, 5, 12, 20)
-    rendered = evaluation.render_at(model, camera, torch.from_numpy(grid.centres_px()).flatten(0, 1))["a"]
+    rendered = evaluation.render_pixels(model, camera, torch.from_numpy(grid.centres_px()).flatten(0, 1))["a"]
     same = rendered.view(3, 5, 12).numpy()
     batch = {"camera": camera, "feature_maps": {"a": _feature_map(same)}}
     metrics = evaluation.feature_metrics(model, batch)
@@ -280,7 +280,7 @@ def test_masked_pixels_do_not_count_in_evaluation(
     model = make_model((make_spec("a", 12),), eval_num_rays_per_chunk=16).eval()
     outputs = model.get_outputs_for_camera(camera)
     grid = PatchGrid.covering(3, 4, 12, 20)
-    values = evaluation.render_at(model, camera, torch.from_numpy(grid.centres_px()).flatten(0, 1))["a"]
+    values = evaluation.render_pixels(model, camera, torch.from_numpy(grid.centres_px()).flatten(0, 1))["a"]
     values = values.view(3, 4, 12) * torch.tensor([1.0, 1.0, -1.0, -1.0])[:, None]
     batch = {
         "image": torch.where(left_half, outputs["rgb"], 1 - outputs["rgb"]),

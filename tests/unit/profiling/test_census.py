@@ -15,7 +15,7 @@ from f3rm_ext.memory import estimate
 from f3rm_ext.profiling.census import CATEGORIES, Found, kind_of, reachable, storage_key, take_census
 from f3rm_ext.profiling.snapshot import LARGE_BYTES, tensor_totals
 from f3rm_ext.splat.memory.adam import PackedAdam
-from f3rm_ext.splat.memory.packed import stored_sh_colors
+from f3rm_ext.splat.memory.packed import packed_sh_colors
 
 MIB = 1 << 20
 
@@ -105,7 +105,7 @@ def test_packed_gradients_and_compact_moments_have_their_owners() -> None:
     model.gauss_params = nn.ParameterDict({"features_rest": nn.Parameter(torch.rand(64, 15, 3).half())})
     rest = model.gauss_params["features_rest"]
     optimizer = PackedAdam([rest], moments="int8")
-    colors = stored_sh_colors(3, torch.rand(64, 3), torch.rand(64, 3), rest)
+    colors = packed_sh_colors(3, torch.rand(64, 3), torch.rand(64, 3), rest)
     colors.sum().backward()
     optimizer.step()
     found = take_census(model, {"features_rest": optimizer}, SimpleNamespace(), strays=False)

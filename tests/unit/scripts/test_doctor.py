@@ -113,7 +113,7 @@ class TestBackends:
     def test_which_hash_grid_a_gpu_gets_and_why(
         self, reasons: dict[str, str], taken: str, gpu: pytest.MonkeyPatch
     ) -> None:
-        gpu.setattr(hash_backends, "why_not", lambda name, device: reasons.get(name))
+        gpu.setattr(hash_backends, "try_backend", lambda name, device: reasons.get(name))
         found = by_name(doctor.check_backends)
         for name in ("tcnn", "triton"):
             finding = found[f"hash grid ({name})"]
@@ -130,7 +130,7 @@ class TestBackends:
         """A GPU, for which gsplat has no compiled kernels, and on which no hash grid works."""
         monkeypatch.setattr(doctor.compat, "has_cuda", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(hash_backends, "why_not", lambda name, device: "it is not installed")
+        monkeypatch.setattr(hash_backends, "try_backend", lambda name, device: "it is not installed")
         monkeypatch.setitem(sys.modules, "gsplat.csrc", None)  # type: ignore[arg-type]
         monkeypatch.setattr(shutil, "which", lambda name: None)
         return monkeypatch

@@ -5,7 +5,14 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations, rgb_to_sh, sh_degree_of, sh_rest_count, sh_to_rgb
+from f3rm_ext.splat.gaussians import (
+    Gaussians,
+    degree_from_count,
+    quats_to_rotations,
+    rgb_to_sh,
+    sh_rest_count,
+    sh_to_rgb,
+)
 
 
 def some(count: int = 5, degree: int = 2) -> Gaussians:
@@ -18,18 +25,20 @@ def some(count: int = 5, degree: int = 2) -> Gaussians:
         "features_dc": (3,),
         "features_rest": (sh_rest_count(degree), 3),
     }
-    return Gaussians.of({name: torch.randn(count, *shape, generator=generator) for name, shape in shapes.items()})
+    return Gaussians.from_tensors(
+        {name: torch.randn(count, *shape, generator=generator) for name, shape in shapes.items()}
+    )
 
 
 @pytest.mark.parametrize(("degree", "count"), [(0, 0), (1, 3), (2, 8), (3, 15)])
 def test_counts_of_coefficients(degree: int, count: int) -> None:
-    assert sh_rest_count(degree) == count and sh_degree_of(count) == degree
+    assert sh_rest_count(degree) == count and degree_from_count(count) == degree
     assert some(degree=degree).sh_degree == degree
 
 
 def test_no_degree_has_that_many_coefficients() -> None:
     with pytest.raises(ConfigError, match=r"7 SH coefficients per colour belong to no degree .* 0, 3, 8, 15"):
-        sh_degree_of(7)
+        degree_from_count(7)
 
 
 def test_colors_there_and_back() -> None:
@@ -64,14 +73,14 @@ def test_selection_and_renaming() -> None:
     gaussians = some()
     chosen = gaussians[torch.tensor([True, False, True, False, False])]
     assert len(chosen) == 2 and torch.equal(chosen.features_rest, gaussians.features_rest[[0, 2]])
-    again = Gaussians.of({**gaussians.tensors(), "step": torch.tensor(1)})
+    again = Gaussians.from_tensors({**gaussians.tensors(), "step": torch.tensor(1)})
     assert all(torch.equal(a, b) for a, b in zip(again.tensors().values(), gaussians.tensors().values(), strict=True))
 
 
 @pytest.mark.parametrize("degree", [0, 1, 3])
 def test_other_degrees_keep_the_lower_coefficients(degree: int) -> None:
     gaussians, count = some(degree=2), sh_rest_count(degree)
-    changed = gaussians.with_sh_degree(degree)
+    changed = gaussians.to_sh_degree(degree)
     both = min(count, 8)
     assert changed.features_rest.shape == (5, count, 3)
     assert torch.equal(changed.features_rest[:, :both], gaussians.features_rest[:, :both])
@@ -80,10 +89,10 @@ def test_other_degrees_keep_the_lower_coefficients(degree: int) -> None:
 
 def test_what_cannot_be_used() -> None:
     gaussians = some()
-    assert gaussians.checked("a.ply") is gaussians
+    assert gaussians.require_finite("a.ply") is gaussians
     with pytest.raises(ConfigError, match=r"no Gaussians in a\.ply"):
-        gaussians[:0].checked("a.ply")
+        gaussians[:0].require_finite("a.ply")
     gaussians.scales[1, 2] = float("nan")
     gaussians.scales[3] = float("inf")
     with pytest.raises(ConfigError, match=r"2 of 5 Gaussians in a\.ply have NaN or infinite scales"):
-        gaussians.checked("a.ply")
+        gaussians.require_finite("a.ply")

@@ -29,6 +29,6 @@ def test_gaussians_that_are_nowhere_are_near_nothing() -> None:
 def test_a_change_of_the_centres_is_noticed() -> None:
     means = torch.rand(5, 3)
     nearest = NearestGaussians(means)
-    assert nearest.is_of(means) and not nearest.is_of(means.clone())
+    assert nearest.matches(means) and not nearest.matches(means.clone())
     means += 1.0
-    assert not nearest.is_of(means)
+    assert not nearest.matches(means)

@@ -157,8 +157,8 @@ def test_a_thin_disc_stays_opaque_where_the_area_counts() -> None:
 @pytest.mark.parametrize(("chosen", "flat", "area"), [("auto", True, True), ("auto", False, False)])
 @pytest.mark.parametrize("fixed", ["volume", "area"])
 def test_which_compensation(chosen: Any, flat: bool, area: bool, fixed: Any) -> None:
-    assert MipOptions(compensation=chosen).resolved(flat).area == area
-    assert MipOptions(compensation=fixed).resolved(flat).area == (fixed == "area")
+    assert MipOptions(compensation=chosen).resolve(flat).area == area
+    assert MipOptions(compensation=fixed).resolve(flat).area == (fixed == "area")
 
 
 @pytest.mark.parametrize("area", [False, True])

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 from nerfstudio.data.scene_box import OrientedBox, SceneBox
 
 from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat import rendering
+from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
+from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
 from f3rm_ext.splat.regularization.options import RegularizationOptions
@@ -22,13 +26,22 @@ HEIGHT, WIDTH = 24, 32
 STEPS = 100
 ENTROPY_STEP, SURFACE_STEP = 50, 80
 """Steps of a run of 100 at which these stages are at work."""
+LOSSES = {
+    "none": set(),
+    "density": {"surface_density", "surface_normal"},
+    "sdf": {"surface_sdf", "surface_normal"},
+    "dn-consistency": {"surface_density", "surface_normal", "dn_consistency"},
+    "planar": {"thickness", "plane_normals", "multiview", "patches"},
+}
+"""Losses of each regularisation beside that of colours."""
+Make = Callable[..., SplatModel]
 
 
 @pytest.fixture
 def camera(ring_cameras: Callable[..., Any]) -> Any:
-    found = ring_cameras()[1:2]
-    found.metadata = {"cam_idx": 1}
-    return found
+    view = ring_cameras()[1:2]
+    view.metadata = {"cam_idx": 1}
+    return view
 
 
 @pytest.fixture
@@ -36,35 +49,62 @@ def batch() -> dict[str, Any]:
     return {"image": torch.rand(HEIGHT, WIDTH, 3, generator=torch.Generator().manual_seed(3)), "image_idx": 1}
 
 
-def small(**options: Any) -> RegularizationOptions:
-    return RegularizationOptions(**{"samples": 500, "neighbours": 8, **options})
+class Run:
+    """A model in training, one camera and its photo."""
+
+    def __init__(self, model: SplatModel, hooks: Any, camera: Any, batch: dict[str, Any]) -> None:
+        self.model, self.hooks, self.camera, self.batch = model, hooks, camera, batch
+
+    def render(self, step: int) -> dict[str, Any]:
+        """Renders the camera in a step."""
+        self.hooks.before(step)
+        return self.model(self.camera)
+
+    def backward(self, step: int, **changes: Any) -> dict[str, Any]:
+        """Returns the losses of a step after their backward pass; `changes` are made to the batch."""
+        losses = self.model.get_loss_dict(self.render(step), {**self.batch, **changes})
+        for parameter in self.model.gauss_params.values():
+            forget_gradient(parameter)
+        torch.stack(list(losses.values())).sum().backward()
+        return losses
+
+    def step(self, step: int, **changes: Any) -> dict[str, Any]:
+        """Takes a whole step."""
+        losses = self.backward(step, **changes)
+        self.hooks.after(step)
+        return losses
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Returns the gradients of all parameters that have one; those of harmonics are packed."""
+        params = self.model.gauss_params
+        values = {name: value.grad.clone() for name, value in params.items() if value.grad is not None}
+        if (packed := packed_gradient(params["features_rest"])) is not None:
+            rows = packed.rows()
+            values["features_rest"] = packed.unpack(rows, 0, values["features_rest"].shape[1])
+        return values
 
 
-def gradients(model: SplatModel) -> dict[str, torch.Tensor]:
-    """Of all parameters that have one; colours beyond the first gather it beside them."""
-    found = {name: value.grad.clone() for name, value in model.gauss_params.items() if value.grad is not None}
-    packed = packed_gradient(model.gauss_params["features_rest"])
-    if packed is not None:
-        rows = packed.rows()
-        found["features_rest"] = packed.multiplied(rows, 0, found["features_rest"].shape[1])
-    return found
+Train = Callable[..., Run]
 
 
-def backward(model: SplatModel, hooks: Any, step: int, camera: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """The losses of a step, after their backward pass."""
-    hooks.before(step)
-    outputs = model(camera)
-    losses = model.get_loss_dict(outputs, batch)
-    for parameter in model.gauss_params.values():
-        forget_gradient(parameter)
-    torch.stack(list(losses.values())).sum().backward()
-    return losses
+@pytest.fixture
+def train(
+    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any], camera: Any, batch: dict[str, Any]
+) -> Callable[..., Run]:
+    """Starts to train 60 Gaussians, or a given model."""
+
+    def start(model: SplatModel | None = None, steps: int = STEPS, **options: Any) -> Run:
+        if model is None:
+            model = make_splat_model(**{"surface": RegularizationOptions(samples=500, neighbours=8), **options})
+        return Run(model, begin_training(model, steps), camera, batch)
+
+    return start
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
+# --- images ----------------------------------------------------------------------------------------------------------
 
 
-def test_outputs_have_shapes_and_ranges(make_splat_model: Callable[..., SplatModel], camera: Any) -> None:
+def test_outputs_have_shapes_and_ranges(make_splat_model: Make, camera: Any) -> None:
     outputs = make_splat_model().get_outputs_for_camera(camera)
     channels = {"rgb": 3, "depth": 1, "accumulation": 1, "plane_depth": 1, "normal": 3, "normal_from_depth": 3}
     assert {name: tuple(outputs[name].shape) for name in channels} == {
@@ -79,109 +119,72 @@ def test_outputs_have_shapes_and_ranges(make_splat_model: Callable[..., SplatMod
 
 
 @pytest.mark.parametrize(("color", "value"), [("random", 0.0), ("black", 0.0), ("white", 1.0)])
-def test_background_outside_training(
-    make_splat_model: Callable[..., SplatModel], camera: Any, color: str, value: float
-) -> None:
+def test_background(make_splat_model: Make, train: Train, camera: Any, color: str, value: float) -> None:
     model = make_splat_model(background_color=color)
     outputs = model.get_outputs_for_camera(camera)
     empty = outputs["accumulation"][..., 0] == 0
     assert empty.any() and (outputs["rgb"][empty] == value).all()
     assert torch.equal(model.get_outputs_for_camera(camera)["rgb"], outputs["rgb"])
-
-
-@pytest.mark.parametrize(("color", "same"), [("random", False), ("black", True), ("white", True)])
-def test_background_in_training(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    color: str,
-    same: bool,
-) -> None:
-    model = make_splat_model(background_color=color)
-    hooks = begin_training(model, STEPS)
-    corners = []
+    run, backgrounds = train(model), []
     for step in (5, 6, 5):
-        hooks.before(step)
-        outputs = model(camera)
-        empty = outputs["accumulation"][..., 0] == 0
-        assert (outputs["rgb"][empty] == outputs["background"]).all()
-        corners.append(outputs["background"].clone())
-    assert torch.equal(corners[0], corners[2]), "a resumed run must see the same background"
-    assert torch.equal(corners[0], corners[1]) is same
+        outputs = run.render(step)
+        assert (outputs["rgb"][outputs["accumulation"][..., 0] == 0] == outputs["background"]).all()
+        backgrounds.append(outputs["background"].clone())
+    assert torch.equal(backgrounds[0], backgrounds[2]), "a resumed run must see the same background"
+    assert torch.equal(backgrounds[0], backgrounds[1]) is (color != "random")
     assert "normal" not in outputs
 
 
-def test_a_box_leaves_out_what_is_outside(make_splat_model: Callable[..., SplatModel], camera: Any) -> None:
-    model = make_splat_model()
-    box = OrientedBox.from_params((0.5, 0.0, 0.0), (0.0, 0.0, 0.0), (1.0, 2.0, 2.0))
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_box_crops_the_scene(make_splat_model: Make, camera: Any, empty: bool) -> None:
+    model = make_splat_model(background_color="white")
+    size = (1.0, 2.0, 2.0)
+    box = OrientedBox.from_params((50.0 if empty else 0.5, 0.0, 0.0), (0.0, 0.0, 0.0), size)
     cropped = model.get_outputs_for_camera(camera, obb_box=box)
-    whole = model.get_outputs_for_camera(camera)["accumulation"].sum()
-    assert 0 < cropped["accumulation"].sum() < whole
+    if empty:
+        assert (cropped["rgb"] == 1).all() and not cropped["accumulation"].any() and not cropped["depth"].any()
+        return
+    assert 0 < cropped["accumulation"].sum() < model.get_outputs_for_camera(camera)["accumulation"].sum()
     right = model.gauss_params["means"][:, 0] > 0
     assert 0 < right.sum() < len(right)
     model.set_gaussians(model.gaussians[right], model.filter_3d[right])
     torch.testing.assert_close(model.get_outputs_for_camera(camera)["rgb"], cropped["rgb"])
 
 
-def test_an_empty_box_shows_the_background(make_splat_model: Callable[..., SplatModel], camera: Any) -> None:
-    model = make_splat_model(background_color="white")
-    box = OrientedBox.from_params((50.0, 0.0, 0.0), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    outputs = model.get_outputs_for_camera(camera, obb_box=box)
-    assert (outputs["rgb"] == 1).all() and not outputs["accumulation"].any() and not outputs["depth"].any()
-
-
-def test_a_failure_on_the_viewers_thread_is_a_black_picture(
-    make_splat_model: Callable[..., SplatModel],
-    camera: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+def test_a_failure_on_the_viewers_thread_is_a_black_image(
+    make_splat_model: Make, camera: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     model = make_splat_model()
-
-    def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("broken on purpose")
-
-    monkeypatch.setattr("f3rm_ext.splat.model.render_outputs", broken)
-    with pytest.raises(ZeroDivisionError):
+    model.filter_3d = torch.zeros(7)  # of another number of Gaussians
+    with pytest.raises(Exception, match="7"):
         model.get_outputs_for_camera(camera)
     monkeypatch.setattr("f3rm_ext.compat.is_viewer_thread", lambda: True)
     outputs = model.get_outputs_for_camera(camera)
     assert outputs["rgb"].shape == (HEIGHT, WIDTH, 3) and not outputs["rgb"].any()
-    assert "broken on purpose" in " ".join(capsys.readouterr().out.split())
+    assert "7" in capsys.readouterr().out
 
 
 # --- losses, masks and alpha -----------------------------------------------------------------------------------------
 
 
-def test_masked_pixels_teach_nothing(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-) -> None:
-    model = make_splat_model()
-    hooks = begin_training(model, STEPS)
+def test_masked_pixels_teach_nothing(train: Train) -> None:
+    run = train()
     mask = torch.zeros(HEIGHT, WIDTH, 1, dtype=torch.bool)
     mask[:, : WIDTH // 2] = True
-    hooks.before(5)
-    outputs = model(camera)
+    outputs = run.render(5)
     outputs["rgb"].retain_grad()
-    model.get_loss_dict(outputs, {**batch, "mask": mask})["rgb_loss"].backward()
+    run.model.get_loss_dict(outputs, {**run.batch, "mask": mask})["rgb_loss"].backward()
     grad = outputs["rgb"].grad
     assert not grad[~mask[..., 0]].any() and grad[mask[..., 0]].any()
-
-    other = batch["image"].clone()
-    other[:, WIDTH // 2 :] = 1 - other[:, WIDTH // 2 :]
-
-    def loss(**changes: torch.Tensor) -> float:
-        return float(backward(model, hooks, 5, camera, {**batch, **changes})["rgb_loss"])
-
-    assert loss(mask=mask) == loss(mask=mask, image=other) != loss()
+    other = torch.where(mask, run.batch["image"], 1 - run.batch["image"])
+    one, two, unmasked = (
+        float(run.backward(5, **changes)["rgb_loss"])
+        for changes in ({"mask": mask}, {"mask": mask, "image": other}, {})
+    )
+    assert one == two != unmasked
 
 
-def test_masked_pixels_do_not_count_in_evaluation(
-    make_splat_model: Callable[..., SplatModel], camera: Any, batch: dict[str, Any]
-) -> None:
+def test_masked_pixels_do_not_count_in_evaluation(make_splat_model: Make, camera: Any, batch: dict[str, Any]) -> None:
     model = make_splat_model()
     outputs = model.get_outputs_for_camera(camera)
     mask = torch.rand(HEIGHT, WIDTH, 1) > 0.5
@@ -191,7 +194,7 @@ def test_masked_pixels_do_not_count_in_evaluation(
     assert float(model.get_metrics_dict(outputs, {"image": truth, "mask": mask})["psnr"]) == pytest.approx(100)
     for picture in images.values():
         assert (picture[:, -WIDTH:][~mask[..., 0]] == 0.5).all() and (picture[:, :WIDTH][~mask[..., 0]] == 0.5).all()
-    # All that is kept counts as if there was nothing else, in training as in evaluation.
+    # Kept pixels count as if there were no others, in training as in evaluation.
     other = {"image": torch.where(mask, outputs["rgb"] + 0.1, 0.0), "mask": mask}
     off = {"rgb": torch.where(mask, outputs["rgb"], 0.0)}
     assert float(model.get_metrics_dict(off, other)["psnr"]) == pytest.approx(20, abs=1e-3)
@@ -199,51 +202,37 @@ def test_masked_pixels_do_not_count_in_evaluation(
     assert metrics["psnr"] < 40 and metrics["l1"] > 0
 
 
-@pytest.mark.parametrize("mode", ["none", "density", "sdf", "dn-consistency", "planar"])
-def test_a_mask_that_leaves_nothing_does_no_harm(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-    mode: str,
-) -> None:
-    model = make_splat_model(regularization=mode, surface=small())
-    hooks = begin_training(model, STEPS)
-    batch["mask"] = torch.zeros(HEIGHT, WIDTH, 1, dtype=torch.bool)
-    losses = backward(model, hooks, SURFACE_STEP, camera, batch)
+@pytest.mark.parametrize("mode", LOSSES)
+def test_a_mask_that_leaves_nothing_does_no_harm(train: Train, mode: str) -> None:
+    run = train(regularization=mode)
+    mask = torch.zeros(HEIGHT, WIDTH, 1, dtype=torch.bool)
+    losses = run.backward(SURFACE_STEP, mask=mask)
     assert float(losses["rgb_loss"]) == pytest.approx(0, abs=1e-6)
-    assert all(torch.isfinite(loss) for loss in losses.values())
-    assert all(torch.isfinite(grad).all() for grad in gradients(model).values())
-    hooks.after(SURFACE_STEP)
-    metrics, _ = model.eval().get_image_metrics_and_images(model.get_outputs_for_camera(camera), batch)
+    assert all(torch.isfinite(value).all() for value in (*losses.values(), *run.gradients().values()))
+    run.hooks.after(SURFACE_STEP)
+    outputs, masked = run.model.eval().get_outputs_for_camera(run.camera), {**run.batch, "mask": mask}
+    metrics, _ = run.model.get_image_metrics_and_images(outputs, masked)
     assert not [name for name, value in metrics.items() if value != value]
-    assert "psnr" not in metrics and "psnr" not in model.get_metrics_dict(model.get_outputs_for_camera(camera), batch)
+    assert "psnr" not in metrics and "psnr" not in run.model.get_metrics_dict(outputs, masked)
 
 
-def test_transparent_truth_lies_over_the_background_of_the_step(
-    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any], camera: Any, batch: dict[str, Any]
-) -> None:
-    model = make_splat_model(ssim_weight=0.0)
-    hooks = begin_training(model, STEPS)
-    hooks.before(5)
-    outputs = model(camera)
-    background = outputs["background"]
+def test_transparent_truth_lies_over_the_background_of_the_step(train: Train) -> None:
+    run = train(ssim_weight=0.0)
+    outputs = run.render(5)
     alpha = torch.zeros(HEIGHT, WIDTH, 1)
     alpha[:, :8] = 0.25
-    expected = 0.25 * batch["image"] + 0.75 * background
-    expected[:, 8:] = background
-    outputs["rgb"] = expected.requires_grad_()
-    batch["alpha"] = alpha
-    assert float(model.get_loss_dict(outputs, batch)["rgb_loss"]) == pytest.approx(0, abs=1e-6)
-    # Without the step's own background, as in evaluation, it is the model's: black.
-    metrics, images = model.eval().get_image_metrics_and_images(
+    batch = {**run.batch, "alpha": alpha}
+    outputs["rgb"] = (alpha * batch["image"] + (1 - alpha) * outputs["background"]).requires_grad_()
+    assert float(run.model.get_loss_dict(outputs, batch)["rgb_loss"]) == pytest.approx(0, abs=1e-6)
+    # In evaluation the background is the model's: black.
+    metrics, images = run.model.eval().get_image_metrics_and_images(
         {"rgb": alpha * batch["image"], "accumulation": alpha, "depth": alpha}, batch
     )
     assert metrics["psnr"] == pytest.approx(100)
     assert not images["img"][:, 8:WIDTH].any()
 
 
-def test_metrics_of_an_image(make_splat_model: Callable[..., SplatModel], camera: Any, batch: dict[str, Any]) -> None:
+def test_metrics_of_an_image(make_splat_model: Make, camera: Any, batch: dict[str, Any]) -> None:
     model = make_splat_model()
     outputs = model.get_outputs_for_camera(camera)
     metrics, images = model.get_image_metrics_and_images(outputs, batch)
@@ -261,42 +250,22 @@ def test_metrics_of_an_image(make_splat_model: Callable[..., SplatModel], camera
 # --- training steps --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mode", "names"),
-    [
-        ("none", set()),
-        ("density", {"surface_density", "surface_normal"}),
-        ("sdf", {"surface_sdf", "surface_normal"}),
-        ("dn-consistency", {"surface_density", "surface_normal", "dn_consistency"}),
-        ("planar", {"thickness", "plane_normals", "multiview", "patches"}),
-    ],
-)
-def test_a_step_of_every_mode(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-    mode: str,
-    names: set[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = make_splat_model(regularization=mode, surface=small())
-    hooks = begin_training(model, STEPS)
-    assert model.regularizer is not None
+@pytest.mark.parametrize("mode", LOSSES)
+def test_a_step_of_every_mode(train: Train, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train(regularization=mode)
+    assert run.model.regularizer is not None
     given: dict[str, Any] = {}
-    losses_of = model.regularizer.losses
+    losses_of = run.model.regularizer.losses
 
-    def watched(*arguments: Any, **options: Any) -> Any:
+    def record(*arguments: Any, **options: Any) -> Any:
         given.update(options, arguments=arguments)
         return losses_of(*arguments, **options)
 
-    monkeypatch.setattr(model.regularizer, "losses", watched)
-    losses = backward(model, hooks, SURFACE_STEP, camera, batch)
-    assert set(losses) == {"rgb_loss"} | names
-    for name, grad in gradients(model).items():
+    monkeypatch.setattr(run.model.regularizer, "losses", record)
+    assert set(run.backward(SURFACE_STEP)) == {"rgb_loss"} | LOSSES[mode]
+    for name, grad in run.gradients().items():
         assert torch.isfinite(grad).all() and grad.any(), name
-    assert set(gradients(model)) == set(model.gauss_params)
-
+    assert set(run.gradients()) == set(run.model.gauss_params)
     if mode == "none":
         assert not given, "no time goes into what is off"
         return
@@ -305,43 +274,35 @@ def test_a_step_of_every_mode(
     assert given["depth"].shape == given["alpha"].shape == (HEIGHT, WIDTH) and given["mask"] is None
     assert (given["normals"] is not None) == (mode in ("dn-consistency", "planar"))
     assert (given["plane_depth"] is not None) == (given["other"] is not None) == (mode == "planar")
-    assert given["extent"] == model.extent == pytest.approx(2.2, abs=0.1)
-    hooks.after(SURFACE_STEP)
-    assert model.cost.peak_mib > 0
+    assert given["extent"] == run.model.extent == pytest.approx(2.2, abs=0.1)
+    run.hooks.after(SURFACE_STEP)
+    assert run.model.cost.peak_mib > 0
 
 
-def test_planar_compares_with_a_nearby_view_of_the_same_size(
-    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any], camera: Any, batch: dict[str, Any]
-) -> None:
-    model = make_splat_model(regularization="planar", surface=small())
-    hooks = begin_training(model, STEPS)
-    hooks.before(10)
-    assert "multiview" not in model.get_loss_dict(model(camera), batch)
-    hooks.before(SURFACE_STEP)
-    other, again = model(camera)["other"], model(camera)["other"]
+def test_planar_compares_with_a_nearby_view_of_the_same_size(train: Train) -> None:
+    run = train(regularization="planar")
+    assert "multiview" not in run.model.get_loss_dict(run.render(10), run.batch)
+    other, again = run.render(SURFACE_STEP)["other"], run.model(run.camera)["other"]
     assert other.depth.shape == (HEIGHT, WIDTH) and not other.depth.requires_grad and bool((other.depth > 0).any())
     assert torch.equal(other.viewmat, again.viewmat), "another choice at the same step"
-    assert not torch.equal(other.viewmat, model(camera)["view"].viewmats[0])
-    camera.rescale_output_resolution(0.5)
-    assert model(camera)["other"].depth.shape == (HEIGHT // 2, WIDTH // 2)
+    assert not torch.equal(other.viewmat, run.model(run.camera)["view"].viewmats[0])
+    run.camera.rescale_output_resolution(0.5)
+    assert run.model(run.camera)["other"].depth.shape == (HEIGHT // 2, WIDTH // 2)
 
 
 def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_masked(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_splat_model(regularization="planar", surface=small(), background_color="white")
-    begin_training(model, STEPS).before(SURFACE_STEP)
-    rendered = model(camera)["picture"]
+    run = train(regularization="planar", background_color="white")
+    model, camera = run.model, run.camera
+    rendered = run.render(SURFACE_STEP)["picture"]
     asked: list[int] = []
     # As of a photo that rounding made a row taller.
     photo = torch.linspace(0, 1, (HEIGHT + 1) * WIDTH * 3).view(HEIGHT + 1, WIDTH, 3)
     batch = {"image": photo}
-    evaluated: list[int] = []
-    sh_colors = rendering.stored_sh_colors
-    monkeypatch.setattr(rendering, "stored_sh_colors", lambda *args: evaluated.append(1) or sh_colors(*args))
+    evaluations: list[int] = []
+    sh_colors = rendering.packed_sh_colors
+    monkeypatch.setattr(rendering, "packed_sh_colors", lambda *args: evaluations.append(1) or sh_colors(*args))
 
     def train_photo(image_idx: int) -> dict[str, Any]:
         asked.append(image_idx)
@@ -350,7 +311,7 @@ def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_maske
     model.train_photo = train_photo
     outputs = model(camera)
     assert torch.equal(outputs["picture"], photo) and outputs["other"].depth.shape == photo.shape[:2]
-    assert len(evaluated) == 1, "colours are rendered that the photo replaces"
+    assert len(evaluations) == 1, "colours are rendered that the photo replaces"
     assert model.nearby is not None and asked[0] in model.nearby.nearest[camera.metadata["cam_idx"]]
     batch["alpha"] = torch.full((HEIGHT + 1, WIDTH, 1), 0.25)
     torch.testing.assert_close(model(camera)["picture"], 0.25 * photo + 0.75)
@@ -361,157 +322,104 @@ def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_maske
     assert torch.equal(model(camera)["picture"], rendered)
 
 
-def test_the_peak_of_training_outlives_the_viewers_pictures(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_peak_of_training_outlives_the_viewers_images(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {"now": 0.0}
     monkeypatch.setattr("f3rm_ext.engine.cost.peak_mib", lambda device: peaks["now"])
     for module in ("f3rm_ext.engine.cost", "f3rm_ext.splat.features.queryable"):
         monkeypatch.setattr(f"{module}.reset_peak", lambda device: peaks.update(now=0.0))
-    model = make_splat_model(regularization="none")
-    hooks = begin_training(model)
+    run = train(regularization="none")
     for step, taken in enumerate((70.0, 30.0)):
-        backward(model, hooks, step, camera, batch)
+        run.backward(step)
         peaks["now"] = taken
-        hooks.after(step)
-        model.eval().get_outputs_for_camera(camera)
+        run.hooks.after(step)
+        run.model.eval().get_outputs_for_camera(run.camera)
         peaks["now"] = 900.0
-        model.train()
-    assert model.cost.metrics(model.device)["train_peak_memory_mib"] == 70
-    assert model.cost.metrics(model.device)["eval_peak_memory_mib"] == 900
+        run.model.train()
+    metrics = run.model.cost.metrics(run.model.device)
+    assert metrics["train_peak_memory_mib"] == 70 and metrics["eval_peak_memory_mib"] == 900
 
 
 @pytest.mark.parametrize("mode", ["density", "sdf", "dn-consistency"])
-def test_the_surface_is_done_with_before_the_picture(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-    mode: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Going backwards. Otherwise both would be in memory at once."""
-    model = make_splat_model(regularization=mode, surface=small())
-    hooks = begin_training(model, STEPS)
+def test_the_surface_goes_backwards_before_the_image(train: Train, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise both would be in memory at once."""
     order = []
 
-    def watched(gaussians: Gaussians) -> torch.Tensor:
+    def record(gaussians: Gaussians) -> torch.Tensor:
         table = gaussian_table(gaussians)
         table.register_hook(lambda grad: order.append("surface"))
         return table
 
-    monkeypatch.setattr("f3rm_ext.splat.regularization.regularizer.gaussian_table", watched)
-    hooks.before(SURFACE_STEP)
-    outputs = model(camera)
-    outputs["rendered"].rasterization.means2d.register_hook(lambda grad: order.append("picture"))
-    sum(model.get_loss_dict(outputs, batch).values()).backward()
-    assert order == ["surface", "picture"]
+    monkeypatch.setattr("f3rm_ext.splat.regularization.regularizer.gaussian_table", record)
+    run = train(regularization=mode)
+    outputs = run.render(SURFACE_STEP)
+    outputs["rendered"].rasterization.means2d.register_hook(lambda grad: order.append("image"))
+    sum(run.model.get_loss_dict(outputs, run.batch).values()).backward()
+    assert order == ["surface", "image"]
 
 
-def test_points_of_a_step_are_those_of_its_number(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-) -> None:
+def test_points_of_a_step_follow_from_its_number(train: Train) -> None:
     def density(step: int) -> float:
-        model = make_splat_model(regularization="density", surface=small(), background_color="black")
-        return float(backward(model, begin_training(model, STEPS), step, camera, batch)["surface_density"])
+        return float(train(regularization="density", background_color="black").backward(step)["surface_density"])
 
     assert density(SURFACE_STEP) == density(SURFACE_STEP) != density(SURFACE_STEP + 1)
 
 
-def test_entropy_comes_before_the_surface(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-) -> None:
-    model = make_splat_model(regularization="density", surface=small())
-    hooks = begin_training(model, STEPS)
-    assert set(backward(model, hooks, 5, camera, batch)) == {"rgb_loss"}
-    assert set(backward(model, hooks, ENTROPY_STEP, camera, batch)) == {"rgb_loss", "opacity_entropy"}
+def test_entropy_comes_before_the_surface(train: Train) -> None:
+    run = train(regularization="density")
+    assert set(run.backward(5)) == {"rgb_loss"}
+    assert set(run.backward(ENTROPY_STEP)) == {"rgb_loss", "opacity_entropy"}
 
 
-def test_transparent_gaussians_go_when_the_surface_begins(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-) -> None:
-    model = make_splat_model(regularization="density", surface=small())
-    hooks = begin_training(model, STEPS)
+def test_transparent_gaussians_go_when_the_surface_begins(train: Train) -> None:
+    run = train(regularization="density")
+    model = run.model
     step = model.schedule.surface(model.config.surface).prune_step
     opaque = (model.gaussians.alphas() >= 0.5).clone()
     assert 0 < opaque.sum() < 60
-    backward(model, hooks, step, camera, batch)
+    run.backward(step)
     filters = model.filter_3d[opaque].clone()
-    hooks.after(step)
+    run.hooks.after(step)
     assert model.num_gaussians == int(opaque.sum()) and (model.gaussians.alphas() >= 0.5).all()
     assert torch.equal(model.filter_3d, filters)
     # The optimisers have the new parameters, and the next step works.
-    assert hooks.optimizers["means"].param_groups[0]["params"][0] is model.gauss_params["means"]
-    backward(model, hooks, step + 1, camera, batch)
-    hooks.after(step + 1)
+    assert run.hooks.optimizers["means"].param_groups[0]["params"][0] is model.gauss_params["means"]
+    run.step(step + 1)
 
 
 @pytest.mark.parametrize("opaque", [0, 1])
 def test_pruning_that_would_leave_next_to_nothing_is_left_out(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    opaque: int,
+    make_splat_model: Make, train: Train, capsys: pytest.CaptureFixture, opaque: int
 ) -> None:
-    log: list[str] = []
-    monkeypatch.setattr("f3rm_ext.splat.model.CONSOLE.log", lambda line, **_: log.append(line))
-    model = make_splat_model(200, regularization="density", surface=small())
-    hooks = begin_training(model, STEPS)
-    model.gauss_params["opacities"].data.fill_(-1.0)
-    model.gauss_params["opacities"].data[:opaque] = 1.0
-    step = model.schedule.surface(model.config.surface).prune_step
+    surface = RegularizationOptions(samples=500, neighbours=8)
+    run = train(make_splat_model(200, regularization="density", surface=surface))
+    run.model.gauss_params["opacities"].data.fill_(-1.0)
+    run.model.gauss_params["opacities"].data[:opaque] = 1.0
+    step = run.model.schedule.surface(run.model.config.surface).prune_step
     for later in range(3):  # The surface is regularised afterwards.
-        backward(model, hooks, step + later, camera, batch)
-        hooks.after(step + later)
-    assert model.num_gaussians == 200
-    (said,) = (line for line in log if f"only {opaque} of 200 Gaussians have an opacity of 0.5 or more" in line)
-    assert "--pipeline.model.surface.prune-opacity" in said
+        run.step(step + later)
+    assert run.model.num_gaussians == 200
+    log = " ".join(capsys.readouterr().out.split())
+    assert log.count(f"{opaque} of 200 Gaussians") == 1 and "--pipeline.model.surface.prune-opacity" in log
 
 
-def test_the_filter_is_computed_on_schedule(
-    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any]
-) -> None:
-    model = make_splat_model()
-    expected = model.filter_3d.clone()
-    model.filter_3d = torch.zeros(60)
-    hooks = begin_training(model, STEPS)
-    hooks.before(0)
-    torch.testing.assert_close(model.filter_3d, expected)
-    off = make_splat_model()
-    off.config.mip.filter_3d = False
-    off.filter_3d = torch.zeros(60)
-    begin_training(off, STEPS).before(0)
-    assert not off.filter_3d.any()
+def test_the_filter_is_computed_on_schedule(make_splat_model: Make, train: Train) -> None:
+    for filter_3d in (True, False):
+        model = make_splat_model()
+        expected, model.filter_3d = model.filter_3d.clone(), torch.zeros(60)
+        model.config.mip.filter_3d = filter_3d
+        train(model).hooks.before(0)
+        torch.testing.assert_close(model.filter_3d, expected * filter_3d)
 
 
-def test_the_degree_of_colors_rises(
-    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any]
-) -> None:
-    model = make_splat_model(sh_degree=3, sh_steps_per_degree=3000)
-    hooks = begin_training(model, STEPS)
-    degrees = []
+def test_the_degree_of_colors_rises(train: Train) -> None:
+    run, degrees = train(sh_degree=3, sh_steps_per_degree=3000), []
     for step in (0, 19, 20, 40, 60, 98):
-        hooks.before(step)
-        degrees.append(model.current_sh_degree)
+        run.hooks.before(step)
+        degrees.append(run.model.current_sh_degree)
     assert degrees == [0, 0, 1, 2, 3, 3]
 
 
-# --- where it begins -------------------------------------------------------------------------------------------------
+# --- initial Gaussians -----------------------------------------------------------------------------------------------
 
 
 def make_bare(**options: Any) -> SplatModel:
@@ -522,50 +430,42 @@ def make_bare(**options: Any) -> SplatModel:
     )
 
 
-def test_points_of_the_capture_are_where_it_begins() -> None:
-    points, colors = torch.randn(130, 3), torch.randint(0, 256, (130, 3))
-    model = make_bare(seed_points=(points, colors))
-    assert torch.equal(model.gauss_params["means"].data, points)
-    torch.testing.assert_close(sh_to_rgb(model.gauss_params["features_dc"].data), colors / 255.0)
-
-
 @pytest.mark.parametrize(
-    ("count", "begins", "said"),
+    ("count", "limit", "total", "words"),
     [
-        (130, 130, "Starting with 130 Gaussians at the 130 points of sparse.ply."),
-        (7, 27, "Starting with 27 Gaussians at the 7 points of sparse.ply and at random points, as 7 are too few."),
-        (0, 20, "Starting with 20 Gaussians at random points, as none are known."),
+        (130, 0, 130, ["the 130 points of sparse.ply."]),
+        (7, 0, 27, ["the 7 points of sparse.ply", "random points"]),
+        (0, 0, 20, ["random points"]),
+        (130, 7, 7, ["7 of the 130 points of sparse.ply."]),
     ],
 )
-def test_the_log_says_where_a_run_begins(
-    begin_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, count: int, begins: int, said: str
+def test_points_of_the_capture_are_the_first_gaussians_and_the_log_says_so(
+    train: Train, capsys: pytest.CaptureFixture, count: int, limit: int, total: int, words: list[str]
 ) -> None:
-    log: list[str] = []
-    monkeypatch.setattr("f3rm_ext.splat.model.CONSOLE.log", lambda line, **_: log.append(line))
-    points = torch.randn(count, 3)
+    points, colors = torch.randn(count, 3), torch.randint(0, 256, (count, 3))
     model = make_bare(
-        seed_points=(points, torch.zeros(count, 3, dtype=torch.uint8)), metadata={"points3D_source": "sparse.ply"}
+        seed_points=(points, colors),
+        metadata={"points3D_source": "sparse.ply"},
+        densify=DensifyOptions(max_gaussians=limit),
     )
-    assert model.num_gaussians == begins and torch.equal(model.gauss_params["means"].data[:count], points)
-    begin_training(model, STEPS)
-    assert log == [said]
+    means = model.gauss_params["means"].data
+    assert len(means) == model.num_gaussians == total
+    if limit:
+        assert all((points == row).all(dim=1).any() for row in means)
+    else:
+        assert torch.equal(means[:count], points)
+        first = model.gauss_params["features_dc"].data[:count]
+        torch.testing.assert_close(sh_to_rgb(first), colors / 255.0)
+    train(model)
+    log = " ".join(capsys.readouterr().out.split())
+    assert f"{total} Gaussians" in log and all(part in log for part in words)
     resumed = make_bare()
     resumed.load_state_dict(model.state_dict())
-    begin_training(resumed, STEPS)
-    assert log == [said]
+    train(resumed)
+    assert "Gaussians" not in capsys.readouterr().out
 
 
-def test_no_more_begin_than_there_may_be() -> None:
-    from f3rm_ext.splat.densify import DensifyOptions
-
-    points = torch.randn(130, 3)
-    model = make_bare(seed_points=(points, torch.zeros(130, 3)), densify=DensifyOptions(max_gaussians=7))
-    assert "Starting with 7 Gaussians at 7 of the 130 points of the capture." in model._start_notice
-    kept = model.gauss_params["means"].data
-    assert len(kept) == 7 and all((points == row).all(dim=1).any() for row in kept)
-
-
-def test_without_cameras_and_points_it_begins_anywhere() -> None:
+def test_without_cameras_and_points_gaussians_start_anywhere() -> None:
     means = make_bare().gauss_params["means"]
     assert len(means) == 20 and means.abs().max() <= 1
     assert torch.equal(means, make_bare().gauss_params["means"])
@@ -574,11 +474,10 @@ def test_without_cameras_and_points_it_begins_anywhere() -> None:
 
 @pytest.mark.parametrize("suffix", [".ply", ".ckpt"])
 def test_start_from_replaces_the_first_gaussians(
-    begin_training: Callable[..., Any],
+    train: Train,
+    make_splat_model: Make,
     colorful: Callable[..., Gaussians],
-    camera: Any,
-    batch: dict[str, Any],
-    tmp_path: Any,
+    tmp_path: Path,
     suffix: str,
     capsys: pytest.CaptureFixture,
 ) -> None:
@@ -588,164 +487,120 @@ def test_start_from_replaces_the_first_gaussians(
     else:
         state = {f"_model.gauss_params.{name}": value for name, value in colorful(40, 3).tensors().items()}
         torch.save({"step": 9, "pipeline": state}, path)
-    model = make_bare(start_from=path)
-    hooks = begin_training(model, STEPS)
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        model.num_gaussians == 40 and "Starting from 40 Gaussians of" in said and "by degrees that are dropped" in said
-    )
-    torch.testing.assert_close(model.gauss_params["means"].data, colorful(40, 3).means, atol=1e-5, rtol=0)
-    assert model.gauss_params["features_rest"].shape == (40, 3, 3)
-    backward(model, hooks, 0, camera, batch)
-    assert (model.filter_3d > 0).all()
-    hooks.after(0)
-
-
-def test_a_resumed_run_does_not_start_again_from_the_file(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    colorful: Callable[..., Gaussians],
-    tmp_path: Any,
-) -> None:
-    export_splats(colorful(40), tmp_path / "a.ply", SplatInfo())
-    model = make_bare(start_from=tmp_path / "a.ply")
-    model.load_state_dict(make_splat_model().state_dict())
-    begin_training(model, STEPS)
-    assert model.num_gaussians == 60
+    run = train(make_bare(start_from=path))
+    log = " ".join(capsys.readouterr().out.split())
+    assert run.model.num_gaussians == 40 and "40 Gaussians" in log and "degrees that are dropped" in log
+    torch.testing.assert_close(run.model.gauss_params["means"].data, colorful(40, 3).means, atol=1e-5, rtol=0)
+    assert run.model.gauss_params["features_rest"].shape == (40, 3, 3)
+    run.backward(0)
+    assert (run.model.filter_3d > 0).all()
+    run.hooks.after(0)
+    resumed = make_bare(start_from=path)
+    resumed.load_state_dict(make_splat_model().state_dict())
+    assert train(resumed).model.num_gaussians == 60, "a resumed run does not start again from the file"
 
 
 def test_a_part_of_a_schedule_has_the_stages_of_the_whole(
-    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any]
+    make_splat_model: Make, begin_training: Callable[..., Any]
 ) -> None:
     whole, part = make_splat_model(), make_splat_model()
     begin_training(whole, STEPS)
     begin_training(part, 20, schedule_steps=STEPS)
     assert part.schedule == whole.schedule
-    assert part.regularizer is not None and whole.regularizer is not None
-    assert part.regularizer.options == whole.regularizer.options
-    assert part.densifier is not None and whole.densifier is not None
-    assert part.densifier.options == whole.densifier.options
+    for name in ("regularizer", "densifier"):
+        assert getattr(part, name).options == getattr(whole, name).options
 
 
-def test_a_late_stage_begins_at_once(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    colorful: Callable[..., Gaussians],
-    camera: Any,
-    batch: dict[str, Any],
-    tmp_path: Any,
-) -> None:
+def test_a_late_stage_begins_at_once(train: Train, colorful: Callable[..., Gaussians], tmp_path: Path) -> None:
     export_splats(colorful(40), tmp_path / "a.ply", SplatInfo())
-    options = {"start_from": tmp_path / "a.ply", "start_stage": "regularized", "surface": small()}
-    model = make_bare(regularization="density", **options)
-    hooks = begin_training(model, STEPS)
-    assert "surface_density" in backward(model, hooks, 3, camera, batch)
+    surface = RegularizationOptions(samples=500, neighbours=8)
+    options = {"start_from": tmp_path / "a.ply", "start_stage": "regularized", "surface": surface}
+    assert "surface_density" in train(make_bare(regularization="density", **options)).backward(3)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "value"),
     [
-        ({"sh_degree": 4}, "it must be from 0 to 3"),
-        ({"num_random": 0}, "num-random is 0, but it must be at least 1"),
-        ({"sh_steps_per_degree": 0}, "sh-steps-per-degree is 0"),
-        ({"ssim_weight": 1.5}, "it must be from 0 to 1"),
-        ({"ssim_weight": float("nan")}, "it must be from 0 to 1"),
-        ({"near_plane": 0.0}, "it must be above 0"),
-        ({"start_stage": "regularized"}, "give them by --pipeline.model.start-from, or start with vanilla"),
+        ("sh_degree", 4),
+        ("num_random", 0),
+        ("sh_steps_per_degree", 0),
+        ("ssim_weight", 1.5),
+        ("ssim_weight", float("nan")),
+        ("near_plane", 0.0),
+        ("start_stage", "regularized"),
     ],
 )
-def test_options_that_cannot_work(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SplatModelConfig(**options)
+def test_options_that_cannot_work(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option.replace('_', '-')}.* {value}"):
+        SplatModelConfig(**{option: value})
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_another_size_and_degree(
-    make_splat_model: Callable[..., SplatModel], camera: Any, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize(("theirs", "ours"), [(2, 1), (1, 3), (1, 1)])
+def test_a_checkpoint_of_another_number_and_degree(
+    make_splat_model: Make, camera: Any, capsys: pytest.CaptureFixture, theirs: int, ours: int
 ) -> None:
-    theirs = make_splat_model(45, sh_degree=2)
-    model = make_splat_model(60, sh_degree=1)
+    other, model = make_splat_model(45, sh_degree=theirs), make_splat_model(60, sh_degree=ours)
     parameter = model.gauss_params["means"]
-    model.load_state_dict(theirs.state_dict())
-    said = " ".join(capsys.readouterr().out.split())
-    assert "colours of SH degree 2 are opened as degree 1" in said and "by degrees that are dropped" in said
+    capsys.readouterr()
+    model.load_state_dict(other.state_dict())
+    log = " ".join(capsys.readouterr().out.split())
     assert model.num_gaussians == 45 and model.gauss_params["means"] is parameter
-    assert torch.equal(model.gauss_params["features_rest"].data, theirs.gauss_params["features_rest"].data[:, :3])
-    assert torch.equal(model.filter_3d, theirs.filter_3d) and model.current_sh_degree == 1
-    loss = (model.get_outputs_for_camera(camera)["rgb"] - theirs.get_outputs_for_camera(camera)["rgb"]).abs().max()
-    assert 0.01 < loss < 0.6
+    assert torch.equal(model.filter_3d, other.filter_3d) and model.current_sh_degree == min(ours, theirs)
+    one, two = (item.get_outputs_for_camera(camera)["rgb"] for item in (model, other))
+    if theirs == ours:
+        assert "SH degree" not in log
+    else:
+        assert f"SH degree {theirs}" in log and f"degree {ours}" in log
+        assert ("nothing is lost" in log) == (theirs < ours)
+    if theirs > ours:
+        assert torch.equal(model.gauss_params["features_rest"].data, other.gauss_params["features_rest"].data[:, :3])
+        assert 0.01 < (one - two).abs().max() < 0.6
+    else:
+        torch.testing.assert_close(one, two)
 
 
-def test_a_checkpoint_of_a_lower_degree_loses_nothing(
-    make_splat_model: Callable[..., SplatModel], camera: Any, capsys: pytest.CaptureFixture
-) -> None:
-    theirs, model = make_splat_model(45, sh_degree=1), make_splat_model(60, sh_degree=3)
-    model.load_state_dict(theirs.state_dict())
-    assert "are opened as degree 3: nothing is lost" in " ".join(capsys.readouterr().out.split())
-    torch.testing.assert_close(
-        model.get_outputs_for_camera(camera)["rgb"], theirs.get_outputs_for_camera(camera)["rgb"]
-    )
-
-
-def test_a_checkpoint_of_the_same_degree_says_nothing(
-    make_splat_model: Callable[..., SplatModel], capsys: pytest.CaptureFixture
-) -> None:
-    make_splat_model().load_state_dict(make_splat_model(45).state_dict())
-    assert "SH degree" not in capsys.readouterr().out
-
-
-def test_splatfactos_checkpoint_has_no_filter(make_splat_model: Callable[..., SplatModel]) -> None:
+def test_splatfactos_checkpoint_has_no_filter(make_splat_model: Make) -> None:
     state = {name: value for name, value in make_splat_model(45).state_dict().items() if name.startswith("gauss_")}
     model = make_splat_model()
     model.load_state_dict(state, strict=False)
     assert model.num_gaussians == 45 and not model.filter_3d.any()
 
 
-def test_a_checkpoint_of_another_method(make_splat_model: Callable[..., SplatModel]) -> None:
-    with pytest.raises(CheckpointError, match="holds no Gaussians, so it is of another method"):
+def test_a_checkpoint_of_another_method(make_splat_model: Make) -> None:
+    with pytest.raises(CheckpointError, match="no Gaussians"):
         make_splat_model().load_state_dict({"field.weight": torch.ones(3)})
 
 
 @pytest.mark.parametrize("first", ["state", "training"])
-def test_training_goes_on_where_it_was(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    camera: Any,
-    batch: dict[str, Any],
-    first: str,
-) -> None:
-    options: dict[str, Any] = {"regularization": "density", "surface": small(), "sh_degree": 2}
-    model = make_splat_model(**options)
-    hooks = begin_training(model, STEPS)
+def test_a_resumed_run_goes_the_same_way(make_splat_model: Make, train: Train, first: str) -> None:
+    surface = RegularizationOptions(samples=500, neighbours=8)
+    options: dict[str, Any] = {"regularization": "density", "surface": surface, "sh_degree": 2}
+    run = train(**options)
+    model = run.model
     for step in range(SURFACE_STEP, SURFACE_STEP + 3):
-        backward(model, hooks, step, camera, batch)
-        hooks.after(step)
+        run.step(step)
     model.current_sh_degree = 1
     stream = io.BytesIO()
     torch.save(model.state_dict(), stream)
     stream.seek(0)
     state = torch.load(stream, weights_only=True)
     json.loads(state["_extra_state"]["about"])  # text that other programs can read
-
     other = make_splat_model(33, **options)
     if first == "state":
         other.load_state_dict(state)
-        again = begin_training(other, STEPS)
-    else:
-        again = begin_training(other, STEPS)
+    again = train(other)
+    if first == "training":
         other.load_state_dict(state)
-    assert (other.cost.state(), other.extent) == (model.cost.state(), model.extent)
-    assert other.current_sh_degree == 1
+    assert (other.cost.state(), other.extent, other.current_sh_degree) == (model.cost.state(), model.extent, 1)
     assert model.densifier is not None and other.densifier is not None
     assert model.regularizer is not None and other.regularizer is not None
     index, restored = model.regularizer.neighbours.index, other.regularizer.neighbours.index
     assert index is not None and restored is not None and torch.equal(index, restored)
     assert torch.equal(model.densifier.generator.get_state(), other.densifier.generator.get_state())
-    step = SURFACE_STEP + 3
-    one = backward(model, hooks, step, camera, batch)
-    two = backward(other, again, step, camera, batch)
+    one, two = run.backward(SURFACE_STEP + 3), again.backward(SURFACE_STEP + 3)
     for name, loss in one.items():
         torch.testing.assert_close(two[name], loss, msg=name)
 
@@ -765,45 +620,72 @@ def test_training_goes_on_where_it_was(
 )
 @pytest.mark.parametrize("first", ["state", "callbacks"])
 def test_a_checkpoint_of_another_stage(
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    was: str,
-    now: str,
-    step: int,
-    fine: bool,
-    first: str,
+    make_splat_model: Make, train: Train, was: str, now: str, step: int, fine: bool, first: str
 ) -> None:
-    trained = make_splat_model(regularization=was, surface=small())
-    begin_training(trained, STEPS).before(step)
-    state = trained.state_dict()
-    model = make_splat_model(regularization=now, surface=small())
-    calls = [lambda: model.load_state_dict(state), lambda: begin_training(model, STEPS)]
+    trained = train(regularization=was)
+    trained.hooks.before(step)
+    state = trained.model.state_dict()
+    model = make_splat_model(regularization=now)
+    calls = [lambda: model.load_state_dict(state), lambda: train(model)]
     calls[first == "callbacks"]()
     if fine:
         calls[first == "state"]()
         return
     first_step = 17 if now == "planar" else 47
-    said = f"of step {step} is of a run without regularisation.* {now} at step {first_step}"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=f"step {step} .*{now} at step {first_step}.*--pipeline.model.regularization"):
         calls[first == "state"]()
 
 
-def test_a_checkpoint_opened_for_looking_needs_no_trainer(
-    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any], camera: Any, batch: dict[str, Any]
-) -> None:
-    model = make_splat_model()
-    hooks = begin_training(model, STEPS)
-    backward(model, hooks, 0, camera, batch)
-    hooks.after(0)
+def test_a_checkpoint_opened_for_viewing_needs_no_trainer(make_splat_model: Make, train: Train) -> None:
+    run = train()
+    run.step(0)
     other = make_splat_model()
-    other.load_state_dict(model.state_dict())
-    model.eval()
-    torch.testing.assert_close(other.get_outputs_for_camera(camera)["rgb"], model.get_outputs_for_camera(camera)["rgb"])
-    assert other.get_loss_dict(other.get_outputs_for_camera(camera), batch).keys() == {"rgb_loss"}
+    other.load_state_dict(run.model.state_dict())
+    one, two = (model.get_outputs_for_camera(run.camera) for model in (other, run.model.eval()))
+    torch.testing.assert_close(one["rgb"], two["rgb"])
+    assert other.get_loss_dict(one, run.batch).keys() == {"rgb_loss"}
 
 
-def test_groups_are_the_parameters(make_splat_model: Callable[..., SplatModel]) -> None:
+def test_groups_are_the_parameters(make_splat_model: Make) -> None:
     model = make_splat_model()
     groups = model.get_param_groups()
     assert set(groups) == {"means", "scales", "quats", "opacities", "features_dc", "features_rest"}
     assert all(groups[name] == [model.gauss_params[name]] for name in groups)
+
+
+# --- half precision --------------------------------------------------------------------------------------------------
+
+
+def test_harmonics_in_half_precision(make_splat_model: Make, camera: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    half = make_splat_model(sh_degree=2, memory=MemoryOptions(sh_storage="float16"))
+    single = make_splat_model(sh_degree=2)
+    stored = {name: value.dtype for name, value in half.gauss_params.items()}
+    assert stored.pop("features_rest") == torch.float16 and set(stored.values()) == {torch.float32}
+    one, two = (model.get_outputs_for_camera(camera)["rgb"] for model in (half, single))
+    assert 0 < float((one - two).abs().max()) < 2e-3
+    other = make_splat_model(45, sh_degree=2)
+    capsys.readouterr()
+    other.load_state_dict(half.state_dict())
+    assert other.gauss_params["features_rest"].dtype == torch.float32
+    assert "SH degree" not in capsys.readouterr().out, "nothing is lost"
+    half.load_state_dict(make_splat_model(45, sh_degree=2).state_dict())
+    assert "by rounding" in " ".join(capsys.readouterr().out.split())
+    wanted = make_splat_model(45, sh_degree=2).gauss_params["features_rest"].data.half()
+    rest = half.gauss_params["features_rest"]
+    assert rest.dtype == torch.float16 and torch.equal(rest.data, wanted)
+
+
+@pytest.mark.parametrize(
+    ("memory", "moments", "reflective"),
+    [
+        (MemoryOptions(), "float32", 0.0),
+        (MemoryOptions(optimize_memory=True, expandable_segments=False), "bfloat16", 0.0),
+        (MemoryOptions(sh_storage="selective", sh_moments="int8"), "int8", 0.05),
+    ],
+)
+def test_the_optimiser_follows_the_memory_options(memory: MemoryOptions, moments: str, reflective: float) -> None:
+    config = make_splat_config("sugar-ext")
+    config.pipeline.model.memory = memory
+    config.pipeline.model.fit_optimizers(config.optimizers)
+    optimizer = config.optimizers["features_rest"]["optimizer"]
+    assert optimizer.moments == moments and optimizer.reflective_above == reflective

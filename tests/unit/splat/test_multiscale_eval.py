@@ -24,8 +24,8 @@ from f3rm_ext.splat.multiscale_eval import (
     LABEL_PX,
     ScaleResult,
     evaluate_scales,
-    possible_scales,
-    size_at,
+    image_size,
+    select_scales,
     strip_png,
 )
 
@@ -41,19 +41,19 @@ def view(width: int, height: int) -> PinholeIntrinsics:
     [(1.0, ALL[:4]), (0.5, ALL[:5]), (0.125, ALL), (0.3, ALL[:5]), (1 / 3, ALL[:5])],
 )
 def test_pictures_are_no_larger_than_the_files(trained: float, kept: tuple[float, ...]) -> None:
-    found = possible_scales(ALL, [view(1600, 1200)], trained)
+    found = select_scales(ALL, [view(1600, 1200)], trained)
     assert found.scales == kept and len(found.left_out) == len(ALL) - len(kept)
     for sentence in found.left_out:
         assert "the files have 1600 × 1200" in sentence and sentence.count(". ") == 0
 
 
 def test_thirds_fit_in_spite_of_rounding() -> None:
-    assert possible_scales((3.0,), [view(100, 100)], 1 / 3).scales == (3.0,)
-    assert size_at(view(100, 100), 3.0, 1 / 3 + 1e-9) == (100, 100)
+    assert select_scales((3.0,), [view(100, 100)], 1 / 3).scales == (3.0,)
+    assert image_size(view(100, 100), 3.0, 1 / 3 + 1e-9) == (100, 100)
 
 
 def test_what_is_left_out_says_how_to_measure_it() -> None:
-    (sentence,) = possible_scales((4.0,), [view(640, 480), view(480, 640)], 0.5).left_out
+    (sentence,) = select_scales((4.0,), [view(640, 480), view(480, 640)], 0.5).left_out
     assert sentence == (
         "×4 is left out: it needs photos of 1280 × 1280 px, but the files have 640 × 640; train with "
         "--pipeline.datamanager.camera-res-scale-factor 0.25 or less to measure it."
@@ -61,10 +61,10 @@ def test_what_is_left_out_says_how_to_measure_it() -> None:
 
 
 def test_pictures_of_a_few_pixels_are_not_compared() -> None:
-    found = possible_scales((0.25, 1.0, 0.125, 1.0), [view(200, 160), view(88, 200)], 0.5)
+    found = select_scales((0.25, 1.0, 0.125, 1.0), [view(200, 160), view(88, 200)], 0.5)
     assert found.scales == (0.25, 1.0)
     assert found.left_out[0].startswith("×0.125 is left out: its images have a side of 6 px")
-    assert size_at(view(200, 160), 0.25, 0.5) == (20, 25)
+    assert image_size(view(200, 160), 0.25, 0.5) == (20, 25)
 
 
 @pytest.fixture(scope="module")

@@ -59,8 +59,8 @@ def quaternion(rotation: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_filter_makes_solids_wider_and_no_heavier(scene: SplatScene) -> None:
-    sizes, alphas = scene.filtered()
-    plain_sizes, plain_alphas = replace(scene, mip=PLAIN).filtered()
+    sizes, alphas = scene.shapes()
+    plain_sizes, plain_alphas = replace(scene, mip=PLAIN).shapes()
     assert (sizes > plain_sizes).all() and (alphas < plain_alphas).all()
     torch.testing.assert_close(sizes, (plain_sizes**2 + 0.05**2).sqrt())
     torch.testing.assert_close(alphas * sizes.prod(dim=1), plain_alphas * plain_sizes.prod(dim=1))
@@ -111,7 +111,9 @@ def test_planes_without_colors_are_the_same(scene: SplatScene, view: PinholeCame
 
 def test_gradients_reach_everything_but_the_direction(scene: SplatScene, view: PinholeCameras) -> None:
     tensors = {name: value.clone().requires_grad_() for name, value in scene.gaussians.tensors().items()}
-    drawn = render(replace(scene, gaussians=Gaussians.of(tensors)), view, 0, BLACK, RenderSettings(), normals=True)
+    drawn = render(
+        replace(scene, gaussians=Gaussians.from_tensors(tensors)), view, 0, BLACK, RenderSettings(), normals=True
+    )
     assert drawn.normals is not None
     drawn.rasterization.colors.square().sum().backward(retain_graph=True)
     for name in ("means", "scales", "quats", "opacities", "features_dc"):

@@ -10,14 +10,14 @@ SURFACE = RegularizationOptions()
 
 
 def test_a_full_run_is_sugars() -> None:
-    schedule = Schedule.of(15_000, SURFACE)
+    schedule = Schedule.from_options(15_000, SURFACE)
     assert schedule.surface(SURFACE) == SURFACE
     assert schedule.densify(DensifyOptions()) == DensifyOptions()
-    assert schedule.at(123) == 123 and schedule.last_growth() == 7000
+    assert schedule.position(123) == 123 and schedule.last_growth() == 7000
 
 
 def test_a_short_run_is_in_proportion() -> None:
-    schedule = Schedule.of(3000, SURFACE)
+    schedule = Schedule.from_options(3000, SURFACE)
     surface, densify = schedule.surface(SURFACE), schedule.densify(DensifyOptions())
     assert (surface.entropy_start, surface.entropy_end, surface.prune_step) == (1400, 1800, 1800)
     assert (densify.start, densify.stop, densify.every, densify.reset_every) == (100, 3000, 25, 600)
@@ -26,33 +26,33 @@ def test_a_short_run_is_in_proportion() -> None:
 
 @pytest.mark.parametrize(("total", "every"), [(100, 25), (5000, 33), (15_000, 100), (30_000, 200)])
 def test_rounds_see_enough_images_and_resets_come_with_rounds(total: int, every: int) -> None:
-    densify = Schedule.of(total, SURFACE).densify(DensifyOptions())
+    densify = Schedule.from_options(total, SURFACE).densify(DensifyOptions())
     assert densify.every == every and densify.reset_every % every == 0 and densify.reset_every > 0
 
 
 @pytest.mark.parametrize(("total", "every"), [(300, 300), (1500, 300), (6000, 1200), (15_000, 3000)])
 def test_opacities_have_time_to_come_back(total: int, every: int) -> None:
-    assert Schedule.of(total, SURFACE).densify(DensifyOptions()).reset_every == every
+    assert Schedule.from_options(total, SURFACE).densify(DensifyOptions()).reset_every == every
 
 
 def test_rounds_that_were_asked_to_be_short_stay_short() -> None:
-    assert Schedule.of(1500, SURFACE).densify(DensifyOptions(every=10)).every == 10
+    assert Schedule.from_options(1500, SURFACE).densify(DensifyOptions(every=10)).every == 10
 
 
 def test_no_resets_stay_none() -> None:
-    assert Schedule.of(1500, SURFACE).densify(DensifyOptions(reset_every=0)).reset_every == 0
+    assert Schedule.from_options(1500, SURFACE).densify(DensifyOptions(reset_every=0)).reset_every == 0
 
 
 @pytest.mark.parametrize(("stage", "first", "ratio"), [("entropy", 7000, 1.0), ("regularized", 9000, 1.0)])
 def test_a_later_stage_gives_its_steps_to_what_is_left(stage, first: int, ratio: float) -> None:
-    schedule = Schedule.of(15_000 - first, SURFACE, stage)
+    schedule = Schedule.from_options(15_000 - first, SURFACE, stage)
     assert schedule.offset == first and schedule.whole == 15_000 and schedule.ratio == pytest.approx(ratio)
     assert schedule.surface(SURFACE) == SURFACE
-    assert schedule.at(0) == first
+    assert schedule.position(0) == first
 
 
 def test_degrees_of_colors_come_one_after_the_other() -> None:
-    schedule = Schedule.of(3000, SURFACE)
+    schedule = Schedule.from_options(3000, SURFACE)
     assert [schedule.sh_degree(step, 3, 1000) for step in (0, 199, 200, 400, 600, 2999)] == [0, 0, 1, 2, 3, 3]
     assert schedule.sh_degree(2999, 0, 1000) == 0
-    assert Schedule.of(8000, SURFACE, "entropy").sh_degree(0, 3, 1000) == 3
+    assert Schedule.from_options(8000, SURFACE, "entropy").sh_degree(0, 3, 1000) == 3

@@ -136,7 +136,7 @@ def test_statistics_add_up_what_all_images_say_of_a_gaussian() -> None:
         picture[..., None], picture, picture, centres, torch.tensor([4, 6, 8]), torch.tensor([2, 0, 2])
     )
     params = {"means": torch.nn.Parameter(torch.zeros(4, 3))}
-    densifier.after_backward(1, seen, params, {})
+    densifier.step_post_backward(1, seen, params, {})
     found = densifier.statistics
     assert found["count"].tolist() == [1, 0, 2, 0]
     assert found["grad2d"].tolist() == [10, 0, 30, 0]  # half the width, half the height

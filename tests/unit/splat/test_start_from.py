@@ -78,8 +78,10 @@ def test_a_filter_that_is_in_the_splats_is_taken_out(
     export_splats(written, tmp_path / "a.ply", SplatInfo(filters_fused=fused))
     start = read_start(tmp_path / "a.ply")
     same(start.gaussians, written)
-    same(start.seen_by(views, MipOptions()), splats)
-    same(start.seen_by(views, MipOptions(filter_3d=False)), written)  # a run without the filter keeps what it shows
+    same(start.prepare_gaussians(views, MipOptions()), splats)
+    same(
+        start.prepare_gaussians(views, MipOptions(filter_3d=False)), written
+    )  # a run without the filter keeps what it shows
 
 
 def test_a_filter_of_other_cameras_stays_and_that_is_said(
@@ -87,7 +89,7 @@ def test_a_filter_of_other_cameras_stays_and_that_is_said(
 ) -> None:
     export_splats(colorful(9), tmp_path / "a.ply", SplatInfo(filters_fused=True))
     far = PinholeCameras.of(ring_cameras(radius=100.0))
-    same(read_start(tmp_path / "a.ply").seen_by(far, MipOptions()), colorful(9))
+    same(read_start(tmp_path / "a.ply").prepare_gaussians(far, MipOptions()), colorful(9))
     assert "export them with --no-fused" in " ".join(capsys.readouterr().out.split())
 
 
@@ -98,7 +100,7 @@ def test_splats_of_another_place(
     splats.means += 500
     export_splats(splats, tmp_path / "a.ply", SplatInfo())
     with pytest.raises(ConfigError, match="No training camera sees any of the 9 Gaussians"):
-        read_start(tmp_path / "a.ply").seen_by(PinholeCameras.of(ring_cameras()), MipOptions())
+        read_start(tmp_path / "a.ply").prepare_gaussians(PinholeCameras.of(ring_cameras()), MipOptions())
 
 
 def test_there_is_no_such_file(tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_splats_are_brought_to_the_scene(
     export_splats(colorful(9), tmp_path / "a.ply", SplatInfo())
     matrix = torch.tensor([[1.0, 0, 0, 0.5], [0, 0, 1, 0], [0, -1, 0, 0]])
     outputs = SimpleNamespace(dataparser_transform=matrix, dataparser_scale=2.0)
-    start = read_start(tmp_path / "a.ply").in_scene(outputs, frame)
+    start = read_start(tmp_path / "a.ply").to_scene(outputs, frame)
     means = colorful(9).means
     expected = 2 * torch.stack([means[:, 0] + 0.5, means[:, 2], -means[:, 1]], dim=1) if moved else means
     torch.testing.assert_close(start.gaussians.means, expected, atol=1e-5, rtol=0)
@@ -231,8 +233,8 @@ def test_splats_are_brought_to_the_scene(
 def test_a_folder_of_3dgs_is_brought_to_the_scene_unasked(tmp_path: Path) -> None:
     outputs = SimpleNamespace(dataparser_transform=torch.eye(4)[:3], dataparser_scale=2.0)
     start = read_start(a_folder(tmp_path, 5))
-    torch.testing.assert_close(start.in_scene(outputs, "auto").gaussians.means, 2 * start.gaussians.means)
-    torch.testing.assert_close(start.in_scene(outputs, "scene").gaussians.means, start.gaussians.means)
+    torch.testing.assert_close(start.to_scene(outputs, "auto").gaussians.means, 2 * start.gaussians.means)
+    torch.testing.assert_close(start.to_scene(outputs, "scene").gaussians.means, start.gaussians.means)
 
 
 def test_a_checkpoint_that_lacks_something(tmp_path: Path, colorful: Callable[..., Gaussians]) -> None:

@@ -18,7 +18,7 @@ from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 @pytest.fixture
 def features(halves: torch.Tensor, make_spec: Callable) -> MeshFeatures:
     heads = LiftedHeads()
-    heads.put(LiftedHead(make_spec("west-east", 3), halves))
+    heads.add(LiftedHead(make_spec("west-east", 3), halves))
     texels = np.array([[0, 1], [65535, 1]], np.uint16)
     maps = {"west-east": CodeMap(np.eye(2, 3, dtype=np.float16), texels)}
     return MeshFeatures(heads, np.ones(len(halves), bool), maps, {"frame": "capture", "data": "room"})
@@ -29,7 +29,7 @@ def test_all_comes_back(floor: trimesh.Trimesh, features: MeshFeatures, tmp_path
     save_features(path, floor, features)
     assert [file.name for file in tmp_path.iterdir()] == ["floor.features.npz"]
     found = load_features(path, floor)
-    (head,), (wanted,) = found.heads.by_name.values(), features.heads.by_name.values()
+    (head,), (wanted,) = found.heads.to_dict().values(), features.heads.to_dict().values()
     assert torch.equal(head.codes, wanted.codes) and head.codes.dtype == torch.float16
     assert (head.name, head.identity, head.basis) == (wanted.name, wanted.identity, None)
     assert torch.equal(head.display_components, wanted.display_components)

@@ -30,7 +30,7 @@ EAST = Query("east", "", direction(0.0, 1.0, 0.0), direction(1.0, 0.0, 0.0))
 @pytest.fixture
 def heads(halves: torch.Tensor, make_spec: Callable) -> LiftedHeads:
     heads = LiftedHeads()
-    heads.put(LiftedHead(make_spec("side", 3), halves))
+    heads.add(LiftedHead(make_spec("side", 3), halves))
     return heads
 
 
@@ -76,7 +76,7 @@ def test_a_box_crops(model: QueryableMesh) -> None:
 
 def test_texels_are_finer_than_vertices(two_triangles: trimesh.Trimesh, make_spec: Callable) -> None:
     heads = LiftedHeads()
-    heads.put(LiftedHead(make_spec("side", 3), torch.full((4, 3), 0.5).half()))
+    heads.add(LiftedHead(make_spec("side", 3), torch.full((4, 3), 0.5).half()))
     texels = np.repeat((np.arange(32) >= 16).astype(np.uint16)[None], 32, axis=0)
     texels[:, 20] = 65535
     model = QueryableMesh(two_triangles, heads, {"side": CodeMap(np.eye(2, 3, dtype=np.float16), texels)})
@@ -87,7 +87,7 @@ def test_texels_are_finer_than_vertices(two_triangles: trimesh.Trimesh, make_spe
 
 def test_parts_are_cut_along_texels(two_triangles: trimesh.Trimesh, make_spec: Callable) -> None:
     heads = LiftedHeads()
-    heads.put(LiftedHead(make_spec("side", 3), torch.full((4, 3), 0.5).half()))
+    heads.add(LiftedHead(make_spec("side", 3), torch.full((4, 3), 0.5).half()))
     texels = np.repeat((np.arange(64) >= 40).astype(np.uint16)[None], 64, axis=0)
     mapped = QueryableMesh(two_triangles, heads, {"side": CodeMap(np.eye(2, 3, dtype=np.float16), texels)})
     mesh, scores = mapped.scored(EAST)

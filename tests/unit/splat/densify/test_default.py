@@ -18,7 +18,7 @@ SMALL, LARGE = 0.001, 0.05
 
 def round_of(world: Any, seen: Any, step: int = 600, last_step: int | None = None, **options: Any) -> Any:
     densifier = make_densifier(DensifyOptions(**options), 1.0, last_step)
-    return densifier.after_backward(step, seen, world.params, world.optimizers)
+    return densifier.step_post_backward(step, seen, world.params, world.optimizers)
 
 
 def transparent(world: Any, threshold: float) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_small_are_copied_large_are_split_transparent_are_pruned(make_world: Mak
     world.step()
     change = round_of(world, make_seen([HIGH, HIGH, LOW, LOW]))
     assert (change.duplicated, change.split, change.pruned) == (1, 1, 1)
-    assert change.before == 4 and change.after == 5 == len(world.params["means"])
+    assert change.old_count == 4 and change.new_count == 5 == len(world.params["means"])
     assert sorted(change.source.tolist()) == [0, 0, 1, 1, 2]
     # Moments: the original of a copy keeps its own, everything new starts at zero.
     moments = world.moments("features_rest")[:, 0, 0]
@@ -67,7 +67,7 @@ def test_agrees_with_gsplat_doing_all_of_it(make_world: Make, make_seen: Make) -
     seed = int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(0)))
     torch.manual_seed(seed)
     strategy.step_post_backward(theirs.params, theirs.optimizers, state, 600, info)
-    densifier.after_backward(600, seen, ours.params, ours.optimizers)
+    densifier.step_post_backward(600, seen, ours.params, ours.optimizers)
     for name, value in theirs.params.items():
         torch.testing.assert_close(ours.params[name], value, rtol=0, atol=0)
         torch.testing.assert_close(ours.moments(name), theirs.moments(name), rtol=0, atol=0)
@@ -91,8 +91,8 @@ def test_gradients_are_averaged_over_the_views_that_see_a_gaussian(make_world: M
     densifier = make_densifier(DensifyOptions(grow_grad2d=1e-3), 1.0)
     for step, radii in ((597, [1, 1]), (598, [0, 1]), (599, [0, 1])):
         seen = make_seen([2e-3, 2e-3] if step == 597 else [0.0, 0.0], radii)
-        densifier.after_backward(step, seen, world.params, world.optimizers)
-    change = densifier.after_backward(600, make_seen([0.0, 0.0], [0, 1]), world.params, world.optimizers)
+        densifier.step_post_backward(step, seen, world.params, world.optimizers)
+    change = densifier.step_post_backward(600, make_seen([0.0, 0.0], [0, 1]), world.params, world.optimizers)
     assert change.duplicated == 1 and change.source.tolist() == [0, 1, 0]
 
 
@@ -107,7 +107,7 @@ def test_pixels_without_gradient_make_nothing_grow(make_world: Make, make_seen: 
 def test_at_the_cap_the_largest_gradients_grow(make_world: Make, make_seen: Make) -> None:
     world = make_world([SMALL] * 4, [0.5] * 4)
     change = round_of(world, make_seen([1e-3, 4e-3, 2e-3, 3e-3]), max_gaussians=6)
-    assert change.after == 6 and change.source.tolist() == [0, 1, 2, 3, 1, 3]
+    assert change.new_count == 6 and change.source.tolist() == [0, 1, 2, 3, 1, 3]
     full = round_of(world, make_seen([HIGH] * 6), max_gaussians=6)
     assert not full.rows_changed
 
@@ -136,7 +136,7 @@ def test_reset_in_a_round_that_grows_reaches_the_new_rows(make_world: Make, make
     world = make_world([SMALL] * 2, [0.5, 0.5])
     world.step()
     change = round_of(world, make_seen([HIGH, LOW]), step=3000)
-    assert change.opacities_reset and change.after == 3
+    assert change.opacities_reset and change.new_count == 3
     assert world.params["opacities"].sigmoid().max().item() == pytest.approx(0.01)
     assert world.moments("opacities").abs().max() == 0
 
@@ -156,7 +156,7 @@ def test_losing_all_is_one_sentence(make_world: Make, make_seen: Make) -> None:
 def test_hard_pruning_keeps_the_opaque_and_their_statistics(make_world: Make, make_seen: Make) -> None:
     world = make_world([SMALL] * 3, [0.4, 0.5, 0.9])
     densifier = make_densifier(DensifyOptions(), 1.0)
-    densifier.after_backward(1, make_seen([1e-4, 2e-4, 3e-4]), world.params, world.optimizers)
+    densifier.step_post_backward(1, make_seen([1e-4, 2e-4, 3e-4]), world.params, world.optimizers)
     change = densifier.prune(transparent(world, 0.5), world.params, world.optimizers)
     assert change.source.tolist() == [1, 2] and change.pruned == 1 and not change.fresh.any()
     torch.testing.assert_close(densifier.state_dict()["grad2d"], torch.tensor([2e-4, 3e-4]))
@@ -175,7 +175,7 @@ def test_before_backward_has_the_gradient_kept() -> None:
     means2d = torch.zeros(2, 2, requires_grad=True) * 1.0
     radii = torch.ones(2, dtype=torch.int32)
     seen = Rasterization(torch.zeros(4, 4, 3), torch.zeros(4, 4), torch.zeros(4, 4), means2d, radii)
-    make_densifier(DensifyOptions(), 1.0).before_backward(3, seen)
+    make_densifier(DensifyOptions(), 1.0).step_pre_backward(3, seen)
     means2d.sum().backward()
     assert means2d.grad is not None
 
@@ -186,7 +186,7 @@ def test_absolute_gradients_are_used_where_asked_for(make_world: Make, make_seen
     densifier = make_densifier(DensifyOptions(absgrad=True, grow_grad2d=8e-4), 1.0)
     world = make_world([SMALL] * 2, [0.5] * 2)
     assert densifier.absgrad
-    assert densifier.after_backward(600, seen, world.params, world.optimizers).source.tolist() == [0, 1, 0]
+    assert densifier.step_post_backward(600, seen, world.params, world.optimizers).source.tolist() == [0, 1, 0]
 
 
 def test_a_resumed_run_goes_the_same_way(make_world: Make, make_seen: Make, tmp_path: Any) -> None:
@@ -195,7 +195,7 @@ def test_a_resumed_run_goes_the_same_way(make_world: Make, make_seen: Make, tmp_
     whole = make_world([LARGE] * 5, [0.5] * 5)
     densifier = make_densifier(options, 1.0)
     for step in (598, 599):
-        densifier.after_backward(step, make_seen([6e-4, 0, 6e-4, 0, 0]), whole.params, whole.optimizers)
+        densifier.step_post_backward(step, make_seen([6e-4, 0, 6e-4, 0, 0]), whole.params, whole.optimizers)
     torch.save(densifier.state_dict(), tmp_path / "state")
     part = copy.deepcopy(whole)
     resumed = make_densifier(DensifyOptions(seed=99, stop_scale2d=10_000), 1.0)
@@ -205,7 +205,7 @@ def test_a_resumed_run_goes_the_same_way(make_world: Make, make_seen: Make, tmp_
         for step in (600, 700):
             count = len(world.params["means"])
             seen = make_seen([0.0 if step == 600 else HIGH] * count)
-            one.after_backward(step, seen, world.params, world.optimizers)
+            one.step_post_backward(step, seen, world.params, world.optimizers)
     assert len(part.params["means"]) == 14  # (5 + 2) · 2
     torch.testing.assert_close(part.params["means"], whole.params["means"], rtol=0, atol=0)
 
@@ -220,9 +220,9 @@ def test_random_numbers_of_others_are_left_alone(make_world: Make, make_seen: Ma
 
 def test_statistics_go_when_growth_is_over(make_world: Make, make_seen: Make) -> None:
     world, densifier = make_world([SMALL] * 2, [0.5] * 2), make_densifier(DensifyOptions(), 1.0, last_step=10)
-    densifier.after_backward(5, make_seen([LOW, LOW]), world.params, world.optimizers)
+    densifier.step_post_backward(5, make_seen([LOW, LOW]), world.params, world.optimizers)
     assert "grad2d" in densifier.state_dict()
-    densifier.after_backward(10, make_seen([LOW, LOW]), world.params, world.optimizers)
+    densifier.step_post_backward(10, make_seen([LOW, LOW]), world.params, world.optimizers)
     assert set(densifier.state_dict()) == {"generator"}
 
 
@@ -254,7 +254,7 @@ def test_statistics_are_gsplats(make_world: Make, make_seen: Make, options: dict
             seen.means2d.absgrad = 2 * seen.means2d.grad
         seen.radii[step] = 0
         seen.radii[0] = 7 * step
-        densifier.after_backward(step, seen, world.params, world.optimizers)
+        densifier.step_post_backward(step, seen, world.params, world.optimizers)
         info = _info(seen, densifier.absgrad)
         DefaultStrategy._update_state(densifier.strategy, world.params, theirs, info)  # type: ignore[arg-type]
     for name, value in densifier.statistics.items():

@@ -17,7 +17,7 @@ Make = Callable[..., Any]
 def round_of(world: Any, step: int = 600, **options: Any) -> Change:
     options = {"strategy": "mcmc", "mcmc_noise": 0.0, "mcmc_growth": 0.0, **options}
     densifier = make_densifier(DensifyOptions(**options), 1.0)
-    return densifier.after_backward(step, NOTHING_SEEN, world.params, world.optimizers)
+    return densifier.step_post_backward(step, NOTHING_SEEN, world.params, world.optimizers)
 
 
 NOTHING_SEEN = Rasterization(
@@ -53,7 +53,7 @@ def test_those_not_chosen_stay_to_the_last_bit(make_world: Make) -> None:
 def test_growth_by_a_fraction_up_to_the_cap(make_world: Make) -> None:
     world = make_world([0.1] * 100, [0.5] * 100)
     assert round_of(world, mcmc_growth=0.05).added == 5
-    assert round_of(world, mcmc_growth=0.05, max_gaussians=107).after == 107
+    assert round_of(world, mcmc_growth=0.05, max_gaussians=107).new_count == 107
     assert not round_of(world, mcmc_growth=0.05, max_gaussians=107).rows_changed
     assert not round_of(world, mcmc_growth=0.05, max_gaussians=50).rows_changed  # above it already
 
@@ -63,7 +63,7 @@ def test_moved_and_added_in_one_round_agree_with_doing_one_after_the_other(make_
     world = make_world([0.1] * 20, [0.001] * 10 + [0.6] * 10)
     rows_of = world.params["features_dc"][:, 0].detach().clone()
     change = round_of(world, mcmc_growth=0.5)
-    assert change.relocated == 10 and change.added == 10 and change.after == 30
+    assert change.relocated == 10 and change.added == 10 and change.new_count == 30
     assert (change.source >= 10).all()
     torch.testing.assert_close(world.params["features_dc"][:, 0].detach(), rows_of[change.source])
     counts = torch.bincount(change.source, minlength=20)[10:]
@@ -95,11 +95,11 @@ def test_a_resumed_run_goes_the_same_way(make_world: Make) -> None:
     options = DensifyOptions(strategy="mcmc", mcmc_growth=0.5, mcmc_noise=10.0, seed=5)
     whole = make_world([0.1] * 8, [0.001, 0.002, 0.5, 0.1, 0.9, 0.3, 0.2, 0.4], rate=1e-3)
     densifier = make_densifier(options, 1.0)
-    densifier.after_backward(599, NOTHING_SEEN, whole.params, whole.optimizers)
+    densifier.step_post_backward(599, NOTHING_SEEN, whole.params, whole.optimizers)
     part, resumed = copy.deepcopy(whole), make_densifier(options, 1.0)
     resumed.load_state_dict(densifier.state_dict())
     for world, one in ((whole, densifier), (part, resumed)):
         for step in (600, 601):
-            one.after_backward(step, NOTHING_SEEN, world.params, world.optimizers)
+            one.step_post_backward(step, NOTHING_SEEN, world.params, world.optimizers)
     for name in whole.params:
         assert torch.equal(part.params[name], whole.params[name])

@@ -55,7 +55,7 @@ def test_nothing_left_is_refused_before_anything_is_changed(make_world: Callable
     world = make_world([1.0] * 3, [0.5] * 3)
     before = dict(world.params)
     with pytest.raises(ConfigError, match=r"All 3 Gaussians would be removed.*lower"):
-        apply(Change.keeping(torch.zeros(3, dtype=torch.bool)), world.params, world.optimizers)
+        apply(Change.removal(torch.zeros(3, dtype=torch.bool)), world.params, world.optimizers)
     assert all(world.params[name] is value for name, value in before.items())
 
 
@@ -64,7 +64,7 @@ def test_nerfstudios_optimizers_forget_the_old_parameter() -> None:
     params = {"means": Parameter(torch.rand(4, 3)), "quats": Parameter(torch.rand(4, 4))}
     config = {name: {"optimizer": AdamOptimizerConfig(), "scheduler": None} for name in params}
     optimizers = Optimizers(config, {name: [value] for name, value in params.items()})
-    apply(Change.keeping(torch.tensor([True, False, True, True])), params, optimizers)
+    apply(Change.removal(torch.tensor([True, False, True, True])), params, optimizers)
     assert optimizers.parameters["means"][0] is params["means"]
     assert optimizers.optimizers["quats"].param_groups[0]["params"][0] is params["quats"]
 
@@ -72,7 +72,7 @@ def test_nerfstudios_optimizers_forget_the_old_parameter() -> None:
 def test_parameters_without_an_optimizer_follow_too() -> None:
     params = {"means": Parameter(torch.rand(4, 3)), "frozen": Parameter(torch.arange(4.0), requires_grad=False)}
     apply(
-        Change.keeping(torch.tensor([False, True, True, False])), params, {"means": torch.optim.Adam([params["means"]])}
+        Change.removal(torch.tensor([False, True, True, False])), params, {"means": torch.optim.Adam([params["means"]])}
     )
     assert params["frozen"].tolist() == [1, 2] and not params["frozen"].requires_grad
 
@@ -82,7 +82,7 @@ def test_a_graph_that_is_still_alive_does_no_harm() -> None:
     params = {"means": Parameter(torch.rand(4, 3))}
     optimizers = {"means": torch.optim.Adam([params["means"]])}
     picture = params["means"].square().sum()
-    apply(Change.keeping(torch.tensor([True, True, False, False])), params, optimizers)
+    apply(Change.removal(torch.tensor([True, True, False, False])), params, optimizers)
     params["means"].square().sum().backward()
     picture.backward()
     assert params["means"].grad is not None and params["means"].grad.shape == (2, 3)
@@ -103,4 +103,4 @@ def test_carry_fills_fresh_rows_or_copies_them() -> None:
     rows = torch.tensor([10, 20, 30], dtype=torch.int32)
     assert change.carry(rows).tolist() == [20, 20]
     assert change.carry(rows, fresh=-1).tolist() == [20, -1]
-    assert Change(3).carry(rows) is rows and Change(3).after == 3 and change.after == 2
+    assert Change(3).carry(rows) is rows and Change(3).new_count == 3 and change.new_count == 2

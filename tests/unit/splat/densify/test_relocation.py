@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from f3rm_ext.splat.densify.relocation import MAX_COPIES, add_noise, relocated, relocation_table, sampled_rows
+from f3rm_ext.splat.densify.relocation import MAX_COPIES, add_noise, compute_relocation, relocation_table, sample_rows
 from f3rm_ext.splat.gaussians import quats_to_rotations
 
 
@@ -23,7 +23,7 @@ def published(alpha: float, copies: int) -> tuple[float, float]:
 @pytest.mark.parametrize("copies", [1, 2, 3, 7, 20])
 @pytest.mark.parametrize("alpha", [0.01, 0.3, 0.9])
 def test_agrees_with_the_published_double_sum(alpha: float, copies: int) -> None:
-    alphas, sizes = relocated(
+    alphas, sizes = compute_relocation(
         torch.tensor([alpha], dtype=torch.float64),
         torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64),
         torch.tensor([copies]),
@@ -35,7 +35,7 @@ def test_agrees_with_the_published_double_sum(alpha: float, copies: int) -> None
 
 def test_two_copies_by_hand() -> None:
     """α = 0.75, N = 2: α' = 1 − √0.25 = 0.5; denominator 2·0.5 − 0.25/√2 = 0.8232; σ' = 0.75/0.8232 σ."""
-    alphas, sizes = relocated(torch.tensor([0.75]), torch.tensor([[1.0, 1.0, 2.0]]), torch.tensor([2]))
+    alphas, sizes = compute_relocation(torch.tensor([0.75]), torch.tensor([[1.0, 1.0, 2.0]]), torch.tensor([2]))
     assert alphas.item() == pytest.approx(0.5)
     assert sizes[0, 0].item() == pytest.approx(0.75 / (1 - 0.25 / math.sqrt(2)), rel=1e-6)
     assert sizes[0, 2].item() == pytest.approx(2 * sizes[0, 0].item(), rel=1e-6)
@@ -43,20 +43,21 @@ def test_two_copies_by_hand() -> None:
 
 def test_one_copy_changes_nothing() -> None:
     alphas, sizes = torch.tensor([0.1, 0.999]), torch.rand(2, 3) + 0.1
-    same_alphas, same_sizes = relocated(alphas, sizes, torch.tensor([1, 1]))
+    same_alphas, same_sizes = compute_relocation(alphas, sizes, torch.tensor([1, 1]))
     torch.testing.assert_close(same_alphas, alphas)
     torch.testing.assert_close(same_sizes, sizes)
 
 
 def test_copies_together_are_as_opaque_as_the_one() -> None:
     alphas = torch.tensor([0.2, 0.6, 0.95])
-    new, _ = relocated(alphas, torch.ones(3, 3), torch.tensor([4, 5, 51]))
+    new, _ = compute_relocation(alphas, torch.ones(3, 3), torch.tensor([4, 5, 51]))
     torch.testing.assert_close(1 - (1 - new) ** torch.tensor([4, 5, 51]), alphas, rtol=1e-5, atol=0)
 
 
 def test_more_copies_than_the_table_has_count_as_its_last() -> None:
     last, more = (
-        relocated(torch.tensor([0.7]), torch.ones(1, 3), torch.tensor([n])) for n in (MAX_COPIES, MAX_COPIES + 30)
+        compute_relocation(torch.tensor([0.7]), torch.ones(1, 3), torch.tensor([n]))
+        for n in (MAX_COPIES, MAX_COPIES + 30)
     )
     assert last[0] == more[0] and torch.equal(last[1], more[1])
 
@@ -66,7 +67,7 @@ def test_nearly_opaque_and_many_copies_stay_accurate() -> None:
     alpha = 1 - 2**-20
     new = Fraction(1 - (1 - alpha) ** (1 / 51))
     exact = sum(Fraction(math.comb(51, j)) * (-1) ** (j + 1) * new**j / Fraction(math.sqrt(j)) for j in range(1, 52))
-    _, sizes = relocated(torch.tensor([alpha]), torch.ones(1, 3), torch.tensor([51]))
+    _, sizes = compute_relocation(torch.tensor([alpha]), torch.ones(1, 3), torch.tensor([51]))
     assert sizes[0, 0].item() == pytest.approx(float(Fraction(alpha) / exact), rel=1e-5)
 
 
@@ -78,7 +79,7 @@ def test_table_is_the_binomial_one_summed_over_its_first_index() -> None:
 
 def test_rows_are_drawn_in_proportion_and_zero_weights_never() -> None:
     torch.manual_seed(0)
-    rows = sampled_rows(torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0]), 20_000)
+    rows = sample_rows(torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0]), 20_000)
     shares = torch.bincount(rows, minlength=5) / 20_000
     assert shares[[0, 2, 4]].tolist() == [0, 0, 0]
     assert shares[3].item() == pytest.approx(0.75, abs=0.02)

@@ -68,7 +68,7 @@ def by_definition(
     return torch.where(below > 0, above / below, 0.0)
 
 
-def upsampled_by_points(feature_map: FeatureMap) -> torch.Tensor:
+def upsample_by_points(feature_map: FeatureMap) -> torch.Tensor:
     rows, cols = np.meshgrid(np.arange(24) + 0.5, np.arange(32) + 0.5, indexing="ij")
     sampled = sample_map(feature_map, np.stack([rows.ravel(), cols.ravel()], axis=1))
     return torch.from_numpy(sampled).view(24, 32, -1)
@@ -83,7 +83,7 @@ def test_codes_are_the_weighted_means_of_what_pixels_have(
     codes = lifting.lift_maps(
         scene, views, DIM, found.__getitem__, RenderSettings(backend=backend), on_view=lambda: looked.append(1)
     )
-    pictures = [upsampled_by_points(feature_map) for feature_map in found]
+    pictures = [upsample_by_points(feature_map) for feature_map in found]
     wanted = by_definition(scene, views, pictures, [torch.ones(24, 32)] * 3)
     assert codes.dtype == torch.float16 and len(looked) == 9
     torch.testing.assert_close(codes.float(), wanted, atol=2e-3, rtol=2e-3)
@@ -94,7 +94,7 @@ def test_pixels_count_by_their_share(scene: SplatScene, views: PinholeCameras) -
     found = maps()
     shares = [torch.rand(24, 32, generator=torch.Generator().manual_seed(i)).round() for i in range(3)]
     codes = lifting.lift_maps(scene, views, DIM, found.__getitem__, RenderSettings(), shares.__getitem__)
-    wanted = by_definition(scene, views, [upsampled_by_points(feature_map) for feature_map in found], shares)
+    wanted = by_definition(scene, views, [upsample_by_points(feature_map) for feature_map in found], shares)
     torch.testing.assert_close(codes.float(), wanted, atol=2e-3, rtol=2e-3)
     plain = lifting.lift_maps(scene, views, DIM, found.__getitem__, RenderSettings())
     assert (plain - codes).abs().max() > 0.05
@@ -175,7 +175,9 @@ def test_labels_lifted_and_drawn_again_are_the_labels(tiny_capture: Path, tmp_pa
     )
     scene = SplatScene(gaussians, torch.zeros(count), MipOptions())
     (head,) = lifting.lift(scene, dataset, source, RenderSettings())
-    assert head.codes.shape == (count, codes or source.specs[0].dim) and lifting.lifting_steps(dataset, source) == 9
+    assert (
+        head.codes.shape == (count, codes or source.specs[0].dim) and lifting.count_lifting_steps(dataset, source) == 9
+    )
     right, cosines = [], []
     for index in range(len(cameras)):
         view = PinholeCameras.of(cameras[index : index + 1])

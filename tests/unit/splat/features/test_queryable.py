@@ -34,7 +34,7 @@ def model(make_splat_model: Callable[..., SplatModel], make_spec: Callable[..., 
     made = make_splat_model()
     generator = torch.Generator().manual_seed(5)
     for name, dim in (("first", DIM), ("second", 5)):
-        made.lifted.put(LiftedHead(make_spec(name, dim), torch.randn(60, dim, generator=generator).half()))
+        made.lifted.add(LiftedHead(make_spec(name, dim), torch.randn(60, dim, generator=generator).half()))
     return made
 
 
@@ -139,7 +139,7 @@ def test_what_lies_outside_the_box_is_not_asked(model: SplatModel, camera: Any) 
     heads = {name: LiftedHead(head.spec, head.codes.clone()) for name, head in model.query_heads().items()}
     for head in heads.values():
         head.codes[~inside] = 0
-        model.lifted.put(head)
+        model.lifted.add(head)
     model.gauss_params["opacities"].data[~inside] = -30
     torch.testing.assert_close(seen, whole(model, camera, "first"), atol=1e-4, rtol=1e-3)
 
@@ -149,7 +149,7 @@ def test_features_at_points(model: SplatModel) -> None:
     points = torch.cat([means[:5] + 0.01, torch.tensor([[9.0, 9.0, 9.0]])])
     found = model.rendered_at(points)
     assert found["first"].shape == (6, DIM) and found["second"].shape == (6, 5) and found["first"].isfinite().all()
-    sizes, alphas = model._scene().filtered()
+    sizes, alphas = model._scene().shapes()
     near = (points[0] - means).norm(dim=1).argsort()[:16]
     shares = torch.zeros(len(near), 1)
     for share, index in zip(shares, near.tolist(), strict=True):
@@ -209,7 +209,7 @@ def test_features_are_added_to_a_checkpoint(
     state = {f"_model.{name}": value for name, value in model.state_dict().items()}
     checkpoint.write({"step": 7, "pipeline": state, "optimizers": {"means": {"lr": 0.5}}}, path)
     other = make_splat_model()
-    other.lifted.put(LiftedHead(make_spec("third", 4), torch.ones(60, 4).half()))
+    other.lifted.add(LiftedHead(make_spec("third", 4), torch.ones(60, 4).half()))
     save_lifted(other.lifted, path)
     written = checkpoint.load(path)
     assert written["step"] == 7 and written["optimizers"] == {"means": {"lr": 0.5}}
@@ -249,7 +249,7 @@ def test_a_failure_at_the_end_does_not_cost_the_training(
         yield
 
     monkeypatch.setattr(queryable, "lift", fails)
-    monkeypatch.setattr(queryable, "lifting_steps", lambda *_: 1)
+    monkeypatch.setattr(queryable, "count_lifting_steps", lambda *_: 1)
 
     class Dataset(queryable.PinholeDataset):
         def __init__(self) -> None: ...

@@ -9,7 +9,7 @@ import torch
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
-from f3rm_ext.splat.files.checks import checked
+from f3rm_ext.splat.files.checks import check_values
 from f3rm_ext.splat.files.ply import write_ply_splats
 from f3rm_ext.splat.gaussians import Gaussians
 
@@ -32,7 +32,7 @@ def spoiled(gaussians: Gaussians) -> Gaussians:
 def test_good_ones_pass_as_they_are(make: Make) -> None:
     gaussians = make()
     gaussians.quats[0] = torch.tensor([0.0, 0.0, -1e-20, 0.0])
-    found, notices = checked(gaussians, PATH)
+    found, notices = check_values(gaussians, PATH)
     assert found is gaussians and notices == []
 
 
@@ -42,11 +42,11 @@ def test_error_says_how_many_and_where(make: Make) -> None:
         r"2 in f_rest, 1 in rot \(length 0\)\) in 5 of 40 Gaussians: leave those Gaussians out with --bad-values drop"
     )
     with pytest.raises(SplatFileError, match=told):
-        checked(spoiled(make()), PATH)
+        check_values(spoiled(make()), PATH)
 
 
 def test_dropped(make: Make, assert_same: Callable) -> None:
-    found, (notice,) = checked(spoiled(make()), PATH, "drop")
+    found, (notice,) = check_values(spoiled(make()), PATH, "drop")
     assert notice.startswith("5 Gaussians are left out for 7 values that are NaN")
     assert_same(found, make()[torch.tensor([0, 1, 2, *range(8, 40)])])
 
@@ -55,8 +55,8 @@ def test_infinite_opacities_are_kept_when_the_others_are_dropped(make: Make) -> 
     gaussians = make()
     gaussians.opacities[:3, 0] = torch.tensor([INFINITY, -INFINITY, NAN])
     with pytest.raises(SplatFileError, match="3 in opacity"):
-        checked(gaussians, PATH)
-    found, notices = checked(gaussians, PATH, "drop")
+        check_values(gaussians, PATH)
+    found, notices = check_values(gaussians, PATH, "drop")
     assert len(found) == 39 and len(notices) == 2 and notices[0].startswith("2 infinite opacities")
     alphas = found.alphas()
     assert 0.999 < alphas[0] < 1 and 0 < alphas[1] < 1 / 255
@@ -65,11 +65,11 @@ def test_infinite_opacities_are_kept_when_the_others_are_dropped(make: Make) -> 
 
 def test_none_at_all_and_none_left(make: Make) -> None:
     with pytest.raises(SplatFileError, match=r"scene.ply has no Gaussians at all"):
-        checked(make()[:0], PATH)
+        check_values(make()[:0], PATH)
     gaussians = make(2)
     gaussians.means[:] = NAN
     with pytest.raises(SplatFileError, match="in 2 of 2 Gaussians, so none is left"):
-        checked(gaussians, PATH, "drop")
+        check_values(gaussians, PATH, "drop")
 
 
 def test_read_and_written(make: Make, tmp_path: Path) -> None:

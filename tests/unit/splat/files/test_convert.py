@@ -45,7 +45,7 @@ def test_lower_degree(make: Make, assert_same: Callable, tmp_path: Path) -> None
     write_splats(tmp_path / "a.ply", make(), SplatInfo())
     made = convert_splats(tmp_path / "a.ply", tmp_path / "b.ply", sh_degree=1)
     assert made.lost == ["SH degree 3 became 1."] and made.result.sh_degree == 1
-    assert_same(read_splats(tmp_path / "b.ply")[0], make().with_sh_degree(1))
+    assert_same(read_splats(tmp_path / "b.ply")[0], make().to_sh_degree(1))
     with pytest.raises(SplatFileError, match="has spherical harmonics of degree 1, which cannot become 2: give a"):
         convert_splats(tmp_path / "b.ply", tmp_path / "c.ply", sh_degree=2)
     assert not (tmp_path / "c.ply").exists()

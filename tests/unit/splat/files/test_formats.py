@@ -103,16 +103,18 @@ def test_a_full_disk_leaves_the_old_file(
 def test_stored_order_is_a_permutation_that_stays(kind: str, make: Make) -> None:
     gaussians = make(700)
     gaussians.means[10:20] = gaussians.means[10]
-    order = formats.stored_order(gaussians, kind)  # type: ignore[arg-type]
+    order = formats.storage_order(gaussians, kind)  # type: ignore[arg-type]
     assert torch.equal(order.sort()[0], torch.arange(700))
-    again = formats.stored_order(gaussians[order], kind)  # type: ignore[arg-type]
+    again = formats.storage_order(gaussians[order], kind)  # type: ignore[arg-type]
     assert torch.equal(again, torch.arange(700))
 
 
 def test_splats_of_a_model(make: Make, assert_same: Callable, tmp_path: Path) -> None:
     """Parameters, which want gradients; render mode, filters and provenance go into the header."""
     gaussians = make()
-    parameters = Gaussians.of({name: torch.nn.Parameter(value) for name, value in gaussians.tensors().items()})
+    parameters = Gaussians.from_tensors(
+        {name: torch.nn.Parameter(value) for name, value in gaussians.tensors().items()}
+    )
     info = SplatInfo(render_mode="mip", filters_fused=True, comments=("Vertical axis: z",))
     for _ in range(2):  # over its own file
         export_splats(parameters, tmp_path / "deep" / "a.ply", info, {"checkpoint": "step-7.ckpt"})

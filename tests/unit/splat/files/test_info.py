@@ -3,7 +3,7 @@
 import pytest
 
 from f3rm_ext.splat.files import SplatInfo
-from f3rm_ext.splat.files.info import maker_of, provenance_of, read_tags, tagged
+from f3rm_ext.splat.files.info import combine_provenance, find_maker, read_tags, tag_comments
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_tags_are_taken_out_and_others_stay() -> None:
 @pytest.mark.parametrize("fused", [True, False, None])
 def test_tags_that_are_written_are_read(mode: str | None, fused: bool | None) -> None:
     info = SplatInfo(render_mode=mode, filters_fused=fused, comments=("a",))  # type: ignore[arg-type]
-    assert read_tags(tagged(info)) == (mode, fused, ("a",))
+    assert read_tags(tag_comments(info)) == (mode, fused, ("a",))
 
 
 def test_origin_is_told_after_the_maker() -> None:
     origin = SplatInfo(comments=("made_by: them", "step: 7", "version: 1"))
-    told = provenance_of(origin, {"made_by": "us", "version": 1})
+    told = combine_provenance(origin, {"made_by": "us", "version": 1})
     assert told == ("made_by: us", "version: 1", "origin_made_by: them", "step: 7")
-    assert maker_of(told) == "us" and maker_of(["step: 7"]) is None
+    assert find_maker(told) == "us" and find_maker(["step: 7"]) is None

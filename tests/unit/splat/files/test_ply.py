@@ -66,7 +66,7 @@ def test_half_precision_is_widened(make: Make, assert_same: Callable, tmp_path: 
     gaussians = make()
     gaussians.features_rest = gaussians.features_rest.half()
     write_splats(tmp_path / "a.ply", gaussians, SplatInfo())
-    wide = Gaussians.of({**gaussians.tensors(), "features_rest": gaussians.features_rest.float()})
+    wide = Gaussians.from_tensors({**gaussians.tensors(), "features_rest": gaussians.features_rest.float()})
     assert_same(read_splats(tmp_path / "a.ply")[0], wide)
 
 

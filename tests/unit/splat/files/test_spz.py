@@ -13,7 +13,7 @@ import torch
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
 from f3rm_ext.splat.files.convert import rotation_differences
-from f3rm_ext.splat.files.spz import fraction_bits_for
+from f3rm_ext.splat.files.spz import choose_fraction_bits
 from f3rm_ext.splat.gaussians import Gaussians
 
 Make = Callable[..., Gaussians]
@@ -180,7 +180,7 @@ def test_bytes_do_not_depend_on_the_time(make: Make, tmp_path: Path) -> None:
     ("largest", "bits"), [(0.0, 23), (1e-9, 23), (0.99, 23), (1.0, 22), (3.9, 21), (2047.9, 12), (2.0**23 - 1, 0)]
 )
 def test_bits_behind_the_point(largest: float, bits: int) -> None:
-    assert fraction_bits_for(largest) == bits
+    assert choose_fraction_bits(largest) == bits
 
 
 def test_too_far_out(make: Make, tmp_path: Path) -> None:

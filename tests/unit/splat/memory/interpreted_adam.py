@@ -12,7 +12,7 @@ from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory import adam, packed, triton_adam
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.moments import MOMENTS
-from f3rm_ext.splat.memory.packed import stored_sh_colors
+from f3rm_ext.splat.memory.packed import packed_sh_colors
 
 COUNT = 37
 
@@ -36,7 +36,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def see(rest: Parameter, seed: int, degree: int = 3) -> None:
     """A backward pass through one image that shows about half of the Gaussians."""
     weights = random(len(rest), 3, seed=100 + seed) * (random(len(rest), 1, seed=200 + seed) > 0)
-    colors = stored_sh_colors(degree, random(len(rest), 3, seed=seed), torch.full((len(rest), 3), 9.0), rest)
+    colors = packed_sh_colors(degree, random(len(rest), 3, seed=seed), torch.full((len(rest), 3), 9.0), rest)
     (colors * weights).sum().backward()
 
 
@@ -95,7 +95,7 @@ def test_rounding_goes_to_the_neighbours_and_is_right_in_the_mean(
         for step in range(2):
             directions = random(1, 3, seed=step).expand(many, 3)
             weights = random(1, 3, seed=100 + step).expand(many, 3)
-            (stored_sh_colors(1, directions, torch.full((many, 3), 9.0), rest) * weights).sum().backward()
+            (packed_sh_colors(1, directions, torch.full((many, 3), 9.0), rest) * weights).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         state = {name: value for name, value in optimizer.state[rest].items() if isinstance(value, Tensor)}

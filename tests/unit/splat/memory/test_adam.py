@@ -14,7 +14,7 @@ from f3rm_ext.splat.densify import Change, apply
 from f3rm_ext.splat.memory import adam
 from f3rm_ext.splat.memory.adam import PackedAdam, PackedAdamOptimizerConfig
 from f3rm_ext.splat.memory.moments import MOMENTS
-from f3rm_ext.splat.memory.packed import stored_sh_colors
+from f3rm_ext.splat.memory.packed import packed_sh_colors
 
 KINDS = pytest.mark.parametrize("kind", MOMENTS)
 RATE = 1.25e-4
@@ -33,7 +33,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def see(rest: Parameter, step: int, visible: slice = slice(None)) -> None:
     """A backward pass through one picture."""
     directions, weights = random(len(rest), 3, seed=step), random(len(rest), 3, seed=100 + step)
-    colors = stored_sh_colors(3, directions, torch.full((len(rest), 3), 9.0), rest)
+    colors = packed_sh_colors(3, directions, torch.full((len(rest), 3), 9.0), rest)
     (colors * weights)[visible].sum().backward()
 
 
@@ -119,7 +119,7 @@ def test_rows_seen_now_and_then_go_the_way_of_plain_adam() -> None:
     for step in range(last + 1):
         directions, weights = random(40, 3, seed=step % 3), 1 + 0.5 * random(40, 3, seed=100 + step)
         visible = (random(40, 1, seed=500 + step) > 0.5) | (step == last)
-        for one, parameter, colors in ((optimizer, ours, stored_sh_colors), (reference, theirs, sh_colors)):
+        for one, parameter, colors in ((optimizer, ours, packed_sh_colors), (reference, theirs, sh_colors)):
             (colors(3, directions, dc, parameter) * weights * visible).sum().backward()
             one.step()
             one.zero_grad()
@@ -148,9 +148,9 @@ def test_learns_as_float32_does(kind: str) -> None:
         dc = torch.full((200, 3), 9.0)
         for step in range(300):
             directions = random(200, 3, seed=step)
-            target = stored_sh_colors(3, directions, dc, truth) + 0.05 * random(200, 3, seed=1000 + step)
+            target = packed_sh_colors(3, directions, dc, truth) + 0.05 * random(200, 3, seed=1000 + step)
             visible = random(200, seed=2000 + step) > 0
-            (stored_sh_colors(3, directions, dc, rest) - target)[visible].square().sum().backward()
+            (packed_sh_colors(3, directions, dc, rest) - target)[visible].square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         errors[name] = (rest.detach().float() - truth).square().mean().sqrt().item()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, SECOND, storage_of
+from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, SECOND, detect_storage
 
 ALL = pytest.mark.parametrize("kind", MOMENTS)
 PRECISION = {"float32": 0.0, "bfloat16": 2**-7, "int8": 1 / 127}
@@ -25,7 +25,7 @@ def test_read_what_was_written(kind: str) -> None:
     assert ((roots - expected).abs() <= PRECISION[kind] * expected.amax(dim=(1, 2), keepdim=True)).all()
     others = [row for row in range(50) if row not in rows.tolist()]
     assert all(value.abs().max() == 0 for value in moments.read(state, torch.tensor(others)))
-    assert storage_of(state) == kind
+    assert detect_storage(state) == kind
 
 
 @ALL

@@ -10,8 +10,8 @@ import torch
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
 from f3rm_ext.splat.memory.allocator import (
-    CacheClearing,
-    fitting_rows,
+    CacheCleaner,
+    count_fitting_rows,
     free_bytes,
     gaps_mib,
     request_expandable_segments,
@@ -122,11 +122,11 @@ def test_other_systems_have_no_such_segments(environment: pytest.MonkeyPatch) ->
 def test_the_cache_is_cleared_on_cuda_alone_and_on_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     cleared = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append(True))
-    clearing = CacheClearing(10)
-    done = [step for step in range(30) if clearing.after_step(step, torch.device("cuda", 0))]
+    clearing = CacheCleaner(10)
+    done = [step for step in range(30) if clearing.clear(step, torch.device("cuda", 0))]
     assert done == [9, 19, 29] and len(cleared) == 3
-    assert not any(clearing.after_step(step, torch.device("cpu")) for step in range(30)) and len(cleared) == 3
-    assert not any(CacheClearing(0).after_step(step, torch.device("cuda", 0)) for step in range(200))
+    assert not any(clearing.clear(step, torch.device("cpu")) for step in range(30)) and len(cleared) == 3
+    assert not any(CacheCleaner(0).clear(step, torch.device("cuda", 0)) for step in range(200))
 
 
 def test_rows_fit_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,11 +136,11 @@ def test_rows_fit_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3600, 10_000))
     assert free_bytes(cuda) == 4000 and free_bytes(cpu) == 0
-    assert fitting_rows(cuda, 10, 5, 1000) == 100
-    assert fitting_rows(cuda, 10, 200, 1000) == 200 and fitting_rows(cuda, 10, 5, 50) == 50
-    assert fitting_rows(cpu, 10, 5, 1000) == 5
+    assert count_fitting_rows(cuda, 10, 5, 1000) == 100
+    assert count_fitting_rows(cuda, 10, 200, 1000) == 200 and count_fitting_rows(cuda, 10, 5, 50) == 50
+    assert count_fitting_rows(cpu, 10, 5, 1000) == 5
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert fitting_rows(cuda, 10, 5, 1000) == 5
+    assert count_fitting_rows(cuda, 10, 5, 1000) == 5
 
 
 def test_gaps(monkeypatch: pytest.MonkeyPatch) -> None:

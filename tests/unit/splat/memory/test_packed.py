@@ -13,7 +13,7 @@ from f3rm_ext.splat.memory.packed import (
     PackedGradient,
     forget_gradient,
     packed_gradient,
-    stored_sh_colors,
+    packed_sh_colors,
 )
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 
@@ -39,7 +39,7 @@ def dense(parameter: Parameter) -> Tensor:
     assert gradient is not None
     rows = gradient.rows()
     out = torch.zeros(parameter.shape)
-    out[rows] = gradient.multiplied(rows, 0, parameter.shape[1])
+    out[rows] = gradient.unpack(rows, 0, parameter.shape[1])
     return out
 
 
@@ -54,7 +54,7 @@ def test_values_and_gradients_are_those_of_plain_autograd(degree: int, dtype: to
     (expected * weights).sum().backward()
     wanted = directions.grad, dc.grad
     directions.grad = dc.grad = None
-    colors = stored_sh_colors(degree, directions, dc, rest)
+    colors = packed_sh_colors(degree, directions, dc, rest)
     (colors * weights).sum().backward()
     torch.testing.assert_close(colors, expected)
     torch.testing.assert_close(dc.grad, wanted[1])
@@ -68,7 +68,7 @@ def test_values_and_gradients_are_those_of_plain_autograd(degree: int, dtype: to
 
 def test_only_visible_gaussians_take_memory() -> None:
     directions, dc, rest = scene(torch.float16)
-    stored_sh_colors(3, directions, dc + 10, rest)[::4].sum().backward()
+    packed_sh_colors(3, directions, dc + 10, rest)[::4].sum().backward()
     gradient = packed_gradient(rest)
     assert gradient is not None and gradient.rows().tolist() == list(range(0, COUNT, 4))
     assert gradient.nbytes() == 10 * (8 + 12 + 12)
@@ -78,7 +78,7 @@ def test_pictures_of_one_step_add_up() -> None:
     """Two views of different Gaussians, of different degrees."""
     directions, dc, rest = scene(torch.float32)
     expected = rest.detach().clone().requires_grad_()
-    for colors in (sh_colors, stored_sh_colors):
+    for colors in (sh_colors, packed_sh_colors):
         target = expected if colors is sh_colors else rest
         colors(3, directions, dc + 9, target)[:25].sum().backward()
         colors(1, -directions, dc + 9, target)[10:].square().sum().backward()
@@ -88,13 +88,13 @@ def test_pictures_of_one_step_add_up() -> None:
 
 def test_degrees_not_used_get_no_gradient() -> None:
     directions, dc, rest = scene(torch.float32)
-    stored_sh_colors(1, directions, dc, rest).sum().backward()
+    packed_sh_colors(1, directions, dc, rest).sum().backward()
     assert dense(rest)[:, 3:].abs().max() == 0 and dense(rest)[:, :3].abs().max() > 0
 
 
 def test_forgetting() -> None:
     directions, dc, rest = scene(torch.float16)
-    stored_sh_colors(3, directions, dc, rest).sum().backward()
+    packed_sh_colors(3, directions, dc, rest).sum().backward()
     forget_gradient(rest)
     assert rest.grad is None and packed_gradient(rest) is None
     forget_gradient(rest)  # twice does no harm
@@ -103,14 +103,14 @@ def test_forgetting() -> None:
 def test_without_grad_nothing_is_gathered() -> None:
     directions, dc, rest = scene(torch.float16)
     with torch.no_grad():
-        assert not stored_sh_colors(3, directions, dc, rest).requires_grad
+        assert not packed_sh_colors(3, directions, dc, rest).requires_grad
     assert packed_gradient(rest) is None
 
 
 def test_frozen_coefficients_gather_nothing_but_directions_have_gradients() -> None:
     directions, dc, rest = scene(torch.float16)
     rest.requires_grad_(False)
-    stored_sh_colors(3, directions, dc, rest).sum().backward()
+    packed_sh_colors(3, directions, dc, rest).sum().backward()
     assert packed_gradient(rest) is None and rest.grad is None
     assert directions.grad is not None and directions.grad.abs().max() > 0
 
@@ -118,14 +118,14 @@ def test_frozen_coefficients_gather_nothing_but_directions_have_gradients() -> N
 def test_too_few_coefficients_are_refused() -> None:
     directions, dc, rest = scene(torch.float16, degree=1)
     with pytest.raises(ConfigError, match="need 8 coefficients"):
-        stored_sh_colors(2, directions, dc, rest)
+        packed_sh_colors(2, directions, dc, rest)
 
 
 def test_a_part_of_a_parameter_is_refused() -> None:
     """Its gradient would be gathered beside the part, where nobody looks."""
     directions, dc, rest = scene(torch.float32)
     with pytest.raises(ValueError, match="parameter itself"):
-        stored_sh_colors(3, directions[:5], dc[:5], rest[:5])
+        packed_sh_colors(3, directions[:5], dc[:5], rest[:5])
 
 
 def test_gradients_of_all_gaussians_and_of_visible_ones_are_one_another() -> None:
@@ -135,11 +135,11 @@ def test_gradients_of_all_gaussians_and_of_visible_ones_are_one_another() -> Non
     colors[1::2] = 0
     whole = PackedGradient([ColorGradient(None, directions, colors, 3)])
     assert whole.nbytes() == COUNT * 24
-    found = whole.of_all(COUNT)
+    found = whole.expand(COUNT)
     assert found is not None and torch.equal(found[0][0], directions) and torch.equal(found[1][0], colors)
     assert whole.rows().tolist() == list(range(0, COUNT, 2)) and whole.nbytes() == COUNT // 2 * 32
-    again = whole.of_all(COUNT)
+    again = whole.expand(COUNT)
     assert again is not None and torch.equal(again[1][0], colors) and not again[0][0, 1::2].any()
     whole.pictures.append(ColorGradient(None, directions, colors, 2))
-    assert whole.of_all(COUNT) is None  # of other degrees
+    assert whole.expand(COUNT) is None  # of other degrees
     assert whole.rows().tolist() == list(range(0, COUNT, 2))

@@ -29,7 +29,7 @@ def random_gaussians() -> Callable[..., Gaussians]:
         size = max(n, 1) ** (-1 / 3)
         quats = torch.randn(n, 4, generator=generator, dtype=torch.float64)
         made = assemble(rand(n, 3), (0.2 + 0.6 * rand(n, 3)) * size, quats, 0.05 + 0.9 * rand(n))
-        return Gaussians.of({name: value.to(dtype) for name, value in made.tensors().items()})
+        return Gaussians.from_tensors({name: value.to(dtype) for name, value in made.tensors().items()})
 
     return make
 
@@ -77,6 +77,8 @@ def leaves() -> Callable[[Gaussians], Gaussians]:
     """Makes the tensors of Gaussians leaves that want gradients."""
 
     def make(gaussians: Gaussians) -> Gaussians:
-        return Gaussians.of({name: value.clone().requires_grad_() for name, value in gaussians.tensors().items()})
+        return Gaussians.from_tensors(
+            {name: value.clone().requires_grad_() for name, value in gaussians.tensors().items()}
+        )
 
     return make

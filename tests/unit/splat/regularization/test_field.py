@@ -59,7 +59,7 @@ def draw(gaussians: Gaussians, count: int, seed: int = 0) -> SurfaceSamples:
 
 
 def as_dtype(gaussians: Gaussians, dtype: torch.dtype) -> Gaussians:
-    return Gaussians.of({name: value.to(dtype) for name, value in gaussians.tensors().items()})
+    return Gaussians.from_tensors({name: value.to(dtype) for name, value in gaussians.tensors().items()})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

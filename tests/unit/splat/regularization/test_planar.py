@@ -114,7 +114,7 @@ def test_thickness_flattens_the_smallest_axis_alone(wall: Make) -> None:
     gaussians = wall(side=3)
     scales = gaussians.scales.clone().requires_grad_()
     visible = torch.arange(9) < 6
-    moved = Gaussians.of({**gaussians.tensors(), "scales": scales})
+    moved = Gaussians.from_tensors({**gaussians.tensors(), "scales": scales})
     thickness(moved, visible, 1.0).backward()
     assert scales.grad is not None
     expected = torch.zeros(9, 3)
@@ -130,7 +130,7 @@ def test_nothing_is_flattened_below_the_3d_filter(wall: Make, losses_of: Losses)
     """It would turn transparent: the filter gives it its own thickness and lowers the opacity."""
     gaussians, filters = wall(side=3, thickness=0.05), torch.tensor([0.01, 0.04, 0.06]).repeat(3)
     scales = gaussians.scales.clone().requires_grad_()
-    moved = Gaussians.of({**gaussians.tensors(), "scales": scales})
+    moved = Gaussians.from_tensors({**gaussians.tensors(), "scales": scales})
     found = losses_of(planar(flat_factor=2.0), moved, filter_3d=filters)["thickness"]
     assert float(found.detach()) == pytest.approx(2 * (0.04 + 0.01 + 0) / 3 / 2, rel=1e-4)
     found.backward()

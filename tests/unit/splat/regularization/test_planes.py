@@ -75,7 +75,7 @@ def written_out(gaussians: Gaussians, view: PinholeCameras) -> tuple[Tensor, Ten
 
 
 def leaves_of(gaussians: Gaussians) -> Gaussians:
-    return Gaussians.of({name: value.clone().requires_grad_() for name, value in gaussians.tensors().items()})
+    return Gaussians.from_tensors({name: value.clone().requires_grad_() for name, value in gaussians.tensors().items()})
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [("torch", torch.float64), ("numba", torch.float32)])
@@ -103,7 +103,7 @@ def test_gradients_are_finite_differences() -> None:
     gaussians, view = cloud(dtype, 5), view_of(dtype)
 
     def total(means: Tensor, quats: Tensor) -> Tensor:
-        moved = Gaussians.of({**gaussians.tensors(), "means": means, "quats": quats})
+        moved = Gaussians.from_tensors({**gaussians.tensors(), "means": means, "quats": quats})
         scene = SplatScene(moved, torch.zeros(5), PLAIN)
         found = render(scene, view, 0, torch.zeros(3, dtype=dtype), RenderSettings(backend="torch"), planes=True)
         assert found.plane_depth is not None
@@ -121,7 +121,7 @@ def test_on_a_tilted_plane_it_is_exact(angle: float, wall: Callable[..., Gaussia
     axis = torch.tensor([torch.tensor(angle).cos(), 0.0, -torch.tensor(angle).sin()])
     means = flat.means[:, :1] * axis + flat.means[:, 1:2] * torch.tensor([0.0, 1.0, 0.0])
     means[:, 2] += 12.0
-    tilted = Gaussians.of({**flat.tensors(), "means": means, "quats": turned(angle).repeat(len(means), 1)})
+    tilted = Gaussians.from_tensors({**flat.tensors(), "means": means, "quats": turned(angle).repeat(len(means), 1)})
     view = view_of()._replace(viewmats=torch.eye(4)[None])
     rendered = render(
         SplatScene(tilted, torch.zeros(225), PLAIN), view, 0, torch.zeros(3), RenderSettings(), planes=True
