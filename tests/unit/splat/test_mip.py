@@ -102,6 +102,13 @@ def test_the_sharpest_camera_decides() -> None:
     assert float(sampling_intervals(means, *cameras)[0]) == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_larger_focal_length_of_a_camera_counts(axis: int) -> None:
+    cameras = single()
+    cameras[1][0, axis, axis] = 400.0
+    assert float(sampling_intervals(torch.tensor([[0.0, 0.0, 4.0]]), *cameras)[0]) == pytest.approx(0.01)
+
+
 def test_nobody_sees_anything() -> None:
     behind = torch.tensor([[0.0, 0.0, -4.0]])
     assert smoothing_filter(behind, *single()).tolist() == [0]
@@ -154,11 +161,12 @@ def test_a_thin_disc_stays_opaque_where_the_area_counts() -> None:
     assert float(smooth(disc, opaque, torch.tensor([0.1]), area=True)[1]) == pytest.approx(1 / 1.01)
 
 
-@pytest.mark.parametrize(("chosen", "flat", "area"), [("auto", True, True), ("auto", False, False)])
-@pytest.mark.parametrize("fixed", ["volume", "area"])
-def test_which_compensation(chosen: Any, flat: bool, area: bool, fixed: Any) -> None:
-    assert MipOptions(compensation=chosen).resolve(flat).area == area
-    assert MipOptions(compensation=fixed).resolve(flat).area == (fixed == "area")
+@pytest.mark.parametrize("flat", [True, False])
+def test_compensation_follows_the_shape_of_gaussians_unless_it_is_chosen(flat: bool) -> None:
+    assert MipOptions().resolve(flat).area == flat
+    assert (
+        MipOptions(compensation="area").resolve(flat).area and not MipOptions(compensation="volume").resolve(flat).area
+    )
 
 
 @pytest.mark.parametrize("area", [False, True])
@@ -218,5 +226,6 @@ def test_when_the_filter_is_due() -> None:
     "options", [{"variance_3d": 0.0}, {"near": -1.0}, {"every": 0}, {"margin": -0.1}, {"eps2d_mip": 0.0}]
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    MipOptions(margin=0.0, every=1, freeze=0)  # the least there is
     with pytest.raises(ConfigError, match=next(iter(options))):
         MipOptions(**options)

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from gsplat.strategy import DefaultStrategy, MCMCStrategy
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
@@ -47,10 +49,6 @@ def test_small_are_copied_large_are_split_transparent_are_pruned(make_world: Mak
 
 def test_agrees_with_gsplat_doing_all_of_it(make_world: Make, make_seen: Make) -> None:
     """The sketch decides just as gsplat does with all parameters and Adam's moments in its hands."""
-    from types import SimpleNamespace
-
-    from gsplat.strategy import DefaultStrategy
-
     torch.manual_seed(1)
     sizes = (torch.rand(60) * 0.03 + 0.001).tolist()
     alphas = (torch.rand(60) * 0.9 + 0.001).tolist()
@@ -230,6 +228,18 @@ def test_statistics_go_when_growth_is_over(make_world: Make, make_seen: Make) ->
 def test_options_that_cannot_work(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", "-")):
         DensifyOptions(**wrong)
+
+
+def test_defaults_are_gsplats() -> None:
+    ours: Any = make_densifier(DensifyOptions(), 1.0)
+    names = set(vars(DefaultStrategy())) - {"verbose", "key_for_gradient", "refine_scale2d_stop_iter"}
+    assert "prune_scale3d" in names
+    for name in names:
+        assert getattr(ours.strategy, name) == getattr(DefaultStrategy(), name), name
+    theirs, options = MCMCStrategy(), DensifyOptions()
+    assert (options.mcmc_noise, options.mcmc_min_opacity) == (theirs.noise_lr, theirs.min_opacity)
+    assert (options.mcmc_stop, options.start, options.every) == (theirs.refine_stop_iter, theirs.refine_start_iter, 100)
+    assert (options.mcmc_growth, DensifyOptions(strategy="mcmc").cap) == (0.05, theirs.cap_max)
 
 
 def test_no_strategy_leaves_them_alone(make_world: Make, make_seen: Make) -> None:

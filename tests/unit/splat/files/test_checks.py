@@ -38,8 +38,8 @@ def test_good_ones_pass_as_they_are(make: Make) -> None:
 
 def test_error_says_how_many_and_where(make: Make) -> None:
     told = (
-        r"scene.ply has 7 values that are NaN, infinite or no rotation \(2 in x, 1 in scale_2, 1 in opacity, "
-        r"2 in f_rest, 1 in rot \(length 0\)\) in 5 of 40 Gaussians: leave those Gaussians out with --bad-values drop"
+        r"scene.ply has 7 values .*\(2 in x, 1 in scale_2, 1 in opacity, 2 in f_rest, 1 in rot \(length 0\)\) "
+        r"in 5 of 40 Gaussians: .*--bad-values drop"
     )
     with pytest.raises(SplatFileError, match=told):
         check_values(spoiled(make()), PATH)

@@ -17,13 +17,17 @@ NAMES = [f"{suffix[1:].replace('.', '-')}{suffix}" for suffix in SUFFIXES]
 
 @pytest.mark.parametrize("target", NAMES)
 @pytest.mark.parametrize("source", NAMES)
-def test_every_format_becomes_every_other(source: str, target: str, make: Make, tmp_path: Path) -> None:
+def test_every_format_becomes_every_other(
+    source: str, target: str, make: Make, assert_same: Callable, tmp_path: Path
+) -> None:
     gaussians, target = make(300), f"to-{target}"
     write_splats(tmp_path / source, gaussians, SplatInfo(render_mode="mip", filters_fused=True, comments=("from: us",)))
     before = (tmp_path / source).read_bytes()
     made = convert_splats(tmp_path / source, tmp_path / target)
     found, info = read_splats(tmp_path / target)
     assert (tmp_path / source).read_bytes() == before
+    if source == "ply.ply" and target == "to-ply.ply":
+        assert_same(found, gaussians)
     assert info.count == 300 and info.sh_degree == (0 if "splat.splat" in source + target else 3)
     if ".splat" not in source + target:
         assert (info.render_mode, info.filters_fused) == ("mip", True)
@@ -35,18 +39,12 @@ def test_every_format_becomes_every_other(source: str, target: str, make: Make, 
         assert any(line.startswith("Opacities changed") for line in made.lost)
 
 
-def test_nothing_is_lost_between_ply_files(make: Make, assert_same: Callable, tmp_path: Path) -> None:
-    write_splats(tmp_path / "a.ply", make(), SplatInfo())
-    assert convert_splats(tmp_path / "a.ply", tmp_path / "b.ply").lost == []
-    assert_same(read_splats(tmp_path / "b.ply")[0], make())
-
-
 def test_lower_degree(make: Make, assert_same: Callable, tmp_path: Path) -> None:
     write_splats(tmp_path / "a.ply", make(), SplatInfo())
     made = convert_splats(tmp_path / "a.ply", tmp_path / "b.ply", sh_degree=1)
     assert made.lost == ["SH degree 3 became 1."] and made.result.sh_degree == 1
     assert_same(read_splats(tmp_path / "b.ply")[0], make().to_sh_degree(1))
-    with pytest.raises(SplatFileError, match="has spherical harmonics of degree 1, which cannot become 2: give a"):
+    with pytest.raises(SplatFileError, match=r"degree 1, .*--sh-degree"):
         convert_splats(tmp_path / "b.ply", tmp_path / "c.ply", sh_degree=2)
     assert not (tmp_path / "c.ply").exists()
 
@@ -65,7 +63,7 @@ def test_a_file_is_not_converted_into_itself(link: str | None, make: Make, tmp_p
     before = source.read_bytes()
     if link:
         getattr(target, link)(source)
-    with pytest.raises(SplatFileError, match="is also the file to read, which would be lost"):
+    with pytest.raises(SplatFileError, match="also the file to read"):
         convert_splats(source, target if link else tmp_path / "." / "a.ply", sh_degree=0)
     assert source.read_bytes() == before
 

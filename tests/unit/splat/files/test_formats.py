@@ -36,7 +36,7 @@ def test_capital_suffix(make: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.glb", "ply", "a", "a.ply.gz"])
 def test_name_without_a_format(name: str, make: Make, tmp_path: Path) -> None:
-    with pytest.raises(SplatFileError, match=r"has no format for splats: give a name that ends in .compressed.ply"):
+    with pytest.raises(SplatFileError, match=rf"{name} .*\.compressed\.ply"):
         write_splats(tmp_path / name, make(), SplatInfo())
 
 
@@ -45,10 +45,10 @@ def test_files_that_hold_no_splats(tmp_path: Path) -> None:
     (tmp_path / "empty.ply").write_text("")
     (tmp_path / "folder.ply").mkdir()
     for name, message in (
-        ("a.txt", "a.txt is no file of splats: give one of .compressed.ply, .ply, .spz, .splat"),
-        ("empty.ply", "empty.ply is no file of splats"),
-        ("folder.ply", r"folder.ply cannot be read \(Is a directory\)"),
-        ("missing.ply", r"missing.ply cannot be read \(No such file or directory\)"),
+        ("a.txt", "a.txt .*.compressed.ply, .ply, .spz, .splat"),
+        ("empty.ply", "empty.ply "),
+        ("folder.ply", "folder.ply .*Is a directory"),
+        ("missing.ply", "missing.ply .*No such file"),
     ):
         with pytest.raises(SplatFileError, match=message):
             read_splats(tmp_path / name)
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_the_old_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ConfigError, match=r"cannot be written \(No space left on device\): free some space or"):
+    with pytest.raises(ConfigError, match=r"No space left on device"):
         write_splats(tmp_path / name, make(6), OURS)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -38,7 +38,7 @@ def file_of(path: Path, values: dict[str, float], *lines: str) -> Path:
     return path
 
 
-def expected(values: dict[str, float] = VALUES) -> dict[str, list[float]]:
+def expected() -> dict[str, list[float]]:
     return {
         "means": [1.5, -2.0, 0.25],
         "scales": [-3.0, -4.0, -5.0],
@@ -189,14 +189,14 @@ def without(*names: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (without("opacity"), "lacks opacity, without which"),
-        (without("rot_3", "scale_1"), "lacks scale_1, rot_3, without which"),
-        (without("f_dc_1"), "lacks f_dc_1, so its splats have no colours"),
-        (without("f_rest_4"), "lacks f_rest_4 among its SH coefficients"),
-        (without("f_rest_8"), r"has 8 SH coefficients \(f_rest\) per Gaussian, which fit no degree from 0 to 3"),
+        (without("opacity"), "lacks opacity,"),
+        (without("rot_3", "scale_1"), "lacks scale_1, rot_3,"),
+        (without("f_dc_1"), "lacks f_dc_1,"),
+        (without("f_rest_4"), "lacks f_rest_4 "),
+        (without("f_rest_8"), r"8 SH coefficients .* 0 to 3"),
         ({**VALUES, **{f"f_rest_{i}": 0.0 for i in range(72)}}, r"has 72 SH .*have 0, 9, 24, 45"),
-        ({"x": 0.0, "y": 0.0, "z": 0.0}, r"is a point cloud and holds no Gaussians \(it lacks opacity"),
-        ({"u": 0.0}, "is a point cloud and holds no Gaussians"),
+        ({"x": 0.0, "y": 0.0, "z": 0.0}, r"point cloud .*lacks opacity"),
+        ({"u": 0.0}, "point cloud"),
     ],
 )
 def test_properties_that_are_not_those_of_splats(values: dict[str, float], message: str, tmp_path: Path) -> None:
@@ -207,36 +207,37 @@ def test_properties_that_are_not_those_of_splats(values: dict[str, float], messa
 def test_mesh(tmp_path: Path) -> None:
     trimesh = pytest.importorskip("trimesh")
     trimesh.creation.box().export(tmp_path / "a.ply")
-    with pytest.raises(SplatFileError, match=r"a.ply is a mesh and holds no Gaussians .*: give a file of splats\."):
+    with pytest.raises(SplatFileError, match=r"a\.ply is a mesh"):
         read_splats(tmp_path / "a.ply")
 
 
 def test_cut_short(make: Make, tmp_path: Path) -> None:
-    write_splats(tmp_path / "a.ply", make(count=10, degree=0), SplatInfo())
-    whole = (tmp_path / "a.ply").read_bytes()
-    rows = len(whole) - 10 * 17 * 4
-    for size, there in ((len(whole) - 1, 9), (rows + 4 * 17 * 4, 4), (rows + 4 * 17 * 4 - 1, 3), (rows, 0)):
-        (tmp_path / "b.ply").write_bytes(whole[:size])
-        with pytest.raises(SplatFileError, match=f"b.ply is cut short, with {there} of 10 rows of its element vertex"):
-            read_splats(tmp_path / "b.ply")
-    (tmp_path / "b.ply").write_bytes(whole[: rows - 20])
-    with pytest.raises(SplatFileError, match="its header is cut short"):
-        read_splats(tmp_path / "b.ply")
-
-
-def test_huge_count_needs_no_memory(tmp_path: Path) -> None:
-    (tmp_path / "a.ply").write_bytes(header(list(VALUES), 10**15))
-    with pytest.raises(SplatFileError, match="cut short, with 0 of 1000000000000000"):
-        read_splats(tmp_path / "a.ply")
+    path = tmp_path / "b.ply"
+    write_splats(path, make(count=10, degree=0), SplatInfo())
+    whole = path.read_bytes()
+    rows, row = len(whole) - 10 * 17 * 4, 17 * 4
+    for size, words in (
+        (len(whole) - 1, "9 of 10"),
+        (rows + 4 * row, "4 of 10"),
+        (rows + 4 * row - 1, "3 of 10"),
+        (rows, "0 of 10"),
+        (rows - 20, "header"),
+    ):
+        path.write_bytes(whole[:size])
+        with pytest.raises(SplatFileError, match=f"b.ply .*cut short.*{words}|{words}.*cut short"):
+            read_splats(path)
+    path.write_bytes(header(list(VALUES), 10**15))  # takes no memory
+    with pytest.raises(SplatFileError, match="0 of 1000000000000000"):
+        read_splats(path)
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["1 2 3"], "a row of its element vertex is not 17 numbers"),
-        ([" ".join(["a"] * 17)], "a row of its element vertex is not 17 numbers"),
-        ([" ".join(["1"] * 18)], "a row of its element vertex is not 17 numbers"),
-        ([], "cut short, with 0 of 1 rows"),
+        (["1 2 3"], "vertex .*17 numbers"),
+        ([" ".join(["a"] * 17)], "vertex .*17 numbers"),
+        ([" ".join(["1"] * 18)], "vertex .*17 numbers"),
+        ([], "cut short, with 0 of 1 "),
     ],
 )
 def test_bad_ascii_rows(rows: list[str], message: str, tmp_path: Path) -> None:
@@ -266,18 +267,20 @@ def test_header_that_is_not_one(lines: list[str], tmp_path: Path) -> None:
         read_splats(tmp_path / "a.ply")
 
 
-def test_header_without_end_or_format(tmp_path: Path) -> None:
-    (tmp_path / "a.ply").write_bytes(b"ply\nformat ascii 1.0\n" + b"comment a\n" * 20_000)
-    with pytest.raises(SplatFileError, match="its header has no end"):
-        read_splats(tmp_path / "a.ply")
-    (tmp_path / "a.ply").write_bytes(b"ply\nelement vertex 1\nend_header\n")
-    with pytest.raises(SplatFileError, match="its header names no format"):
-        read_splats(tmp_path / "a.ply")
-
-
-def test_lists_before_the_gaussians(tmp_path: Path) -> None:
-    lists = ("element path 1", "property list uchar int nodes")
-    text = header(list(VALUES), 1, "binary_little_endian", *lists)
-    (tmp_path / "a.ply").write_bytes(text + bytes(1000))
-    with pytest.raises(SplatFileError, match="has lists in or before its element vertex"):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"ply\nformat ascii 1.0\n" + b"comment a\n" * 20_000, "header has no end"),
+        (b"ply\nelement vertex 1\nend_header\n", "no format"),
+        (
+            header(list(VALUES), 1, "binary_little_endian", "element path 1", "property list uchar int nodes")
+            + bytes(1000),
+            "lists in or before its element vertex",
+        ),
+    ],
+    ids=["end", "format", "lists"],
+)
+def test_headers_that_cannot_be_read(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.ply").write_bytes(data)
+    with pytest.raises(SplatFileError, match=message):
         read_splats(tmp_path / "a.ply")

@@ -186,7 +186,7 @@ def test_bits_behind_the_point(largest: float, bits: int) -> None:
 def test_too_far_out(make: Make, tmp_path: Path) -> None:
     gaussians = make(5)
     gaussians.means[0, 0] = 2**24
-    with pytest.raises(SplatFileError, match=r"coordinate of 1.68e\+07, but .spz allows at most 8388607: write PLY"):
+    with pytest.raises(SplatFileError, match=r"1.68e\+07, .*8388607"):
         write_splats(tmp_path / "a.spz", gaussians, SplatInfo())
     assert not list(tmp_path.iterdir())
 
@@ -201,20 +201,20 @@ def test_more_than_the_gaussians(what: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (pressed(b"hello"), "is a gzip file but no .spz file"),
-        (pressed(b"NGSP"), "is a gzip file but no .spz file"),
-        (pressed(header(version=1) + body()), "has version 1 of .spz, but only versions 2 and 3 are supported"),
-        (b"NGSP" + (4).to_bytes(4, "little") + bytes(99), "has version 4 of .spz"),
-        (pressed(header(degree=4) + body()), "has spherical harmonics of degree 4"),
-        (pressed(header() + body()[:-1]), r"is cut short \(some of its 1 Gaussians are missing\)"),
+        (pressed(b"hello"), "no .spz file"),
+        (pressed(b"NGSP"), "no .spz file"),
+        (pressed(header(version=1) + body()), "version 1 .*2 and 3"),
+        (b"NGSP" + (4).to_bytes(4, "little") + bytes(99), "version 4"),
+        (pressed(header(degree=4) + body()), "degree 4"),
+        (pressed(header() + body()[:-1]), "cut short .*its 1 Gaussians"),
         (pressed(header() + body())[:-1], "is cut short"),
         (pressed(header() + body())[:12], "is cut short"),
-        (pressed(header(count=4_000_000_000)), "its header claims 4000000000 Gaussians"),
+        (pressed(header(count=4_000_000_000)), "4000000000 Gaussians"),
         (pressed(header(count=180_000_000) + random.Random(0).randbytes(5_000_000)), "180000000 Gaussians"),
         (pressed(header(bits=255) + body()), "255 fraction bits"),
-        (pressed(header() + body())[:-8] + bytes(8), r"is damaged \(CRC check failed"),
+        (pressed(header() + body())[:-8] + bytes(8), "damaged .*CRC"),
         (b"\x1f\x8b\x08\0\0\0\0\0\0\0" + bytes([255] * 99), "is damaged"),
-        (pressed(header(count=0)), "has no Gaussians at all"),
+        (pressed(header(count=0)), "no Gaussians"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
 )

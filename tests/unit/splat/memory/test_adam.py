@@ -1,6 +1,7 @@
 """The packed optimiser: Adam where it should be, and stable where plain Adam on half precision is not."""
 
 import io
+from functools import cache
 from typing import Any
 
 import pytest
@@ -138,24 +139,27 @@ def test_updates_below_the_resolution_count_in_the_mean() -> None:
     assert parameter.detach().double().mean().item() == pytest.approx(1 - 1e-3, abs=5e-5)
 
 
+@cache
+def error_after_training(dtype: torch.dtype, moments: str) -> float:
+    """Fits coefficients of 200 Gaussians to noisy colours of random views, half of them visible at a time."""
+    truth, rest = random(200, 15, 3) * 0.2, Parameter(torch.zeros(200, 15, 3, dtype=dtype))
+    optimizer = PackedAdam([rest], lr=5e-3, moments=moments)
+    dc = torch.full((200, 3), 9.0)
+    for step in range(300):
+        directions = random(200, 3, seed=step)
+        target = packed_sh_colors(3, directions, dc, truth) + 0.05 * random(200, 3, seed=1000 + step)
+        visible = random(200, seed=2000 + step) > 0
+        (packed_sh_colors(3, directions, dc, rest) - target)[visible].square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return (rest.detach().float() - truth).square().mean().sqrt().item()
+
+
 @KINDS
 def test_learns_as_float32_does(kind: str) -> None:
-    """Coefficients of 200 Gaussians from noisy colours of random views, half of them visible at a time."""
-    errors = {}
-    for name, dtype, moments in (("reference", torch.float32, "float32"), ("ours", torch.float16, kind)):
-        truth, rest = random(200, 15, 3) * 0.2, Parameter(torch.zeros(200, 15, 3, dtype=dtype))
-        optimizer = PackedAdam([rest], lr=5e-3, moments=moments)
-        dc = torch.full((200, 3), 9.0)
-        for step in range(300):
-            directions = random(200, 3, seed=step)
-            target = packed_sh_colors(3, directions, dc, truth) + 0.05 * random(200, 3, seed=1000 + step)
-            visible = random(200, seed=2000 + step) > 0
-            (packed_sh_colors(3, directions, dc, rest) - target)[visible].square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        errors[name] = (rest.detach().float() - truth).square().mean().sqrt().item()
-    assert errors["reference"] < 0.06  # of 0.2: it has learned
-    assert errors["ours"] < 1.05 * errors["reference"] + 1e-4
+    reference = error_after_training(torch.float32, "float32")
+    assert reference < 0.06  # of 0.2: it has learned
+    assert error_after_training(torch.float16, kind) < 1.05 * reference + 1e-4
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -211,8 +215,7 @@ def test_the_state_of_torchs_adam_can_be_taken_over() -> None:
     torch.testing.assert_close(copy, parameter)
 
 
-@pytest.mark.parametrize("new", [0, 3, 8, 15])
-@pytest.mark.parametrize("old", [0, 3, 15])
+@pytest.mark.parametrize(("old", "new"), [(0, 0), (0, 15), (3, 0), (3, 8), (15, 3), (15, 15)])
 @pytest.mark.parametrize("plain", [True, False])
 @KINDS
 def test_moments_of_another_degree_follow_their_coefficients(kind: str, plain: bool, old: int, new: int) -> None:
@@ -255,7 +258,7 @@ def test_moments_of_another_shape_are_refused() -> None:
     see(parameter, 0)
     writer.step()
     for shape in ((19, 15, 3), (20, 15, 4), (20, 15)):
-        with pytest.raises(ValueError, match=r"\(20, 15, 3\) for a parameter of \(\d+, 15"):
+        with pytest.raises(ValueError, match=r"\(20, 15, 3\).* \(\d+, 15"):
             PackedAdam([Parameter(random(*shape))]).load_state_dict(saved(writer))
 
 
@@ -296,7 +299,7 @@ def test_nerfstudios_optimizers_step_it_and_drop_its_gradients() -> None:
 
 
 def test_clipping_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be clipped"):
+    with pytest.raises(ConfigError, match="max-norm"):
         PackedAdamOptimizerConfig(max_norm=1.0).setup([Parameter(torch.zeros(1))])
 
 

@@ -19,21 +19,21 @@ from f3rm_ext.splat.memory.allocator import (
 from f3rm_ext.splat.memory.options import MemoryOptions
 
 
-def test_by_default_everything_is_float32() -> None:
-    options = MemoryOptions()
-    assert (options.storage, options.moments, options.sh_dtype) == ("float32", "float32", torch.float32)
-    assert options.clear_every == 0 and not options.grow_segments
-
-
-def test_optimize_memory_is_the_sensible_set() -> None:
-    options = MemoryOptions(optimize_memory=True)
-    assert (options.storage, options.moments, options.sh_dtype) == ("float16", "bfloat16", torch.float16)
-    assert options.grow_segments
-
-
-def test_what_is_said_comes_before_optimize_memory() -> None:
-    options = MemoryOptions(optimize_memory=True, sh_storage="float32", sh_moments="int8", expandable_segments=False)
-    assert (options.storage, options.moments, options.grow_segments) == ("float32", "int8", False)
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("float32", "float32", False)),
+        ({"optimize_memory": True}, ("float16", "bfloat16", True)),
+        (
+            {"optimize_memory": True, "sh_storage": "float32", "sh_moments": "int8", "expandable_segments": False},
+            ("float32", "int8", False),
+        ),
+    ],
+)
+def test_optimize_memory_decides_what_is_left_at_auto(options: dict[str, Any], expected: tuple[str, str, bool]) -> None:
+    resolved = MemoryOptions(**options)
+    assert (resolved.storage, resolved.moments, resolved.grow_segments) == expected
+    assert resolved.sh_dtype == getattr(torch, expected[0]) and resolved.clear_every == 0
 
 
 @pytest.mark.parametrize(("fragmentation", "steps"), [("minimal", 100), ("normal", 50), ("aggressive", 10)])
@@ -50,7 +50,7 @@ def test_the_optimizer_is_fitted() -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(ConfigError, match="reflective above 0"):
+    with pytest.raises(ConfigError, match="reflective above"):
         MemoryOptions(reflective_above=0.0)
 
 
@@ -64,54 +64,40 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_expandable_segments_are_asked_for(environment: pytest.MonkeyPatch) -> None:
-    assert request_expandable_segments() == "set"
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert request_expandable_segments() == "kept"
+OLD, NEW, SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 
 
-def test_other_settings_are_kept(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
-    assert request_expandable_segments() == "set"
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+@pytest.mark.parametrize(
+    ("given", "answer", "after"),
+    [
+        ({}, "set", {OLD: SEGMENTS}),
+        ({OLD: SEGMENTS}, "kept", {OLD: SEGMENTS}),
+        ({NEW: "max_split_size_mb:128"}, "set", {NEW: f"max_split_size_mb:128,{SEGMENTS}"}),
+        ({OLD: "expandable_segments:False"}, "kept", {OLD: "expandable_segments:False"}),
+        ({OLD: "backend:cudaMallocAsync"}, "kept", {OLD: "backend:cudaMallocAsync"}),
+        # Newer torch reads the second where both are there, older torch knows the first alone.
+        ({OLD: "a:64", NEW: "a:128"}, "set", {OLD: f"a:64,{SEGMENTS}", NEW: f"a:128,{SEGMENTS}"}),
+    ],
+)
+def test_expandable_segments_are_added_to_the_users_settings(
+    environment: pytest.MonkeyPatch, given: dict[str, str], answer: str, after: dict[str, str]
+) -> None:
+    for name, value in given.items():
+        environment.setenv(name, value)
+    assert request_expandable_segments() == answer
+    assert {name: os.environ[name] for name in (OLD, NEW) if name in os.environ} == after
 
 
-def test_what_the_user_said_about_segments_stays(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
-    assert request_expandable_segments() == "kept"
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
-
-
-def test_both_names_of_the_settings_are_kept(environment: pytest.MonkeyPatch) -> None:
-    # Newer torch reads the second where both are there, older torch knows the first alone.
-    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    environment.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
-    assert request_expandable_segments() == "set"
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
-
-
-def test_an_allocator_of_the_users_choice_stays(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    assert request_expandable_segments() == "kept"
-
-
-def test_once_cuda_runs_torch_is_told(environment: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("obeys", [True, False])
+def test_once_cuda_runs_torch_is_asked(environment: pytest.MonkeyPatch, obeys: bool) -> None:
     # tiny-cuda-nn, for one, starts CUDA when it is imported.
-    told: list[str] = []
-    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    asked: list[str] = []
+    environment.setenv(OLD, "max_split_size_mb:64")
     environment.setattr(torch.cuda, "is_initialized", lambda: True)
-    environment.setattr("f3rm_ext.compat.set_cuda_allocator", lambda settings: told.append(settings) or True)
-    assert request_expandable_segments() == "set"
-    assert told == ["max_split_size_mb:64,expandable_segments:True"]
-
-
-def test_torch_that_cannot_be_told_is_too_late(environment: pytest.MonkeyPatch) -> None:
-    environment.setattr(torch.cuda, "is_initialized", lambda: True)
-    environment.setattr("f3rm_ext.compat.set_cuda_allocator", lambda settings: False)
-    assert request_expandable_segments() == "late"
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+    environment.setattr("f3rm_ext.compat.set_cuda_allocator", lambda settings: asked.append(settings) or obeys)
+    assert request_expandable_segments() == ("set" if obeys else "late")
+    assert asked == [f"max_split_size_mb:64,{SEGMENTS}"]
+    assert os.environ[OLD] == (asked[0] if obeys else "max_split_size_mb:64")
 
 
 def test_other_systems_have_no_such_segments(environment: pytest.MonkeyPatch) -> None:

@@ -112,9 +112,8 @@ def test_steps_give_the_reference(
 
 
 @pytest.mark.parametrize("backward", [True, False])
-@pytest.mark.parametrize("channels", [3, 40])
-def test_absolute_gradients_leave_nothing_behind(channels: int, backward: bool, make_scene: Callable[..., Any]) -> None:
-    scene = make_scene(channels=channels)
+def test_absolute_gradients_leave_nothing_behind(backward: bool, make_scene: Callable[..., Any]) -> None:
+    scene = make_scene(channels=40)  # two passes
     leaves = scene.leaves(torch.float32)
     gc.collect()
     gc.disable()
