@@ -48,9 +48,9 @@ def test_contraction_stays_in_the_cube_at_any_distance() -> None:
 
 def test_box_marks_what_lies_outside() -> None:
     aabb = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 3.0]])
-    unit, inside = box_to_unit_cube(torch.tensor([[0.0, 0.0, 1.0], [2.0, 0.0, 0.0]]), aabb)
-    torch.testing.assert_close(unit[0], torch.full((3,), 0.5))
-    assert inside.flatten().tolist() == [1.0, 0.0]
+    unit, inside = box_to_unit_cube(torch.tensor([[0.0, 0.0, 1.0], [2.0, 0.0, 0.0], [-1.0, 1.0, 3.0]]), aabb)
+    torch.testing.assert_close(unit[[0, 2]], torch.tensor([[0.5, 0.5, 0.5], [0.0, 1.0, 1.0]]))
+    assert inside.tolist() == [[1.0], [0.0], [1.0]]
 
 
 def test_ray_points() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from nerfstudio.data.scene_box import OrientedBox
 
+from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine import checkpoint
 from f3rm_ext.errors import ConfigError, FeatureStoreError
@@ -241,27 +242,26 @@ def test_metrics_of_features(model: SplatModel, camera: Any, monkeypatch: pytest
     assert model.feature_metrics({"camera": camera}) == {}
 
 
-def test_a_failure_at_the_end_does_not_cost_the_training(
-    model: SplatModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(*_: Any) -> Any:
+class Broken(queryable.FeatureSource):
+    """2D features in a damaged store."""
+
+    def __init__(self, spec: Any) -> None:
+        self.specs = (spec,)
+
+    def load(self, index: int) -> Any:
         raise FeatureStoreError("The shard x is damaged: run y.")
-        yield
 
-    monkeypatch.setattr(queryable, "lift", fails)
-    monkeypatch.setattr(queryable, "count_lifting_steps", lambda *_: 1)
 
-    class Dataset(queryable.PinholeDataset):
-        def __init__(self) -> None: ...
-
-    class Source(queryable.FeatureSource):
-        def __init__(self) -> None: ...
-
-    model.lift_features(Dataset(), Source())
-    said = " ".join(capsys.readouterr().out.split())
-    assert "The shard x is damaged: run y." in said and "features lift" in said and model.query_heads() == {}
+def test_a_failure_at_the_end_does_not_cost_the_training(
+    model: SplatModel, make_spec: Callable[..., Any], tiny_capture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = ImageDataManagerConfig(data=tiny_capture).setup(device="cpu", test_mode="test").train_dataset
+    source = Broken(make_spec("first", DIM))
+    model.lift_features(dataset, source)
+    log = " ".join(capsys.readouterr().out.split())
+    assert "The shard x is damaged: run y." in log and "features lift" in log and model.query_heads() == {}
     with pytest.raises(FeatureStoreError):
-        model.lift_features(Dataset(), Source(), required=True)
+        model.lift_features(dataset, source, required=True)
 
 
 def test_the_viewers_panel(model: SplatModel, camera: Any) -> None:
