@@ -25,9 +25,7 @@ class FeatureHead(BaseFeatureHead, QueryHead):
     are rendered instead of D-dimensional features, which makes memory and time per sample independent of D.
 
     Args:
-        spec: the feature to distil.
         in_dim: dimension of the shared encoding.
-        hidden_dim: width of the trunk.
         num_hidden: number of layers of the trunk.
     """
 
@@ -66,7 +64,6 @@ class FeatureField(nn.Module):
         pe_frequencies: number of frequencies of an additional positional encoding; 0 for none.
         samples_per_ray: number of samples at which features are rendered, those with the largest weights; 0 for all.
         detach_weights: whether to stop gradients at the volume-rendering weights, so that features leave density alone.
-        backend: of the hash grid.
     """
 
     def __init__(
@@ -113,7 +110,6 @@ class FeatureField(nn.Module):
 
         Args:
             positions: sample positions, scene frame; no gradient flows to them.
-            weights: volume-rendering weights.
         """
         if not self.heads:
             return {}

@@ -21,7 +21,6 @@ def feature_metrics(model: QueryableField, batch: dict[str, Any]) -> dict[str, f
     whatever the image size.
 
     Args:
-        model: the model.
         batch: of an evaluation image: its ``camera``, 2D ``feature_maps`` by head, and ``mask`` if there is one.
 
     Returns:
@@ -61,7 +60,6 @@ def render_pixels(
     """Renders features at image positions, by head.
 
     Args:
-        model: the model.
         camera: one camera.
         yx_px: continuous pixel coordinates (y, x); centres of pixels lie at + ½.
     """

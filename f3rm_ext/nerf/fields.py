@@ -49,7 +49,6 @@ class UnitCube(nn.Module):
     """Maps the scene frame to the cube that hash grids cover, and masks points that must not have density.
 
     Args:
-        aabb: the scene box.
         contract: whether space outside the box is contracted into the cube; otherwise it is empty.
     """
 
@@ -77,7 +76,6 @@ class ProposalField(nn.Module):
         grid: size of the hash grid.
         hidden_dim: width of the single hidden layer.
         init_density: initial density everywhere, per scene unit.
-        backend: of the hash grid.
     """
 
     def __init__(
@@ -106,9 +104,7 @@ class SceneField(nn.Module):
         hidden_dim: width of the density network.
         color_hidden_dim: width of the colour network.
         appearance_dim: length of the per-image appearance code; 0 for none.
-        num_images: number of training images.
         init_density: initial density everywhere, per scene unit.
-        backend: of the hash grid.
     """
 
     GEOMETRY_DIM = 15
@@ -182,9 +178,7 @@ def render_normals(
     """Renders normals, the negative gradient of log density, and maps them from [-1, 1] to [0, 1].
 
     Args:
-        field: the scene field.
         positions: sample positions, scene frame.
-        weights: volume-rendering weights.
     """
     with torch.enable_grad():
         points = positions.detach().requires_grad_(True)

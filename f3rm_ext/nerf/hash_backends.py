@@ -77,12 +77,7 @@ def forget() -> None:
 
 
 def try_backend(backend: Kernels, device: torch.device) -> str | None:
-    """Tries a backend on a CUDA device; returns why it does not work, as the middle of a sentence, or None if it does.
-
-    Args:
-        backend: the backend.
-        device: with its index.
-    """
+    """Tries a backend on a CUDA device; returns why it does not work, as the middle of a sentence, or None if it does."""
     return reason_against(backend, lambda: _TRIALS[backend](device))
 
 

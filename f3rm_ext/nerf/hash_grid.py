@@ -95,7 +95,6 @@ class HashGrid(nn.Module):
         """Returns features of points in [0, 1]³, level-major; float32, or half with a CUDA backend under autocast.
 
         Args:
-            points: positions.
             frozen: no gradient flows to the table. A backend computes that gradient even where only the gradient of
                 the points is asked for.
         """

@@ -133,7 +133,6 @@ def hash_grid_torch(
     Args:
         points: positions in [0, 1]³.
         table: rows of all levels, on the device of the points and of their type.
-        levels: geometry on that device.
     """
     training = torch.is_grad_enabled() and (points.requires_grad or table.requires_grad)
     return _HashGridFunction.apply(points, table, levels, training)  # type: ignore[return-value]

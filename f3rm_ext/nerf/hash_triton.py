@@ -188,7 +188,5 @@ def hash_grid_triton(
     Args:
         points: positions in [0, 1]³, float32.
         table: rows of all levels, float32, on the device of the points; 1, 2, 4 or 8 features.
-        levels: geometry on that device.
-        dtype: of the result.
     """
     return _HashGridFunction.apply(points, table, levels, dtype)  # type: ignore[return-value]

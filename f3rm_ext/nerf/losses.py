@@ -75,7 +75,6 @@ def heaviest_samples(
 
     Args:
         weights: volume-rendering weights, ≥ 0.
-        positions: sample positions.
         count: samples to keep per ray, ≥ 1; if there are no more than that, all are kept unchanged.
 
     >>> weights, positions = torch.tensor([[[0.1], [0.3], [0.4]]]), torch.arange(9.0).view(1, 3, 3)

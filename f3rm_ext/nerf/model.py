@@ -176,9 +176,7 @@ class F3rmModel(QueryableField):
     """Density, colour and distilled features along rays.
 
     Args:
-        config: the options.
         scene_box: the ±1 box of the dataparser.
-        num_train_data: number of training images.
         metadata: of the training set. ``feature_specs`` lists the features to distil; without it the model has no
             heads until a checkpoint brings them. ``feature_ray_fraction`` is the share of rays with features, (0, 1].
     """
@@ -407,13 +405,7 @@ class F3rmModel(QueryableField):
     def loss_terms(
         self, losses: Mapping[str, Tensor], outputs: Mapping[str, Any], batch: Mapping[str, Any]
     ) -> dict[str, int | Tensor]:
-        """Returns the number of rays that each loss is the mean over, for the mean over the rays of all GPUs.
-
-        Args:
-            losses: of a training step.
-            outputs: of that step.
-            batch: of that step.
-        """
+        """Returns the number of rays that each loss is the mean over, for the mean over the rays of all GPUs."""
         terms: dict[str, int | Tensor] = dict.fromkeys(losses, len(outputs["rgb"]))
         targets = batch.get("features") or {}
         for name, rendered in outputs["features"].items():
@@ -427,7 +419,6 @@ class F3rmModel(QueryableField):
         """Compares a rendered image with the photo.
 
         Args:
-            outputs: of the rendered image.
             batch: ``image`` and, if there are any, ``mask``, ``camera`` and ``feature_maps``.
 
         Returns:

@@ -66,7 +66,6 @@ class QueryableField(Model):
         See :class:`~f3rm_ext.model_components.chunked_rendering.ChunkedRenderer`.
 
         Args:
-            camera_ray_bundle: the rays.
             extra: further outputs, see :meth:`get_outputs`.
         """
 

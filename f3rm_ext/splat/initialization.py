@@ -51,7 +51,6 @@ def initial_points(
         points: positions (points, 3), scene frame, and colours, 0 to 255, of the capture's points; None for none.
         source: origin of the points, for the log.
         views: training cameras; without them random points fill the cube from −1 to 1.
-        count_random: number of random points.
         most: upper limit; a random subset is kept. 0 for no limit.
         generator: random number generator on the CPU.
     """
@@ -81,8 +80,6 @@ def random_points(views: PinholeCameras, count: int, generator: torch.Generator)
     :func:`points_on_rays` (everything around and behind it).
 
     Args:
-        views: training cameras.
-        count: number of points.
         generator: random number generator on the CPU.
 
     Returns:
@@ -102,7 +99,6 @@ def points_on_rays(views: PinholeCameras, count: int, generator: torch.Generator
 
     Args:
         views: training cameras, on the CPU.
-        count: number of points.
         generator: random number generator on the CPU.
     """
     chosen = torch.randint(len(views.viewmats), (count,), generator=generator)
@@ -124,8 +120,6 @@ def points_seen_by_many(
     The centre of the ball is the point nearest to all optical axes; the farthest camera lies on its surface.
 
     Args:
-        views: training cameras.
-        count: number of points.
         generator: random number generator on the CPU.
         share: a point is drawn again if fewer cameras see it than this share of those that see the best-seen point.
 

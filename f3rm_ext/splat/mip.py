@@ -91,7 +91,6 @@ class MipOptions:
 
         Args:
             step: of the training, from 0.
-            total_steps: length of the training.
             changed: whether the set of Gaussians changed since the last computation.
         """
         if not self.filter_3d:
@@ -116,7 +115,6 @@ def sampling_intervals(
     combines the smallest depth with the largest focal length of all cameras; the two agree if all focal lengths do.
 
     Args:
-        means: centres.
         viewmats: scene to camera, OpenCV axes.
         Ks: intrinsics in pixels.
         widths, heights: of the images, pixels.

@@ -53,9 +53,7 @@ class SplatModel(QueryableSplats, GaussianModel):
     """Gaussian splats in training and evaluation.
 
     Args:
-        config: the options.
         scene_box: not used.
-        num_train_data: number of training images.
         seed_points: positions (scene frame) and colours (0 to 255) of the capture's points, if it has any.
         metadata: of the training set; random initial points lie in view of its ``cameras``.
     """
@@ -99,7 +97,6 @@ class SplatModel(QueryableSplats, GaussianModel):
 
         Args:
             source: origin of the capture's points, for the log.
-            views: the training cameras.
         """
         config, generator = self.config, torch.Generator().manual_seed(self.config.seed)
         points = initial_points(
@@ -183,7 +180,6 @@ class SplatModel(QueryableSplats, GaussianModel):
         """Replaces the initial Gaussians by those to start from, if any are given. Returns what the log says.
 
         Args:
-            manager: the datamanager.
             views: the training cameras, on the device of the model.
         """
         config = self.config

@@ -137,7 +137,6 @@ def evaluate_scales(
         photos: the photos to compare with, at the training resolution.
         scales: see :func:`select_scales`.
         example: index of the photo whose images are kept.
-        advance: called after each image.
 
     Raises:
         CaptureError: a photo cannot be read.

@@ -95,11 +95,8 @@ def render(
     """Renders one view; differentiable.
 
     Args:
-        scene: the Gaussians.
         view: one camera.
         sh_degree: SH degree of the colours; higher coefficients are ignored.
-        background: colour behind the Gaussians.
-        settings: of the rasteriser.
         rgb: composite colours; may be left out where there is something else to composite.
         normals: composite normals too.
         planes: composite normals and distances of planes too, for the depth of the planes.
@@ -179,7 +176,6 @@ def composite(
         scene: the Gaussians; no gradient flows to them.
         view: one camera.
         values: one row per Gaussian; differentiable.
-        settings: of the rasteriser.
     """
     sizes, alphas = scene.shapes()
     return rasterize(
@@ -199,9 +195,7 @@ def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettin
     :func:`~f3rm_ext.splat.rasterize.prepare`.
 
     Args:
-        scene: the Gaussians.
         view: one camera.
-        settings: of the rasteriser.
     """
     sizes, alphas = scene.shapes()
     return prepare(
@@ -227,12 +221,8 @@ def render_nearby(
     """Renders what another view is compared with, without gradient: depth of planes and colours.
 
     Args:
-        scene: the Gaussians.
         view: one camera.
         sh_degree: SH degree of the colours.
-        background: colour behind the Gaussians.
-        settings: of the rasteriser.
-        rgb: whether colours are rendered.
 
     Returns:
         The depth, 0 where the accumulation is at most ½, and the colours.
@@ -256,11 +246,8 @@ def render_outputs(
     """Renders the outputs of one camera, outside training.
 
     Args:
-        scene: the Gaussians.
         view: one camera.
         sh_degree: SH degree of the colours.
-        background: colour behind the Gaussians.
-        settings: of the rasteriser.
         guard: handles exceptions in the normals.
         obb_box: Gaussians whose centres lie outside are left out.
 

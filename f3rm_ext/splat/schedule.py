@@ -42,7 +42,6 @@ class Schedule:
         """Creates the schedule of a run.
 
         Args:
-            total: steps of the run.
             surface: first steps of the stages, for a run of ``surface.schedule_steps``.
             begin: stage of the first step.
         """

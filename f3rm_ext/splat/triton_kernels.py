@@ -18,7 +18,6 @@ def find_kernels(module: str, device: torch.device) -> Any:
 
     Args:
         module: full name of the module.
-        device: of the tensors.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return None

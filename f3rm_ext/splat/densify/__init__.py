@@ -22,7 +22,6 @@ def make_densifier(
     """Creates the strategy that the options select.
 
     Args:
-        options: of densification.
         scene_scale: extent of the scene, scene units.
         last_step: step from which no Gaussians are added, if earlier than the options say.
         sharded: see :class:`Densifier`.

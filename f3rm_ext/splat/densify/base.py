@@ -37,7 +37,6 @@ class Densifier:
         """Starts without statistics.
 
         Args:
-            options: of densification.
             last_step: step from which no Gaussians are added, if earlier than the options say.
             sharded: whether this process holds a part of the Gaussians.
         """
@@ -55,7 +54,6 @@ class Densifier:
 
         Args:
             step: of the training, from 0.
-            rasterization: result of this step.
         """
 
     def step_post_backward(
@@ -67,7 +65,6 @@ class Densifier:
             step: of the training, from 0.
             rasterization: result of this step, after the backward pass.
             params: of the Gaussians; replaced where rows change.
-            optimizers: of these parameters.
 
         Returns:
             The change.
@@ -83,7 +80,6 @@ class Densifier:
         Args:
             mask: True for Gaussians to remove.
             params: of the Gaussians; replaced.
-            optimizers: of these parameters.
 
         Returns:
             The change.
@@ -97,11 +93,7 @@ class Densifier:
         return change
 
     def follow(self, change: Change) -> None:
-        """Carries the statistics over to a changed set of Gaussians.
-
-        Args:
-            change: made by other code.
-        """
+        """Carries the statistics over to a changed set of Gaussians."""
 
     def gather_statistics(self) -> None:
         """Brings the statistics of all processes to rank 0, for a checkpoint. Every rank must call it."""

@@ -118,7 +118,6 @@ class DefaultDensifier(Densifier):
         """Starts without statistics.
 
         Args:
-            options: of densification.
             scene_scale: extent of the scene, scene units; thresholds of size are fractions of it.
             last_step: step from which no Gaussians are added, if earlier than the options say.
             sharded: see :class:`~f3rm_ext.splat.densify.base.Densifier`.

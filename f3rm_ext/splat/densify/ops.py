@@ -87,7 +87,6 @@ def apply(
     kept. Parameters are replaced, not resized, since live graphs may refer to the old ones.
 
     Args:
-        change: to apply.
         params: replaced by name.
         optimizers: of these parameters; a parameter may have none.
         values: new values by name, for parameters whose rows are not copies of their source.
@@ -119,10 +118,8 @@ def rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers,
     """Replaces a parameter in its optimiser.
 
     Args:
-        name: of the parameter.
         old: the replaced parameter; nerfstudio's optimisers drop it too, which frees its memory.
         new: the parameter to update from now on.
-        optimizers: of the run.
         change: applied to the optimiser's state; by default all rows stay.
     """
     by_name = optimizers_by_name(optimizers)

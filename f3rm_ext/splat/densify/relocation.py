@@ -67,7 +67,6 @@ def sample_rows(weights: Float[Tensor, " gaussians"], count: int) -> Int[Tensor,
 
     Args:
         weights: ≥ 0, not all 0.
-        count: number of samples.
     """
     cumulative = weights.double().cumsum(0)
     drawn = torch.rand(count, dtype=torch.float64, device=weights.device) * cumulative[-1]

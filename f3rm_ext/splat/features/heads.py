@@ -18,7 +18,6 @@ class LiftedHead(BaseFeatureHead, QueryHead):
     """One lifted feature. The codes that are composited along rays are the feature itself, or its PCA codes.
 
     Args:
-        spec: what was lifted.
         codes: one row per Gaussian; 0 for Gaussians that no training view sees.
     """
 
@@ -65,7 +64,6 @@ class LiftedHeads(nn.Module):
 
         Args:
             described: see :meth:`describe`.
-            state_dict: contains the buffers.
             prefix: of this module's entries in ``state_dict``.
         """
         self.clear()
@@ -79,7 +77,6 @@ def save_lifted(heads: LiftedHeads, path: Path) -> None:
 
     Args:
         heads: features of the Gaussians in the checkpoint.
-        path: the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or written; it is then unchanged.

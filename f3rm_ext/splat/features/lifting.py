@@ -38,7 +38,6 @@ def lift(
         scene: the Gaussians, as they will be rendered.
         dataset: the training views; masked pixels do not count, transparent ones count by their alpha.
         source: 2D features of the views.
-        settings: of the rasteriser.
         on_view: called after each pass over a view, :func:`count_lifting_steps` times in all.
 
     Returns:
@@ -60,11 +59,7 @@ def count_lifting_steps(dataset: PinholeDataset, source: FeatureSource) -> int:
 
 
 class Shares:
-    """Weights of the pixels of the training views, 0 to 1. Images without mask and alpha are read only once.
-
-    Args:
-        dataset: the training views.
-    """
+    """Weights of the pixels of the training views, 0 to 1. Images without mask and alpha are read only once."""
 
     def __init__(self, dataset: PinholeDataset) -> None:
         self._dataset = dataset
@@ -98,11 +93,8 @@ def lift_maps(
     """Lifts one feature.
 
     Args:
-        scene: the Gaussians.
         views: cameras of the feature maps.
-        dim: dimension of the feature.
         load: returns the feature map of a view.
-        settings: of the rasteriser.
         shares: returns the weights of a view's pixels, 0 to 1; None for 1 everywhere.
         on_view: called after each pass over a view.
 
@@ -148,10 +140,8 @@ def accumulate_pixels(
     """Computes Σ wᵢ(p) f(p) over the pixels of a view, for every Gaussian.
 
     Args:
-        scene: the Gaussians.
         view: one camera.
         pixels: f, at the resolution of the view.
-        settings: of the rasteriser.
     """
     with torch.enable_grad():
         values = torch.zeros(len(scene.gaussians), pixels.shape[-1], device=pixels.device, requires_grad=True)

@@ -136,7 +136,6 @@ class QueryableSplats:
         :mod:`f3rm_ext.splat.features.lifting`.
 
         Args:
-            dataset: the training views.
             source: their 2D features; None changes nothing.
             required: raise errors. Otherwise they are logged, since a failure at the end must not cost the training.
         """
@@ -158,9 +157,6 @@ class QueryableSplats:
 
     def feature_metrics(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """Computes metrics of the features against a photo; pixels that ``mask`` leaves out do not count.
-
-        Args:
-            batch: of an evaluation image.
 
         Returns:
             ``feature_cosine_NAME`` and ``feature_mse_NAME`` if the photo has 2D features.

@@ -34,10 +34,7 @@ class FeatureRender:
     The Gaussians are projected once, and listed by tile once for each strip.
 
     Args:
-        scene: the Gaussians.
-        heads: their features.
         view: one camera.
-        settings: of the rasteriser.
     """
 
     def __init__(
@@ -127,7 +124,6 @@ class FeatureRender:
         """Compares a feature with a 2D feature map: mean cosine similarity and mean squared error over pixels.
 
         Args:
-            name: of the feature.
             feature_map: the ground truth, interpolated bilinearly between patch centres.
             mask: True for pixels that count, at least one; all count by default.
         """

@@ -40,7 +40,6 @@ def read_compressed_ply(path: Path, tables: PlyTables | None = None) -> tuple[Ga
     """Reads splats; float32, on the CPU, values not checked.
 
     Args:
-        path: the file.
         tables: its header, if already read.
 
     Raises:

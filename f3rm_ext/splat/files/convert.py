@@ -72,8 +72,6 @@ def convert_splats(
     """Converts a file of splats to another format, and reads the result back to report what was lost.
 
     Args:
-        source: file to read.
-        out: file to write.
         sh_degree: new, lower SH degree; None keeps it if the format supports it.
         bad_values: treatment of values that are NaN or infinite.
         spz_axes: axes of the coordinates in ``.spz`` files.
@@ -116,7 +114,6 @@ def conversion_losses(before: Gaussians, after: Gaussians) -> list[str]:
     """Describes what a conversion lost, one sentence for each kind of value that changed.
 
     Args:
-        before: the original Gaussians.
         after: the same Gaussians in the same order; the SH degree may be lower.
     """
     told = []

@@ -50,7 +50,6 @@ def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "r
     """Reads splats of any format. Detects the format from the contents, or from the name for ``.splat``.
 
     Args:
-        path: the file.
         bad_values: treatment of values that are NaN or infinite.
         spz_axes: axes of the coordinates in an ``.spz`` file.
 
@@ -91,7 +90,6 @@ def write_splats(
 
     Args:
         path: the file; its folder is created if necessary.
-        gaussians: on any device.
         info: its tags and comments are written; the comments should name the maker (``made_by: ...``).
         bad_values: treatment of values that are NaN or infinite.
         spz_axes: axes of the coordinates in an ``.spz`` file.

@@ -27,7 +27,6 @@ def unpack_unorm(packed: UInt32[np.ndarray, "*shape"], shift: int, bits: int) ->
     """Extracts numbers from 0 to 1 from some bits of integers, float64.
 
     Args:
-        packed: integers.
         shift: number of lower bits to skip.
         bits: number of bits that hold the number.
     """

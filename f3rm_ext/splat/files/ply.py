@@ -28,7 +28,6 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
     """Reads splats, binary or ASCII, with properties in any order; float32, on the CPU, values not checked.
 
     Args:
-        path: the file.
         tables: its header, if already read.
 
     Raises:

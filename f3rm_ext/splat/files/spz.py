@@ -52,7 +52,6 @@ def read_spz(path: Path, axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
     """Reads splats; float32, on the CPU, values not checked, in the axes of PLY.
 
     Args:
-        path: the file.
         axes: of the coordinates in the file.
 
     Raises:

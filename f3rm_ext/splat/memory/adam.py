@@ -62,10 +62,8 @@ class PackedAdam(torch.optim.Optimizer):
 
         Args:
             params: parameters, (rows, ...), float32 or float16.
-            lr: learning rate.
             betas: decay rates of the first and second moments.
             eps: added to the root of the second moment.
-            moments: storage of the moments.
             seed: of the random numbers for rounding.
             reflective_above: view dependence of a colour above which the float16 coefficients of a Gaussian get a
                 remainder; 0 for none. See :mod:`f3rm_ext.splat.memory.remainder`.

@@ -53,7 +53,6 @@ class CacheCleaner:
 
         Args:
             step: the completed step, from 0.
-            device: of the Gaussians.
 
         Returns:
             Whether it cleared the cache.
@@ -73,10 +72,8 @@ def count_fitting_rows(device: torch.device, row_bytes: int, least: int, most: i
     """Returns how many rows to compute at a time on a device: as many as fit in a quarter of its free memory.
 
     Args:
-        device: of the rows.
         row_bytes: temporary memory of a row, bytes.
         least: fewest rows, and the answer for devices other than CUDA.
-        most: most rows.
     """
     return min(max(least, free_bytes(device) // 4 // max(1, row_bytes)), most)
 

@@ -74,11 +74,7 @@ class ColorGradient:
         return self._rows, self._directions, self._colors
 
     def expand(self, count: int) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, "gaussians 3"]]:
-        """Returns directions and gradients for all Gaussians, 0 where not visible, without waiting for a GPU.
-
-        Args:
-            count: number of all Gaussians.
-        """
+        """Returns directions and gradients for all Gaussians, 0 where not visible, without waiting for a GPU."""
         if self._rows is None:
             return self._directions, self._colors
         empty = self._colors.new_zeros(count, 3)
@@ -116,9 +112,6 @@ class PackedGradient:
         """Returns directions, gradients of colours and the SH degree of the images.
 
         None if their degrees differ or are 0.
-
-        Args:
-            count: number of all Gaussians.
         """
         degrees = {picture.degree for picture in self.pictures}
         if len(degrees) != 1 or degrees == {0}:

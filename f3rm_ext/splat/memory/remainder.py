@@ -38,7 +38,6 @@ def choose(state: dict[str, Any], reflective: Bool[Tensor, " gaussians"], like: 
     Args:
         state: optimiser state of the parameter, changed in place.
         reflective: True for Gaussians that get a remainder.
-        like: the parameter.
     """
     rows = reflective.nonzero().squeeze(-1)
     if lacks_values(rows):

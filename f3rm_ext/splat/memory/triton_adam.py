@@ -198,7 +198,6 @@ def step_packed(
     Args:
         parameter: coefficients of the harmonics, (gaussians, coeffs, 3), contiguous, float32 or float16.
         state: moments with the count of this step, changed in place.
-        group: options of the optimiser.
         seed: of the random numbers of this step.
         directions: from the cameras to the Gaussians, length 1.
         colors: gradients with respect to the colours, 0 where a Gaussian is not visible.
@@ -225,9 +224,6 @@ def step_packed(
 
 def try_out(device: torch.device) -> None:
     """Compiles the kernel and runs it on a few Gaussians, with every storage.
-
-    Args:
-        device: of the Gaussians.
 
     Raises:
         RuntimeError: the results are wrong.

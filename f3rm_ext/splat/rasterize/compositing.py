@@ -236,17 +236,13 @@ def backward(
     """Computes the gradients of every intersection of some tiles.
 
     Args:
-        order: the tiles.
         starts: first intersection of each tile.
-        ranks: Gaussian of each intersection.
         geometry: as in the forward pass.
         payload: as in the forward pass.
         background: as in the forward pass.
         columns: as in the forward pass.
         upstream: gradients of colours and of depth, (h, w, channels + 1).
         g_alphas: gradients of the accumulation, (h, w).
-        final: from the forward pass.
-        last: from the forward pass.
         first: intersection of row 0 of the result.
         rows: result, (intersections, 8 + channels + 1).
     """

@@ -178,7 +178,6 @@ def composite(
     """Composites projected Gaussians; returns colours, depth and accumulation.
 
     Args:
-        projected: Gaussians in the image.
         colors: (gaussians, channels).
         size: width and height of the image, pixels.
         behind: colour behind the Gaussians, (channels,).

@@ -48,7 +48,6 @@ def rasterize_sharded(
             :func:`~f3rm_ext.splat.rasterize.rasterize`.
         quats: rotations.
         sizes: standard deviations.
-        alphas: opacities.
         features_dc: SH coefficients of degree 0 of the colours, which differ between cameras.
         features_rest: SH coefficients of higher degrees.
         sh_degree: degree to evaluate; higher coefficients are ignored.

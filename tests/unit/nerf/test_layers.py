@@ -17,6 +17,7 @@ def test_split_first_layer_equals_concatenation() -> None:
     joined = torch.cat([per_ray[:, None].expand(-1, 6, -1), per_sample], dim=-1)
     expected = mlp.rest(torch.relu(mlp.first(joined)))
     torch.testing.assert_close(mlp(per_ray, per_sample), expected)
+    assert [tuple(weight.shape) for weight in mlp.rest.parameters()] == [(8, 8), (4, 8)]
 
 
 def test_mlp_without_output_layer_ends_in_relu() -> None:

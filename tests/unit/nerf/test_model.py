@@ -15,6 +15,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.nerf import feature_metrics as evaluation
+from f3rm_ext.nerf.fields import render_normals
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig
 
 MakeModel = Callable[..., F3rmModel]
@@ -132,6 +133,16 @@ def test_normals_are_unit_vectors_mapped_to_colors(make_model: MakeModel, camera
     torch.nn.init.normal_(model.field.grid.table)
     normals = model.get_outputs_for_camera(camera)["normals"] * 2 - 1
     torch.testing.assert_close(normals.norm(dim=-1), torch.ones(12, 20), atol=1e-4, rtol=0)
+
+
+def test_normals_are_weighted_means_of_the_directions_in_which_density_falls(make_model: MakeModel) -> None:
+    field = make_model().eval().field
+    torch.nn.init.normal_(field.grid.table)
+    positions, weights = (torch.rand(4, 3, 3) - 0.5).requires_grad_(), torch.rand(4, 3, 1)
+    (gradient,) = torch.autograd.grad(field.density(positions)[0].log().sum(), positions)
+    mean = (weights * -torch.nn.functional.normalize(gradient, dim=-1)).sum(dim=1)
+    expected = torch.nn.functional.normalize(mean, dim=-1)
+    torch.testing.assert_close(render_normals(field, positions, weights) * 2 - 1, expected, atol=1e-4, rtol=1e-3)
 
 
 def test_a_failing_output_is_dropped(
