@@ -83,7 +83,7 @@ def succeeded(done: list[Any]) -> None:
         assert one.code == 0, f"rank {rank}: {one.text[-4000:]}"
 
 
-def test_two_halves_of_a_batch_are_as_good_as_the_whole(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_two_halves_of_a_batch_are_as_good_as_the_whole(train_ranks: Any, tmp_path: Path) -> None:
     # Adam's usual eps, 1e-15, makes whole steps of the rounding errors of gradients that are nearly zero.
     eps = [word for group in FIELD_GROUPS for word in (f"--optimizers.{group}.optimizer.eps", "1e-3")]
     for ranks, stamp in ((1, "one"), (2, "two")):
@@ -96,11 +96,7 @@ def test_two_halves_of_a_batch_are_as_good_as_the_whole(train_ranks: Callable[..
 
 @pytest.mark.parametrize(("method", "options"), [("f3rm-ext-lite", FIELD), ("sugar-ext-lite", SPLATS)])
 def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
-    train_ranks: Callable[..., list[Any]],
-    tmp_path: Path,
-    wait_until: Callable[..., None],
-    method: str,
-    options: tuple[object, ...],
+    train_ranks: Any, tmp_path: Path, wait_until: Any, method: str, options: tuple[object, ...]
 ) -> None:
     succeeded(train_ranks(2, "whole", 12, *options, "--steps-per-save", 4, method=method))
 
@@ -127,7 +123,7 @@ def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
         assert torch.equal(mine["random"]["torch"], other["random"]["torch"])
 
 
-def test_nerfstudio_and_torchrun_start_the_same_run(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_nerfstudio_and_torchrun_start_the_same_run(train_ranks: Any, tmp_path: Path) -> None:
     for stamp in ("by_nerfstudio", "by_torchrun"):
         succeeded(train_ranks(2, stamp, 4, *FIELD))
     one, two = (checkpoint(tmp_path, stamp, 3) for stamp in ("by_nerfstudio", "by_torchrun"))
@@ -138,7 +134,7 @@ def test_nerfstudio_and_torchrun_start_the_same_run(train_ranks: Callable[..., l
 
 @pytest.mark.parametrize("strategy", ["default", "mcmc"])
 def test_two_processes_grow_the_gaussians_of_one_that_sees_both_images(
-    train_ranks: Callable[..., list[Any]], without_points: Path, tmp_path: Path, strategy: str
+    train_ranks: Any, without_points: Path, tmp_path: Path, strategy: str
 ) -> None:
     rounds = ("--schedule-steps", 15000, "--pipeline.model.densify.start", 5, "--pipeline.model.densify.every", 5)
     growth = ("--pipeline.model.densify.strategy", strategy, "--pipeline.model.densify.grow-grad2d", 2e-4)
@@ -161,9 +157,7 @@ PLAIN = ("--pipeline.model.regularization", "none")
 SHARDED = ("--pipeline.model.shard-gaussians", "True")
 
 
-def test_divided_gaussians_are_those_of_one_process(
-    train_ranks: Callable[..., list[Any]], without_points: Path, tmp_path: Path
-) -> None:
+def test_divided_gaussians_are_those_of_one_process(train_ranks: Any, without_points: Path, tmp_path: Path) -> None:
     still = (*SPLATS, *PLAIN, "--pipeline.model.densify.strategy", "none")
     succeeded(train_ranks(1, "both_images", 20, *still, method="sugar-ext-lite", data=without_points))
     succeeded(train_ranks(2, "divided", 20, *still, *SHARDED, method="sugar-ext-lite", data=without_points))
@@ -195,7 +189,7 @@ def test_divided_gaussians_are_those_of_one_process(
 
 
 def test_divided_gaussians_grow_stop_and_go_on(
-    train_ranks: Callable[..., list[Any]], without_points: Path, tmp_path: Path, wait_until: Callable[..., None]
+    train_ranks: Any, without_points: Path, tmp_path: Path, wait_until: Any
 ) -> None:
     rounds = ("--schedule-steps", 15000, "--pipeline.model.densify.start", 5, "--pipeline.model.densify.every", 5)
     options = (*SPLATS, *PLAIN, *rounds, "--pipeline.model.densify.grow-grad2d", 2e-4, "--steps-per-eval-image", 10)
@@ -229,9 +223,7 @@ def test_divided_gaussians_grow_stop_and_go_on(
                 )
 
 
-def test_where_one_dies_the_others_end_with_a_sentence(
-    train_ranks: Callable[..., list[Any]], tmp_path: Path, wait_until: Callable[..., None]
-) -> None:
+def test_where_one_dies_the_others_end_with_a_sentence(train_ranks: Any, tmp_path: Path, wait_until: Any) -> None:
     folder = tmp_path / "e" / "f3rm-ext-lite" / "dead" / "nerfstudio_models"
 
     def kill(processes: list[int]) -> None:
@@ -247,7 +239,7 @@ def test_where_one_dies_the_others_end_with_a_sentence(
         assert torch.load(path, weights_only=True)["step"] == int(path.stem.removeprefix("step-"))
 
 
-def test_processes_that_drift_apart_do_not_go_on(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_processes_that_drift_apart_do_not_go_on(train_ranks: Any, tmp_path: Path) -> None:
     done = train_ranks(2, "drifting", 12, *FIELD, "--steps-per-save", 4)
     assert [one.code for one in done] == [2, 2]
     errors = [line for one in done for line in one.stderr.splitlines() if line.startswith("Error: ")]
@@ -255,7 +247,7 @@ def test_processes_that_drift_apart_do_not_go_on(train_ranks: Callable[..., list
     assert not list(tmp_path.rglob("step-*.ckpt"))
 
 
-def test_torchrun_starts_ns_train(run_command: Callable[..., Any], tiny_capture: Path, tmp_path: Path) -> None:
+def test_torchrun_starts_ns_train(run_command: Any, tiny_capture: Path, tmp_path: Path) -> None:
     done = run_command(
         *("torchrun", "--nproc-per-node", 2, "--no-python", BIN / "ns-train", "f3rm-ext-lite", "--data", tiny_capture),
         *("--output-dir", tmp_path, "--experiment-name", "e", "--max-num-iterations", 2, "--vis", "tensorboard"),
@@ -268,9 +260,7 @@ def test_torchrun_starts_ns_train(run_command: Callable[..., Any], tiny_capture:
     assert [part["rank"] for part in torch.load(path, weights_only=True)["f3rm_ext"]["ranks"]] == [0, 1]
 
 
-def test_ctrl_c_is_no_success_where_nerfstudio_starts_the_processes(
-    tmp_path: Path, wait_until: Callable[..., None]
-) -> None:
+def test_ctrl_c_is_no_success_where_nerfstudio_starts_the_processes(tmp_path: Path, wait_until: Any) -> None:
     program = [sys.executable, str(PROGRAMS.with_name("spawned_ranks.py")), str(tmp_path)]
     starter = subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -284,7 +274,7 @@ def test_ctrl_c_is_no_success_where_nerfstudio_starts_the_processes(
     assert "Traceback" not in said
 
 
-def test_a_mistake_is_said_once(train_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_a_mistake_is_said_once(train_ranks: Any, tmp_path: Path) -> None:
     done = train_ranks(2, "wrong", 5, data=tmp_path / "nowhere")
     assert [one.code for one in done] == [2, 2]
     assert (done[0].text + done[1].text).count("Error: ") == 1

@@ -102,7 +102,7 @@ def test_export(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     assert np.abs(positions).max() < 10 and positions.std(axis=0).min() > 0.1
 
 
-def test_ns_eval_reports_features(splats: Path, run_command: Callable[..., Any], tmp_path: Path) -> None:
+def test_ns_eval_reports_features(splats: Path, run_command: Any, tmp_path: Path) -> None:
     done = run_command(
         "ns-eval",
         *("--load-config", splats / "config.yml", "--output-path", tmp_path / "eval.json"),
@@ -115,7 +115,7 @@ def test_ns_eval_reports_features(splats: Path, run_command: Callable[..., Any],
     assert len(list((tmp_path / "images").glob("eval_feature_pca_*.png"))) == 3
 
 
-def test_training_on_drops_them(splats: Path, train_splats: Callable[..., Any], tmp_path: Path) -> None:
+def test_training_on_drops_them(splats: Path, train_splats: Any, tmp_path: Path) -> None:
     done = train_splats(tmp_path, "--load-dir", splats / "nerfstudio_models", steps=STEPS + 1)
     assert done.code == 0, done.text[-4000:]
     assert not [name for name in state(tmp_path / "e" / METHOD / "t", STEPS) if "lifted" in name]
@@ -144,29 +144,27 @@ def test_lifting_afterwards(splats: Path, f3rm_ext: Typed, tiny_capture: Path, t
 
 
 class TestRefusals:
-    def test_features_that_do_not_exist(self, train_splats: Callable[..., Any], tmp_path: Path) -> None:
+    def test_features_that_do_not_exist(self, train_splats: Any, tmp_path: Path) -> None:
         """Before training, not after it."""
         done = train_splats(tmp_path, "--pipeline.model.features", "siglap")
         assert done.code == 2 and "siglap" in done.text and "Traceback" not in done.text
         assert not list(tmp_path.rglob("*.ckpt"))
 
-    def test_splats_without_features(
-        self, splats: Path, train_splats: Callable[..., Any], f3rm_ext: Typed, tmp_path: Path
-    ) -> None:
+    def test_splats_without_features(self, splats: Path, train_splats: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
         done = train_splats(tmp_path, steps=1)
         assert done.code == 0, done.text[-4000:]
         config = tmp_path / "e" / METHOD / "t" / "config.yml"
         said = f3rm_ext("query", "--load-config", config, "--text", "table", "--out", tmp_path / "out").refuses()
         assert "no distilled features" in said and "f3rm-ext features lift" in said
 
-    def test_lifting_onto_a_field(self, untrained: Any, f3rm_ext: Typed, remember: Callable[..., Any]) -> None:
+    def test_lifting_onto_a_field(self, untrained: Any, f3rm_ext: Typed, remember: Any) -> None:
         before = remember(untrained.checkpoints)
         said = f3rm_ext("features", "lift", "--load-config", untrained.config, "--extractor", "dense-daisy").refuses()
         assert "has no splats" in said and before.is_as_it_was()
 
     @pytest.mark.parametrize(("arguments", "word"), [(("nowhere",), "nowhere"), ((), "name one")])
     def test_lifting_nothing(
-        self, splats: Path, f3rm_ext: Typed, remember: Callable[..., Any], arguments: tuple[str, ...], word: str
+        self, splats: Path, f3rm_ext: Typed, remember: Any, arguments: tuple[str, ...], word: str
     ) -> None:
         before = remember(splats / "nerfstudio_models")
         typed = ("features", "lift", "--load-config", splats / "config.yml", "--extractor")

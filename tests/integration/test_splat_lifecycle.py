@@ -67,9 +67,7 @@ def differences(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
     ]
 
 
-def test_eval_reports_pictures_gaussians_memory_and_speed(
-    splats: Path, run_command: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_eval_reports_pictures_gaussians_memory_and_speed(splats: Path, run_command: Any, tmp_path: Path) -> None:
     done = run_command(
         "ns-eval",
         *("--load-config", splats / "config.yml", "--output-path", tmp_path / "eval.json"),
@@ -87,9 +85,7 @@ def test_eval_reports_pictures_gaussians_memory_and_speed(
     assert {"eval_img", "eval_depth", "eval_accumulation", "eval_normal"} <= kinds
 
 
-def test_the_splats_are_exported_and_compared_at_several_sizes(
-    splats: Path, run_command: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_splats_are_exported_and_compared_at_several_sizes(splats: Path, run_command: Any, tmp_path: Path) -> None:
     config = splats / "config.yml"
     done = run_command("f3rm-ext", "export", "splats", "--load-config", config, "--output", tmp_path / "a.ply")
     assert done.code == 0, done.text[-3000:]
@@ -107,12 +103,7 @@ def test_the_splats_are_exported_and_compared_at_several_sizes(
 
 
 def test_a_killed_run_goes_the_way_of_one_that_was_not(
-    splats: Path,
-    train_splats: Callable[..., Path],
-    command_server: Any,
-    tiny_capture: Path,
-    tmp_path: Path,
-    wait_until: Callable[..., None],
+    splats: Path, train_splats: Any, command_server: Any, tiny_capture: Path, tmp_path: Path, wait_until: Any
 ) -> None:
     folder = tmp_path / "e" / METHOD / "t" / "nerfstudio_models"
     arguments = ["--data", tiny_capture, "--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", "t"]
@@ -137,13 +128,13 @@ def part(train_splats: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_part_of_a_schedule_goes_the_way_of_the_whole(
-    splats: Path, part: Path, train_splats: Callable[..., Path], tmp_path: Path
+    splats: Path, part: Path, train_splats: Any, tmp_path: Path
 ) -> None:
     resumed = train_splats(tmp_path, "--load-dir", part / "nerfstudio_models")
     assert not differences(final(splats), final(resumed))
 
 
-def test_a_run_goes_on_with_another_degree(part: Path, train_splats: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_degree(part: Path, train_splats: Any, tmp_path: Path) -> None:
     folder = train_splats(
         tmp_path, "--load-dir", part / "nerfstudio_models", "--sh-degree", 1, "--optimize_memory", "True"
     )
@@ -156,7 +147,7 @@ def test_a_run_goes_on_with_another_degree(part: Path, train_splats: Callable[..
 
 
 def test_a_short_run_ends_although_nothing_is_opaque(
-    train_splats: Callable[..., Path], tiny_capture: Path, tmp_path: Path, run_command: Callable[..., Any]
+    train_splats: Any, tiny_capture: Path, tmp_path: Path, run_command: Any
 ) -> None:
     capture = tmp_path / "capture"
     shutil.copytree(tiny_capture, capture)
@@ -188,9 +179,7 @@ def test_a_short_run_ends_although_nothing_is_opaque(
     assert len(final(tmp_path / "e" / METHOD / "t")["_model.gauss_params.means"]) > 100
 
 
-def test_a_run_starts_from_the_splats_of_another(
-    splats: Path, train_splats: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_run_starts_from_the_splats_of_another(splats: Path, train_splats: Any, tmp_path: Path) -> None:
     checkpoint = splats / "nerfstudio_models" / f"step-{STEPS - 1:09d}.ckpt"
     folder = train_splats(
         tmp_path,
@@ -216,14 +205,14 @@ def test_a_run_starts_from_the_splats_of_another(
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(
-    train_splats: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
+    train_splats: Any, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     done = train_splats(tmp_path, *arguments, expect=2)
     assert message in " ".join(done.text.split()) and "Traceback" not in done.text
 
 
 def test_a_checkpoint_of_another_method(
-    splats: Path, trained: Any, run_command: Callable[..., Any], tiny_capture: Path, tmp_path: Path
+    splats: Path, trained: Any, run_command: Any, tiny_capture: Path, tmp_path: Path
 ) -> None:
     done = run_command(
         "ns-train",

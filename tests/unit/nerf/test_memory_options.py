@@ -1,6 +1,6 @@
 """Options that are suggested when memory runs out in training a field."""
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -8,7 +8,7 @@ from f3rm_ext.memory.options import QualityImpact
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.nerf.fields import GridOptions
 from f3rm_ext.nerf.memory_options import field_options
-from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig
+from f3rm_ext.nerf.model import F3rmModelConfig
 
 GRIDS = {"grid": GridOptions(), "feature-grid": GridOptions()}
 
@@ -32,9 +32,7 @@ def test_nothing_is_left_to_lower() -> None:
 
 
 @pytest.mark.parametrize("has_features", [True, False])
-def test_a_model_names_its_own(
-    make_model: Callable[..., F3rmModel], make_spec: Callable[..., object], has_features: bool
-) -> None:
+def test_a_model_names_its_own(make_model: Any, make_spec: Any, has_features: bool) -> None:
     model = make_model((make_spec("a"),) if has_features else ())
     assert any("feature" in option.name for option in model.memory_options()) is has_features
 

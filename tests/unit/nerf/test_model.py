@@ -146,7 +146,7 @@ def test_normals_are_weighted_means_of_the_directions_in_which_density_falls(mak
 
 
 def test_a_failing_output_is_dropped(
-    make_model: MakeModel, make_spec: MakeSpec, camera: Cameras, capsys: pytest.CaptureFixture[str]
+    make_model: MakeModel, make_spec: MakeSpec, camera: Cameras, capsys: pytest.CaptureFixture
 ) -> None:
     model = make_model((make_spec("a"),), eval_num_rays_per_chunk=50).eval()
     model.feature_field.head("a").display_components = torch.zeros(3, 5)

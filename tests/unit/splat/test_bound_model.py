@@ -20,7 +20,6 @@ from f3rm_ext.mesh.mesh_files import write_mesh
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat.memory.packed import forget_gradient
 from f3rm_ext.splat.mip import fuse
-from f3rm_ext.splat.model import SplatModel
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +66,7 @@ def do_step(model: BoundModel, hooks: Any, step: int, camera: Any, batch: dict[s
 
 @pytest.mark.parametrize("count", [1, 3, 4, 6])
 def test_training_starts_with_gaussians_on_the_mesh_in_its_colors(
-    make_model: Callable[..., BoundModel], begin_training: Callable[..., Any], ring_cameras: Any, count: int
+    make_model: Any, begin_training: Any, ring_cameras: Any, count: int
 ) -> None:
     model = make_model(gaussians_per_triangle=count, initial_opacity=0.9)
     assert model.num_gaussians == 0
@@ -86,10 +85,7 @@ def test_training_starts_with_gaussians_on_the_mesh_in_its_colors(
 
 
 def test_every_parameter_learns_and_the_number_stays(
-    make_model: Callable[..., BoundModel],
-    begin_training: Callable[..., Any],
-    ring_cameras: Callable[..., Any],
-    batch: dict[str, Any],
+    make_model: Any, begin_training: Any, ring_cameras: Any, batch: dict[str, Any]
 ) -> None:
     model = make_model()
     hooks = begin_training(model)
@@ -107,10 +103,10 @@ def test_every_parameter_learns_and_the_number_stays(
 
 
 def test_splats_far_from_the_mesh_stay_free(
-    make_model: Callable[..., BoundModel],
-    make_splat_model: Callable[..., SplatModel],
-    begin_training: Callable[..., Any],
-    ring_cameras: Callable[..., Any],
+    make_model: Any,
+    make_splat_model: Any,
+    begin_training: Any,
+    ring_cameras: Any,
     batch: dict[str, Any],
     tmp_path: Path,
 ) -> None:
@@ -153,9 +149,7 @@ def make_started(make_model: Callable[..., BoundModel], begin_training: Callable
     return model.state_dict()
 
 
-def test_a_picture_follows_the_mesh(
-    make_model: Callable[..., BoundModel], begin_training: Callable[..., Any], ring_cameras: Callable[..., Any]
-) -> None:
+def test_a_picture_follows_the_mesh(make_model: Any, begin_training: Any, ring_cameras: Any) -> None:
     model = make_model()
     begin_training(model)
     model.eval()
@@ -172,10 +166,7 @@ def test_a_picture_follows_the_mesh(
 
 
 def test_a_resumed_run_goes_the_same_way_without_the_mesh_file(
-    make_model: Callable[..., BoundModel],
-    begin_training: Callable[..., Any],
-    ring_cameras: Callable[..., Any],
-    batch: dict[str, Any],
+    make_model: Any, begin_training: Any, ring_cameras: Any, batch: dict[str, Any]
 ) -> None:
     whole = make_model(gaussians_per_triangle=3)
     hooks = begin_training(whole)
@@ -196,9 +187,7 @@ def test_a_resumed_run_goes_the_same_way_without_the_mesh_file(
             assert torch.equal(value, part.state_dict()[name]), name
 
 
-def test_a_mesh_that_no_camera_sees(
-    make_model: Callable[..., BoundModel], begin_training: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_mesh_that_no_camera_sees(make_model: Any, begin_training: Any, tmp_path: Path) -> None:
     far = trimesh.creation.icosphere(subdivisions=0)
     far.apply_translation([0, 0, 500.0])
     write_mesh(tmp_path / "far.ply", far, {})
@@ -206,9 +195,7 @@ def test_a_mesh_that_no_camera_sees(
         begin_training(make_model(mesh=tmp_path / "far.ply", mesh_frame="scene"))
 
 
-def test_a_mesh_of_which_cameras_see_a_part(
-    make_model: Callable[..., BoundModel], begin_training: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_mesh_of_which_cameras_see_a_part(make_model: Any, begin_training: Any, tmp_path: Path) -> None:
     ball, far = (trimesh.creation.icosphere(subdivisions=0, radius=0.6) for _ in range(2))
     far.apply_translation([0, 0, 500.0])
     both = trimesh.util.concatenate([ball, far])
@@ -219,9 +206,7 @@ def test_a_mesh_of_which_cameras_see_a_part(
     assert model.num_gaussians == 40
 
 
-def test_checkpoints_of_other_methods_are_refused(
-    make_model: Callable[..., BoundModel], make_splat_model: Callable[..., SplatModel], begin_training: Any
-) -> None:
+def test_checkpoints_of_other_methods_are_refused(make_model: Any, make_splat_model: Any, begin_training: Any) -> None:
     with pytest.raises(CheckpointError, match="no mesh"):
         make_model().load_state_dict(make_splat_model().state_dict())
     model = make_model()
@@ -251,7 +236,7 @@ def test_the_3d_filter_is_refused() -> None:
         replace(config, mip=replace(config.mip, filter_3d=True))
 
 
-def test_the_3d_filter_is_not_switched_on_later(make_model: Callable[..., BoundModel]) -> None:
+def test_the_3d_filter_is_not_switched_on_later(make_model: Any) -> None:
     model = make_model()
     run = SplatRun(model, None, None, Path("none.ckpt"), 0)  # type: ignore[arg-type]
     run.set_filters(False, None)
@@ -284,5 +269,5 @@ def test_the_run_has_a_mesh_and_one_length(ball: Path, tmp_path: Path) -> None:
     config.fit_model()
 
 
-def test_the_viewer_may_look_at_a_model_without_its_mesh(make_model: Callable[..., BoundModel]) -> None:
+def test_the_viewer_may_look_at_a_model_without_its_mesh(make_model: Any) -> None:
     assert len(make_model().gaussians.means) == 0

@@ -1,6 +1,5 @@
 """Runs of splats opened again, and their splats in files: what is in a file is what the run draws."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def test_a_run_is_opened(run: SplatRun, splat_config: Path) -> None:
 
 @pytest.mark.parametrize(("filter_2d", "mode", "dilation"), [(True, "mip", "0.1"), (False, "default", "0.3")])
 def test_a_file_with_the_filter_in_it_shows_what_the_run_shows(
-    make_splat_run: Callable[..., Path], tmp_path: Path, filter_2d: bool, mode: str, dilation: str
+    make_splat_run: Any, tmp_path: Path, filter_2d: bool, mode: str, dilation: str
 ) -> None:
     run = load_splat_run(make_splat_run(tmp_path, filter_2d=filter_2d))
     export_run(run, tmp_path / "out.ply")
@@ -71,7 +70,7 @@ def test_without_the_filter_the_file_has_the_parameters(run: SplatRun, tmp_path:
     assert (drawn(gaussians, run, MipOptions()) - own_picture(run)).abs().max() > 5e-3
 
 
-def test_a_run_without_the_filter_has_none_to_put_in(make_splat_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_run_without_the_filter_has_none_to_put_in(make_splat_run: Any, tmp_path: Path) -> None:
     run = load_splat_run(make_splat_run(tmp_path, filter_3d=False))
     export_run(run, tmp_path / "out.ply")
     gaussians, info = read_splats(tmp_path / "out.ply")
@@ -79,7 +78,7 @@ def test_a_run_without_the_filter_has_none_to_put_in(make_splat_run: Callable[..
     torch.testing.assert_close(drawn(gaussians, run, MipOptions()), own_picture(run), atol=1e-4, rtol=0)
 
 
-def test_only_colors_that_were_in_use_are_exported(make_splat_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_only_colors_that_were_in_use_are_exported(make_splat_run: Any, tmp_path: Path) -> None:
     run = load_splat_run(make_splat_run(tmp_path, sh_degree_in_use=1))
     assert run.model.current_sh_degree == 1 and run.model.config.sh_degree == 2
     assert export_run(run, tmp_path / "out.ply").sh_degree == 1
@@ -155,7 +154,7 @@ def test_there_are_no_photos_to_compare_with(run: SplatRun) -> None:
         _ = run.photos
 
 
-def test_filters_are_switched(make_splat_run: Callable[..., Path], tmp_path: Path, run: SplatRun) -> None:
+def test_filters_are_switched(make_splat_run: Any, tmp_path: Path, run: SplatRun) -> None:
     with_filter, filters = own_picture(run), run.model.filter_3d.clone()
     run.set_filters(None, None)
     assert torch.equal(own_picture(run), with_filter)

@@ -37,7 +37,7 @@ def test_counts_of_coefficients(degree: int, count: int) -> None:
 
 
 def test_no_degree_has_that_many_coefficients() -> None:
-    with pytest.raises(ConfigError, match=r"7 SH coefficients per colour belong to no degree .* 0, 3, 8, 15"):
+    with pytest.raises(ConfigError, match=r"7 SH .* 0, 3, 8, 15"):
         degree_from_count(7)
 
 
@@ -94,5 +94,5 @@ def test_what_cannot_be_used() -> None:
         gaussians[:0].require_finite("a.ply")
     gaussians.scales[1, 2] = float("nan")
     gaussians.scales[3] = float("inf")
-    with pytest.raises(ConfigError, match=r"2 of 5 Gaussians in a\.ply have NaN or infinite scales"):
+    with pytest.raises(ConfigError, match=r"2 of 5 .*a\.ply .*scales"):
         gaussians.require_finite("a.ply")

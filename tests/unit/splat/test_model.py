@@ -474,12 +474,7 @@ def test_without_cameras_and_points_gaussians_start_anywhere() -> None:
 
 @pytest.mark.parametrize("suffix", [".ply", ".ckpt"])
 def test_start_from_replaces_the_first_gaussians(
-    train: Train,
-    make_splat_model: Make,
-    colorful: Callable[..., Gaussians],
-    tmp_path: Path,
-    suffix: str,
-    capsys: pytest.CaptureFixture,
+    train: Train, make_splat_model: Make, colorful: Any, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture
 ) -> None:
     path = tmp_path / f"a{suffix}"
     if suffix == ".ply":
@@ -500,9 +495,7 @@ def test_start_from_replaces_the_first_gaussians(
     assert train(resumed).model.num_gaussians == 60, "a resumed run does not start again from the file"
 
 
-def test_a_part_of_a_schedule_has_the_stages_of_the_whole(
-    make_splat_model: Make, begin_training: Callable[..., Any]
-) -> None:
+def test_a_part_of_a_schedule_has_the_stages_of_the_whole(make_splat_model: Make, begin_training: Any) -> None:
     whole, part = make_splat_model(), make_splat_model()
     begin_training(whole, STEPS)
     begin_training(part, 20, schedule_steps=STEPS)
@@ -511,7 +504,7 @@ def test_a_part_of_a_schedule_has_the_stages_of_the_whole(
         assert getattr(part, name).options == getattr(whole, name).options
 
 
-def test_a_late_stage_begins_at_once(train: Train, colorful: Callable[..., Gaussians], tmp_path: Path) -> None:
+def test_a_late_stage_begins_at_once(train: Train, colorful: Any, tmp_path: Path) -> None:
     export_splats(colorful(40), tmp_path / "a.ply", SplatInfo())
     surface = RegularizationOptions(samples=500, neighbours=8)
     options = {"start_from": tmp_path / "a.ply", "start_stage": "regularized", "surface": surface}
@@ -656,7 +649,7 @@ def test_groups_are_the_parameters(make_splat_model: Make) -> None:
 # --- half precision --------------------------------------------------------------------------------------------------
 
 
-def test_harmonics_in_half_precision(make_splat_model: Make, camera: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_harmonics_in_half_precision(make_splat_model: Make, camera: Any, capsys: pytest.CaptureFixture) -> None:
     half = make_splat_model(sh_degree=2, memory=MemoryOptions(sh_storage="float16"))
     single = make_splat_model(sh_degree=2)
     stored = {name: value.dtype for name, value in half.gauss_params.items()}

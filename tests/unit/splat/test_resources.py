@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.options import MemoryOption, QualityImpact
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat.memory.options import MemoryOptions
-from f3rm_ext.splat.model import SplatModel, SplatModelConfig
+from f3rm_ext.splat.model import SplatModelConfig
 from f3rm_ext.splat.resources import splat_memory_options
 
 
@@ -127,9 +126,7 @@ def test_what_is_low_already_is_not_named() -> None:
 
 
 @pytest.mark.parametrize(("step", "growing"), [(10, True), (90, False)])
-def test_a_model_knows_whether_it_grows(
-    make_splat_model: Callable[..., SplatModel], begin_training: Callable[..., Any], step: int, growing: bool
-) -> None:
+def test_a_model_knows_whether_it_grows(make_splat_model: Any, begin_training: Any, step: int, growing: bool) -> None:
     model = make_splat_model()
     begin_training(model, 100).before(step)
     options = [option.name for option in model.memory_options()]

@@ -1,6 +1,8 @@
 """Gaussians divided over processes: options that go with it, and which rows a checkpoint deals out."""
 
 import dataclasses
+import functools
+import re
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ def make_config(**machine: Any) -> Any:
     return config
 
 
-def test_a_run_that_can_divide_closes_its_viewer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_can_divide_closes_its_viewer(capsys: pytest.CaptureFixture) -> None:
     config = make_config()
     sharding.check_sharding(config)
     assert config.vis == "tensorboard" and "The viewer is closed" in capsys.readouterr().out
@@ -32,15 +34,13 @@ def test_a_run_that_can_divide_closes_its_viewer(capsys: pytest.CaptureFixture[s
 
 
 def test_on_the_cpu_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match="gsplat's CUDA kernels, and this run is on cpu: leave it out"):
-        sharding.check_sharding(make_config(device_type="cpu"))
-    config = make_config(device_type="cpu")
-    with pytest.raises(ConfigError, match="leave it out"):
-        config.fit_model()
+    for check in (sharding.check_sharding, type(make_config()).fit_model):
+        with pytest.raises(ConfigError, match=r"shard-gaussians .* cpu"):
+            check(make_config(device_type="cpu"))
 
 
 def test_one_process_cannot_divide(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="this run has one: add"):
+    with pytest.raises(ConfigError, match=r"--machine\.num-devices"):
         sharding.check_sharding(make_config(num_devices=1))
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     for name, value in {**torchrun, "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
@@ -51,28 +51,22 @@ def test_one_process_cannot_divide(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "advice"),
     [
-        ("regularization", "density", "add --pipeline.model.regularization none."),
-        ("densify.absgrad", True, "add --pipeline.model.densify.absgrad False."),
-        ("memory.optimize_memory", True, "add --pipeline.model.sh-storage float32."),
-        ("backend", "torch", "add --pipeline.model.backend auto."),
+        ("model.regularization", "density", "--pipeline.model.regularization none."),
+        ("model.densify.absgrad", True, "--pipeline.model.densify.absgrad False."),
+        ("model.memory.optimize_memory", True, "--pipeline.model.sh-storage float32."),
+        ("model.backend", "torch", "--pipeline.model.backend auto."),
+        (
+            "datamanager.features.extractors",
+            ("dense-daisy",),
+            "--pipeline.datamanager.features.extractors (without names).",
+        ),
     ],
 )
 def test_what_needs_all_gaussians_is_refused(option: str, value: Any, advice: str) -> None:
     config = make_config()
-    holder: Any = config.pipeline.model
-    *rooms, name = option.split(".")
-    for room in rooms:
-        holder = getattr(holder, room)
-    setattr(holder, name, value)
-    with pytest.raises(ConfigError, match="no GPU holds all Gaussians") as error:
-        sharding.check_sharding(config)
-    assert str(error.value).endswith(advice)
-
-
-def test_lifted_features_are_refused() -> None:
-    config = make_config()
-    config.pipeline.datamanager.features.extractors = ("dense-daisy",)
-    with pytest.raises(ConfigError, match=r"features\.extractors"):
+    *parents, name = option.split(".")
+    setattr(functools.reduce(getattr, parents, config.pipeline), name, value)
+    with pytest.raises(ConfigError, match=rf"add {re.escape(advice)}$"):
         sharding.check_sharding(config)
 
 
@@ -83,7 +77,7 @@ def test_images_of_several_sizes_are_refused() -> None:
         return PinholeCameras(torch.eye(4).repeat(count, 1, 1), torch.eye(3).repeat(count, 1, 1), *sizes)
 
     sharding.require_one_size(views(40, 40), views(40))
-    with pytest.raises(ConfigError, match=r"has 2 sizes \(40 × 30, 50 × 30\)"):
+    with pytest.raises(ConfigError, match=r"2 sizes \(40 × 30, 50 × 30"):
         sharding.require_one_size(views(40, 40), views(50))
 
 

@@ -1,6 +1,5 @@
 """Splats to begin with: from files and from checkpoints of several programs, and what is wrong with those that fail."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,7 @@ def same(one: Gaussians, two: Gaussians) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.ply", "a.spz", "a.splat", "a.compressed.ply"])
-def test_files(tmp_path: Path, colorful: Callable[..., Gaussians], name: str) -> None:
+def test_files(tmp_path: Path, colorful: Any, name: str) -> None:
     export_splats(colorful(20, 3), tmp_path / name, SplatInfo())
     gaussians = read_start(tmp_path / name).gaussians
     assert len(gaussians) == 20 and gaussians.means.std() == pytest.approx(float(colorful(20, 3).means.std()), rel=0.01)
@@ -47,16 +46,12 @@ def test_files(tmp_path: Path, colorful: Callable[..., Gaussians], name: str) ->
     ],
 )
 @pytest.mark.parametrize("degree", [0, 2, 3])
-def test_checkpoints(
-    tmp_path: Path, colorful: Callable[..., Gaussians], suffix: str, prefix: str, key: str | None, degree: int
-) -> None:
+def test_checkpoints(tmp_path: Path, colorful: Any, suffix: str, prefix: str, key: str | None, degree: int) -> None:
     tensors = colorful(9, degree).tensors()
     same(read_start(saved(tmp_path / f"a{suffix}", tensors, prefix, key)).gaussians, colorful(9, degree))
 
 
-def test_notices_of_the_file_are_logged(
-    tmp_path: Path, colorful: Callable[..., Gaussians], capsys: pytest.CaptureFixture
-) -> None:
+def test_notices_of_the_file_are_logged(tmp_path: Path, colorful: Any, capsys: pytest.CaptureFixture) -> None:
     export_splats(colorful(3), tmp_path / "[red].ply", SplatInfo())
     with (tmp_path / "[red].ply").open("ab") as stream:
         stream.write(b"more")
@@ -66,7 +61,7 @@ def test_notices_of_the_file_are_logged(
 
 @pytest.mark.parametrize("fused", [True, False, None])
 def test_a_filter_that_is_in_the_splats_is_taken_out(
-    tmp_path: Path, colorful: Callable[..., Gaussians], ring_cameras: Callable[..., Any], fused: bool | None
+    tmp_path: Path, colorful: Any, ring_cameras: Any, fused: bool | None
 ) -> None:
     views, splats = PinholeCameras.of(ring_cameras()), colorful(9)
     written = fuse(splats, smoothing_filter(splats.means, *views)) if fused else splats
@@ -80,7 +75,7 @@ def test_a_filter_that_is_in_the_splats_is_taken_out(
 
 
 def test_a_filter_of_other_cameras_stays_and_the_log_says_so(
-    tmp_path: Path, colorful: Callable[..., Gaussians], ring_cameras: Callable[..., Any], capsys: pytest.CaptureFixture
+    tmp_path: Path, colorful: Any, ring_cameras: Any, capsys: pytest.CaptureFixture
 ) -> None:
     export_splats(colorful(9), tmp_path / "a.ply", SplatInfo(filters_fused=True))
     far = PinholeCameras.of(ring_cameras(radius=100.0))
@@ -88,9 +83,7 @@ def test_a_filter_of_other_cameras_stays_and_the_log_says_so(
     assert "--no-fused" in capsys.readouterr().out
 
 
-def test_splats_of_another_place(
-    tmp_path: Path, colorful: Callable[..., Gaussians], ring_cameras: Callable[..., Any]
-) -> None:
+def test_splats_of_another_place(tmp_path: Path, colorful: Any, ring_cameras: Any) -> None:
     splats = colorful(9)
     splats.means += 500
     export_splats(splats, tmp_path / "a.ply", SplatInfo())
@@ -105,7 +98,7 @@ def test_there_is_no_such_file(tmp_path: Path, name: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "empty.ply", "half.ply"])
-def test_files_that_hold_no_splats(tmp_path: Path, colorful: Callable[..., Gaussians], name: str) -> None:
+def test_files_that_hold_no_splats(tmp_path: Path, colorful: Any, name: str) -> None:
     path = tmp_path / name
     path.write_bytes({"notes.txt": b"hello", "empty.ply": b"", "half.ply": b"ply\nformat binary_little"}[name])
     with pytest.raises(UserError, match=name) as error:
@@ -181,9 +174,7 @@ def of_sugar(splats: Gaussians) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("degree", [0, 3])
 @pytest.mark.parametrize("in_folder", [False, True])
-def test_a_checkpoint_of_sugar(
-    tmp_path: Path, colorful: Callable[..., Gaussians], degree: int, in_folder: bool
-) -> None:
+def test_a_checkpoint_of_sugar(tmp_path: Path, colorful: Any, degree: int, in_folder: bool) -> None:
     state = {name: torch.nn.Parameter(value) for name, value in of_sugar(colorful(9, degree)).items()}
     torch.save({"state_dict": state, "epoch": 3, "train_losses": [0.1]}, tmp_path / "15000.pt")
     start = read_start(tmp_path if in_folder else tmp_path / "15000.pt")
@@ -201,7 +192,7 @@ def test_a_checkpoint_of_sugar(
     ],
 )
 def test_checkpoints_of_sugar_that_cannot_be_used(
-    tmp_path: Path, colorful: Callable[..., Gaussians], change: dict[str, Any], message: str
+    tmp_path: Path, colorful: Any, change: dict[str, Any], message: str
 ) -> None:
     torch.save({"state_dict": of_sugar(colorful(9)) | change}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=message):
@@ -209,9 +200,7 @@ def test_checkpoints_of_sugar_that_cannot_be_used(
 
 
 @pytest.mark.parametrize(("frame", "moved"), [("auto", False), ("scene", False), ("capture", True)])
-def test_splats_are_brought_to_the_scene(
-    tmp_path: Path, colorful: Callable[..., Gaussians], frame: Any, moved: bool
-) -> None:
+def test_splats_are_brought_to_the_scene(tmp_path: Path, colorful: Any, frame: Any, moved: bool) -> None:
     export_splats(colorful(9), tmp_path / "a.ply", SplatInfo())
     matrix = torch.tensor([[1.0, 0, 0, 0.5], [0, 0, 1, 0], [0, -1, 0, 0]])
     outputs = SimpleNamespace(dataparser_transform=matrix, dataparser_scale=2.0)
@@ -246,7 +235,7 @@ def test_a_folder_of_3dgs_is_brought_to_the_scene_unasked(tmp_path: Path) -> Non
     ],
 )
 def test_checkpoints_with_values_that_cannot_be(
-    tmp_path: Path, colorful: Callable[..., Gaussians], name: str | None, change: Callable[..., Any], message: str
+    tmp_path: Path, colorful: Any, name: str | None, change: Any, message: str
 ) -> None:
     tensors = colorful(9).tensors()
     tensors = change(tensors) if name is None else {**tensors, name: change(tensors[name])}

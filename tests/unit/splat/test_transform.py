@@ -1,6 +1,5 @@
 """Splats in another frame: they look the same to cameras that went along, whatever their degree."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +28,7 @@ def outputs(rotation: np.ndarray, shift: tuple[float, ...] = (0.4, -0.1, 2.0), s
 
 @pytest.mark.parametrize("rotation", [np.eye(3), COLMAP, TURN, TURN @ MIRROR], ids=["none", "axes", "turn", "mirror"])
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
-def test_colors_are_those_of_turned_directions(
-    colorful: Callable[..., Gaussians], rotation: np.ndarray, degree: int
-) -> None:
+def test_colors_are_those_of_turned_directions(colorful: Any, rotation: np.ndarray, degree: int) -> None:
     splats = colorful(50, degree)
     directions = torch.nn.functional.normalize(torch.randn(50, 3, generator=torch.Generator().manual_seed(1)), dim=1)
     moved = Similarity.to_scene(outputs(rotation)).gaussians(splats)
@@ -45,7 +42,7 @@ def test_colors_are_those_of_turned_directions(
 
 
 @pytest.mark.parametrize("rotation", [COLMAP, TURN, TURN @ MIRROR], ids=["axes", "turn", "mirror"])
-def test_shapes_go_along(colorful: Callable[..., Gaussians], rotation: np.ndarray) -> None:
+def test_shapes_go_along(colorful: Any, rotation: np.ndarray) -> None:
     splats = colorful(50)
     moved = Similarity.to_scene(outputs(rotation)).gaussians(splats)
     linear = torch.from_numpy(rotation).float()
@@ -59,9 +56,7 @@ def test_shapes_go_along(colorful: Callable[..., Gaussians], rotation: np.ndarra
     assert torch.equal(moved.opacities, splats.opacities)
 
 
-def test_a_camera_that_goes_along_sees_the_same(
-    colorful: Callable[..., Gaussians], ring_cameras: Callable[..., Any]
-) -> None:
+def test_a_camera_that_goes_along_sees_the_same(colorful: Any, ring_cameras: Any) -> None:
     splats, move = colorful(60, 3), Similarity.to_scene(outputs(TURN))
     before = ring_cameras()[1:2]
     after = ring_cameras()[1:2]
@@ -73,15 +68,7 @@ def test_a_camera_that_goes_along_sees_the_same(
         view = PinholeCameras.of(camera)
         colors = sh_colors_reference(3, some.means - view.positions, some.features_dc, some.features_rest)
         drawn = rasterize(
-            some.means,
-            some.quats,
-            some.sizes(),
-            some.alphas(),
-            colors,
-            view.viewmats[0],
-            view.Ks[0],
-            32,
-            24,
+            some.means, some.quats, some.sizes(), some.alphas(), colors, view.viewmats[0], view.Ks[0], 32, 24
         )
         pictures.append(drawn.colors)
     assert pictures[0].std() > 0.05

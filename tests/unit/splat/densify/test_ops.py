@@ -1,6 +1,5 @@
 """Rows of parameters, of optimisers' state and of nerfstudio's lists follow a change together."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import Change, apply, rebind
 
 
-def test_rows_and_moments_follow_their_source(make_world: Callable[..., Any]) -> None:
+def test_rows_and_moments_follow_their_source(make_world: Any) -> None:
     world = make_world([1.0] * 4, [0.5] * 4)
     world.step()
     change = Change(4, torch.tensor([0, 2, 3, 2]), torch.tensor([False, False, False, True]))
@@ -23,7 +22,7 @@ def test_rows_and_moments_follow_their_source(make_world: Callable[..., Any]) ->
     assert all(len(o.param_groups[0]["params"][0]) == 4 for o in world.optimizers.values())
 
 
-def test_step_counts_are_no_rows(make_world: Callable[..., Any]) -> None:
+def test_step_counts_are_no_rows(make_world: Any) -> None:
     world = make_world([1.0], [0.5])
     world.step()
     state = world.optimizers["means"].state[world.params["means"]]
@@ -51,7 +50,7 @@ def test_dtypes_of_state_and_parameters_stay() -> None:
     assert state["note"] == "kept" and len(state["table"]) == 5
 
 
-def test_nothing_left_is_refused_before_anything_is_changed(make_world: Callable[..., Any]) -> None:
+def test_nothing_left_is_refused_before_anything_is_changed(make_world: Any) -> None:
     world = make_world([1.0] * 3, [0.5] * 3)
     before = dict(world.params)
     with pytest.raises(ConfigError, match=r"All 3 Gaussians would be removed.*lower"):
@@ -88,7 +87,7 @@ def test_a_graph_that_is_still_alive_does_no_harm() -> None:
     assert params["means"].grad is not None and params["means"].grad.shape == (2, 3)
 
 
-def test_rebinding_moves_the_state_with_it(make_world: Callable[..., Any]) -> None:
+def test_rebinding_moves_the_state_with_it(make_world: Any) -> None:
     world = make_world([1.0] * 2, [0.5] * 2)
     world.step()
     old, new = world.params["means"], Parameter(torch.zeros(2, 3))

@@ -56,7 +56,7 @@ def whole(model: SplatModel, camera: Any, name: str) -> torch.Tensor:
     return composite(model._scene(), PinholeCameras.of(camera), codes, model._settings)
 
 
-def test_protocols(model: SplatModel, make_splat_model: Callable[..., SplatModel], camera: Any) -> None:
+def test_protocols(model: SplatModel, make_splat_model: Any, camera: Any) -> None:
     assert isinstance(model, Queryable) and not isinstance(model, HasDensity)
     assert list(model.query_heads()) == ["first", "second"]
     plain = make_splat_model()
@@ -169,9 +169,7 @@ def test_the_nearest_follow_the_gaussians(model: SplatModel) -> None:
     assert (model.rendered_at(torch.zeros(1, 3))["first"] - before).abs().max() > 1e-3
 
 
-def test_a_checkpoint_brings_its_features(
-    model: SplatModel, make_splat_model: Callable[..., SplatModel], camera: Any
-) -> None:
+def test_a_checkpoint_brings_its_features(model: SplatModel, make_splat_model: Any, camera: Any) -> None:
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
@@ -190,7 +188,7 @@ def test_a_checkpoint_brings_its_features(
     assert fresh.query_heads() == {}
 
 
-def test_other_gaussians_have_no_features(model: SplatModel, begin_training: Callable[..., Any]) -> None:
+def test_other_gaussians_have_no_features(model: SplatModel, begin_training: Any) -> None:
     copied = io.BytesIO()
     torch.save(model.state_dict(), copied)
     begin_training(model)
@@ -203,7 +201,7 @@ def test_other_gaussians_have_no_features(model: SplatModel, begin_training: Cal
 
 
 def test_features_are_added_to_a_checkpoint(
-    model: SplatModel, make_splat_model: Callable[..., SplatModel], make_spec: Callable[..., Any], tmp_path: Path
+    model: SplatModel, make_splat_model: Any, make_spec: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "run" / "nerfstudio_models" / "step-000000007.ckpt"
     path.parent.mkdir(parents=True)
@@ -253,7 +251,7 @@ class Broken(queryable.FeatureSource):
 
 
 def test_a_failure_at_the_end_does_not_cost_the_training(
-    model: SplatModel, make_spec: Callable[..., Any], tiny_capture: Path, capsys: pytest.CaptureFixture[str]
+    model: SplatModel, make_spec: Any, tiny_capture: Path, capsys: pytest.CaptureFixture
 ) -> None:
     dataset = ImageDataManagerConfig(data=tiny_capture).setup(device="cpu", test_mode="test").train_dataset
     source = Broken(make_spec("first", DIM))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ NAMES = [f"{suffix[1:].replace('.', '-')}{suffix}" for suffix in SUFFIXES]
 @pytest.mark.parametrize("target", NAMES)
 @pytest.mark.parametrize("source", NAMES)
 def test_every_format_becomes_every_other(
-    source: str, target: str, make: Make, assert_same: Callable, tmp_path: Path
+    source: str, target: str, make: Make, assert_same: Any, tmp_path: Path
 ) -> None:
     gaussians, target = make(300), f"to-{target}"
     write_splats(tmp_path / source, gaussians, SplatInfo(render_mode="mip", filters_fused=True, comments=("from: us",)))
@@ -39,7 +40,7 @@ def test_every_format_becomes_every_other(
         assert any(line.startswith("Opacities changed") for line in made.lost)
 
 
-def test_lower_degree(make: Make, assert_same: Callable, tmp_path: Path) -> None:
+def test_lower_degree(make: Make, assert_same: Any, tmp_path: Path) -> None:
     write_splats(tmp_path / "a.ply", make(), SplatInfo())
     made = convert_splats(tmp_path / "a.ply", tmp_path / "b.ply", sh_degree=1)
     assert made.lost == ["SH degree 3 became 1."] and made.result.sh_degree == 1

@@ -4,6 +4,7 @@ import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_stored_order_is_a_permutation_that_stays(kind: str, make: Make) -> None
     assert torch.equal(again, torch.arange(700))
 
 
-def test_splats_of_a_model(make: Make, assert_same: Callable, tmp_path: Path) -> None:
+def test_splats_of_a_model(make: Make, assert_same: Any, tmp_path: Path) -> None:
     """Parameters, which want gradients; render mode, filters and provenance go into the header."""
     gaussians = make()
     parameters = Gaussians.from_tensors(

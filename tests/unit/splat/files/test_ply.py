@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def assert_expected(gaussians: Gaussians) -> None:
 
 
 @pytest.mark.parametrize("degree", range(4))
-def test_round_trip_is_exact(degree: int, make: Make, assert_same: Callable, tmp_path: Path) -> None:
+def test_round_trip_is_exact(degree: int, make: Make, assert_same: Any, tmp_path: Path) -> None:
     gaussians = make(degree=degree)
     written = write_splats(tmp_path / "a.ply", gaussians, SplatInfo(render_mode="mip", filters_fused=True))
     found, info = read_splats(tmp_path / "a.ply")
@@ -62,7 +63,7 @@ def test_round_trip_is_exact(degree: int, make: Make, assert_same: Callable, tmp
     assert info == SplatInfo("ply", "mip", True, degree, 40) == written
 
 
-def test_half_precision_is_widened(make: Make, assert_same: Callable, tmp_path: Path) -> None:
+def test_half_precision_is_widened(make: Make, assert_same: Any, tmp_path: Path) -> None:
     gaussians = make()
     gaussians.features_rest = gaussians.features_rest.half()
     write_splats(tmp_path / "a.ply", gaussians, SplatInfo())
@@ -70,7 +71,7 @@ def test_half_precision_is_widened(make: Make, assert_same: Callable, tmp_path: 
     assert_same(read_splats(tmp_path / "a.ply")[0], wide)
 
 
-def test_more_than_a_chunk(make: Make, assert_same: Callable, tmp_path: Path) -> None:
+def test_more_than_a_chunk(make: Make, assert_same: Any, tmp_path: Path) -> None:
     gaussians = make(count=(1 << 16) + 7, degree=0)
     write_splats(tmp_path / "a.ply", gaussians, SplatInfo())
     assert_same(read_splats(tmp_path / "a.ply")[0], gaussians)

@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_round_trip_is_within_half_a_step(count: int, degree: int, make: Make, t
     assert rotation_differences(gaussians.quats, found.quats).max() < 0.25
 
 
-def test_second_round_trip_changes_nothing(make: Make, assert_same: Callable, tmp_path: Path) -> None:
+def test_second_round_trip_changes_nothing(make: Make, assert_same: Any, tmp_path: Path) -> None:
     write_splats(tmp_path / "a.spz", make(100), SplatInfo())
     once, _ = read_splats(tmp_path / "a.spz")
     write_splats(tmp_path / "b.spz", once, SplatInfo())

@@ -11,11 +11,6 @@ from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 REST = torch.randn(200, 15, 3, generator=torch.Generator().manual_seed(0)) * 0.1
 
 
-def test_the_same_again_loses_nothing() -> None:
-    rest, loss = convert_harmonics(REST, 3, torch.float32)
-    assert torch.equal(rest, REST) and str(loss) == "nothing is lost"
-
-
 def test_stated_losses_are_those_of_colors() -> None:
     directions = functional.normalize(torch.randn(5000, 3, generator=torch.Generator().manual_seed(1)), dim=-1)
     bases = sh_bases(3, directions)
@@ -31,23 +26,18 @@ def test_stated_losses_are_those_of_colors() -> None:
     assert "degrees that are dropped" in str(loss)
 
 
-def test_new_degrees_are_zero() -> None:
-    rest, loss = convert_harmonics(REST[:, :3], 3, torch.float32)
-    assert rest.shape == REST.shape and rest[:, 3:].abs().max() == 0 and loss.dropped == loss.rounding == 0
-
-
-def test_half_back_to_float_is_exact() -> None:
+def test_what_loses_nothing() -> None:
     half, _ = convert_harmonics(REST, 3, torch.float16)
-    full, loss = convert_harmonics(half, 3, torch.float32)
-    assert torch.equal(full, half.float()) and str(loss) == "nothing is lost"
+    for given, degree in ((REST, 3), (REST[:, :3], 3), (half, 3)):
+        rest, loss = convert_harmonics(given, degree, torch.float32)
+        count = given.shape[1]
+        assert torch.equal(rest[:, :count], given.float()) and not rest[:, count:].any() and rest.shape == REST.shape
+        assert str(loss) == "nothing is lost" and loss.dropped == loss.rounding == 0
 
 
-def test_none_at_all() -> None:
+def test_no_coefficients_and_odd_numbers_of_them() -> None:
     rest, loss = convert_harmonics(REST, 0, torch.float16)
     assert rest.shape == (200, 0, 3) and loss.dropped > 0.05 and loss.rounding == 0
     assert convert_harmonics(rest, 2, torch.float32)[0].shape == (200, 8, 3)
-
-
-def test_odd_numbers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="4 SH coefficients"):
+    with pytest.raises(ConfigError, match="4 SH"):
         convert_harmonics(REST[:, :4], 3, torch.float32)

@@ -4,7 +4,6 @@ import gc
 import itertools
 import sys
 import weakref
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,9 +91,7 @@ def _off_screen(scene: Any) -> None:
 
 @pytest.mark.parametrize("antialiased", [False, True])
 @pytest.mark.parametrize("channels", [3, 40])
-def test_steps_give_the_reference(
-    channels: int, antialiased: bool, make_scene: Any, differentiate: Callable[..., dict[str, Tensor]]
-) -> None:
+def test_steps_give_the_reference(channels: int, antialiased: bool, make_scene: Any, differentiate: Any) -> None:
     scene = make_scene(channels=channels, change=_off_screen, antialiased=antialiased)
     found, expected = differentiate(scene, "gsplat"), differentiate(scene, "torch", torch.float64)
     if channels > gsplat_backend.CHANNEL_CHUNK:
@@ -112,7 +109,7 @@ def test_steps_give_the_reference(
 
 
 @pytest.mark.parametrize("backward", [True, False])
-def test_absolute_gradients_leave_nothing_behind(backward: bool, make_scene: Callable[..., Any]) -> None:
+def test_absolute_gradients_leave_nothing_behind(backward: bool, make_scene: Any) -> None:
     scene = make_scene(channels=40)  # two passes
     leaves = scene.leaves(torch.float32)
     gc.collect()
@@ -143,7 +140,7 @@ def test_nothing_visible_leaves_the_background(count: int, make_scene: Any, diff
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_without_kernels_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, make_scene: Callable[..., Any]) -> None:
+def test_without_kernels_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, make_scene: Any) -> None:
     monkeypatch.undo()
     monkeypatch.setattr("f3rm_ext.splat.rasterize.resolve_backend", lambda backend, device: backend)
     monkeypatch.setitem(sys.modules, "gsplat.cuda._backend", SimpleNamespace(_C=None))
