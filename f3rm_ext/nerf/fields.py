@@ -27,9 +27,9 @@ class GridOptions:
     features_per_level: int = 2
     """Values stored per vertex: 1, 2, 4 or 8."""
     base_res: int = 16
-    """Vertices per axis of the coarsest level, over the contracted scene."""
+    """Vertices per axis of the coarsest level, over the contracted scene, 2 or more."""
     max_res: int = 2048
-    """Vertices per axis of the finest level."""
+    """Vertices per axis of the finest level, base-res or more."""
     log2_hashmap_size: int = 19
     """Binary logarithm of the largest number of table rows per level, 14 to 22."""
 

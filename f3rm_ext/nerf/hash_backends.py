@@ -77,7 +77,7 @@ def forget() -> None:
 
 
 def try_backend(backend: Kernels, device: torch.device) -> str | None:
-    """Tries a backend on a CUDA device with an index; returns why it fails, as part of a sentence, or None if it works."""
+    """Tries a backend on a CUDA device with an index; returns why it fails, as part of a sentence, or None."""
     return reason_against(backend, lambda: _TRIALS[backend](device))
 
 

@@ -51,7 +51,7 @@ class ProposalOptions:
     num_samples: int = 256
     """Samples per ray of this network, 8 to 1024."""
     hidden_dim: int = 16
-    """Width of its single hidden layer."""
+    """Width of its single hidden layer, 1 or more."""
     grid: GridOptions = field(
         default_factory=lambda: GridOptions(
             num_levels=5, features_per_level=2, base_res=16, max_res=128, log2_hashmap_size=17
@@ -71,7 +71,7 @@ class F3rmModelConfig(OwnModelConfig):
     near_plane: float = 0.05
     """Distance at which rays start, > 0, in scene units (cameras lie within about ±1)."""
     far_plane: float = 1000.0
-    """Distance at which rays end, in scene units; space beyond the ±1 box is contracted."""
+    """Distance at which rays end, > near-plane, in scene units; space beyond the ±1 box is contracted."""
     background_color: Literal["random", "last_sample", "black", "white"] = "last_sample"
     """Colour behind the scene; random suits images with an alpha channel."""
     contract_scene: bool = True
@@ -80,9 +80,9 @@ class F3rmModelConfig(OwnModelConfig):
     grid: GridOptions = field(default_factory=GridOptions)
     """Hash grid for density and colour."""
     hidden_dim: int = 64
-    """Width of the density network."""
+    """Width of the density network, 1 or more."""
     color_hidden_dim: int = 64
-    """Width of the colour network."""
+    """Width of the colour network, 1 or more."""
     appearance_dim: int = 32
     """Length of the per-image appearance code that absorbs exposure changes; 0 for none."""
     init_density: float = 0.01
@@ -99,13 +99,14 @@ class F3rmModelConfig(OwnModelConfig):
     proposal_update_every: int = 5
     """Steps between updates of the proposal networks after warm-up, 1 or more."""
     proposal_warmup: int = 5000
-    """Steps over which the interval between those updates grows from 1 to its final value."""
+    """Steps over which the interval between those updates grows from 1 to its final value, 0 or more."""
     proposal_anneal_steps: int = 1000
-    """Steps over which sampling sharpens from uniform to the proposals' weights."""
+    """Steps over which sampling sharpens from uniform to the proposals' weights, 0 or more."""
     interlevel_loss_mult: float = 1.0
-    """Weight of the proposal loss."""
+    """Weight of the proposal loss, 0 or more."""
     distortion_loss_mult: float = 0.002
-    """Weight of the distortion loss, which concentrates the density along each ray; 0 turns it off."""
+    """Weight of the distortion loss, which concentrates the density along each ray, 0 or more;
+    0 turns it off."""
     camera_optimizer: CameraOptimizerConfig = field(default_factory=lambda: CameraOptimizerConfig(mode="SO3xR3"))
     """Pose refinement. Only the colour loss moves the poses; the feature loss does not."""
     render_normals: bool = False
@@ -118,15 +119,15 @@ class F3rmModelConfig(OwnModelConfig):
     )
     """Hash grid of the feature field, shared by all heads."""
     feature_hidden_dim: int = 64
-    """Width of each head's network, and number of hidden values rendered per ray."""
+    """Width of each head's network, and number of hidden values rendered per ray, 1 or more."""
     feature_num_hidden: int = 2
-    """Number of hidden layers of each head's network."""
+    """Number of hidden layers of each head's network, 1 or more."""
     feature_pe_frequencies: int = 6
     """Number of frequencies of an additional positional encoding; 0 for none."""
     feature_loss: FeatureLoss = "mse"
     """Loss between rendered features and the features of the images."""
     feature_loss_mult: float = 1e-3
-    """Weight of each feature loss."""
+    """Weight of each feature loss, 0 or more."""
     feature_samples_per_ray: int = 0
     """Render features only at the K samples of a ray that have the largest weights; 0 takes all samples."""
     detach_weights: bool = True

@@ -54,7 +54,7 @@ class SplatOptions(OwnModelConfig):
     start_stage: Stage = "vanilla"
     """First stage of the run. entropy and regularized need --pipeline.model.start-from."""
     memory: Annotated[MemoryOptions, tyro.conf.arg(name="")] = field(default_factory=MemoryOptions)
-    """Precision of what is stored."""
+    """Precision in which Gaussians and their optimiser state are stored."""
     num_random: int = 50_000
     """Number of random initial Gaussians for a capture with fewer than 100 points, 1 or more."""
     sh_degree: Annotated[int, tyro.conf.arg(aliases=["--sh-degree"])] = 3
@@ -72,8 +72,8 @@ class SplatOptions(OwnModelConfig):
     seed: int = 0
     """Seed of the initial Gaussians, of random backgrounds and of the points of the regularisation."""
     shard_gaussians: bool = False
-    """Divide the Gaussians over the GPUs of the run, for scenes that outgrow one. Without regularisation, features or
-    viewer; all images must have one size."""
+    """Divide the Gaussians over the GPUs of the run, for scenes that outgrow one. Regularisation, features and viewer
+    must be off, and all images must have one size."""
     lpips_weights: Path | None = None
     """File of LPIPS weights, for evaluation offline; by default torchvision's AlexNet, from TORCH_HOME or the
     network."""

@@ -21,7 +21,7 @@ class DensifyOptions:
     start: int = 500
     """Step after which Gaussians are added and removed, ≥ 0."""
     stop: int = 15_000
-    """Step at which this ends; the end of the first stage if that is earlier."""
+    """Step at which adding and removing ends, ≥ 0; the end of the first stage if that is earlier."""
     every: int = 100
     """Steps between rounds of densification, ≥ 1."""
     seed: int = 0
@@ -36,7 +36,8 @@ class DensifyOptions:
     """Size threshold: a growing Gaussian is copied up to this largest standard deviation and split above it, as a
     fraction of the scene's extent, > 0."""
     grow_scale2d: float = 0.05
-    """Image radius above which a Gaussian is split before stop-scale2d, as a fraction of the image's longer side."""
+    """Image radius above which a Gaussian is split before stop-scale2d, > 0, as a fraction of the image's longer
+    side."""
     prune_opacity: float = 0.005
     """Opacity below which a Gaussian is removed, 0 to below 1."""
     prune_scale3d: float = 0.1
@@ -46,7 +47,7 @@ class DensifyOptions:
     """Image radius above which a Gaussian is removed before stop-scale2d, as a fraction of the image's longer
     side."""
     stop_scale2d: int = 0
-    """Step up to which image radii are checked; 0 never checks them, as 3DGS does in effect."""
+    """Step up to which image radii are checked, ≥ 0; 0 never checks them, as 3DGS does in effect."""
     reset_every: int = 3000
     """Steps between resets, which lower all opacities; 0 never resets them and never removes large Gaussians."""
     pause_after_reset: int = 0
@@ -55,7 +56,7 @@ class DensifyOptions:
     """Lower opacities after a split, so that the image keeps its brightness (arXiv 2404.06109)."""
 
     mcmc_stop: int = 25_000
-    """mcmc: step at which adding and moving Gaussians ends; noise continues."""
+    """mcmc: step at which adding and moving Gaussians ends, ≥ 0; noise continues."""
     mcmc_min_opacity: float = 0.005
     """mcmc: opacity up to which a Gaussian counts as dead, above 0 to below 1."""
     mcmc_noise: float = 5e5

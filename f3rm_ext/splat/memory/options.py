@@ -1,4 +1,4 @@
-"""Options of the memory that Gaussians take."""
+"""Options for the memory that Gaussians take."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
