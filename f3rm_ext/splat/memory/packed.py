@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from f3rm_ext import compat
 from f3rm_ext.engine.ranks import Ranks
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.shapes import chunks, kernel_device, lacks_values
-from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, SH_C0, sh_rest_count
+from f3rm_ext.splat.gaussians import SH_C0, sh_rest_count
 from f3rm_ext.splat.rasterize.sh_bases import sh_bases
+from f3rm_ext.splat.rasterize.spherical_harmonics import require_degree
 from f3rm_ext.splat.triton_kernels import find_kernels
 
 TRITON_KERNELS = "f3rm_ext.splat.memory.triton_adam"
@@ -303,11 +303,7 @@ def packed_sh_colors(
     """
     if features_rest.requires_grad and not features_rest.is_leaf:
         raise ValueError("packed_sh_colors takes the parameter itself; for some of its rows use sh_colors.")
-    if not 0 <= degree <= MAX_SH_DEGREE or sh_rest_count(degree) > features_rest.shape[1]:
-        raise ConfigError(
-            f"Colours of SH degree {degree} need {sh_rest_count(degree)} coefficients beyond the first and there are "
-            f"{features_rest.shape[1]}: use a lower degree."
-        )
+    require_degree(degree, features_rest)
     colors = SH_C0 * features_dc + 0.5
     if degree > 0:
         units = functional.normalize(directions, dim=-1)

@@ -10,6 +10,20 @@ from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, SH_C0, sh_rest_count
 from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 
 
+def require_degree(degree: int, features_rest: Float[Tensor, "gaussians coeffs 3"]) -> None:
+    """Checks that there are enough coefficients of degrees 1 and up for a degree.
+
+    Raises:
+        ConfigError: the degree needs more coefficients than there are.
+    """
+    count = sh_rest_count(degree)
+    if not 0 <= degree <= MAX_SH_DEGREE or count > features_rest.shape[1]:
+        raise ConfigError(
+            f"Colours of SH degree {degree} need {count} coefficients beyond the first and there are "
+            f"{features_rest.shape[1]}: use a lower degree."
+        )
+
+
 def sh_colors(
     degree: int,
     directions: Float[Tensor, "gaussians 3"],
@@ -27,12 +41,7 @@ def sh_colors(
     Raises:
         ConfigError: the degree needs more coefficients than there are.
     """
-    count = sh_rest_count(degree)
-    if not 0 <= degree <= MAX_SH_DEGREE or count > features_rest.shape[1]:
-        raise ConfigError(
-            f"Colours of SH degree {degree} need {count} coefficients beyond the first and there are "
-            f"{features_rest.shape[1]}: use a lower degree."
-        )
+    require_degree(degree, features_rest)
     if degree == 0:
         return (SH_C0 * features_dc + 0.5).clamp(min=0.0)
     if features_dc.device.type == "cpu" and features_dc.dtype == torch.float32:
