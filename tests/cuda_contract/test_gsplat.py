@@ -230,9 +230,9 @@ def test_what_is_in_view_grows(kernels: Kernels) -> None:
     change = densifier.step_post_backward(5, trained.rasterization, trained.params, trained.optimizers)
     assert change.duplicated + change.split == 20 and not change.opacities_reset
     for name, parameter in trained.params.items():
-        assert isinstance(parameter, PretendCuda) and len(parameter) == change.after, name
+        assert isinstance(parameter, PretendCuda) and len(parameter) == change.new_count, name
         assert trained.optimizers[name].param_groups[0]["params"][0] is parameter
-        assert len(trained.optimizers[name].state[parameter]["exp_avg"]) == change.after
+        assert len(trained.optimizers[name].state[parameter]["exp_avg"]) == change.new_count
 
 
 def test_opacities_are_reset(kernels: Kernels) -> None:
