@@ -12,7 +12,6 @@ from torch import Tensor
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.pca_codes import project_query
 from f3rm_ext.features.space import MIN_NORM
-from f3rm_ext.query.options import check_temperature
 
 DEFAULT_TEMPERATURE = 0.1
 """LERF's: the relevancy goes from 0.27 to 0.73 while the difference of cosines goes from −0.1 to 0.1."""
@@ -128,7 +127,8 @@ class Query:
     """Temperature of the relevancy, > 0."""
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"The temperature is {self.temperature}, but it must be above 0: 0.1 is usual.")
         if not len(self.positives):
             raise ConfigError(f"The query {self.name!r} looks for nothing: give a text or an example.")
 

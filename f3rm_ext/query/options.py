@@ -4,8 +4,10 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 ALTERNATIVES = "|"
 """Separates alternatives in what the user types: ``mug | cup``."""
@@ -121,16 +123,16 @@ class QueryTarget:
     load_config: Path | None = None
     """config.yml of the run."""
     mesh: Path | None = None
-    """A mesh with features (`f3rm-ext features lift-mesh`) instead of a run."""
+    """Mesh with features (from `f3rm-ext features lift-mesh`) to query instead of a run."""
     data: Path | None = None
-    """Where the capture of the mesh is now; by default where it was when features were lifted."""
+    """Folder of the mesh's capture; by default the folder it was in when features were lifted."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError unless there is either a run or a mesh."""
         if (self.load_config is None) == (self.mesh is None):
-            raise ConfigError("A run is queried, or a mesh with features: give either --load-config or --mesh.")
+            raise ConfigError("A query needs a run or a mesh with features: give either --load-config or --mesh.")
         if self.mesh is None and self.data is not None:
-            raise ConfigError("--data belongs to --mesh: a run knows its capture, so leave it out.")
+            raise ConfigError("--data only works with --mesh, because a run knows its capture: leave it out.")
 
     def target_folder(self) -> Path:
         """Returns the folder of the run or of the mesh, where results go by default."""
@@ -141,7 +143,7 @@ class QueryTarget:
 
 @dataclass(kw_only=True)
 class QueryInputs:
-    """Options that say what to look for and what counts as found."""
+    """What to look for, and which scores count as a match."""
 
     text: tuple[str, ...] = ()
     """Texts to look for, each a query of its own: "blue mug", "banana | plantain" for alternatives, or
@@ -157,10 +159,10 @@ class QueryInputs:
     photos."""
     feature: str = ""
     """The distilled feature to query; by default the first."""
-    temperature: float = 0.1
+    temperature: Positive = 0.1
     """Temperature of the relevancy, above 0: small values push scores towards 0 and 1."""
-    threshold: float = 0.5
-    """Lowest score that counts as found, -1 to 1."""
+    threshold: Annotated[float, Range(-1, 1)] = 0.5
+    """Scores from this value upwards count as a match, -1 to 1."""
 
     def __post_init__(self) -> None:
         """Checks everything that can be checked without opening the run.
@@ -168,12 +170,11 @@ class QueryInputs:
         Raises:
             ConfigError: an option cannot work.
         """
-        check_temperature(self.temperature)
-        check_threshold(self.threshold)
+        check_ranges(self)
         if not all(text.strip() for text in self.negative):
             raise ConfigError("A text after --negative is empty: write a phrase, or `--negative none`.")
         if NO_NEGATIVES in self.negative and len(self.negative) > 1:
-            raise ConfigError("--negative none goes with no other negatives: give one or the other.")
+            raise ConfigError("--negative none excludes other negatives: give either none or texts.")
         parse_queries(self)
 
 
@@ -223,18 +224,6 @@ def split_prompts(text: str) -> list[str]:
             f"`mug {ALTERNATIVES} cup`."
         )
     return prompts
-
-
-def check_temperature(temperature: float) -> None:
-    """Raises ConfigError unless the temperature is a number above 0."""
-    if not 0 < temperature < math.inf:
-        raise ConfigError(f"The temperature is {temperature}, but it must be above 0: 0.1 is usual.")
-
-
-def check_threshold(threshold: float) -> None:
-    """Raises ConfigError unless the threshold of ``--threshold`` is a score that there can be."""
-    if not -1 <= threshold <= 1:
-        raise ConfigError(f"--threshold is {threshold}, outside -1 to 1: relevancy lies between 0 and 1.")
 
 
 def _parse_text(typed: str) -> tuple[str, tuple[str, ...]]:

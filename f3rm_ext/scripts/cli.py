@@ -54,21 +54,21 @@ class Group:
 
 GROUPS = {
     "bench": Group(
-        "f3rm_ext.scripts.bench", "BenchCommand", "Measure runs, keep a ledger of them, and judge them by a baseline."
+        "f3rm_ext.scripts.bench",
+        "BenchCommand",
+        "Measure runs, record them, and compare them with a baseline.",
     ),
     "demo": Group(
         "f3rm_ext.scripts.demo", "Demo", "Train, evaluate, query and report, on a synthetic scene or a capture."
     ),
-    "doctor": Group(
-        "f3rm_ext.scripts.doctor", "Doctor", "Report what is installed and found, and how to get what is missing."
-    ),
+    "doctor": Group("f3rm_ext.scripts.doctor", "Doctor", "Report what is installed, and how to get what is missing."),
     "eval": Group(
         "f3rm_ext.scripts.eval", "EvalCommand", "Score meshes, queries, splats at several sizes, and textures."
     ),
-    "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Write the scene for other programs."),
+    "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Export a scene to files for other programs."),
     "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
     "moco": Group("f3rm_ext.scripts.moco", "MocoCommand", "Pre-train an image backbone on your own pictures."),
-    "plan": Group("f3rm_ext.scripts.plan", "Plan", "Tell whether a run fits, how long it takes and what to change."),
+    "plan": Group("f3rm_ext.scripts.plan", "Plan", "Estimate memory and time of a run; say what to change."),
     "profile": Group(
         "f3rm_ext.scripts.profile", "Profile", "Explain what the memory of a run is made of, and what to change."
     ),

@@ -1,4 +1,4 @@
-"""``f3rm-ext doctor``: reports what is installed and found and how to get what is missing, off-line and in seconds."""
+"""``f3rm-ext doctor``: reports what is installed and how to get what is missing, offline and in seconds."""
 
 import importlib
 import importlib.metadata
@@ -302,7 +302,7 @@ _STYLES = {Verdict.OK: "green", Verdict.ABSENT: "yellow", Verdict.BROKEN: "bold 
 
 @dataclass
 class Doctor:
-    """Report what is installed and found, and how to get what is missing. Works off-line."""
+    """Report what is installed, and how to get what is missing. Works offline."""
 
     json: bool = False
     """Print JSON instead of a table."""

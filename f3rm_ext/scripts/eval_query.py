@@ -3,10 +3,11 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from f3rm_ext.errors import CaptureError, ConfigError
-from f3rm_ext.query.options import QueryTarget, check_threshold
+from f3rm_ext.query.options import QueryTarget
+from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.ground_truth import LabelSource
@@ -56,9 +57,9 @@ class EvalQuery(QueryTarget):
     negatives: Literal["auto", "common", "others", "both", "none"] = "auto"
     """What each class is compared with: common phrases (by example, the rest of the photo), the other classes, both, or
     none, which scores plain cosines. auto takes common by text, as LERF does, and both by example."""
-    threshold: float = 0.5
+    threshold: Annotated[float, Range(-1, 1)] = 0.5
     """Fixed threshold: lowest score that counts as found, -1 to 1."""
-    temperature: float = 0.1
+    temperature: Positive = 0.1
     """Temperature of the relevancy, above 0."""
     skip: tuple[str, ...] = ()
     """Classes to leave out, also as negatives of others."""
@@ -67,7 +68,7 @@ class EvalQuery(QueryTarget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_threshold(self.threshold)
+        check_ranges(self)
 
     def main(self) -> int:
         """Evaluates the queries and writes the figures. Returns the exit code."""

@@ -1,12 +1,12 @@
 """``f3rm-ext query``: where in the scene something is, as pictures, videos and numbers."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryOptions, parse_queries
+from f3rm_ext.utils.ranges import Range
 
 if TYPE_CHECKING:
     from f3rm_ext.query import embeddings
@@ -39,10 +39,10 @@ class Query(QueryOptions):
     out: Path | None = None
     """Folder for the results; by default query, beside the config or the mesh. Files of other programs in it are left
     alone."""
-    scale: float = 1.0
-    """Factor of the image size, (0, 4]."""
-    fps: float = 0.0
-    """Frames per second of videos; 0 takes the rate of the camera path."""
+    scale: Annotated[float, Range(0, 4, above=True)] = 1.0
+    """Scale of the rendered images, above 0 to 4; 1 keeps the size of the photos."""
+    fps: Annotated[float, Range(0)] = 0.0
+    """Frame rate of videos, frames per second; 0 takes the rate of the camera path."""
     save_scores: bool = True
     """Write the scores of each view."""
     save_depth: bool = False
@@ -52,10 +52,6 @@ class Query(QueryOptions):
         super().__post_init__()
         if not (self.text or self.exemplar or self.vector):
             raise ConfigError("There is no query: give --text, --exemplar or --vector.")
-        if not 0 < self.scale <= 4:
-            raise ConfigError(f"--scale is {self.scale}, outside (0, 4]: 1 keeps the size of the images.")
-        if not (self.fps >= 0 and math.isfinite(self.fps)):
-            raise ConfigError(f"--fps is {self.fps}, but it must be 0 (the rate of the camera path) or above.")
 
     def main(self) -> int:
         """Runs the queries and writes their results. Returns the exit code."""
