@@ -86,7 +86,7 @@ class QueryMemory:
         from f3rm_ext.query.relevancy import relevancy_reference
 
         model, camera = _model(dim, keep=way == "naive"), _camera(self.width, rows)
-        vectors = Embeddings.of_full(torch.randn(6, dim), tuple("abcdef"))
+        vectors = Embeddings.from_full(torch.randn(6, dim), tuple("abcdef"))
         positives = Embeddings(vectors.values[:2], vectors.sources[:2])
         negatives = Embeddings(vectors.values[2:], vectors.sources[2:])
         queries = [Query("a", "feature", positives, negatives)]

@@ -33,9 +33,9 @@ from f3rm_ext.compat.viewer import (
     viewer_cameras,
     viewer_interrupts,
     viewer_lock,
-    viewer_open_at,
     viewer_redraw,
     viewer_show_output,
+    viewer_start_view,
 )
 from f3rm_ext.errors import ConfigError
 
@@ -56,10 +56,10 @@ __all__ = [
     "has_bfloat16_matrix_units",
     "has_cuda",
     "has_gsplat_kernels",
-    "installed_method_packages",
     "is_viewer_thread",
     "join_help_lines",
     "local_viewer_host",
+    "method_packages",
     "quiet_known_warnings",
     "register_safe_globals",
     "release_viewer_locks",
@@ -69,9 +69,9 @@ __all__ = [
     "viewer_cameras",
     "viewer_interrupts",
     "viewer_lock",
-    "viewer_open_at",
     "viewer_redraw",
     "viewer_show_output",
+    "viewer_start_view",
 ]
 
 _LIST_ITEM = r"(?:[-*] |\d+\. )"
@@ -109,7 +109,7 @@ def register_safe_globals() -> None:
 # --- configs ---------------------------------------------------------------------------------------------------------
 
 
-def installed_method_packages() -> frozenset[str]:
+def method_packages() -> frozenset[str]:
     """Returns the top-level packages whose configs a run may contain: nerfstudio's, ours and registered ones.
 
     Imports all registered methods and dataparsers.

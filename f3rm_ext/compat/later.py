@@ -30,7 +30,7 @@ def import_later(
 
     Args:
         name: of the module.
-        names: what may be imported from it, or called, without importing the rest; see :func:`called_later`.
+        names: what may be imported from it, or called, without importing the rest; see :func:`_defer`.
         submodule: of a package, imported at once without the rest of the package.
         path: whether other submodules may be imported without the package, too. ``from package import name`` asks for
             the path first, so names of a package can only be imported from it with this.
@@ -64,13 +64,13 @@ def shorten_imports() -> None:
         ("nerfstudio.viewer_legacy.server.viewer_state", "ViewerLegacyState"),
         ("torch.utils.tensorboard", "SummaryWriter"),
     ):
-        import_later(module, names={name: called_later(module, name)}, path=module.startswith("torch"))
+        import_later(module, names={name: _defer(module, name)}, path=module.startswith("torch"))
     import_later("torchvision", submodule="utils")
     import_later("requests")
     import_later("torch._dynamo", names={"disable": lambda fn, *_, **__: fn, "graph_break": lambda *_, **__: None})
 
 
-def called_later(module: str, name: str) -> Callable[..., Any]:
+def _defer(module: str, name: str) -> Callable[..., Any]:
     """Returns a stand-in for a class of a module that is imported later: calling it imports the module."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -83,20 +83,20 @@ def end_viewer_threads_at_exit(viewer: "Viewer", patience_s: float = 10.0) -> No
     atexit.register(end)
 
 
-def _viewer_of(control: "ViewerControl") -> "Viewer | None":
+def _get_viewer(control: "ViewerControl") -> "Viewer | None":
     """Returns the viewer to which a control belongs, if any: nerfstudio 1.1.5 keeps it as an attribute."""
     return getattr(control, "viewer", None)
 
 
 def viewer_lock(control: "ViewerControl") -> contextlib.AbstractContextManager[Any]:
     """Returns the lock to hold while using the model, except in a viewer element's callback, which holds it already."""
-    viewer = _viewer_of(control)
+    viewer = _get_viewer(control)
     return contextlib.nullcontext() if viewer is None or viewer.train_lock is None else viewer.train_lock
 
 
 def viewer_redraw(control: "ViewerControl") -> None:
     """Renders every page anew, interrupting a render in progress. Does nothing without a viewer."""
-    viewer = _viewer_of(control)
+    viewer = _get_viewer(control)
     if viewer is not None:
         # A page may disconnect meanwhile.
         with contextlib.suppress(KeyError):
@@ -105,7 +105,7 @@ def viewer_redraw(control: "ViewerControl") -> None:
 
 def viewer_show_output(control: "ViewerControl", name: str, instead_of: str) -> None:
     """Selects an output in the viewer if it is available and ``instead_of`` is selected."""
-    viewer = _viewer_of(control)
+    viewer = _get_viewer(control)
     if viewer is not None:
         element = viewer.control_panel._output_render
         if element.value == instead_of and name in element.options:
@@ -119,7 +119,7 @@ def viewer_cameras(viewer: "Viewer") -> "Cameras | None":
     return None if cameras is None or len(cameras) == 0 else cameras
 
 
-def viewer_open_at(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: float, distance: float) -> None:
+def viewer_start_view(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: float, distance: float) -> None:
     """Makes pages open at the view of a training camera.
 
     A page that reconnects stays where its user has moved it.

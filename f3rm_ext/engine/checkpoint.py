@@ -40,15 +40,15 @@ def plain(value: Any) -> Any:
     return value
 
 
-def path_of(folder: Path, step: int) -> Path:
+def make_path(folder: Path, step: int) -> Path:
     """Returns the path of the checkpoint of a step."""
     return folder / f"step-{step:09d}.ckpt"
 
 
-def step_of(path: Path) -> int | None:
+def parse_step(path: Path) -> int | None:
     """Returns the step in a checkpoint's file name; None if the file has another name.
 
-    >>> step_of(path_of(Path("nerfstudio_models"), 123)), step_of(Path("config.yml"))
+    >>> parse_step(make_path(Path("nerfstudio_models"), 123)), parse_step(Path("config.yml"))
     (123, None)
     """
     match = _NAME.fullmatch(path.name)
@@ -59,8 +59,8 @@ def newest_first(folder: Path) -> list[tuple[int, Path]]:
     """Returns steps and files of a checkpoint folder, damaged or not; empty if there is no such folder."""
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return sorted(found, reverse=True)
+    files = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return sorted(files, reverse=True)
 
 
 def is_intact(path: Path, read_all: bool = True) -> bool:

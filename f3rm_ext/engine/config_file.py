@@ -16,7 +16,7 @@ import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from f3rm_ext.compat import installed_method_packages
+from f3rm_ext.compat import method_packages
 from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _Unfit(Exception):
     """The file is not the config of a run; the message completes "is not understood (...)"."""
 
 
-class _Refused(Exception):
+class _UnsafeConfig(Exception):
     """The file names something that is not on the allow list; the message completes "is refused, because ..."."""
 
 
@@ -73,10 +73,10 @@ def read_config(path: Path) -> "TrainerConfig":
 
     try:
         node = yaml.compose(path.read_text("utf8"), Loader=yaml.SafeLoader)
-        config = None if node is None else _Builder(installed_method_packages()).build(node)
+        config = None if node is None else _Builder(method_packages()).build(node)
         if not isinstance(config, TrainerConfig):
             raise _Unfit("it holds no options of a training")
-    except _Refused as error:
+    except _UnsafeConfig as error:
         raise ConfigError(f"{path} is refused, because {error}: {HINT}.") from None
     except (_Unfit, OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = str(error) if isinstance(error, _Unfit) else type(error).__name__
@@ -105,7 +105,7 @@ class _Builder:
             place: the field for which it is built, if any.
         """
         if node.tag == _GENERIC or node.tag.startswith(_NAME):
-            value = self._named(node, place)  # depends on the place, so it is built anew for each alias
+            value = self._resolve(node, place)  # depends on the place, so it is built anew for each alias
         elif id(node) in self._built:
             value = self._built[id(node)]
         elif id(node) in self._unfinished:
@@ -210,17 +210,17 @@ class _Builder:
 
     # --- classes and functions ---------------------------------------------------------------------------------------
 
-    def _named(self, node: Node, place: _Place | None) -> Any:
+    def _resolve(self, node: Node, place: _Place | None) -> Any:
         """Returns a class or function, if the installed config has one of its kind in the same place."""
         if node.tag != _GENERIC:
             value = self._class_or_function(node)
-            if place is None or not (value is place.default or self._related(value, place.default)):
+            if place is None or not (value is place.default or self._is_related(value, place.default)):
                 self._refuse(node, where=place)
             return value
         if not (isinstance(node, SequenceNode) and len(node.value) == 2 and node.value[0].tag.startswith(_NAME)):
             self._refuse(node)
         generic, parameter = node.value
-        origin = self._named(generic, place)
+        origin = self._resolve(generic, place)
         inner = parameter.value if parameter.tag == _TUPLE else [parameter]
         if not (isinstance(origin, type) and all(part.tag.startswith(_NAME) for part in inner)):
             self._refuse(node)
@@ -238,7 +238,7 @@ class _Builder:
             self._refuse(node)
         return value
 
-    def _related(self, value: Any, default: Any) -> bool:
+    def _is_related(self, value: Any, default: Any) -> bool:
         """Returns whether a class derives from a known base of the default: of nerfstudio, a method or torch.optim."""
         default = get_origin(default) or default
         if not (isinstance(value, type) and isinstance(default, type)):
@@ -265,10 +265,10 @@ class _Builder:
             try:
                 importlib.import_module(module_name)
             except ImportError as error:
-                raise _Unfit(_missing(node, name)) from error
+                raise _Unfit(_describe_missing(node, name)) from error
         module = sys.modules.get(module_name)
         if module is None or not hasattr(module, attribute):
-            raise _Unfit(_missing(node, name))
+            raise _Unfit(_describe_missing(node, name))
         return getattr(module, attribute)
 
     def _is_known(self, module: Any) -> bool:
@@ -279,7 +279,7 @@ class _Builder:
     def _refuse(self, node: Node, where: _Place | None = None) -> NoReturn:
         name = node.tag.removeprefix(f"{_YAML}python/").rpartition(":")[2]
         place = f" as {where.name} of {where.owner.__name__}" if where is not None else ""
-        raise _Refused(
+        raise _UnsafeConfig(
             f"line {_line(node)} asks for {_printable(name)}{place}, which no config of nerfstudio or of an installed "
             "method has there and which could run any code"
         )
@@ -297,7 +297,7 @@ def _line(node: Node) -> int:
     return node.start_mark.line + 1
 
 
-def _missing(node: Node, name: str) -> str:
+def _describe_missing(node: Node, name: str) -> str:
     """Says that a class or function is not installed; classes of this package had other names before."""
     text = f"line {_line(node)} names {_printable(name)}, which is not here"
     if _package(name) == _package(__name__):

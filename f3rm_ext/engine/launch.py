@@ -27,7 +27,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 """What torchrun sets in the environment of each process."""
 
 
-def by_torchrun() -> bool:
+def is_torchrun() -> bool:
     """Returns whether torchrun (or a program that sets the same variables) has started this process with others."""
     numbers = [os.environ.get(name, "") for name in VARIABLES[:4]]
     return all(name in os.environ for name in VARIABLES) and all(map(str.isdigit, numbers)) and int(numbers[1]) > 1
@@ -39,7 +39,7 @@ def processes(machine: MachineConfig) -> int:
     >>> processes(MachineConfig(num_devices=4, num_machines=2))
     8
     """
-    return int(os.environ["WORLD_SIZE"]) if by_torchrun() else machine.num_devices * machine.num_machines
+    return int(os.environ["WORLD_SIZE"]) if is_torchrun() else machine.num_devices * machine.num_machines
 
 
 def check_machines(machine: MachineConfig) -> None:
@@ -51,7 +51,7 @@ def check_machines(machine: MachineConfig) -> None:
     Raises:
         ConfigError: the devices are not there, or the options contradict each other.
     """
-    if by_torchrun():
+    if is_torchrun():
         if machine.num_devices * machine.num_machines > 1:
             raise ConfigError(
                 f"torchrun has started {os.environ['WORLD_SIZE']} processes and --machine.num-devices and "
@@ -115,7 +115,7 @@ def join(machine: MachineConfig) -> None:
         RankError: the other processes cannot be reached.
         SystemExit: another process of this machine has said what is wrong.
     """
-    if not by_torchrun() or dist.is_initialized():
+    if not is_torchrun() or dist.is_initialized():
         return
     try:
         check_machines(machine)
@@ -142,14 +142,14 @@ def join(machine: MachineConfig) -> None:
 
 def leave() -> None:
     """Undoes :func:`join`; nerfstudio does it itself where it has started the processes."""
-    if by_torchrun() and dist.is_initialized():
+    if is_torchrun() and dist.is_initialized():
         comms.LOCAL_PROCESS_GROUP = None
         dist.destroy_process_group()
 
 
 def place() -> tuple[int, int] | None:
     """Returns local rank and number of processes where torchrun has started them; None elsewhere."""
-    if not by_torchrun() or not dist.is_initialized():
+    if not is_torchrun() or not dist.is_initialized():
         return None
     return int(os.environ["LOCAL_RANK"]), dist.get_world_size()
 
@@ -162,7 +162,7 @@ def seed(machine_seed: int) -> None:
     torch.manual_seed(number)
 
 
-def of_first(value: Any) -> Any:
+def broadcast_first(value: Any) -> Any:
     """Returns the value of rank 0 where torchrun has started this process; elsewhere the value itself."""
     if place() is None:
         return value
@@ -188,9 +188,9 @@ def first_only(work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:
-            of_first(error.code if isinstance(error, SystemExit) else EXIT_CODE)
+            broadcast_first(error.code if isinstance(error, SystemExit) else EXIT_CODE)
             raise
-    code = of_first(code)
+    code = broadcast_first(code)
     if code is not None:
         raise SystemExit(code)
 
@@ -201,7 +201,7 @@ def command_prefix() -> str:
     >>> command_prefix()
     ''
     """
-    if not by_torchrun():
+    if not is_torchrun():
         return ""
     words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "--no-python"]
     if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:

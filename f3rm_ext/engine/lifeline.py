@@ -41,7 +41,7 @@ class Lifeline:
         Raises:
             RankError: the processes cannot reach each other.
         """
-        self._rank, self._size, self._how_to_resume = rank, size, how_to_resume
+        self._rank, self._size, self._resume_sentence = rank, size, how_to_resume
         self._group = small_group(_SILENCE)
         self._leaves, self._lost, self._left = threading.Event(), threading.Event(), threading.Event()
         self.busy = threading.RLock()
@@ -62,7 +62,7 @@ class Lifeline:
             raise self._loss()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def guard(self) -> Iterator[None]:
         """Ends this process with one sentence where its run has to end, whichever rank is the reason.
 
         Raises:
@@ -103,7 +103,7 @@ class Lifeline:
     def _loss(self) -> RankError:
         return RankError(
             f"Another of the {self._size} processes of this run has ended (see its message), so this one ends too: "
-            f"{self._how_to_resume()}."
+            f"{self._resume_sentence()}."
         )
 
     def _end(self) -> None:

@@ -62,7 +62,7 @@ def open_run(
     if step is None:
         newest = checkpoint.newest_intact(folder, lambda text: CONSOLE.log(text, markup=False))
     else:
-        newest = checkpoint.path_of(folder, step)
+        newest = checkpoint.make_path(folder, step)
 
     config = read_config(load_config)
     # Checkpoints lie next to the config, even if the run was moved or renamed.
@@ -77,7 +77,7 @@ def open_run(
     if not fits:
         raise ConfigError(f"The run {load_config} is of the method {config.method_name}, {lacking}.")
     config.relative_model_dir = config.load_dir = folder.resolve()
-    config.load_step = step = checkpoint.step_of(newest)
+    config.load_step = step = checkpoint.parse_step(newest)
     assert step is not None, "newest_first only lists checkpoint names"
     change(config)
     path = config.load_dir / newest.name

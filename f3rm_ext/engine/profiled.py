@@ -21,7 +21,7 @@ from f3rm_ext.profiling.profiler import Parts, TensorProfiler
 TAG = "TensorProfiling"
 
 
-class Profiled:
+class ProfiledTrainer:
     """Mixin of the trainer: records what the memory is made of, if the options say so. Rank 0 does it for all."""
 
     config: Any

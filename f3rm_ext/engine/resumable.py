@@ -12,14 +12,14 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.engine import checkpoint, random_state
 from f3rm_ext.engine.ranks import Ranks
-from f3rm_ext.engine.stopping import Stopping
-from f3rm_ext.engine.synchronization import trained
+from f3rm_ext.engine.stopping import StoppableTrainer
+from f3rm_ext.engine.synchronization import named_parameters
 from f3rm_ext.errors import CheckpointError
 
 EXTRA_KEY, EXTRA_FORMAT = "f3rm_ext", 1
 
 
-class ResumableTrainer(Stopping, Trainer):
+class ResumableTrainer(StoppableTrainer, Trainer):
     """Saves and restores all that decides how a run goes on: parameters, optimisers, random numbers, image cycles."""
 
     _completed_step: int | None = None
@@ -124,7 +124,7 @@ class ResumableTrainer(Stopping, Trainer):
                 self.pipeline.model.collect(state, self.ranks)  # type: ignore[operator]
             with nullcontext() if self.lifeline is None else self.lifeline.busy:
                 if comms.is_main_process():
-                    checkpoint.write(state, checkpoint.path_of(self.checkpoint_dir, step))
+                    checkpoint.write(state, checkpoint.make_path(self.checkpoint_dir, step))
                     if self.config.save_only_latest_checkpoint:
                         checkpoint.prune(self.checkpoint_dir)
             self._saved_step = step
@@ -134,7 +134,7 @@ class ResumableTrainer(Stopping, Trainer):
     def _gather(self, ranks: Ranks, step: int, own: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Returns on rank 0 what differs between ranks, after they have added up what each holds a part of."""
         if not self._sharded:
-            ranks.require_same(trained(self.optimizers), f"after step {step}")
+            ranks.require_same(named_parameters(self.optimizers), f"after step {step}")
             gather_statistics = getattr(self.pipeline.model, "gather_statistics", None)
             if gather_statistics is not None:
                 gather_statistics()

@@ -23,7 +23,7 @@ _ONE_CTRL_C_S = 2.0
 """With several processes, one Ctrl-C comes several times: from the terminal and from the program that started them."""
 
 
-class Stopping:
+class StoppableTrainer:
     """Mixin of the trainer: stops between two steps, saves and says how to go on; all ranks stop at the same step."""
 
     config: Any
@@ -43,7 +43,7 @@ class Stopping:
         if world_size() == 1:
             return
         self.ranks = Ranks()
-        self.lifeline = Lifeline(self.ranks.rank, self.ranks.size, self._after_loss)
+        self.lifeline = Lifeline(self.ranks.rank, self.ranks.size, self._resume_clause)
         # The other processes, and their GPUs, would wait for a viewer that stays open.
         self.config.viewer.quit_on_train_completion = True
         CONSOLE.quiet = self.ranks.rank > 0
@@ -55,7 +55,7 @@ class Stopping:
 
     def _together(self) -> AbstractContextManager[None]:
         """Ends this process with a sentence if another one of the run ends."""
-        return nullcontext() if self.lifeline is None else self.lifeline.held()
+        return nullcontext() if self.lifeline is None else self.lifeline.guard()
 
     def _part(self) -> None:
         """Takes leave of the other ranks, once all have come to the end."""
@@ -75,7 +75,7 @@ class Stopping:
         try:
             yield
         except KeyboardInterrupt:
-            self._leave(f"Stopped within a step, which is lost. {self._how_to_resume()}", 130)
+            self._leave(f"Stopped within a step, which is lost. {self._resume_sentence()}", 130)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -92,7 +92,7 @@ class Stopping:
         if self._speaks():
             print("\nStopping after this step ... (Ctrl-C again stops at once)", file=sys.stderr, flush=True)
 
-    def _agreed_signal(self) -> int:
+    def _shared_signal(self) -> int:
         """Returns the signal after which to stop, the same on all ranks; 0 for none."""
         if isinstance(getattr(self, "optimizers", None), SynchronizedOptimizers):
             return self.optimizers.heard  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ class Stopping:
             self.save_checkpoint(self._completed_step)
         writer.write_out_storage()
         self._part()
-        self._leave(f"Stopped. {self._how_to_resume()}", 128 + number)
+        self._leave(f"Stopped. {self._resume_sentence()}", 128 + number)
 
     def _speaks(self) -> bool:
         return self.ranks is None or self.ranks.rank == 0
@@ -113,7 +113,7 @@ class Stopping:
             print(f"\n{message}", file=sys.stderr, flush=True)
         raise SystemExit(code)
 
-    def _after_loss(self) -> str:
+    def _resume_clause(self) -> str:
         """Returns how to go on after another process has ended, as the rest of a sentence."""
         command = self._resume_command()
         if command is None:
@@ -121,7 +121,7 @@ class Stopping:
         step, _ = checkpoint.newest_first(self.checkpoint_dir)[0]
         return f"saved up to step {step}, continue with `{command}`"
 
-    def _how_to_resume(self) -> str:
+    def _resume_sentence(self) -> str:
         command = self._resume_command()
         if command is None:
             return "Nothing was saved yet: the same command starts again."

@@ -30,7 +30,7 @@ class GathersGradients(Protocol):
         ...
 
 
-def trained(optimizers: Optimizers) -> Iterator[tuple[str, Parameter]]:
+def named_parameters(optimizers: Optimizers) -> Iterator[tuple[str, Parameter]]:
     """Yields the parameters that optimisers train, with a name: that of the group and the place in it."""
     for name, optimizer in optimizers.optimizers.items():
         params = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -23,10 +23,10 @@ from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
 from f3rm_ext.engine.options import LocalViewerConfig
-from f3rm_ext.engine.profiled import Profiled
+from f3rm_ext.engine.profiled import ProfiledTrainer
 from f3rm_ext.engine.ranks import CHECK_EVERY, is_first
 from f3rm_ext.engine.resumable import ResumableTrainer
-from f3rm_ext.engine.synchronization import SynchronizedOptimizers, trained
+from f3rm_ext.engine.synchronization import SynchronizedOptimizers, named_parameters
 from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
 from f3rm_ext.memory.shortage import is_out_of_memory, shortage_error
 from f3rm_ext.utils import threads
@@ -92,7 +92,7 @@ class F3rmTrainerConfig(TrainerConfig):
         if self.load_dir is not None:
             self.load_dir = checkpoint.find_folder(self.load_dir, self.relative_model_dir)
             path = self.resume_path()
-            self.load_step = checkpoint.step_of(path) if path else None
+            self.load_step = checkpoint.parse_step(path) if path else None
         elif self.load_checkpoint is not None and not self.load_checkpoint.is_file():
             raise CheckpointError(f"The checkpoint {self.load_checkpoint} given by --load-checkpoint does not exist.")
 
@@ -130,7 +130,7 @@ class F3rmTrainerConfig(TrainerConfig):
         folder = checkpoint.find_folder(self.load_dir, self.relative_model_dir)
         if self.load_step is None:
             return checkpoint.newest_intact(folder, _warn)
-        path = checkpoint.path_of(folder, self.load_step)
+        path = checkpoint.make_path(folder, self.load_step)
         if not checkpoint.is_intact(path, read_all=False):
             there = ", ".join(str(step) for step, _ in checkpoint.newest_first(folder)) or "none"
             state = "is damaged" if path.exists() else "does not exist"
@@ -141,7 +141,7 @@ class F3rmTrainerConfig(TrainerConfig):
         """Sets the time stamp of the run folder. Processes that torchrun has started meet here and take one stamp."""
         super().set_timestamp()
         launch.join(self.machine)
-        self.timestamp = launch.of_first(self.timestamp)
+        self.timestamp = launch.broadcast_first(self.timestamp)
 
     def print_to_terminal(self) -> None:
         """Prints the options, once."""
@@ -173,12 +173,12 @@ class F3rmTrainerConfig(TrainerConfig):
     def _save_config(self) -> None:
         self.check()
         path = self.resume_path()
-        step = checkpoint.step_of(path) if path else None
+        step = checkpoint.parse_step(path) if path else None
         if path and step is not None and step + 1 >= self.max_num_iterations:
             CONSOLE.print(self.nothing_left(step + 1, path))
             raise SystemExit(0)
         super().save_config()
-        if launch.processes(self.machine) > 1 and not launch.by_torchrun():
+        if launch.processes(self.machine) > 1 and not launch.is_torchrun():
             launch.remember_interruption()  # nerfstudio starts the others next
 
     def nothing_left(self, steps: int, path: Path) -> str:
@@ -209,7 +209,7 @@ class F3rmTrainerConfig(TrainerConfig):
                 f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "
                 "started in another folder than the training, to which paths in config.yml are relative."
             )
-        self.load_step = checkpoint.step_of(checkpoint.newest_intact(folder, _warn))
+        self.load_step = checkpoint.parse_step(checkpoint.newest_intact(folder, _warn))
         return folder
 
     @contextmanager
@@ -226,7 +226,7 @@ def _warn(text: str) -> None:
     CONSOLE.print(f"[bold yellow]Warning: {text}")
 
 
-class F3rmTrainer(Profiled, ResumableTrainer):
+class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
     """Nerfstudio's trainer with checkpoints that survive a kill, exact resume and clean interruption.
 
     A resumed run sees the same images, pixels and random numbers as one that was never interrupted, and stops at
@@ -352,8 +352,8 @@ class F3rmTrainer(Profiled, ResumableTrainer):
         """Runs before all other callbacks of a step: the safe point between two steps."""
         self.config.max_num_iterations = self._end_step
         self.restore_random_state()  # not earlier, because setting up the viewer and the writers may draw numbers
-        if self._agreed_signal():
-            self._stop(self._agreed_signal())
+        if self._shared_signal():
+            self._stop(self._shared_signal())
         self._step_at_work = step
 
     def _after_step(self, step: int) -> None:
@@ -362,7 +362,7 @@ class F3rmTrainer(Profiled, ResumableTrainer):
         if is_first():
             events.progress(events.STEPS, step + 1, self._end_step)
         if self.ranks is not None and not self._sharded and (step + 1) % CHECK_EVERY == 0:
-            self.ranks.require_same(trained(self.optimizers), f"after step {step}")
+            self.ranks.require_same(named_parameters(self.optimizers), f"after step {step}")
 
     def _shortage(self, step: int) -> MemoryShortageError:
         """Returns the error for a step in which memory ran out, with the options that would help."""

@@ -17,10 +17,10 @@ from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Queryable, QueryHead
 from f3rm_ext.query.relevancy import label_map
-from f3rm_ext.utils.output_file import NpzWriter, replacing
+from f3rm_ext.utils.output_file import NpzWriter, replace_file
 from f3rm_ext.utils.pictures import to_bytes
 from f3rm_ext.utils.ply import property_name, write_ply
-from f3rm_ext.utils.provenance import PROVENANCE, comments_of
+from f3rm_ext.utils.provenance import PROVENANCE, comment_lines
 
 _CHUNK = 1 << 13
 Space = Literal["distilled", "full", "none"]
@@ -104,7 +104,7 @@ def features_at(
     for start in range(0, len(points), chunk):
         at = torch.from_numpy(points[start : start + chunk]).to(model.device)
         with torch.inference_mode():
-            found = space.features(model.rendered_at(at)[head.name]).cpu()
+            found = space.features(model.render_points(at)[head.name]).cpu()
         yield found
 
 
@@ -150,7 +150,7 @@ def write_features(
             yield full.numpy().astype(np.float16)
 
     npz = out.with_suffix(".npz")
-    with replacing(npz) as stream, NpzWriter(stream) as archive:
+    with replace_file(npz) as stream, NpzWriter(stream) as archive:
         archive.array(PROVENANCE, np.asarray(json.dumps(dict(provenance))))
         if space == "none":
             for _ in chunks():
@@ -171,6 +171,6 @@ def write_features(
             archive.array("scores", cloud.scores)
             archive.array("names", np.asarray([query.name for query in feature_cloud.queries]))
             archive.array("labels", feature_cloud.labels())
-    with replacing(out) as stream:
-        write_ply(stream, feature_cloud.columns(pca), comments_of(provenance))
+    with replace_file(out) as stream:
+        write_ply(stream, feature_cloud.columns(pca), comment_lines(provenance))
     return npz

@@ -20,7 +20,7 @@ from torch import Tensor
 from f3rm_ext.errors import ExtractorError, FeatureStoreError
 from f3rm_ext.features.display import fixed_signs
 from f3rm_ext.features.store.feature_store import FeatureStore
-from f3rm_ext.utils.atomic_files import digest_of, remove_temporaries, write_atomic
+from f3rm_ext.utils.atomic_files import hash_bytes, remove_temporaries, write_atomic
 
 _COMMIT_EVERY = 32
 
@@ -127,7 +127,7 @@ def save_basis(root: Path, rows: Float32[Tensor, "code feat"], energy: tuple[flo
     root.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, rows.numpy().astype(np.float32), allow_pickle=False)
-    digest = digest_of(buffer.getvalue())
+    digest = hash_bytes(buffer.getvalue())
     write_atomic(root / "basis.npy", buffer.getvalue())
     raw = {
         "format": 1,
@@ -151,7 +151,7 @@ def load_basis(root: Path) -> CodeBasis | None:
         raw = json.loads((root / "spectrum.json").read_bytes())
         data = (root / "basis.npy").read_bytes()
         shape, energy, digest = (raw["codes"], raw["dim"]), raw["energy"], raw["basis_blake2b"]
-        if digest_of(data) != digest:
+        if hash_bytes(data) != digest:
             raise ValueError("its hash is not the recorded one")
         rows = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         if rows.shape != shape or rows.dtype != np.float32 or len(energy) != shape[1]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.html.content import package_versions, processor
-from f3rm_ext.utils.atomic_files import digest_of
+from f3rm_ext.utils.atomic_files import hash_bytes
 from f3rm_ext.utils.threads import usable_cores
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def config_digest(config: "TrainerConfig") -> str:
     for owner in (manager, getattr(manager, "dataparser", None)):
         if hasattr(owner, "data"):
             owner.data = None  # type: ignore[union-attr]
-    return digest_of(yaml.dump(config).encode())[:12]
+    return hash_bytes(yaml.dump(config).encode())[:12]
 
 
 def capture_conditions(pipeline: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def capture_conditions(pipeline: Any) -> dict[str, Any]:
     cameras = train.cameras
     return {
         **({} if data is None else {"capture": Path(data).resolve().name}),
-        "split": digest_of("\n".join([*names[0], "", *names[1]]).encode())[:8],
+        "split": hash_bytes("\n".join([*names[0], "", *names[1]]).encode())[:8],
         "train_images": len(names[0]),
         "eval_images": len(names[1]),
         "width_px": int(cameras.width.max()),

@@ -204,12 +204,12 @@ def first_step(config: Any) -> int:
     path = config.load_checkpoint
     if path is None and config.load_dir is not None:
         if config.load_step is not None:
-            path = checkpoint.path_of(config.load_dir, config.load_step)
+            path = checkpoint.make_path(config.load_dir, config.load_step)
         else:
             path = next((path for _, path in checkpoint.newest_first(config.load_dir)), config.load_dir / "step-*.ckpt")
     if path is None:
         return 0
-    step = checkpoint.step_of(path)
+    step = checkpoint.parse_step(path)
     if step is None or not path.is_file():
         raise CheckpointError(f"There is no checkpoint {path} to start from: give one named step-000002999.ckpt.")
     return step + 1
@@ -220,7 +220,7 @@ def recorded_first_step(config: Any) -> int | None:
     from f3rm_ext.engine import checkpoint
 
     if config.load_checkpoint is not None:
-        last = checkpoint.step_of(config.load_checkpoint)
+        last = checkpoint.parse_step(config.load_checkpoint)
     else:  # a run with a folder, but without a step, loaded the checkpoint that was the newest then
         last = -1 if config.load_dir is None else config.load_step
     return None if last is None else last + 1

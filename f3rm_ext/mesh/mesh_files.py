@@ -14,8 +14,8 @@ from trimesh.visual.color import ColorVisuals
 
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.errors import MeshError, reason_of
-from f3rm_ext.utils.output_file import replacing, require_writable
-from f3rm_ext.utils.provenance import comments_of, read_provenance, require_ours, signed_png
+from f3rm_ext.utils.output_file import replace_file, require_writable
+from f3rm_ext.utils.provenance import comment_lines, read_provenance, require_ours, sign_png
 
 SUFFIXES = (".ply", ".obj", ".glb")
 MAKERS = (
@@ -111,13 +111,13 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
     if kind == ".ply":
         body: bytes = mesh.export(file_type="ply")  # type: ignore[assignment]
         first, rest = body.split(b"comment ", 1)
-        lines = "".join(f"comment {line}\n" for line in comments_of(record)).encode("ascii", "backslashreplace")
+        lines = "".join(f"comment {line}\n" for line in comment_lines(record)).encode("ascii", "backslashreplace")
         body = first + lines + b"comment " + rest
     elif kind == ".obj":
-        header = "\n# ".join(line.encode("ascii", "backslashreplace").decode() for line in comments_of(record))
+        header = "\n# ".join(line.encode("ascii", "backslashreplace").decode() for line in comment_lines(record))
         library = path.with_suffix(".mtl").name
         text, beside = export_obj(mesh, header=header, return_texture=True, mtl_name=library)  # type: ignore[misc]
-        beside = {name: signed_png(data, record) if name.endswith(".png") else data for name, data in beside.items()}
+        beside = {name: sign_png(data, record) if name.endswith(".png") else data for name, data in beside.items()}
         body = text.encode(errors="backslashreplace")  # type: ignore[union-attr]
     else:
 
@@ -132,7 +132,7 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
     # The files beside take their names before the one that refers to them.
     with contextlib.ExitStack() as stack:
         for name, data in {path.name: body, **beside}.items():
-            stack.enter_context(replacing(path.with_name(name))).write(data)
+            stack.enter_context(replace_file(path.with_name(name))).write(data)
 
 
 def read_mesh(path: Path) -> trimesh.Trimesh:

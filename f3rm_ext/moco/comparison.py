@@ -6,8 +6,8 @@ from pathlib import Path
 from f3rm_ext.html.page import render_page
 from f3rm_ext.html.tables import Table
 from f3rm_ext.moco.evaluation import Score, confidence_interval
-from f3rm_ext.utils.output_file import replacing
-from f3rm_ext.utils.provenance import signed_text
+from f3rm_ext.utils.output_file import replace_file
+from f3rm_ext.utils.provenance import sign_text
 
 MADE_BY = "f3rm-ext moco eval"
 
@@ -61,5 +61,5 @@ def write_table(path: Path, title: str, header: Sequence[str], rows: Sequence[Se
         text = render_page("table.html", title=title, eyebrow=MADE_BY, table=Table(header, rows))
     else:
         text = markdown(title, header, rows)
-    with replacing(path, "--table") as stream:
-        stream.write(signed_text(text, MADE_BY))
+    with replace_file(path, "--table") as stream:
+        stream.write(sign_text(text, MADE_BY))

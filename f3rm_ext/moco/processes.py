@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from f3rm_ext.engine.launch import by_torchrun
+from f3rm_ext.engine.launch import is_torchrun
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 
@@ -119,7 +119,7 @@ def start_processes(world_size: int, rank: int, dist_url: str) -> None:
     Raises:
         ConfigError: The numbers contradict each other.
     """
-    if by_torchrun():
+    if is_torchrun():
         return
     if not 0 <= rank < world_size:
         raise ConfigError(f"--rank is {rank}, but --world-size {world_size} machines have ranks 0 to {world_size - 1}.")

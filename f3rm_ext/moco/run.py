@@ -88,7 +88,7 @@ class TrainingRun:
             if world_size() == 1:
                 return self._run()
             lifeline = Lifeline(rank(), world_size(), lambda: f"resume with {self._resume_command()}")
-            with lifeline.held():
+            with lifeline.guard():
                 code = self._run()
                 lifeline.close()
             return code
@@ -125,7 +125,7 @@ class TrainingRun:
         launch.first_only(self._decode)
         tiles = prepare(config.data, config.output, config.image_size, config.reading)
         memory = plan_memory(config, len(tiles), device, config.memory_gib)
-        self.config = config = replace(memory.config, batch_size=launch.of_first(memory.config.batch_size))
+        self.config = config = replace(memory.config, batch_size=launch.broadcast_first(memory.config.batch_size))
         plan = make_plan(config, len(tiles))
         training = Training(plan, tiles.fingerprint, device)
         self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
@@ -221,7 +221,7 @@ class TrainingRun:
         if not is_first():
             return
         folder = self.config.output / "checkpoints"
-        checkpoint.write(training.state(), checkpoint.path_of(folder, training.step))
+        checkpoint.write(training.state(), checkpoint.make_path(folder, training.step))
         checkpoint.prune(folder)
 
     def _load_checkpoint(self) -> dict[str, Any]:

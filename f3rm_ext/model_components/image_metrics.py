@@ -147,10 +147,10 @@ class ImageMetrics:
         if min(pred.shape[:2]) < MIN_LPIPS_SIDE_PX:
             _say_once(f"LPIPS is left out: it needs images of at least {MIN_LPIPS_SIDE_PX} px, these have fewer.")
             return None
-        found = find_lpips(self.lpips_weights)
-        if isinstance(found, Lpips):
-            return found
-        _say_once(found)
+        lpips = find_lpips(self.lpips_weights)
+        if isinstance(lpips, Lpips):
+            return lpips
+        _say_once(lpips)
         return None
 
 
@@ -170,10 +170,10 @@ def find_lpips(weights: Path | None, may_download: bool = True) -> Lpips | str:
     """
     try:
         if weights is None:
-            weights = cached_alexnet()
+            weights = find_alexnet()
             if not weights.is_file():
                 if not may_download:
-                    raise WeightsNotFoundError(_missing(f"{weights} is not there"))
+                    raise WeightsNotFoundError(_explain_missing(f"{weights} is not there"))
                 _fetch(weights)
         elif not weights.is_file():
             raise WeightsNotFoundError(f"LPIPS is left out: its weights {weights} are not there, check the path.")
@@ -182,7 +182,7 @@ def find_lpips(weights: Path | None, may_download: bool = True) -> Lpips | str:
         return str(error)
 
 
-def cached_alexnet() -> Path:
+def find_alexnet() -> Path:
     """Returns the path at which torchvision caches AlexNet; the file need not exist."""
     return Path(torch.hub.get_dir()) / "checkpoints" / ALEXNET_URL.rsplit("/", 1)[-1]
 
@@ -211,8 +211,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _missing(reason: str) -> str:
-    name = cached_alexnet().name
+def _explain_missing(reason: str) -> str:
+    name = find_alexnet().name
     return (
         f"LPIPS is left out: {reason}; place {name} there (from {ALEXNET_URL}, or set TORCH_HOME to a folder with "
         f"hub/checkpoints/{name}), or name a file by --pipeline.model.lpips-weights."
@@ -226,7 +226,7 @@ def _fetch(target: Path) -> None:
         WeightsNotFoundError: the download failed, or HF_HUB_OFFLINE forbids it.
     """
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "ON", "YES", "TRUE"}:
-        raise WeightsNotFoundError(_missing(f"{target} is not there and HF_HUB_OFFLINE is set"))
+        raise WeightsNotFoundError(_explain_missing(f"{target} is not there and HF_HUB_OFFLINE is set"))
     problem: list[str] = ["no answer"]
 
     def probe() -> None:
@@ -251,7 +251,7 @@ def _fetch(target: Path) -> None:
         except (OSError, RuntimeError, ValueError) as error:
             problem = [str(error).splitlines()[0]]
     if problem:
-        raise WeightsNotFoundError(_missing(f"{target} is not there and cannot be fetched ({problem[0]})"))
+        raise WeightsNotFoundError(_explain_missing(f"{target} is not there and cannot be fetched ({problem[0]})"))
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def ssim(pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"], mask: Mas
     one, two = (image.permute(2, 0, 1)[None].double() for image in (pred, target))
     maps = torch.cat([one, two, one * one, two * two, one * two], dim=1) * weight
     # The window of a kept pixel contains that pixel, so there is no division by zero where it counts.
-    local = _blurred(maps) / _blurred(weight).clamp(min=torch.finfo(weight.dtype).tiny)
+    local = _blur(maps) / _blur(weight).clamp(min=torch.finfo(weight.dtype).tiny)
     mean_one, mean_two, square_one, square_two, product = local.split(3, dim=1)
     variances = (square_one - mean_one**2).clamp(min=0) + (square_two - mean_two**2).clamp(min=0)
     spread = max(
@@ -100,7 +100,7 @@ def _null_ssim(pred: Tensor, target: Tensor) -> Tensor:
     return (local[0] * moments[4]).mean()
 
 
-def _blurred(maps: Float[Tensor, "1 channels h w"]) -> Float[Tensor, "1 channels h w"]:
+def _blur(maps: Float[Tensor, "1 channels h w"]) -> Float[Tensor, "1 channels h w"]:
     """Returns sums weighted by the Gaussian window; beyond the border the image is mirrored, or zero if it is tiny."""
     margin = WINDOW_PX // 2
     mode = "reflect" if min(maps.shape[2:]) > margin else "constant"

@@ -110,7 +110,7 @@ class QueryableField(Model):
         return {name: self.feature_field.head(name).decode(value) for name, value in hidden.items()}
 
     @torch.inference_mode()
-    def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
+    def render_points(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
         """Returns the hidden values of each head at points of the scene frame, as if rays ended there."""
         return self.feature_field.render_hidden(points[:, None], torch.ones_like(points[:, None, :1]))
 

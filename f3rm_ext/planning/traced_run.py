@@ -190,7 +190,7 @@ def draw_query(model: Any, view: Cameras) -> object:
     name, head = next(iter(heads.items()))
     positives = Embeddings(torch.empty(1, head.dim), ("query",))
     negatives = Embeddings(torch.empty(NEGATIVES, head.dim), ("",) * NEGATIVES)
-    scorer = Scorer.of_model(model, [Query(name="query", positives=positives, negatives=negatives, head=name)])
+    scorer = Scorer.from_model(model, [Query(name="query", positives=positives, negatives=negatives, head=name)])
     return model.render_camera(view, {"scores": lambda _, rendered_of: scorer(rendered_of)})
 
 

@@ -12,7 +12,7 @@ from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncod
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX
 from f3rm_ext.query.exemplar import background_clusters, deepest_pixel, embed_region
 from f3rm_ext.query.options import NO_NEGATIVES, QuerySpec, Region
-from f3rm_ext.query.queryable import QueryHead, checked_head
+from f3rm_ext.query.queryable import QueryHead, get_head
 from f3rm_ext.query.run import Photos
 
 Negatives = Literal["common", "others", "both", "none"]
@@ -34,7 +34,7 @@ def encode_queries(specs: Sequence[QuerySpec], photos: Photos, text_encoder: Tex
     heads = photos.model.query_heads()
     text_encoder = text_encoder or TextEncoder(photos.model.device)
     example_encoder = ExampleEncoder(photos, photos.model.device)
-    return [encode(spec, checked_head(heads, spec.feature), text_encoder, example_encoder) for spec in specs]
+    return [encode(spec, get_head(heads, spec.feature), text_encoder, example_encoder) for spec in specs]
 
 
 def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_encoder: ExampleEncoder) -> Query:
@@ -70,7 +70,7 @@ def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_
 
 def mean_of_photos(head: QueryHead) -> Embeddings:
     """Returns the mean feature of the training photos: the negative where neither texts nor a background can be."""
-    return Embeddings.of_codes(head.display_mean[None].detach().cpu(), ("the mean of all photos",))
+    return Embeddings.from_codes(head.display_mean[None].detach().cpu(), ("the mean of all photos",))
 
 
 def text_queries(
@@ -136,7 +136,7 @@ def exemplar_queries(
 
 def _exemplar_view(photos: Photos, truth: LabelSource, photo: str) -> tuple[int, LabelledView]:
     """Index and labels of the training photo that shows most classes, or of the one of this name."""
-    cameras, found = photos.cameras("train"), []
+    cameras, candidates = photos.cameras("train"), []
     for index, file in enumerate(photos.files("train")):
         if photo and file.name != photo:
             continue
@@ -144,9 +144,9 @@ def _exemplar_view(photos: Photos, truth: LabelSource, photo: str) -> tuple[int,
         if view is not None:
             sizes = [int(mask.sum()) for mask in view.masks.values()]
             seen = sum(size >= MIN_VISIBLE_PX for size in sizes)
-            found.append((seen, float(np.median(sizes)) if sizes else 0.0, -index, view))
-    if not found:
+            candidates.append((seen, float(np.median(sizes)) if sizes else 0.0, -index, view))
+    if not candidates:
         which = f"called {photo} " if photo else ""
         raise ConfigError(f"There is no training photo {which}with labels to take examples from: name another one.")
-    _, _, negative_index, view = max(found, key=lambda entry: entry[:3])
+    _, _, negative_index, view = max(candidates, key=lambda entry: entry[:3])
     return -negative_index, view

@@ -25,7 +25,7 @@ class Embeddings:
 
     Their norm is 1 in the full space. With PCA codes it is smaller here, since the codes leave a part out.
 
-    >>> mug = Embeddings.of_full(torch.tensor([[3.0, 4.0]]), ["mug"])
+    >>> mug = Embeddings.from_full(torch.tensor([[3.0, 4.0]]), ["mug"])
     >>> mug.values
     tensor([[0.6000, 0.8000]])
     >>> len(Embeddings.join([mug, Embeddings.empty(2)]))
@@ -54,7 +54,7 @@ class Embeddings:
         return cls(torch.cat([part.values for part in parts]), tuple(s for part in parts for s in part.sources))
 
     @classmethod
-    def of_full(
+    def from_full(
         cls,
         vectors: Float[Tensor, "vectors full"],
         sources: Sequence[str],
@@ -76,7 +76,7 @@ class Embeddings:
         return cls(unit if code_basis is None else project_query(code_basis.float().cpu(), unit), tuple(sources))
 
     @classmethod
-    def of_codes(
+    def from_codes(
         cls,
         values: Float[Tensor, "vectors feat"],
         sources: Sequence[str],
@@ -198,11 +198,11 @@ def load_embeddings(path: Path, dim: int, code_basis: Float[Tensor, "code full"]
     sources = [path.name if len(rows) == 1 else f"{path.name}[{i}]" for i in range(len(rows))]
     full = dim if code_basis is None else code_basis.shape[1]
     if rows.shape[1] == full:
-        return Embeddings.of_full(rows, sources, code_basis)
+        return Embeddings.from_full(rows, sources, code_basis)
     if rows.shape[1] == dim:
-        return Embeddings.of_codes(rows, sources)
+        return Embeddings.from_codes(rows, sources)
     if code_basis is not None and rows.shape[1] == dim + 1:
-        return Embeddings.of_codes(rows[:, :-1], sources, rows[:, -1])
+        return Embeddings.from_codes(rows[:, :-1], sources, rows[:, -1])
     known = f"{full}" if full == dim else f"{full} (or {dim} PCA codes)"
     raise ConfigError(
         f"The vectors in {path} have {rows.shape[1]} dimensions, but this feature has {known}: "

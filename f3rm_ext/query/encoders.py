@@ -63,7 +63,7 @@ class TextEncoder:
                 f"{full} dimensions: report this to its author."
             )
         # The clone is an ordinary tensor, not one of inference mode.
-        return Embeddings.of_full(vectors.clone(), prompts, head.basis)
+        return Embeddings.from_full(vectors.clone(), prompts, head.basis)
 
     def _extractor(self, head: QueryHead) -> Extractor:
         extractor = self._extractors.get(head.extractor)
@@ -135,21 +135,21 @@ class ExampleEncoder:
             width, height = image_size(file)
             region.require_inside(width, height)
             camera = self.photos.cameras(split)[index]
-            place = region.scaled(int(camera.width.item()) / width, int(camera.height.item()) / height)
+            place = region.scale(int(camera.width.item()) / width, int(camera.height.item()) / height)
             feature_map = self.photos.feature_map(split, index, head.name)
         positives = embed_region(feature_map, place)
         return Example(replace(positives, sources=(str(region),)), background_clusters(feature_map, place))
 
     def _find_photo(self, image: str) -> tuple[str, int, Path] | None:
         """Split and index of a photo of the capture, and the file whose pixels a region counts."""
-        path, found = Path(image), self.photos.find_photo(image)
-        if found is not None:
-            return *found, self.photos.files(found[0])[found[1]]
+        path, match = Path(image), self.photos.find_photo(image)
+        if match is not None:
+            return *match, self.photos.files(match[0])[match[1]]
         folder = self.photos.data if self.photos.data.is_dir() else self.photos.data.parent
         if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
             # The original of a photo that the run reads at another size.
-            found = self.photos.find_photo(path.name)
-        return None if found is None else (*found, path)
+            match = self.photos.find_photo(path.name)
+        return None if match is None else (*match, path)
 
     def _extract(self, head: QueryHead, region: Region) -> FeatureMap:
         """Extracts the features of an image file that is no photo of the capture."""

@@ -15,7 +15,7 @@ from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.space import FeatureSpace
 from f3rm_ext.query.embeddings import Query
-from f3rm_ext.query.exemplar import with_residual
+from f3rm_ext.query.exemplar import append_residual
 from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.query.queryable import Queryable, Scorer, score_points
 
@@ -36,7 +36,7 @@ class LabelledCamera:
     """Labels at the camera's size."""
 
 
-def labelled_cameras(files: Sequence[Path], cameras: Cameras, truth: LabelSource) -> Iterable[LabelledCamera]:
+def find_labelled_cameras(files: Sequence[Path], cameras: Cameras, truth: LabelSource) -> Iterable[LabelledCamera]:
     """Yields the views of a split that have labels.
 
     Raises:
@@ -91,7 +91,7 @@ def score_feature_map(
         height_px: height of the image that the map was made from.
         width_px: width of that image.
     """
-    packed = PackedMaps.pack([with_residual(feature_map)])
+    packed = PackedMaps.pack([append_residual(feature_map)])
     space = FeatureSpace.of_features()
     if feature_map.residual_norm is not None:
         space = FeatureSpace.of_codes_with_residual(feature_map.values.shape[2])

@@ -34,14 +34,14 @@ def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
     Raises:
         ConfigError: the feature there is zero.
     """
-    packed = PackedMaps.pack([with_residual(feature_map)])
+    packed = PackedMaps.pack([append_residual(feature_map)])
     places = torch.from_numpy(_sample_places(feature_map.grid, region))
     sampled = packed.sample(torch.zeros(len(places), dtype=torch.long), places)
     unit = sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
     mean = unit.mean(dim=0, keepdim=True)
     if feature_map.residual_norm is None:
-        return Embeddings.of_codes(mean, (str(region),))
-    return Embeddings.of_codes(mean[:, :-1], (str(region),), mean[:, -1])
+        return Embeddings.from_codes(mean, (str(region),))
+    return Embeddings.from_codes(mean[:, :-1], (str(region),), mean[:, -1])
 
 
 def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
@@ -58,12 +58,12 @@ def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
         At most :data:`MAX_CLUSTERS` directions; none where the region is the whole photo or the photo shows nothing
         else.
     """
-    values = with_residual(feature_map).values
+    values = append_residual(feature_map).values
     patches = values.reshape(-1, values.shape[-1]).astype(np.float32)
     lengths = np.linalg.norm(patches, axis=1)
     has_direction = lengths > _MIN_LENGTH
     unit = patches / np.where(has_direction, lengths, 1.0)[:, None]
-    outside = has_direction & ~patches_in(feature_map.grid, region)
+    outside = has_direction & ~select_patches(feature_map.grid, region)
     if outside.sum() < 2:
         return Embeddings.empty(feature_map.values.shape[-1])
     centres = _cluster_centres(unit[outside])
@@ -73,11 +73,11 @@ def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
     sources = tuple(f"rest of {region.image}, cluster {i + 1}" for i in range(len(centres)))
     directions = torch.from_numpy(centres)
     if feature_map.residual_norm is None:
-        return Embeddings.of_codes(directions, sources)
-    return Embeddings.of_codes(directions[:, :-1], sources, directions[:, -1])
+        return Embeddings.from_codes(directions, sources)
+    return Embeddings.from_codes(directions[:, :-1], sources, directions[:, -1])
 
 
-def with_residual(feature_map: FeatureMap) -> FeatureMap:
+def append_residual(feature_map: FeatureMap) -> FeatureMap:
     """Returns the map with the norm of what codes leave out as a last channel, where there is such a norm."""
     if feature_map.residual_norm is None:
         return feature_map
@@ -85,7 +85,7 @@ def with_residual(feature_map: FeatureMap) -> FeatureMap:
     return FeatureMap(values=values, grid=feature_map.grid)
 
 
-def patches_in(grid: PatchGrid, region: Region) -> Bool[np.ndarray, " points"]:
+def select_patches(grid: PatchGrid, region: Region) -> Bool[np.ndarray, " points"]:
     """Says which patches have their centre in a box or in the whole image; none for a point."""
     centres = grid.centres_px().reshape(-1, 2)
     if region.x_px is None or region.y_px is None:
@@ -151,7 +151,7 @@ def distinctive_patch(feature_map: FeatureMap, others: Sequence[FeatureMap]) -> 
 
 def _sample_places(grid: PatchGrid, region: Region) -> Float32[np.ndarray, "points 2"]:
     """Where a region is sampled (y, x): its point, or the patch centres in its box, or its middle if there are none."""
-    inside = patches_in(grid, region)
+    inside = select_patches(grid, region)
     if inside.any():
         return grid.centres_px().reshape(-1, 2)[inside]
     left, top, right, bottom = region.box_px(0, 0)

@@ -92,7 +92,7 @@ class QueryMetrics:
         """Returns means over the pairs; only ``pairs`` = 0 where there are none."""
         return self._summary(self._pairs)
 
-    def by_class(self) -> dict[str, dict[str, float | int]]:
+    def summarize_classes(self) -> dict[str, dict[str, float | int]]:
         """Returns the same for each class, at the best threshold of all classes together."""
         names = dict.fromkeys(pair.name for pair in self._pairs)
         best = self._best(self._pairs) if self._pairs else 0

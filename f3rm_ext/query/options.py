@@ -66,7 +66,7 @@ class Region:
         values = [value for value in (self.x_px, self.y_px, self.width_px, self.height_px) if value is not None]
         return f"{self.image}:{','.join(f'{value:g}' for value in values)}" if values else self.image
 
-    def scaled(self, by_x: float, by_y: float) -> "Region":
+    def scale(self, by_x: float, by_y: float) -> "Region":
         """The same place in the image at another size."""
         x, y, width, height = (
             None if value is None else value * by

@@ -93,7 +93,7 @@ class FeaturePipeline(VanillaPipeline):
         losses: dict[str, Tensor] = self.model.get_loss_dict(outputs, batch, metrics)  # type: ignore[assignment]
         count_terms = getattr(self.model, "loss_terms", None)
         terms = {} if count_terms is None else count_terms(losses, outputs, batch)
-        return outputs, weighted_losses(losses, terms, self.device), metrics
+        return outputs, weight_losses(losses, terms, self.device), metrics
 
     def get_average_image_metrics(self, data_loader: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The metrics of nerfstudio's pipeline and, in a test, those of queries, see :meth:`query_metrics`.
@@ -147,7 +147,7 @@ class FeaturePipeline(VanillaPipeline):
         }
 
 
-def weighted_losses(
+def weight_losses(
     losses: Mapping[str, Tensor], terms: Mapping[str, int | Tensor], device: torch.device
 ) -> dict[str, Tensor]:
     """Gives each loss this process's share of the batch of all processes as its weight.

@@ -76,7 +76,7 @@ class Queryable(Protocol):
         """
         ...
 
-    def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
+    def render_points(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
         """Returns the values of each head at points of the scene frame."""
         ...
 
@@ -109,7 +109,7 @@ class Scorer:
             self._parts.append((name, spaces[name].to(device), upload(torch.cat(rows), device), spans))
 
     @classmethod
-    def of_model(cls, model: Queryable, queries: Sequence[Query]) -> "Scorer":
+    def from_model(cls, model: Queryable, queries: Sequence[Query]) -> "Scorer":
         """Returns the scorer for the values that a model renders.
 
         Raises:
@@ -117,7 +117,7 @@ class Scorer:
         """
         heads = model.query_heads()
         for query in queries:
-            head = checked_head(heads, query.head)
+            head = get_head(heads, query.head)
             for vectors in (query.positives, query.negatives):
                 if vectors.values.shape[1] != head.dim:
                     raise ConfigError(
@@ -125,7 +125,7 @@ class Scorer:
                         f"{head.name!r} has {head.dim}: take it from features of the same extractor and number of "
                         "codes."
                     )
-        named = [replace(query, head=checked_head(heads, query.head).name) for query in queries]
+        named = [replace(query, head=get_head(heads, query.head).name) for query in queries]
         return cls(named, {name: heads[name].space() for name in {query.head for query in named}}, model.device)
 
     @property
@@ -153,7 +153,7 @@ class Scorer:
         return torch.stack([score for score in scores if score is not None], dim=-1)
 
 
-def checked_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
+def get_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
     """Returns the head of this name; the primary one for an empty name.
 
     Raises:
@@ -188,9 +188,9 @@ def score_image(
         The scores, and the outputs by name.
 
     Raises:
-        ConfigError: see :meth:`Scorer.of_model`.
+        ConfigError: see :meth:`Scorer.from_model`.
     """
-    scorer = Scorer.of_model(model, queries)
+    scorer = Scorer.from_model(model, queries)
     outputs = model.render_camera(camera, {"scores": lambda _, rendered_of: scorer(rendered_of)})
     return outputs.pop("scores"), outputs
 
@@ -207,9 +207,9 @@ def score_points(
         queries: at least one.
         chunk: number of points that are scored at a time.
     """
-    scorer = Scorer.of_model(model, queries)
+    scorer = Scorer.from_model(model, queries)
     parts = []
     for part in points.split(chunk):
-        rendered = model.rendered_at(part.to(model.device))
+        rendered = model.render_points(part.to(model.device))
         parts.append(scorer(rendered.__getitem__).cpu())
     return torch.cat(parts)

@@ -13,7 +13,7 @@ from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.base import FeatureMap
-from f3rm_ext.query.queryable import Queryable, QueryHead, checked_head
+from f3rm_ext.query.queryable import Queryable, QueryHead, get_head
 
 if TYPE_CHECKING:
     from nerfstudio.data.datasets.base_dataset import InputDataset
@@ -105,7 +105,7 @@ class Photos:
         Raises:
             UserError: the features are not in the store and cannot be extracted, or others were distilled.
         """
-        found = checked_head(self.model.query_heads(), head)
+        found = get_head(self.model.query_heads(), head)
         self.dataset(split)
         if self._sources is None:
             self._sources = self._open_sources()

@@ -26,7 +26,7 @@ def _font(size_px: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size_px)
 
 
-def with_legend(
+def add_legend(
     picture: UInt8[np.ndarray, "h w 3"], names: Sequence[str], threshold: float
 ) -> UInt8[np.ndarray, "height w 3"]:
     """Adds a legend below a picture of labels: the query of each colour."""
@@ -54,7 +54,7 @@ def with_legend(
     return np.concatenate([picture, np.asarray(strip)])
 
 
-def resized(picture: UInt8[np.ndarray, "h w 3"], height_px: int, width_px: int) -> UInt8[np.ndarray, "_ _ 3"]:
+def resize(picture: UInt8[np.ndarray, "h w 3"], height_px: int, width_px: int) -> UInt8[np.ndarray, "_ _ 3"]:
     """Resizes a picture."""
     if picture.shape[:2] == (height_px, width_px):
         return picture
@@ -113,18 +113,18 @@ class Overview:
         draw = ImageDraw.Draw(sheet)
         for i, (title, heat) in enumerate(zip(self.titles, self.heats, strict=True)):
             x = _GAP_PX + sum(widths[:i]) + _GAP_PX * i
-            draw.text((x, 3), _fitting(title, widths[i], 14), fill=_INK, font=_font(14))
+            draw.text((x, 3), _shorten(title, widths[i], 14), fill=_INK, font=_font(14))
             if heat is not None:
                 _scale_bar(sheet, x, 23, widths[i], heat)
         y = head
         for row, height in zip(self.rows, heights, strict=True):
-            draw.text((_GAP_PX, y), _fitting(row.name, width, 11), fill=_INK, font=_font(11))
+            draw.text((_GAP_PX, y), _shorten(row.name, width, 11), fill=_INK, font=_font(11))
             y += caption
             for i, picture in enumerate(row.pictures):
                 sheet.paste(Image.fromarray(picture), (_GAP_PX + sum(widths[:i]) + _GAP_PX * i, y))
             y += height + _GAP_PX
         for number, line in enumerate(lines):
-            draw.text((_GAP_PX, y + 4 + 17 * number), _fitting(line, width, 11), fill=_INK, font=_font(11))
+            draw.text((_GAP_PX, y + 4 + 17 * number), _shorten(line, width, 11), fill=_INK, font=_font(11))
         return np.asarray(sheet)
 
 
@@ -141,7 +141,7 @@ def _thumbnail(picture: np.ndarray) -> np.ndarray:
     return np.asarray(image)
 
 
-def _fitting(text: str, width_px: int, size_px: int) -> str:
+def _shorten(text: str, width_px: int, size_px: int) -> str:
     """The text, shortened to a width."""
     if _font(size_px).getlength(text) <= width_px:
         return text

@@ -100,7 +100,7 @@ class QueryWriter:
         Raises:
             ConfigError: a file cannot be written, or another program's is in its place.
         """
-        self.out.plan(self._planned_files())
+        self.out.plan(self._file_names())
         for query in self.queries:
             self.out.npy(f"{self.slugs[query.name]}.npy", pack_embeddings(query.positives))
         views: dict[str, Any] = {}
@@ -113,12 +113,12 @@ class QueryWriter:
             with self._videos() if self.fps is not None else contextlib.nullcontext() as videos:
                 for number, scored in enumerate(scored_views):
                     pictures = self._draw(scored, heat_of)
-                    found = summarize_view(scored, self.queries, self.threshold, self.frame)
+                    summaries = summarize_view(scored, self.queries, self.threshold, self.frame)
                     self._write_view(scored, pictures)
                     if videos is not None:
                         videos.add(self._video_frames(pictures))
-                    overview.add(number, scored.view.name, self._overview_row(pictures, found))
-                    views[scored.view.name] = self._describe_view(scored, found)
+                    overview.add(number, scored.view.name, self._overview_row(pictures, summaries))
+                    views[scored.view.name] = self._describe_view(scored, summaries)
                     progress.advance(task)
         self.out.png(OVERVIEW, overview.draw(provenance_lines(self.provenance)))
         content = {
@@ -141,7 +141,7 @@ class QueryWriter:
             )
         return QueryResult({**self.provenance, **content}, self.out.folder)
 
-    def _planned_files(self) -> list[str]:
+    def _file_names(self) -> list[str]:
         views = list(self.view_slugs.values())
         overlays = [f"overlay/{slug}/{view}.png" for slug in self.slugs.values() for view in views]
         labels = [f"{LABELS}/{view}.png" for view in views] if self.has_labels else []
@@ -153,7 +153,7 @@ class QueryWriter:
     def _draw(self, scored: ScoredView, heat_of: Mapping[str, tuple[float, float]]) -> ViewPictures:
         background = scored.rgb
         if scored.view.photo is not None:
-            background = visualization.resized(self.run.photo(*scored.view.photo), *scored.rgb.shape[:2])
+            background = visualization.resize(self.run.photo(*scored.view.photo), *scored.rgb.shape[:2])
         overlays = {
             query.name: heat_overlay_bytes(background, scored.scores[..., index], *heat_of[query.name])
             for index, query in enumerate(self.queries)
@@ -162,7 +162,7 @@ class QueryWriter:
             return ViewPictures(background, overlays, None, None)
         labels, names = scored.labels(self.threshold), [query.name for query in self.queries]
         picture = label_overlay_bytes(background, labels, len(names))
-        return ViewPictures(background, overlays, labels, visualization.with_legend(picture, names, self.threshold))
+        return ViewPictures(background, overlays, labels, visualization.add_legend(picture, names, self.threshold))
 
     def _write_view(self, scored: ScoredView, pictures: ViewPictures) -> None:
         view = self.view_slugs[scored.view.name]
@@ -179,12 +179,12 @@ class QueryWriter:
             arrays["depth"] = scored.depth
         self.out.npz(f"scores/{view}.npz", arrays)
 
-    def _describe_view(self, scored: ScoredView, found: Mapping[str, dict]) -> dict[str, Any]:
+    def _describe_view(self, scored: ScoredView, summaries: Mapping[str, dict]) -> dict[str, Any]:
         photo = scored.view.photo
         return {
             "photo": None if photo is None else str(self.run.files(photo[0])[photo[1]]),
             "size_px": [scored.rgb.shape[1], scored.rgb.shape[0]],
-            "queries": found,
+            "queries": summaries,
         }
 
     def _empty_overview(self, heats: Sequence[tuple[float, float]]) -> visualization.Overview:
@@ -192,10 +192,10 @@ class QueryWriter:
         titles = [first, *(query.name for query in self.queries), *([LABELS] if self.has_labels else [])]
         return visualization.Overview(titles, [None, *heats, *([None] if self.has_labels else [])], len(self.views))
 
-    def _overview_row(self, pictures: ViewPictures, found: Mapping[str, dict]) -> list[np.ndarray]:
+    def _overview_row(self, pictures: ViewPictures, summaries: Mapping[str, dict]) -> list[np.ndarray]:
         row = [pictures.background]
         for name, picture in pictures.overlays.items():
-            x, y = found[name]["best_px"]
+            x, y = summaries[name]["best_px"]
             row.append(mark_spot(picture, int(y), int(x)))
         return row if pictures.labels_picture is None else [*row, pictures.labels_picture]
 

@@ -198,8 +198,8 @@ class Report(_LedgerOptions):
     def main(self) -> int:
         """Writes the report. Returns the exit code."""
         from f3rm_ext.ledger.report import html_report, markdown_report
-        from f3rm_ext.utils.output_file import replacing
-        from f3rm_ext.utils.provenance import require_ours, signed_text
+        from f3rm_ext.utils.output_file import replace_file
+        from f3rm_ext.utils.provenance import require_ours, sign_text
 
         check_ranges(self)
         ledger = self.open_ledger()
@@ -213,8 +213,8 @@ class Report(_LedgerOptions):
             raise ConfigError(f"--out is {self.out}, but a report is Markdown or HTML: give a name in .md or .html.")
         require_ours(self.out, MADE_BY)
         text = writers[self.out.suffix](chosen, baseline, self.tolerance / 100)
-        with replacing(self.out) as stream:
-            stream.write(signed_text(text, MADE_BY))
+        with replace_file(self.out) as stream:
+            stream.write(sign_text(text, MADE_BY))
         print(f"Wrote {self.out}.")
         return 0
 

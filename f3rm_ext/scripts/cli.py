@@ -156,13 +156,13 @@ def _complete(arguments: Sequence[str]) -> int:
     """Lets tyro write a completion script, which needs all groups at once."""
     import tyro
 
-    found = {}
+    commands = {}
     for name, group in GROUPS.items():
         try:
-            found[name] = group.load(name)
+            commands[name] = group.load(name)
         except UserError as error:
             print(f"Warning: {error}", file=sys.stderr)
-    tyro.extras.subcommand_cli_from_dict(found, prog=PROGRAM, args=list(arguments))
+    tyro.extras.subcommand_cli_from_dict(commands, prog=PROGRAM, args=list(arguments))
     return 0
 
 

@@ -213,9 +213,9 @@ def check_weights() -> Iterator[Finding]:
             yield Finding("weights", name, Verdict.ABSENT, "weights not on this machine", status.advice)
         else:
             yield Finding("weights", name, Verdict.OK, str(status.path) if status.path else status.advice)
-    from f3rm_ext.model_components.image_metrics import cached_alexnet
+    from f3rm_ext.model_components.image_metrics import find_alexnet
 
-    path = cached_alexnet()
+    path = find_alexnet()
     if path.is_file():
         yield Finding("weights", "LPIPS (AlexNet)", Verdict.OK, str(path))
     else:

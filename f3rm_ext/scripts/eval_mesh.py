@@ -97,7 +97,7 @@ class EvalMesh:
         from f3rm_ext.mesh.mesh_files import read_surface
         from f3rm_ext.mesh.metrics import compare
         from f3rm_ext.utils.console import console, image_progress
-        from f3rm_ext.utils.output_file import replacing, require_writable
+        from f3rm_ext.utils.output_file import replace_file, require_writable
         from f3rm_ext.utils.provenance import require_ours
 
         if self.out is not None:
@@ -124,7 +124,7 @@ class EvalMesh:
             **metrics.record(),
         }
         if self.out is not None:
-            with replacing(self.out) as stream:
+            with replace_file(self.out) as stream:
                 stream.write((json.dumps(record, indent=1) + "\n").encode())
         console().print(self._table(metrics))
         if self.out is not None:

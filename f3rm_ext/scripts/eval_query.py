@@ -76,7 +76,7 @@ class EvalQuery(QueryTarget):
 
         from f3rm_ext.features.extractors.registry import understands_text
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
-        from f3rm_ext.query.queryable import checked_head
+        from f3rm_ext.query.queryable import get_head
         from f3rm_ext.utils.atomic_files import write_atomic
         from f3rm_ext.utils.output_file import require_writable
         from f3rm_ext.utils.provenance import require_ours
@@ -85,7 +85,7 @@ class EvalQuery(QueryTarget):
         out = self.out or self.target_folder() / "query.json"
         require_ours(out, COMMAND)
         require_writable(out)
-        head = checked_head(run.model.query_heads(), self.feature)
+        head = get_head(run.model.query_heads(), self.feature)
         truth = self._truth(run)
         by = self.by
         if by == "auto":
@@ -105,7 +105,7 @@ class EvalQuery(QueryTarget):
             "temperature": self.temperature,
             "queries": {query.name: list(query.positives.sources) for query in queries},
             "protocols": {
-                name: {**metrics.summary(), "classes": metrics.by_class()} for name, metrics in results.items()
+                name: {**metrics.summary(), "classes": metrics.summarize_classes()} for name, metrics in results.items()
             },
         }
         CONSOLE.print(self._table(results))
@@ -162,7 +162,7 @@ class EvalQuery(QueryTarget):
         from f3rm_ext.query.queryable import score_image
 
         files, cameras = run.files("test"), run.cameras("test")
-        views = list(evaluation.labelled_cameras(files, cameras, truth))
+        views = list(evaluation.find_labelled_cameras(files, cameras, truth))
         if not views:
             raise CaptureError("None of the held-out photos has labels, so there is nothing to compare with.")
         rendered, image_features = QueryMetrics(self.threshold), QueryMetrics(self.threshold)
@@ -205,7 +205,7 @@ class EvalQuery(QueryTarget):
         table.add_column("")
         for name in results:
             table.add_column(TITLES[name], justify="right")
-        classes = {name: metrics.by_class() for name, metrics in results.items()}
+        classes = {name: metrics.summarize_classes() for name, metrics in results.items()}
         for thing in classes["rendered"]:
             cells = [found.get(thing) for found in classes.values()]
             table.add_row(thing, *("-" if c is None else f"{c['localisation']:.2f}  {c['miou']:.3f}" for c in cells))

@@ -66,8 +66,8 @@ class EvalScales:
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.splat.multiscale_eval import evaluate_scales, select_scales, strip_png
         from f3rm_ext.utils.console import image_progress
-        from f3rm_ext.utils.output_file import replacing, require_writable
-        from f3rm_ext.utils.provenance import require_ours, signed_png
+        from f3rm_ext.utils.output_file import replace_file, require_writable
+        from f3rm_ext.utils.provenance import require_ours, sign_png
 
         run = load_splat_run(self.load_config)
         photos = run.photos
@@ -101,10 +101,10 @@ class EvalScales:
             "scales": [result.record() for result in results],
             "left_out": possible.left_out,
         }
-        with replacing(out) as stream:
+        with replace_file(out) as stream:
             stream.write(json.dumps(record, indent=1).encode())
-        with replacing(picture) as stream:
-            stream.write(signed_png(strip_png(results), {"made_by": COMMAND}))
+        with replace_file(picture) as stream:
+            stream.write(sign_png(strip_png(results), {"made_by": COMMAND}))
         CONSOLE.print(self._table(results))
         CONSOLE.print(f"Metrics are in {out}, images in {picture}.", highlight=False, markup=False, soft_wrap=True)
         return 0

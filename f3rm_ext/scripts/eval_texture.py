@@ -53,7 +53,7 @@ class EvalTexture:
         from f3rm_ext.mesh.mesh_files import read_mesh
         from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo
         from f3rm_ext.utils.console import console, image_progress
-        from f3rm_ext.utils.output_file import replacing, require_writable
+        from f3rm_ext.utils.output_file import replace_file, require_writable
         from f3rm_ext.utils.output_folder import png_bytes
         from f3rm_ext.utils.provenance import require_ours
 
@@ -75,7 +75,7 @@ class EvalTexture:
                 scores.append(score_photo(made, photo))
                 if pictures:
                     both = np.concatenate([np.rint(made.colors).astype(np.uint8), photo.colors], axis=1)
-                    with replacing(pictures[index], "--pictures") as stream:
+                    with replace_file(pictures[index], "--pictures") as stream:
                         stream.write(png_bytes(both, json.dumps(sign)))
                 progress.update(task, completed=index + 1)
         psnr, covered, coverage = (
@@ -92,7 +92,7 @@ class EvalTexture:
                 "coverage": coverage,
                 "photos": [asdict(score) for score in scores],
             }
-            with replacing(self.out) as stream:
+            with replace_file(self.out) as stream:
                 stream.write((json.dumps(record, indent=1) + "\n").encode())
         console().print(
             f"PSNR of {len(scores)} photos ({self.views}): {psnr:.2f} dB; {covered:.2f} dB on the {coverage:.1%} of "

@@ -89,7 +89,7 @@ class Features(QueryOptions):
         from f3rm_ext.export.features import FeatureCloud, write_features
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.builders import encode_queries
-        from f3rm_ext.query.queryable import checked_head
+        from f3rm_ext.query.queryable import get_head
         from f3rm_ext.query.writer import provenance
         from f3rm_ext.utils.console import console, image_progress
         from f3rm_ext.utils.provenance import require_ours
@@ -97,7 +97,7 @@ class Features(QueryOptions):
         for path in (self.out, self.out.with_suffix(".npz")):
             require_ours(path, f"f3rm-ext {COMMAND}")
         run = open_run_or_mesh(self.load_config, self.mesh, self.data)
-        head = checked_head(run.model.query_heads(), self.feature)
+        head = get_head(run.model.query_heads(), self.feature)
         queries = encode_queries(parse_queries(self), run)
         frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
         with image_progress("points") as progress:

@@ -97,7 +97,7 @@ class Mesh:
         from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.mesh.extraction import extract_mesh
         from f3rm_ext.mesh.mesh_files import axis_up, require_output, write_mesh
-        from f3rm_ext.utils.console import console, image_progress, note, shown_on
+        from f3rm_ext.utils.console import console, image_progress, note, show_stages
 
         require_output(self.out)
         scene = self._open()
@@ -108,7 +108,7 @@ class Mesh:
         reset_peak(cpu)
         began = time.perf_counter()
         with image_progress("steps") as progress:
-            extraction = extract_mesh(scene, options, shown_on(progress))
+            extraction = extract_mesh(scene, options, show_stages(progress))
         mesh = self._in_frame(extraction.mesh, scene)
         up = axis_up(self.out, self.up)
         record = {

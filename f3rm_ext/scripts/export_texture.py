@@ -65,7 +65,7 @@ class Texture:
         from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.mesh.mesh_files import axis_up, read_mesh, write_mesh
         from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices
-        from f3rm_ext.utils.console import console, image_progress, note, shown_on
+        from f3rm_ext.utils.console import console, image_progress, note, show_stages
 
         self._check_output()
         mesh = read_mesh(self.mesh)
@@ -76,7 +76,7 @@ class Texture:
         reset_peak(cpu)
         began = time.perf_counter()
         with image_progress("steps") as progress:
-            made = bake(mesh, photos, self.texture, shown_on(progress))
+            made = bake(mesh, photos, self.texture, show_stages(progress))
         up = axis_up(self.out, self.up)
         record = self._record(made, frame) | {
             "seconds": round(time.perf_counter() - began, 1),

@@ -68,7 +68,7 @@ class LiftMesh:
         from f3rm_ext.mesh.semantics.mesh_run import frame_of_mesh, open_capture_manager
         from f3rm_ext.mesh.texture.photos import photos_of
         from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
-        from f3rm_ext.utils.console import console, image_progress, shown_on
+        from f3rm_ext.utils.console import console, image_progress, show_stages
         from f3rm_ext.utils.output_file import require_writable
         from f3rm_ext.utils.provenance import require_ours
 
@@ -95,7 +95,7 @@ class LiftMesh:
                 def load(index: int, name: str = spec.name) -> "FeatureMap":
                     return source.load(index)[name]
 
-                show = shown_on(progress)
+                show = show_stages(progress)
                 lifted = lift_vertices(mesh, photos, load, spec.dim, show)
                 heads.add(LiftedHead(spec, torch.from_numpy(lifted.codes)))
                 if self.code_map:

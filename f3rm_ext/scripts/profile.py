@@ -36,8 +36,8 @@ class Profile:
         from f3rm_ext.html.profile_page import build_page
         from f3rm_ext.html.profile_tables import print_profile
         from f3rm_ext.profiling.profile_file import find_profile, read_profile
-        from f3rm_ext.utils.output_file import replacing
-        from f3rm_ext.utils.provenance import require_ours, signed_text
+        from f3rm_ext.utils.output_file import replace_file
+        from f3rm_ext.utils.provenance import require_ours, sign_text
 
         path = find_profile(self.run, self.outputs)
         page = (self.out or path.parent) / "tensor_profile.html"
@@ -49,8 +49,8 @@ class Profile:
         other = read_profile(find_profile(self.compare, self.outputs)) if self.compare else None
         console = Console()
         print_profile(profile, other, console)
-        with replacing(picture) as stream:
+        with replace_file(picture) as stream:
             write_picture(profile, other, stream)
-        with replacing(page) as stream:
-            stream.write(signed_text(build_page(profile, other), COMMAND))
+        with replace_file(page) as stream:
+            stream.write(sign_text(build_page(profile, other), COMMAND))
         console.print(f"Charts: {page} and .png", highlight=False, soft_wrap=True)

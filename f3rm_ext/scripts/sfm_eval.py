@@ -50,7 +50,7 @@ class Eval:
         from f3rm_ext.sfm import capture_cameras, metrics
         from f3rm_ext.sfm.capture_cameras import match_images, read_capture_cameras
         from f3rm_ext.utils.console import console
-        from f3rm_ext.utils.output_file import replacing, require_writable
+        from f3rm_ext.utils.output_file import replace_file, require_writable
         from f3rm_ext.utils.output_folder import made_by
         from f3rm_ext.utils.provenance import require_ours
 
@@ -84,7 +84,7 @@ class Eval:
                 **asdict(found),
                 "chamfer": chamfer,
             }
-            with replacing(self.out) as stream:
+            with replace_file(self.out) as stream:
                 stream.write((json.dumps(record, indent=1) + "\n").encode())
         console().print(self._table(found, chamfer, len(lost)))
         if self.out is not None:

@@ -15,7 +15,7 @@ from f3rm_ext.capture.colmap_model import Transform, colmap, transforms_of
 from f3rm_ext.sfm.database import Count, translate_errors
 from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS
 from f3rm_ext.utils.atomic_files import write_atomic
-from f3rm_ext.utils.output_file import replacing
+from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import write_ply
 
 SPARSE = Path("colmap", "sparse", "0")
@@ -64,7 +64,7 @@ def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], 
     xyz, rgb = model_points(model, applied)
     columns = {name: column for name, column in zip("xyz", xyz.astype(np.float32).T, strict=True)}
     columns |= {name: np.ascontiguousarray(rgb[:, i]) for i, name in enumerate(("red", "green", "blue"))}
-    with replacing(out / POINTS, option="--output") as stream:
+    with replace_file(out / POINTS, option="--output") as stream:
         write_ply(stream, columns)
     content = {
         **transforms_of(model, images, masks, applied),

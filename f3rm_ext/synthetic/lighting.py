@@ -115,7 +115,7 @@ def _direct(tree, vertices, normals, points, light_normals, power, sun, area_lig
 
 @no_type_check
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
-def _gather(tree, corners, vertices, normals, sent, rays, found):
+def _gather(tree, corners, vertices, normals, sent, rays, arriving):
     """Computes the cosine-weighted mean of the light that other surfaces send towards each vertex."""
     count = vertices.shape[0]
     for block in prange((count + _BLOCK - 1) // _BLOCK):
@@ -158,7 +158,7 @@ def _gather(tree, corners, vertices, normals, sent, rays, found):
                 r += bw * sent[i0, 0] + bu * sent[i1, 0] + bv * sent[i2, 0]
                 g += bw * sent[i0, 1] + bu * sent[i1, 1] + bv * sent[i2, 1]
                 b += bw * sent[i0, 2] + bu * sent[i1, 2] + bv * sent[i2, 2]
-            found[i, 0], found[i, 1], found[i, 2] = r / rays, g / rays, b / rays
+            arriving[i, 0], arriving[i, 1], arriving[i, 2] = r / rays, g / rays, b / rays
 
 
 def _smooth(values: np.ndarray, faces: np.ndarray, times: int) -> np.ndarray:
@@ -206,8 +206,8 @@ def bake(
     reflects = np.where(glows[:, None], 0.0, albedo)
     bounced = np.zeros_like(area_light)
     for _ in range(bounces):
-        found = np.empty_like(area_light)
+        arriving = np.empty_like(area_light)
         sent = reflects * (area_light + sun_light + bounced)
-        _gather(tree, geometry.corners, vertices, normals, sent, rays, found)
-        bounced = _smooth(found, geometry.corners, 4)
+        _gather(tree, geometry.corners, vertices, normals, sent, rays, arriving)
+        bounced = _smooth(arriving, geometry.corners, 4)
     return area_light + bounced, sun_light

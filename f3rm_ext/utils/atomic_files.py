@@ -93,12 +93,12 @@ def remove_temporaries(folder: Path) -> int:
     return len(leftovers)
 
 
-def digest_of(data: bytes) -> str:
+def hash_bytes(data: bytes) -> str:
     """Returns the BLAKE2b hash of bytes, 32 hex digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def digest_of_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Returns the BLAKE2b hash of a file's content, 32 hex digits. Reads the file in pieces."""
     digest = hashlib.blake2b(digest_size=16)
     with open(path, "rb") as stream:

@@ -37,13 +37,13 @@ def _color_table(name: str, device: torch.device) -> Float[Tensor, "256 3"]:
     return table.to(device, torch.float32)
 
 
-def _mapped(unit: Float[Tensor, "*batch"], name: str) -> Float[Tensor, "*batch 3"]:
+def _map_colors(unit: Float[Tensor, "*batch"], name: str) -> Float[Tensor, "*batch 3"]:
     """Colours of values from 0 to 1; values outside take the colours of the ends, NaN that of 0."""
     index = (unit.nan_to_num(nan=0.0).clamp(0.0, 1.0) * 255.0).round().long()
     return _color_table(name, unit.device)[index]
 
 
-def dimmed(rgb: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
+def dim(rgb: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
     """Returns a darker, almost grey picture, on which colours stand out. RGB, 0 to 1."""
     rgb = rgb.clamp(0.0, 1.0)
     return 0.15 * rgb + 0.4 * _grey(rgb)
@@ -80,9 +80,9 @@ def heat_overlay(
     """
     strength = ((score - low) / max(high - low, 1e-6)).clamp(0.0, 1.0)
     (first, last), (thin, dense) = _HEAT_RANGE, _HEAT_OPACITY
-    heat = _mapped(first + (last - first) * strength, HEAT_MAP)
+    heat = _map_colors(first + (last - first) * strength, HEAT_MAP)
     opacity = (thin + (dense - thin) * strength)[..., None]
-    below = dimmed(rgb)
+    below = dim(rgb)
     return torch.where((score >= low)[..., None], (1.0 - opacity) * below + opacity * heat, below)
 
 
@@ -121,7 +121,7 @@ def depth_colors_bytes(depth: Float[np.ndarray, "h w"], low: float, high: float)
         high: depth at and above which the last colour is shown.
     """
     unit = torch.tensor((depth - low) / max(high - low, 1e-12), dtype=torch.float32)
-    return to_bytes(_mapped(unit, DEPTH_MAP).numpy())
+    return to_bytes(_map_colors(unit, DEPTH_MAP).numpy())
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------
@@ -173,4 +173,4 @@ def label_overlay_bytes(
     """
     rgb, index = torch.tensor(picture, dtype=torch.float32) / 255.0, torch.tensor(labels)
     colored = (1.0 - _LABEL_OPACITY) * _grey(rgb) + _LABEL_OPACITY * label_colors(index, count)
-    return to_bytes(torch.where((index < 0)[..., None], dimmed(rgb), colored).numpy())
+    return to_bytes(torch.where((index < 0)[..., None], dim(rgb), colored).numpy())

@@ -96,7 +96,7 @@ def image_progress(unit: str = "images", on: "Console | None" = None, *, disable
     )
 
 
-def shown_on(progress: "Progress") -> StageProgress:
+def show_stages(progress: "Progress") -> StageProgress:
     """Returns a function that shows each stage as a bar of a progress display."""
     tasks: dict[str, TaskID] = {}
 

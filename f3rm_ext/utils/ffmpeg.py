@@ -17,8 +17,8 @@ def provide_ffmpeg() -> str | None:
     Returns:
         Path of the ffmpeg that will be used; None if there is none or the link cannot be written.
     """
-    if found := shutil.which("ffmpeg"):
-        return found
+    if installed := shutil.which("ffmpeg"):
+        return installed
     folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser() / "bin"
     link = folder / ("ffmpeg.exe" if os.name == "nt" else "ffmpeg")
     if not os.access(link, os.X_OK):  # missing, or left by an environment that was removed

@@ -25,19 +25,19 @@ def parse_json(data: bytes | str, kind: type[T] | Any) -> T:
     ValueError: Expected `int`, got `str` - at `$[...]`
     """
     try:
-        return of_shape(json.loads(data), kind)
+        return convert_json(json.loads(data), kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def of_shape(value: Any, kind: type[T] | Any) -> T:
+def convert_json(value: Any, kind: type[T] | Any) -> T:
     """Returns a value of JSON as a type, as :func:`parse_json` does.
 
     Raises:
         ValueError: the value is of another shape; the message says where.
     """
     try:
-        found = msgspec.convert(value, kind)
+        converted = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
-    return value if is_typeddict(kind) else found
+    return value if is_typeddict(kind) else converted

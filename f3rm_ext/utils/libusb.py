@@ -42,10 +42,10 @@ def provide_libusb() -> str | None:
 
 def _link_into_environment(library: Path) -> None:
     """Puts a link to the library where Open3D's own search path leads: lib/ of a virtual or conda environment."""
-    prefix, found = Path(sys.prefix), importlib.util.find_spec("open3d")
+    prefix, spec = Path(sys.prefix), importlib.util.find_spec("open3d")
     is_environment = sys.prefix != sys.base_prefix or (prefix / "conda-meta").is_dir()
-    if not is_environment or found is None or found.origin is None:
+    if not is_environment or spec is None or spec.origin is None:
         return
-    link = Path(found.origin).parents[3] / LIBUSB
+    link = Path(spec.origin).parents[3] / LIBUSB
     if link.parent == prefix / "lib" and not link.exists():
         link_atomic(link, library)

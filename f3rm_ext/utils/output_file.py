@@ -13,7 +13,7 @@ from f3rm_ext.utils.atomic_files import open_atomic
 
 
 @contextlib.contextmanager
-def replacing(path: Path, option: str = "--out") -> Iterator[BufferedWriter]:
+def replace_file(path: Path, option: str = "--out") -> Iterator[BufferedWriter]:
     """Opens a temporary file that takes the name when the ``with`` block succeeds, and is deleted otherwise.
 
     Args:

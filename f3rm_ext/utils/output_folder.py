@@ -38,7 +38,7 @@ def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
         taken: file names that must not be used.
     """
     used = {name.casefold() for name in taken}
-    found = []
+    unique = []
     for name in names:
         base = re.sub(r"[^\w.-]+", "_", name).strip("._")[:_LONGEST_NAME] or "query"
         number, candidate = 1, base
@@ -46,8 +46,8 @@ def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
             number += 1
             candidate = f"{base}_{number}"
         used.add(candidate.casefold())
-        found.append(candidate)
-    return found
+        unique.append(candidate)
+    return unique
 
 
 class OutputFolder:
@@ -145,7 +145,7 @@ class OutputFolder:
         try:
             temporary.replace(self.folder / name)
         except OSError as error:
-            raise _failed(self.folder / name, error) from error
+            raise _write_error(self.folder / name, error) from error
 
     def _write(self, name: str, data: bytes) -> None:
         path = self.folder / name
@@ -153,7 +153,7 @@ class OutputFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, data)
         except OSError as error:
-            raise _failed(path, error) from error
+            raise _write_error(path, error) from error
 
 
 def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:
@@ -165,7 +165,7 @@ def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:
     return stream.getvalue()
 
 
-def _failed(path: Path, error: OSError) -> ConfigError:
+def _write_error(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"{path} cannot be written ({error.strerror or error}): free some space or choose another --out."
     )

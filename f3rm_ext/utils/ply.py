@@ -174,15 +174,15 @@ class PlyTables:
                 elif word:
                     raise ValueError
             except (ValueError, KeyError, IndexError, StopIteration):
-                raise _damaged(path, f"its header has the line {line[:80]!r}") from None
+                raise _damage_error(path, f"its header has the line {line[:80]!r}") from None
         else:
-            raise _damaged(path, "its header has no end")
+            raise _damage_error(path, "its header has no end")
         if line != "end_header" or order is None:
-            raise _damaged(path, "its header is cut short" if order else "its header names no format")
-        found = cls(path, order, tables, comments, stream.tell())
+            raise _damage_error(path, "its header is cut short" if order else "its header names no format")
+        ply = cls(path, order, tables, comments, stream.tell())
         if order:
-            found._require_rows(os.fstat(stream.fileno()).st_size)
-        return found
+            ply._require_rows(os.fstat(stream.fileno()).st_size)
+        return ply
 
     def _require_rows(self, size: int) -> None:
         """Raises SplatFileError where a binary file is too short for its rows."""
@@ -253,7 +253,7 @@ class PlyTables:
                 if values.shape[1] != len(table.kinds):
                     raise ValueError
             except ValueError:
-                raise _damaged(
+                raise _damage_error(
                     self.path, f"a row of its element {table.name} is not {len(table.kinds)} numbers"
                 ) from None
             rows = np.empty(len(some), dtype=[(name, np.float64) for name in names])
@@ -272,5 +272,5 @@ def _add_property(table: Table, words: list[str]) -> None:
         table.kinds[name] = _KINDS[kind]
 
 
-def _damaged(path: Path, reason: str) -> SplatFileError:
+def _damage_error(path: Path, reason: str) -> SplatFileError:
     return SplatFileError(f"{path} is damaged ({reason}): copy or export it again.")

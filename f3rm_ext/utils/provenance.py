@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.json_shape import of_shape, parse_json
+from f3rm_ext.utils.json_shape import convert_json, parse_json
 from f3rm_ext.utils.ply import read_comments
 
 MADE_BY = "made_by"
@@ -81,7 +81,7 @@ def require_own_folder(
         maker: the command as in ``f3rm-ext moco train``.
         option: the option that gave the folder, for messages.
         ignored: names of files that may be there without the marker.
-        kind: type of the marker's content, see :func:`~f3rm_ext.utils.json_shape.of_shape`.
+        kind: type of the marker's content, see :func:`~f3rm_ext.utils.json_shape.convert_json`.
 
     Returns:
         The content of the marker; None where the folder is new or empty.
@@ -97,7 +97,7 @@ def require_own_folder(
         if (folder / marker).exists():
             record = read_provenance(folder / marker)
             if record.get(MADE_BY) == maker:
-                return of_shape(record, kind)
+                return convert_json(record, kind)
             raise ConfigError(
                 f"{folder / marker} is damaged or was not written by `{maker}`: choose a new folder with {option}."
             )
@@ -127,28 +127,28 @@ def read_provenance(path: Path) -> dict[str, Any]:
         return {}
 
 
-def comments_of(provenance: Mapping[str, object]) -> list[str]:
+def comment_lines(provenance: Mapping[str, object]) -> list[str]:
     """Returns the provenance as comments of a PLY or OBJ file, one for each entry."""
     return [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in provenance.items()]
 
 
-def signed_text(text: str, maker: str) -> bytes:
+def sign_text(text: str, maker: str) -> bytes:
     """Returns a text in Markdown or HTML with a comment at its end that says who wrote it, and is not shown.
 
-    >>> signed_text("Figures", "f3rm-ext bench report").decode()
+    >>> sign_text("Figures", "f3rm-ext bench report").decode()
     'Figures\\n<!-- made_by: f3rm-ext bench report -->\\n'
     """
     return f"{text.rstrip()}\n<!-- made_by: {maker} -->\n".encode(errors="backslashreplace")
 
 
-def signed_png(data: bytes, provenance: Mapping[str, object]) -> bytes:
+def sign_png(data: bytes, provenance: Mapping[str, object]) -> bytes:
     """Returns an encoded PNG with its provenance as text."""
     body = b"tEXt" + PNG_KEY.encode() + b"\0" + json.dumps(provenance).encode("ascii")
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return data[:_AFTER_IHDR] + chunk + data[_AFTER_IHDR:]
 
 
-def signed_gzip(data: bytes, maker: str) -> bytes:
+def sign_gzip(data: bytes, maker: str) -> bytes:
     """Returns data compressed by gzip; its header names who wrote it as the original file."""
     stream = io.BytesIO()
     with gzip.GzipFile(maker, "wb", fileobj=stream, mtime=0) as archive:
@@ -156,18 +156,18 @@ def signed_gzip(data: bytes, maker: str) -> bytes:
     return stream.getvalue()
 
 
-def _of_npz(path: Path) -> dict[str, Any]:
+def _read_npz(path: Path) -> dict[str, Any]:
     # numpy does not close a damaged file that it has opened itself.
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         return parse_json(str(archive[PROVENANCE]), dict[str, Any])
 
 
-def _of_ply(path: Path) -> dict[str, Any]:
+def _read_ply(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         return _entries(read_comments(stream))
 
 
-def _of_comment_lines(path: Path) -> dict[str, Any]:
+def _read_comment_lines(path: Path) -> dict[str, Any]:
     lines = []
     with path.open("rb") as stream:
         for line in stream:
@@ -177,7 +177,7 @@ def _of_comment_lines(path: Path) -> dict[str, Any]:
     return _entries(lines)
 
 
-def _of_glb(path: Path) -> dict[str, Any]:
+def _read_glb(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         magic, _, _, length, chunk = struct.unpack("<4sIIII", stream.read(20))
         if magic != b"glTF" or chunk != _GLB_JSON or length > _LONGEST_HEADER:
@@ -185,25 +185,25 @@ def _of_glb(path: Path) -> dict[str, Any]:
         return parse_json(stream.read(length), _GlbTree).get("asset", {}).get("extras", {})
 
 
-def _of_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     return parse_json(path.read_bytes(), dict[str, Any])
 
 
-def _of_png(path: Path) -> dict[str, Any]:
+def _read_png(path: Path) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of large pictures, whose pixels are not read
         with Image.open(path) as image:
             return parse_json(image.info.get(PNG_KEY, "{}"), dict[str, Any])
 
 
-def _of_text(path: Path) -> dict[str, Any]:
+def _read_text(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - _LONGEST_COMMENT))
         found = _COMMENT.search(stream.read())
     return {} if found is None else {MADE_BY: found[1].decode()}
 
 
-def _of_gzip(path: Path) -> dict[str, Any]:
+def _read_gzip(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         found = _GZIP_NAME.match(stream.read(_LONGEST_COMMENT))
     return {} if found is None else {MADE_BY: found[1].decode()}
@@ -219,14 +219,14 @@ def _entries(comments: Collection[str]) -> dict[str, str]:
 
 
 _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    ".npz": _of_npz,
-    ".ply": _of_ply,
-    ".obj": _of_comment_lines,
-    ".mtl": _of_comment_lines,
-    ".glb": _of_glb,
-    ".json": _of_json,
-    ".png": _of_png,
-    ".html": _of_text,
-    ".md": _of_text,
-    ".jgz": _of_gzip,
+    ".npz": _read_npz,
+    ".ply": _read_ply,
+    ".obj": _read_comment_lines,
+    ".mtl": _read_comment_lines,
+    ".glb": _read_glb,
+    ".json": _read_json,
+    ".png": _read_png,
+    ".html": _read_text,
+    ".md": _read_text,
+    ".jgz": _read_gzip,
 }

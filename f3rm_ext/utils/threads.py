@@ -30,7 +30,7 @@ _asleep: dict[int, bool] = {}
 # --- how many --------------------------------------------------------------------------------------------------------
 
 
-def _quota_of(folder: Path) -> float | None:
+def _read_quota(folder: Path) -> float | None:
     """Cores that a control group allows, of version 2 or 1; None where it sets no limit."""
     try:
         if (folder / "cpu.max").is_file():
@@ -64,7 +64,7 @@ def cpu_quota(memberships: str, root: Path) -> float | None:
             continue
         # A container may see the name its group has outside: then only the upper part is there.
         inner = PurePosixPath(*(part for part in PurePosixPath(path).parts if part not in ("/", "..")))
-        quotas += [_quota_of(mount / part) for mount in mounts for part in (inner, *inner.parents)]
+        quotas += [_read_quota(mount / part) for mount in mounts for part in (inner, *inner.parents)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 

@@ -88,4 +88,4 @@ class FirstViewControl(ViewerControl):
         cameras = compat.viewer_cameras(viewer)
         if cameras is not None:
             view = first_view(cameras)
-            compat.viewer_open_at(viewer, view.index, view.c2w, view.fov_rad, view.distance)
+            compat.viewer_start_view(viewer, view.index, view.c2w, view.fov_rad, view.distance)

@@ -37,8 +37,8 @@ def extra_outputs(model: Queryable, state: QueryState, guard: OutputGuard) -> di
     heads = model.query_heads()
     if not heads:
         return {}
-    live = None if state.live is None else Scorer.of_model(model, [state.live])
-    named = Scorer.of_model(model, state.named) if state.named else None
+    live = None if state.live is None else Scorer.from_model(model, [state.live])
+    named = Scorer.from_model(model, state.named) if state.named else None
     computed: dict[str, ExtraOutput] = {
         RELEVANCY: lambda outputs, rendered_of: _relevancy(outputs, rendered_of, live),
         OVERLAY: lambda outputs, _: outputs["rgb"] if live is None else _overlay(outputs, state.threshold),
@@ -51,7 +51,7 @@ def extra_outputs(model: Queryable, state: QueryState, guard: OutputGuard) -> di
             computed[FEATURE_COLORS + suffix] = lambda _, rendered_of, name=name, colors=colors: colors(
                 rendered_of(name)
             )
-    return {name: _guarded(name, compute, guard) for name, compute in computed.items()}
+    return {name: _guard(name, compute, guard) for name, compute in computed.items()}
 
 
 class RefittedColors:
@@ -77,7 +77,7 @@ class RefittedColors:
         return ((value - self._low) / self._range).clamp(0.0, 1.0)
 
 
-def _guarded(name: str, compute: ExtraOutput, guard: OutputGuard) -> ExtraOutput:
+def _guard(name: str, compute: ExtraOutput, guard: OutputGuard) -> ExtraOutput:
     def run(outputs: Mapping[str, Tensor], rendered_of: RenderedOf) -> Tensor | None:
         computed: dict[str, Tensor | None] = {}
         guard.add(computed, name, lambda: compute(outputs, rendered_of))

@@ -25,10 +25,10 @@ from f3rm_ext.query.builders import mean_of_photos
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, TextEncoder
 from f3rm_ext.query.options import ALTERNATIVES, split_prompts
-from f3rm_ext.query.queryable import Queryable, QueryHead, checked_head
+from f3rm_ext.query.queryable import Queryable, QueryHead, get_head
 from f3rm_ext.viewer import outputs, status
 from f3rm_ext.viewer.first_view import FirstViewControl
-from f3rm_ext.viewer.picking import Ray, Viewpoint, clicked_feature, fitted_displays
+from f3rm_ext.viewer.picking import Ray, Viewpoint, fit_displays, pick_feature
 from f3rm_ext.viewer.state import DEFAULT_THRESHOLD, QueryStateStore
 from f3rm_ext.viewer.worker import LatestJob
 
@@ -92,7 +92,7 @@ class QueryPanel(nn.Module):
         self.ask_08_name = ViewerButton("Add to named queries", cb_hook=self._act(self._add_to_named))
         self.ask_09_clear = ViewerButton("Clear queries", cb_hook=self._act(self._clear))
         self.ask_10_refit = ViewerButton("Refit PCA", cb_hook=self._act(self._refit))
-        self.ask_11_memory = status.MemoryLine(lambda: self._required_model().device)
+        self.ask_11_memory = status.MemoryLine(lambda: self._get_model().device)
         self.viewer_control = FirstViewControl()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "QueryPanel":
@@ -119,7 +119,7 @@ class QueryPanel(nn.Module):
             self._viewpoint = Viewpoint(camera, obb_box)
             self.ask_11_memory.update()
         try:
-            return outputs.extra_outputs(self._required_model(), state, self._guard)
+            return outputs.extra_outputs(self._get_model(), state, self._guard)
         except compat.viewer_interrupts():
             raise
         except Exception as error:
@@ -140,7 +140,7 @@ class QueryPanel(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        if self.ask_02_status.installed:
+        if self.ask_02_status.is_installed:
             self.sync()
 
     # --- queries -----------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class QueryPanel(nn.Module):
         request_id = self.store.new_request()
         text, negatives_text = self._text_seen, self.ask_03_negatives.value.strip()
         if not text:
-            self.store.resolve(request_id, lambda state: state.with_live(None))
+            self.store.resolve(request_id, lambda state: state.set_live(None))
             self._say()
             return
         try:
@@ -169,7 +169,7 @@ class QueryPanel(nn.Module):
             positives = split_prompts(text)
             negatives = split_prompts(negatives_text) if negatives_text else []
         except ConfigError:
-            self.store.resolve(request_id, lambda state: state.with_live(None))
+            self.store.resolve(request_id, lambda state: state.set_live(None))
             raise
         self._say(activity=f"Loading text weights of {extractor_name(head.extractor)} …")
         self._encoding.submit(lambda: self._finish_text(request_id, head, text, positives, negatives))
@@ -196,7 +196,7 @@ class QueryPanel(nn.Module):
 
     def _show_query(self, request_id: int, query: Query | None, problem: str = "") -> None:
         """Makes a query the live one, unless there was a newer request meanwhile."""
-        if self.store.resolve(request_id, lambda state: state.with_live(query)):
+        if self.store.resolve(request_id, lambda state: state.set_live(query)):
             self._say(problem=problem)
             if query is not None:
                 compat.viewer_show_output(self.viewer_control, outputs.OVERLAY, instead_of="rgb")
@@ -209,7 +209,7 @@ class QueryPanel(nn.Module):
             return
         self._head()
         self._waits_for_click = True
-        self.viewer_control.register_pointer_cb("click", self._clicked)
+        self.viewer_control.register_pointer_cb("click", self._handle_click)
         self._say(activity="Click on the scene.")
 
     def _stop_waiting(self) -> None:
@@ -217,7 +217,7 @@ class QueryPanel(nn.Module):
             self._waits_for_click = False
             self.viewer_control.unregister_pointer_cb()
 
-    def _clicked(self, click: ViewerClick) -> None:
+    def _handle_click(self, click: ViewerClick) -> None:
         """Runs in a thread of the viewer, without the training lock."""
         if not self._waits_for_click:
             return
@@ -229,7 +229,7 @@ class QueryPanel(nn.Module):
         problem, query = "", None
         try:
             with compat.viewer_lock(self.viewer_control):
-                query = self._query_by_click(Ray.of_click(click.origin, click.direction))
+                query = self._query_by_click(Ray.from_click(click.origin, click.direction))
             self._text_seen = ""
             self.ask_01_text.value = ""
         except Exception as error:
@@ -240,7 +240,7 @@ class QueryPanel(nn.Module):
         head = self._head()
         name = f"click {self._clicks + 1}"
         box = None if self._viewpoint is None else self._viewpoint.obb_box
-        clicked, (x, y, z) = clicked_feature(self._required_model(), head, ray, name, box)
+        clicked, (x, y, z) = pick_feature(self._get_model(), head, ray, name, box)
         positives = Embeddings(clicked.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
         query = Query(name, head.name, positives, mean_of_photos(head))
         self._clicks += 1
@@ -257,12 +257,12 @@ class QueryPanel(nn.Module):
         if self._text_seen:
             self._encode_text()
         else:
-            self.store.resolve(self.store.new_request(), lambda state: state.with_live(None))
+            self.store.resolve(self.store.new_request(), lambda state: state.set_live(None))
             self._say()
 
     def _temperature_changed(self) -> None:
         temperature = float(self.ask_05_temperature.value)
-        self.store.change(lambda state: state.with_temperature(temperature))
+        self.store.change(lambda state: state.set_temperature(temperature))
 
     def _threshold_changed(self) -> None:
         threshold = float(self.ask_06_threshold.value)
@@ -272,7 +272,7 @@ class QueryPanel(nn.Module):
         query = self.store.state.live
         if query is None:
             raise ConfigError("There is no query to add: type a text or click first.")
-        self.store.change(lambda state: state.with_named(query))
+        self.store.change(lambda state: state.add_named(query))
         self._say()
 
     def _clear(self) -> None:
@@ -285,23 +285,23 @@ class QueryPanel(nn.Module):
     def _refit(self) -> None:
         if self._viewpoint is None:
             raise ConfigError("There is no view to fit colours to yet: look at the scene first.")
-        displays = fitted_displays(self._required_model(), self._viewpoint)
+        displays = fit_displays(self._get_model(), self._viewpoint)
         self.store.change(lambda state: replace(state, displays=displays))
         self._say(activity="Feature colours now fit this view.")
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _required_model(self) -> Queryable:
+    def _get_model(self) -> Queryable:
         model = self._model()
         assert model is not None, "the panel outlived its model"
         return cast(Queryable, model)
 
     def _heads(self) -> Mapping[str, QueryHead]:
-        return self._required_model().query_heads()
+        return self._get_model().query_heads()
 
     def _head(self) -> QueryHead:
         heads = self._heads()
-        return checked_head(heads, self.ask_04_feature.value if heads else "")
+        return get_head(heads, self.ask_04_feature.value if heads else "")
 
     def _act(self, action: Callable[[], None]) -> Callable[[object], None]:
         """Returns the callback of an element. The status shows exceptions, which nobody would see otherwise."""

@@ -38,7 +38,7 @@ class Ray:
     """Any length above 0."""
 
     @classmethod
-    def of_click(cls, origin: Sequence[float | int], direction: Sequence[float | int]) -> "Ray":
+    def from_click(cls, origin: Sequence[float | int], direction: Sequence[float | int]) -> "Ray":
         """Converts a click as a page sends it, with whole numbers as integers."""
         (x, y, z), (u, v, w) = map(float, origin), map(float, direction)
         return cls((x, y, z), (u, v, w))
@@ -74,7 +74,7 @@ def camera_along(ray: Ray) -> Cameras:
     return Cameras(pose[None], fx=_FOCAL_PX, fy=_FOCAL_PX, cx=0.5, cy=0.5, width=1, height=1)
 
 
-def clicked_feature(
+def pick_feature(
     model: Queryable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None
 ) -> tuple[Embeddings, tuple[float, float, float]]:
     """Renders the feature along a ray.
@@ -104,10 +104,10 @@ def clicked_feature(
     depth = float(outputs["depth"].reshape(-1)[0])
     direction = functional.normalize(torch.tensor(ray.direction), dim=0)
     x, y, z = (torch.tensor(ray.origin) + depth * direction).tolist()
-    return Embeddings.of_codes(values, (name,), left_out), (x, y, z)
+    return Embeddings.from_codes(values, (name,), left_out), (x, y, z)
 
 
-def fitted_displays(model: Queryable, viewpoint: Viewpoint) -> dict[str, DisplayBasis]:
+def fit_displays(model: Queryable, viewpoint: Viewpoint) -> dict[str, DisplayBasis]:
     """Fits projections to colours, by head, that show best the differences within a view.
 
     Args:

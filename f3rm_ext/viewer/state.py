@@ -36,11 +36,11 @@ class QueryState:
         """Whether there is a query or a refitted projection, so that pictures need outputs of the panel."""
         return self.live is not None or bool(self.named) or bool(self.displays)
 
-    def with_live(self, query: Query | None) -> "QueryState":
+    def set_live(self, query: Query | None) -> "QueryState":
         """Returns a copy with another live query, at the panel's temperature."""
         return replace(self, live=None if query is None else replace(query, temperature=self.temperature))
 
-    def with_named(self, query: Query) -> "QueryState":
+    def add_named(self, query: Query) -> "QueryState":
         """Returns a copy with one more named query, which replaces any of the same name."""
         if any(query.name == other.name for other in self.named):
             named = tuple(query if query.name == other.name else other for other in self.named)
@@ -48,7 +48,7 @@ class QueryState:
             named = (*self.named, query)
         return replace(self, named=named)
 
-    def with_temperature(self, temperature: float) -> "QueryState":
+    def set_temperature(self, temperature: float) -> "QueryState":
         """Returns a copy with all queries at another temperature."""
         live = None if self.live is None else replace(self.live, temperature=temperature)
         named = tuple(replace(query, temperature=temperature) for query in self.named)

@@ -46,7 +46,7 @@ class StatusLine(ViewerElement[str]):
         self._create_gui_handle(viser_server)
 
     @property
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         """Whether the text was added to a viewer."""
         return self._handle is not None
 
@@ -85,10 +85,10 @@ def plain(text: str) -> str:
     """
     text = " ".join(text.split())
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-    return " ".join(_BREAK.join(map(_escaped, _pieces(word))) for word in text.split(" "))
+    return " ".join(_BREAK.join(map(_escape, _pieces(word))) for word in text.split(" "))
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return re.sub(r"[^\w\s.,:;'/…×°“”’-]", lambda mark: f"&#{ord(mark.group())};", text).replace("_", "&#95;")
 
 
@@ -116,10 +116,10 @@ def describe_feature(head: QueryHead | None) -> str:
         advice = str(error)
     except Exception as error:  # an extractor of another package
         advice = f"{type(error).__name__}: {first_line(error)}"
-    return f"**Feature** {plain(_without_folders(head.extractor))}: {plain(advice)}"
+    return f"**Feature** {plain(_strip_folders(head.extractor))}: {plain(advice)}"
 
 
-def _without_folders(extractor: str) -> str:
+def _strip_folders(extractor: str) -> str:
     """Returns an extractor with its options, with files named without their folders."""
     return re.sub(r"[^=,+]*[/\\]", "", extractor)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.atomic_files import digest_of_file
+from f3rm_ext.utils.atomic_files import hash_file
 from f3rm_ext.workflow.manifest import Record, identify
 from f3rm_ext.workflow.options import ChainOptions, StageName, StageOptions, Words
 from f3rm_ext.workflow.records import newest_checkpoint
@@ -152,7 +152,7 @@ class ChainStages:
         if not truth.is_file():
             raise ConfigError(f"There is no ground truth {truth}: check --truth.")
         mesh, inputs = self._final_mesh()
-        inputs |= {"truth": digest_of_file(truth)}
+        inputs |= {"truth": hash_file(truth)}
         scores = scores_file(self.folder, "eval-mesh")
         words = (str(mesh), "--truth", str(truth.absolute()), "--out", str(scores))
         # Only parts that cameras see can be reconstructed. Occlusion is known for the capture's own mesh alone.
@@ -204,5 +204,5 @@ class ChainStages:
             checkpoint = newest_checkpoint(splats.parent)
             if checkpoint is None:
                 raise ConfigError(f"The run of {splats} has no checkpoint: give one that was saved at least once.")
-            return ("--load-config", str(splats.absolute())), {"coarse splats": digest_of_file(checkpoint)}
+            return ("--load-config", str(splats.absolute())), {"coarse splats": hash_file(checkpoint)}
         return ("--splats", str(splats.absolute()), *self._data()), {"coarse splats": digest_of_path(splats)}

@@ -10,7 +10,7 @@ from f3rm_ext import __version__
 from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.capture.colmap_model import capture_files
 from f3rm_ext.errors import CaptureError, ConfigError
-from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, write_atomic
+from f3rm_ext.utils.atomic_files import hash_bytes, hash_file, write_atomic
 from f3rm_ext.utils.provenance import require_own_folder
 
 NAME, FORMAT = "manifest.json", 1
@@ -62,7 +62,7 @@ class Record:
     def key(self) -> str:
         """Names options and inputs, and the attempt."""
         text = json.dumps([self.options, self.inputs], sort_keys=True)
-        return digest_of(text.encode())[:8] + (f"-{self.attempt}" if self.attempt > 1 else "")
+        return hash_bytes(text.encode())[:8] + (f"-{self.attempt}" if self.attempt > 1 else "")
 
 
 class _Capture(TypedDict):
@@ -147,7 +147,7 @@ class Manifest:
     def output(self, path: Path) -> Output:
         """Describes a file that was written."""
         name = str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
-        return Output(name, path.stat().st_size, digest_of_file(path))
+        return Output(name, path.stat().st_size, hash_file(path))
 
     def record_of(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> Record:
         """Returns the record of a stage; a new one if options or inputs have changed, see :meth:`reason_to_run`."""
@@ -179,7 +179,7 @@ class Manifest:
             path = self.folder / output.path
             if not path.is_file():
                 return f"{output.path} is missing"
-            if path.stat().st_size != output.size or digest_of_file(path) != output.digest:
+            if path.stat().st_size != output.size or hash_file(path) != output.digest:
                 return f"{output.path} was changed"
         return None
 
@@ -205,8 +205,8 @@ def identify(data: Path) -> dict[str, Any]:
     frames = meta["frames"]
     files = [str(frame[key]) for frame in frames for key in ("file_path", "mask_path") if key in frame]
     sizes = [(name, item.stat().st_size if (item := folder / name).is_file() else -1) for name in files]
-    text = json.dumps([*map(digest_of_file, poses), sizes])
-    return {"path": str(data.resolve()), "photos": len(frames), "digest": digest_of(text.encode())}
+    text = json.dumps([*map(hash_file, poses), sizes])
+    return {"path": str(data.resolve()), "photos": len(frames), "digest": hash_bytes(text.encode())}
 
 
 def identify_photos(images: Path) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def identify_photos(images: Path) -> dict[str, Any]:
         images: folder of the photos.
     """
     path = str(images.resolve())
-    return {"path": path, "digest": digest_of(path.encode())}
+    return {"path": path, "digest": hash_bytes(path.encode())}
 
 
 def _describe_change(before: str | None, now: str | None) -> str:

@@ -49,9 +49,9 @@ def check_requirements(
     if free_gib < wanted_gib:
         notes.append(f"{free_gib:.2f} GiB are free where {folder} is; up to {wanted_gib:g} may be needed.")
     if scores:
-        from f3rm_ext.model_components.image_metrics import cached_alexnet
+        from f3rm_ext.model_components.image_metrics import find_alexnet
 
-        path = cached_alexnet()
+        path = find_alexnet()
         if not path.is_file():
             notes.append(f"LPIPS needs AlexNet's weights, which are not at {path}: off-line it is left out.")
     return notes

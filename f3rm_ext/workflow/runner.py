@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
-from f3rm_ext.utils.output_file import replacing
+from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.workflow.commands import Command, run_command
 from f3rm_ext.workflow.manifest import INTERRUPTED, Manifest, Record
 from f3rm_ext.workflow.records import newest_checkpoint, steps_of
@@ -143,7 +143,7 @@ class StageRunner:
     def write_report(self, page: str) -> Path:
         """Writes the report and returns its path."""
         path = self.folder / REPORT
-        with replacing(path, self.option) as stream:
+        with replace_file(path, self.option) as stream:
             stream.write(page.encode(errors="backslashreplace"))
         return path
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from f3rm_ext.utils.atomic_files import digest_of, digest_of_file
+from f3rm_ext.utils.atomic_files import hash_bytes, hash_file
 from f3rm_ext.workflow.manifest import Record
 from f3rm_ext.workflow.options import StageOptions, Words, words_of
 from f3rm_ext.workflow.records import newest_checkpoint
@@ -126,7 +126,7 @@ def scores_file(folder: Path, name: str) -> Path:
 def digest_of_path(path: Path) -> str:
     """Returns a hash of a file's content, or of the names, sizes and times of a folder's files."""
     if path.is_file():
-        return digest_of_file(path)
+        return hash_file(path)
     files = sorted(item for item in path.rglob("*") if item.is_file())
     facts = [(str(item.relative_to(path)), item.stat().st_size, item.stat().st_mtime_ns) for item in files]
-    return digest_of(repr(facts).encode())
+    return hash_bytes(repr(facts).encode())

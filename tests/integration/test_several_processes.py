@@ -124,9 +124,9 @@ def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
 
 
 def test_nerfstudio_and_torchrun_start_the_same_run(train_ranks: Any, tmp_path: Path) -> None:
-    for stamp in ("by_nerfstudio", "by_torchrun"):
+    for stamp in ("by_nerfstudio", "is_torchrun"):
         succeeded(train_ranks(2, stamp, 4, *FIELD))
-    one, two = (checkpoint(tmp_path, stamp, 3) for stamp in ("by_nerfstudio", "by_torchrun"))
+    one, two = (checkpoint(tmp_path, stamp, 3) for stamp in ("by_nerfstudio", "is_torchrun"))
     assert len(one["f3rm_ext"]["ranks"]) == 2
     for name, value in parameters(one).items():
         assert torch.equal(parameters(two)[name], value), name

@@ -100,10 +100,10 @@ class Ball:
         }
         for name, compute in extra.items():
             plain = {key: value for key, value in outputs.items() if isinstance(value, Tensor)}
-            outputs[name] = compute(plain, lambda head: hit * self.rendered_at(at)[head])
+            outputs[name] = compute(plain, lambda head: hit * self.render_points(at)[head])
         return outputs
 
-    def rendered_at(self, points: Tensor) -> dict[str, Tensor]:
+    def render_points(self, points: Tensor) -> dict[str, Tensor]:
         upper = (points[:, 2:] >= 0).float()
         return {name: torch.cat([upper, 1 - upper], dim=1) for name in self.heads}
 

@@ -18,7 +18,7 @@ from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
 from f3rm_ext.data.stereo.sweep import AGREEING, FARTHEST, PhotoStereo
 from f3rm_ext.utils import threads
-from f3rm_ext.utils.atomic_files import FolderLock, digest_of, write_atomic
+from f3rm_ext.utils.atomic_files import FolderLock, hash_bytes, write_atomic
 from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.ply import write_ply
 
@@ -242,7 +242,7 @@ def _key(outputs: DataparserOutputs) -> str:
     files = [*outputs.image_filenames, *(outputs.mask_filenames or [])]
     facts = {
         "settings": [VERSION, SIDE_PX, MOST_VIEWS, MIN_VIEWS, COUNT],
-        "cameras": [digest_of(tensor.cpu().contiguous().numpy().tobytes()) for tensor in tensors],
+        "cameras": [hash_bytes(tensor.cpu().contiguous().numpy().tobytes()) for tensor in tensors],
         "files": [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
     }
-    return digest_of(json.dumps(facts).encode())
+    return hash_bytes(json.dumps(facts).encode())

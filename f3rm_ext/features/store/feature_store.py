@@ -28,7 +28,7 @@ from jaxtyping import Float16
 from f3rm_ext.errors import FeatureStoreError
 from f3rm_ext.features.base import ExtractorIdentity, FeatureMap, PatchGrid
 from f3rm_ext.features.store.manifest import EXTRACT_AGAIN, MANIFEST_NAME, Manifest, ShardEntry, shard_name
-from f3rm_ext.utils.atomic_files import digest_of, digest_of_file, remove_temporaries, sync_folder, write_atomic
+from f3rm_ext.utils.atomic_files import hash_bytes, hash_file, remove_temporaries, sync_folder, write_atomic
 
 SHARD_HEADER_BYTES = 128
 ShardState = Literal["present", "missing", "damaged"]
@@ -166,7 +166,7 @@ class FeatureStore:
         self.path(key).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path(key), data, sync_parent=False)
         self._verified.discard(key)
-        self.manifest.images[key] = ShardEntry(len(data), digest_of(data), grid, image_hw[0], image_hw[1])
+        self.manifest.images[key] = ShardEntry(len(data), hash_bytes(data), grid, image_hw[0], image_hw[1])
 
     def commit(self) -> None:
         """Enters all shards written so far into the manifest on the disk."""
@@ -194,7 +194,7 @@ class FeatureStore:
             if size != entry.bytes:
                 kind = "truncated" if size < entry.bytes else "altered"
                 return Damage(path, f"is {kind}: it has {size} bytes where its manifest says {entry.bytes}")
-            if digest_of_file(path) != entry.blake2b:
+            if hash_file(path) != entry.blake2b:
                 return Damage(path, "was altered or is of another image or model: its hash is not the manifest's")
         except FileNotFoundError:
             return Damage(path, "is missing")

@@ -29,7 +29,7 @@ from trimesh.visual.texture import TextureVisuals
 from f3rm_ext.errors import MeshError, reason_of
 from f3rm_ext.mesh.semantics.code_map import CodeMap
 from f3rm_ext.splat.features.heads import LiftedHeads
-from f3rm_ext.utils.output_file import NpzWriter, replacing
+from f3rm_ext.utils.output_file import NpzWriter, replace_file
 from f3rm_ext.utils.provenance import PROVENANCE
 
 COMMAND = "f3rm-ext features lift-mesh"
@@ -77,7 +77,7 @@ def save_features(path: Path, mesh: trimesh.Trimesh, features: MeshFeatures) -> 
         ConfigError: the file cannot be written.
     """
     record = {"made_by": COMMAND, _MESH_HASH: mesh_hash(mesh), **features.provenance}
-    with replacing(path) as stream, NpzWriter(stream) as npz:
+    with replace_file(path) as stream, NpzWriter(stream) as npz:
         npz.array(PROVENANCE, np.asarray(json.dumps(record)))
         npz.array("heads", np.asarray(json.dumps(features.heads.describe())))
         npz.array("seen", features.seen)

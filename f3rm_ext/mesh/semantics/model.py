@@ -134,7 +134,7 @@ class QueryableMesh:
         return self._renderer.render(rays.to("cpu"), forward, self.device)
 
     @torch.no_grad()
-    def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points feat"]]:
+    def render_points(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points feat"]]:
         """Returns the features at points of the scene frame: those of the nearest places on the mesh.
 
         Points farther away than :data:`REACH` have NaN, so that no query finds them.
@@ -151,9 +151,9 @@ class QueryableMesh:
         """Returns the scores of the mesh's vertices.
 
         Raises:
-            ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.of_model`.
+            ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.from_model`.
         """
-        scorer, heads = Scorer.of_model(self, queries), self.query_heads()
+        scorer, heads = Scorer.from_model(self, queries), self.query_heads()
         parts = []
         for start in range(0, len(self.mesh.vertices), CHUNK):
             parts.append(scorer(lambda name, start=start: heads[name].codes[start : start + CHUNK].float()))
@@ -164,9 +164,9 @@ class QueryableMesh:
         """Returns the mesh with the scores of its vertices; with a code map, as fine as that.
 
         Raises:
-            ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.of_model`.
+            ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.from_model`.
         """
-        scores, scorer = self.score_vertices([query])[:, 0], Scorer.of_model(self, [query])
+        scores, scorer = self.score_vertices([query])[:, 0], Scorer.from_model(self, [query])
         code_map = self._maps.get(scorer.heads[0])
         if code_map is None:
             return ScoredMesh(self.mesh, scores)

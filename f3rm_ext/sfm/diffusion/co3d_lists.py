@@ -14,7 +14,7 @@ from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.sfm.capture_cameras import CaptureCameras, has_depth, read_capture_cameras, read_depth
 from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, IMAGES, Split, depth_path, write_depth
 from f3rm_ext.utils.atomic_files import write_atomic
-from f3rm_ext.utils.provenance import require_ours, signed_gzip
+from f3rm_ext.utils.provenance import require_ours, sign_gzip
 
 COMMAND = "f3rm-ext sfm prepare"
 MIN_QUALITY = 0.5
@@ -31,7 +31,7 @@ def write_list(root: Path, category: str, split: Split, sequences: Frames) -> Pa
     """Writes the list of a category: for each sequence its frames."""
     path = _list_path(root, category, split)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, signed_gzip(json.dumps(sequences).encode(), COMMAND))
+    write_atomic(path, sign_gzip(json.dumps(sequences).encode(), COMMAND))
     return path
 
 

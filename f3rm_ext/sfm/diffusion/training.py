@@ -35,7 +35,7 @@ from f3rm_ext.sfm.diffusion.plan import set_trained
 from f3rm_ext.sfm.diffusion.prediction import evaluate
 from f3rm_ext.sfm.diffusion.schedule import STEPS, add_noise, make_scheduler
 from f3rm_ext.sfm.diffusion.settings import CHECKPOINTS, Settings, find_checkpoints, flat
-from f3rm_ext.utils.output_file import replacing
+from f3rm_ext.utils.output_file import replace_file
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -379,7 +379,7 @@ class Training:
                 "iteration": self.iteration,
                 "settings": dict(flat(self.settings)),
             }
-            with replacing(path, "hydra.run.dir") as stream:
+            with replace_file(path, "hydra.run.dir") as stream:
                 torch.save(content, stream)  # type: ignore[arg-type]
             found = find_checkpoints(self.settings.folder)
             for old in found[: found.index(path) + 1][:-_KEPT]:  # never this one, whatever else is there

@@ -112,7 +112,7 @@ class QueryableSplats:
         return outputs
 
     @torch.no_grad()
-    def rendered_at(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
+    def render_points(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
         """Returns features at points of the scene frame.
 
         Each is a mean over the 16 Gaussians with the nearest centres, weighted by opacity times density at the point.
@@ -152,7 +152,7 @@ class QueryableSplats:
             if required:
                 raise
             CONSOLE.log(f"No features were lifted: {error} Then run `f3rm-ext features lift`.", markup=False)
-        if self.queries.ask_02_status.installed:
+        if self.queries.ask_02_status.is_installed:
             self.queries.sync()
 
     def feature_metrics(self, batch: Mapping[str, Any]) -> dict[str, float]:

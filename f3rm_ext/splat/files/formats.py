@@ -16,7 +16,7 @@ from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
 from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import GZIP, Axes, read_comments, read_spz, require_known_version, write_spz
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.utils.output_file import replacing
+from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import PlyTables
 from f3rm_ext.utils.provenance import MADE_BY, read_provenance, require_ours
 
@@ -106,7 +106,7 @@ def write_splats(
     kept, notices = check_values(gaussians, path, bad_values, action="would get")
     kept = kept[storage_order(kept, kind)].to("cpu")
     kept = kept if kind != "splat" else kept.to_sh_degree(0)
-    with replacing(path, "name for the splats") as stream:
+    with replace_file(path, "name for the splats") as stream:
         if kind == "ply":
             write_ply_splats(stream, kept, info)
         elif kind == "compressed-ply":

@@ -33,7 +33,7 @@ def messages() -> None:
     ranks.sum_over_ranks(sums := own.clone())
     ranks.largest_over_ranks(most := own.clone())
     assert sums.tolist() == [2, 9] and most.tolist() == [1, 5]
-    assert launch.of_first(f"stamp {me.rank}") == "stamp 0"
+    assert launch.broadcast_first(f"stamp {me.rank}") == "stamp 0"
 
 
 def same_parameters() -> None:
@@ -81,7 +81,7 @@ def weights() -> None:
     x = torch.ones(1, requires_grad=True)
     losses = {"rgb": 2 * x.sum(), "other": 3 * x.sum()} | ({"feature": 5 * x.sum()} if me.rank else {})
     terms = {"rgb": [1, 3][me.rank], "feature": [0, torch.tensor(4)][me.rank]}
-    weighted = pipeline.weighted_losses(losses, terms, x.device)
+    weighted = pipeline.weight_losses(losses, terms, x.device)
     assert {name: float(value) for name, value in weighted.items()} == {name: float(v) for name, v in losses.items()}
     torch.stack(list(weighted.values())).sum().backward()
     assert float(x.grad) == [2 * 0.25 + 1.5, 2 * 0.75 + 1.5 + 5][me.rank]  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from f3rm_ext.errors import CheckpointError
 
 
 def make(folder: Path, step: int, damaged: bool = False) -> Path:
-    path = checkpoint.path_of(folder, step)
+    path = checkpoint.make_path(folder, step)
     checkpoint.write({"step": step, "pipeline": {"w": torch.ones(1000)}, "optimizers": {}}, path)
     if damaged:
         os.truncate(path, path.stat().st_size - 300)
@@ -88,7 +88,7 @@ class TestWrite:
 
         monkeypatch.setattr(torch, "save", fail)
         with pytest.raises(RuntimeError, match="CUDA error"):
-            checkpoint.write({}, checkpoint.path_of(folder, 1))
+            checkpoint.write({}, checkpoint.make_path(folder, 1))
         assert list(folder.parent.iterdir()) == [folder]
 
     def test_removes_what_a_killed_process_left_but_not_what_a_running_one_writes(self, folder: Path) -> None:
@@ -106,7 +106,7 @@ class TestWrite:
 class TestChoice:
     def test_newest_first_ignores_other_names(self, folder: Path) -> None:
         for step in (3, 12_345_678_901, 5):
-            assert checkpoint.step_of(make(folder, step)) == step
+            assert checkpoint.parse_step(make(folder, step)) == step
         (folder / "notes.txt").touch()
         assert [step for step, _ in checkpoint.newest_first(folder)] == [12_345_678_901, 5, 3]
         assert checkpoint.newest_first(folder / "none") == []

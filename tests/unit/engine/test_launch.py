@@ -26,7 +26,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def is_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
 
@@ -55,14 +55,14 @@ def test_what_cannot_work_is_refused(options: dict[str, object], says: str) -> N
         launch.check_machines(machine(**options))
 
 
-@pytest.mark.usefixtures("by_torchrun")
+@pytest.mark.usefixtures("is_torchrun")
 @pytest.mark.parametrize(("devices", "says"), [(2, "--machine.num-devices .* 2 more"), (1, "--nproc-per-node 2")])
 def test_torchrun_starts_processes_alone_and_not_more_than_devices(devices: int, says: str) -> None:
     with pytest.raises(ConfigError, match=f"torchrun has started 4 .*{says}"):
         launch.check_machines(machine(num_devices=devices))
 
 
-@pytest.mark.usefixtures("by_torchrun")
+@pytest.mark.usefixtures("is_torchrun")
 def test_the_command_that_continues_starts_as_many() -> None:
     assert launch.command_prefix() == "torchrun --nproc-per-node 4 --no-python "
 
@@ -74,10 +74,10 @@ def test_variables_of_other_programs_mean_nothing(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv(name, value)
     if missing is None:
         monkeypatch.setenv("WORLD_SIZE", "1")
-    assert not launch.by_torchrun() and launch.command_prefix() == ""
+    assert not launch.is_torchrun() and launch.command_prefix() == ""
 
 
 def test_a_process_alone_works_and_keeps_what_it_has() -> None:
     done: list[int] = []
     launch.first_only(lambda: done.append(1))
-    assert done == [1] and launch.of_first("stamp") == "stamp" and launch.place() is None
+    assert done == [1] and launch.broadcast_first("stamp") == "stamp" and launch.place() is None

@@ -69,7 +69,7 @@ class TestTraining:
             toy.run(config)
         folder = config.get_base_dir() / "nerfstudio_models"
         assert [step for step, _ in checkpoint.newest_first(folder)] == [4]
-        assert checkpoint.is_intact(checkpoint.path_of(folder, 4))
+        assert checkpoint.is_intact(checkpoint.make_path(folder, 4))
         text = str(raised.value)
         assert text.startswith("Memory ran out in training step 6 on cpu: ") and "\n" not in text
         assert f"`ns-train toy --load-dir {folder} --vis tensorboard`" in text

@@ -57,8 +57,8 @@ class TestResume:
         config = toy.make_config(tmp_path, LAST + 1, load_dir=whole.checkpoint_dir, load_step=step)
         resumed = toy.run(config, seed=7)
         assert resumed.pipeline.losses == {done: loss for done, loss in whole.pipeline.losses.items() if done > step}
-        last = checkpoint.path_of(resumed.checkpoint_dir, LAST)
-        assert same_weights(last, checkpoint.path_of(whole.checkpoint_dir, LAST))
+        last = checkpoint.make_path(resumed.checkpoint_dir, LAST)
+        assert same_weights(last, checkpoint.make_path(whole.checkpoint_dir, LAST))
         other = toy.run(toy.make_config(tmp_path, LAST + 1), seed=7)
         assert other.pipeline.losses != whole.pipeline.losses, "random numbers do not matter to the toy"
 
@@ -89,7 +89,7 @@ class TestResume:
         window = toy.run(make(8, schedule_steps=10, load_dir=part.checkpoint_dir), seed=7)
         assert {**part.pipeline.losses, **rest.pipeline.losses} == whole.pipeline.losses
         assert window.pipeline.losses == {step: whole.pipeline.losses[step] for step in (6, 7)}
-        last = [checkpoint.path_of(run.checkpoint_dir, 9) for run in (rest, whole)]
+        last = [checkpoint.make_path(run.checkpoint_dir, 9) for run in (rest, whole)]
         assert same_weights(*last)
         # Guards the test: a schedule as short as the part differs.
         assert toy.run(make(6)).pipeline.losses != part.pipeline.losses
@@ -109,7 +109,7 @@ class TestResume:
         assert seen == [13, 13]
 
     def test_accepts_the_run_folder_or_a_file(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
-        path = checkpoint.path_of(whole.checkpoint_dir, 8)
+        path = checkpoint.make_path(whole.checkpoint_dir, 8)
         resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_checkpoint=path), seed=7)
         assert list(resumed.pipeline.losses) == [9, 10]
         assert list(toy.run(toy.make_config(tmp_path, 12, load_dir=whole.base_dir)).pipeline.losses) == [11]
@@ -117,7 +117,7 @@ class TestResume:
     def test_passes_over_a_truncated_newest_checkpoint(
         self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, capsys: pytest.CaptureFixture
     ) -> None:
-        truncate(checkpoint.path_of(whole.checkpoint_dir, LAST))
+        truncate(checkpoint.make_path(whole.checkpoint_dir, LAST))
         resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=whole.base_dir), seed=7)
         assert list(resumed.pipeline.losses) == [9, 10]
         printed = " ".join(capsys.readouterr().out.split())
@@ -148,7 +148,7 @@ class TestResume:
     def test_missing_parameters_are_not_left_at_random(
         self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer
     ) -> None:
-        path = checkpoint.path_of(whole.checkpoint_dir, LAST)
+        path = checkpoint.make_path(whole.checkpoint_dir, LAST)
         state = checkpoint.load(path)
         del state["pipeline"]["model.layer.bias"]
         checkpoint.write(state, path)
@@ -218,7 +218,7 @@ class TestCheckpoints:
             "print(state['step'], state['f3rm_ext']['format'], state['f3rm_ext']['datamanager']['position'],"
             "type(state['schedulers']['fields']['_last_lr'][0]).__name__)"
         )
-        path = checkpoint.path_of(whole.checkpoint_dir, LAST)
+        path = checkpoint.make_path(whole.checkpoint_dir, LAST)
         result = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         position = whole.pipeline.datamanager.position
@@ -235,9 +235,9 @@ class TestEvaluationLoading:
         return eval_load_checkpoint(config, config.pipeline.setup())
 
     def test_takes_the_newest_that_is_not_truncated(self, whole: F3rmTrainer, capsys: pytest.CaptureFixture) -> None:
-        assert self.load(whole) == (checkpoint.path_of(whole.checkpoint_dir, LAST), LAST)
+        assert self.load(whole) == (checkpoint.make_path(whole.checkpoint_dir, LAST), LAST)
         for step in (LAST, 8):
-            truncate(checkpoint.path_of(whole.checkpoint_dir, step))
+            truncate(checkpoint.make_path(whole.checkpoint_dir, step))
         assert self.load(whole)[1] == 4
         assert "Skipping damaged step-000000010.ckpt" in " ".join(capsys.readouterr().out.split())
 
@@ -441,7 +441,7 @@ def test_kill_while_writing_leaves_the_run_usable(
     resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=run), seed=7)
     whole = toy.run(toy.make_config(tmp_path, LAST + 1))
     assert same_weights(
-        checkpoint.path_of(resumed.checkpoint_dir, LAST), checkpoint.path_of(whole.checkpoint_dir, LAST)
+        checkpoint.make_path(resumed.checkpoint_dir, LAST), checkpoint.make_path(whole.checkpoint_dir, LAST)
     )
 
 

@@ -18,7 +18,7 @@ MakeBall = Callable[..., Any]
 def halves(ball: Any) -> list[Query]:
     """A query for the upper half and one for the lower, each against the other."""
     weight = ball.heads["halves"].weight
-    sides = [Embeddings.of_full(weight[:, i][None], (name,)) for i, name in enumerate(("upper", "lower"))]
+    sides = [Embeddings.from_full(weight[:, i][None], (name,)) for i, name in enumerate(("upper", "lower"))]
     return [Query(side.sources[0], "halves", side, other) for side, other in (sides, sides[::-1])]
 
 

@@ -28,7 +28,7 @@ def ball(make_ball: Callable[..., Any]) -> Any:
 @pytest.fixture
 def make(ball: Any, around: Cameras) -> Make:
     def build(frame: CaptureFrame | None = None, names: tuple[str, ...] = ("blue mug", "blue-mug")) -> FeatureCloud:
-        vectors = Embeddings.of_full(ball.heads["halves"].weight[:, 0][None], ("upper",))
+        vectors = Embeddings.from_full(ball.heads["halves"].weight[:, 0][None], ("upper",))
         nothing = Embeddings.empty(5)
         queries = [Query(name, "halves", vectors, nothing) for name in names]
         cloud = gather_points(ball, around, CloudOptions(points=200), queries)

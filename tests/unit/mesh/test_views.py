@@ -102,7 +102,7 @@ def test_depth_of_a_field_is_along_the_axis(which: Depth, wanted: float, scale: 
         torch.cat([to_world, torch.ones(3, 1)], dim=1)[None], fx=20.0, fy=31.0, cx=9.0, cy=17.0, width=24, height=40
     )
     model = SimpleNamespace(device=torch.device("cpu"), render_camera=render, training=False)
-    model.train = model.query_heads = model.rendered_at = lambda *_: {}
+    model.train = model.query_heads = model.render_points = lambda *_: {}
     made = SceneViews.of_field(model, cameras, scale, which)  # type: ignore[arg-type]
     depth = made.render(0).depth
     assert depth.shape == (40 * scale, 24 * scale)

@@ -72,7 +72,7 @@ class ToyField:
 
         return self.chunked.render(camera.generate_rays(camera_indices=0, keep_shape=True), forward, self.device)
 
-    def rendered_at(self, points: Tensor) -> dict[str, Tensor]:
+    def render_points(self, points: Tensor) -> dict[str, Tensor]:
         return {name: self.values(head, points) for name, head in self.heads.items()}
 
 

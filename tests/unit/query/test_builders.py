@@ -135,7 +135,7 @@ class ToyTextEncoder(TextEncoder):
         if head.extractor == "mute":
             raise ExtractorError("It understands no text.")
         rows = [torch.randn(head.dim, generator=torch.Generator().manual_seed(len(text))) for text in prompts]
-        return Embeddings.of_full(torch.stack(rows), tuple(prompts))
+        return Embeddings.from_full(torch.stack(rows), tuple(prompts))
 
 
 @pytest.fixture
@@ -144,10 +144,10 @@ def toy(make_field: Callable, make_head: Callable, monkeypatch: pytest.MonkeyPat
 
     class ToyExampleEncoder(ExampleEncoder):
         def encode(self, head: Any, region: Region) -> Example:
-            positives = Embeddings.of_full(torch.ones(1, head.dim), (str(region),))
+            positives = Embeddings.from_full(torch.ones(1, head.dim), (str(region),))
             if not region.is_point:
                 return Example(positives, Embeddings.empty(head.dim))
-            return Example(positives, Embeddings.of_full(torch.eye(head.dim)[:2], ("table", "wall")))
+            return Example(positives, Embeddings.from_full(torch.eye(head.dim)[:2], ("table", "wall")))
 
     monkeypatch.setattr(builders, "ExampleEncoder", ToyExampleEncoder)
     model = make_field(make_head(), make_head("other", dim=12, extractor="mute"))

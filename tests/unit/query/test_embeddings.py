@@ -20,7 +20,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def vectors(count: int = 1, dim: int = 3, seed: int = 0) -> Embeddings:
-    return Embeddings.of_full(random(count, dim, seed=seed), [f"v{seed}.{i}" for i in range(count)])
+    return Embeddings.from_full(random(count, dim, seed=seed), [f"v{seed}.{i}" for i in range(count)])
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def save(tmp_path: Path) -> Save:
 
 def test_full_vectors_become_unit_vectors() -> None:
     given = random(3, FULL) * torch.tensor([[0.01], [1.0], [50.0]])
-    made = Embeddings.of_full(given.half(), ["a", "b", "c"])
+    made = Embeddings.from_full(given.half(), ["a", "b", "c"])
     assert made.values.dtype == torch.float32 and made.sources == ("a", "b", "c") and len(made) == 3
     torch.testing.assert_close(made.values.norm(dim=1), torch.ones(3))
     torch.testing.assert_close(made.values, given / given.norm(dim=1, keepdim=True), atol=2e-3, rtol=0)
@@ -51,11 +51,11 @@ def test_full_vectors_become_unit_vectors() -> None:
 
 def test_codes_of_a_unit_vector_are_shorter_by_what_they_leave_out(basis: torch.Tensor) -> None:
     given = random(2, FULL)
-    made = Embeddings.of_full(given, ["a", "b"], basis)
+    made = Embeddings.from_full(given, ["a", "b"], basis)
     unit = given.double() / given.double().norm(dim=1, keepdim=True)
     torch.testing.assert_close(made.values.double(), unit @ basis.double().T, atol=1e-6, rtol=0)
     assert (made.values.norm(dim=1) < 0.999).all()
-    inside = Embeddings.of_full(3 * basis[1:2], ["in the span"], basis)
+    inside = Embeddings.from_full(3 * basis[1:2], ["in the span"], basis)
     torch.testing.assert_close(inside.values, torch.eye(CODES)[1:2], atol=1e-6, rtol=0)
 
 
@@ -63,11 +63,11 @@ def test_codes_with_their_residual_have_the_norm_of_the_full_vector(basis: torch
     full = random(2, FULL).double()
     codes = full @ basis.double().T
     residual = (full - codes @ basis.double()).norm(dim=1)
-    made = Embeddings.of_codes(codes.float(), ["a", "b"], residual.float())
-    expected = Embeddings.of_full(full.float(), ["a", "b"], basis)
+    made = Embeddings.from_codes(codes.float(), ["a", "b"], residual.float())
+    expected = Embeddings.from_full(full.float(), ["a", "b"], basis)
     torch.testing.assert_close(made.values, expected.values, atol=1e-6, rtol=0)
-    torch.testing.assert_close(Embeddings.of_codes(codes.float(), ["a", "b"]).values.norm(dim=1), torch.ones(2))
-    alone = Embeddings.of_codes(torch.zeros(1, 3), ["a"], torch.ones(1))
+    torch.testing.assert_close(Embeddings.from_codes(codes.float(), ["a", "b"]).values.norm(dim=1), torch.ones(2))
+    alone = Embeddings.from_codes(torch.zeros(1, 3), ["a"], torch.ones(1))
     assert not alone.values.any(), "a residual alone is a direction that no code has"
 
 
@@ -77,7 +77,7 @@ def test_codes_with_their_residual_have_the_norm_of_the_full_vector(basis: torch
 )
 def test_vectors_without_direction_are_refused(value: float, words: str) -> None:
     given = torch.tensor([[1.0, 0.0], [value, 0.0]])
-    for make in (Embeddings.of_full, Embeddings.of_codes):
+    for make in (Embeddings.from_full, Embeddings.from_codes):
         with pytest.raises(ConfigError, match=words):
             make(given, ["a", "b"])
 
@@ -175,11 +175,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_saved_vectors_come_back_and_codes_with_what_they_leave_out(tmp_path: Path) -> None:
-    full = Embeddings.of_full(random(2, 9), ("a", "b"))
+    full = Embeddings.from_full(random(2, 9), ("a", "b"))
     np.save(tmp_path / "full.npy", pack_embeddings(full))
     torch.testing.assert_close(load_embeddings(tmp_path / "full.npy", 9, None).values, full.values)
     basis = torch.linalg.qr(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))[0].T.contiguous()
-    given = Embeddings.of_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"), basis)
+    given = Embeddings.from_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"), basis)
     assert (given.values.norm(dim=1) < 0.95).all()
     np.save(tmp_path / "v.npy", pack_embeddings(given))
     torch.testing.assert_close(load_embeddings(tmp_path / "v.npy", 4, basis).values, given.values)

@@ -21,7 +21,7 @@ from f3rm_ext.query.evaluation import (
     LabelledPoints,
     count_view,
     evaluate_points,
-    labelled_cameras,
+    find_labelled_cameras,
     score_feature_map,
     surface_points,
 )
@@ -119,7 +119,7 @@ def test_points_of_the_room_lie_on_its_floor_and_walls(untrained: Any) -> None:
 
 def vectors(count: int, dim: int, seed: int) -> Embeddings:
     given = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
-    return Embeddings.of_full(given, [f"{seed}.{i}" for i in range(count)])
+    return Embeddings.from_full(given, [f"{seed}.{i}" for i in range(count)])
 
 
 @pytest.mark.parametrize("with_codes", [False, True])
@@ -158,7 +158,7 @@ def test_scores_of_a_map_are_those_of_its_interpolated_features(
 
 
 def test_views_without_labels_are_left_out(plane: Path) -> None:
-    found = list(labelled_cameras([plane / "b.png", plane / "a.png"], cameras(2), CaptureGroundTruth(plane)))
+    found = list(find_labelled_cameras([plane / "b.png", plane / "a.png"], cameras(2), CaptureGroundTruth(plane)))
     assert [view.file.name for view in found] == ["a.png"]
     assert found[0].truth.masks["left"].shape == (HEIGHT, WIDTH) and found[0].camera.shape == (1,)
 
@@ -181,7 +181,7 @@ def test_only_classes_that_are_seen_well_count() -> None:
     scores[..., 2] = torch.from_numpy(view.masks["large"]).float()  # only this query finds its object
     metrics = QueryMetrics()
     count_view(metrics, queries, scores, view)
-    classes = metrics.by_class()
+    classes = metrics.summarize_classes()
     assert list(classes) == ["large", "larger"]
     assert classes["large"]["miou"] == 1.0 and classes["larger"]["miou"] == 0.0
     assert classes["large"]["localisation"] == 1.0
@@ -191,7 +191,7 @@ def test_classes_are_counted_at_points(make_field: Callable[..., Any], tmp_path:
     """One class is a cap of directions, which its query finds; for the other there are too few points."""
     field = make_field()
     points = torch.nn.functional.normalize(torch.randn(400, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
-    vector = Embeddings.of_full(field.features("toy", points[:1]).float(), ["first"])
+    vector = Embeddings.from_full(field.features("toy", points[:1]).float(), ["first"])
     query = Query("cap", "toy", vector, Embeddings.empty(40))
     features = field.features("toy", points)
     cosine = (features / features.norm(dim=-1, keepdim=True)) @ vector.values[0].double()
@@ -202,7 +202,7 @@ def test_classes_are_counted_at_points(make_field: Callable[..., Any], tmp_path:
     surface = LabelledPoints(points.numpy(), labels)
     queries = [query, Query("few", "toy", vector, Embeddings.empty(40)), Query("new", "toy", vector, vector)]
     metrics = evaluate_points(field, queries, surface, CaptureGroundTruth(tmp_path), 0.5)
-    assert list(metrics.by_class()) == ["cap"] and len(metrics) == 1
+    assert list(metrics.summarize_classes()) == ["cap"] and len(metrics) == 1
     assert (labels == 2).sum() >= MIN_VISIBLE_PX
     assert metrics.summary()["miou"] == 1.0 and metrics.summary()["localisation"] == 1.0
 
@@ -217,7 +217,7 @@ def test_what_masks_leave_out_is_neither_looked_for_nor_found() -> None:
     scores[4:8] = 0.9
     metrics = QueryMetrics()
     count_view(metrics, queries, scores, view, kept)
-    (classes,) = metrics.by_class().items()
+    (classes,) = metrics.summarize_classes().items()
     assert classes[0] == "half" and classes[1]["miou"] == 1.0 and classes[1]["macc"] == 1.0
     assert classes[1]["best_miou"] == 1.0
     place = LabelledView(view.masks, {"half": ((0.0, 4.0, 10.0, 8.0),), "gone": ()})
@@ -226,7 +226,7 @@ def test_what_masks_leave_out_is_neither_looked_for_nor_found() -> None:
     assert inside.summary()["localisation"] == 1.0
     outside = QueryMetrics()
     count_view(outside, queries, scores, place)
-    assert outside.by_class()["half"]["localisation"] == 0.0
+    assert outside.summarize_classes()["half"]["localisation"] == 0.0
 
 
 def test_points_that_masks_leave_out_do_not_count(plane: Path) -> None:

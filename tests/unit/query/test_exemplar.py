@@ -8,12 +8,12 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.query.exemplar import (
     MAX_CLUSTERS,
+    append_residual,
     background_clusters,
     deepest_pixel,
     distinctive_patch,
     embed_region,
     sharpness,
-    with_residual,
 )
 from f3rm_ext.query.options import Region
 
@@ -80,8 +80,8 @@ def test_what_codes_leave_out_shortens_the_exemplar(code_map: FeatureMap) -> Non
 
 
 def test_the_residual_is_a_last_channel(feature_map: FeatureMap, code_map: FeatureMap) -> None:
-    assert with_residual(feature_map) is feature_map
-    joined = with_residual(code_map)
+    assert append_residual(feature_map) is feature_map
+    joined = append_residual(code_map)
     assert joined.values.shape == (3, 4, 6) and joined.residual_norm is None and joined.grid == GRID
     np.testing.assert_array_equal(joined.values[..., 5], code_map.residual_norm)
 

@@ -49,7 +49,7 @@ def test_the_best_threshold_is_one_for_all_pairs() -> None:
     metrics = QueryMetrics()
     metrics.add("low", scores([0.2, 0.1, 0.1, 0.1]), grid("#..."))  # IoU 1 above 0.1, ¼ at or below, 0 above 0.2
     metrics.add("high", scores([0.9, 0.8, 0.8, 0.8]), grid("#..."))  # IoU 1 above 0.8, ¼ below
-    found, classes = metrics.summary(), metrics.by_class()
+    found, classes = metrics.summary(), metrics.summarize_classes()
     # Either 0.1..0.2 (1 + ¼) or 0.8..0.9 (0 + 1): the former is better.
     assert found["best_miou"] == pytest.approx((1 + 0.25) / 2) and 0.1 < found["best_threshold"] <= 0.2
     assert classes["low"]["best_miou"] == 1.0 and classes["high"]["best_miou"] == 0.25
@@ -62,7 +62,7 @@ def test_all_pairs_count_alike_whatever_their_size() -> None:
     for _ in range(2):
         metrics.add("large", torch.zeros(100, 100), torch.ones(100, 100, dtype=torch.bool))
     assert metrics.summary()["miou"] == pytest.approx(1 / 3) and len(metrics) == 3
-    classes = metrics.by_class()
+    classes = metrics.summarize_classes()
     assert list(classes) == ["small", "large"]
     assert [classes[name]["pairs"] for name in classes] == [1, 2]
     assert classes["small"]["miou"] == 1.0 and classes["large"]["miou"] == 0.0
@@ -124,7 +124,7 @@ def test_all_thresholds_are_counted_exactly() -> None:
 
 def test_no_pairs() -> None:
     metrics = QueryMetrics()
-    assert metrics.summary() == {"pairs": 0} and metrics.by_class() == {} and len(metrics) == 0
+    assert metrics.summary() == {"pairs": 0} and metrics.summarize_classes() == {} and len(metrics) == 0
 
 
 def test_scores_that_are_no_numbers_are_never_found() -> None:

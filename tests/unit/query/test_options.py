@@ -107,9 +107,9 @@ def test_regions_that_are_not_understood_are_refused(text: str) -> None:
 
 
 def test_a_region_at_another_size_is_the_same_place() -> None:
-    assert Region("a", 10.0, 20.0, 30.0, 40.0).scaled(0.5, 2.0) == Region("a", 5.0, 40.0, 15.0, 80.0)
-    assert Region("a", 10.0, 20.0).scaled(0.5, 2.0) == Region("a", 5.0, 40.0)
-    assert Region("a").scaled(0.5, 2.0) == Region("a")
+    assert Region("a", 10.0, 20.0, 30.0, 40.0).scale(0.5, 2.0) == Region("a", 5.0, 40.0, 15.0, 80.0)
+    assert Region("a", 10.0, 20.0).scale(0.5, 2.0) == Region("a", 5.0, 40.0)
+    assert Region("a").scale(0.5, 2.0) == Region("a")
 
 
 def test_extent_and_middle() -> None:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.embeddings import Embeddings, Query
-from f3rm_ext.query.queryable import Queryable, Scorer, checked_head, score_image, score_points
+from f3rm_ext.query.queryable import Queryable, Scorer, get_head, score_image, score_points
 from f3rm_ext.query.relevancy import relevancy_reference
 
 HEIGHT, WIDTH = 7, 9
@@ -19,7 +19,7 @@ HEIGHT, WIDTH = 7, 9
 
 def vectors(count: int, dim: int, seed: int) -> Embeddings:
     given = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
-    return Embeddings.of_full(given, [f"{seed}.{i}" for i in range(count)])
+    return Embeddings.from_full(given, [f"{seed}.{i}" for i in range(count)])
 
 
 def cosine_query(dim: int = 40, seed: int = 0, head: str = "toy", count: int = 1) -> Query:
@@ -80,7 +80,7 @@ def test_queries_of_several_features_keep_their_order(
     for index, query in enumerate(queries):
         features = field.features(query.head, directions(camera))
         torch.testing.assert_close(scores[..., index].double(), expected_score(features, query), atol=5e-6, rtol=0)
-    assert Scorer.of_model(field, queries).heads == ("b", "a")
+    assert Scorer.from_model(field, queries).heads == ("b", "a")
 
 
 def test_points_are_scored_as_rays_are(make_field: Callable[..., Any]) -> None:
@@ -110,7 +110,7 @@ def test_unknown_features_are_refused(make_field: Callable[..., Any], camera: Ca
     with pytest.raises(ConfigError, match=r"'clip'.*toy"):
         score_image(make_field(), camera, [cosine_query(head="clip")])
     with pytest.raises(ConfigError, match="no distilled features"):
-        checked_head({}, "clip")
+        get_head({}, "clip")
 
 
 @pytest.mark.parametrize("part", ["positives", "negatives"])
@@ -139,7 +139,7 @@ def test_memory_does_not_grow_with_the_dimension(
 
     def largest(dim: int, **options: Any) -> int:
         model = make_model((make_spec(dim=dim),), eval_num_rays_per_chunk=64, backend="torch", **options).eval()
-        scorer = Scorer.of_model(model, [relevancy_query(dim, head="dense")])
+        scorer = Scorer.from_model(model, [relevancy_query(dim, head="dense")])
         with Largest() as seen:
             outputs = model.render_camera(make_camera(24), {"scores": lambda _, rendered_of: scorer(rendered_of)})
         assert outputs["scores"].shape == (24, 24, 1)
@@ -173,7 +173,7 @@ def test_scores_of_a_model_are_those_of_its_decoded_features(
     scores.zero_()
     points = torch.rand(11, 3, generator=torch.Generator().manual_seed(0)) - 0.5
     with torch.no_grad():
-        features = model.feature_field.head("dense").decode(model.rendered_at(points)["dense"].clone()).double()
+        features = model.feature_field.head("dense").decode(model.render_points(points)["dense"].clone()).double()
     expected = expected_score(features, queries[0])
     torch.testing.assert_close(
         score_points(model, points, queries, chunk=4)[:, 0].double(), expected, atol=1e-5, rtol=0

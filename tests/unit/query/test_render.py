@@ -28,7 +28,7 @@ def views(around: Cameras) -> list[View]:
 
 def halves(ball: Any, negatives: bool = True) -> list[Query]:
     weight = ball.heads["halves"].weight
-    sides = [Embeddings.of_full(weight[:, i][None], (name,)) for i, name in enumerate(("upper", "lower"))]
+    sides = [Embeddings.from_full(weight[:, i][None], (name,)) for i, name in enumerate(("upper", "lower"))]
     nothing = Embeddings.empty(5)
     return [
         Query(side.sources[0], "halves", side, other if negatives else nothing) for side, other in (sides, sides[::-1])
@@ -90,8 +90,8 @@ def test_heat_of_cosines_begins_at_their_median(ball: Any, views: list[View]) ->
 
 
 def test_what_is_nowhere_is_nowhere_hot(ball: Any, views: list[View]) -> None:
-    sides = Embeddings.of_full(ball.heads["halves"].weight.T, ("upper", "lower"))
-    opposite = Embeddings.of_full(-sides.values.sum(0, keepdim=True), ("opposite",))
+    sides = Embeddings.from_full(ball.heads["halves"].weight.T, ("upper", "lower"))
+    opposite = Embeddings.from_full(-sides.values.sum(0, keepdim=True), ("opposite",))
     ((low, high),) = heat_ranges(ball, views, [Query("nothing", "halves", opposite, sides)])
     assert (low, high) == (0.5, 0.6)
 
@@ -113,7 +113,7 @@ def test_a_model_without_depth_or_color(make_field: Callable[..., Any], camera: 
             return outputs
 
     bare = Bare(*make_field().heads.values())
-    vectors = Embeddings.of_full(torch.randn(1, 40), ("some",))
+    vectors = Embeddings.from_full(torch.randn(1, 40), ("some",))
     query = Query("some", "toy", vectors, Embeddings.empty(40))
     scored = score_view(bare, View("v", camera), [query])
     assert scored.depth is None and not scored.rgb.any() and scored.rgb.shape == (7, 9, 3)

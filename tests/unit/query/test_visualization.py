@@ -9,8 +9,8 @@ GREY = np.full((60, 90, 3), 120, dtype=np.uint8)
 
 
 def test_a_legend_has_a_line_for_what_does_not_fit() -> None:
-    short = visualization.with_legend(GREY, ["a"], 0.5)
-    long = visualization.with_legend(GREY, ["a long name"] * 6, 0.5)
+    short = visualization.add_legend(GREY, ["a"], 0.5)
+    long = visualization.add_legend(GREY, ["a long name"] * 6, 0.5)
     np.testing.assert_array_equal(short[:60], GREY)
     assert short.shape[1] == long.shape[1] == 90 and long.shape[0] > short.shape[0] > 60
     assert (short[60:] == label_table_bytes(1)[0]).all(axis=2).sum() > 50
@@ -36,5 +36,5 @@ def test_an_overview_of_one_small_view_and_many_queries() -> None:
 
 
 def test_pictures_at_another_size() -> None:
-    assert visualization.resized(GREY, 60, 90) is GREY
-    assert visualization.resized(GREY, 30, 20).shape == (30, 20, 3)
+    assert visualization.resize(GREY, 60, 90) is GREY
+    assert visualization.resize(GREY, 30, 20).shape == (30, 20, 3)

@@ -29,7 +29,7 @@ def run(untrained: Any) -> Run:
 def two_queries(run: Run, *names: str) -> list[Query]:
     """Of the one-hot features of two labels, each against the other."""
     rows = torch.eye(run.model.query_heads()["labels"].dim)
-    sides = [Embeddings.of_full(rows[i : i + 1], (name,)) for i, name in enumerate(names, start=1)]
+    sides = [Embeddings.from_full(rows[i : i + 1], (name,)) for i, name in enumerate(names, start=1)]
     pairs = (sides, sides[::-1])
     return [Query(name, "labels", own, other) for name, (own, other) in zip(names, pairs, strict=True)]
 

@@ -11,7 +11,6 @@ from f3rm_ext.utils.colormaps import (
     OTHER_GREY,
     PALETTE,
     depth_colors_bytes,
-    dimmed,
     heat_overlay,
     heat_overlay_bytes,
     heat_scale_bytes,
@@ -28,7 +27,7 @@ from f3rm_ext.utils.pictures import to_bytes
 def test_heat_is_dimmed_grey_below_its_range_and_hotter_up_to_its_end() -> None:
     rgb = torch.tensor([[0.1, 0.8, 0.2]]).expand(7, 3)
     shown = heat_overlay(rgb, torch.tensor([float("nan"), 0.0, 0.59, 0.6, 0.8, 0.9, 7.0]), 0.6, 0.9)
-    assert torch.equal(shown[:3], dimmed(rgb)[:3]), "below the range nothing depends on the score"
+    assert torch.equal(shown[:3], dim(rgb)[:3]), "below the range nothing depends on the score"
     assert float(shown[0].max() - shown[0].min()) < 0.15, "next to grey"
     redness = (shown[2:, 0] - shown[0, 0]).tolist()
     assert redness[1] > 0.1 and redness == sorted(redness)

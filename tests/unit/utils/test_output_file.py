@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.output_file import NpzWriter, replacing
+from f3rm_ext.utils.output_file import NpzWriter, replace_file
 
 ROWS = np.arange(30, dtype=np.float32).reshape(10, 3)
 
 
 def test_arrays_and_chunks_are_what_numpy_reads(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "a.npz"
-    with replacing(path) as stream, NpzWriter(stream) as archive:
+    with replace_file(path) as stream, NpzWriter(stream) as archive:
         archive.array("text", np.asarray("grüße"))
         archive.rows("rows", (10, 3), np.dtype(np.float16), iter([ROWS[:4], ROWS[4:4], ROWS[4:]]))
         archive.array("turned", ROWS.T)
@@ -34,7 +34,7 @@ def test_chunks_that_are_not_what_was_announced(chunks: list[np.ndarray]) -> Non
 def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
-    with pytest.raises(RuntimeError), replacing(path) as stream:
+    with pytest.raises(RuntimeError), replace_file(path) as stream:
         stream.write(b"new")
         raise RuntimeError
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
@@ -44,6 +44,6 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with (
         pytest.raises(ConfigError, match=r"cannot be written \(.*\): free some space"),
-        replacing(tmp_path / "file" / "a"),
+        replace_file(tmp_path / "file" / "a"),
     ):
         pass

@@ -11,25 +11,25 @@ import pytest
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.output_file import NpzWriter, replacing
+from f3rm_ext.utils.output_file import NpzWriter, replace_file
 from f3rm_ext.utils.ply import write_ply
 from f3rm_ext.utils.provenance import (
-    comments_of,
+    comment_lines,
     require_ours,
     require_own_folder,
-    signed_gzip,
-    signed_png,
-    signed_text,
+    sign_gzip,
+    sign_png,
+    sign_text,
 )
 
 
 def npz(path: Path, provenance: str) -> None:
-    with replacing(path) as stream, NpzWriter(stream) as archive:
+    with replace_file(path) as stream, NpzWriter(stream) as archive:
         archive.array("provenance", np.asarray(provenance))
 
 
 def ply(path: Path, *comments: str) -> None:
-    with replacing(path) as stream:
+    with replace_file(path) as stream:
         write_ply(stream, {"x": np.zeros(1, np.float32)}, comments)
 
 
@@ -38,7 +38,7 @@ def png(path: Path, *makers: str) -> None:
     Image.new("RGB", (3, 2), (1, 2, 3)).save(stream, "PNG")
     data = stream.getvalue()
     for maker in makers:
-        data = signed_png(data, {"made_by": maker, "note": "ü"})
+        data = sign_png(data, {"made_by": maker, "note": "ü"})
     path.write_bytes(data)
 
 
@@ -48,10 +48,10 @@ WRITERS: dict[str, Callable[[Path, str], object]] = {
     ".obj": lambda path, maker: path.write_text(f"# made_by: {maker}\n# x: 1\nv 0 0 0\n"),
     ".mtl": lambda path, maker: path.write_text(f"# made_by: {maker}\n\nnewmtl a\n"),
     ".json": lambda path, maker: path.write_text(json.dumps({"made_by": maker, "psnr": 1})),
-    ".md": lambda path, maker: path.write_bytes(signed_text("# Table\n", maker)),
-    ".html": lambda path, maker: path.write_bytes(signed_text("<p>" + 9999 * "x", maker)),
+    ".md": lambda path, maker: path.write_bytes(sign_text("# Table\n", maker)),
+    ".html": lambda path, maker: path.write_bytes(sign_text("<p>" + 9999 * "x", maker)),
     ".png": png,
-    ".jgz": lambda path, maker: path.write_bytes(signed_gzip(b"[]", maker)),
+    ".jgz": lambda path, maker: path.write_bytes(sign_gzip(b"[]", maker)),
 }
 
 
@@ -78,7 +78,7 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     (tmp_path / "plain.jgz").write_bytes(gzip.compress(b"us"))
     (tmp_path / "list.json").write_text('[{"made_by": "us"}]')
     (tmp_path / "deep.json").write_text(100_000 * "[")
-    (tmp_path / "notes.md").write_bytes(signed_text("Figures", "us") + b"My notes on them.\n" * 20)
+    (tmp_path / "notes.md").write_bytes(sign_text("Figures", "us") + b"My notes on them.\n" * 20)
     for path in tmp_path.iterdir():
         with pytest.raises(ConfigError, match=path.name):
             require_ours(path, "us")
@@ -112,7 +112,7 @@ def test_a_folder_is_new_or_was_made_by_the_command(tmp_path: Path) -> None:
 
 
 def test_provenance_as_comments() -> None:
-    assert comments_of({"step": 3, "method": "m", "queries": [{"name": "ü"}]}) == [
+    assert comment_lines({"step": 3, "method": "m", "queries": [{"name": "ü"}]}) == [
         "step: 3",
         "method: m",
         'queries: [{"name": "\\u00fc"}]',

@@ -73,7 +73,7 @@ class ToyModel(nn.Module):
             outputs[name] = compute(outputs, lambda head: features * (1.0 if head == "toy" else 0.5))
         return outputs
 
-    def rendered_at(self, points: Tensor) -> dict[str, Tensor]:
+    def render_points(self, points: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
 
@@ -94,7 +94,7 @@ class ToyEncoder(TextEncoder):
         if self.failure is not None:
             raise self.failure
         vectors = torch.stack([WORDS.get(prompt, torch.tensor([1.0, 1.0, 0.0])) for prompt in prompts])
-        return Embeddings.of_full(vectors, prompts)
+        return Embeddings.from_full(vectors, prompts)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def query_for() -> Callable[..., Query]:
     """A query for a word against another."""
 
     def make(word: str, negative: str = "object", head: str = "toy") -> Query:
-        positives, negatives = (Embeddings.of_full(WORDS[text][None], [text]) for text in (word, negative))
+        positives, negatives = (Embeddings.from_full(WORDS[text][None], [text]) for text in (word, negative))
         return Query(word, head, positives, negatives)
 
     return make

@@ -34,22 +34,22 @@ def show(toy: Any, directions: Tensor, failures: list) -> Callable[[QueryState],
 def test_relevancy_is_high_where_the_thing_is_and_nowhere_else(
     show: Callable[..., dict[str, Tensor]], query_for: Callable[..., Query]
 ) -> None:
-    shown = show(QueryState().with_live(query_for("mug")))["relevancy"]
+    shown = show(QueryState().set_live(query_for("mug")))["relevancy"]
     norm = 1.01**0.5
     expected = [1 / (1 + math.exp(-x / norm / 0.1)) for x in (1.0, 0.1)]
     assert shown[:, 0].tolist() == pytest.approx([*expected, 0.0], abs=1e-6)
 
 
 def test_without_negatives_it_is_the_cosine_and_never_below_zero(show: Callable[..., dict[str, Tensor]]) -> None:
-    vectors = Embeddings.of_full(torch.tensor([[1.0, -1.0, 0.0]]), ["mug, not book"])
-    shown = show(QueryState().with_live(Query("q", "toy", vectors, Embeddings.empty(3))))["relevancy"]
+    vectors = Embeddings.from_full(torch.tensor([[1.0, -1.0, 0.0]]), ["mug, not book"])
+    shown = show(QueryState().set_live(Query("q", "toy", vectors, Embeddings.empty(3))))["relevancy"]
     assert shown[:, 0].tolist() == pytest.approx([0.9 / 2**0.5 / 1.01**0.5, 0.0, 0.0], abs=1e-6)
 
 
 def test_the_overlay_is_hot_where_the_thing_is(
     show: Callable[..., dict[str, Tensor]], query_for: Callable[..., Query]
 ) -> None:
-    state = replace(QueryState().with_live(query_for("mug")), threshold=0.9)
+    state = replace(QueryState().set_live(query_for("mug")), threshold=0.9)
     plain, hot = show(QueryState()), show(state)
     assert torch.equal(plain["relevancy_overlay"], plain["rgb"]), "without a query it is the picture"
     mug, book, _ = hot["relevancy_overlay"]
@@ -61,7 +61,7 @@ def test_the_overlay_is_hot_where_the_thing_is(
 def test_labels_are_the_best_named_query_or_other(
     show: Callable[..., dict[str, Tensor]], query_for: Callable[..., Query]
 ) -> None:
-    state = QueryState().with_named(query_for("book")).with_named(query_for("mug"))
+    state = QueryState().add_named(query_for("book")).add_named(query_for("mug"))
     table = label_table(2)
     assert torch.equal(show(state)["labels"], table[[1, 0, 2]])
     assert torch.equal(show(replace(state, threshold=1.0))["labels"], table[[2, 2, 2]])
@@ -72,14 +72,14 @@ def test_queries_of_several_features_share_a_label_map(
     make_toy: Callable[..., Any], query_for: Callable[..., Query], directions: Tensor
 ) -> None:
     model = make_toy("toy", "second")
-    state = QueryState().with_named(query_for("mug")).with_named(query_for("book", head="second"))
+    state = QueryState().add_named(query_for("mug")).add_named(query_for("book", head="second"))
     shown = model.render(directions, extra_outputs(model, state, OutputGuard()))["labels"]
     assert torch.equal(shown, label_table(2)[[0, 1, 2]])
 
 
 def test_a_model_without_features_gets_no_outputs(toy: Any, query_for: Callable[..., Query]) -> None:
     toy.heads.clear()
-    assert extra_outputs(toy, QueryState().with_live(query_for("mug")), OutputGuard()) == {}
+    assert extra_outputs(toy, QueryState().set_live(query_for("mug")), OutputGuard()) == {}
 
 
 def test_an_output_that_fails_is_left_out_with_what_needs_it(
@@ -91,7 +91,7 @@ def test_an_output_that_fails_is_left_out_with_what_needs_it(
     def broken(*_: object) -> Tensor:
         raise ZeroDivisionError("broken on purpose")
 
-    state = QueryState().with_live(query_for("mug")).with_named(query_for("mug"))
+    state = QueryState().set_live(query_for("mug")).add_named(query_for("mug"))
     with monkeypatch.context() as patch:
         patch.setattr(panel_outputs, "_relevancy", broken)
         shown = show(state)
@@ -110,7 +110,7 @@ def test_the_viewers_interrupt_passes_through(
 
     monkeypatch.setattr(panel_outputs, "_relevancy", interrupted)
     with pytest.raises(IOChangeException):
-        show(QueryState().with_live(query_for("mug")))
+        show(QueryState().set_live(query_for("mug")))
 
 
 def test_colors_of_the_stored_basis_are_the_heads_own(

@@ -86,7 +86,7 @@ def test_nothing_of_the_panel_is_in_a_checkpoint(
     model = make_model((make_spec("dense", 12),))
     before = {name: copy.deepcopy(value) for name, value in model.state_dict().items()}
     assert not [name for name in before if "queries" in name]
-    model.queries.store.change(lambda state: replace(state.with_named(query_for("mug")), threshold=0.9))
+    model.queries.store.change(lambda state: replace(state.add_named(query_for("mug")), threshold=0.9))
     assert model.state_dict().keys() == before.keys()
 
 
@@ -118,7 +118,7 @@ def test_the_panel_of_a_copied_model_is_the_copys(make_model: Callable[..., Any]
     model = make_model()
     twin = copy.deepcopy(model)
     assert twin.queries is not model.queries
-    assert twin.queries._required_model() is twin and model.queries._required_model() is model
+    assert twin.queries._get_model() is twin and model.queries._get_model() is model
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
@@ -363,12 +363,12 @@ def test_outside_the_viewer_nothing_is_computed_without_a_query(
     model, camera = make_model((make_spec("dense", 12),), init_density=5.0).eval(), make_camera(8)
     ours = {"relevancy", "relevancy_overlay", "labels"}
     assert model.queries.extra_outputs(camera, None) == {} and not ours & set(model.get_outputs_for_camera(camera))
-    vectors = Embeddings.of_full(torch.eye(12)[:1], ["x"])
-    model.queries.store.change(lambda q: q.with_live(Query("x", "dense", vectors, Embeddings.empty(12))))
+    vectors = Embeddings.from_full(torch.eye(12)[:1], ["x"])
+    model.queries.store.change(lambda q: q.set_live(Query("x", "dense", vectors, Embeddings.empty(12))))
     shown = model.get_outputs_for_camera(camera)
     assert ours <= set(shown) and shown["relevancy"].shape == (8, 8, 1)
     assert shown["labels"].shape == shown["relevancy_overlay"].shape == (8, 8, 3)
-    model.queries.store.change(lambda q: q.with_live(None))
+    model.queries.store.change(lambda q: q.set_live(None))
     monkeypatch.setattr(compat, "is_viewer_thread", lambda: True)
     assert ours <= set(model.get_outputs_for_camera(camera)), "in the viewer they can be chosen before there is a query"
 
@@ -380,7 +380,7 @@ def test_a_query_that_does_not_fit_the_model_leaves_the_picture_alone(
     query_for: Callable[..., Query],
 ) -> None:
     model = make_model((make_spec("dense", 12),)).eval()
-    model.queries.store.change(lambda q: q.with_live(query_for("mug", head="dense")))
+    model.queries.store.change(lambda q: q.set_live(query_for("mug", head="dense")))
     shown = model.get_outputs_for_camera(make_camera(8))
     assert "rgb" in shown and "feature_pca" in shown and "relevancy" not in shown
     assert "has 3 dimensions" in model.queries.ask_02_status.content

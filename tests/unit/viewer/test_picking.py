@@ -16,9 +16,9 @@ from f3rm_ext.viewer.picking import (
     Ray,
     Viewpoint,
     camera_along,
-    clicked_feature,
-    fitted_displays,
+    fit_displays,
     not_training,
+    pick_feature,
 )
 
 
@@ -36,7 +36,7 @@ def test_a_camera_of_one_pixel_sees_the_ray(direction: tuple[float, float, float
 
 def test_a_click_takes_the_feature_it_hits_and_says_where(toy: Any) -> None:
     head = toy.query_heads()["toy"]
-    vectors, place = clicked_feature(toy, head, Ray((1.0, 0.0, 0.0), (3.0, 0.0, -4.0)), "here", obb_box=None)
+    vectors, place = pick_feature(toy, head, Ray((1.0, 0.0, 0.0), (3.0, 0.0, -4.0)), "here", obb_box=None)
     assert vectors.sources == ("here",)
     expected = torch.tensor([1.0, 0.1, 0.0]) / 1.01**0.5
     assert torch.allclose(vectors.values[0], expected, atol=1e-6)
@@ -46,18 +46,18 @@ def test_a_click_takes_the_feature_it_hits_and_says_where(toy: Any) -> None:
 def test_a_click_on_codes_knows_how_much_they_leave_out(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     head = toy.query_heads()["toy"]
     monkeypatch.setattr(head, "space", lambda: FeatureSpace.of_features(energy=0.64))
-    vectors, _ = clicked_feature(toy, head, Ray((0.0, 0.0, 0.0), (1.0, 0.0, -1.0)), "here")
+    vectors, _ = pick_feature(toy, head, Ray((0.0, 0.0, 0.0), (1.0, 0.0, -1.0)), "here")
     assert float(vectors.values.norm()) == pytest.approx(0.8, abs=1e-6)
 
 
 def test_a_click_into_nothing_says_so(toy: Any) -> None:
     with pytest.raises(ConfigError, match="There is nothing where you clicked"):
-        clicked_feature(toy, toy.query_heads()["toy"], Ray((0.0, 0.0, 0.0), (0.0, 1.0, 0.0)), "here")
+        pick_feature(toy, toy.query_heads()["toy"], Ray((0.0, 0.0, 0.0), (0.0, 1.0, 0.0)), "here")
 
 
 def test_the_model_does_not_train_while_it_is_looked_at_and_does_afterwards(toy: Any) -> None:
     toy.train()
-    clicked_feature(toy, toy.query_heads()["toy"], Ray((0.0, 0.0, 0.0), (1.0, 0.0, -1.0)), "here")
+    pick_feature(toy, toy.query_heads()["toy"], Ray((0.0, 0.0, 0.0), (1.0, 0.0, -1.0)), "here")
     assert toy.was_training == [False] and toy.training
     with pytest.raises(ZeroDivisionError), not_training(toy):
         assert not toy.training
@@ -71,7 +71,7 @@ def test_the_model_does_not_train_while_it_is_looked_at_and_does_afterwards(toy:
 
 def test_colors_are_fitted_to_what_a_view_shows(toy: Any, make_camera: Callable[[int], Cameras]) -> None:
     camera = make_camera(200)
-    (basis,) = fitted_displays(toy, Viewpoint(camera, None)).values()
+    (basis,) = fit_displays(toy, Viewpoint(camera, None)).values()
     assert (int(camera.height), int(camera.width)) == (200, 200), "the page's own camera is as before"
     # Mug and book are what differs: their difference is the first direction, and they lie at its ends.
     first = basis.components[0]
@@ -91,7 +91,7 @@ def test_views_are_rendered_small_and_cropped_as_the_page_is(toy: Any, make_came
 
     toy.render = count
     box = OrientedBox(torch.eye(3), torch.zeros(3), torch.ones(3))
-    fitted_displays(toy, Viewpoint(make_camera(300), box))
+    fit_displays(toy, Viewpoint(make_camera(300), box))
     assert toy.boxes == [box]
     assert 0.9 * FIT_RAYS <= seen[0] <= 1.1 * FIT_RAYS
 
@@ -100,7 +100,7 @@ def test_no_colors_are_fitted_to_nothing(toy: Any, make_camera: Callable[[int], 
     camera = make_camera(20)
     camera.camera_to_worlds[0, :, :3] = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]])  # looks up
     with pytest.raises(ConfigError, match="This view is almost empty"):
-        fitted_displays(toy, Viewpoint(camera))
+        fit_displays(toy, Viewpoint(camera))
     toy.heads.clear()
     with pytest.raises(ConfigError, match="no features"):
-        fitted_displays(toy, Viewpoint(camera))
+        fit_displays(toy, Viewpoint(camera))

@@ -65,14 +65,14 @@ def test_a_model_without_features_is_told_apart() -> None:
 
 
 def test_queries_are_described_by_what_they_were_made_of() -> None:
-    two = Embeddings.of_full(torch.eye(3)[:2], ["blue mug", "cup"])
-    query = Query("q", "toy", two, Embeddings.of_full(torch.eye(3)[2:], ["object"]))
+    two = Embeddings.from_full(torch.eye(3)[:2], ["blue mug", "cup"])
+    query = Query("q", "toy", two, Embeddings.from_full(torch.eye(3)[2:], ["object"]))
     assert status.describe_query(query) == "**Query** “blue mug”, “cup” against “object”"
     assert "plain cosine" in status.describe_query(Query("q", "toy", two, Embeddings.empty(3)))
     assert status.describe_query(None) == ""
     assert status.describe_labels([query]) == "**Named** `#e69f00` q"
     assert status.describe_labels([]) == ""
-    many = Query("q", "toy", Embeddings.of_full(torch.ones(9, 3), [str(i) for i in range(9)]), Embeddings.empty(3))
+    many = Query("q", "toy", Embeddings.from_full(torch.ones(9, 3), [str(i) for i in range(9)]), Embeddings.empty(3))
     assert "“4”, …" in status.describe_query(many)
 
 
@@ -85,7 +85,7 @@ def test_the_line_is_shown_before_and_after_there_is_a_viewer() -> None:
     installs: list[int] = []
     line = status.StatusLine(lambda: installs.append(1))
     line.show("one")
-    assert not line.installed and not installs
+    assert not line.is_installed and not installs
     handle = SimpleNamespace(content="")
 
     def add_markdown(content: str) -> Any:
@@ -95,7 +95,7 @@ def test_the_line_is_shown_before_and_after_there_is_a_viewer() -> None:
     server = object.__new__(ViserServer)
     server.gui = SimpleNamespace(add_markdown=add_markdown)  # type: ignore[assignment]
     line.install(server)
-    assert line.installed and installs == [1] and handle.content == "one"
+    assert line.is_installed and installs == [1] and handle.content == "one"
     line.show("two")
     assert handle.content == "two"
 

@@ -44,7 +44,7 @@ def test_gsplats_kernels_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, t
 
 def test_weights_of_lpips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     weights = tmp_path / "alexnet.pth"
-    monkeypatch.setattr(image_metrics, "cached_alexnet", lambda: weights)
+    monkeypatch.setattr(image_metrics, "find_alexnet", lambda: weights)
     (note,) = check(tmp_path, "scores")
     assert str(weights) in note
     weights.touch()

@@ -75,7 +75,7 @@ def test_manifest_says_what_is_there(root: Path) -> None:
     assert raw["format"] == 1 and raw["identity"] == IDENTITY and raw["dim"] == DIM
     assert entry["file"] == f"shards/{KEYS[1]}.npy" and (entry["rows"], entry["cols"]) == (3, 4)
     assert entry["bytes"] == (root / entry["file"]).stat().st_size
-    assert entry["blake2b"] == atomic.digest_of_file(root / entry["file"])
+    assert entry["blake2b"] == atomic.hash_file(root / entry["file"])
     assert (entry["height_px"], entry["width_px"]) == (30, 50)
     assert entry["origin_px"] == [5.0, 6.25] and entry["stride_px"] == [10.0, 12.5]
 
@@ -150,13 +150,13 @@ def test_sizes_are_checked_before_anything_is_read(root: Path) -> None:
 
 def test_content_is_hashed_once_per_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
-    real = atomic.digest_of_file
+    real = atomic.hash_file
 
     def counting(path: Path) -> str:
         hashed.append(path)
         return real(path)
 
-    monkeypatch.setattr("f3rm_ext.features.store.feature_store.digest_of_file", counting)
+    monkeypatch.setattr("f3rm_ext.features.store.feature_store.hash_file", counting)
     store = reopened(root)
     for _ in range(3):
         store.load(KEYS[0])
@@ -223,7 +223,7 @@ def test_pickle_in_the_shape_of_a_shard_is_refused(root: Path) -> None:
     path = root / "shards" / f"{KEYS[0]}.npy"
     np.save(path, np.array([{"a": 1}, None], dtype=object), allow_pickle=True)
     raw = json.loads((root / "manifest.json").read_text())
-    raw["images"][KEYS[0]] |= {"bytes": path.stat().st_size, "blake2b": atomic.digest_of_file(path)}
+    raw["images"][KEYS[0]] |= {"bytes": path.stat().st_size, "blake2b": atomic.hash_file(path)}
     (root / "manifest.json").write_text(json.dumps(raw))
     with pytest.raises(FeatureStoreError, match="cannot be mapped"):
         reopened(root).load(KEYS[0])
@@ -234,7 +234,7 @@ def test_npz_and_wrong_dtype_are_refused(root: Path) -> None:
 
     def vouch_for() -> None:
         raw = json.loads((root / "manifest.json").read_text())
-        raw["images"][KEYS[0]] |= {"bytes": path.stat().st_size, "blake2b": atomic.digest_of_file(path)}
+        raw["images"][KEYS[0]] |= {"bytes": path.stat().st_size, "blake2b": atomic.hash_file(path)}
         (root / "manifest.json").write_text(json.dumps(raw))
 
     np.save(path, values_of(0, 2).astype(np.float32))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("open3d")
 
 
 def direction(*values: float) -> Embeddings:
-    return Embeddings.of_full(torch.tensor([values]), ("here",))
+    return Embeddings.from_full(torch.tensor([values]), ("here",))
 
 
 EAST = Query("east", "", direction(0.0, 1.0, 0.0), direction(1.0, 0.0, 0.0))

@@ -148,7 +148,7 @@ def test_what_lies_outside_the_box_is_not_asked(model: SplatModel, camera: Any) 
 def test_features_at_points(model: SplatModel) -> None:
     means = model.gaussians.means.detach()
     points = torch.cat([means[:5] + 0.01, torch.tensor([[9.0, 9.0, 9.0]])])
-    found = model.rendered_at(points)
+    found = model.render_points(points)
     assert found["first"].shape == (6, DIM) and found["second"].shape == (6, 5) and found["first"].isfinite().all()
     sizes, alphas = model._scene().shapes()
     near = (points[0] - means).norm(dim=1).argsort()[:16]
@@ -163,10 +163,10 @@ def test_features_at_points(model: SplatModel) -> None:
 
 
 def test_the_nearest_follow_the_gaussians(model: SplatModel) -> None:
-    before = model.rendered_at(torch.zeros(1, 3))["first"]
+    before = model.render_points(torch.zeros(1, 3))["first"]
     with torch.no_grad():
         model.gauss_params["means"].copy_(model.gauss_params["means"].flip(0))
-    assert (model.rendered_at(torch.zeros(1, 3))["first"] - before).abs().max() > 1e-3
+    assert (model.render_points(torch.zeros(1, 3))["first"] - before).abs().max() > 1e-3
 
 
 def test_a_checkpoint_brings_its_features(model: SplatModel, make_splat_model: Any, camera: Any) -> None:
@@ -268,8 +268,8 @@ def test_the_viewers_panel(model: SplatModel, camera: Any) -> None:
     assert "relevancy" not in plain
     store = model.queries.store
     asked = query("first", DIM)
-    store.resolve(store.new_request(), lambda state: state.with_live(asked))
-    store.change(lambda state: state.with_named(asked))
+    store.resolve(store.new_request(), lambda state: state.set_live(asked))
+    store.change(lambda state: state.add_named(asked))
     outputs = model.get_outputs_for_camera(camera)
     assert outputs["relevancy"].shape == (24, 32, 1) and outputs["relevancy"].max() > 0.1
     assert outputs["relevancy_overlay"].shape == outputs["labels"].shape == (24, 32, 3)

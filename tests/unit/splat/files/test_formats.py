@@ -12,7 +12,7 @@ import torch
 from f3rm_ext.errors import ConfigError, SplatFileError
 from f3rm_ext.splat.files import SUFFIXES, SplatInfo, export_splats, formats, read_splats, write_splats
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.utils.output_file import replacing
+from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import write_ply
 
 Make = Callable[..., Gaussians]
@@ -75,7 +75,7 @@ def test_what_is_not_ours_stays(name: str, maker: str, make: Make, tmp_path: Pat
 
 
 def test_point_clouds_and_folders_stay(make: Make, tmp_path: Path) -> None:
-    with replacing(tmp_path / "a.ply") as stream:
+    with replace_file(tmp_path / "a.ply") as stream:
         write_ply(stream, {"x": torch.zeros(1).numpy()}, ["made_by: f3rm-ext export features"])
     (tmp_path / "b.ply").mkdir()
     for name in ("a.ply", "b.ply"):
