@@ -26,7 +26,7 @@ _HEAT_OPACITY = (0.5, 0.8)
 """Opacity of the heat at the lowest and at the highest score."""
 _LABEL_OPACITY = 0.65
 DIMMED_MID_GREY = (70, 70, 70)
-"""A mid-grey pixel after :func:`dimmed`, as bytes: stands in legends for all that no label or heat covers."""
+"""A mid-grey pixel after :func:`dim`, as bytes: stands in legends for all that no label or heat covers."""
 
 
 @lru_cache(maxsize=8)
