@@ -125,7 +125,7 @@ def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) 
     rows: list[tuple[str, str, str]] = []
     if poses:
         posed, given = poses["registered"], poses["photos"]
-        note = "reasons in the table below" if posed < given else "all of them"
+        note = "reasons in sfm_report.html" if posed < given else "all of them"
         rows.append(("Photos with a pose", f"{posed} of {given}", note))
         error = f"mean of {poses['points']:,} points"
         rows.append(("Reprojection error", f"{poses['reprojection_error_px']:.2f} px", error))
