@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from f3rm_ext import compat
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory import packed
 from f3rm_ext.splat.memory.packed import packed_sh_colors
@@ -39,7 +38,7 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[int, 
         return evaluate
 
     monkeypatch.setattr(gsplat.cuda._wrapper, "_make_lazy_cuda_func", find)
-    monkeypatch.setattr(compat, "_gsplat_kernels", object)
+    monkeypatch.setattr("f3rm_ext.compat.gsplat._gsplat_kernels", object)
     monkeypatch.setattr(packed, "CHUNK_KERNEL", 16)
     return calls
 
@@ -76,6 +75,6 @@ def test_without_kernels_torch_evaluates_them(cuda: torch.device, monkeypatch: p
 
     directions, dc, rest = _scene(torch.float32)
     for kernels in (lambda: None, broken):
-        monkeypatch.setattr(compat, "_gsplat_kernels", kernels)
+        monkeypatch.setattr("f3rm_ext.compat.gsplat._gsplat_kernels", kernels)
         found = packed_sh_colors(3, directions.to(cuda), dc.to(cuda), Parameter(rest.to(cuda)))
         torch.testing.assert_close(found.cpu(), sh_colors_reference(3, directions, dc, rest), rtol=1e-5, atol=1e-6)

@@ -116,14 +116,8 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
     for arguments, says in (
         (query, "either --load-config or --mesh"),
         ((*query, "--load-config", "c.yml", "--mesh", room), "either --load-config or --mesh"),
-        ((*query, "--load-config", "c.yml", "--data", tiny_capture), "--data belongs to --mesh"),
-        (
-            (
-                "eval",
-                "query",
-            ),
-            "either --load-config or --mesh",
-        ),
+        ((*query, "--load-config", "c.yml", "--data", tiny_capture), "--data only works with --mesh"),
+        (("eval", "query"), "either --load-config or --mesh"),
         ((*query, "--mesh", bare), "has no features: lift some with"),
         ((*query, "--mesh", other), "are of another mesh"),
         ((*part, "--mesh", points, "--text", "stool"), "has points but no faces"),
