@@ -30,7 +30,7 @@ MESH = ["mesh", "--load-config", "config.yml", "--out", "mesh.ply"]
     ],
 )
 def test_a_switch_has_two_forms(words: list[str], value: bool) -> None:
-    assert parse_command(ExportCommand, "export", [*MESH, *words]).thin_parts is value
+    assert parse_command(ExportCommand, "export", [*MESH, *words]).extraction.thin_parts is value
 
 
 def test_only_a_literal_true_or_false_is_the_value_of_a_switch() -> None:

@@ -11,6 +11,7 @@ from f3rm_ext.utils.colormaps import (
     OTHER_GREY,
     PALETTE,
     depth_colors_bytes,
+    dim,
     heat_overlay,
     heat_overlay_bytes,
     heat_scale_bytes,

@@ -73,7 +73,7 @@ def test_a_training_resumes_at_its_checkpoint(run_chain: RunChain, player: Any, 
     stamps = [words[words.index("--timestamp") + 1] for words in trainings]
     assert stamps[0] == stamps[1] and stamps[2] == stamps[3]
     assert records(tmp_path)["refine"]["runs"] == 2
-    assert sum("mesh" in words for words in player.all) == 1
+    assert sum(words[1:3] == ["export", "mesh"] for words in player.all) == 1
 
 
 def test_a_stage_is_done_again_alone(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
