@@ -116,7 +116,7 @@ class Part:
 
 @dataclass
 class Texture:
-    """Pictures of `f3rm-ext eval-texture --pictures`, one below the other: the textured mesh beside the photo."""
+    """Pictures of `f3rm-ext eval texture --pictures`, one below the other: the textured mesh beside the photo."""
 
     pictures: Positional[tuple[Path, ...]]
     """Files to show."""
@@ -137,7 +137,7 @@ class Moco:
     """What one example finds in several features: a held-out view, and the relevancy in each feature over it.
 
     The run is on a capture with labels and distils the features, such as that of benchmarks/moco_distilled.py. The
-    example is one pixel in a training photo, as `f3rm-ext eval-query --by example` chooses it; it is compared with the
+    example is one pixel in a training photo, as `f3rm-ext eval query --by example` chooses it; it is compared with the
     rest of that photo and with the other classes.
     """
 
