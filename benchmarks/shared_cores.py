@@ -10,6 +10,7 @@ docs/make_benchmarks.py makes a table of medians. For Linux, and for a machine t
 """
 
 import contextlib
+import copy
 import datetime
 import json
 import os
@@ -83,7 +84,7 @@ class Once:
         from nerfstudio.configs.method_configs import all_methods
         from nerfstudio.scripts.train import _set_random_seed
 
-        config = all_methods[self.method]
+        config = copy.deepcopy(all_methods[self.method])
         with tempfile.TemporaryDirectory() as folder:
             config.output_dir, config.timestamp, config.data = Path(folder), "run", self.data
             config.max_num_iterations, config.vis = 100_000, "tensorboard"

@@ -9,6 +9,7 @@ trainer does around them; evaluation, viewer and checkpoints are off.
 """
 
 import argparse
+import copy
 import datetime
 import json
 import platform
@@ -48,7 +49,7 @@ def make_config(variant: dict[str, Any], options: argparse.Namespace, folder: Pa
 
     from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 
-    config = all_methods[variant.get("method", "sugar-ext")]
+    config = copy.deepcopy(all_methods[variant.get("method", "sugar-ext")])
     ours = config.method_name != "splatfacto"
     manager, model = config.pipeline.datamanager, config.pipeline.model
     manager.dataparser = CaptureDataParserConfig()

@@ -4,6 +4,7 @@ Used by the other benchmarks, each run in a process of its own so that neither m
 """
 
 import ast
+import copy
 import functools
 import json
 import resource
@@ -52,7 +53,7 @@ class TrainOnce:
         from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 
         peer = self.method == "nerfacto-f3rm"
-        config: Any = all_methods["nerfacto" if peer else self.method]
+        config: Any = copy.deepcopy(all_methods["nerfacto" if peer else self.method])
         ours = self.method.startswith("f3rm-ext")
         if peer:
             from peers import f3rm_peer

@@ -219,7 +219,7 @@ def load(path: Path | str, data: Path | str | None = None) -> Scene:
 
 @dataclass(frozen=True)
 class EstimatedPoses:
-    """What :func:`estimate_poses` found."""
+    """Camera poses of photos, from :func:`estimate_poses`."""
 
     capture: Path
     """The folder that was written, ready for ``ns-train --data``."""

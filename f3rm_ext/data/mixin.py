@@ -38,7 +38,7 @@ class Stream(Protocol):
 
     @property
     def coverage(self) -> Coverage:
-        """What training has seen so far."""
+        """Steps, rays and appearances of each image in the training so far."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class Stream(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`load_state` needs to continue."""
+        """Returns the position in the cycle of images, from which :meth:`load_state` continues."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> bool:

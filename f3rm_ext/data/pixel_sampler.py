@@ -48,7 +48,7 @@ class ImagePixels:
 
 @dataclass(frozen=True)
 class PixelDraw:
-    """Which pixels were drawn from a window."""
+    """Pixels that were drawn from a window, one for each ray."""
 
     places: Int[Tensor, "rays"]
     """Index into :attr:`PackedPixels.pixels`."""

@@ -84,7 +84,7 @@ class PixelStream:
 
     @property
     def coverage(self) -> Coverage:
-        """What training has seen so far."""
+        """See :attr:`~f3rm_ext.data.mixin.Stream.coverage`."""
         self._flush()
         return self._coverage
 

@@ -16,9 +16,9 @@ class OpenedRun(NamedTuple):
     """A trained run, in evaluation mode."""
 
     config: "TrainerConfig"
-    """Its options."""
+    """Options of the run, from its config.yml."""
     pipeline: "Pipeline"
-    """Its model and capture."""
+    """The run's pipeline, which has its model and its datamanager."""
     checkpoint: Path
     """The file that was loaded."""
     step: int

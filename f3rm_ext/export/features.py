@@ -24,12 +24,12 @@ from f3rm_ext.utils.provenance import PROVENANCE, comment_lines
 
 _CHUNK = 1 << 13
 Space = Literal["distilled", "full", "none"]
-"""Which features the NPZ file holds."""
+"""Features of the NPZ file: as distilled, in the full dimension of their extractor, or none."""
 
 
 @dataclass(frozen=True)
 class FeatureCloud:
-    """A point cloud ready to be feature_cloud."""
+    """A point cloud with features, ready to be written."""
 
     cloud: Cloud
     """The points, scene frame."""

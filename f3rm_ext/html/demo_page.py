@@ -195,7 +195,7 @@ def _metrics(content: ReportContent) -> Table:
 
 
 def _coverage(coverage: dict[str, Any]) -> dict[str, Any] | None:
-    """How often training used every photo."""
+    """Returns a chart and facts of how often training used each photo; None if that was not recorded."""
     images: list[dict[str, Any]] = coverage.get("per_image") or []
     if not images:
         return None

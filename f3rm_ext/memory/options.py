@@ -36,11 +36,11 @@ class MemoryOption(NamedTuple):
     """An option that lowers the memory of training."""
 
     quality_impact: QualityImpact
-    """What it costs."""
+    """Its effect on the quality of the result."""
     name: str
     """Name on the command line, without the leading dashes."""
     now: object
-    """Its present value."""
+    """Value of the option in this run."""
     lower: object
     """A value that takes less memory. More options may follow, as ``6 --repeat 100``."""
 

@@ -1,4 +1,4 @@
-"""BoxContraction of space without bounds around the cameras of a capture."""
+"""Contraction of space without bounds around the cameras of a capture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -59,7 +59,7 @@ class World:
 
 
 def _vertex_values(mesh: Mesh, per_face: np.ndarray) -> np.ndarray:
-    # No vertex is shared between two materials or objects: meshes are join_meshes, never welded.
+    # No vertex is shared between two materials or objects: meshes are joined, never welded.
     out = np.zeros(len(mesh.vertices), per_face.dtype)
     out[mesh.faces] = per_face[:, None]
     return out

@@ -1,1 +1,1 @@
-"""The chain from photos to a textured mesh: stages, their manifest, and the report of all of them."""
+"""Long work of several commands: their stages, a manifest, the runner, and the reports of both workflows."""

@@ -43,7 +43,7 @@ PHOTOS_IN_MEMORY = 512
 
 @dataclass(frozen=True)
 class StereoOptions:
-    """How depth is searched."""
+    """Options of the search for depth by plane sweeps."""
 
     depths: int = 96
     """Planes of each direction: evenly in the inverse of depth, or of horizontal ones in its logarithm."""

@@ -1,4 +1,4 @@
-"""Front ends of other packages: found, checked, and translate_errors when they fail."""
+"""Front ends of other packages: found, checked, and explained when they fail."""
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
