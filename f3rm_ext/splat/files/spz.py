@@ -37,6 +37,8 @@ COLOR_SCALE = 0.15
 SH_STEPS = (8, 16)
 """Steps of SH coefficients of degree 1, and of higher ones, in units of 1/128."""
 MAX_FRACTION_BITS = 23
+MAX_GAUSSIANS = 10_000_000
+"""Niantic's library, on which most viewers build, refuses files with more."""
 _LIMIT = (1 << 23) - 1
 _COMMENT = 0x10
 _HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
@@ -141,6 +143,15 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
         stream.write(press.compress(piece))
         checksum, size = zlib.crc32(piece, checksum), size + len(piece)
     stream.write(press.flush() + struct.pack("<II", checksum, size & 0xFFFFFFFF))
+
+
+def require_readable(path: Path, count: int) -> None:
+    """Raises SplatFileError if a file would have more Gaussians than readers of the format accept."""
+    if count > MAX_GAUSSIANS:
+        raise SplatFileError(
+            f"{path} would hold {count} Gaussians, but readers of .spz refuse more than {MAX_GAUSSIANS}: write .ply or "
+            ".compressed.ply, or train with a lower --pipeline.model.densify.max-gaussians."
+        )
 
 
 def choose_fraction_bits(largest: float) -> int:

@@ -150,6 +150,11 @@ class RegularizationOptions:
         """Step after which the losses of surfaces are active."""
         return self.planar_start if self.mode == "planar" else self.start
 
+    @property
+    def prune_below(self) -> float:
+        """Opacity below which Gaussians are removed at prune-step."""
+        return self.planar_prune_opacity if self.mode == "planar" else self.prune_opacity
+
     def scaled(self, total_steps: int) -> "RegularizationOptions":
         """Scales the schedule to another length: multiplies every step by ``total_steps`` / ``schedule_steps``."""
         ratio = total_steps / self.schedule_steps

@@ -19,6 +19,7 @@ from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
+from f3rm_ext.splat.regularization import TrainingView
 from f3rm_ext.splat.regularization.options import RegularizationOptions
 from f3rm_ext.splat.regularization.table import gaussian_table
 
@@ -254,27 +255,23 @@ def test_metrics_of_an_image(make_splat_model: Make, camera: Any, batch: dict[st
 def test_a_step_of_every_mode(train: Train, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(regularization=mode)
     assert run.model.regularizer is not None
-    given: dict[str, Any] = {}
+    calls: list[tuple[int, TrainingView]] = []
     losses_of = run.model.regularizer.losses
-
-    def record(*arguments: Any, **options: Any) -> Any:
-        given.update(options, arguments=arguments)
-        return losses_of(*arguments, **options)
-
-    monkeypatch.setattr(run.model.regularizer, "losses", record)
+    monkeypatch.setattr(run.model.regularizer, "losses", lambda *call: calls.append(call) or losses_of(*call))
     assert set(run.backward(SURFACE_STEP)) == {"rgb_loss"} | LOSSES[mode]
     for name, grad in run.gradients().items():
         assert torch.isfinite(grad).all() and grad.any(), name
     assert set(run.gradients()) == set(run.model.gauss_params)
     if mode == "none":
-        assert not given, "no time goes into what is off"
+        assert not calls, "no time goes into what is off"
         return
-    step, gaussians, visible = given["arguments"][:3]
-    assert step == SURFACE_STEP and len(gaussians) == len(visible) == 60 and visible.any()
-    assert given["depth"].shape == given["alpha"].shape == (HEIGHT, WIDTH) and given["mask"] is None
-    assert (given["normals"] is not None) == (mode in ("dn-consistency", "planar"))
-    assert (given["plane_depth"] is not None) == (given["other"] is not None) == (mode == "planar")
-    assert given["extent"] == run.model.extent == pytest.approx(2.2, abs=0.1)
+    ((step, view),) = calls
+    assert step == SURFACE_STEP and len(view.gaussians) == len(view.visible) == 60 and view.visible.any()
+    assert view.depth is not None and view.alpha is not None and view.mask is None
+    assert view.depth.shape == view.alpha.shape == (HEIGHT, WIDTH)
+    assert (view.normals is not None) == (mode in ("dn-consistency", "planar"))
+    assert (view.plane_depth is not None) == (view.other is not None) == (mode == "planar")
+    assert view.extent == run.model.extent == pytest.approx(2.2, abs=0.1)
     run.hooks.after(SURFACE_STEP)
     assert run.model.cost.peak_mib > 0
 

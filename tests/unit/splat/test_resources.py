@@ -11,11 +11,10 @@ import torch
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.memory.options import MemoryOption, QualityImpact
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.model import SplatModelConfig
-from f3rm_ext.splat.resources import splat_memory_options
 
 
 @pytest.fixture
@@ -84,17 +83,7 @@ def test_gsplat_without_kernels_is_refused_on_cuda_alone(
 
 
 def options_of(config: SplatModelConfig, device: str, gaussians: int, growing: bool) -> list[MemoryOption]:
-    return list(
-        splat_memory_options(
-            config.memory,
-            device,
-            sh_degree=config.sh_degree,
-            samples=0 if config.regularization == "none" else config.surface.samples,
-            gaussians=gaussians,
-            max_gaussians=config.densify.max_gaussians,
-            growing=growing,
-        )
-    )
+    return config.memory_options(RunState(device, 9, gaussians=gaussians, growing=growing))
 
 
 def advised(config: SplatModelConfig, device: str = "cuda", growing: bool = True) -> dict[str, tuple[object, object]]:
@@ -103,7 +92,7 @@ def advised(config: SplatModelConfig, device: str = "cuda", growing: bool = True
 
 
 def test_the_defaults_can_be_lowered_in_every_way() -> None:
-    assert list(advised(SplatModelConfig()).items()) == [
+    assert list(advised(SplatModelConfig(regularization="sdf")).items()) == [
         ("expandable-segments", ("False", "True")),
         ("fragmentation", ("auto", "aggressive")),
         ("optimize-memory", ("False", "True")),

@@ -14,7 +14,7 @@ import torch
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
 from f3rm_ext.splat.files.convert import rotation_differences
-from f3rm_ext.splat.files.spz import choose_fraction_bits
+from f3rm_ext.splat.files.spz import choose_fraction_bits, require_readable
 from f3rm_ext.splat.gaussians import Gaussians
 
 Make = Callable[..., Gaussians]
@@ -190,6 +190,14 @@ def test_too_far_out(make: Make, tmp_path: Path) -> None:
     with pytest.raises(SplatFileError, match=r"1.68e\+07, .*8388607"):
         write_splats(tmp_path / "a.spz", gaussians, SplatInfo())
     assert not list(tmp_path.iterdir())
+
+
+def test_more_gaussians_than_readers_accept(make: Make, tmp_path: Path) -> None:
+    tensors = {name: value.expand(10_000_001, *value.shape[1:]) for name, value in make(1, 0).tensors().items()}
+    with pytest.raises(SplatFileError, match=r"a\.spz .*10000001 .*10000000: write \.ply"):
+        write_splats(tmp_path / "a.spz", Gaussians.from_tensors(tensors), SplatInfo())
+    assert not list(tmp_path.iterdir())
+    require_readable(tmp_path / "a.spz", 10_000_000)
 
 
 @pytest.mark.parametrize("what", ["extensions", "bytes after its last Gaussian"])

@@ -13,7 +13,7 @@ from f3rm_ext.splat.regularization import make_regularizer
 from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.options import RegularizationOptions
 from f3rm_ext.splat.regularization.planar import PlanarRegularizer, edge_weights, thickness
-from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer
+from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer, TrainingView
 
 START = 2500
 Make = Callable[..., Gaussians]
@@ -40,7 +40,7 @@ def losses_of(camera: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., dic
             "picture": torch.rand(30, 40, 3, generator=torch.Generator().manual_seed(0)),
         }
         everyone = torch.ones(len(gaussians), dtype=torch.bool)
-        return reg.losses(step, gaussians, everyone, viewmat, K, extent=2.0, **{**pictures, **given})
+        return reg.losses(step, TrainingView(gaussians, everyone, viewmat, K, 2.0, **{**pictures, **given}))
 
     return losses
 
@@ -149,7 +149,7 @@ def test_hardly_anything_is_removed(wall: Make) -> None:
 
 @pytest.mark.parametrize("missing", ["alpha", "normals", "plane_depth", "photo"])
 def test_missing_renders_are_named(missing: str, wall: Make, losses_of: Losses) -> None:
-    with pytest.raises(ValueError, match="planes=True, neighbour=True"):
+    with pytest.raises(ValueError, match=f"needs {missing}$"):
         losses_of(planar(), wall(), **{missing: None})
 
 

@@ -15,7 +15,7 @@ from f3rm_ext.splat.regularization.field import neighbour_field
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
-from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer, opacity_entropy
+from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer, TrainingView, opacity_entropy
 from f3rm_ext.splat.regularization.sampling import sample_points
 from f3rm_ext.splat.regularization.table import gaussian_table
 
@@ -43,16 +43,10 @@ def losses_of(camera: Camera) -> Callable[..., dict[str, Tensor]]:
             "alpha": torch.ones(30, 40),
             "normals": torch.tensor([0.0, 0.6, -0.8]).expand(30, 40, 3),
         }
-        return reg.losses(
-            step,
-            gaussians,
-            torch.ones(len(gaussians), dtype=torch.bool) if visible is None else visible,
-            viewmat,
-            K,
-            extent=1.0,
-            generator=torch.Generator().manual_seed(step),
-            **{**renders, **given},
-        )
+        visible = torch.ones(len(gaussians), dtype=torch.bool) if visible is None else visible
+        generator = torch.Generator().manual_seed(step)
+        images = {**renders, **given}
+        return reg.losses(step, TrainingView(gaussians, visible, viewmat, K, 1.0, generator=generator, **images))
 
     return losses
 
@@ -236,19 +230,10 @@ def test_chunks_do_not_change_the_result(random_gaussians: Make, leaves: Leaves,
     results = []
     for chunk in (37, 10_000):
         gaussians = leaves(random_gaussians(40))  # float64: torch
-        viewless = {"depth": None, "alpha": None, "normals": None}
-        reg = regularizer(chunk_points=chunk)
-        viewmat = torch.eye(4, dtype=torch.float64)
-        losses = reg.losses(
-            ACTIVE,
-            gaussians,
-            torch.ones(40, dtype=torch.bool),
-            viewmat,
-            viewmat[:3, :3],
-            extent=1.0,
-            generator=torch.Generator().manual_seed(0),
-            **viewless,
-        )
+        viewmat, everyone = torch.eye(4, dtype=torch.float64), torch.ones(40, dtype=torch.bool)
+        generator = torch.Generator().manual_seed(0)
+        view = TrainingView(gaussians, everyone, viewmat, viewmat[:3, :3], 1.0, generator=generator)
+        losses = regularizer(chunk_points=chunk).losses(ACTIVE, view)
         sum(losses.values()).backward()
         results.append([gaussians.means.grad, gaussians.scales.grad, gaussians.quats.grad, gaussians.opacities.grad])
     for one, other in zip(*results, strict=True):
@@ -306,7 +291,7 @@ def test_gaussians_that_are_not_finite_take_no_part(
 
 @pytest.mark.parametrize("missing", ["depth", "alpha", "normals"])
 def test_missing_renders_are_named(missing: str, wall: Make, losses_of: Losses) -> None:
-    with pytest.raises(ValueError, match="depth=True, normals=True"):
+    with pytest.raises(ValueError, match=f"needs {missing}$"):
         losses_of(regularizer("dn-consistency"), wall(), **{missing: None})
 
 
