@@ -9,9 +9,7 @@ from f3rm_ext.splat.gaussians import (
     Gaussians,
     degree_from_count,
     quats_to_rotations,
-    rgb_to_sh,
     sh_rest_count,
-    sh_to_rgb,
 )
 
 
@@ -39,12 +37,6 @@ def test_counts_of_coefficients(degree: int, count: int) -> None:
 def test_no_degree_has_that_many_coefficients() -> None:
     with pytest.raises(ConfigError, match=r"7 SH .* 0, 3, 8, 15"):
         degree_from_count(7)
-
-
-def test_colors_there_and_back() -> None:
-    rgb = torch.rand(4, 3)
-    torch.testing.assert_close(sh_to_rgb(rgb_to_sh(rgb)), rgb)
-    assert torch.equal(rgb_to_sh(torch.full((1, 3), 0.5)), torch.zeros(1, 3))
 
 
 def test_rotations_are_those_of_scipy() -> None:

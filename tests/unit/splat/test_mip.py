@@ -96,30 +96,12 @@ def test_which_cameras_see(point: tuple[float, float, float], seen: bool) -> Non
     assert sampling_intervals(torch.tensor([point]), *single())[1].tolist() == [seen]
 
 
-def test_the_sharpest_camera_decides() -> None:
-    means = torch.tensor([[0.0, 0.0, 4.0]])
-    cameras = [torch.cat(pair) for pair in zip(single(100.0), single(400.0), strict=True)]
-    assert float(sampling_intervals(means, *cameras)[0]) == pytest.approx(0.01)
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_the_larger_focal_length_of_a_camera_counts(axis: int) -> None:
-    cameras = single()
-    cameras[1][0, axis, axis] = 400.0
-    assert float(sampling_intervals(torch.tensor([[0.0, 0.0, 4.0]]), *cameras)[0]) == pytest.approx(0.01)
-
-
 def test_nobody_sees_anything() -> None:
     behind = torch.tensor([[0.0, 0.0, -4.0]])
     assert smoothing_filter(behind, *single()).tolist() == [0]
     no_cameras = [part[:0] for part in single()]
     assert smoothing_filter(behind, *no_cameras).tolist() == [0]
     assert smoothing_filter(behind[:0], *single()).shape == (0,)
-
-
-def test_filter_has_no_gradient() -> None:
-    means = torch.tensor([[0.0, 0.0, 4.0]], requires_grad=True)
-    assert not smoothing_filter(means, *single()).requires_grad
 
 
 def some(n: int = 20, dtype: torch.dtype = torch.float64) -> Gaussians:
@@ -207,12 +189,6 @@ def test_fusing_extreme_opacities_stays_finite() -> None:
     fused = fuse(gaussians, torch.tensor([0.1, 0.0, 0.1]))
     assert torch.isfinite(fused.opacities).all()
     assert float(fused.alphas()[1]) == 1 and float(fused.alphas()[2]) < 1e-20
-
-
-@pytest.mark.parametrize(("filter_2d", "eps2d", "antialiased"), [(True, 0.1, True), (False, 0.3, False)])
-def test_two_dimensional_filter(filter_2d: bool, eps2d: float, antialiased: bool) -> None:
-    options = MipOptions(filter_2d=filter_2d)
-    assert (options.eps2d, options.antialiased) == (eps2d, antialiased)
 
 
 def test_when_the_filter_is_due() -> None:

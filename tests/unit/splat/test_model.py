@@ -354,19 +354,6 @@ def test_the_surface_goes_backwards_before_the_image(train: Train, mode: str, mo
     assert order == ["surface", "image"]
 
 
-def test_points_of_a_step_follow_from_its_number(train: Train) -> None:
-    def density(step: int) -> float:
-        return float(train(regularization="density", background_color="black").backward(step)["surface_density"])
-
-    assert density(SURFACE_STEP) == density(SURFACE_STEP) != density(SURFACE_STEP + 1)
-
-
-def test_entropy_comes_before_the_surface(train: Train) -> None:
-    run = train(regularization="density")
-    assert set(run.backward(5)) == {"rgb_loss"}
-    assert set(run.backward(ENTROPY_STEP)) == {"rgb_loss", "opacity_entropy"}
-
-
 def test_transparent_gaussians_go_when_the_surface_begins(train: Train) -> None:
     run = train(regularization="density")
     model = run.model
@@ -381,22 +368,6 @@ def test_transparent_gaussians_go_when_the_surface_begins(train: Train) -> None:
     # The optimisers have the new parameters, and the next step works.
     assert run.hooks.optimizers["means"].param_groups[0]["params"][0] is model.gauss_params["means"]
     run.step(step + 1)
-
-
-@pytest.mark.parametrize("opaque", [0, 1])
-def test_pruning_that_would_leave_next_to_nothing_is_left_out(
-    make_splat_model: Make, train: Train, capsys: pytest.CaptureFixture, opaque: int
-) -> None:
-    surface = RegularizationOptions(samples=500, neighbours=8)
-    run = train(make_splat_model(200, regularization="density", surface=surface))
-    run.model.gauss_params["opacities"].data.fill_(-1.0)
-    run.model.gauss_params["opacities"].data[:opaque] = 1.0
-    step = run.model.schedule.surface(run.model.config.surface).prune_step
-    for later in range(3):  # The surface is regularised afterwards.
-        run.step(step + later)
-    assert run.model.num_gaussians == 200
-    log = " ".join(capsys.readouterr().out.split())
-    assert log.count(f"{opaque} of 200 Gaussians") == 1 and "--pipeline.model.surface.prune-opacity" in log
 
 
 def test_the_filter_is_computed_on_schedule(make_splat_model: Make, train: Train) -> None:
@@ -634,13 +605,6 @@ def test_a_checkpoint_opened_for_viewing_needs_no_trainer(make_splat_model: Make
     one, two = (model.get_outputs_for_camera(run.camera) for model in (other, run.model.eval()))
     torch.testing.assert_close(one["rgb"], two["rgb"])
     assert other.get_loss_dict(one, run.batch).keys() == {"rgb_loss"}
-
-
-def test_groups_are_the_parameters(make_splat_model: Make) -> None:
-    model = make_splat_model()
-    groups = model.get_param_groups()
-    assert set(groups) == {"means", "scales", "quats", "opacities", "features_dc", "features_rest"}
-    assert all(groups[name] == [model.gauss_params[name]] for name in groups)
 
 
 # --- half precision --------------------------------------------------------------------------------------------------

@@ -221,12 +221,6 @@ def test_a_name_that_cannot_be_written_is_found_out_before_the_work(
     assert code == 2 and "a.png" in said and "--out" in said
 
 
-def test_a_run_of_another_method_is_refused(untrained: Any, capsys: pytest.CaptureFixture) -> None:
-    assert main(["eval", "scales", "--load-config", str(untrained.config)]) == 2
-    assert "no splats" in capsys.readouterr().err
-    assert not list(untrained.folder.glob("scales*"))
-
-
 def test_no_scales_at_all(tmp_path: Path) -> None:
     with pytest.raises(eval_scales.ConfigError, match="no scales"):
         eval_scales.EvalScales(tmp_path / "config.yml", scales=())

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from nerfstudio.data.scene_box import OrientedBox
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.model_components.output_guard import OutputGuard
@@ -58,28 +57,12 @@ def quaternion(rotation: torch.Tensor) -> torch.Tensor:
     return torch.linalg.eigh(matrix)[1][:, -1].float()
 
 
-def test_the_filter_makes_solids_wider_and_no_heavier(scene: SplatScene) -> None:
-    sizes, alphas = scene.shapes()
-    plain_sizes, plain_alphas = replace(scene, mip=PLAIN).shapes()
-    assert (sizes > plain_sizes).all() and (alphas < plain_alphas).all()
-    torch.testing.assert_close(sizes, (plain_sizes**2 + 0.05**2).sqrt())
-    torch.testing.assert_close(alphas * sizes.prod(dim=1), plain_alphas * plain_sizes.prod(dim=1))
-    torch.testing.assert_close(plain_sizes, scene.gaussians.scales.exp())
-
-
 def test_fused_splats_without_a_filter_are_the_same_picture(scene: SplatScene, view: PinholeCameras) -> None:
     fused = SplatScene(fuse(scene.gaussians, scene.filter_3d), torch.zeros(60), replace(scene.mip, filter_3d=False))
     one, two = (render(s, view, 1, BLACK, RenderSettings()).rasterization.colors for s in (scene, fused))
     torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
     unfiltered = render(replace(scene, mip=PLAIN), view, 1, BLACK, RenderSettings()).rasterization.colors
     assert (one - unfiltered).abs().max() > 0.01
-
-
-def test_only_what_is_in_the_box(scene: SplatScene) -> None:
-    box = OrientedBox.from_params((0.0, 0.0, 0.5), (0.0, 0.0, 0.0), (2.0, 2.0, 1.0))
-    inside = scene.inside(box)
-    upper = scene.gaussians.means[:, 2] > 0
-    assert torch.equal(inside.gaussians.means, scene.gaussians.means[upper]) and len(inside.filter_3d) == upper.sum()
 
 
 def test_normals_beside_colors_leave_them_alone(scene: SplatScene, view: PinholeCameras) -> None:
@@ -119,14 +102,6 @@ def test_gradients_reach_everything_but_the_direction(scene: SplatScene, view: P
     for name in ("means", "scales", "quats", "opacities", "features_dc"):
         grad = tensors[name].grad
         assert grad is not None and torch.isfinite(grad).all() and grad.any(), name
-
-
-def test_backends_agree(scene: SplatScene, view: PinholeCameras) -> None:
-    one, two = (
-        render(scene, view, 1, BLACK, RenderSettings(backend=name), normals=True) for name in ("numba", "torch")
-    )
-    torch.testing.assert_close(one.rasterization.colors, two.rasterization.colors, atol=1e-4, rtol=0)
-    torch.testing.assert_close(one.rasterization.depth, two.rasterization.depth, atol=1e-4, rtol=0)
 
 
 def test_near_plane(scene: SplatScene, view: PinholeCameras) -> None:

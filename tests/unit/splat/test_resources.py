@@ -33,11 +33,6 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> F3rmTrainerConfig
     return config
 
 
-def test_several_devices_are_accepted(config: F3rmTrainerConfig) -> None:
-    config.machine.num_devices = 2
-    config.check()
-
-
 @pytest.mark.parametrize("option", ["mixed_precision", "use_grad_scaler"])
 def test_mixed_precision_is_turned_off_and_said(
     config: F3rmTrainerConfig, option: str, capsys: pytest.CaptureFixture
@@ -121,12 +116,3 @@ def test_a_model_knows_whether_it_grows(make_splat_model: Any, begin_training: A
     options = [option.name for option in model.memory_options()]
     assert ("pipeline.model.densify.max-gaussians" in options) is growing
     assert all(option.quality_impact < QualityImpact.RESTART for option in model.memory_options())
-
-
-def test_every_value_that_is_advised_is_accepted() -> None:
-    for memory in (MemoryOptions(), MemoryOptions(optimize_memory=True), MemoryOptions(sh_moments="int8")):
-        for found in options_of(SplatModelConfig(memory=memory), "cuda", 10, True):
-            name = found.name.removeprefix("pipeline.model.").replace("-", "_")
-            if hasattr(memory, name):
-                value = {"True": True, "False": False}.get(str(found.lower), found.lower)
-                assert MemoryOptions(**{name: value}).sh_dtype in (torch.float16, torch.float32)

@@ -3,10 +3,8 @@
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -159,28 +157,6 @@ def test_colors_in_bytes(tmp_path: Path) -> None:
     gaussians, _ = read_splats(tmp_path / "a.ply")
     found = gaussians.features_dc[0] * 0.28209479177387814 + 0.5
     torch.testing.assert_close(found, torch.tensor([1.0, 0.2, 0.0]), rtol=0, atol=1e-6)
-
-
-def test_open3d_reads_what_we_write(make: Make, tmp_path: Path, open3d: ModuleType) -> None:
-    gaussians = make(degree=2)
-    write_splats(tmp_path / "a.ply", gaussians, SplatInfo(render_mode="default", comments=("made_by: us",)))
-    cloud = open3d.t.io.read_point_cloud(str(tmp_path / "a.ply"))
-    names = {"positions": "means", "rot": "quats", "opacity": "opacities"}
-    names |= {"f_dc": "features_dc", "f_rest": "features_rest"}
-    for theirs, ours in names.items():
-        np.testing.assert_array_equal(cloud.point[theirs].numpy(), gaussians.tensors()[ours].numpy(), err_msg=ours)
-    np.testing.assert_allclose(cloud.point["scale"].numpy(), gaussians.sizes().numpy(), rtol=1e-6)
-
-
-def test_trimesh_reads_what_we_write(make: Make, tmp_path: Path) -> None:
-    trimesh = pytest.importorskip("trimesh")
-    gaussians = make(degree=1)
-    write_splats(tmp_path / "a.ply", gaussians, SplatInfo())
-    rows = trimesh.load(tmp_path / "a.ply").metadata["_ply_raw"]["vertex"]["data"]
-    assert len(rows.dtype.names) == 17 + 9
-    np.testing.assert_array_equal(rows["z"], gaussians.means[:, 2].numpy())
-    np.testing.assert_array_equal(rows["f_rest_5"], gaussians.features_rest[:, 2, 1].numpy())
-    np.testing.assert_array_equal(rows["rot_0"], gaussians.quats[:, 0].numpy())
 
 
 def without(*names: str) -> dict[str, float]:

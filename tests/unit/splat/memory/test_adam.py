@@ -46,23 +46,6 @@ def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return torch.load(buffer, weights_only=True)
 
 
-@pytest.mark.parametrize(("gradient", "outcome"), [(1e-3, -torch.inf), (1e-5, -torch.inf), (1e-7, torch.nan)])
-def test_plain_adam_on_half_precision_destroys_parameters(gradient: float, outcome: float) -> None:
-    """Why there is more to half storage than ``.half()``: second moments underflow to zero within 100 steps."""
-    results = {}
-    for kind in ("plain", "ours"):
-        parameter = Parameter(torch.full((4, 1, 3), 0.1).half())
-        options = {"lr": RATE, "eps": 1e-15}
-        optimizer = torch.optim.Adam([parameter], **options) if kind == "plain" else PackedAdam([parameter], **options)
-        for _ in range(100):
-            parameter.grad = torch.full_like(parameter, gradient)
-            optimizer.step()
-        results[kind] = parameter.detach().float()
-    torch.testing.assert_close(results["plain"], torch.full((4, 1, 3), outcome), equal_nan=True)
-    # A constant gradient moves a parameter by the learning rate per step.
-    torch.testing.assert_close(results["ours"], torch.full((4, 1, 3), 0.1 - 100 * RATE), atol=2e-3, rtol=0)
-
-
 @pytest.mark.usefixtures("small_chunks")
 def test_with_dense_gradients_it_is_adam() -> None:
     start = random(20, 5)

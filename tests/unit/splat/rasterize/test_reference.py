@@ -50,11 +50,6 @@ def test_one_gaussian_by_hand() -> None:
     assert rendered.radii[0].item() == math.ceil(3 * math.sqrt(25.3 + 0.1))
 
 
-def test_compensation_by_hand() -> None:
-    rendered = _round_ones([2.0], [0.6], [0.8], antialiased=True)
-    assert rendered.alpha[15, 15].item() == pytest.approx(0.6 * 25.0 / 25.3, rel=1e-12)
-
-
 def test_the_nearer_gaussian_is_in_front() -> None:
     rendered = _round_ones([3.0, 2.0], [0.5, 0.4], [1.0, 0.0])
     assert rendered.alpha[15, 15].item() == pytest.approx(0.4 + 0.6 * 0.5)

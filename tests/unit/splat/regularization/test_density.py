@@ -89,23 +89,3 @@ def test_a_wall_is_nearly_ideal_and_a_cloud_is_not(
     cloud = random_gaussians(400, torch.float32)
     density, normal = losses(cloud, nearest_neighbours(cloud.means, 16), seed=0)
     assert float(density) > 0.2 and float(normal) > 0.2
-
-
-def test_the_losses_align_normals(wall: Callable[..., Gaussians], leaves: Callable[[Gaussians], Gaussians]) -> None:
-    """Gaussians of a wall, tilted at random: what the losses alone make of their normals."""
-    start = wall(side=9, thickness=0.1)
-    noise = torch.randn(81, 4, generator=torch.Generator().manual_seed(5))
-    start.quats += 0.15 * noise
-    gaussians = leaves(start)
-    neighbours = nearest_neighbours(start.means, 16)
-    optimizer = torch.optim.Adam([gaussians.quats], lr=0.02)
-
-    def tilt() -> float:
-        return float((1 - gaussian_table(gaussians)[:, 16].abs()).mean().detach())
-
-    before = tilt()
-    for step in range(25):
-        optimizer.zero_grad()
-        sum(losses(gaussians, neighbours, seed=step, count=500)).backward()
-        optimizer.step()
-    assert tilt() < 0.5 * before

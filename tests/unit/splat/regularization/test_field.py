@@ -10,7 +10,7 @@ from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.regularization import table as table_module
-from f3rm_ext.splat.regularization.field import FieldBackend, NeighbourField, neighbour_field
+from f3rm_ext.splat.regularization.field import FieldBackend, neighbour_field
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.sampling import SurfaceSamples, sample_points
 from f3rm_ext.splat.regularization.table import NORMAL, gaussian_table
@@ -217,22 +217,3 @@ def test_wall_has_the_density_of_a_flat_surface(wall: Callable[..., Gaussians]) 
     assert torch.allclose(field.density, torch.exp(-0.5 * (heights / 0.05) ** 2), rtol=0.03, atol=1e-6)
     off = heights != 0
     assert torch.allclose(field.direction[off].abs(), torch.tensor([0.0, 0.0, 1.0]).expand(8, 3), atol=1e-6)
-
-
-def test_normals_are_columns_of_the_rotation(random_gaussians: Callable[..., Gaussians]) -> None:
-    gaussians = random_gaussians(20)
-    axes = gaussians.normals()
-    for axis, quat, size in zip(axes, gaussians.quats, gaussians.sizes(), strict=True):
-        np.testing.assert_allclose(axis.numpy(), rotation(quat.numpy())[:, int(size.argmin())], atol=1e-12)
-    table = gaussian_table(gaussians)
-    assert torch.equal(table[:, NORMAL:], axes)
-
-
-@pytest.mark.shapes
-def test_field_has_named_parts(random_gaussians: Callable[..., Gaussians]) -> None:
-    gaussians = random_gaussians(5, torch.float32)
-    points, owners = draw(gaussians, 4)
-    field = neighbour_field(points, owners, gaussian_table(gaussians), nearest_neighbours(gaussians.means, 3))
-    assert isinstance(field, NeighbourField)
-    with pytest.raises(Exception, match=r"(?i)type|shape|dim"):
-        neighbour_field(points[:, :2], owners, gaussian_table(gaussians), nearest_neighbours(gaussians.means, 3))

@@ -64,16 +64,6 @@ def test_what_is_not_finite_is_nobodys_neighbour() -> None:
     np.testing.assert_array_equal(found[others].numpy(), places[by_definition(means[others], 4)])
 
 
-def test_all_not_finite() -> None:
-    found = nearest_neighbours(torch.full((3, 3), torch.nan), 2)
-    assert found.tolist() == [[0, -1], [1, -1], [2, -1]]
-
-
-def test_count_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        nearest_neighbours(points(3), 0)
-
-
 class Searches:
     """Counts searches."""
 
@@ -149,16 +139,6 @@ def test_reordering_is_followed_twice() -> None:
         means = means[order]
         index.after_change(order)
     assert torch.equal(index.at(7002, means), nearest_neighbours(means, 5))
-
-
-def test_pruning_after_pruning_keeps_what_is_missing_missing() -> None:
-    means = points(12)
-    index = NeighbourIndex(12)
-    index.at(7001, means)
-    for left in (10, 8):
-        index.after_change(torch.arange(left))
-    after = index.at(7002, means[:8])
-    assert torch.equal((after >= 0).sum(1), torch.full((8,), 8))
 
 
 @pytest.mark.parametrize("change", [[0, 1, 2, 2], [0, 1, -1]])

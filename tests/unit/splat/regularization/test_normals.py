@@ -41,12 +41,6 @@ def test_planes(slope_x: float, slope_y: float, camera: Camera) -> None:
     assert not normals[~valid].any()
 
 
-def test_a_factor_changes_nothing(camera: Camera) -> None:
-    _, K = camera(12, 9, focal=10.0, dtype=torch.float64)
-    depth = plane_depth(K, 9, 12, 0.5, 0.2) + 0.1 * torch.rand(9, 12, dtype=torch.float64)
-    assert torch.allclose(normals_from_depth(depth, K)[0], normals_from_depth(0.3 * depth, K)[0])
-
-
 def by_definition(depth: np.ndarray, K: np.ndarray, i: int, j: int) -> np.ndarray:
     def point(row: int, column: int) -> np.ndarray:
         return depth[row, column] * (np.linalg.inv(K) @ [column + 0.5, row + 0.5, 1])

@@ -98,22 +98,6 @@ def test_it_is_the_mean_of_the_intersections(backend: Backend, dtype: torch.dtyp
         assert float((one - two).norm() / two.norm()) < (1e-6 if dtype == torch.float64 else 5e-3), name
 
 
-def test_gradients_are_finite_differences() -> None:
-    dtype = torch.float64
-    gaussians, view = cloud(dtype, 5), view_of(dtype)
-
-    def total(means: Tensor, quats: Tensor) -> Tensor:
-        moved = Gaussians.from_tensors({**gaussians.tensors(), "means": means, "quats": quats})
-        scene = SplatScene(moved, torch.zeros(5), PLAIN)
-        found = render(scene, view, 0, torch.zeros(3, dtype=dtype), RenderSettings(backend="torch"), planes=True)
-        assert found.plane_depth is not None
-        # Far from the edges of planes and pictures, where what counts would change between the two differences.
-        return found.plane_depth[6:10, 8:16].sum()
-
-    inputs = [value.clone().requires_grad_() for value in (gaussians.means, gaussians.quats)]
-    assert torch.autograd.gradcheck(total, inputs, eps=1e-7, atol=1e-4, rtol=1e-3)
-
-
 @pytest.mark.parametrize("angle", [0.0, 0.5, 1.0])
 def test_on_a_tilted_plane_it_is_exact(angle: float, wall: Callable[..., Gaussians]) -> None:
     """Where the depth of centres is off by a part of the size of a Gaussian."""
@@ -136,15 +120,6 @@ def test_on_a_tilted_plane_it_is_exact(angle: float, wall: Callable[..., Gaussia
     centres = rendered.outputs()["depth"][..., 0]
     if angle:
         assert float((centres - true)[middle].abs().max()) > 100 * float((found - true)[middle].abs().max())
-
-
-def test_normals_are_the_same_with_and_without() -> None:
-    scene = SplatScene(cloud(torch.float32), torch.zeros(30), PLAIN)
-    with_planes = render(scene, view_of(), 0, torch.ones(3), RenderSettings(), planes=True)
-    without = render(scene, view_of(), 0, torch.ones(3), RenderSettings(), normals=True)
-    assert without.plane_depth is None and with_planes.normals is not None
-    assert torch.equal(with_planes.normals, without.normals)  # type: ignore[arg-type]
-    assert torch.equal(with_planes.outputs()["rgb"], without.outputs()["rgb"])
 
 
 def test_edges_holes_and_backs_have_no_depth_and_no_gradient() -> None:

@@ -1,7 +1,6 @@
 """The regularizer: its schedule, what it asks for, the losses it composes, pruning, changes of topology, bad input."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -226,20 +225,6 @@ def test_same_seed_same_losses(random_gaussians: Make, losses_of: Losses) -> Non
     assert not torch.equal(first, losses_of(regularizer(), gaussians, step=ACTIVE + 1)["surface_density"])
 
 
-def test_chunks_do_not_change_the_result(random_gaussians: Make, leaves: Leaves, losses_of: Losses) -> None:
-    results = []
-    for chunk in (37, 10_000):
-        gaussians = leaves(random_gaussians(40))  # float64: torch
-        viewmat, everyone = torch.eye(4, dtype=torch.float64), torch.ones(40, dtype=torch.bool)
-        generator = torch.Generator().manual_seed(0)
-        view = TrainingView(gaussians, everyone, viewmat, viewmat[:3, :3], 1.0, generator=generator)
-        losses = regularizer(chunk_points=chunk).losses(ACTIVE, view)
-        sum(losses.values()).backward()
-        results.append([gaussians.means.grad, gaussians.scales.grad, gaussians.quats.grad, gaussians.opacities.grad])
-    for one, other in zip(*results, strict=True):
-        assert torch.allclose(one, other, rtol=1e-10)
-
-
 # Nothing to work on
 
 
@@ -336,15 +321,6 @@ def test_a_change_before_the_first_search_is_no_matter() -> None:
     regularizer().after_change(torch.ones(3, dtype=torch.bool))
 
 
-def test_growth_during_regularisation(wall: Make, losses_of: Losses) -> None:
-    gaussians = wall()
-    reg = regularizer()
-    losses_of(reg, gaussians)
-    index = torch.cat([torch.arange(81), torch.tensor([40, 40])])
-    reg.after_change(index)
-    assert all(torch.isfinite(loss) for loss in losses_of(reg, gaussians[index], step=ACTIVE + 1).values())
-
-
 def test_resumed_regularizer_goes_on_alike(random_gaussians: Make, losses_of: Losses) -> None:
     first, second = regularizer(), regularizer()
     before, after = random_gaussians(50, torch.float32), random_gaussians(50, torch.float32, seed=1)
@@ -353,14 +329,3 @@ def test_resumed_regularizer_goes_on_alike(random_gaussians: Make, losses_of: Lo
     one, other = (losses_of(reg, after, step=9101)["surface_density"] for reg in (first, second))
     assert torch.equal(one, other)
     assert not torch.equal(one, losses_of(regularizer(), after, step=9101)["surface_density"])
-
-
-def test_searches_lie_on_the_schedule(wall: Make, losses_of: Losses, monkeypatch: pytest.MonkeyPatch) -> None:
-    reg = Regularizer(replace(RegularizationOptions(mode="density", samples=10), neighbours_every=2), workers=1)
-    seen = []
-    for step in range(9001, 9007):
-        before = reg.neighbours.index
-        losses_of(reg, wall(), step)
-        if reg.neighbours.index is not before:
-            seen.append(step)
-    assert seen == [9001, 9003, 9005]
