@@ -58,11 +58,7 @@ class GaussianModel(QueryableSplats):
 
     @abstractmethod
     def _initial_parameters(self, views: PinholeCameras | None) -> dict[str, Tensor]:
-        """Returns the initial values of the parameters by name.
-
-        Args:
-            views: the training cameras, if they are known.
-        """
+        """Returns the initial values of the parameters by name."""
 
     @abstractmethod
     def _start(self, manager: Any, views: PinholeCameras) -> str:

@@ -6,7 +6,7 @@ dilation by 0.3 px². With it, views from farther away do not make thin things f
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
 
 ELEMENTS = 1 << 22
 """Gaussians × cameras per chunk: about 16 MiB for each of eight intermediates."""
@@ -29,41 +30,30 @@ class MipOptions:
     """Apply the 3D filter: widen Gaussians to what the training cameras could resolve."""
     filter_2d: bool = True
     """Apply Mip-Splatting's 2D filter instead of 3DGS's dilation."""
-    variance_3d: float = 0.2
+    variance_3d: Positive = 0.2
     """Variance of the 3D filter, in squared sampling intervals (depth / focal length), > 0."""
     compensation: Literal["auto", "volume", "area"] = "auto"
     """How the 3D filter lowers opacities. volume keeps the integral over space, as Mip-Splatting does; thin discs turn
     transparent. area ignores the thinnest side. auto is area for planar, else volume."""
-    near: float = 0.2
+    near: Positive = 0.2
     """Depth from which a camera sees a Gaussian, scene units, > 0."""
-    margin: float = 0.15
+    margin: Annotated[float, Range(0)] = 0.15
     """A camera sees a Gaussian whose centre projects into the image or at most this far outside it, as a share of
     the image's width and height, ≥ 0."""
-    every: int = 100
+    every: Count = 100
     """Steps between updates of the 3D filter while the number of Gaussians stays the same, ≥ 1."""
-    freeze: int = 100
+    freeze: Annotated[int, Range(0)] = 100
     """Number of final steps in which the 3D filter is not updated, ≥ 0."""
-    eps2d_mip: float = 0.1
+    eps2d_mip: Positive = 0.1
     """Variance of the 2D filter, px², > 0. Opacities are compensated (gsplat's `antialiased`)."""
-    eps2d_plain: float = 0.3
+    eps2d_plain: Positive = 0.3
     """Variance of the dilation used without the 2D filter, px², > 0. Opacities are not compensated."""
 
     def __post_init__(self) -> None:
-        for name in ("variance_3d", "near", "eps2d_mip", "eps2d_plain"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"The mip filter's {name} is {getattr(self, name)}: use a number above 0.")
-        if self.every < 1 or self.freeze < 0 or not self.margin >= 0:
-            raise ConfigError(
-                f"The mip filter's every is {self.every}, freeze {self.freeze} and margin {self.margin}: "
-                "use at least 1, 0 and 0."
-            )
+        check_ranges(self, "pipeline.model.mip.")
 
     def resolve(self, flat: bool) -> "MipOptions":
-        """Returns the options with ``auto`` decided.
-
-        Args:
-            flat: whether the Gaussians are trained to be discs.
-        """
+        """Returns the options with ``auto`` decided."""
         if self.compensation != "auto":
             return self
         return replace(self, compensation="area" if flat else "volume")
@@ -90,7 +80,6 @@ class MipOptions:
         the last :attr:`freeze` ones.
 
         Args:
-            step: of the training, from 0.
             changed: whether the set of Gaussians changed since the last computation.
         """
         if not self.filter_3d:
@@ -116,8 +105,6 @@ def sampling_intervals(
 
     Args:
         viewmats: scene to camera, OpenCV axes.
-        Ks: intrinsics in pixels.
-        widths, heights: of the images, pixels.
         near: depth from which a camera sees, scene units.
         margin: share of width and height by which a projection may miss the image.
 
@@ -180,9 +167,6 @@ def smooth(
     the integral over the disc.
 
     Args:
-        sizes: standard deviations, scene units.
-        alphas: opacities, 0 to 1.
-        filter_3d: σ of :func:`smoothing_filter`.
         area: leave the shortest side out of the product.
     """
     wide = torch.hypot(sizes, filter_3d[:, None].expand_as(sizes))

@@ -97,7 +97,6 @@ class SplatModel(GaussianModel):
         """Replaces all Gaussians. The parameters stay the same objects, so optimisers keep working.
 
         Args:
-            gaussians: any number of them; colours are converted to the SH degree of the model.
             filter_3d: standard deviations of their 3D filter; 0 (not filtered yet) by default.
 
         Returns:

@@ -21,6 +21,7 @@ from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
 from f3rm_ext.splat.resources import fit_trainer, splat_memory_options
 from f3rm_ext.splat.schedule import Schedule, Stage
 from f3rm_ext.splat.sharding import check_sharding
+from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
 
 
 @dataclass
@@ -32,7 +33,7 @@ class GaussianOptions(OwnModelConfig):
     start_from: Path | None = None
     """Splats to start from: a .ply, .spz or .splat file, a checkpoint of this method or of splatfacto (.ckpt) or
     of SuGaR's coarse stage (.pt), or an output folder of 3DGS or SuGaR."""
-    start_iteration: int | None = None
+    start_iteration: Annotated[int, Range(0)] | None = None
     """Iteration to load from the folder given by --pipeline.model.start-from, 0 or more; the newest by default."""
     start_frame: Literal["auto", "scene", "capture"] = "auto"
     """Coordinate frame of the splats to start from. scene is nerfstudio's, which exports of this package and of
@@ -40,15 +41,15 @@ class GaussianOptions(OwnModelConfig):
     output folders of 3DGS and checkpoints of SuGaR, else scene."""
     memory: Annotated[MemoryOptions, tyro.conf.arg(name="")] = field(default_factory=MemoryOptions)
     """Precision in which Gaussians and their optimiser state are stored."""
-    sh_degree: Annotated[int, tyro.conf.arg(aliases=["--sh-degree"])] = 3
+    sh_degree: Annotated[int, tyro.conf.arg(aliases=["--sh-degree"]), Range(0, MAX_SH_DEGREE)] = 3
     """Degree of the spherical harmonics of view-dependent colours, 0 (no dependence) to 3."""
-    sh_steps_per_degree: int = 1000
+    sh_steps_per_degree: Count = 1000
     """Steps between increases of the SH degree in use, 1 or more; scales with the length of the run."""
     background_color: Literal["random", "black", "white"] = "random"
     """Colour behind the splats and behind transparent pixels of the images. random is black outside training."""
-    ssim_weight: float = 0.2
+    ssim_weight: Annotated[float, Range(0, 1)] = 0.2
     """Weight of 1 − SSIM in the photometric loss, 0 to 1; the mean absolute error has the remaining weight."""
-    near_plane: float = 0.01
+    near_plane: Positive = 0.01
     """Gaussians whose centres are nearer to the camera are not rendered, scene units, > 0."""
     backend: Backend = "auto"
     """Rasteriser: gsplat (CUDA), numba (CPU), torch (any device, very slow), or auto to match the device."""
@@ -61,18 +62,11 @@ class GaussianOptions(OwnModelConfig):
     eval_num_rays_per_chunk: tyro.conf.Suppress[int] = 4096
 
     def __post_init__(self) -> None:
-        if not 0 <= self.sh_degree <= MAX_SH_DEGREE:
-            raise ConfigError(f"sh-degree is {self.sh_degree}, but it must be from 0 to {MAX_SH_DEGREE}.")
-        if self.sh_steps_per_degree < 1:
-            raise ConfigError(f"sh-steps-per-degree is {self.sh_steps_per_degree}, but it must be at least 1.")
-        if not 0 <= self.ssim_weight <= 1:
-            raise ConfigError(f"ssim-weight is {self.ssim_weight}, but it must be from 0 to 1.")
-        if not self.near_plane > 0:
-            raise ConfigError(f"near-plane is {self.near_plane}, but it must be above 0: 0.01 is usual.")
-        if self.start_iteration is not None and (self.start_from is None or self.start_iteration < 0):
+        check_ranges(self, "pipeline.model.")
+        if self.start_iteration is not None and self.start_from is None:
             raise ConfigError(
-                f"start-iteration is {self.start_iteration}, but it must be an iteration, 0 or more, in the folder "
-                "given by --pipeline.model.start-from: leave it out for the newest."
+                "--pipeline.model.start-iteration needs the folder that it is an iteration of: give it by "
+                "--pipeline.model.start-from, or leave it out."
             )
 
     def schedule(self, steps: int) -> Schedule:
@@ -88,11 +82,7 @@ class GaussianOptions(OwnModelConfig):
         return list(splat_memory_options(self.memory, state, self.sh_degree))
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
-        """Applies the memory options to the optimisers of a run.
-
-        Args:
-            optimizers: configurations by parameter group; changed in place.
-        """
+        """Applies the memory options to the optimisers of a run."""
         self.memory.fit(optimizers["features_rest"]["optimizer"])
 
     def fit_trainer(self, trainer: TrainerConfig) -> None:
@@ -120,7 +110,7 @@ class SplatOptions(GaussianOptions):
     """How Gaussians are added and removed. Steps are for a run of 15 000 steps and scale with its length."""
     start_stage: Stage = "vanilla"
     """First stage of the run. entropy and regularized need --pipeline.model.start-from."""
-    num_random: int = 50_000
+    num_random: Count = 50_000
     """Number of random initial Gaussians for a capture with fewer than 100 points, 1 or more."""
     shard_gaussians: bool = False
     """Divide the Gaussians over the GPUs of the run, for scenes that outgrow one. Regularisation, features and viewer
@@ -135,8 +125,6 @@ class SplatOptions(GaussianOptions):
         super().__post_init__()
         if self.regularization == "dn_consistency":
             self.regularization = "dn-consistency"
-        if self.num_random < 1:
-            raise ConfigError(f"num-random is {self.num_random}, but it must be at least 1.")
         if self.start_stage != "vanilla" and self.start_from is None:
             raise ConfigError(
                 f"start-stage {self.start_stage} needs splats to continue with: give them by "

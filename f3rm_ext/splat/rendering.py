@@ -95,12 +95,10 @@ def render(
     """Renders one view; differentiable.
 
     Args:
-        view: one camera.
         sh_degree: SH degree of the colours; higher coefficients are ignored.
         rgb: composite colours; may be left out where there is something else to composite.
         normals: composite normals too.
         planes: composite normals and distances of planes too, for the depth of the planes.
-        absgrad: see :func:`~f3rm_ext.splat.rasterize.rasterize`.
     """
     gaussians, viewmat = scene.gaussians, view.viewmats[0]
     sizes, alphas = scene.shapes()
@@ -174,7 +172,6 @@ def composite(
 
     Args:
         scene: the Gaussians; no gradient flows to them.
-        view: one camera.
         values: one row per Gaussian; differentiable.
     """
     sizes, alphas = scene.shapes()
@@ -193,9 +190,6 @@ def composite(
 def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Strips:
     """Prepares one view to :func:`composite` many channels, strip by strip; see
     :func:`~f3rm_ext.splat.rasterize.prepare`.
-
-    Args:
-        view: one camera.
     """
     sizes, alphas = scene.shapes()
     return prepare(
@@ -220,10 +214,6 @@ def render_nearby(
 ) -> tuple[Float[Tensor, "h w"], Float[Tensor, "h w 3"] | None]:
     """Renders what another view is compared with, without gradient: depth of planes and colours.
 
-    Args:
-        view: one camera.
-        sh_degree: SH degree of the colours.
-
     Returns:
         The depth, 0 where the accumulation is at most ½, and the colours.
     """
@@ -246,9 +236,6 @@ def render_outputs(
     """Renders the outputs of one camera, outside training.
 
     Args:
-        view: one camera.
-        sh_degree: SH degree of the colours.
-        guard: handles exceptions in the normals.
         obb_box: Gaussians whose centres lie outside are left out.
 
     Returns:

@@ -20,8 +20,6 @@ def fit_trainer(trainer: TrainerConfig, memory: MemoryOptions, backend: Backend)
 
     Args:
         trainer: options of the trainer, changed in place.
-        memory: says whether CUDA's allocator is to grow its segments.
-        backend: rasteriser of the run.
 
     Raises:
         ConfigError: splats cannot be trained with these options on this machine.

@@ -58,7 +58,6 @@ class Start:
         """Transforms the splats to the scene frame.
 
         Args:
-            outputs: dataparser outputs of the training images.
             frame: frame of the splats; auto is the usual one of such files.
         """
         if (self.frame if frame == "auto" else frame) == "scene":

@@ -34,6 +34,7 @@ from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals
 from f3rm_ext.splat.options import GaussianOptions
 from f3rm_ext.splat.start_from import read_start
+from f3rm_ext.utils.ranges import Positive, Range
 
 RefinementTime = Literal["short", "medium", "long"]
 STEPS: dict[str, int] = {"short": 2_000, "medium": 7_000, "long": 15_000}
@@ -63,14 +64,14 @@ class BoundModelConfig(GaussianOptions):
     """Splats that the mesh was made of: a checkpoint (.ckpt, .pt) or a file. Those far from the mesh, where it has
     holes or ends, go on as free Gaussians; triangles are divided where splats are denser than they are. By default all
     Gaussians are on the mesh as it is."""
-    free_beyond: float = 0.02
+    free_beyond: Positive = 0.02
     """Distance from the mesh beyond which splats of --pipeline.model.start-from are free, as a share of their distance
     from the nearest camera, above 0."""
-    initial_opacity: float = 0.1
+    initial_opacity: Annotated[float, Range(0, 1, above=True, below=True)] = 0.1
     """Opacity of the Gaussians at first, between 0 and 1."""
-    normal_consistency: float = 0.1
+    normal_consistency: Annotated[float, Range(0)] = 0.1
     """Weight of the loss that aligns the normals of neighbouring triangles, 0 or more."""
-    laplacian: float = 0.0
+    laplacian: Annotated[float, Range(0)] = 0.0
     """Weight of the mean distance of the vertices from the mean of their neighbours, in units of the extent of the
     cameras, 0 or more. SuGaR has 5, off by default."""
     mip: MipOptions = field(default_factory=lambda: MipOptions(filter_3d=False))
@@ -83,13 +84,6 @@ class BoundModelConfig(GaussianOptions):
                 "The 3D filter makes Gaussians without thickness transparent, and those on a mesh have none: leave "
                 "it off (--pipeline.model.mip.filter-3d False)."
             )
-        if not 0 < self.initial_opacity < 1:
-            raise ConfigError(f"initial-opacity is {self.initial_opacity}, but it must be between 0 and 1.")
-        if not self.free_beyond > 0:
-            raise ConfigError(f"free-beyond is {self.free_beyond}, but it must be above 0.")
-        for name in ("normal_consistency", "laplacian"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}, but it must be 0 or more.")
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
         """See the base; config files of earlier versions have no optimisers for free Gaussians."""

@@ -47,9 +47,6 @@ def compute_relocation(
         opacities: α, (0, 1).
         sizes: standard deviations σ, scene units.
         copies: N, including the original; limited to 51.
-
-    Returns:
-        α' and σ' of each of the N.
     """
     count = copies.clamp(1, MAX_COPIES)
     alpha = opacities.double()
@@ -86,9 +83,6 @@ def add_noise(
 
     Args:
         means: centres, changed in place.
-        scales: logarithms of the standard deviations.
-        quats: rotations.
-        opacities: logits.
         scale: learning rate of the centres times the strength of the noise.
     """
     for start in range(0, len(means), _CHUNK):

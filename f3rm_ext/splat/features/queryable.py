@@ -59,12 +59,7 @@ class QueryableSplats(Model):
         return self.lifted.to_dict()
 
     def render_features(self, camera: Cameras, obb_box: OrientedBox | None = None) -> FeatureRender:
-        """Prepares images of the features.
-
-        Args:
-            camera: one camera.
-            obb_box: Gaussians whose centres lie outside are left out.
-        """
+        """Prepares images of the features."""
         scene, heads = self._scene(), self.query_heads()
         if obb_box is not None:
             within = obb_box.within(scene.gaussians.means)
@@ -79,9 +74,7 @@ class QueryableSplats(Model):
         """Renders a camera with the images of its features; depth is along the camera's axis.
 
         Args:
-            camera: one camera.
             extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
-            obb_box: Gaussians whose centres lie outside are left out.
         """
         view, scene = PinholeCameras.to_render(camera, self.device), self._scene()
         outputs = render_outputs(
@@ -108,11 +101,6 @@ class QueryableSplats(Model):
 
         As for a field, ``depth`` and ``expected_depth`` (equal here) are along the rays. In the viewer, depth is along
         the camera's axis.
-
-        Args:
-            camera: one camera.
-            extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
-            obb_box: Gaussians whose centres lie outside are left out.
         """
         outputs = self.render_with_features(camera, extra, obb_box)
         view = PinholeCameras.to_render(camera, self.device)

@@ -57,10 +57,6 @@ def format_to_write(path: Path) -> Format:
 def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
     """Reads splats of any format. Detects the format from the contents, or from the name for ``.splat``.
 
-    Args:
-        bad_values: treatment of values that are NaN or infinite.
-        spz_axes: axes of the coordinates in an ``.spz`` file.
-
     Returns:
         The Gaussians, float32, on the CPU, all values finite; and the file's information about them.
 
@@ -97,10 +93,7 @@ def write_splats(
     Overwrites a file only if its comments say that a command of :data:`MAKERS` wrote it.
 
     Args:
-        path: the file; its folder is created if necessary.
         info: its tags and comments are written; the comments should name the maker (``made_by: ...``).
-        bad_values: treatment of values that are NaN or infinite.
-        spz_axes: axes of the coordinates in an ``.spz`` file.
 
     Returns:
         Contents of the file, with notices of what was left out.

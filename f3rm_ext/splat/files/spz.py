@@ -53,12 +53,8 @@ _TURN_SH = np.array([-1, -1, 1, -1, 1, 1, -1, 1, -1, 1, -1, -1, 1, -1, 1])
 def read_spz(path: Path, axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
     """Reads splats; float32, on the CPU, values not checked, in the axes of PLY.
 
-    Args:
-        axes: of the coordinates in the file.
-
     Raises:
         SplatFileError: the file is of another kind or version, damaged, or cut short.
-        OSError: the file cannot be read.
     """
     try:
         comments = _gzip_comments(path)
@@ -122,11 +118,9 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
     """Writes splats, version 3. Positions get as many fraction bits as the largest coordinate allows.
 
     Args:
-        stream: binary, at its start.
         gaussians: one or more, on the CPU, in the axes of PLY.
         info: its render mode goes into the header; its tags and comments go into the comment of the gzip stream, which
             other programs skip.
-        axes: of the coordinates in the file.
 
     Raises:
         SplatFileError: a position is too large for the format.

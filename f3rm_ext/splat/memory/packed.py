@@ -47,8 +47,6 @@ class ColorGradient:
         Args:
             rows: indices of the Gaussians, ascending; None for all.
             directions: from the camera to the Gaussians, length 1.
-            colors: gradients with respect to their colours.
-            degree: SH degree of the image.
         """
         self._rows, self._directions, self._colors, self.degree = rows, directions, colors, degree
 
@@ -128,7 +126,6 @@ class PackedGradient:
         Args:
             rows: a consecutive part of :meth:`rows`.
             start: position of that part in :meth:`rows`.
-            coeffs: number of coefficients of the parameter.
         """
         if len(self.pictures) == 1:
             (picture,) = self.pictures
@@ -158,7 +155,6 @@ def gather_gradient(parameter: Tensor, ranks: Ranks) -> bool:
 
     Args:
         parameter: has a gradient on at least one rank.
-        ranks: this process among the others.
 
     Returns:
         Whether gradients are packed; if not, nothing is done.
@@ -294,7 +290,6 @@ def packed_sh_colors(
     Args:
         degree: SH degree to evaluate, 0 to 3.
         directions: from the camera to the Gaussians, scene frame, any length.
-        features_dc: coefficients of degree 0, float32.
         features_rest: the parameter itself, float32 or float16; must be a leaf.
 
     Raises:

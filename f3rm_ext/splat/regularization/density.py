@@ -18,12 +18,7 @@ def ideal_density(distance: Float[Tensor, " points"], beta: Float[Tensor, " poin
 
 
 def density_loss(points: Float[Tensor, "points 3"], field: NeighbourField) -> Float[Tensor, ""]:
-    """Computes mean |d(p) − exp(−½ f̂² / β²)| (SuGaR §4.1); d is not clamped. 0 if there are no points.
-
-    Args:
-        points: positions, scene frame.
-        field: the neighbours' field at the points.
-    """
+    """Computes mean |d(p) − exp(−½ f̂² / β²)| (SuGaR §4.1); d is not clamped. 0 if there are no points."""
     error = (field.density - ideal_density(heights(points, field), field.beta)).abs()
     return error.sum() / max(1, len(points))
 

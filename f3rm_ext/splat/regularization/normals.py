@@ -17,8 +17,6 @@ def facing_normals(
 
     Args:
         normals: unit vectors, scene frame, either sign.
-        means: centres, scene frame.
-        viewmat: scene to camera.
     """
     local = rotate(normals, viewmat[:3, :3])
     with torch.no_grad():
@@ -129,12 +127,8 @@ def dn_consistency(
         depth: Σ w z along the camera's axis, over 0.
         alpha: Σ w.
         normals: Σ w n of :func:`facing_normals`.
-        K: intrinsics in pixels.
-        divide: use Σ w z / Σ w instead of Σ w z.
         rebuild_z: see :func:`unit_normals`; SuGaR uses True, with ``divide`` False.
         min_alpha: accumulation that a pixel must exceed, 0 to 1.
-        mask: True for pixels that count; None for all.
-        weights: factors on pixels; None for 1.
     """
     used = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
     # Depth 0 at thin pixels makes them and their neighbours invalid.

@@ -27,10 +27,8 @@ def thickness(
     would not make it thinner but transparent.
 
     Args:
-        gaussians: all Gaussians.
         visible: True for those that count; the result is 0 for none.
         extent: radius of the cameras' positions, scene units.
-        filter_3d: standard deviations of the filter, scene units; None for no filter.
     """
     excess = gaussians.scales.amin(dim=1).exp()
     if filter_3d is not None:

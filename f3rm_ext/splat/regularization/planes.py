@@ -35,8 +35,6 @@ def plane_distances(
 
     Args:
         facing: normals of :func:`~f3rm_ext.splat.regularization.normals.facing_normals`.
-        means: centres, scene frame.
-        viewmat: scene to camera.
     """
     return (facing * to_camera(means, viewmat)).sum(1)
 
@@ -52,7 +50,6 @@ def plane_depth(
     Args:
         normals: N = Σ w n over 0, camera frame (OpenCV axes).
         distances: D = Σ w d over 0, scene units.
-        K: intrinsics in pixels.
     """
     h, w = distances.shape
     x, y = pixel_rays(h, w, K)

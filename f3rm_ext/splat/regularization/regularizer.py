@@ -89,9 +89,6 @@ class Regularizer:
     180 N bytes for the table of Gaussians, its gradient and those of the parameters; 224 P bytes for points, field and
     their gradients; and in torch 280 MiB for a chunk of 32 768 points. Without chunks, the neighbours of 1 M points
     alone would take 5 GiB. The kernels of numba and Triton need no chunks.
-
-    Args:
-        workers: threads of the search for neighbours on the CPU, -1 for all cores.
     """
 
     def __init__(self, options: RegularizationOptions, workers: int = -1) -> None:
@@ -118,7 +115,6 @@ class Regularizer:
 
         Args:
             step: position in the schedule.
-            view: has the images that :meth:`needs` names.
         """
         losses = self._opacity_losses(step, view)
         if not self.active(step):

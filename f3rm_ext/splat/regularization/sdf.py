@@ -118,10 +118,7 @@ def sdf_loss(
 
     Args:
         points: sampled from Gaussians :func:`near_depth`.
-        field: the neighbours' field at the points.
         depth: along the camera's axis, over a background (:func:`background_depth`), scene units.
-        viewmat: scene to camera, OpenCV axes.
-        K: intrinsics in pixels.
         extent: radius of the cameras' positions, scene units.
         unit: error that counts as 1, as a share of the extent.
         most: upper limit of the loss of a point, in units of the extent (applied to a plain number, as in SuGaR).

@@ -45,14 +45,6 @@ def test_rotations_are_those_of_scipy() -> None:
     torch.testing.assert_close(quats_to_rotations(quats), torch.from_numpy(expected))
 
 
-def test_activations() -> None:
-    gaussians = some()
-    gaussians.scales = torch.tensor([[0.0, 2.0, -1.0]])
-    gaussians.opacities = torch.tensor([[0.0]])
-    torch.testing.assert_close(gaussians.sizes(), torch.tensor([[1.0, 7.389056, 0.367879]]))
-    torch.testing.assert_close(gaussians.alphas(), torch.tensor([0.5]))
-
-
 def test_the_normal_is_the_smallest_axis() -> None:
     gaussians = some(2)
     gaussians.scales = torch.tensor([[0.0, 1.0, -3.0], [-2.0, 1.0, 0.0]])

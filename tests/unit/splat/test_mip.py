@@ -123,13 +123,6 @@ def test_smoothing_adds_variances_and_keeps_the_integral() -> None:
     assert torch.equal(wide[0], sizes[0]) and torch.equal(faint[0], alphas[0])
 
 
-@pytest.mark.parametrize("area", [False, True])
-def test_smoothing_has_the_gradients_of_its_values(area: bool) -> None:
-    gaussians = some(4)
-    inputs = (gaussians.sizes().requires_grad_(), gaussians.alphas().requires_grad_())
-    assert torch.autograd.gradcheck(lambda s, a: smooth(s, a, torch.full_like(a, 0.05), area), inputs)
-
-
 def test_a_thin_disc_stays_opaque_where_the_area_counts() -> None:
     gaussians = some()
     sizes, alphas = gaussians.sizes(), gaussians.alphas()
@@ -203,5 +196,5 @@ def test_when_the_filter_is_due() -> None:
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     MipOptions(margin=0.0, every=1, freeze=0)  # the least there is
-    with pytest.raises(ConfigError, match=next(iter(options))):
+    with pytest.raises(ConfigError, match="mip." + next(iter(options)).replace("_", "-")):
         MipOptions(**options)

@@ -10,18 +10,17 @@ import pytest
 import torch
 from nerfstudio.data.scene_box import OrientedBox, SceneBox
 
-from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat import rendering
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.files import SplatInfo, export_splats
-from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
+from f3rm_ext.splat.gaussians import sh_to_rgb
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
 from f3rm_ext.splat.regularization import TrainingView
 from f3rm_ext.splat.regularization.options import RegularizationOptions
-from f3rm_ext.splat.regularization.table import gaussian_table
 
 HEIGHT, WIDTH = 24, 32
 STEPS = 100
@@ -336,24 +335,6 @@ def test_the_peak_of_training_outlives_the_viewers_images(train: Train, monkeypa
     assert metrics["train_peak_memory_mib"] == 70 and metrics["eval_peak_memory_mib"] == 900
 
 
-@pytest.mark.parametrize("mode", ["density", "sdf", "dn-consistency"])
-def test_the_surface_goes_backwards_before_the_image(train: Train, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise both would be in memory at once."""
-    order = []
-
-    def record(gaussians: Gaussians) -> torch.Tensor:
-        table = gaussian_table(gaussians)
-        table.register_hook(lambda grad: order.append("surface"))
-        return table
-
-    monkeypatch.setattr("f3rm_ext.splat.regularization.regularizer.gaussian_table", record)
-    run = train(regularization=mode)
-    outputs = run.render(SURFACE_STEP)
-    outputs["rendered"].rasterization.means2d.register_hook(lambda grad: order.append("image"))
-    sum(run.model.get_loss_dict(outputs, run.batch).values()).backward()
-    assert order == ["surface", "image"]
-
-
 def test_transparent_gaussians_go_when_the_surface_begins(train: Train) -> None:
     run = train(regularization="density")
     model = run.model
@@ -463,15 +444,6 @@ def test_start_from_replaces_the_first_gaussians(
     assert train(resumed).model.num_gaussians == 60, "a resumed run does not start again from the file"
 
 
-def test_a_part_of_a_schedule_has_the_stages_of_the_whole(make_splat_model: Make, begin_training: Any) -> None:
-    whole, part = make_splat_model(), make_splat_model()
-    begin_training(whole, STEPS)
-    begin_training(part, 20, schedule_steps=STEPS)
-    assert part.schedule == whole.schedule
-    for name in ("regularizer", "densifier"):
-        assert getattr(part, name).options == getattr(whole, name).options
-
-
 def test_a_late_stage_begins_at_once(train: Train, colorful: Any, tmp_path: Path) -> None:
     export_splats(colorful(40), tmp_path / "a.ply", SplatInfo())
     surface = RegularizationOptions(samples=500, neighbours=8)
@@ -528,11 +500,6 @@ def test_splatfactos_checkpoint_has_no_filter(make_splat_model: Make) -> None:
     model = make_splat_model()
     model.load_state_dict(state, strict=False)
     assert model.num_gaussians == 45 and not model.filter_3d.any()
-
-
-def test_a_checkpoint_of_another_method(make_splat_model: Make) -> None:
-    with pytest.raises(CheckpointError, match="no Gaussians"):
-        make_splat_model().load_state_dict({"field.weight": torch.ones(3)})
 
 
 @pytest.mark.parametrize("first", ["state", "training"])

@@ -28,15 +28,6 @@ def same(one: Gaussians, two: Gaussians) -> None:
         torch.testing.assert_close(value, two.tensors()[name], msg=name, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["a.ply", "a.spz", "a.splat", "a.compressed.ply"])
-def test_files(tmp_path: Path, colorful: Any, name: str) -> None:
-    export_splats(colorful(20, 3), tmp_path / name, SplatInfo())
-    gaussians = read_start(tmp_path / name).gaussians
-    assert len(gaussians) == 20 and gaussians.means.std() == pytest.approx(float(colorful(20, 3).means.std()), rel=0.01)
-    if name == "a.ply":
-        same(gaussians, colorful(20, 3))
-
-
 @pytest.mark.parametrize(
     ("suffix", "prefix", "key"),
     [
@@ -95,15 +86,6 @@ def test_splats_of_another_place(tmp_path: Path, colorful: Any, ring_cameras: An
 def test_there_is_no_such_file(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_start(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "empty.ply", "half.ply"])
-def test_files_that_hold_no_splats(tmp_path: Path, colorful: Any, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes({"notes.txt": b"hello", "empty.ply": b"", "half.ply": b"ply\nformat binary_little"}[name])
-    with pytest.raises(UserError, match=name) as error:
-        read_start(path)
-    assert "\n" not in str(error.value)
 
 
 class Unsafe:

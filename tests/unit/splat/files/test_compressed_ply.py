@@ -151,10 +151,3 @@ def test_layouts_that_are_not_known(tmp_path: Path) -> None:
         path.write_bytes(whole.replace(old, new) + bytes(100))
         with pytest.raises(SplatFileError, match=message):
             read_splats(path)
-
-
-def test_cut_short(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "a.ply", AXES + SCALES + COLORS, BOUNDS, bytes(9))
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(SplatFileError, match=r"cut short, .*0 of 1 .*sh"):
-        read_splats(path)

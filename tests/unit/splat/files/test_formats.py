@@ -3,13 +3,12 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError, SplatFileError
-from f3rm_ext.splat.files import SUFFIXES, SplatInfo, export_splats, formats, read_splats, write_splats
+from f3rm_ext.splat.files import SUFFIXES, SplatInfo, formats, read_splats, write_splats
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import write_ply
@@ -86,19 +85,3 @@ def test_stored_order_is_a_permutation_that_stays(kind: str, make: Make) -> None
     assert torch.equal(order.sort()[0], torch.arange(700))
     again = formats.storage_order(gaussians[order], kind)  # type: ignore[arg-type]
     assert torch.equal(again, torch.arange(700))
-
-
-def test_splats_of_a_model(make: Make, assert_same: Any, tmp_path: Path) -> None:
-    """Parameters, which want gradients; render mode, filters and provenance go into the header."""
-    gaussians = make()
-    parameters = Gaussians.from_tensors(
-        {name: torch.nn.Parameter(value) for name, value in gaussians.tensors().items()}
-    )
-    info = SplatInfo(render_mode="mip", filters_fused=True, comments=("Vertical axis: z",))
-    for _ in range(2):  # over its own file
-        export_splats(parameters, tmp_path / "deep" / "a.ply", info, {"checkpoint": "step-7.ckpt"})
-    found, told = read_splats(tmp_path / "deep" / "a.ply")
-    assert_same(found, gaussians)
-    assert told.comments[0] == "made_by: f3rm-ext export splats"
-    assert told.comments[2:] == ("checkpoint: step-7.ckpt", "Vertical axis: z")
-    assert (told.render_mode, told.filters_fused) == ("mip", True)

@@ -184,20 +184,6 @@ def test_moments_of_another_kind_are_converted(ours: str, theirs: str) -> None:
         assert ((value - want).abs() <= tolerance).all()
 
 
-def test_the_state_of_torchs_adam_can_be_taken_over() -> None:
-    parameter = Parameter(random(20, 5))
-    theirs = torch.optim.Adam([parameter], lr=0.1, eps=1e-15)
-    parameter.grad = random(20, 5, seed=1)
-    theirs.step()
-    copy = Parameter(parameter.detach().clone())
-    ours = PackedAdam([copy])
-    ours.load_state_dict(saved(theirs))
-    for optimizer, item in ((theirs, parameter), (ours, copy)):
-        item.grad = random(20, 5, seed=2)
-        optimizer.step()
-    torch.testing.assert_close(copy, parameter)
-
-
 @pytest.mark.parametrize(("old", "new"), [(0, 0), (0, 15), (3, 0), (3, 8), (15, 3), (15, 15)])
 @pytest.mark.parametrize("plain", [True, False])
 @KINDS

@@ -36,7 +36,7 @@ def test_optimize_memory_decides_what_is_left_at_auto(options: dict[str, Any], e
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(ConfigError, match="reflective above"):
+    with pytest.raises(ConfigError, match="reflective-above"):
         MemoryOptions(reflective_above=0.0)
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from f3rm_ext.splat.regularization.normals import (
     dn_consistency,
-    expected_depth,
     facing_normals,
     normals_from_depth,
     unit_normals,
@@ -200,11 +199,3 @@ def test_thin_pixels_and_masked_pixels_do_not_count(camera: Camera) -> None:
     mask = torch.zeros(9, 12, dtype=torch.bool)
     mask[2:4, 3:8] = True
     assert float(dn_consistency(depth, ones, flat(TOWARDS), K, mask=mask)) == pytest.approx(each * 10)
-
-
-def test_expected_depth() -> None:
-    depth, alpha = torch.tensor([[2.0, 1.0, 0.1]]), torch.tensor([[0.5, 1.0, 0.05]])
-    divided = expected_depth(depth, alpha, divide=True, min_alpha=0.1)
-    assert divided.tolist() == [[4, 1, 0]]
-    plain = expected_depth(depth, alpha, divide=False, min_alpha=0.1)
-    assert plain.tolist() == [[2, 1, 0]]

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.regularization import make_regularizer
 from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.options import RegularizationOptions
-from f3rm_ext.splat.regularization.planar import PlanarRegularizer, edge_weights, thickness
+from f3rm_ext.splat.regularization.planar import edge_weights, thickness
 from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer, TrainingView
 
 START = 2500
@@ -48,18 +47,12 @@ def losses_of(camera: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., dic
 Losses = Callable[..., dict[str, Tensor]]
 
 
-def test_one_place_makes_regularisers() -> None:
-    assert isinstance(planar(), PlanarRegularizer)
-    assert type(make_regularizer(RegularizationOptions(mode="density"))) is Regularizer
-
-
 def test_which_losses_when(wall: Make, losses_of: Losses) -> None:
     names = {"thickness", "plane_normals", "multiview", "patches"}
     for step, expected in [(0, set()), (START, set()), (START + 1, names), (14_999, names)]:
         assert set(losses_of(planar(), wall(), step)) == expected, step
     assert planar().needs(START) == Needs(False, False)
     assert planar().needs(START + 1) == Needs(False, False, planes=True, neighbour=True)
-    assert RegularizationOptions(mode="planar").scaled(3000).planar_start == 500
 
 
 @pytest.mark.parametrize(
@@ -151,13 +144,3 @@ def test_hardly_anything_is_removed(wall: Make) -> None:
 def test_missing_renders_are_named(missing: str, wall: Make, losses_of: Losses) -> None:
     with pytest.raises(ValueError, match=f"needs {missing}$"):
         losses_of(planar(), wall(), **{missing: None})
-
-
-@pytest.mark.parametrize(
-    "name", ["flat_factor", "plane_factor", "multiview_factor", "patch_factor", "planar_prune_opacity"]
-)
-def test_options_that_cannot_work_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        RegularizationOptions(**{name: -0.5})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="patches"):
-        RegularizationOptions(patches=0)
