@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.spatial.transform import Rotation
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.model_components.output_guard import OutputGuard
@@ -36,25 +37,15 @@ def wall(view: PinholeCameras, distance: float = 2.0, half: int = 12, apart: flo
     x, y = torch.meshgrid(steps, steps, indexing="xy")
     local = torch.stack([x.flatten(), y.flatten(), torch.full((x.numel(),), distance)], dim=1)
     count = len(local)
+    x, y, z, w = Rotation.from_matrix(turn.T.numpy()).as_quat().astype(np.float32)
     return Gaussians(
         means=(local - view.viewmats[0, :3, 3]) @ turn,
         scales=torch.tensor([0.1, 0.1, 1e-3]).log().repeat(count, 1),
-        quats=quaternion(turn.T).repeat(count, 1),
+        quats=torch.tensor([w, x, y, z]).repeat(count, 1),
         opacities=torch.full((count, 1), 6.0),
         features_dc=rgb_to_sh(torch.tensor([1.0, 0.0, 0.0])).repeat(count, 1),
         features_rest=torch.zeros(count, 0, 3),
     )
-
-
-def quaternion(rotation: torch.Tensor) -> torch.Tensor:
-    """(w, x, y, z) of a rotation: the eigenvector to the largest eigenvalue of Bar-Itzhack's matrix."""
-    r = rotation.double()
-    matrix = torch.zeros(4, 4, dtype=torch.float64)
-    matrix[0, 0] = r.trace()
-    matrix[1:, 1:] = r + r.T - torch.eye(3) * r.trace()
-    vector = torch.stack([r[2, 1] - r[1, 2], r[0, 2] - r[2, 0], r[1, 0] - r[0, 1]])
-    matrix[0, 1:] = matrix[1:, 0] = vector
-    return torch.linalg.eigh(matrix)[1][:, -1].float()
 
 
 def test_fused_splats_without_a_filter_are_the_same_picture(scene: SplatScene, view: PinholeCameras) -> None:

@@ -22,7 +22,6 @@ from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Queryable, score_image, score_points
 from f3rm_ext.splat.features import queryable, rendering
 from f3rm_ext.splat.features.heads import LiftedHead, save_lifted
-from f3rm_ext.splat.memory import allocator
 from f3rm_ext.splat.model import SplatModel
 from f3rm_ext.splat.rendering import composite
 
@@ -88,21 +87,6 @@ def test_scores_of_a_picture(
     solid = outputs["accumulation"][..., 0] > 0.05
     torch.testing.assert_close(scores[..., 0][solid], wanted[solid], atol=1e-3, rtol=1e-3)
     assert solid.sum() > 50 and scores[solid].std() > 0.1
-
-
-def test_strips_on_a_gpu_fill_the_memory_there_is(
-    model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rendering, "STRIP_NUMBERS", 1)
-    free_bytes = [0]
-    monkeypatch.setattr(allocator, "free_bytes", lambda device: free_bytes[0])
-    render = model.render_features(camera)
-    assert render.strips() == [(0, 16), (16, 24)]
-    numbers = sum(head.dim for head in model.query_heads().values()) + 2 * rendering.CHANNELS
-    free_bytes[0] = 4 * 4 * 32 * 32 * numbers  # four times 32 rows of 32 pixels in float32
-    assert render.strips() == [(0, 24)] and render.strips(copies=100) == [(0, 16), (16, 24)]
-    free_bytes[0] -= 1
-    assert render.strips() == [(0, 16), (16, 24)]
 
 
 def test_no_more_than_a_strip_of_features_is_there_at_a_time(

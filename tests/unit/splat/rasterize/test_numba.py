@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,48 +14,14 @@ from f3rm_ext.splat.rasterize import cpu, rasterize
 Run = Callable[..., dict[str, Tensor]]
 
 
-def _behind(scene: Any) -> None:
-    scene.means[::2, 2] -= 8.0
+def _change(*parts: tuple[str, Any, float, float]) -> Callable[[Any], None]:
+    """Multiplies a part of a tensor by a factor and adds a number."""
 
+    def change(scene: Any) -> None:
+        for name, where, factor, addend in parts:
+            getattr(scene, name)[where] = factor * getattr(scene, name)[where] + addend
 
-def _all_behind(scene: Any) -> None:
-    scene.means[:, 2] -= 8.0
-
-
-def _flat(scene: Any) -> None:
-    scene.sizes[::3, 0] = 1e-7
-    scene.sizes[1::3, :2] = 1e-8
-    scene.sizes[2::3] = 1e-9
-
-
-def _needles(scene: Any) -> None:
-    scene.sizes[:, 0], scene.sizes[:, 1:] = 0.5, 5e-3
-
-
-def _huge(scene: Any) -> None:
-    scene.sizes[::8] *= 1e4
-    scene.alphas[::8] *= 0.1
-
-
-def _beyond_measure(scene: Any) -> None:
-    scene.sizes[0], scene.sizes[1], scene.sizes[2] = 1e12, 1e25, torch.inf
-    scene.means[4] = torch.inf
-
-
-def _off_screen(scene: Any) -> None:
-    scene.means[::2, 0] *= 12.0
-    scene.means[1::4, 1] *= 9.0
-
-
-def _opaque(scene: Any) -> None:
-    scene.alphas[:] = 1.0
-    scene.alphas[::2] = 0.9995
-    scene.sizes *= 2.0
-
-
-def _faint(scene: Any) -> None:
-    scene.alphas[::2] = 1.0 / 300.0
-    scene.alphas[1] = 0.0
+    return change
 
 
 def _close(scene: Any) -> None:
@@ -73,19 +40,33 @@ def _unnormalised(scene: Any) -> None:
     scene.quats *= torch.logspace(-3, 3, len(scene.quats))[:, None]
 
 
-CHANGES = [
-    *(None, _behind, _all_behind, _flat, _needles, _huge, _beyond_measure, _off_screen, _opaque, _faint, _close),
-    *(_equal_depths, _unnormalised),
-]
+EVERY, INF = slice(None), torch.inf
+CHANGES = {
+    "none": None,
+    "some behind": _change(("means", np.s_[::2, 2], 1, -8)),
+    "all behind": _change(("means", np.s_[:, 2], 1, -8)),
+    "flat": _change(
+        ("sizes", np.s_[::3, 0], 0, 1e-7), ("sizes", np.s_[1::3, :2], 0, 1e-8), ("sizes", np.s_[2::3], 0, 1e-9)
+    ),
+    "needles": _change(("sizes", np.s_[:, 0], 0, 0.5), ("sizes", np.s_[:, 1:], 0, 5e-3)),
+    "huge": _change(("sizes", np.s_[::8], 1e4, 0), ("alphas", np.s_[::8], 0.1, 0)),
+    "beyond measure": _change(("sizes", 0, 0, 1e12), ("sizes", 1, 0, 1e25), ("sizes", 2, 0, INF), ("means", 4, 0, INF)),
+    "off screen": _change(("means", np.s_[::2, 0], 12, 0), ("means", np.s_[1::4, 1], 9, 0)),
+    "opaque": _change(("alphas", EVERY, 0, 1), ("alphas", np.s_[::2], 0, 0.9995), ("sizes", EVERY, 2, 0)),
+    "faint": _change(("alphas", np.s_[::2], 0, 1 / 300), ("alphas", 1, 0, 0)),
+    "close": _close,
+    "equal depths": _equal_depths,
+    "unnormalised": _unnormalised,
+}
 
 
 @pytest.mark.parametrize("antialiased", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_values_and_gradients_are_those_of_the_reference(
-    change: Callable[[Any], None] | None, antialiased: bool, make_scene: Any, differentiate: Run, assert_agree: Any
+    change: str, antialiased: bool, make_scene: Any, differentiate: Run, assert_agree: Any
 ) -> None:
     for seed in range(2):
-        scene = make_scene(seed=seed, change=change, antialiased=antialiased)
+        scene = make_scene(seed=seed, change=CHANGES[change], antialiased=antialiased)
         found = differentiate(scene, "numba")
         assert all(value.isfinite().all() for value in found.values())
         assert_agree(found, differentiate(scene, "torch", torch.float64))
