@@ -198,10 +198,10 @@ def test_a_run_starts_from_the_splats_of_another(splats: Path, train_splats: Any
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--pipeline.model.start-stage", "entropy"), "give them by --pipeline.model.start-from"),
-        (("--pipeline.model.start-from", "none.ply"), "There is no file none.ply to start from"),
-        (("--pipeline.model.sh-degree", "4"), "must be from 0 to 3"),
-        (("--pipeline.model.densify.prune-opacity", "1.5"), "opacities lie between 0 and 1"),
+        (("--pipeline.model.start-stage", "entropy"), "--pipeline.model.start-from"),
+        (("--pipeline.model.start-from", "none.ply"), "none.ply"),
+        (("--pipeline.model.sh-degree", "4"), "--pipeline.model.sh-degree is 4"),
+        (("--pipeline.model.densify.prune-opacity", "1.5"), "--pipeline.model.densify.prune-opacity is 1.5"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(

@@ -129,24 +129,6 @@ def test_masks_and_alpha_make_shares_and_plain_images_are_read_once() -> None:
     torch.testing.assert_close(both, 0.2 * valid)
 
 
-def test_memory_does_not_grow_with_the_dimension(
-    scene: SplatScene, views: PinholeCameras, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many dimensions there are, no more than a slice of them is drawn or summed at a time."""
-    drawn: list[int] = []
-
-    def composite(
-        scene: SplatScene, view: PinholeCameras, values: torch.Tensor, settings: RenderSettings
-    ) -> torch.Tensor:
-        drawn.append(values.shape[1])
-        return drawing.composite(scene, view, values, settings)
-
-    monkeypatch.setattr(lifting, "composite", composite)
-    wide = maps(dim=200)
-    assert lifting.lift_maps(scene, views, 200, wide.__getitem__, RenderSettings()).shape == (30, 200)
-    assert max(drawn) == lifting.CHANNELS + 1 and sum(drawn) == 3 * 201
-
-
 @pytest.mark.parametrize("codes", [0, 8])
 def test_labels_lifted_and_drawn_again_are_the_labels(tiny_capture: Path, tmp_path: Path, codes: int) -> None:
     """Gaussians on the true surfaces, as small as pixels: what they carry looks like what was lifted."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from nerfstudio.engine.optimizers import Optimizers
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -95,16 +94,6 @@ def test_rows_seen_now_and_then_go_the_way_of_plain_adam(share: float, error: fl
     way = theirs.detach() - start
     assert (ours.detach() - theirs.detach()).norm() < error * way.norm()
     assert way.abs().mean() > 0.1
-
-
-def test_updates_below_the_resolution_count_in_the_mean() -> None:
-    """Half precision near 1 has steps of 5e-4 and 1e-3; one step of the optimiser is 1e-5."""
-    parameter = Parameter(torch.ones(2000, 3).half())
-    optimizer = PackedAdam([parameter], lr=1e-5)
-    for _ in range(100):
-        parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-    assert parameter.detach().double().mean().item() == pytest.approx(1 - 1e-3, abs=5e-5)
 
 
 @cache
@@ -218,24 +207,6 @@ def test_rows_can_be_added_and_removed(kind: str) -> None:
     see(params["features_rest"], 1)
     optimizers["features_rest"].step()
     assert params["features_rest"].isfinite().all()
-
-
-def test_nerfstudios_optimizers_step_it_and_drop_its_gradients() -> None:
-    from torch.amp.grad_scaler import GradScaler
-
-    rest = Parameter(random(20, 15, 3).half())
-    config = {"features_rest": {"optimizer": PackedAdamOptimizerConfig(moments="int8"), "scheduler": None}}
-    optimizers = Optimizers(config, {"features_rest": [rest]})
-    scaler = GradScaler("cpu", enabled=False)
-    optimizers.optimizer_scaler_step_all(scaler)  # nothing to do yet
-    before = rest.detach().clone()
-    see(rest, 0)
-    optimizers.optimizer_scaler_step_all(scaler)
-    assert not torch.equal(rest, before)
-    optimizers.zero_grad_all()
-    after = rest.detach().clone()
-    optimizers.optimizer_scaler_step_all(scaler)
-    assert torch.equal(rest, after)
 
 
 def test_clipping_is_refused() -> None:

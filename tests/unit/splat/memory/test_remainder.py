@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from f3rm_ext.splat.densify import Change, apply
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory import remainder
 from f3rm_ext.splat.memory.adam import PackedAdam
@@ -80,17 +79,6 @@ def test_small_updates_add_up_exactly_for_reflective_gaussians() -> None:
 def test_float32_parameters_need_none() -> None:
     parameter = Parameter(values())
     assert "slot" not in stepped(parameter).state[parameter]
-
-
-def test_they_follow_their_rows() -> None:
-    params = {"features_rest": Parameter(values().half())}
-    optimizers = {"features_rest": stepped(params["features_rest"])}
-    before = remainder.read(optimizers["features_rest"].state[params["features_rest"]], slice(None))
-    apply(Change(20, torch.tensor([4, 4, 19]), torch.tensor([False, True, False])), params, optimizers)
-    state = optimizers["features_rest"].state[params["features_rest"]]
-    after = remainder.read(state, slice(None))
-    assert torch.equal(after[[0, 2]], before[[4, 19]]) and before[4].abs().max() > 0
-    assert after[1].abs().max() == 0
 
 
 @pytest.mark.parametrize("moments", ["float32", "int8"])

@@ -168,24 +168,6 @@ def test_strided_half_and_double_tensors_are_taken(make_scene: Any) -> None:
     assert colors.grad is not None and colors.grad.dtype == torch.float16
 
 
-def test_exp_of_the_kernels_is_exact_to_single_precision() -> None:
-    from f3rm_ext.splat.rasterize.compositing import decay
-
-    @numba.njit
-    def apply(powers: Any, out: Any) -> None:
-        for i in range(powers.size):
-            out[i] = decay(powers[i])
-
-    powers = torch.linspace(0.0, 45.0, 20_001)
-    out = torch.empty_like(powers)
-    apply(powers.numpy(), out.numpy())
-    expected = torch.exp(-powers.double())
-    inside = powers < 40.0
-    assert ((out.double() / expected - 1).abs()[inside]).max() < 5e-6
-    assert ((out.double() / expected - 1).abs()[powers < 6.0]).max() < 5e-7  # where 255 alpha can reach 1
-    assert out[~inside].max() < 1e-17
-
-
 def test_many_layers_of_opaque_gaussians_end_a_pixel_early(
     make_scene: Any, differentiate: Run, assert_agree: Any
 ) -> None:
