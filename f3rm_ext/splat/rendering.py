@@ -16,8 +16,14 @@ from f3rm_ext.splat.mip import MipOptions, smooth
 from f3rm_ext.splat.rasterize import Backend, Rasterization, prepare, rasterize
 from f3rm_ext.splat.rasterize.camera import Strips
 from f3rm_ext.splat.rasterize.sharded import rasterize_sharded
-from f3rm_ext.splat.regularization.normals import expected_depth, facing_normals, normals_from_depth, unit_normals
-from f3rm_ext.splat.regularization.planes import plane_depth, plane_distances
+from f3rm_ext.splat.regularization.normals import (
+    expected_depth,
+    facing_normals,
+    normals_from_depth,
+    plane_depth,
+    plane_distances,
+    unit_normals,
+)
 
 SOLID = 0.5
 """Pixels have a normal where the accumulation exceeds this."""
@@ -66,7 +72,7 @@ class RenderOutput:
     normals: Float[Tensor, "h w 3"] | None
     """Σ w n in the camera's frame, OpenCV axes; None unless requested."""
     plane_depth: Float[Tensor, "h w"] | None
-    """Depth of the Gaussians' planes (:mod:`f3rm_ext.splat.regularization.planes`), along the camera's axis, scene
+    """Depth of the Gaussians' planes (:mod:`f3rm_ext.splat.regularization.normals`), along the camera's axis, scene
     units; 0 where there is none. None unless requested."""
 
     def outputs(self) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
-from f3rm_ext.splat.regularization.density import density_loss, normal_loss
 from f3rm_ext.splat.regularization.field import neighbour_field
 from f3rm_ext.splat.regularization.frames import to_camera
 from f3rm_ext.splat.regularization.multiview import DepthView
@@ -17,7 +16,7 @@ from f3rm_ext.splat.regularization.neighbours import NONE, NeighbourIndex
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.options import RegularizationOptions
 from f3rm_ext.splat.regularization.sampling import sample_points
-from f3rm_ext.splat.regularization.sdf import background_depth, look_up, near_depth, sdf_loss
+from f3rm_ext.splat.regularization.sdf import background_depth, density_loss, look_up, near_depth, normal_loss, sdf_loss
 from f3rm_ext.splat.regularization.table import gaussian_table
 
 MOST_LOST = 0.1
@@ -34,7 +33,7 @@ class Needs(NamedTuple):
     normals: bool
     """Composited normals: :func:`~f3rm_ext.splat.regularization.normals.facing_normals` as three channels over 0."""
     planes: bool = False
-    """Normals as above, and depth of planes (:mod:`~f3rm_ext.splat.regularization.planes`)."""
+    """Normals as above, and depth of planes (:mod:`~f3rm_ext.splat.regularization.normals`)."""
     neighbour: bool = False
     """Depth of planes of a nearby training view; without gradient."""
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from f3rm_ext.splat.densify.relocation import MAX_COPIES, add_noise, compute_relocation, sample_rows
+from f3rm_ext.splat.densify.mcmc import MAX_COPIES, add_noise, compute_relocation, sample_rows
 from f3rm_ext.splat.gaussians import quats_to_rotations
 
 

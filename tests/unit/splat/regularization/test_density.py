@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.regularization.density import density_loss, heights, ideal_density, normal_loss
 from f3rm_ext.splat.regularization.field import NeighbourField, neighbour_field
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
+from f3rm_ext.splat.regularization.sdf import density_loss, heights, ideal_density, normal_loss
 from f3rm_ext.splat.regularization.table import gaussian_table
 
 

@@ -9,8 +9,7 @@ from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Backend, reference
 from f3rm_ext.splat.rasterize.camera import Camera
-from f3rm_ext.splat.regularization.normals import facing_normals
-from f3rm_ext.splat.regularization.planes import MIN_COSINE, plane_depth
+from f3rm_ext.splat.regularization.normals import MIN_COSINE, facing_normals, plane_depth
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
 
 PLAIN = MipOptions(filter_2d=False, filter_3d=False)

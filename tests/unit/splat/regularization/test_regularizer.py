@@ -9,13 +9,13 @@ from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.regularization.density import density_loss, normal_loss
 from f3rm_ext.splat.regularization.field import neighbour_field
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
 from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer, TrainingView, opacity_entropy
 from f3rm_ext.splat.regularization.sampling import sample_points
+from f3rm_ext.splat.regularization.sdf import density_loss, normal_loss
 from f3rm_ext.splat.regularization.table import gaussian_table
 
 MODES: tuple[Mode, ...] = ("density", "sdf", "dn-consistency")
