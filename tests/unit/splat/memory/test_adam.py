@@ -96,6 +96,16 @@ def test_rows_seen_now_and_then_go_the_way_of_plain_adam(share: float, error: fl
     assert way.abs().mean() > 0.1
 
 
+def test_updates_below_the_resolution_count_in_the_mean() -> None:
+    """Half precision near 1 has steps of 5e-4 and 1e-3; one step of the optimiser is 1e-5."""
+    parameter = Parameter(torch.ones(2000, 3).half())
+    optimizer = PackedAdam([parameter], lr=1e-5)
+    for _ in range(100):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    assert parameter.detach().double().mean().item() == pytest.approx(1 - 1e-3, abs=5e-5)
+
+
 @cache
 def error_after_training(dtype: torch.dtype, moments: str) -> float:
     """Fits coefficients of 200 Gaussians to noisy colours of random views, half of them visible at a time."""
